@@ -1,0 +1,1 @@
+"""A machine prices operations: arrays of sizes to seconds. No algorithm here."""

@@ -1,0 +1,106 @@
+"""Seconds of matrix products: an efficiency curve, corrected by measured points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from axonn_tune.spec.machine import GemmPoint, Machine
+from axonn_tune.spec.plan import MODES, Array
+
+# Points that correct a product between them, by distance in log2 of m, n and k.
+NEIGHBOURS = 4
+
+
+def gemm_seconds(
+    m: npt.ArrayLike,
+    n: npt.ArrayLike,
+    k: npt.ArrayLike,
+    mode: str,
+    machine: Machine,
+    dtype: str,
+    kernel_tuning: bool,
+) -> Array:
+    """Time of an (m x k) times (k x n) product.
+
+    With kernel tuning the fastest of the three modes is taken; a mode other than the
+    natural one pays for a transposed copy of the smaller operand.
+
+    Parameters
+    ----------
+    m, n, k : array_like, shape (K,)
+        Rows, columns and inner length of the local product.
+
+    Returns
+    -------
+    ndarray, shape (K,) [s]
+    """
+    m, n, k = (np.asarray(size, dtype=np.float64) for size in (m, n, k))
+    natural = _mode_seconds(m, n, k, mode, machine, dtype)
+    if not kernel_tuning:
+        return natural
+    smaller = np.minimum(m * k, k * n)
+    element_bytes = 4.0 if dtype == "fp32" else 2.0
+    copy = machine.kernels.launch_seconds.value + 2.0 * element_bytes * smaller / (
+        machine.gpu.memory_bandwidth_bytes_per_s.value * machine.kernels.memory_fraction.value
+    )
+    others = [_mode_seconds(m, n, k, o, machine, dtype) + copy for o in MODES if o != mode]
+    return np.minimum.reduce([natural, *others])
+
+
+def _mode_seconds(m: Array, n: Array, k: Array, mode: str, machine: Machine, dtype: str) -> Array:
+    seconds = curve_seconds(m, n, k, mode, machine, dtype)
+    points = [p for p in machine.gemm.points if p.mode == mode and p.dtype == dtype]
+    if not points:
+        return seconds
+    return seconds * _measured_over_curve(m, n, k, points, machine)
+
+
+def curve_seconds(m: Array, n: Array, k: Array, mode: str, machine: Machine, dtype: str) -> Array:
+    """The efficiency curve: whole waves of output tiles, or the memory traffic if that is longer.
+
+    A product of m x n is cut into tiles; the multiprocessors work on one tile each, in
+    waves, and a last wave that is not full costs as much as a full one. Each tile loses
+    the time of `k_overhead` elements of k to its prologue and epilogue (NVIDIA, "Matrix
+    Multiplication Background User's Guide", tile and wave quantisation). The best of the
+    profile's tile shapes is taken, as the libraries' heuristics do.
+
+        t = launch + max(waves * 2 r c (k + k0) / rate_of_one_multiprocessor, bytes / bandwidth)
+    """
+    gemm, gpu = machine.gemm, machine.gpu
+    rate = machine.peak_flops_per_s(dtype) * gemm.sustained_fraction.value
+    rate = rate * gemm.mode_fraction[mode].value / gpu.n_multiprocessors
+    per_tile = 2.0 * (k + gemm.k_overhead.value) / rate
+    best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
+    for tile in gemm.tiles:
+        n_tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns)
+        waves = np.ceil(n_tiles / gpu.n_multiprocessors)
+        area = tile.rows * tile.columns / tile.speed_fraction
+        np.minimum(best, waves * (area * per_tile), out=best)
+    element_bytes = 4.0 if dtype == "fp32" else 2.0
+    traffic = element_bytes * (m * k + k * n + m * n)
+    bandwidth = gpu.memory_bandwidth_bytes_per_s.value * machine.kernels.memory_fraction.value
+    seconds: Array = machine.kernels.launch_seconds.value + np.maximum(best, traffic / bandwidth)
+    return seconds
+
+
+def _measured_over_curve(
+    m: Array, n: Array, k: Array, points: Sequence[GemmPoint], machine: Machine
+) -> Array:
+    """Ratio of measured time to the curve, interpolated in log2 of the sizes.
+
+    Inverse squared distance over the nearest points: a product at a point gets the
+    measured time exactly, one far away the mean error of its neighbours.
+    """
+    sizes = np.array([[p.m, p.n, p.k] for p in points], dtype=np.float64).T
+    measured = np.array([p.seconds for p in points])
+    curve = curve_seconds(*sizes, points[0].mode, machine, points[0].dtype)
+    log_ratio = np.log(measured / curve)
+    wanted = np.log2(np.stack(np.broadcast_arrays(m, n, k)))
+    distance2 = sum((wanted[i][..., None] - np.log2(sizes[i])) ** 2 for i in range(3))
+    nearest = np.argsort(distance2, axis=-1)[..., : min(NEIGHBOURS, len(points))]
+    weight = 1.0 / np.maximum(np.take_along_axis(distance2, nearest, axis=-1), 1e-12)
+    ratio: Array = np.exp((weight * log_ratio[nearest]).sum(-1) / weight.sum(-1))
+    return ratio

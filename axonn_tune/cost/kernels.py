@@ -1,0 +1,57 @@
+"""Seconds of kernels that are not matrix products: attention and memory-bound kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from axonn_tune.cost.gemm import gemm_seconds
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.plan import Array, Attention, Size
+
+# Unfused attention writes scores, and reads and writes them in the softmax and in the
+# second product; backward reads and writes them and their gradient: passes over the scores.
+UNFUSED_FORWARD_PASSES = 4.0
+UNFUSED_BACKWARD_PASSES = 8.0
+
+
+def memory_bound_seconds(nbytes: Size, n_kernels: int, machine: Machine) -> Array:
+    """Time to move bytes at the achieved memory bandwidth, plus a launch for each kernel.
+
+    Parameters
+    ----------
+    nbytes : array_like, shape (C,)
+        Bytes read plus bytes written.
+    """
+    achieved = machine.gpu.memory_bandwidth_bytes_per_s.value * machine.kernels.memory_fraction.value
+    seconds: Array = np.asarray(nbytes) / achieved + n_kernels * machine.kernels.launch_seconds.value
+    return seconds
+
+
+def attention_seconds(operation: Attention, machine: Machine, dtype: str) -> Array:
+    """Time of softmax attention.
+
+    Flash attention (Dao, arXiv 2307.08691) computes the causal half of the score matrix
+    and recomputes it in the backward pass: 4 b s^2 a d / 2 FLOPs forward, 2.5 times that
+    backward (section 3.1), at the machine's flash rates. Unfused attention computes the
+    whole matrix as batched products of inner length d (forward) and moves it through
+    memory.
+    """
+    n, heads = operation.n_sequences, operation.n_heads
+    s, d = float(operation.seq_len), float(operation.head_dim)
+    if operation.fused:
+        forward_flops = 4.0 * n * heads * s * s * d / 2.0
+        rates = machine.kernels
+        fraction = rates.flash_backward_fraction if operation.backward else rates.flash_forward_fraction
+        flops = forward_flops * (2.5 if operation.backward else 1.0)
+        rate = machine.peak_flops_per_s(dtype) * fraction.value
+        seconds: Array = np.asarray(flops) / rate + rates.launch_seconds.value
+        return seconds
+    batch = np.asarray(n * heads, dtype=np.float64)
+    scores = gemm_seconds(s * batch, s, d, "NT", machine, dtype, kernel_tuning=False)
+    values = gemm_seconds(s * batch, d, s, "NN", machine, dtype, kernel_tuning=False)
+    n_products = 2.0 if operation.backward else 1.0
+    passes = UNFUSED_BACKWARD_PASSES if operation.backward else UNFUSED_FORWARD_PASSES
+    element_bytes = 4.0 if dtype == "fp32" else 2.0
+    traffic = memory_bound_seconds(batch * s * s * element_bytes * passes, 3, machine)
+    total: Array = n_products * (scores + values) + traffic
+    return total

@@ -1,0 +1,138 @@
+"""Which links a group's ring runs over, how many rings share them, and its latency."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+
+from axonn_tune.spec.grid import AXES, Ints, Placements
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.plan import KINDS, Array
+
+
+def rings_through_boundary(stride: Ints, size: Ints, unit_ranks: int) -> Ints:
+    """Rings of one axis that leave a unit at the same time; 0 if every ring stays inside.
+
+    The groups of an axis are the ranks ``b + r + i * stride`` for i < size, with b a
+    multiple of ``stride * size`` and r < stride. A unit is a run of `unit_ranks` ranks.
+    Where blocks and units are aligned this is the published law min(U, stride)
+    (Singh et al., arXiv 2502.08145, section on the performance model); otherwise, as with
+    three ranks on nodes of four, the busiest unit counts.
+
+    Parameters
+    ----------
+    stride, size : arrays of int, shape (P,)
+    """
+    span = stride * size
+    aligned = (span % unit_ranks == 0) & (
+        (stride % unit_ranks == 0) | (unit_ranks % stride == 0)
+    )
+    inside = (unit_ranks % span == 0) | (size == 1)
+    rings = np.where(inside, 0, np.minimum(unit_ranks, stride))
+    for row in np.flatnonzero(~aligned & ~inside):
+        rings[row] = _busiest_unit(int(stride[row]), int(size[row]), unit_ranks)
+    return rings
+
+
+def _busiest_unit(stride: int, size: int, unit_ranks: int) -> int:
+    """Rings that leave the busiest unit, over every offset between blocks and units."""
+    span = stride * size
+    busiest = 0
+    for start in range(0, span, gcd(unit_ranks, span)):
+        leaving, first = 0, -start
+        while first < unit_ranks:
+            low, high = max(first, 0), min(first + span, unit_ranks)
+            ring_of = np.arange(low - first, high - first) % stride
+            members = np.bincount(ring_of, minlength=1)
+            leaving += int(((members > 0) & (members < size)).sum())
+            first += span
+        busiest = max(busiest, leaving)
+    return busiest
+
+
+@dataclass(frozen=True, eq=False)
+class AxisLinks:
+    """What the groups of one axis get, arrays of shape (P,).
+
+    level: index of the outermost link level crossed, -1 for a group of one rank.
+    bounding_level: index of the level that bounds the bandwidth, -1 likewise.
+    bandwidth_bytes_per_s: by kind of collective, of each ring with all groups at once.
+    ring_seconds: latency of a chunk's way once around the ring (size - 1 hops).
+    tree_seconds: latency of a way up or down a binary tree.
+    """
+
+    level: Ints
+    bounding_level: Ints
+    bandwidth_bytes_per_s: dict[str, Array]
+    ring_seconds: Array
+    tree_seconds: Array
+
+
+def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
+    """Bandwidth and latency of the groups with these strides and sizes, shape (P,).
+
+    Bandwidth: min over the crossed levels l of beta_l / (rings that share a unit's
+    boundary); a ring bandwidth measured inside the node wins over the formula.
+    Latency: NCCL's decomposition (its tuner sums intra-node and inter-node hops): of the
+    hops of a ring those that cross level l but none beyond cost alpha_l each; a tree
+    takes log2 of the units joined at each level.
+    """
+    level = np.full(size.shape, -1)
+    ring_seconds = np.zeros(size.shape)
+    tree_seconds = np.zeros(size.shape)
+    crossing = []
+    units_here = size.astype(np.float64)  # units of this level that the group visits
+    for index, link in enumerate(machine.links):
+        rings = rings_through_boundary(stride, size, link.unit_ranks)
+        crossing.append(rings)
+        level = np.where(rings > 0, index, level)
+        outer = machine.links[index + 1].unit_ranks if index + 1 < len(machine.links) else None
+        units_above = np.ones(size.shape)
+        if outer is not None:
+            leaves = rings_through_boundary(stride, size, outer) > 0
+            spanned = np.minimum(size, np.ceil(stride * size / outer))
+            units_above = np.where(leaves, np.maximum(spanned, 2.0), 1.0)
+        alpha = link.latency_seconds.value
+        ring_seconds += alpha * np.maximum(units_here - units_above, 0.0)
+        tree_seconds += alpha * np.log2(np.maximum(units_here / units_above, 1.0))
+        units_here = units_above
+    bandwidths, bounding = {}, np.full(size.shape, -1)
+    for kind in KINDS:
+        bandwidths[kind], bounding = _bandwidth(machine, stride, size, kind, crossing)
+    return AxisLinks(level, bounding, bandwidths, ring_seconds, tree_seconds)
+
+
+def _bandwidth(
+    machine: Machine, stride: Ints, size: Ints, kind: str, crossing: list[Ints]
+) -> tuple[Array, Ints]:
+    bandwidth = np.full(size.shape, np.inf)
+    bounding = np.full(size.shape, -1)
+    for index, (link, rings) in enumerate(zip(machine.links, crossing, strict=True)):
+        fraction = link.kind_fraction[kind].value if kind in link.kind_fraction else 1.0
+        share = link.bandwidth_bytes_per_s.value * fraction / np.maximum(rings, 1)
+        slower = (rings > 0) & (share < bandwidth)
+        bandwidth = np.where(slower, share, bandwidth)
+        bounding = np.where(slower, index, bounding)
+    in_node = crossing_none_of(crossing[machine.node_level :], size)
+    for ring in machine.ring_bandwidths:
+        listed = in_node & (stride == ring.stride) & (size == ring.size)
+        bandwidth = np.where(listed, ring.bandwidth_bytes_per_s.value, bandwidth)
+    return bandwidth, bounding
+
+
+def crossing_none_of(crossing: list[Ints], like: Ints) -> np.ndarray:
+    """Groups with no ring through any of these boundaries, bool of shape (P,)."""
+    outside = np.zeros(like.shape, dtype=bool)
+    for rings in crossing:
+        outside |= rings > 0
+    return ~outside
+
+
+def placement_links(machine: Machine, placements: Placements) -> dict[str, AxisLinks]:
+    """`AxisLinks` of each axis for every placement, shape (P,)."""
+    strides = placements.strides
+    return {
+        axis: axis_links(machine, strides[i], placements.sizes[i]) for i, axis in enumerate(AXES)
+    }

@@ -1,0 +1,91 @@
+"""Price the operations of a step plan on a machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+
+from axonn_tune.cost.collectives import collective_seconds
+from axonn_tune.cost.gemm import gemm_seconds
+from axonn_tune.cost.kernels import attention_seconds, memory_bound_seconds
+from axonn_tune.cost.links import AxisLinks
+from axonn_tune.spec.grid import AXES, CandidateTable
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.plan import Array, Attention, Collective, Compute, Gemm
+
+Links: TypeAlias = Mapping[str, AxisLinks]
+
+# The links that a collective occupies: those inside a node, or those between nodes.
+INSIDE, ACROSS = 1, 2
+LANES = {INSIDE: "inside the node", ACROSS: "across nodes"}
+
+
+def slowest_rank_factor(machine: Machine, n_ranks: int) -> float:
+    """How much slower than the mean the slowest of N equal GPUs computes.
+
+    The expected largest of N normal deviates is about sigma sqrt(2 ln N) (Galambos, "The
+    Asymptotic Theory of Extreme Order Statistics"); a synchronous step waits for it.
+    """
+    return 1.0 + machine.jitter_fraction.value * math.sqrt(2.0 * math.log(max(n_ranks, 1)))
+
+
+def compute_seconds(operation: Compute, machine: Machine, job: Job) -> Array:
+    """Seconds of one kernel, slowest rank included, in the shape of its sizes."""
+    if isinstance(operation, Gemm):
+        seconds = gemm_seconds(
+            operation.m,
+            operation.n,
+            operation.k,
+            operation.mode,
+            machine,
+            job.dtype,
+            job.kernel_tuning,
+        )
+    elif isinstance(operation, Attention):
+        seconds = attention_seconds(operation, machine, job.dtype)
+    else:
+        seconds = memory_bound_seconds(operation.nbytes, operation.n_kernels, machine)
+    return seconds * slowest_rank_factor(machine, job.n_gpus)
+
+
+def lanes(machine: Machine, links: Links) -> np.ndarray:
+    """The lane that each axis's collectives occupy: shape (4, P), 0 for a group of one rank."""
+    level = np.stack([links[axis].level for axis in AXES])
+    lane: np.ndarray = np.where(level < 0, 0, np.where(level < machine.node_level, INSIDE, ACROSS))
+    return lane
+
+
+class CollectivePrices:
+    """Prices the collectives of a table of candidates."""
+
+    def __init__(self, links: Links, table: CandidateTable) -> None:
+        self._links, self._table = links, table
+        self._terms: dict[tuple[str, str], tuple[Array, Array, Array]] = {}
+
+    def __call__(self, operation: Collective) -> Array:
+        """Seconds of one collective, shape (C,)."""
+        bandwidth, ring, tree = self._axis_terms(operation.axis, operation.kind)
+        return collective_seconds(
+            operation.kind,
+            operation.nbytes,
+            operation.n_calls,
+            self._table.size(operation.axis),
+            bandwidth,
+            ring,
+            tree,
+        )
+
+    def _axis_terms(self, axis: str, kind: str) -> tuple[Array, Array, Array]:
+        key = (axis, kind)
+        if key not in self._terms:
+            links, rows = self._links[axis], self._table.placement
+            self._terms[key] = (
+                links.bandwidth_bytes_per_s[kind][rows],
+                links.ring_seconds[rows],
+                links.tree_seconds[rows],
+            )
+        return self._terms[key]

@@ -1,0 +1,147 @@
+"""Read a transformer's shape from a Hugging Face ``config.json``, without transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from axonn_tune.errors import InputError
+from axonn_tune.io.schema import LARGEST_COUNT
+from axonn_tune.spec.model import Model
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """Where an architecture's config keeps each field of `Model`; what it leaves unsaid.
+
+    counts and optional_counts: field of `Model` to key of the config. flags: key of the
+    config to the default of its class in transformers.
+    """
+
+    counts: Mapping[str, str]
+    optional_counts: Mapping[str, str]
+    flags: Mapping[str, bool]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+
+_COUNTS = {
+    "n_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "vocab_size": "vocab_size",
+    "seq_len": "max_position_embeddings",
+    "ffn_hidden_size": "intermediate_size",
+}
+_GATED = {"gated_mlp": True, "norm": "rms", "position": "rotary"}
+
+_ARCHITECTURES = {
+    "gpt2": _Architecture(
+        counts={
+            "n_layers": "n_layer",
+            "hidden_size": "n_embd",
+            "n_heads": "n_head",
+            "vocab_size": "vocab_size",
+            "seq_len": "n_positions",
+        },
+        optional_counts={"ffn_hidden_size": "n_inner"},
+        flags={"tie_word_embeddings": True},
+        fixed={"position": "learned"},
+    ),
+    "gpt_neox": _Architecture(
+        counts=_COUNTS,
+        optional_counts={},
+        flags={
+            "tie_word_embeddings": False,
+            "use_parallel_residual": True,
+            "attention_bias": True,
+        },
+        fixed={"position": "rotary"},
+    ),
+    "llama": _Architecture(
+        counts=_COUNTS,
+        optional_counts={"n_kv_heads": "num_key_value_heads", "head_dim": "head_dim"},
+        flags={"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False},
+        fixed=_GATED,
+    ),
+    "mistral": _Architecture(
+        counts=_COUNTS | {"n_kv_heads": "num_key_value_heads"},
+        optional_counts={"head_dim": "head_dim"},
+        flags={"tie_word_embeddings": False},
+        fixed=_GATED | {"bias": False},
+    ),
+}
+# Our field for each flag of a config.
+_FLAG_FIELDS = {
+    "tie_word_embeddings": "tied_embeddings",
+    "use_parallel_residual": "parallel_block",
+    "attention_bias": "qkv_bias",
+    "mlp_bias": "bias",
+}
+
+
+def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
+    """A model from the content of a ``config.json``; `origin` names the file.
+
+    Biases of the attention projection follow ``mlp_bias`` (LLaMA) or are present (NeoX).
+
+    Raises
+    ------
+    InputError
+        An architecture that is not supported, or keys that are missing or wrong, all at once.
+    """
+    kind = config.get("model_type")
+    architecture = _ARCHITECTURES.get(kind) if isinstance(kind, str) else None
+    if architecture is None:
+        what = f"model_type {kind!r} is not supported" if kind else "there is no model_type"
+        raise InputError(f"{origin}: {what}; supported: {', '.join(_ARCHITECTURES)}")
+    wanted = {**architecture.counts, **architecture.optional_counts}
+    missing = [key for key in architecture.counts.values() if config.get(key) is None]
+    problems = [f"missing {', '.join(missing)}"] if missing else []
+    counts = {name: config[key] for name, key in wanted.items() if config.get(key) is not None}
+    problems += [
+        f"{wanted[name]} is {value!r}; allowed: a whole number, at least 1"
+        for name, value in counts.items()
+        if not _is_count(value)
+    ]
+    flags: dict[str, Any] = {}
+    for key, default in architecture.flags.items():
+        flag = default if config.get(key) is None else config[key]
+        flags[_FLAG_FIELDS[key]] = flag
+        if not isinstance(flag, bool):
+            problems.append(f"{key} is {flag!r}; allowed: true or false")
+    if not problems and "head_dim" not in counts and counts["hidden_size"] % counts["n_heads"]:
+        problems.append(
+            f"{wanted['hidden_size']} is {counts['hidden_size']}; allowed: a multiple of "
+            f"{wanted['n_heads']} ({counts['n_heads']})"
+        )
+    if problems:
+        raise InputError(f"{origin} ({kind}): " + "; ".join(problems))
+    return Model(
+        name=_name(config, origin),
+        source=_source(config, origin),
+        **counts,
+        **flags,
+        **architecture.fixed,
+    )
+
+
+def _is_count(value: object) -> bool:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole and 1 <= value <= LARGEST_COUNT  # type: ignore[operator]
+
+
+def _name(config: Mapping[str, Any], origin: str) -> str:
+    """The name the config gives itself, else that of its folder or file."""
+    given = config.get("_name_or_path")
+    path = PurePath(given if isinstance(given, str) and given else origin)
+    if path.name == "config.json":
+        return path.parent.name or config["model_type"]
+    return path.stem if path.suffix == ".json" else path.name
+
+
+def _source(config: Mapping[str, Any], origin: str) -> str:
+    window = config.get("sliding_window")
+    note = f"; its sliding window of {window} tokens is ignored" if window else ""
+    return f"Hugging Face config {origin}{note}"

@@ -1,0 +1,272 @@
+"""Build frozen dataclasses from plain data, driven by their type hints, and back.
+
+The keys of a file are the names of the fields. The suffix of a field's name selects the
+unit in which its value may be written. All problems are collected before any is raised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from axonn_tune.errors import InputError, nearest
+from axonn_tune.spec.machine import Quantity
+from axonn_tune.units import format_quantity, parse_quantity, suffix_of
+
+T = TypeVar("T")
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+LARGEST_COUNT = 2**53  # beyond it a float64 no longer holds every whole number
+_SHOWN_PROBLEMS = 20
+_FAILED = object()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong, and under which key; the text names the key."""
+
+    path: KeyPath
+    text: str
+
+
+Reader: TypeAlias = Callable[[object, KeyPath, list[Problem]], Any]
+
+
+class SchemaError(InputError):
+    """Data that does not fit its dataclass, with every problem found."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(join_problems([problem.text for problem in problems]))
+
+
+def join_problems(texts: Sequence[str]) -> str:
+    """One line of all problems; a very long list is cut and its rest counted."""
+    more = len(texts) - _SHOWN_PROBLEMS
+    shown = [*texts[:_SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
+    return one_line("; ".join(shown))
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks and other control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def dotted(path: KeyPath) -> str:
+    """``("links", 1, "name")`` as ``links[1].name``."""
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
+    return text.removeprefix(".")
+
+
+def build(cls: type[T], data: object) -> T:
+    """An instance of the dataclass `cls` from nested dicts, lists, numbers and text.
+
+    Raises
+    ------
+    SchemaError
+        Unknown or missing keys, values of the wrong kind, or a check of the dataclass.
+    """
+    problems: list[Problem] = []
+    result = _reader(cast(Any, cls), "")(data, (), problems)
+    if problems:
+        raise SchemaError(problems)
+    return cast(T, result)
+
+
+def to_dict(instance: Any) -> dict[str, Any]:
+    """Plain data from which `build` makes an equal instance; defaults are left out."""
+    return cast(dict[str, Any], _plain(instance, ""))
+
+
+@cache
+def _reader(hint: Any, name: str) -> Reader:
+    """The function that reads a value of type `hint`; `name` is the field that fixes its unit."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        inner = [argument for argument in arguments if argument is not NoneType]
+        if len(inner) == 1 and len(arguments) == 2:
+            return _optional(_reader(inner[0], name))
+    elif origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return _sequence(_reader(arguments[0], name))
+    elif origin is Mapping and arguments[0] is str:
+        return _mapping(_reader(arguments[1], name))
+    elif is_dataclass(hint):
+        return _record(cast(type[Any], hint), name)
+    elif hint is float:
+        return _number(name)
+    elif hint in _SCALARS:
+        return _SCALARS[hint]
+    raise TypeError(f"schema: field '{name}' has a type that files cannot hold: {hint!r}")
+
+
+def _record(cls: type[Any], name: str) -> Reader:
+    hints = get_type_hints(cls)
+    readers: dict[object, Reader] = {}
+    required = []
+    for item in fields(cls):
+        unit_name = name if cls is Quantity and item.name == "value" else item.name
+        readers[item.name] = _reader(hints[item.name], unit_name)
+        if item.default is MISSING and item.default_factory is MISSING:
+            required.append(item.name)
+    expected = "keys " + ", ".join(required or [str(key) for key in readers])
+    if cls is Quantity:
+        expected = "{value: ..., origin: measured | published | assumed, source: ...}"
+
+    def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
+        if not isinstance(value, dict):
+            return _refuse(value, expected, path, problems)
+        n_before = len(problems)
+        arguments = {}
+        for key, item in value.items():
+            reader = readers.get(key)
+            if reader is None:
+                unknown = (*path, str(key))
+                known = nearest(str(key), [str(known) for known in readers])
+                problems.append(Problem(unknown, f"{dotted(unknown)}: unknown key{known}"))
+            else:
+                arguments[key] = reader(item, (*path, key), problems)
+        missing = [dotted((*path, key)) for key in required if key not in value]
+        if missing:
+            problems.append(Problem(path, f"{', '.join(missing)}: missing"))
+        if len(problems) > n_before:
+            return _FAILED
+        try:
+            return cls(**arguments)
+        except InputError as error:
+            problems.append(_failed_check(str(error), path, readers))
+            return _FAILED
+
+    return read
+
+
+def _failed_check(message: str, path: KeyPath, known: Mapping[object, Reader]) -> Problem:
+    """A dataclass says ``owner: field is ...``: give its key instead of the owner."""
+    word, _, rest = message.partition(": ")[2].partition(" ")
+    keys = word.split(".")
+    if rest and keys[0] in known:
+        path = (*path, *keys)
+        return Problem(path, f"{dotted(path)}: {rest}")
+    return Problem(path, f"{dotted(path)}: {message}" if path else message)
+
+
+def _optional(reader: Reader) -> Reader:
+    def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
+        return None if value is None else reader(value, path, problems)
+
+    return read
+
+
+def _sequence(reader: Reader) -> Reader:
+    def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
+        if not isinstance(value, list):
+            return _refuse(value, "a list", path, problems)
+        return tuple(reader(item, (*path, i), problems) for i, item in enumerate(value))
+
+    return read
+
+
+def _mapping(reader: Reader) -> Reader:
+    def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
+        if not isinstance(value, dict):
+            return _refuse(value, "a mapping", path, problems)
+        for key in value:
+            if not isinstance(key, str):
+                _refuse(key, "a key of text, in quotes", (*path, str(key)), problems)
+        return {key: reader(item, (*path, str(key)), problems) for key, item in value.items()}
+
+    return read
+
+
+def _number(name: str) -> Reader:
+    unit_name = "_" + name  # so that a field named just `seconds` has its suffix, too
+
+    def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            return _refuse(value, "a number", path, problems)
+        try:
+            number = parse_quantity(value, unit_name)
+        except InputError as error:
+            what = str(error).removeprefix(f"{unit_name}: ")
+            problems.append(Problem(path, f"{dotted(path)}: {what}"))
+            return _FAILED
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            return _refuse(value, "a finite number", path, problems)
+        return number
+
+    return read
+
+
+def _count(value: object, path: KeyPath, problems: list[Problem]) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return _refuse(value, "a whole number", path, problems)
+    if abs(value) > LARGEST_COUNT:
+        return _refuse(value, f"a whole number up to {LARGEST_COUNT}", path, problems)
+    return value
+
+
+def _flag(value: object, path: KeyPath, problems: list[Problem]) -> Any:
+    return value if isinstance(value, bool) else _refuse(value, "true or false", path, problems)
+
+
+def _text(value: object, path: KeyPath, problems: list[Problem]) -> Any:
+    return value if isinstance(value, str) else _refuse(value, "text, in quotes", path, problems)
+
+
+_SCALARS: dict[Any, Reader] = {int: _count, bool: _flag, str: _text}
+
+
+def _refuse(value: object, allowed: str, path: KeyPath, problems: list[Problem]) -> object:
+    where = f"{dotted(path)}: " if path else ""
+    problems.append(Problem(path, f"{where}got {_shown(value)}; allowed: {allowed}"))
+    return _FAILED
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict | list | tuple | set):
+        return "a list" if isinstance(value, list) else "a mapping"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _plain(value: Any, name: str) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        result = {}
+        for item in fields(value):
+            entry = getattr(value, item.name)
+            if _is_default(item, entry):
+                continue
+            if isinstance(value, Quantity) and item.name == "value":
+                result[item.name] = _with_unit(entry, name)
+            else:
+                result[item.name] = _plain(entry, item.name)
+        return result
+    if isinstance(value, Mapping):
+        return {key: _plain(item, name) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item, name) for item in value]
+    return float(value) if isinstance(value, float) else value  # NumPy's float64 is a float
+
+
+def _is_default(item: Field[Any], value: Any) -> bool:
+    if item.default_factory is not MISSING:
+        return bool(value == item.default_factory())
+    return item.default is not MISSING and bool(value == item.default)
+
+
+def _with_unit(value: float, name: str) -> str | float:
+    """The shortest text with a unit that reads back as exactly `value`, else the number."""
+    unit_name = "_" + name
+    if suffix_of(unit_name) not in (None, "_fraction"):
+        for digits in (4, 6, 9, 12, 15, 17):
+            text = format_quantity(value, unit_name, digits)
+            if parse_quantity(text, unit_name) == value:
+                return text
+    return float(value)

@@ -1,0 +1,1 @@
+"""Enumerate candidates, evaluate and rank them."""

@@ -1,0 +1,116 @@
+"""Every grid of a GPU count, and the reason for which each one was rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from axonn_tune.errors import NoCandidateError
+from axonn_tune.spec.grid import AXES, PAPER_ORDER, CandidateTable, Ints, Placements
+
+Rules = Callable[[Placements], Mapping[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What the user fixed: axes, the largest tensor-parallel degree, orders, micro-batch."""
+
+    axes: Mapping[str, int] = field(default_factory=dict)
+    max_tp: int | None = None
+    orders: tuple[str, ...] = (PAPER_ORDER,)
+    micro_batch: int | None = None
+
+
+def divisors(n: int) -> Ints:
+    """All divisors of n, ascending."""
+    small = np.arange(1, int(n**0.5) + 1)
+    small = small[n % small == 0]
+    return np.unique(np.concatenate([small, n // small]))
+
+
+def factorisations(n_gpus: int) -> Ints:
+    """All ordered factorisations into four factors, shape (4, number of grids)."""
+    factors = divisors(n_gpus)
+    x, y = (a.ravel() for a in np.meshgrid(factors, factors, indexing="ij"))
+    kept = n_gpus % (x * y) == 0
+    xy = np.stack([x[kept], y[kept]])
+    x, y = np.repeat(xy, factors.size, axis=1)
+    z = np.tile(factors, xy.shape[1])
+    kept = n_gpus % (x * y * z) == 0
+    x, y, z = x[kept], y[kept], z[kept]
+    return np.stack([x, y, z, n_gpus // (x * y * z)])
+
+
+def legal_placements(
+    n_gpus: int, constraints: Constraints, rules: Rules
+) -> tuple[Placements, dict[str, int]]:
+    """The placements that keep every rule, and how many fell to each reason.
+
+    A placement that breaks several rules counts for the first.
+    """
+    placements = Placements.of_sizes(factorisations(n_gpus), constraints.orders)
+    broken = dict(broken_rules(placements, constraints, rules))
+    legal = np.ones(len(placements), dtype=bool)
+    rejected: dict[str, int] = {}
+    for reason, mask in broken.items():
+        count = int((mask & legal).sum())
+        if count:
+            rejected[reason] = count
+        legal &= ~mask
+    return placements.take(legal), rejected
+
+
+def broken_rules(
+    placements: Placements, constraints: Constraints, rules: Rules
+) -> Mapping[str, np.ndarray]:
+    """For each reason the placements it rejects, the user's constraints first."""
+    masks: dict[str, np.ndarray] = {}
+    for axis, size in constraints.axes.items():
+        masks[f"G_{axis} fixed to {size}"] = placements.sizes[AXES.index(axis)] != size
+    if constraints.max_tp is not None:
+        tensor_parallel = placements.sizes[:3].prod(axis=0)
+        masks[f"G_x*G_y*G_z above --max-tp {constraints.max_tp}"] = (
+            tensor_parallel > constraints.max_tp
+        )
+    return {**masks, **rules(placements)}
+
+
+def with_micro_batches(
+    placements: Placements, global_batch: int, constraints: Constraints
+) -> tuple[CandidateTable, dict[str, int]]:
+    """Each placement with every micro-batch that divides its share of the global batch."""
+    share = global_batch // (placements.sizes[2] * placements.sizes[3])
+    choices: dict[int, Ints] = {}
+    for local in np.unique(share):
+        sizes = divisors(int(local))
+        if constraints.micro_batch is not None:
+            sizes = sizes[sizes == constraints.micro_batch]
+        choices[int(local)] = sizes
+    counts = np.array([choices[int(local)].size for local in share], dtype=np.int64)
+    rows = np.repeat(np.arange(len(placements)), counts)
+    empty: list[Ints] = [np.zeros(0, dtype=np.int64)]
+    micro_batch = np.concatenate([choices[int(local)] for local in share] or empty)
+    rejected = {}
+    if constraints.micro_batch is not None and (counts == 0).any():
+        reason = f"micro-batch {constraints.micro_batch} does not divide the share of the batch"
+        rejected[reason] = int((counts == 0).sum())
+    return CandidateTable(placements, rows, micro_batch), rejected
+
+
+def no_grid_error(
+    n_gpus: int, constraints: Constraints, rules: Rules, rejected: Mapping[str, int]
+) -> NoCandidateError:
+    """Says what each grid fell to and which counts of GPUs nearby do admit one."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.items())
+    near = nearest_counts(n_gpus, lambda n: len(legal_placements(n, constraints, rules)[0]) > 0)
+    hint = f"; nearest counts that do: {', '.join(map(str, near))}" if near else ""
+    return NoCandidateError(f"no grid for {n_gpus} GPUs ({reasons}){hint}")
+
+
+def nearest_counts(n_gpus: int, admits: Callable[[int], bool]) -> Sequence[int]:
+    """The nearest smaller and larger count that `admits`, within a factor of two."""
+    below = next((n for n in range(n_gpus - 1, max(n_gpus // 2, 1) - 1, -1) if admits(n)), None)
+    above = next((n for n in range(n_gpus + 1, min(2 * n_gpus, n_gpus + 4096) + 1) if admits(n)), None)
+    return [n for n in (below, above) if n is not None]

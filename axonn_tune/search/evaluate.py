@@ -1,0 +1,198 @@
+"""Seconds and bytes of every candidate, in chunks that fit the cache.
+
+What repeats among candidates is priced once: links by placement, kernels by the shape
+(G_x, G_y, micro-batch) on which their sizes depend. Candidates whose axes occupy the
+same lanes share one schedule and are played together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.pricing import LANES, CollectivePrices, Links, compute_seconds, lanes
+from axonn_tune.simulate import (
+    OpIndex,
+    Program,
+    StepTimes,
+    compile_program,
+    kernels,
+    simulate,
+)
+from axonn_tune.spec.grid import AXES, CandidateTable, Ints, distinct
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Array, Collective, Operation, StepPlan
+from axonn_tune.strategies import axonn4d
+
+CHUNK_ROWS = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Predicted times of candidates, arrays of shape (C,)."""
+
+    step_seconds: Array
+    compute_seconds: Array
+
+    @property
+    def exposed_communication_seconds(self) -> Array:
+        """Time of the step in which the compute stream stands still."""
+        return np.maximum(self.step_seconds - self.compute_seconds, 0.0)
+
+
+def memory_bytes(
+    model: Model, job: Job, machine: Machine, recompute: str, table: CandidateTable
+) -> tuple[Array, dict[str, Array]]:
+    """Peak bytes of one rank with fragmentation and reserve, and its terms, shape (C,)."""
+    terms = axonn4d.memory(model, job, recompute, table)
+    allocated = sum(terms.values(), start=np.zeros(len(table)))
+    terms["fragmentation"] = allocated * machine.memory_reserve.fragmentation_fraction.value
+    terms["reserved"] = np.full(len(table), machine.memory_reserve.reserved_bytes.value)
+    total: Array = allocated + terms["fragmentation"] + terms["reserved"]
+    return total, terms
+
+
+class Evaluator:
+    """Evaluates the candidates of one table, for one recomputation."""
+
+    def __init__(
+        self, model: Model, job: Job, machine: Machine, recompute: str, table: CandidateTable
+    ) -> None:
+        self._model, self._job, self._machine = model, job, machine
+        self._recompute, self._table = recompute, table
+        self._links = placement_links(machine, table.placements)
+        self._lane_code = _lane_code(lanes(machine, self._links))
+        self._shape_rows, self._shape_of = _distinct_shapes(table)
+        self._shape_plan = self._plan(table.take(self._shape_rows))
+        self._shape_seconds: dict[OpIndex, Array] = {}
+        self._programs: dict[int, Program] = {}
+
+    def evaluate(self) -> Evaluation:
+        """Times of every candidate of the table."""
+        lane_code = self._lane_code[self._table.placement]
+        by_lanes = np.argsort(lane_code, kind="stable")
+        step, compute = np.empty((2, len(self._table)))
+        for start in range(0, len(self._table), CHUNK_ROWS):
+            rows = by_lanes[start : start + CHUNK_ROWS]
+            plan = self._plan(self._table.take(rows))
+            prices = _ChunkPrices(self, plan, self._shape_of[rows])
+            for run, code in _runs(lane_code[rows]):
+                times = prices.simulate(self._program(plan, code), run)
+                step[rows[run]] = times.step_seconds
+            compute[rows] = prices.all_kernels()
+        return Evaluation(step, compute)
+
+    def _plan(self, table: CandidateTable) -> StepPlan:
+        return axonn4d.plan(self._model, self._job, self._recompute, table)
+
+    def _program(self, plan: StepPlan, lane_code: int) -> Program:
+        if lane_code not in self._programs:
+            axis_lanes = dict(zip(AXES, np.unravel_index(lane_code, LANE_SHAPE), strict=True))
+            self._programs[lane_code] = compile_program(
+                plan, {axis: int(lane) for axis, lane in axis_lanes.items()}
+            )
+        return self._programs[lane_code]
+
+    def shape_seconds(self, index: OpIndex) -> Array:
+        """Seconds of a kernel for each distinct shape, shape (K,)."""
+        if index not in self._shape_seconds:
+            phase, op = index
+            operation = self._shape_plan.phases[phase].operations[op]
+            seconds = self.kernel_seconds(operation)
+            self._shape_seconds[index] = np.broadcast_to(seconds, self._shape_rows.shape)
+        return self._shape_seconds[index]
+
+    @property
+    def n_shapes(self) -> int:
+        """Distinct shapes of kernels."""
+        return int(self._shape_rows.size)
+
+    @property
+    def links(self) -> Links:
+        """Links of each axis by placement."""
+        return self._links
+
+    def kernel_seconds(self, operation: Operation) -> Array:
+        """Seconds of one kernel in the shape of its sizes."""
+        assert not isinstance(operation, Collective)
+        return compute_seconds(operation, self._machine, self._job)
+
+
+LANE_SHAPE = (len(LANES) + 1,) * len(AXES)
+
+
+def _lane_code(axis_lanes: Ints) -> Ints:
+    """The lanes of the four axes as one number, shape (P,)."""
+    return np.ravel_multi_index(tuple(axis_lanes), LANE_SHAPE)
+
+
+def _distinct_shapes(table: CandidateTable) -> tuple[Ints, Ints]:
+    """`distinct` of the columns of `COMPUTE_KEY`: grid axes by placement, then micro-batch."""
+    sizes = table.placements.sizes
+    axes = [sizes[AXES.index(axis)] for axis in axonn4d.COMPUTE_KEY if axis in AXES]
+    _, by_placement = distinct(*axes)
+    return distinct(by_placement[table.placement], table.micro_batch)
+
+
+def _runs(code: Ints) -> Iterator[tuple[slice, int]]:
+    """Runs of equal values."""
+    cuts = np.flatnonzero(np.diff(code)) + 1
+    for start, end in zip([0, *cuts], [*cuts, code.size], strict=True):
+        yield slice(int(start), int(end)), int(code[start])
+
+
+class _ChunkPrices:
+    """Seconds of the operations of one chunk of candidates."""
+
+    def __init__(self, evaluator: Evaluator, plan: StepPlan, shape_of: Ints) -> None:
+        self._evaluator, self._plan, self._shape_of = evaluator, plan, shape_of
+        self._collective = CollectivePrices(evaluator.links, plan.candidates)
+        self._message_seconds: dict[OpIndex, Array] = {}
+        self._kernels_seconds: dict[tuple[OpIndex, ...], Array] = {}
+
+    def simulate(self, program: Program, run: slice) -> StepTimes:
+        """Play the candidates of a run; each price is computed once for the whole chunk."""
+        return simulate(
+            program,
+            self._plan.n_microsteps[run],
+            lambda indices: self._kernels(indices)[run],
+            lambda index: self._message(index)[run],
+        )
+
+    def _kernels(self, indices: tuple[OpIndex, ...]) -> Array:
+        """Seconds of kernels that run back to back, shape (chunk,)."""
+        if indices not in self._kernels_seconds:
+            phase = self._plan.phases[indices[0][0]]
+            if phase.over_storage:
+                each = [self._evaluator.kernel_seconds(phase.operations[op]) for _, op in indices]
+                self._kernels_seconds[indices] = sum(each[1:], start=each[0])
+            else:
+                each = [self._evaluator.shape_seconds(index) for index in indices]
+                self._kernels_seconds[indices] = sum(each[1:], start=each[0])[self._shape_of]
+        return self._kernels_seconds[indices]
+
+    def _message(self, index: OpIndex) -> Array:
+        """Seconds of a collective, shape (chunk,)."""
+        if index not in self._message_seconds:
+            operation = self._plan.phases[index[0]].operations[index[1]]
+            assert isinstance(operation, Collective)
+            self._message_seconds[index] = self._collective(operation)
+        return self._message_seconds[index]
+
+    def all_kernels(self) -> Array:
+        """Seconds of all computation of a step, shape (chunk,)."""
+        plan, n_microstep_phases = self._plan, len(self._plan.microstep)
+        by_shape = np.zeros(self._evaluator.n_shapes)
+        stored = np.zeros((2, self._shape_of.size))
+        for index, operation, repeats in kernels(plan.phases):
+            if plan.phases[index[0]].over_storage:
+                at_end = int(index[0] >= n_microstep_phases)
+                stored[at_end] += repeats * self._evaluator.kernel_seconds(operation)
+            else:
+                by_shape += repeats * self._evaluator.shape_seconds(index)
+        return plan.n_microsteps * (by_shape[self._shape_of] + stored[0]) + stored[1]

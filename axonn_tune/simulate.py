@@ -1,0 +1,378 @@
+"""Play a step plan on a compute stream and the links, for all candidates at once.
+
+`simulate` is the fast, vectorised player; `timeline` plays one candidate operation by
+operation and is its plain twin. Both follow the rules of `spec.plan`: in-order streams,
+an operation starts when its stream is free and everything that it waits for has ended,
+a collective over one rank is not issued. Collectives queue on the links that they
+occupy: those that stay inside nodes on one lane, those that cross on another, as
+process groups of their own do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from axonn_tune.spec.plan import (
+    COMPUTE,
+    Array,
+    Collective,
+    Compute,
+    Operation,
+    Phase,
+    StepPlan,
+)
+
+AxisLanes: TypeAlias = Mapping[str, int]  # lane of each axis; 0 means a group of one rank
+OpIndex: TypeAlias = tuple[int, int]  # (phase, operation) of a plan
+
+# Two successive repeats of a phase count as equal if they agree to this, relative.
+PERIODIC_TOLERANCE = 1e-13
+# Repeats played for all candidates before those that are not yet periodic are played alone.
+COMMON_REPEATS = 6
+
+
+# The program: a plan without its sizes, for candidates whose axes occupy the same lanes -----
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """Consecutive kernels between which nothing is issued or awaited."""
+
+    operations: tuple[OpIndex, ...]
+    waits_for: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Message:
+    operation: OpIndex
+    name: str
+    lane: int
+    waits_for: tuple[str, ...]
+
+
+_Instruction: TypeAlias = _Kernels | _Message
+
+
+@dataclass(frozen=True)
+class _PhaseProgram:
+    instructions: tuple[_Instruction, ...]
+    repeats: int
+    carried: tuple[str, ...]  # collectives that a later repeat or phase waits for
+    feeding_lanes: frozenset[int]  # lanes that something in the phase waits for
+
+
+@dataclass(frozen=True)
+class Program:
+    """The schedule of a plan, shared by all candidates with the same lanes."""
+
+    microstep: tuple[_PhaseProgram, ...]
+    step_end: tuple[_PhaseProgram, ...]
+
+
+def compile_program(plan: StepPlan, axis_lanes: AxisLanes) -> Program:
+    """Drop collectives over one rank and join kernels that run back to back."""
+    n_microstep = len(plan.microstep)
+    lane_of = {
+        op.name: axis_lanes[op.axis]
+        for phase in plan.phases
+        for op in phase.operations
+        if isinstance(op, Collective) and axis_lanes[op.axis]
+    }
+    compiled = tuple(
+        _compile_phase(phase, index, lane_of) for index, phase in enumerate(plan.phases)
+    )
+    return Program(compiled[:n_microstep], compiled[n_microstep:])
+
+
+def _compile_phase(phase: Phase, phase_index: int, lane_of: Mapping[str, int]) -> _PhaseProgram:
+    instructions: list[_Instruction] = []
+    issued: set[str] = set()
+    carried: list[str] = []
+    feeding: set[int] = set()
+    for index, op in enumerate(phase.operations):
+        waits = tuple(name for name in op.waits_for if name in lane_of)
+        if isinstance(op, Collective) and op.name not in lane_of:
+            continue
+        carried += [name for name in waits if name not in issued and name not in carried]
+        feeding |= {lane_of[name] for name in waits}
+        if isinstance(op, Collective):
+            instructions.append(_Message((phase_index, index), op.name, lane_of[op.name], waits))
+            issued.add(op.name)
+            continue
+        last = instructions[-1] if instructions else None
+        if not waits and isinstance(last, _Kernels):
+            instructions[-1] = _Kernels((*last.operations, (phase_index, index)), last.waits_for)
+        else:
+            instructions.append(_Kernels(((phase_index, index),), waits))
+    return _PhaseProgram(tuple(instructions), phase.repeats, tuple(carried), frozenset(feeding))
+
+
+# The player -------------------------------------------------------------------------------
+
+
+@dataclass
+class _State:
+    """When the compute stream and each lane are free, and when collectives ended; shape (C,)."""
+
+    compute: Array
+    lane: dict[int, Array]
+    ended: dict[str, Array] = field(default_factory=dict)
+
+    def rows(self, rows: np.ndarray) -> _State:
+        return _State(
+            self.compute[rows],
+            {lane: free[rows] for lane, free in self.lane.items()},
+            {name: end[rows] for name, end in self.ended.items()},
+        )
+
+    def write(self, rows: np.ndarray, other: _State) -> None:
+        self.compute[rows] = other.compute
+        for lane, free in other.lane.items():
+            self.lane[lane][rows] = free
+        for name, end in other.ended.items():
+            self.ended[name][rows] = end
+
+    def latest(self) -> Array:
+        return np.maximum.reduce([self.compute, *self.lane.values()])
+
+
+_Durations: TypeAlias = Sequence[Array]
+
+
+def _play(phase: _PhaseProgram, durations: _Durations, state: _State) -> None:
+    compute, lane, ended = state.compute, state.lane, state.ended
+    for instruction, seconds in zip(phase.instructions, durations, strict=True):
+        if isinstance(instruction, _Kernels):
+            for name in instruction.waits_for:
+                if name in ended:
+                    compute = np.maximum(compute, ended[name])
+            compute = compute + seconds
+        else:
+            start = np.maximum(lane[instruction.lane], compute)
+            for name in instruction.waits_for:
+                if name in ended:
+                    start = np.maximum(start, ended[name])
+            start += seconds
+            lane[instruction.lane] = ended[instruction.name] = start
+    state.compute = compute
+
+
+def _play_repeated(phase: _PhaseProgram, durations: _Durations, state: _State) -> None:
+    """Play a phase `repeats` times; once its state repeats, add the period for the rest.
+
+    The player is a deterministic function of its state up to a common shift, so from the
+    first repeat that ends in the state in which it began (shifted) every further one adds
+    the same. A lane that nothing in the phase waits for may run further ahead at its own
+    constant rate. Candidates that take longer to settle are played to the end.
+    """
+    before = _snapshot(phase, state)
+    settled_before = np.zeros(state.compute.shape, dtype=bool)
+    for played in range(1, phase.repeats + 1):
+        _play(phase, durations, state)
+        remaining = phase.repeats - played
+        if remaining == 0:
+            return
+        after = _snapshot(phase, state)
+        settled = _is_periodic(phase, before, after)
+        if played >= 2 and (settled & settled_before).all():
+            _extrapolate(state, before, after, remaining)
+            return
+        if played == COMMON_REPEATS:
+            settled &= settled_before
+            _finish_apart(phase, durations, state, before, after, settled, remaining)
+            return
+        before, settled_before = after, settled
+
+
+def _snapshot(phase: _PhaseProgram, state: _State) -> dict[str | int, Array]:
+    """The part of the state on which the next repeat depends; compute under the key 0.
+
+    Whatever comes next is issued after the computation so far, so a lane or a collective
+    that ended before it counts as ending with it.
+    """
+    carried = {name: state.ended[name] for name in phase.carried if name in state.ended}
+    ends: dict[str | int, Array] = {**state.lane, **carried}
+    compute = state.compute
+    return {0: compute, **{key: np.maximum(end, compute) for key, end in ends.items()}}
+
+
+def _is_periodic(
+    phase: _PhaseProgram, before: dict[str | int, Array], after: dict[str | int, Array]
+) -> np.ndarray:
+    period = after[0] - before[0]
+    tolerance = PERIODIC_TOLERANCE * after[0]
+    settled = np.ones(period.shape, dtype=bool)
+    for key, now in after.items():
+        if key == 0:
+            continue
+        drift = now - before[key] - period
+        behind = drift < -tolerance
+        if isinstance(key, int) and key not in phase.feeding_lanes:
+            settled &= ~behind
+        else:
+            settled &= ~behind & (drift <= tolerance)
+    return settled
+
+
+def _extrapolate(
+    state: _State, before: dict[str | int, Array], after: dict[str | int, Array], remaining: int
+) -> None:
+    state.compute = after[0] + remaining * (after[0] - before[0])
+    for lane in state.lane:
+        state.lane[lane] = after[lane] + remaining * (after[lane] - before[lane])
+    for name in state.ended:
+        if name in after:
+            state.ended[name] = after[name] + remaining * (after[name] - before[name])
+
+
+def _finish_apart(
+    phase: _PhaseProgram,
+    durations: _Durations,
+    state: _State,
+    before: dict[str | int, Array],
+    after: dict[str | int, Array],
+    settled: np.ndarray,
+    remaining: int,
+) -> None:
+    """Extrapolate the settled candidates, play the others through all remaining repeats."""
+    rows = np.flatnonzero(~settled)
+    others = state.rows(rows)
+    their_durations = [np.broadcast_to(seconds, settled.shape)[rows] for seconds in durations]
+    for _ in range(remaining):
+        _play(phase, their_durations, others)
+    _extrapolate(state, before, after, remaining)
+    state.ended = {name: end.copy() for name, end in state.ended.items()}
+    state.write(rows, others)
+
+
+@dataclass(frozen=True, eq=False)
+class StepTimes:
+    """Seconds of one step, arrays of shape (C,)."""
+
+    microstep_seconds: Array
+    step_end_seconds: Array
+    step_seconds: Array
+
+
+def simulate(
+    program: Program,
+    n_microsteps: Array,
+    kernels_seconds: Callable[[tuple[OpIndex, ...]], Array],
+    message_seconds: Callable[[OpIndex], Array],
+) -> StepTimes:
+    """Play the program for all candidates.
+
+    Parameters
+    ----------
+    n_microsteps : array, shape (C,)
+    kernels_seconds, message_seconds : callables
+        Seconds of consecutive kernels, and of a collective, shape (C,).
+    """
+    microstep = _phases_seconds(program.microstep, n_microsteps, kernels_seconds, message_seconds)
+    step_end = _phases_seconds(program.step_end, n_microsteps, kernels_seconds, message_seconds)
+    return StepTimes(microstep, step_end, n_microsteps * microstep + step_end)
+
+
+def _phases_seconds(
+    phases: tuple[_PhaseProgram, ...],
+    like: Array,
+    kernels_seconds: Callable[[tuple[OpIndex, ...]], Array],
+    message_seconds: Callable[[OpIndex], Array],
+) -> Array:
+    used = {i.lane for phase in phases for i in phase.instructions if isinstance(i, _Message)}
+    state = _State(np.zeros(like.shape), {lane: np.zeros(like.shape) for lane in sorted(used)})
+    for phase in phases:
+        durations = [
+            kernels_seconds(i.operations) if isinstance(i, _Kernels) else message_seconds(i.operation)
+            for i in phase.instructions
+        ]
+        _play_repeated(phase, durations, state)
+    return state.latest()
+
+
+# The plain twin ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Event:
+    """One operation of one candidate on the timeline."""
+
+    phase: str
+    operation: Operation
+    lane: int  # 0 is the compute stream
+    start_seconds: float
+    end_seconds: float
+    # How long the compute stream stood still for this collective.
+    exposed_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        return self.end_seconds - self.start_seconds
+
+
+def timeline(
+    phases: Sequence[Phase], seconds_of: Callable[[Operation], float], axis_lanes: AxisLanes
+) -> list[Event]:
+    """Every operation of one candidate with its start and end, all repeats, one micro-step.
+
+    The time for which the compute stream stands still is charged to the collective whose
+    end let it go on; what is still running when computation ends is charged likewise.
+    """
+    events: list[Event] = []
+    free: dict[int, float] = {}
+    latest: dict[str, int] = {}  # collective -> its latest event
+    compute_free = 0.0
+    for phase in phases:
+        for _ in range(phase.repeats):
+            for operation in phase.operations:
+                ready = compute_free
+                last: int | None = None
+                for name in operation.waits_for:
+                    if name in latest and events[latest[name]].end_seconds > ready:
+                        last = latest[name]
+                        ready = events[last].end_seconds
+                if isinstance(operation, Collective):
+                    lane = axis_lanes[operation.axis]
+                    if not lane:
+                        continue
+                    start = max(ready, free.get(lane, 0.0))
+                    free[lane] = start + seconds_of(operation)
+                    latest[operation.name] = len(events)
+                    events.append(Event(phase.name, operation, lane, start, free[lane]))
+                    continue
+                if last is not None:
+                    _charge(events, last, ready - compute_free)
+                compute_free = ready + seconds_of(operation)
+                events.append(Event(phase.name, operation, 0, ready, compute_free))
+    running = [i for i, event in enumerate(events) if event.end_seconds > compute_free]
+    for index in sorted(running, key=lambda i: events[i].end_seconds):
+        _charge(events, index, events[index].end_seconds - compute_free)
+        compute_free = events[index].end_seconds
+    return events
+
+
+def _charge(events: list[Event], index: int, seconds: float) -> None:
+    event = events[index]
+    events[index] = Event(
+        event.phase,
+        event.operation,
+        event.lane,
+        event.start_seconds,
+        event.end_seconds,
+        event.exposed_seconds + seconds,
+    )
+
+
+def kernels(phases: Sequence[Phase]) -> list[tuple[OpIndex, Compute, int]]:
+    """Every kernel of the phases with its index and how often its phase repeats."""
+    return [
+        ((p, i), op, phase.repeats)
+        for p, phase in enumerate(phases)
+        for i, op in enumerate(phase.operations)
+        if not isinstance(op, Collective)
+    ]

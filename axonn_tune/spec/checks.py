@@ -1,0 +1,36 @@
+"""Validation of fields, written so that NaN fails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from axonn_tune.errors import InputError, nearest
+
+
+def require_positive(owner: str, name: str, value: float, hint: str = "") -> None:
+    """Refuse what is not a finite number above zero."""
+    if not (value > 0 and math.isfinite(value)):
+        raise InputError(f"{owner}: {name} is {value!r}; allowed: above 0{hint}")
+
+
+def require_count(owner: str, name: str, value: int, least: int = 1) -> None:
+    """Refuse what is not a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{owner}: {name} is {value!r}; allowed: a whole number, at least {least}")
+
+
+def require_fraction(owner: str, name: str, value: float, low: float = 0.0) -> None:
+    """Refuse what lies outside ``[low, 1]``."""
+    if not (low <= value <= 1):
+        raise InputError(f"{owner}: {name} is {value!r}; allowed: {low:g} to 1")
+
+
+def require_choice(owner: str, name: str, value: str, allowed: Iterable[str]) -> None:
+    """Refuse a name that is not among the allowed ones."""
+    choices = list(allowed)
+    if value not in choices:
+        hint = nearest(str(value), choices)
+        if "known:" not in hint:
+            hint = f"; allowed: {', '.join(choices)}" + hint
+        raise InputError(f"{owner}: {name} is {value!r}{hint}")

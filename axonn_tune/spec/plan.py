@@ -1,0 +1,132 @@
+"""The step plan: what one rank does in one training step, in the words of the whole project.
+
+The plan follows the host program of the runtime. Operations are issued in order on
+one of two streams; an operation starts when its stream is free and everything that
+it waits for has ended. A name in ``waits_for`` means the latest operation of that
+name issued so far, so a block that repeats can wait for what the block before it
+prefetched. A collective over a group of one rank is not issued at all.
+
+Sizes are arrays of shape (C,), one entry per candidate, float64 for bytes and
+FLOPs; numbers stand for arrays that hold the same value everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from axonn_tune.spec.grid import CandidateTable
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Size: TypeAlias = Any  # a float, or an array of shape (C,)
+
+MODES = ("NN", "NT", "TN")
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
+COMPUTE, COMMUNICATION = "compute", "communication"
+
+
+@dataclass(frozen=True, eq=False)
+class Gemm:
+    """An (m x k) times (k x n) product; `mode` says which operand is stored transposed."""
+
+    name: str
+    m: Size
+    n: Size
+    k: Size
+    mode: str
+    waits_for: tuple[str, ...] = ()
+    stream: ClassVar[str] = COMPUTE
+
+    @property
+    def flops(self) -> Size:
+        """2 m n k, shape (C,)."""
+        return 2.0 * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Softmax attention over whole causal sequences with the rank's share of the heads."""
+
+    name: str
+    n_sequences: Size
+    n_heads: Size
+    seq_len: int
+    head_dim: int
+    backward: bool
+    fused: bool
+    waits_for: tuple[str, ...] = ()
+    stream: ClassVar[str] = COMPUTE
+
+    @property
+    def flops(self) -> Size:
+        """FLOPs by convention (full score matrix): 4 b s^2 a d forward, twice that backward."""
+        forward = 4.0 * self.n_sequences * self.n_heads * (float(self.seq_len) ** 2 * self.head_dim)
+        return forward * 2.0 if self.backward else forward
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryBound:
+    """A kernel limited by memory bandwidth: norm, activation, residual add, optimizer step."""
+
+    name: str
+    nbytes: Size  # read plus written
+    n_kernels: int = 1
+    waits_for: tuple[str, ...] = ()
+    stream: ClassVar[str] = COMPUTE
+
+
+@dataclass(frozen=True, eq=False)
+class Collective:
+    """A collective over the group of one grid axis.
+
+    ``nbytes`` is the full buffer, as nccl-tests counts: the gathered result of an
+    all-gather, the input of a reduce-scatter, the buffer of an all-reduce. It is moved
+    in ``n_calls`` equal calls.
+    """
+
+    name: str
+    kind: str
+    nbytes: Size
+    axis: str
+    n_calls: Size = 1.0
+    waits_for: tuple[str, ...] = ()
+    stream: ClassVar[str] = COMMUNICATION
+
+
+Operation: TypeAlias = Gemm | Attention | MemoryBound | Collective
+Compute: TypeAlias = Gemm | Attention | MemoryBound
+
+
+@dataclass(frozen=True, eq=False)
+class Phase:
+    """A sequence of operations that is issued `repeats` times in a row.
+
+    `over_storage`: its kernels run over what the rank stores (weights, gradients,
+    optimizer states), not over the activations of a micro-batch.
+    """
+
+    name: str
+    operations: tuple[Operation, ...]
+    repeats: int = 1
+    over_storage: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class StepPlan:
+    """One training step: the micro-step, `n_microsteps` times, then the step's end.
+
+    Both streams are idle at the end of each micro-step.
+    """
+
+    candidates: CandidateTable
+    microstep: tuple[Phase, ...]
+    step_end: tuple[Phase, ...]
+    n_microsteps: Array  # shape (C,)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """All phases in the order of issue."""
+        return self.microstep + self.step_end

@@ -1,0 +1,76 @@
+"""Records the host program of one rank as operations with what each waits for.
+
+The host issues work in order. A collective starts after all computation issued before
+it (as torch's process groups do) and runs beside what is issued later; ``wait`` makes
+the computation that follows wait for it.
+"""
+
+from __future__ import annotations
+
+from axonn_tune.spec.plan import (
+    COMPUTE,
+    Attention,
+    Collective,
+    Gemm,
+    MemoryBound,
+    Operation,
+    Phase,
+    Size,
+)
+
+
+class HostProgram:
+    """Collects the operations of one phase."""
+
+    def __init__(self) -> None:
+        self._operations: list[Operation] = []
+        self._awaited: tuple[str, ...] = ()
+
+    def gemm(self, name: str, m: Size, n: Size, k: Size, mode: str) -> None:
+        """Launch a matrix product; like every kernel it follows the kernels before it."""
+        self._operations.append(Gemm(name, m, n, k, mode, self._take_awaited()))
+
+    def memory_bound(self, name: str, nbytes: Size) -> None:
+        """Launch a kernel that reads and writes `nbytes` in all."""
+        self._operations.append(MemoryBound(name, nbytes, 1, self._take_awaited()))
+
+    def attention(
+        self,
+        name: str,
+        n_sequences: Size,
+        n_heads: Size,
+        seq_len: int,
+        head_dim: int,
+        backward: bool,
+        fused: bool,
+    ) -> None:
+        """Launch attention."""
+        waits_for = self._take_awaited()
+        self._operations.append(
+            Attention(name, n_sequences, n_heads, seq_len, head_dim, backward, fused, waits_for)
+        )
+
+    def issue(
+        self, name: str, kind: str, nbytes: Size, axis: str, n_calls: Size = 1.0
+    ) -> None:
+        """Start a collective beside the computation that is issued after it."""
+        waits_for = (COMPUTE, *self._awaited)
+        self._operations.append(Collective(name, kind, nbytes, axis, n_calls, waits_for))
+
+    def wait(self, name: str) -> None:
+        """Let the next kernel wait for the latest collective of that name."""
+        self._awaited = (*self._awaited, name)
+
+    def run(self, name: str, kind: str, nbytes: Size, axis: str, n_calls: Size = 1.0) -> None:
+        """Issue a collective and wait for it."""
+        self.issue(name, kind, nbytes, axis, n_calls)
+        self.wait(name)
+
+    def phase(self, name: str, repeats: int = 1, over_storage: bool = False) -> Phase:
+        """What was recorded, as a phase; nothing may be left awaited."""
+        assert not self._awaited, f"phase {name} ends before it has waited for {self._awaited}"
+        return Phase(name, tuple(self._operations), repeats, over_storage)
+
+    def _take_awaited(self) -> tuple[str, ...]:
+        awaited, self._awaited = self._awaited, ()
+        return awaited

@@ -1,0 +1,121 @@
+"""Read and print physical quantities: ``"25 GB/s"`` to 2.5e10 and back.
+
+Only this module knows prefixes. Units are SI (``GB`` is 1e9 bytes); ``GiB`` and
+its kin are the powers of 1024. Bits are refused: a link rate in Gbit/s that is
+read as GB/s is wrong by eight.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from axonn_tune.errors import InputError
+
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\s\d]\S*)?\s*")
+
+# The suffix of a field's name fixes the unit in which it is written; longest suffix first.
+_EXAMPLES = {
+    "_bytes_per_s": "25 GB/s",
+    "_flops_per_s": "312 TFLOP/s",
+    "_bytes": "40 GB",
+    "_seconds": "5 us",
+    "_fraction": "0.9",
+}
+
+
+def suffix_of(field_name: str) -> str | None:
+    """The unit suffix of a field's name, or None for a plain number."""
+    return next((suffix for suffix in _EXAMPLES if field_name.endswith(suffix)), None)
+
+
+def parse_quantity(text: str | float | int, field_name: str) -> float:
+    """Read a number with an optional unit as the SI value of the named field.
+
+    Parameters
+    ----------
+    text : str or number
+        ``"25 GB/s"``, ``"5 us"``, ``"312 TFLOP/s"``, or a number, taken as SI.
+    field_name : str
+        Its suffix (``_bytes_per_s``, ``_seconds``, ...) fixes the allowed units.
+
+    Raises
+    ------
+    InputError
+        Not a number, an unknown unit, or a unit of bits.
+    """
+    if isinstance(text, bool) or not isinstance(text, int | float | str):
+        raise InputError(f"{field_name}: expected a number, got {text!r}")
+    if not isinstance(text, str):
+        return float(text)
+    suffix = suffix_of(field_name)
+    example = f", for example '{_EXAMPLES[suffix]}'" if suffix else ""
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise InputError(f"{field_name}: '{text}' is not a number{example}")
+    number, unit = float(match[1]), match[2] or ""
+    scale = 1.0 if unit == "" else _scale(unit, suffix)
+    if scale is None:
+        bits = re.fullmatch(r"[kKMGTP]i?(b|bit|bits)(/s|ps)?", unit) is not None
+        hint = f" (bits: divide by 8 and write {unit[0]}B)" if bits else example
+        raise InputError(f"{field_name}: unit '{unit}' in '{text}' is not allowed{hint}")
+    return number * scale
+
+
+def _scale(unit: str, suffix: str | None) -> float | None:
+    if suffix == "_seconds":
+        return _SECONDS.get(unit)
+    if suffix == "_fraction":
+        return 0.01 if unit == "%" else None
+    endings = {"_bytes_per_s": "B/s", "_bytes": "B", "_flops_per_s": "FLOP/s"}
+    ending = endings.get(suffix or "")
+    if ending is None or not unit.endswith(ending):
+        return None
+    prefix = unit[: -len(ending)]
+    return _DECIMAL.get(prefix, _BINARY.get(prefix))
+
+
+def _with_prefix(value: float, unit: str, digits: int) -> str:
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.{digits}g} {prefix}{unit}"
+    return f"{value:.{digits}g} {unit}"
+
+
+def format_quantity(value: float, field_name: str, digits: int = 4) -> str:
+    """Print an SI value with the unit that the field's suffix names.
+
+    >>> format_quantity(2.5e10, "bandwidth_bytes_per_s")
+    '25 GB/s'
+    """
+    suffix = suffix_of(field_name)
+    if suffix == "_seconds":
+        return format_seconds(value, digits)
+    unit = {"_bytes_per_s": "B/s", "_bytes": "B", "_flops_per_s": "FLOP/s"}.get(suffix or "")
+    return f"{value:.{digits}g}" if unit is None else _with_prefix(value, unit, digits)
+
+
+def format_seconds(seconds: float, digits: int = 4) -> str:
+    """``0.0123`` to ``'12.3 ms'``."""
+    if seconds == 0 or not math.isfinite(seconds):
+        return f"{seconds:g} s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.{digits}g} {unit}"
+    return f"{seconds / 1e-9:.{digits}g} ns"
+
+
+def gib(n_bytes: float) -> float:
+    """Bytes to GiB (2**30 bytes)."""
+    return n_bytes / 2.0**30
+
+
+def format_count(value: float) -> str:
+    """``8.0e10`` to ``'80B'`` (billions of parameters, as the field says it)."""
+    for prefix, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g}{prefix}"
+    return f"{value:.4g}"

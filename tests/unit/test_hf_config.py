@@ -1,0 +1,230 @@
+"""Hugging Face configs: realistic ones give the published number of parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from axonn_tune.errors import InputError
+from axonn_tune.io.hf_config import model_from_hf
+from axonn_tune.io.presets import load_model
+
+GPT2 = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "bos_token_id": 50256,
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "layer_norm_epsilon": 1e-05,
+    "vocab_size": 50257,
+}
+NEOX = {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "attention_probs_dropout_prob": 0,
+    "hidden_act": "gelu_fast",
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "max_position_embeddings": 2048,
+    "model_type": "gpt_neox",
+    "num_attention_heads": 64,
+    "num_hidden_layers": 44,
+    "rotary_pct": 0.25,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "use_cache": True,
+    "vocab_size": 50432,
+}
+LLAMA2_7B = {
+    "_name_or_path": "meta-llama/Llama-2-7b-hf",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+LLAMA2_70B = LLAMA2_7B | {
+    "_name_or_path": "meta-llama/Llama-2-70b-hf",
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "num_key_value_heads": 8,
+}
+LLAMA3_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
+LLAMA32_1B = LLAMA3_8B | {
+    "head_dim": 64,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "num_hidden_layers": 16,
+    "tie_word_embeddings": True,
+}
+MISTRAL_7B = {
+    "architectures": ["MistralForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+MISTRAL_NEMO = MISTRAL_7B | {
+    "head_dim": 128,
+    "hidden_size": 5120,
+    "num_hidden_layers": 40,
+    "sliding_window": None,
+    "vocab_size": 131072,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        (GPT2, 124_439_808),
+        (NEOX, 20_554_567_680),
+        (LLAMA2_7B, 6_738_415_616),
+        (LLAMA2_70B, 68_976_648_192),
+        (LLAMA3_8B, 8_030_261_248),
+        (LLAMA32_1B, 1_235_814_400),
+        (MISTRAL_7B, 7_241_732_096),
+        (MISTRAL_NEMO, 12_247_782_400),
+    ],
+)
+def test_parameters_match_the_published_count(config: dict[str, Any], published: int) -> None:
+    assert model_from_hf(config, "config.json").parameters == published
+
+
+@pytest.mark.parametrize(
+    ("config", "preset"),
+    [
+        (NEOX, "gpt-neox-20b"),
+        (LLAMA2_7B, "llama2-7b"),
+        (LLAMA2_70B, "llama2-70b"),
+        (LLAMA3_8B, "llama3-8b"),
+    ],
+)
+def test_a_config_agrees_with_the_preset(config: dict[str, Any], preset: str) -> None:
+    ours, theirs = load_model(preset), model_from_hf(config, "config.json")
+    for name in (
+        "block_linears",
+        "head",
+        "norm",
+        "position",
+        "parallel_block",
+        "tied_embeddings",
+        "seq_len",
+        "n_kv_heads",
+        "head_dim",
+        "gated_mlp",
+    ):
+        assert getattr(ours, name) == getattr(theirs, name), name
+
+
+def test_defaults_of_each_architecture() -> None:
+    gpt2 = model_from_hf(GPT2, "x")
+    assert (gpt2.tied_embeddings, gpt2.position, gpt2.norm) == (True, "learned", "layer")
+    assert (gpt2.ffn_hidden_size, gpt2.gated_mlp, gpt2.bias) == (3072, False, True)
+    bare = {key: value for key, value in NEOX.items() if key != "tie_word_embeddings"}
+    neox = model_from_hf(bare, "x")
+    assert (neox.parallel_block, neox.tied_embeddings, neox.qkv_bias) == (True, False, True)
+    llama = model_from_hf({k: v for k, v in LLAMA2_7B.items() if "key_value" not in k}, "x")
+    assert (llama.n_kv_heads, llama.qkv_bias, llama.bias) == (32, False, False)
+
+
+def test_flags_are_followed() -> None:
+    assert model_from_hf(GPT2 | {"n_inner": 1000}, "x").ffn_hidden_size == 1000
+    assert model_from_hf(GPT2 | {"n_inner": None}, "x").ffn_hidden_size == 3072
+    assert not model_from_hf(GPT2 | {"tie_word_embeddings": False}, "x").tied_embeddings
+    neox = model_from_hf(NEOX | {"use_parallel_residual": False, "attention_bias": False}, "x")
+    assert (neox.parallel_block, neox.qkv_bias, neox.bias) == (False, False, True)
+    llama = model_from_hf(LLAMA2_7B | {"attention_bias": True}, "x")
+    assert (llama.qkv_bias, llama.bias) == (True, False)
+    assert model_from_hf(LLAMA2_7B | {"mlp_bias": True}, "x").bias
+    assert model_from_hf(MISTRAL_NEMO, "x").head_dim == 128
+    assert model_from_hf(MISTRAL_7B | {"head_dim": None}, "x").head_dim == 128
+
+
+def test_a_sliding_window_is_noted() -> None:
+    assert "sliding window of 4096 tokens is ignored" in model_from_hf(MISTRAL_7B, "x").source
+    assert "sliding" not in model_from_hf(MISTRAL_NEMO, "x").source
+
+
+@pytest.mark.parametrize(
+    ("config", "origin", "name"),
+    [
+        (LLAMA2_7B, "a/config.json", "Llama-2-7b-hf"),
+        (GPT2, "my/gpt2/config.json", "gpt2"),
+        (GPT2, "other.json", "other"),
+        (GPT2, "config.json", "gpt2"),
+        (GPT2, "some-origin", "some-origin"),
+    ],
+)
+def test_a_model_is_named_after_its_origin(config: dict[str, Any], origin: str, name: str) -> None:
+    assert model_from_hf(config, origin).name == name
+
+
+def test_an_unknown_architecture_names_the_supported_ones() -> None:
+    with pytest.raises(InputError, match=r"x: model_type 'bert' .* gpt2, gpt_neox, llama, mistral"):
+        model_from_hf({"model_type": "bert"}, "x")
+    with pytest.raises(InputError, match="no model_type; supported: gpt2"):
+        model_from_hf({}, "x")
+    with pytest.raises(InputError, match="model_type"):
+        model_from_hf({"model_type": ["gpt2"]}, "x")
+
+
+def test_missing_and_wrong_keys_are_named_all_at_once() -> None:
+    config = {k: v for k, v in LLAMA3_8B.items() if k not in ("hidden_size", "vocab_size")}
+    config |= {"num_hidden_layers": "32", "num_key_value_heads": 2.0, "tie_word_embeddings": 1}
+    with pytest.raises(InputError) as caught:
+        model_from_hf(config, "a.json")
+    message = str(caught.value)
+    assert message.startswith("a.json (llama): missing hidden_size, vocab_size; ")
+    assert "num_hidden_layers is '32'; allowed: a whole number" in message
+    assert "num_key_value_heads is 2.0" in message
+    assert "tie_word_embeddings is 1; allowed: true or false" in message
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 10**400])
+def test_counts_that_make_no_sense_are_refused(value: object) -> None:
+    with pytest.raises(InputError, match="n_layer"):
+        model_from_hf(GPT2 | {"n_layer": value}, "x")
+
+
+def test_sizes_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(InputError, match=r"n_embd is 770; allowed: a multiple of n_head \(12\)"):
+        model_from_hf(GPT2 | {"n_embd": 770}, "x")
+    with pytest.raises(InputError, match="n_kv_heads is 5"):
+        model_from_hf(LLAMA3_8B | {"num_key_value_heads": 5}, "x")

@@ -1,0 +1,289 @@
+"""YAML files: what is read, where errors lie, and that writing never harms the old file."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from axonn_tune.errors import FileError
+from axonn_tune.io.yaml_files import dump_yaml, load_yaml, parse_yaml, save_yaml, write_text
+
+
+@dataclass(frozen=True)
+class Inner:
+    width: int
+    ratio: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    size_bytes: float
+    inner: tuple[Inner, ...] = ()
+    table: Mapping[str, float] = field(default_factory=dict)
+
+
+GOOD = "name: a\nsize_bytes: 2 GB\ninner:\n  - width: 1\n  - width: 2\n    ratio: 2e-1\n"
+
+
+def _message(path: Path, text: str) -> str:
+    path.write_text(text)
+    with pytest.raises(FileError) as caught:
+        load_yaml(path, Outer)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert message.isprintable()
+    return message.removeprefix(str(path))
+
+
+def test_a_file_becomes_a_dataclass(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(GOOD)
+    assert load_yaml(path, Outer) == Outer("a", 2e9, (Inner(1), Inner(2, 0.2)))
+    assert load_yaml(str(path), Outer).name == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2e11", 2e11),
+        ("1E-6", 1e-6),
+        ("+3e2", 300.0),
+        ("-1.5e+3", -1500.0),
+        ("1.0", 1.0),
+        (".5", 0.5),
+        ("1.e3", 1000.0),
+        ("7", 7),
+        ("-7", -7),
+        ("1_000", 1000),
+        ("010", "010"),
+        ("0x10", "0x10"),
+        ("no", "no"),
+        ("NO", "NO"),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("2024-01-02", "2024-01-02"),
+        ("2024-13-45", "2024-13-45"),
+        ("12:30", "12:30"),
+        ("1e5x", "1e5x"),
+        ("e5", "e5"),
+        ("'2e11'", "2e11"),
+    ],
+)
+def test_plain_words(text: str, value: object) -> None:
+    read = parse_yaml(f"key: {text}\n", "x.yaml")["key"]
+    assert read == value
+    assert type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: a\nsize_bytes: 1\nname: b\n",
+        'name: a\nsize_bytes: 1\n"name": b\n',
+        "size_bytes: 1\ninner:\n  - width: 1\n    width: 2\nname: a\n",
+    ],
+)
+def test_duplicate_keys_are_refused(tmp_path: Path, text: str) -> None:
+    message = _message(tmp_path / "a.yaml", text)
+    assert "appears twice" in message
+    assert message.startswith((", line 3: key 'name'", ", line 4: key 'width'"))
+
+
+def test_merge_keys_may_be_overridden() -> None:
+    data = parse_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n", "x.yaml")
+    assert data["b"] == {"x": 1, "y": 3}
+
+
+def test_every_problem_has_its_line(tmp_path: Path) -> None:
+    message = _message(
+        tmp_path / "a.yaml",
+        "# head\nname: 5\nsize_bytes: 2 Gb\n\ninner:\n  - width: 1\n  - widht: 2\n    ratio: x\n",
+    )
+    assert message.startswith(", line 2: name: got 5; allowed: text")
+    assert "; line 3: size_bytes: unit 'Gb'" in message
+    assert "; line 7: inner[1].widht: unknown key; did you mean 'width'?" in message
+    assert "; line 7: inner[1].width: missing" in message
+    assert "; line 8: inner[1].ratio: 'x' is not a number" in message
+
+
+def test_a_missing_key_of_the_outermost_mapping_has_no_line(tmp_path: Path) -> None:
+    assert _message(tmp_path / "a.yaml", "name: a\n") == ": size_bytes: missing"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("name: [1, 2\n", "line 2: "),
+        ("name: a\n\tsize_bytes: 1\n", "line 2: "),
+        ("name: a: b\n", "line 1: mapping values are not allowed here; text that contains"),
+        ("name: 'a\n", "line 2: "),
+        ("name: *b\n", "line 1: found undefined alias"),
+        ("name: !!python/object/apply:os.system [ls]\n", "line 1: could not determine"),
+        ("a: 1\n---\nb: 2\n", "line 2: but found another document"),
+        ("? [a]\n: 1\n", "line 1: found unhashable key"),
+        ("name: !!float abc\n", "could not convert"),
+        (f"name: {'9' * 5000}\n", "integer string conversion"),
+        ("name: \x01\n", "control characters"),
+        ("[" * 100_000, "nested deeper"),
+        ("- " * 100_000 + "1", "nested deeper"),
+        ("{a: " * 100_000, "nested deeper"),
+        ("\n".join(" " * i + "a:" for i in range(2000)), "nested deeper"),
+        ("", "got nothing"),
+        ("# only a comment\n", "got nothing"),
+        ("- a\n- b\n", "got a list"),
+        ("just text", "got 'just text'"),
+    ],
+)
+def test_malformed_files_are_named(tmp_path: Path, text: str, part: str) -> None:
+    assert part in _message(tmp_path / "a.yaml", text)
+
+
+def test_other_encodings_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"name: a\nsize_bytes: \xff\n")
+    with pytest.raises(FileError, match="line 2: not UTF-8"):
+        load_yaml(path, Outer)
+    path.write_bytes(b"\xef\xbb\xbfname: a\r\nsize_bytes: 1\r\n")
+    assert load_yaml(path, Outer) == Outer("a", 1.0)
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "", "a\0b", "x" * 300])
+def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FileError):
+        load_yaml(str(tmp_path / name), Outer)
+
+
+def test_saving_and_loading_is_the_identity(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    outer = Outer("µ: no", 1e-7, (Inner(1), Inner(2, 1 / 3)), {"2e11": 2e11, "a b": 1e300})
+    save_yaml(path, outer, comment="made\nby me")
+    assert load_yaml(path, Outer) == outer
+    assert path.read_text().startswith("# made\n# by me\nname: ")
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**53), 2**53)
+        | st.floats(allow_nan=False)
+        | st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
+        | st.from_regex(r"[-+]?[0-9_.]{0,4}([eE][-+]?[0-9]{1,3})?", fullmatch=True)
+        | st.sampled_from(["yes", "No", "null", "~", "<<", "=", "2001-01-01", "1:20", "0x1F"]),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab1e "), inner),
+        max_leaves=10,
+    )
+)
+def test_plain_data_survives_a_file(data: object) -> None:
+    assert parse_yaml(dump_yaml(data), "x.yaml") == data
+
+
+def test_writing_replaces_the_whole_file_and_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "a long first content")
+    path.chmod(0o640)
+    write_text(path, "short")
+    assert path.read_text() == "short"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_writing_through_a_link_keeps_the_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.txt", tmp_path / "link.txt"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+def _refuses_to_write(path: Path | str) -> str:
+    with pytest.raises(FileError) as caught:
+        write_text(path, "new")
+    message = str(caught.value)
+    assert message.isprintable()
+    assert "cannot be written" in message
+    return message
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    assert "no such file" in _refuses_to_write(tmp_path / "missing" / "a.yaml")
+    assert "ot a directory" in _refuses_to_write(tmp_path / "file" / "a.yaml")
+    assert "s a directory" in _refuses_to_write(tmp_path)
+    _refuses_to_write(str(tmp_path / "a\0b"))
+    assert (tmp_path / "file").read_text() == "old"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    try:
+        assert "ermission denied" in _refuses_to_write(tmp_path / "a.yaml")
+    finally:
+        tmp_path.chmod(0o755)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
+def test_a_full_disk_on_a_device() -> None:
+    assert "no space left" in _refuses_to_write("/dev/full")
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, failing, fail)
+    assert "no space left" in _refuses_to_write(path)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_disk_that_fills_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
+    pytest.importorskip("resource")
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    code = (
+        "import resource, sys\n"
+        "from axonn_tune.errors import FileError\n"
+        "from axonn_tune.io.yaml_files import write_text\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n"
+        "    write_text(sys.argv[1], 'x' * 100_000)\n"
+        "except FileError:\n"
+        "    sys.exit(7)\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        env=environment,
+        check=False,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 7, done.stderr
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
