@@ -21,12 +21,15 @@ class NoCandidateError(AxonnTuneError):
     """No grid satisfies the constraints; the message says which one fell to what."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'a' or 'b'?"`` for the known names closest to `name`, else all of them."""
+def closest(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'a' or 'b'?"`` for the known names closest to `name`, or nothing."""
     from difflib import get_close_matches
 
+    close = get_close_matches(name.lower(), list(known), n=3, cutoff=0.5)
+    return "; did you mean " + " or ".join(f"'{c}'" for c in close) + "?" if close else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`closest`, or all known names where none is close."""
     choices = list(known)
-    close = get_close_matches(name.lower(), choices, n=3, cutoff=0.5)
-    if close:
-        return "; did you mean " + " or ".join(f"'{choice}'" for choice in close) + "?"
-    return "; known: " + ", ".join(choices) if choices else ""
+    return closest(name, choices) or ("; known: " + ", ".join(choices) if choices else "")

@@ -11,7 +11,7 @@ process groups of their own do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -90,24 +90,37 @@ def compile_program(plan: StepPlan, axis_lanes: AxisLanes) -> Program:
 
 def _compile_phase(phase: Phase, phase_index: int, lane_of: Mapping[str, int]) -> _PhaseProgram:
     instructions: list[_Instruction] = []
+    pending: list[OpIndex] = []  # kernels that run back to back
+    pending_waits: tuple[str, ...] = ()
     issued: set[str] = set()
-    carried: list[str] = []
+    carried: dict[str, None] = {}
     feeding: set[int] = set()
+
+    def flush() -> None:
+        if pending:
+            instructions.append(_Kernels(tuple(pending), pending_waits))
+            pending.clear()
+
     for index, op in enumerate(phase.operations):
-        waits = tuple(name for name in op.waits_for if name in lane_of)
-        if isinstance(op, Collective) and op.name not in lane_of:
+        is_message = isinstance(op, Collective)
+        if is_message and op.name not in lane_of:
             continue
-        carried += [name for name in waits if name not in issued and name not in carried]
-        feeding |= {lane_of[name] for name in waits}
-        if isinstance(op, Collective):
+        waits: tuple[str, ...] = ()
+        if op.waits_for:
+            waits = tuple(name for name in op.waits_for if name in lane_of)
+            carried |= {name: None for name in waits if name not in issued}
+            feeding |= {lane_of[name] for name in waits}
+        if is_message:
+            flush()
             instructions.append(_Message((phase_index, index), op.name, lane_of[op.name], waits))
             issued.add(op.name)
             continue
-        last = instructions[-1] if instructions else None
-        if not waits and isinstance(last, _Kernels):
-            instructions[-1] = _Kernels((*last.operations, (phase_index, index)), last.waits_for)
-        else:
-            instructions.append(_Kernels(((phase_index, index),), waits))
+        if waits:
+            flush()
+        if not pending:
+            pending_waits = waits
+        pending.append((phase_index, index))
+    flush()
     return _PhaseProgram(tuple(instructions), phase.repeats, tuple(carried), frozenset(feeding))
 
 
@@ -320,52 +333,58 @@ def timeline(
 ) -> list[Event]:
     """Every operation of one candidate with its start and end, all repeats, one micro-step.
 
-    The time for which the compute stream stands still is charged to the collective whose
-    end let it go on; what is still running when computation ends is charged likewise.
+    The time for which the compute stream stands still is charged to the collectives that
+    ran meanwhile on the lane that held it up; so is what still runs when computation ends.
     """
     events: list[Event] = []
-    free: dict[int, float] = {}
+    on_lane: dict[int, list[int]] = {}
     latest: dict[str, int] = {}  # collective -> its latest event
     compute_free = 0.0
     for phase in phases:
         for _ in range(phase.repeats):
             for operation in phase.operations:
-                ready = compute_free
-                last: int | None = None
+                ready, holding = compute_free, None
                 for name in operation.waits_for:
                     if name in latest and events[latest[name]].end_seconds > ready:
-                        last = latest[name]
-                        ready = events[last].end_seconds
+                        holding = latest[name]
+                        ready = events[holding].end_seconds
                 if isinstance(operation, Collective):
                     lane = axis_lanes[operation.axis]
                     if not lane:
                         continue
-                    start = max(ready, free.get(lane, 0.0))
-                    free[lane] = start + seconds_of(operation)
+                    queue = on_lane.setdefault(lane, [])
+                    start = max(ready, events[queue[-1]].end_seconds if queue else 0.0)
                     latest[operation.name] = len(events)
-                    events.append(Event(phase.name, operation, lane, start, free[lane]))
+                    queue.append(len(events))
+                    end = start + seconds_of(operation)
+                    events.append(Event(phase.name, operation, lane, start, end))
                     continue
-                if last is not None:
-                    _charge(events, last, ready - compute_free)
+                if holding is not None:
+                    _charge(events, on_lane[events[holding].lane], holding, compute_free)
                 compute_free = ready + seconds_of(operation)
                 events.append(Event(phase.name, operation, 0, ready, compute_free))
-    running = [i for i, event in enumerate(events) if event.end_seconds > compute_free]
-    for index in sorted(running, key=lambda i: events[i].end_seconds):
-        _charge(events, index, events[index].end_seconds - compute_free)
-        compute_free = events[index].end_seconds
+    for last in sorted((queue[-1] for queue in on_lane.values()), key=lambda i: events[i].end_seconds):
+        if events[last].end_seconds > compute_free:
+            _charge(events, on_lane[events[last].lane], last, compute_free)
+            compute_free = events[last].end_seconds
     return events
 
 
-def _charge(events: list[Event], index: int, seconds: float) -> None:
-    event = events[index]
-    events[index] = Event(
-        event.phase,
-        event.operation,
-        event.lane,
-        event.start_seconds,
-        event.end_seconds,
-        event.exposed_seconds + seconds,
-    )
+def _charge(events: list[Event], queue: list[int], holding: int, idle_from: float) -> None:
+    """Charge the idle time up to the end of `holding` to it and to those before it on its lane.
+
+    What is left over, where the lane itself waited, goes to `holding`.
+    """
+    left = events[holding].end_seconds - idle_from
+    for index in reversed(queue[: queue.index(holding) + 1]):
+        event = events[index]
+        if event.end_seconds <= idle_from:
+            break
+        share = event.end_seconds - max(event.start_seconds, idle_from)
+        events[index] = replace(event, exposed_seconds=event.exposed_seconds + share)
+        left -= share
+    event = events[holding]
+    events[holding] = replace(event, exposed_seconds=event.exposed_seconds + left)
 
 
 def kernels(phases: Sequence[Phase]) -> list[tuple[OpIndex, Compute, int]]:

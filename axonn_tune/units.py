@@ -29,7 +29,7 @@ _EXAMPLES = {
 
 def suffix_of(field_name: str) -> str | None:
     """The unit suffix of a field's name, or None for a plain number."""
-    return next((suffix for suffix in _EXAMPLES if field_name.endswith(suffix)), None)
+    return next((suffix for suffix in _EXAMPLES if f"_{field_name}".endswith(suffix)), None)
 
 
 def parse_quantity(text: str | float | int, field_name: str) -> float:

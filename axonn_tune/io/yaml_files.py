@@ -38,16 +38,15 @@ _TAG = "tag:yaml.org,2002:"
 _DEEPEST = 500
 _BRACKET = re.compile(r"[\[{\]}]")
 _DEEP_BLOCK = re.compile(rf"(?:[-?:][ \t]+){{{_DEEPEST}}}|^ {{{_DEEPEST}}}", re.MULTILINE)
+_FLOAT = (
+    r"[-+]?(?:(?:[0-9][0-9_]*\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+    r"|[0-9]+[eE][-+]?[0-9]+|\.inf)|\.nan"
+)
 _PLAIN = (
     ("null", r"~|null|Null|NULL|", ("~", "n", "N", "")),
     ("bool", r"true|True|TRUE|false|False|FALSE", tuple("tTfF")),
     ("int", r"[-+]?(?:0|[1-9][0-9_]*)", tuple("-+0123456789")),
-    (
-        "float",
-        r"[-+]?(?:[0-9][0-9_]*\.[0-9]*(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+"
-        r"|\.[0-9]+(?:[eE][-+]?[0-9]+)?|\.inf)|\.nan",
-        tuple("-+.0123456789"),
-    ),
+    ("float", _FLOAT, tuple("-+.0123456789")),
     ("merge", r"<<", ("<",)),
 )
 

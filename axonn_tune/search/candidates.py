@@ -27,7 +27,8 @@ def divisors(n: int) -> Ints:
     """All divisors of n, ascending."""
     small = np.arange(1, int(n**0.5) + 1)
     small = small[n % small == 0]
-    return np.unique(np.concatenate([small, n // small]))
+    large = (n // small)[::-1]
+    return np.concatenate([small, large[large > small[-1]]])
 
 
 def factorisations(n_gpus: int) -> Ints:
@@ -82,16 +83,13 @@ def with_micro_batches(
 ) -> tuple[CandidateTable, dict[str, int]]:
     """Each placement with every micro-batch that divides its share of the global batch."""
     share = global_batch // (placements.sizes[2] * placements.sizes[3])
-    choices: dict[int, Ints] = {}
-    for local in np.unique(share):
-        sizes = divisors(int(local))
-        if constraints.micro_batch is not None:
-            sizes = sizes[sizes == constraints.micro_batch]
-        choices[int(local)] = sizes
-    counts = np.array([choices[int(local)].size for local in share], dtype=np.int64)
+    shares, which = np.unique(share, return_inverse=True)
+    choices = [divisors(int(local)) for local in shares]
+    if constraints.micro_batch is not None:
+        choices = [sizes[sizes == constraints.micro_batch] for sizes in choices]
+    counts = np.array([sizes.size for sizes in choices], dtype=np.int64)[which]
     rows = np.repeat(np.arange(len(placements)), counts)
-    empty: list[Ints] = [np.zeros(0, dtype=np.int64)]
-    micro_batch = np.concatenate([choices[int(local)] for local in share] or empty)
+    micro_batch = np.concatenate([choices[index] for index in which])
     rejected = {}
     if constraints.micro_batch is not None and (counts == 0).any():
         reason = f"micro-batch {constraints.micro_batch} does not divide the share of the batch"

@@ -61,11 +61,17 @@ class Evaluator:
     """Evaluates the candidates of one table, for one recomputation."""
 
     def __init__(
-        self, model: Model, job: Job, machine: Machine, recompute: str, table: CandidateTable
+        self,
+        model: Model,
+        job: Job,
+        machine: Machine,
+        recompute: str,
+        table: CandidateTable,
+        links: Links | None = None,
     ) -> None:
         self._model, self._job, self._machine = model, job, machine
         self._recompute, self._table = recompute, table
-        self._links = placement_links(machine, table.placements)
+        self._links = placement_links(machine, table.placements) if links is None else links
         self._lane_code = _lane_code(lanes(machine, self._links))
         self._shape_rows, self._shape_of = _distinct_shapes(table)
         self._shape_plan = self._plan(table.take(self._shape_rows))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from axonn_tune.errors import InputError, nearest
+from axonn_tune.errors import InputError, closest
 
 
 def require_positive(owner: str, name: str, value: float, hint: str = "") -> None:
     """Refuse what is not a finite number above zero."""
-    if not (value > 0 and math.isfinite(value)):
+    if not (0 < value < math.inf):
         raise InputError(f"{owner}: {name} is {value!r}; allowed: above 0{hint}")
 
 
@@ -30,7 +30,7 @@ def require_choice(owner: str, name: str, value: str, allowed: Iterable[str]) ->
     """Refuse a name that is not among the allowed ones."""
     choices = list(allowed)
     if value not in choices:
-        hint = nearest(str(value), choices)
-        if "known:" not in hint:
-            hint = f"; allowed: {', '.join(choices)}" + hint
-        raise InputError(f"{owner}: {name} is {value!r}{hint}")
+        raise InputError(
+            f"{owner}: {name} is {value!r}; allowed: {', '.join(choices)}"
+            f"{closest(str(value), choices)}"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -160,8 +161,8 @@ class LinkLevel:
             self.bandwidth_bytes_per_s.value,
             "; did you leave out the unit, as in '25 GB/s'?",
         )
-        if not self.latency_seconds.value >= 0:
-            raise InputError(f"{owner}: latency_seconds must not be negative")
+        if not 0 <= self.latency_seconds.value < math.inf:
+            raise InputError(f"{owner}: latency_seconds must be finite and not negative")
         for kind, quantity in self.kind_fraction.items():
             require_choice(owner, "kind_fraction", kind, KINDS)
             require_positive(owner, f"kind_fraction.{kind}", quantity.value)
@@ -193,8 +194,8 @@ class MemoryReserve:
     fragmentation_fraction: Quantity
 
     def __post_init__(self) -> None:
-        if not self.reserved_bytes.value >= 0:
-            raise InputError("memory_reserve: reserved_bytes must not be negative")
+        if not 0 <= self.reserved_bytes.value < math.inf:
+            raise InputError("memory_reserve: reserved_bytes must be finite and not negative")
         require_fraction(
             "memory_reserve", "fragmentation_fraction", self.fragmentation_fraction.value
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_choice, require_count
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by default
@@ -63,6 +64,11 @@ class Model:
         owner = f"model '{self.name}'"
         for name in ("n_layers", "hidden_size", "n_heads", "vocab_size", "seq_len"):
             require_count(owner, name, getattr(self, name))
+        if not self.head_dim and self.hidden_size % self.n_heads:
+            raise InputError(
+                f"{owner}: hidden_size is {self.hidden_size}; allowed: a multiple of n_heads "
+                f"({self.n_heads}), or give head_dim"
+            )
         for name, default in (
             ("n_kv_heads", self.n_heads),
             ("head_dim", self.hidden_size // self.n_heads),
@@ -76,8 +82,6 @@ class Model:
         require_choice(owner, "norm", self.norm, ("layer", "rms"))
         require_choice(owner, "position", self.position, ("learned", "rotary", "none"))
         if self.n_heads % self.n_kv_heads:
-            from axonn_tune.errors import InputError
-
             raise InputError(
                 f"{owner}: n_kv_heads is {self.n_kv_heads}; allowed: a divisor of "
                 f"n_heads ({self.n_heads})"

@@ -143,7 +143,7 @@ def test_all_problems_are_reported_at_once_with_their_keys() -> None:
     data["links"][0]["latency_seconds"] = 2e-6
     del data["jitter_fraction"]
     data["ranks_per_node"] = "four"
-    problems = " | ".join(_problems(Machine, data))
+    problems = _problems(Machine, data)
     for part in (
         "links[1].bandwith_bytes_per_s: unknown key; did you mean 'bandwidth_bytes_per_s'",
         "links[1].bandwidth_bytes_per_s: missing",
@@ -153,8 +153,8 @@ def test_all_problems_are_reported_at_once_with_their_keys() -> None:
         "jitter_fraction: missing",
         "ranks_per_node: got 'four'; allowed: a whole number",
     ):
-        assert part in problems
-    assert problems.count(" | ") == 6
+        assert any(problem.startswith(part) for problem in problems), part
+    assert len(problems) == 7
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_all_problems_are_reported_at_once_with_their_keys() -> None:
         (("jitter_fraction", "origin"), "guessed", "jitter_fraction.origin: is 'guessed'; allowed"),
         (("links",), [], "links: is empty"),
         (("gemm", "mode_fraction", "NN", "value"), -1, "gemm.mode_fraction.NN: is -1.0"),
-        (("gemm", "points", 0, "mode"), "XX", "gemm.points[0].mode: is 'XX'; allowed: NN, NT, TN"),
+        (("gemm", "points", 0, "mode"), "XX", "gemm.points[0].mode: is 'XX'; known: NN, NT, TN"),
     ],
 )
 def test_a_check_of_a_dataclass_names_its_key(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,7 +129,7 @@ def test_a_missing_key_of_the_outermost_mapping_has_no_line(tmp_path: Path) -> N
     [
         ("name: [1, 2\n", "line 2: "),
         ("name: a\n\tsize_bytes: 1\n", "line 2: "),
-        ("name: a: b\n", "line 1: mapping values are not allowed here; text that contains"),
+        ("name: a: b\n", "needs quotes"),
         ("name: 'a\n", "line 2: "),
         ("name: *b\n", "line 1: found undefined alias"),
         ("name: !!python/object/apply:os.system [ls]\n", "line 1: could not determine"),
@@ -136,7 +137,7 @@ def test_a_missing_key_of_the_outermost_mapping_has_no_line(tmp_path: Path) -> N
         ("? [a]\n: 1\n", "line 1: found unhashable key"),
         ("name: !!float abc\n", "could not convert"),
         (f"name: {'9' * 5000}\n", "integer string conversion"),
-        ("name: \x01\n", "control characters"),
+        ("name: \x01\n", "characters are not allowed"),
         ("[" * 100_000, "nested deeper"),
         ("- " * 100_000 + "1", "nested deeper"),
         ("{a: " * 100_000, "nested deeper"),
@@ -174,13 +175,19 @@ def test_saving_and_loading_is_the_identity(tmp_path: Path) -> None:
     assert path.read_text().startswith("# made\n# by me\nname: ")
 
 
+# PyYAML's emitter in Python writes U+0085 plainly and reads it as a space; libyaml's is right.
+TEXT = st.characters(
+    exclude_categories=["Cs"], exclude_characters="" if yaml.__with_libyaml__ else "\x85"
+)
+
+
 @given(
     st.recursive(
         st.none()
         | st.booleans()
         | st.integers(-(2**53), 2**53)
         | st.floats(allow_nan=False)
-        | st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
+        | st.text(TEXT, max_size=10)
         | st.from_regex(r"[-+]?[0-9_.]{0,4}([eE][-+]?[0-9]{1,3})?", fullmatch=True)
         | st.sampled_from(["yes", "No", "null", "~", "<<", "=", "2001-01-01", "1:20", "0x1F"]),
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab1e "), inner),

@@ -1,0 +1,44 @@
+"""``axonn-tune explain``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from axonn_tune.cli.options import format_option, output_option, search_arguments, search_options
+
+
+@click.command("explain")
+@search_options
+@click.option("--grid", required=True, metavar="GRID", help="G_x x G_y x G_z x G_data: 8x4x4x8.")
+@click.option("--all", "show_all", is_flag=True, help="Show every operation, not the 25 longest.")
+@format_option("table", "json")
+@output_option
+def command(
+    grid: str, show_all: bool, output_format: str, output: str | None, **options: Any
+) -> None:
+    """Show where the time and the memory of one grid go.
+
+    Without --micro-batch and --recompute, the best that fit the grid.
+
+    \b
+    Examples:
+      axonn-tune explain --gpus 1024 --model 80b --grid 8x4x4x8
+      axonn-tune explain --gpus 64 --model 20b --grid 1x4x16x1 --machine frontier --format json
+    """
+    from axonn_tune.api import build_search, predict_search
+    from axonn_tune.cli.output import as_json, emit
+    from axonn_tune.search.explain import explain
+
+    search = build_search(**search_arguments(options))
+    prediction = predict_search(search, grid)
+    explanation = explain(search.model, search.job, search.machine, prediction)
+    if output_format == "json":
+        from axonn_tune.report.records import explanation_document
+
+        emit(as_json(explanation_document(search, explanation)), output)
+        return
+    from axonn_tune.report.text import explanation_text
+
+    emit(explanation_text(search, explanation, None if show_all else 25), output)

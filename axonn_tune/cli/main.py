@@ -1,0 +1,82 @@
+"""The ``axonn-tune`` command: loads a subcommand when it is used, reports errors in one line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from axonn_tune import __version__
+from axonn_tune.errors import AxonnTuneError
+
+COMMANDS = {
+    "suggest": "Rank the grids on which to train a model.",
+    "explain": "Show where the time and the memory of one grid go.",
+    "models": "List and show model presets.",
+    "machines": "List and show hardware profiles.",
+    "reproduce": "Compare predictions with published results.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names, in the order in which a user meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import one command."""
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"axonn_tune.cli.{name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The command list, without importing the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="axonn-tune")
+def cli() -> None:
+    """Which parallel layout trains your model fastest, how fast, and why.
+
+    \b
+    Examples:
+      axonn-tune suggest --gpus 1024 --model 80b
+      axonn-tune explain --gpus 1024 --model 80b --grid 1x4x64x4
+    """
+
+
+def main(args: list[str] | None = None) -> Any:
+    """Run the command line; bad input is one line on stderr and exit code 2."""
+    try:
+        return cli.main(args=args, prog_name="axonn-tune", standalone_mode=False)
+    except AxonnTuneError as error:
+        _fail(str(error))
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(2)
+    except click.ClickException as error:
+        _fail(error.format_message())
+    except click.Abort:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader has gone (`| head`); Python must not complain when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _fail(message: str) -> None:
+    click.echo("axonn-tune: " + " ".join(message.split()), err=True)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""``axonn-tune models``."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.group("models")
+def command() -> None:
+    """List and show model presets.
+
+    \b
+    Examples:
+      axonn-tune models list
+      axonn-tune models show llama3-70b
+    """
+
+
+@command.command("list")
+def list_command() -> None:
+    """List the presets and the models in AXONN_TUNE_PATH.
+
+    \b
+    Example:
+      axonn-tune models list
+    """
+    from axonn_tune.io.presets import list_models, load_model
+    from axonn_tune.report.presets import models_table
+
+    click.echo(models_table([load_model(name) for name in list_models()]))
+
+
+@command.command("show")
+@click.argument("name")
+def show_command(name: str) -> None:
+    """Show the shape, the parameters and the source of one model.
+
+    \b
+    Examples:
+      axonn-tune models show 80b
+      axonn-tune models show ./config.json
+    """
+    from axonn_tune.io.presets import load_model
+    from axonn_tune.report.presets import model_text
+
+    click.echo(model_text(load_model(name)))

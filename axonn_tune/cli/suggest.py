@@ -1,0 +1,81 @@
+"""``axonn-tune suggest``."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import click
+
+from axonn_tune.cli.options import format_option, output_option, search_arguments, search_options
+
+
+@click.command("suggest")
+@search_options
+@click.option(
+    "--cost-model",
+    default="full",
+    show_default=True,
+    help="'full', or 'paper': order by AxoNN's bandwidth-only equations.",
+)
+@click.option("--include-oom", is_flag=True, help="Show what does not fit in memory too.")
+@click.option("--why-not", metavar="GRID", help="Say why a grid (8x4x4x8) is not suggested.")
+@click.option("--top-n", type=click.IntRange(min=1), default=10, show_default=True, help="Rows.")
+@click.option("--verbose", is_flag=True, help="Say how many grids were rejected for what.")
+@format_option("table", "json", "csv", "yaml")
+@output_option
+def command(
+    why_not: str | None,
+    top_n: int,
+    verbose: bool,
+    output_format: str,
+    output: str | None,
+    **options: Any,
+) -> None:
+    """Rank the grids on which to train a model.
+
+    \b
+    Examples:
+      axonn-tune suggest --gpus 1024 --model 80b
+      axonn-tune suggest --gpus 512 --model llama3-70b --machine frontier --order all
+      axonn-tune suggest --gpus 1024 --model 80b --why-not 8x4x4x8
+      axonn-tune suggest --gpus 64 --model ./config.json --format json --output ranking.json
+    """
+    from axonn_tune.api import build_search
+    from axonn_tune.cli.output import as_csv, as_json, emit
+    from axonn_tune.search.rank import run
+    from axonn_tune.search.rank import why_not as explain_absence
+    from axonn_tune.spec.grid import Grid
+
+    search = build_search(**search_arguments(options))
+    if why_not is not None:
+        emit(explain_absence(search, Grid.parse(why_not)), output)
+        return
+    ranking = run(search)
+    if output_format == "table":
+        from axonn_tune.report.text import ranking_text, rejected_text
+
+        text = ranking_text(ranking, top_n, options["machine"] is not None)
+        if verbose:
+            text += "\n" + rejected_text(ranking.rejected)
+        best = ranking.prediction(0)
+        emit(f"{text}\nNext: {_next_command(options, str(best.grid))}", output)
+        return
+    from axonn_tune.report.records import flat_record, ranking_document
+
+    if output_format == "csv":
+        emit(as_csv([flat_record(prediction) for prediction in ranking.top(top_n)]), output)
+    elif output_format == "json":
+        emit(as_json(ranking_document(ranking, top_n)), output)
+    else:
+        from axonn_tune.io.yaml_files import dump_yaml
+
+        emit(dump_yaml(ranking_document(ranking, top_n)), output)
+
+
+def _next_command(options: dict[str, Any], grid: str) -> str:
+    words = ["axonn-tune", "explain", "--gpus", str(options["gpus"]), "--model", options["model"]]
+    for name in ("machine", "global_batch", "global_batch_tokens", "seq_len"):
+        if options[name] is not None:
+            words += ["--" + name.replace("_", "-"), str(options[name])]
+    return shlex.join([*words, "--grid", grid])

@@ -1,0 +1,110 @@
+"""Models and machines as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from axonn_tune.report.text import key_values, table
+from axonn_tune.spec.machine import GemmPoint, Machine, Quantity
+from axonn_tune.spec.model import Model
+from axonn_tune.units import format_count, format_quantity, gib
+
+
+def models_table(models: Sequence[Model]) -> str:
+    """One line per model."""
+    rows = [
+        [
+            model.name,
+            format_count(model.parameters),
+            model.n_layers,
+            model.hidden_size,
+            model.n_heads,
+            model.n_kv_heads,
+            model.ffn_hidden_size,
+            model.vocab_size,
+            model.seq_len,
+        ]
+        for model in models
+    ]
+    headers = ["model", "parameters", "layers", "hidden", "heads", "KV heads", "MLP", "vocabulary"]
+    return table(rows, [*headers, "sequence"])
+
+
+def model_text(model: Model) -> str:
+    """All fields of a model and what follows from them."""
+    pairs = [(item.name, str(getattr(model, item.name))) for item in fields(model)]
+    flops = model.model_flops(1.0, model.seq_len)
+    pairs += [
+        ("parameters", f"{model.parameters:.0f} ({format_count(model.parameters)})"),
+        ("padded_vocab_size", str(model.padded_vocab_size)),
+        ("model FLOPs per token", f"{flops:.4g} at sequence length {model.seq_len}"),
+    ]
+    return key_values(pairs)
+
+
+def machines_table(machines: Sequence[Machine]) -> str:
+    """One line per machine."""
+    rows = [
+        [
+            machine.name,
+            machine.gpu.name,
+            f"{gib(machine.gpu.memory_bytes.value):.0f}",
+            f"{machine.peak_flops_per_s('bf16') * 1e-12:.1f}",
+            machine.ranks_per_node,
+            ", ".join(
+                f"{link.name} {format_quantity(link.bandwidth_bytes_per_s.value, '_bytes_per_s')}"
+                for link in machine.links
+            ),
+        ]
+        for machine in machines
+    ]
+    headers = ["machine", "GPU", "GiB", "bf16 TFLOP/s", "per node", "links, innermost first"]
+    return table(rows, headers)
+
+
+def machine_text(machine: Machine) -> str:
+    """Every number of a profile with its origin and source."""
+    n_points = len(machine.gemm.points)
+    rows = [
+        [name, format_quantity(q.value, name), q.origin, q.source]
+        for name, q in _quantities(machine, "")
+    ]
+    widths = ", ".join(
+        f"{tile.rows}x{tile.columns} at {tile.speed_fraction:g}" for tile in machine.gemm.tiles
+    )
+    head = key_values(
+        [
+            ("machine", machine.name),
+            ("description", machine.description),
+            ("GPU", f"{machine.gpu.name}, {machine.gpu.n_multiprocessors} multiprocessors"),
+            ("GPUs per node", str(machine.ranks_per_node)),
+            ("GEMM tiles", widths),
+            ("measured GEMM points", str(n_points)),
+        ]
+    )
+    return f"{head}\n\n{table(rows, ['quantity', 'value', 'origin', 'source'])}"
+
+
+def _quantities(value: Any, prefix: str) -> Iterator[tuple[str, Quantity]]:
+    """Every `Quantity` in a profile with a dotted name that ends in its unit where it can."""
+    if isinstance(value, Quantity):
+        yield prefix, value
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            owner, _, last = prefix.rpartition(".")
+            yield from _quantities(entry, f"{owner}.{key}.{last}".lstrip("."))
+    elif isinstance(value, tuple):
+        for entry in value:
+            if not isinstance(entry, GemmPoint):
+                label = getattr(entry, "name", None) or _pair(entry)
+                yield from _quantities(entry, f"{prefix}.{label}")
+    elif is_dataclass(value):
+        for item in fields(value):
+            name = f"{prefix}.{item.name}".lstrip(".")
+            yield from _quantities(getattr(value, item.name), name)
+
+
+def _pair(entry: Any) -> str:
+    return f"({entry.stride},{entry.size})" if hasattr(entry, "stride") else ""

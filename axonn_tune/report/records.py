@@ -1,0 +1,118 @@
+"""Results as plain data: the JSON contract and flat records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from axonn_tune.search.explain import Explanation
+from axonn_tune.search.rank import Prediction, Ranking, Search
+
+SCHEMA_VERSION = 1
+
+
+def assumptions(search: Search) -> dict[str, Any]:
+    """Everything that the numbers rest on."""
+    job, machine, overlap = search.job, search.machine, search.job.overlap
+    return {
+        "model": search.model.name,
+        "parameters": search.model.parameters,
+        "gpus": job.n_gpus,
+        "machine": machine.name,
+        "gpu": machine.gpu.name,
+        "peak_flops_per_s": machine.peak_flops_per_s(job.dtype),
+        "memory_capacity_bytes": machine.gpu.memory_bytes.value,
+        "global_batch": job.global_batch,
+        "global_batch_tokens": job.tokens,
+        "seq_len": job.seq_len,
+        "dtype": job.dtype,
+        "attention": job.attention,
+        "overlap": {"oar": overlap.oar, "ors": overlap.ors, "oag": overlap.oag},
+        "kernel_tuning": job.kernel_tuning,
+        "keep_gathered_weights": job.keep_gathered_weights,
+        "orders": list(search.constraints.orders),
+        "recompute": list(search.recomputes),
+        "cost_model": search.cost_model,
+    }
+
+
+def record(prediction: Prediction) -> dict[str, Any]:
+    """One entry of ``results``."""
+    grid = prediction.grid
+    return {
+        "rank": prediction.rank,
+        "strategy": prediction.strategy,
+        "grid": {"x": grid.x, "y": grid.y, "z": grid.z, "data": grid.data},
+        "order": prediction.order,
+        "micro_batch": prediction.micro_batch,
+        "n_microsteps": prediction.n_microsteps,
+        "recompute": prediction.recompute,
+        "step_seconds": prediction.step_seconds,
+        "compute_seconds": prediction.compute_seconds,
+        "exposed_communication_seconds": prediction.exposed_communication_seconds,
+        "exposed_communication_fraction": prediction.exposed_communication_fraction,
+        "tflops_per_gpu": prediction.tflops_per_gpu,
+        "hardware_tflops_per_gpu": prediction.hardware_tflops_per_gpu,
+        "mfu": prediction.mfu,
+        "hfu": prediction.hfu,
+        "tokens_per_second_per_gpu": prediction.tokens_per_second_per_gpu,
+        "memory_bytes": prediction.memory_bytes,
+        "memory_terms_bytes": dict(prediction.memory_terms_bytes),
+        "largest_memory_term": prediction.largest_memory_term,
+        "memory_capacity_bytes": prediction.memory_capacity_bytes,
+        "fits": prediction.fits,
+        "paper_communication_seconds": prediction.paper_communication_seconds,
+    }
+
+
+def flat_record(prediction: Prediction) -> dict[str, Any]:
+    """A record without nesting: ``g_x``, ..., ``memory_weights_bytes``, ..."""
+    flat: dict[str, Any] = {}
+    for key, value in record(prediction).items():
+        if key == "grid":
+            flat |= {f"g_{axis}": size for axis, size in value.items()}
+        elif key == "memory_terms_bytes":
+            flat |= {f"memory_{term}_bytes": amount for term, amount in value.items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def ranking_document(ranking: Ranking, top_n: int | None) -> dict[str, Any]:
+    """What ``suggest --format json`` prints."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "assumptions": assumptions(ranking.search),
+        "results": [record(prediction) for prediction in ranking.top(top_n)],
+        "rejected": dict(ranking.rejected),
+        "evaluated": len(ranking),
+    }
+
+
+def explanation_document(search: Search, explanation: Explanation) -> dict[str, Any]:
+    """What ``explain --format json`` prints."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "assumptions": assumptions(search),
+        "prediction": record(explanation.prediction),
+        "operations": [
+            {
+                "name": op.name,
+                "kind": op.kind,
+                "detail": op.detail,
+                "axis": op.axis or None,
+                "n_calls": op.n_calls,
+                "seconds_per_call": op.seconds_per_call,
+                "total_seconds": op.total_seconds,
+                "exposed_seconds": op.exposed_seconds,
+                "hidden_seconds": op.hidden_seconds,
+                "rate_per_s": op.rate_per_s,
+                "bound_by": op.bound_by,
+            }
+            for op in explanation.operations
+        ],
+        "exposed_seconds_by_axis": explanation.exposed_seconds_by_axis,
+        "sensitivities": [
+            {"resource": s.resource, "saved_seconds": s.saved_seconds}
+            for s in explanation.sensitivities
+        ],
+    }

@@ -1,0 +1,191 @@
+"""Results as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from axonn_tune.search.explain import Explanation, OperationCost
+from axonn_tune.search.rank import Prediction, Ranking, Search
+from axonn_tune.spec.grid import AXES
+from axonn_tune.units import format_count, format_quantity, format_seconds, gib
+
+
+def table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
+    """Aligned columns: numbers to the right, names to the left.
+
+    Written out because importing a table library costs a tenth of a whole `suggest`.
+    """
+    columns = zip(*rows, strict=True) if rows else [()] * len(headers)
+    aligned = [
+        _aligned(header, [str(cell) for cell in column])
+        for header, column in zip(headers, columns, strict=True)
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in zip(*aligned, strict=True))
+
+
+def _aligned(header: str, cells: Sequence[str]) -> list[str]:
+    width = max(map(len, (header, *cells)))
+    numeric = all(cell[:1].isdigit() or cell[:1] in "-." for cell in cells)
+    justify = str.rjust if numeric else str.ljust
+    head, *body = (justify(cell, width) for cell in (header, *cells))
+    return [head, "-" * width, *body]
+
+
+def assumption_line(search: Search, machine_was_given: bool = True) -> str:
+    """One line that says what was assumed."""
+    job = search.job
+    default = "" if machine_was_given else " (the default; choose with --machine)"
+    tuning = "on" if job.kernel_tuning else "off"
+    return (
+        f"Assumed: machine {search.machine.name}{default}, global batch {job.global_batch} sequences "
+        f"({format_count(job.tokens)} tokens), sequence length {job.seq_len}, {job.dtype}, "
+        f"{job.attention} attention, overlap {job.overlap}, kernel tuning {tuning}."
+    )
+
+
+def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
+    """The best configurations, the assumptions and the next command to type."""
+    predictions = ranking.top(top_n)
+    search = ranking.search
+    capacity = search.machine.gpu.memory_bytes.value
+    show_order = len({p.order for p in predictions} | set(search.constraints.orders)) > 1
+    paper = search.cost_model == "paper"
+    headers = ["#", "G_x", "G_y", "G_z", "G_data"] + ["order"] * show_order
+    headers += ["mbs", "recompute"] + ["paper s"] * paper
+    headers += ["step s", "TFLOP/s/GPU", "MFU %", "HFU %", "exposed %"]
+    headers += [f"GiB of {gib(capacity):.0f}"]
+    rows = []
+    for p in predictions:
+        memory = f"{gib(p.memory_bytes):.1f}" + ("" if p.fits else f" OOM: {p.largest_memory_term}")
+        rows.append(
+            [p.rank, p.grid.x, p.grid.y, p.grid.z, p.grid.data]
+            + [p.order] * show_order
+            + [p.micro_batch, p.recompute]
+            + [f"{p.paper_communication_seconds:.3f}"] * paper
+            + [f"{p.step_seconds:.3f}", f"{p.tflops_per_gpu:.1f}"]
+            + [f"{100 * p.mfu:.1f}", f"{100 * p.hfu:.1f}"]
+            + [f"{100 * p.exposed_communication_fraction:.1f}", memory]
+        )
+    return "\n".join(
+        [
+            f"{search.model.name} ({format_count(search.model.parameters)} parameters) on "
+            f"{search.job.n_gpus} {search.machine.gpu.name}: best {len(rows)} of {len(ranking)} "
+            f"configurations on {ranking.n_legal_grids} grids",
+            "",
+            table(rows, headers),
+            "",
+            assumption_line(search, machine_was_given),
+        ]
+    )
+
+
+def rejected_text(rejected: Mapping[str, int]) -> str:
+    """How many grids, or configurations of grids, fell to what."""
+    if not rejected:
+        return "Rejected: none."
+    lines = (f"  {count:>8}  {reason}" for reason, count in rejected.items())
+    return "\n".join(["Rejected (grids; out of memory: configurations):", *lines])
+
+
+def explanation_text(search: Search, explanation: Explanation, n_operations: int | None) -> str:
+    """A configuration's time by operation, its memory, and what would help."""
+    p = explanation.prediction
+    parts = [
+        f"{search.model.name} on {search.job.n_gpus} {search.machine.gpu.name}, grid {p.grid} "
+        f"(x, y, z, data), order {p.order}, micro-batch {p.micro_batch}, recompute {p.recompute}",
+        f"step {p.step_seconds:.3f} s = {p.compute_seconds:.3f} s compute + "
+        f"{p.exposed_communication_seconds:.3f} s exposed communication; {p.n_microsteps} micro-steps; "
+        f"{p.tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {100 * p.mfu:.1f} %, HFU {100 * p.hfu:.1f} %",
+        "",
+        _operations_text(explanation.operations, n_operations, p.step_seconds),
+        "",
+        _axes_text(explanation),
+        "",
+        _memory_text(p),
+        "",
+        _sensitivity_text(explanation, p.step_seconds),
+        "",
+        assumption_line(search),
+    ]
+    return "\n".join(parts)
+
+
+def _operations_text(
+    operations: Sequence[OperationCost], limit: int | None, step_seconds: float
+) -> str:
+    ordered = sorted(operations, key=lambda op: -op.total_seconds)
+    shown = ordered if limit is None else ordered[:limit]
+    rows = [
+        [
+            op.name,
+            op.kind,
+            op.axis or "-",
+            _detail(op),
+            op.n_calls,
+            format_seconds(op.seconds_per_call, 3),
+            f"{op.total_seconds:.4f}",
+            f"{op.exposed_seconds:.4f}" if op.axis else "-",
+            f"{op.hidden_seconds:.4f}" if op.axis else "-",
+            _rate(op),
+            op.bound_by,
+        ]
+        for op in shown
+    ]
+    headers = ["operation", "kind", "axis", "size", "calls", "each", "total s", "exposed s"]
+    headers += ["hidden s", "rate", "bound by"]
+    left = len(ordered) - len(shown)
+    note = ""
+    if left:
+        rest = sum(op.total_seconds for op in ordered[len(shown) :])
+        note = (
+            f"\n(and {left} more operations, {rest:.4f} s, {100 * rest / step_seconds:.2f} % "
+            "of the step; --all shows them)"
+        )
+    return table(rows, headers) + note
+
+
+def _detail(op: OperationCost) -> str:
+    if op.detail.endswith(" B"):
+        return format_quantity(float(op.detail[:-2]), "size_bytes")
+    return op.detail
+
+
+def _rate(op: OperationCost) -> str:
+    if op.kind.startswith(("GEMM", "attention")):
+        return format_quantity(op.rate_per_s, "rate_flops_per_s")
+    return format_quantity(op.rate_per_s, "rate_bytes_per_s")
+
+
+def _axes_text(explanation: Explanation) -> str:
+    exposed = explanation.exposed_seconds_by_axis
+    parts = (f"{axis} {exposed[axis]:.4f} s" for axis in AXES)
+    return "Exposed communication by axis: " + ", ".join(parts)
+
+
+def _memory_text(p: Prediction) -> str:
+    rows = [[term, f"{gib(size):.2f}"] for term, size in p.memory_terms_bytes.items()]
+    rows.append(["total", f"{gib(p.memory_bytes):.2f}"])
+    short = gib(p.memory_bytes - p.memory_capacity_bytes)
+    verdict = (
+        f"fits, {-short:.2f} GiB free"
+        if p.fits
+        else f"out of memory, {short:.2f} GiB short; largest term {p.largest_memory_term}"
+    )
+    capacity = f"{gib(p.memory_capacity_bytes):.1f} GiB"
+    return table(rows, ["memory term", "GiB"]) + f"\nOf {capacity} per GPU: {verdict}"
+
+
+def _sensitivity_text(explanation: Explanation, step_seconds: float) -> str:
+    rows = [
+        [s.resource, f"{s.saved_seconds:.4f}", f"{100 * s.saved_seconds / step_seconds:.2f}"]
+        for s in explanation.sensitivities
+    ]
+    return table(rows, ["10 % more (of a latency: less)", "saves s", "% of step"])
+
+
+def key_values(pairs: Iterable[tuple[str, str]]) -> str:
+    """Two aligned columns."""
+    listed = list(pairs)
+    width = max(len(key) for key, _ in listed)
+    return "\n".join(f"{key:<{width}}  {value}" for key, value in listed)

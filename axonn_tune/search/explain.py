@@ -1,0 +1,247 @@
+"""Where the time of one configuration goes, operation by operation, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from axonn_tune.cost.links import AxisLinks, placement_links
+from axonn_tune.cost.pricing import CollectivePrices, compute_seconds, lanes
+from axonn_tune.search.evaluate import Evaluator
+from axonn_tune.search.rank import Prediction
+from axonn_tune.simulate import Event, timeline
+from axonn_tune.spec.grid import AXES, CandidateTable
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.machine import Machine, Quantity
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Attention, Collective, Gemm, Operation, StepPlan
+from axonn_tune.strategies import axonn4d
+
+IMPROVEMENT = 1.1  # what a sensitivity gives to a resource: 10 % more of it
+
+
+@dataclass(frozen=True)
+class OperationCost:
+    """One operation of the plan, summed over a training step."""
+
+    name: str
+    kind: str
+    detail: str  # m x n x k of a product, full bytes of a collective, bytes of a kernel
+    n_calls: int
+    seconds_per_call: float
+    total_seconds: float
+    exposed_seconds: float
+    rate_per_s: float  # FLOP/s of a product; bytes/s that a rank's ring or a kernel moves
+    bound_by: str  # link level, or the resource of a kernel
+    axis: str
+
+    @property
+    def hidden_seconds(self) -> float:
+        """Time of a collective beside computation."""
+        return self.total_seconds - self.exposed_seconds if self.axis else 0.0
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What 10 % more of one resource saves."""
+
+    resource: str
+    saved_seconds: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A prediction taken apart."""
+
+    prediction: Prediction
+    operations: tuple[OperationCost, ...]
+    sensitivities: tuple[Sensitivity, ...]
+
+    @property
+    def exposed_seconds_by_axis(self) -> dict[str, float]:
+        """Exposed communication of each grid axis in a step."""
+        return {
+            axis: sum(op.exposed_seconds for op in self.operations if op.axis == axis)
+            for axis in AXES
+        }
+
+
+def explain(model: Model, job: Job, machine: Machine, prediction: Prediction) -> Explanation:
+    """Play the configuration operation by operation and try each resource 10 % better."""
+    table = CandidateTable.single(prediction.grid, prediction.order, prediction.micro_batch)
+    plan = axonn4d.plan(model, job, prediction.recompute, table)
+    links = placement_links(machine, table.placements)
+    microstep, step_end = _timelines(plan, links, machine, job, table)
+    costs = [*_sum_by_name(microstep, prediction.n_microsteps), *_sum_by_name(step_end, 1)]
+    operations = tuple(_operation_cost(*cost, links, machine) for cost in costs)
+    return Explanation(prediction, operations, _sensitivities(model, job, machine, prediction))
+
+
+def _timelines(
+    plan: StepPlan,
+    links: Mapping[str, AxisLinks],
+    machine: Machine,
+    job: Job,
+    table: CandidateTable,
+) -> tuple[list[Event], list[Event]]:
+    collective = CollectivePrices(links, table)
+    axis_lanes = {axis: int(lanes(machine, links)[i, 0]) for i, axis in enumerate(AXES)}
+    known: dict[int, float] = {}
+
+    def seconds_of(operation: Operation) -> float:
+        if id(operation) not in known:
+            if isinstance(operation, Collective):
+                seconds = collective(operation)
+            else:
+                seconds = compute_seconds(operation, machine, job)
+            known[id(operation)] = float(np.ravel(seconds)[0])
+        return known[id(operation)]
+
+    return (
+        timeline(plan.microstep, seconds_of, axis_lanes),
+        timeline(plan.step_end, seconds_of, axis_lanes),
+    )
+
+
+def _sum_by_name(
+    events: list[Event], repeats: int
+) -> Iterator[tuple[Operation, int, float, float, float]]:
+    """Operation, calls, seconds of one call, seconds and exposed seconds of a step, by name."""
+    groups: dict[str, list[Event]] = {}
+    for event in events:
+        groups.setdefault(event.operation.name, []).append(event)
+    for group in groups.values():
+        total = sum(event.seconds for event in group)
+        exposed = sum(event.exposed_seconds for event in group)
+        n_calls = len(group) * repeats
+        yield group[0].operation, n_calls, total / len(group), total * repeats, exposed * repeats
+
+
+def _number(size: object) -> float:
+    return float(np.ravel(np.asarray(size, dtype=np.float64))[0])
+
+
+def _operation_cost(
+    operation: Operation,
+    n_calls: int,
+    per_call: float,
+    total: float,
+    exposed: float,
+    links: Mapping[str, AxisLinks],
+    machine: Machine,
+) -> OperationCost:
+    axis, bound_by = "", "compute"
+    if isinstance(operation, Gemm):
+        kind = f"GEMM {operation.mode}"
+        m, n, k = (_number(size) for size in (operation.m, operation.n, operation.k))
+        detail, amount = f"{m:.0f} x {n:.0f} x {k:.0f}", 2.0 * m * n * k
+    elif isinstance(operation, Attention):
+        kind, amount = "attention", _number(operation.flops)
+        detail = (
+            f"{_number(operation.n_sequences):.0f} x {_number(operation.n_heads):.0f} heads"
+            f" x {operation.seq_len} x {operation.head_dim}"
+        )
+    elif isinstance(operation, Collective):
+        kind, axis, amount = operation.kind, operation.axis, _number(operation.nbytes)
+        axis_links = links[axis]
+        level = int(axis_links.bounding_level[0])
+        bound_by = machine.links[level].name if level >= 0 else ""
+        return OperationCost(
+            operation.name,
+            kind,
+            f"{amount:.0f} B",
+            int(n_calls * _number(operation.n_calls)),
+            per_call / _number(operation.n_calls),
+            total,
+            exposed,
+            float(axis_links.bandwidth_bytes_per_s[kind][0]),
+            bound_by,
+            axis,
+        )
+    else:
+        kind, bound_by, amount = "memory-bound", "memory", _number(operation.nbytes)
+        detail = f"{amount:.0f} B"
+    rate = amount / per_call if per_call else 0.0
+    return OperationCost(
+        operation.name, kind, detail, n_calls, per_call, total, exposed, rate, bound_by, axis
+    )
+
+
+def _sensitivities(
+    model: Model, job: Job, machine: Machine, prediction: Prediction
+) -> tuple[Sensitivity, ...]:
+    """Seconds saved by 10 % more of each resource (10 % less of a latency), largest first."""
+    table = CandidateTable.single(prediction.grid, prediction.order, prediction.micro_batch)
+
+    def step_seconds(changed: Machine) -> float:
+        evaluator = Evaluator(model, job, changed, prediction.recompute, table)
+        return float(evaluator.evaluate().step_seconds[0])
+
+    base = step_seconds(machine)
+    savings = [
+        Sensitivity(resource, base - step_seconds(changed))
+        for resource, changed in _improved_machines(machine)
+    ]
+    return tuple(sorted(savings, key=lambda s: -s.saved_seconds))
+
+
+def _improved_machines(machine: Machine) -> Iterator[tuple[str, Machine]]:
+    gpu = machine.gpu
+    peak = {dtype: q.scaled(IMPROVEMENT) for dtype, q in gpu.peak_flops_per_s.items()}
+    points = tuple(
+        replace(point, seconds=point.seconds / IMPROVEMENT) for point in machine.gemm.points
+    )
+    yield (
+        "GPU compute rate",
+        replace(
+            machine,
+            gpu=replace(gpu, peak_flops_per_s=peak),
+            gemm=replace(machine.gemm, points=points),
+        ),
+    )
+    bandwidth = gpu.memory_bandwidth_bytes_per_s.scaled(IMPROVEMENT)
+    yield (
+        "GPU memory bandwidth",
+        replace(machine, gpu=replace(gpu, memory_bandwidth_bytes_per_s=bandwidth)),
+    )
+    for index, link in enumerate(machine.links):
+        rings = machine.ring_bandwidths
+        if index < machine.node_level:
+            rings = tuple(
+                replace(ring, bandwidth_bytes_per_s=ring.bandwidth_bytes_per_s.scaled(IMPROVEMENT))
+                if _is_bound_by(ring.stride * ring.size, machine, index)
+                else ring
+                for ring in rings
+            )
+        faster = link.bandwidth_bytes_per_s.scaled(IMPROVEMENT)
+        yield (
+            f"{link.name} bandwidth",
+            _with_link(machine, index, "bandwidth_bytes_per_s", faster, rings),
+        )
+        quicker = link.latency_seconds.scaled(1.0 / IMPROVEMENT)
+        yield f"{link.name} latency", _with_link(machine, index, "latency_seconds", quicker)
+    yield (
+        "equal GPUs (no jitter)",
+        replace(machine, jitter_fraction=machine.jitter_fraction.scaled(0.0)),
+    )
+
+
+def _is_bound_by(span: int, machine: Machine, index: int) -> bool:
+    """Whether a ring inside a node that spans so many ranks crosses this level and no further."""
+    crossed = [i for i, link in enumerate(machine.links) if span > link.unit_ranks]
+    return bool(crossed) and crossed[-1] == index
+
+
+def _with_link(
+    machine: Machine,
+    index: int,
+    field: str,
+    value: Quantity,
+    ring_bandwidths: tuple[object, ...] | None = None,
+) -> Machine:
+    links = list(machine.links)
+    links[index] = replace(links[index], **{field: value})
+    rings = machine.ring_bandwidths if ring_bandwidths is None else ring_bandwidths
+    return replace(machine, links=tuple(links), ring_bandwidths=rings)

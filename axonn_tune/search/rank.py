@@ -1,0 +1,319 @@
+"""Search every candidate of a job and rank them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from axonn_tune.cost import paper
+from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.pricing import Links
+from axonn_tune.errors import InputError, NoCandidateError
+from axonn_tune.search.candidates import (
+    Constraints,
+    broken_rules,
+    legal_placements,
+    no_grid_error,
+    with_micro_batches,
+)
+from axonn_tune.search.evaluate import Evaluator, memory_bytes
+from axonn_tune.spec.grid import ORDERS, CandidateTable, Grid, Ints, Placements
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.spec.plan import Array
+from axonn_tune.strategies import axonn4d
+from axonn_tune.units import gib
+
+COST_MODELS = ("full", "paper")
+LARGEST_GPU_COUNT = 2**22
+MEMORY_REASON = "out of memory"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One configuration with its predicted step.
+
+    `tflops_per_gpu` and `mfu` count the model's FLOPs, `hardware_tflops_per_gpu` and `hfu`
+    also those of recomputation; `mfu` and `hfu` are fractions of the advertised peak.
+    `step_seconds` and what follows from it is NaN where the configuration was not timed.
+    """
+
+    rank: int
+    strategy: str
+    grid: Grid
+    order: str
+    micro_batch: int
+    n_microsteps: int
+    recompute: str
+    step_seconds: float
+    compute_seconds: float
+    exposed_communication_seconds: float
+    tflops_per_gpu: float
+    hardware_tflops_per_gpu: float
+    mfu: float
+    hfu: float
+    tokens_per_second_per_gpu: float
+    memory_bytes: float
+    memory_terms_bytes: Mapping[str, float]
+    memory_capacity_bytes: float
+    fits: bool
+    paper_communication_seconds: float
+
+    @property
+    def exposed_communication_fraction(self) -> float:
+        """Share of the step in which the compute stream stands still."""
+        return self.exposed_communication_seconds / self.step_seconds
+
+    @property
+    def largest_memory_term(self) -> str:
+        """The term that takes most memory."""
+        return max(self.memory_terms_bytes, key=lambda term: self.memory_terms_bytes[term])
+
+
+@dataclass(frozen=True)
+class Search:
+    """What to search: the job, the machine, and what the user fixed."""
+
+    model: Model
+    job: Job
+    machine: Machine
+    constraints: Constraints = Constraints()
+    recomputes: tuple[str, ...] = RECOMPUTES
+    cost_model: str = "full"
+    include_oom: bool = False
+
+    def rules(self, placements: Placements) -> dict[str, np.ndarray]:
+        """The algorithm's divisibility rules for this job."""
+        return axonn4d.rejections(self.model, self.job, placements)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """All candidates of a search in rank order; columns have one entry per candidate."""
+
+    search: Search
+    table: CandidateTable
+    recompute: Ints  # indexes RECOMPUTES
+    step_seconds: Array
+    compute_seconds: Array
+    memory_bytes: Array
+    fits: np.ndarray
+    paper_seconds: Array
+    rejected: Mapping[str, int]
+    n_legal_grids: int
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def top(self, n: int | None = None) -> list[Prediction]:
+        """The first n predictions, or all."""
+        count = len(self) if n is None else min(n, len(self))
+        return [self.prediction(row) for row in range(count)]
+
+    def prediction(self, row: int) -> Prediction:
+        """The prediction at one row (row 0 is the best)."""
+        search = self.search
+        model, job, machine = search.model, search.job, search.machine
+        recompute = RECOMPUTES[int(self.recompute[row])]
+        single = self.table.take(slice(row, row + 1))
+        _, terms = memory_bytes(model, job, machine, recompute, single)
+        seconds, compute = float(self.step_seconds[row]), float(self.compute_seconds[row])
+        per_gpu = 1e-12 / (seconds * job.n_gpus)
+        tflops = model.model_flops(job.tokens, job.seq_len) * per_gpu
+        hardware_tflops = model.hardware_flops(job.tokens, job.seq_len, recompute) * per_gpu
+        peak_tflops = machine.peak_flops_per_s(job.dtype) * 1e-12
+        placement = int(self.table.placement[row])
+        return Prediction(
+            rank=row + 1,
+            strategy=axonn4d.NAME,
+            grid=self.table.placements.grid(placement),
+            order=ORDERS[int(self.table.placements.order[placement])],
+            micro_batch=int(self.table.micro_batch[row]),
+            n_microsteps=int(single.n_microsteps(job.global_batch)[0]),
+            recompute=recompute,
+            step_seconds=seconds,
+            compute_seconds=compute,
+            exposed_communication_seconds=max(seconds - compute, 0.0),
+            tflops_per_gpu=tflops,
+            hardware_tflops_per_gpu=hardware_tflops,
+            mfu=tflops / peak_tflops,
+            hfu=hardware_tflops / peak_tflops,
+            tokens_per_second_per_gpu=job.tokens / (seconds * job.n_gpus),
+            memory_bytes=float(self.memory_bytes[row]),
+            memory_terms_bytes={term: float(values[0]) for term, values in terms.items()},
+            memory_capacity_bytes=machine.gpu.memory_bytes.value,
+            fits=bool(self.fits[row]),
+            paper_communication_seconds=float(self.paper_seconds[placement]),
+        )
+
+
+def run(search: Search) -> Ranking:
+    """Evaluate every candidate that fits (with `include_oom` all) and rank them.
+
+    Raises
+    ------
+    NoCandidateError
+        No grid is legal, or none fits; the message says which GPU count would do.
+    """
+    placements, rejected = _placements(search)
+    table, without_micro_batch = with_micro_batches(
+        placements, search.job.global_batch, search.constraints
+    )
+    rejected |= without_micro_batch
+    if not len(table):
+        raise no_grid_error(search.job.n_gpus, search.constraints, search.rules, rejected)
+    links = placement_links(search.machine, placements)
+    parts = [_evaluate(search, table, links, recompute) for recompute in search.recomputes]
+    n_oom = sum(int((~part.fits).sum()) for part in parts)
+    if n_oom:
+        rejected[MEMORY_REASON] = n_oom
+    if n_oom == len(table) * len(parts) and not search.include_oom:
+        raise _nothing_fits(search, min(float(part.memory.min()) for part in parts))
+    paper_seconds = paper.communication_seconds(search.model, search.job, placements, links)
+    return _ranked(search, table, parts, rejected, paper_seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One recomputation: which rows of the table were timed, and with what result."""
+
+    recompute: str
+    rows: Ints
+    step_seconds: Array
+    compute_seconds: Array
+    memory: Array
+    fits: np.ndarray
+
+
+def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
+    n_gpus = search.job.n_gpus
+    if n_gpus > LARGEST_GPU_COUNT:
+        raise InputError(f"--gpus {n_gpus} is above {LARGEST_GPU_COUNT}, the largest count searched")
+    placements, rejected = legal_placements(n_gpus, search.constraints, search.rules)
+    if not len(placements):
+        raise no_grid_error(n_gpus, search.constraints, search.rules, rejected)
+    return placements, rejected
+
+
+def _evaluate(search: Search, table: CandidateTable, links: Links, recompute: str) -> _Part:
+    model, job, machine = search.model, search.job, search.machine
+    memory, _ = memory_bytes(model, job, machine, recompute, table)
+    fits = memory <= machine.gpu.memory_bytes.value
+    rows = np.arange(len(table)) if search.include_oom else np.flatnonzero(fits)
+    if not rows.size:
+        return _Part(recompute, rows, np.zeros(0), np.zeros(0), memory, fits)
+    times = Evaluator(model, job, machine, recompute, table.take(rows), links).evaluate()
+    return _Part(recompute, rows, times.step_seconds, times.compute_seconds, memory, fits)
+
+
+def _ranked(
+    search: Search,
+    table: CandidateTable,
+    parts: Sequence[_Part],
+    rejected: Mapping[str, int],
+    paper_seconds: Array,
+) -> Ranking:
+    rows = np.concatenate([part.rows for part in parts])
+    recompute = np.concatenate(
+        [np.full(part.rows.size, RECOMPUTES.index(part.recompute)) for part in parts]
+    )
+    step = np.concatenate([part.step_seconds for part in parts])
+    compute = np.concatenate([part.compute_seconds for part in parts])
+    memory = np.concatenate([part.memory[part.rows] for part in parts])
+    fits = np.concatenate([part.fits[part.rows] for part in parts])
+    candidates = table.take(rows)
+    keys = [memory, step, ~fits]
+    if search.cost_model == "paper":
+        keys.insert(2, paper_seconds[candidates.placement])
+    order = np.lexsort(keys)
+    return Ranking(
+        search,
+        candidates.take(order),
+        recompute[order],
+        step[order],
+        compute[order],
+        memory[order],
+        fits[order],
+        paper_seconds,
+        rejected,
+        len(table.placements),
+    )
+
+
+def _nothing_fits(search: Search, least_bytes: float) -> NoCandidateError:
+    job, capacity = search.job, search.machine.gpu.memory_bytes.value
+    message = (
+        f"model '{search.model.name}' fits on no grid of {job.n_gpus} {search.machine.gpu.name}: "
+        f"the smallest needs {gib(least_bytes):.1f} GiB of {gib(capacity):.1f} GiB per GPU"
+    )
+    enough = _gpus_that_fit(search)
+    hint = f"; it fits from {enough} GPUs" if enough else "; no count of GPUs tried fits it"
+    return NoCandidateError(message + hint)
+
+
+def _gpus_that_fit(search: Search) -> int | None:
+    """The first doubling of the GPU count on which some candidate fits."""
+    n_gpus = 2 * search.job.n_gpus
+    while n_gpus <= LARGEST_GPU_COUNT:
+        placements, _ = legal_placements(n_gpus, search.constraints, search.rules)
+        table, _ = with_micro_batches(placements, search.job.global_batch, search.constraints)
+        for recompute in search.recomputes if len(table) else ():
+            memory, _ = memory_bytes(search.model, search.job, search.machine, recompute, table)
+            if (memory <= search.machine.gpu.memory_bytes.value).any():
+                return n_gpus
+        n_gpus *= 2
+    return None
+
+
+def broken_by(search: Search, grid: Grid) -> list[str]:
+    """Every reason for which a grid is not allowed; empty if it is."""
+    if grid.n_ranks != search.job.n_gpus:
+        return [f"it has {grid.n_ranks} ranks, not {search.job.n_gpus}"]
+    placements = Placements.of([grid], search.constraints.orders)
+    broken = broken_rules(placements, search.constraints, search.rules)
+    reasons = [reason for reason, mask in broken.items() if mask.all()]
+    if not reasons:
+        _, rejected = with_micro_batches(placements, search.job.global_batch, search.constraints)
+        reasons = list(rejected)
+    return reasons
+
+
+def why_not(search: Search, grid: Grid) -> str:
+    """Why a grid is not among the results, with the GiB that it is short; or its rank."""
+    reasons = broken_by(search, grid)
+    if reasons:
+        return f"{grid}: {'; '.join(reasons)}"
+    ranking = run(search)
+    rows = np.flatnonzero(
+        [ranking.table.placements.grid(int(row)) == grid for row in ranking.table.placement]
+    )
+    if rows.size and ranking.fits[rows[0]]:
+        best, own = ranking.prediction(0), ranking.prediction(int(rows[0]))
+        slower = own.step_seconds / best.step_seconds
+        return (
+            f"{grid}: allowed; its best configuration (micro-batch {own.micro_batch}, recompute "
+            f"{own.recompute}) ranks {own.rank} of {len(ranking)}, {slower:.3f} times the best step"
+        )
+    return _short_of_memory(search, grid)
+
+
+def _short_of_memory(search: Search, grid: Grid) -> str:
+    placements = Placements.of([grid], search.constraints.orders)
+    table, _ = with_micro_batches(placements, search.job.global_batch, search.constraints)
+    capacity = search.machine.gpu.memory_bytes.value
+    leanest = []
+    for recompute in search.recomputes:
+        total, terms = memory_bytes(search.model, search.job, search.machine, recompute, table)
+        row = int(total.argmin())
+        largest = max(terms, key=lambda term: float(terms[term][row]))
+        leanest.append((float(total[row]), recompute, row, largest, float(terms[largest][row])))
+    total_bytes, recompute, row, largest, largest_bytes = min(leanest)
+    return (
+        f"{grid}: out of memory; its leanest configuration (micro-batch "
+        f"{int(table.micro_batch[row])}, recompute {recompute}) needs {gib(total_bytes):.1f} GiB of "
+        f"{gib(capacity):.1f} GiB, {gib(total_bytes - capacity):.1f} GiB short; largest term: "
+        f"{largest}, {gib(largest_bytes):.1f} GiB"
+    )
