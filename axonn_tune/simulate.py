@@ -5,7 +5,8 @@ operation and is its plain twin. Both follow the rules of `spec.plan`: in-order 
 an operation starts when its stream is free and everything that it waits for has ended,
 a collective over one rank is not issued. Collectives queue on the links that they
 occupy: those that stay inside nodes on one lane, those that cross on another, as
-process groups of their own do.
+process groups of their own do. While any of them runs, kernels run slower by the
+machine's interference (a collective takes multiprocessors and memory bandwidth).
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from axonn_tune.spec.plan import (
     COMPUTE,
     Array,
     Collective,
-    Compute,
     Operation,
     Phase,
     StepPlan,
@@ -132,49 +132,71 @@ class _State:
     """When the compute stream and each lane are free, and when collectives ended; shape (C,)."""
 
     compute: Array
+    idle: Array  # how long the compute stream has stood still so far
     lane: dict[int, Array]
     ended: dict[str, Array] = field(default_factory=dict)
 
     def rows(self, rows: np.ndarray) -> _State:
         return _State(
             self.compute[rows],
+            self.idle[rows],
             {lane: free[rows] for lane, free in self.lane.items()},
             {name: end[rows] for name, end in self.ended.items()},
         )
 
     def write(self, rows: np.ndarray, other: _State) -> None:
         self.compute[rows] = other.compute
+        self.idle[rows] = other.idle
         for lane, free in other.lane.items():
             self.lane[lane][rows] = free
         for name, end in other.ended.items():
             self.ended[name][rows] = end
 
-    def latest(self) -> Array:
-        return np.maximum.reduce([self.compute, *self.lane.values()])
+    def drain(self) -> None:
+        """Let the compute stream wait for every lane."""
+        end = np.maximum.reduce([self.compute, *self.lane.values()])
+        self.idle = self.idle + (end - self.compute)
+        self.compute = end
 
 
 _Durations: TypeAlias = Sequence[Array]
 
 
-def _play(phase: _PhaseProgram, durations: _Durations, state: _State) -> None:
+def _play(
+    phase: _PhaseProgram, durations: _Durations, state: _State, slowdown_fraction: float
+) -> None:
     compute, lane, ended = state.compute, state.lane, state.ended
     for instruction, seconds in zip(phase.instructions, durations, strict=True):
+        ends = [ended[name] for name in instruction.waits_for if name in ended]
         if isinstance(instruction, _Kernels):
-            for name in instruction.waits_for:
-                if name in ended:
-                    compute = np.maximum(compute, ended[name])
-            compute = compute + seconds
+            if ends:
+                start = np.maximum.reduce([compute, *ends])
+                state.idle = state.idle + (start - compute)
+                compute = start
+            if slowdown_fraction and lane:
+                beside = np.maximum.reduce(list(lane.values())) - compute
+                compute = compute + slowed_seconds(seconds, beside, slowdown_fraction)
+            else:
+                compute = compute + seconds
         else:
-            start = np.maximum(lane[instruction.lane], compute)
-            for name in instruction.waits_for:
-                if name in ended:
-                    start = np.maximum(start, ended[name])
+            start = np.maximum.reduce([lane[instruction.lane], compute, *ends])
             start += seconds
             lane[instruction.lane] = ended[instruction.name] = start
     state.compute = compute
 
 
-def _play_repeated(phase: _PhaseProgram, durations: _Durations, state: _State) -> None:
+def slowed_seconds(seconds: Array, beside_seconds: Array, slowdown_fraction: float) -> Array:
+    """Duration of a kernel beside which collectives run for its first `beside_seconds`.
+
+    Until they end it takes 1 + s seconds for each second of work; shape (C,).
+    """
+    slowed = np.minimum(np.maximum(beside_seconds, 0.0), seconds * (1.0 + slowdown_fraction))
+    return seconds + slowed * (slowdown_fraction / (1.0 + slowdown_fraction))
+
+
+def _play_repeated(
+    phase: _PhaseProgram, durations: _Durations, state: _State, slowdown_fraction: float
+) -> None:
     """Play a phase `repeats` times; once its state repeats, add the period for the rest.
 
     The player is a deterministic function of its state up to a common shift, so from the
@@ -182,23 +204,27 @@ def _play_repeated(phase: _PhaseProgram, durations: _Durations, state: _State) -
     the same. A lane that nothing in the phase waits for may run further ahead at its own
     constant rate. Candidates that take longer to settle are played to the end.
     """
-    before = _snapshot(phase, state)
+    before, idle_before = _snapshot(phase, state), state.idle
     settled_before = np.zeros(state.compute.shape, dtype=bool)
     for played in range(1, phase.repeats + 1):
-        _play(phase, durations, state)
+        _play(phase, durations, state, slowdown_fraction)
         remaining = phase.repeats - played
         if remaining == 0:
             return
         after = _snapshot(phase, state)
         settled = _is_periodic(phase, before, after)
         if played >= 2 and (settled & settled_before).all():
-            _extrapolate(state, before, after, remaining)
+            _extrapolate(state, before, after, idle_before, remaining)
             return
         if played == COMMON_REPEATS:
             settled &= settled_before
-            _finish_apart(phase, durations, state, before, after, settled, remaining)
+            rows = np.flatnonzero(~settled)
+            others = state.rows(rows)
+            _extrapolate(state, before, after, idle_before, remaining)
+            _play_apart(phase, durations, others, rows, remaining, slowdown_fraction)
+            state.write(rows, others)
             return
-        before, settled_before = after, settled
+        before, settled_before, idle_before = after, settled, state.idle
 
 
 def _snapshot(phase: _PhaseProgram, state: _State) -> dict[str | int, Array]:
@@ -232,43 +258,43 @@ def _is_periodic(
 
 
 def _extrapolate(
-    state: _State, before: dict[str | int, Array], after: dict[str | int, Array], remaining: int
-) -> None:
-    state.compute = after[0] + remaining * (after[0] - before[0])
-    for lane in state.lane:
-        state.lane[lane] = after[lane] + remaining * (after[lane] - before[lane])
-    for name in state.ended:
-        if name in after:
-            state.ended[name] = after[name] + remaining * (after[name] - before[name])
-
-
-def _finish_apart(
-    phase: _PhaseProgram,
-    durations: _Durations,
     state: _State,
     before: dict[str | int, Array],
     after: dict[str | int, Array],
-    settled: np.ndarray,
+    idle_before: Array,
     remaining: int,
 ) -> None:
-    """Extrapolate the settled candidates, play the others through all remaining repeats."""
-    rows = np.flatnonzero(~settled)
-    others = state.rows(rows)
-    their_durations = [np.broadcast_to(seconds, settled.shape)[rows] for seconds in durations]
-    for _ in range(remaining):
-        _play(phase, their_durations, others)
-    _extrapolate(state, before, after, remaining)
-    state.ended = {name: end.copy() for name, end in state.ended.items()}
-    state.write(rows, others)
+    state.idle = state.idle + remaining * (state.idle - idle_before)
+    state.compute = after[0] + remaining * (after[0] - before[0])
+    for lane in state.lane:
+        state.lane[lane] = after[lane] + remaining * (after[lane] - before[lane])
+    state.ended = {
+        name: after[name] + remaining * (after[name] - before[name]) if name in after else end.copy()
+        for name, end in state.ended.items()
+    }
+
+
+def _play_apart(
+    phase: _PhaseProgram,
+    durations: _Durations,
+    state: _State,
+    rows: np.ndarray,
+    repeats: int,
+    slowdown_fraction: float,
+) -> None:
+    """Play the candidates of some rows, whose state is given, through further repeats."""
+    if rows.size:
+        theirs = [seconds[rows] for seconds in durations]
+        for _ in range(repeats):
+            _play(phase, theirs, state, slowdown_fraction)
 
 
 @dataclass(frozen=True, eq=False)
 class StepTimes:
-    """Seconds of one step, arrays of shape (C,)."""
+    """Seconds of one step and of its standstills, arrays of shape (C,)."""
 
-    microstep_seconds: Array
-    step_end_seconds: Array
     step_seconds: Array
+    exposed_seconds: Array
 
 
 def simulate(
@@ -276,6 +302,7 @@ def simulate(
     n_microsteps: Array,
     kernels_seconds: Callable[[tuple[OpIndex, ...]], Array],
     message_seconds: Callable[[OpIndex], Array],
+    slowdown_fraction: float,
 ) -> StepTimes:
     """Play the program for all candidates.
 
@@ -284,27 +311,26 @@ def simulate(
     n_microsteps : array, shape (C,)
     kernels_seconds, message_seconds : callables
         Seconds of consecutive kernels, and of a collective, shape (C,).
+    slowdown_fraction : float
+        How much longer a kernel takes beside a collective.
     """
-    microstep = _phases_seconds(program.microstep, n_microsteps, kernels_seconds, message_seconds)
-    step_end = _phases_seconds(program.step_end, n_microsteps, kernels_seconds, message_seconds)
-    return StepTimes(microstep, step_end, n_microsteps * microstep + step_end)
-
-
-def _phases_seconds(
-    phases: tuple[_PhaseProgram, ...],
-    like: Array,
-    kernels_seconds: Callable[[tuple[OpIndex, ...]], Array],
-    message_seconds: Callable[[OpIndex], Array],
-) -> Array:
-    used = {i.lane for phase in phases for i in phase.instructions if isinstance(i, _Message)}
-    state = _State(np.zeros(like.shape), {lane: np.zeros(like.shape) for lane in sorted(used)})
-    for phase in phases:
-        durations = [
-            kernels_seconds(i.operations) if isinstance(i, _Kernels) else message_seconds(i.operation)
-            for i in phase.instructions
-        ]
-        _play_repeated(phase, durations, state)
-    return state.latest()
+    step, exposed = np.zeros((2, *n_microsteps.shape))
+    for phases, times in ((program.microstep, n_microsteps), (program.step_end, 1.0)):
+        used = {i.lane for phase in phases for i in phase.instructions if isinstance(i, _Message)}
+        zeros = np.zeros(n_microsteps.shape)
+        state = _State(zeros, zeros, {lane: zeros for lane in sorted(used)})
+        for phase in phases:
+            durations = [
+                kernels_seconds(i.operations)
+                if isinstance(i, _Kernels)
+                else message_seconds(i.operation)
+                for i in phase.instructions
+            ]
+            _play_repeated(phase, durations, state, slowdown_fraction)
+        state.drain()
+        step += times * state.compute
+        exposed += times * state.idle
+    return StepTimes(step, exposed)
 
 
 # The plain twin ------------------------------------------------------------------------------
@@ -329,7 +355,10 @@ class Event:
 
 
 def timeline(
-    phases: Sequence[Phase], seconds_of: Callable[[Operation], float], axis_lanes: AxisLanes
+    phases: Sequence[Phase],
+    seconds_of: Callable[[Operation], float],
+    axis_lanes: AxisLanes,
+    slowdown_fraction: float,
 ) -> list[Event]:
     """Every operation of one candidate with its start and end, all repeats, one micro-step.
 
@@ -361,7 +390,8 @@ def timeline(
                     continue
                 if holding is not None:
                     _charge(events, on_lane[events[holding].lane], holding, compute_free)
-                compute_free = ready + seconds_of(operation)
+                busy_until = max((events[queue[-1]].end_seconds for queue in on_lane.values()), default=0.0)
+                compute_free = ready + _beside(seconds_of(operation), busy_until - ready, slowdown_fraction)
                 events.append(Event(phase.name, operation, 0, ready, compute_free))
     for last in sorted((queue[-1] for queue in on_lane.values()), key=lambda i: events[i].end_seconds):
         if events[last].end_seconds > compute_free:
@@ -387,11 +417,9 @@ def _charge(events: list[Event], queue: list[int], holding: int, idle_from: floa
     events[holding] = replace(event, exposed_seconds=event.exposed_seconds + left)
 
 
-def kernels(phases: Sequence[Phase]) -> list[tuple[OpIndex, Compute, int]]:
-    """Every kernel of the phases with its index and how often its phase repeats."""
-    return [
-        ((p, i), op, phase.repeats)
-        for p, phase in enumerate(phases)
-        for i, op in enumerate(phase.operations)
-        if not isinstance(op, Collective)
-    ]
+def _beside(seconds: float, beside_seconds: float, slowdown_fraction: float) -> float:
+    """A kernel's duration, second by second: work done beside collectives, then the rest."""
+    done_beside = max(beside_seconds, 0.0) / (1.0 + slowdown_fraction)
+    if done_beside >= seconds:
+        return seconds * (1.0 + slowdown_fraction)
+    return max(beside_seconds, 0.0) + (seconds - done_beside)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields
 
 from axonn_tune.report.text import key_values, table
-from axonn_tune.spec.machine import GemmPoint, Machine, Quantity
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.provenance import quantities
 from axonn_tune.units import format_count, format_quantity, gib
 
 
@@ -69,7 +69,7 @@ def machine_text(machine: Machine) -> str:
     n_points = len(machine.gemm.points)
     rows = [
         [name, format_quantity(q.value, name), q.origin, q.source]
-        for name, q in _quantities(machine, "")
+        for name, q in quantities(machine)
     ]
     widths = ", ".join(
         f"{tile.rows}x{tile.columns} at {tile.speed_fraction:g}" for tile in machine.gemm.tiles
@@ -85,26 +85,3 @@ def machine_text(machine: Machine) -> str:
         ]
     )
     return f"{head}\n\n{table(rows, ['quantity', 'value', 'origin', 'source'])}"
-
-
-def _quantities(value: Any, prefix: str) -> Iterator[tuple[str, Quantity]]:
-    """Every `Quantity` in a profile with a dotted name that ends in its unit where it can."""
-    if isinstance(value, Quantity):
-        yield prefix, value
-    elif isinstance(value, Mapping):
-        for key, entry in value.items():
-            owner, _, last = prefix.rpartition(".")
-            yield from _quantities(entry, f"{owner}.{key}.{last}".lstrip("."))
-    elif isinstance(value, tuple):
-        for entry in value:
-            if not isinstance(entry, GemmPoint):
-                label = getattr(entry, "name", None) or _pair(entry)
-                yield from _quantities(entry, f"{prefix}.{label}")
-    elif is_dataclass(value):
-        for item in fields(value):
-            name = f"{prefix}.{item.name}".lstrip(".")
-            yield from _quantities(getattr(value, item.name), name)
-
-
-def _pair(entry: Any) -> str:
-    return f"({entry.stride},{entry.size})" if hasattr(entry, "stride") else ""

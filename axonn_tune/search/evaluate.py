@@ -19,7 +19,6 @@ from axonn_tune.simulate import (
     Program,
     StepTimes,
     compile_program,
-    kernels,
     simulate,
 )
 from axonn_tune.spec.grid import AXES, CandidateTable, Ints, distinct
@@ -37,12 +36,7 @@ class Evaluation:
     """Predicted times of candidates, arrays of shape (C,)."""
 
     step_seconds: Array
-    compute_seconds: Array
-
-    @property
-    def exposed_communication_seconds(self) -> Array:
-        """Time of the step in which the compute stream stands still."""
-        return np.maximum(self.step_seconds - self.compute_seconds, 0.0)
+    exposed_communication_seconds: Array
 
 
 def memory_bytes(
@@ -82,7 +76,7 @@ class Evaluator:
         """Times of every candidate of the table."""
         lane_code = self._lane_code[self._table.placement]
         by_lanes = np.argsort(lane_code, kind="stable")
-        step, compute = np.empty((2, len(self._table)))
+        step, exposed = np.empty((2, len(self._table)))
         for start in range(0, len(self._table), CHUNK_ROWS):
             rows = by_lanes[start : start + CHUNK_ROWS]
             plan = self._plan(self._table.take(rows))
@@ -90,8 +84,8 @@ class Evaluator:
             for run, code in _runs(lane_code[rows]):
                 times = prices.simulate(self._program(plan, code), run)
                 step[rows[run]] = times.step_seconds
-            compute[rows] = prices.all_kernels()
-        return Evaluation(step, compute)
+                exposed[rows[run]] = times.exposed_seconds
+        return Evaluation(step, exposed)
 
     def _plan(self, table: CandidateTable) -> StepPlan:
         return axonn4d.plan(self._model, self._job, self._recompute, table)
@@ -114,9 +108,9 @@ class Evaluator:
         return self._shape_seconds[index]
 
     @property
-    def n_shapes(self) -> int:
-        """Distinct shapes of kernels."""
-        return int(self._shape_rows.size)
+    def slowdown_fraction(self) -> float:
+        """How much longer a kernel takes beside a collective."""
+        return self._machine.kernels.slowdown_fraction.value
 
     @property
     def links(self) -> Links:
@@ -168,6 +162,7 @@ class _ChunkPrices:
             self._plan.n_microsteps[run],
             lambda indices: self._kernels(indices)[run],
             lambda index: self._message(index)[run],
+            self._evaluator.slowdown_fraction,
         )
 
     def _kernels(self, indices: tuple[OpIndex, ...]) -> Array:
@@ -189,16 +184,3 @@ class _ChunkPrices:
             assert isinstance(operation, Collective)
             self._message_seconds[index] = self._collective(operation)
         return self._message_seconds[index]
-
-    def all_kernels(self) -> Array:
-        """Seconds of all computation of a step, shape (chunk,)."""
-        plan, n_microstep_phases = self._plan, len(self._plan.microstep)
-        by_shape = np.zeros(self._evaluator.n_shapes)
-        stored = np.zeros((2, self._shape_of.size))
-        for index, operation, repeats in kernels(plan.phases):
-            if plan.phases[index[0]].over_storage:
-                at_end = int(index[0] >= n_microstep_phases)
-                stored[at_end] += repeats * self._evaluator.kernel_seconds(operation)
-            else:
-                by_shape += repeats * self._evaluator.shape_seconds(index)
-        return plan.n_microsteps * (by_shape[self._shape_of] + stored[0]) + stored[1]

@@ -88,6 +88,7 @@ def _timelines(
 ) -> tuple[list[Event], list[Event]]:
     collective = CollectivePrices(links, table)
     axis_lanes = {axis: int(lanes(machine, links)[i, 0]) for i, axis in enumerate(AXES)}
+    slowdown = machine.kernels.slowdown_fraction.value
     known: dict[int, float] = {}
 
     def seconds_of(operation: Operation) -> float:
@@ -100,8 +101,8 @@ def _timelines(
         return known[id(operation)]
 
     return (
-        timeline(plan.microstep, seconds_of, axis_lanes),
-        timeline(plan.step_end, seconds_of, axis_lanes),
+        timeline(plan.microstep, seconds_of, axis_lanes, slowdown),
+        timeline(plan.step_end, seconds_of, axis_lanes, slowdown),
     )
 
 

@@ -98,7 +98,7 @@ class Ranking:
     table: CandidateTable
     recompute: Ints  # indexes RECOMPUTES
     step_seconds: Array
-    compute_seconds: Array
+    exposed_seconds: Array
     memory_bytes: Array
     fits: np.ndarray
     paper_seconds: Array
@@ -120,7 +120,7 @@ class Ranking:
         recompute = RECOMPUTES[int(self.recompute[row])]
         single = self.table.take(slice(row, row + 1))
         _, terms = memory_bytes(model, job, machine, recompute, single)
-        seconds, compute = float(self.step_seconds[row]), float(self.compute_seconds[row])
+        seconds, exposed = float(self.step_seconds[row]), float(self.exposed_seconds[row])
         per_gpu = 1e-12 / (seconds * job.n_gpus)
         tflops = model.model_flops(job.tokens, job.seq_len) * per_gpu
         hardware_tflops = model.hardware_flops(job.tokens, job.seq_len, recompute) * per_gpu
@@ -135,8 +135,8 @@ class Ranking:
             n_microsteps=int(single.n_microsteps(job.global_batch)[0]),
             recompute=recompute,
             step_seconds=seconds,
-            compute_seconds=compute,
-            exposed_communication_seconds=max(seconds - compute, 0.0),
+            compute_seconds=seconds - exposed,
+            exposed_communication_seconds=exposed,
             tflops_per_gpu=tflops,
             hardware_tflops_per_gpu=hardware_tflops,
             mfu=tflops / peak_tflops,
@@ -183,7 +183,7 @@ class _Part:
     recompute: str
     rows: Ints
     step_seconds: Array
-    compute_seconds: Array
+    exposed_seconds: Array
     memory: Array
     fits: np.ndarray
 
@@ -206,7 +206,9 @@ def _evaluate(search: Search, table: CandidateTable, links: Links, recompute: st
     if not rows.size:
         return _Part(recompute, rows, np.zeros(0), np.zeros(0), memory, fits)
     times = Evaluator(model, job, machine, recompute, table.take(rows), links).evaluate()
-    return _Part(recompute, rows, times.step_seconds, times.compute_seconds, memory, fits)
+    return _Part(
+        recompute, rows, times.step_seconds, times.exposed_communication_seconds, memory, fits
+    )
 
 
 def _ranked(
@@ -221,7 +223,7 @@ def _ranked(
         [np.full(part.rows.size, RECOMPUTES.index(part.recompute)) for part in parts]
     )
     step = np.concatenate([part.step_seconds for part in parts])
-    compute = np.concatenate([part.compute_seconds for part in parts])
+    exposed = np.concatenate([part.exposed_seconds for part in parts])
     memory = np.concatenate([part.memory[part.rows] for part in parts])
     fits = np.concatenate([part.fits[part.rows] for part in parts])
     candidates = table.take(rows)
@@ -234,7 +236,7 @@ def _ranked(
         candidates.take(order),
         recompute[order],
         step[order],
-        compute[order],
+        exposed[order],
         memory[order],
         fits[order],
         paper_seconds,

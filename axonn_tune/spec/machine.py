@@ -126,15 +126,24 @@ class KernelRates:
     flash_forward_fraction, flash_backward_fraction: attention FLOPs actually computed per
     second over the advertised peak. memory_fraction: achieved over advertised memory
     bandwidth. launch_seconds: least time between two kernels of one stream.
+    slowdown_fraction: how much longer a kernel takes while a collective runs beside it.
     """
 
     flash_forward_fraction: Quantity
     flash_backward_fraction: Quantity
     memory_fraction: Quantity
     launch_seconds: Quantity
+    slowdown_fraction: Quantity
 
     def __post_init__(self) -> None:
-        _all_positive("kernels", self)
+        require_fraction("kernels", "slowdown_fraction", self.slowdown_fraction.value)
+        for name in (
+            "flash_forward_fraction",
+            "flash_backward_fraction",
+            "memory_fraction",
+            "launch_seconds",
+        ):
+            require_positive("kernels", name, getattr(self, name).value)
 
 
 @dataclass(frozen=True)

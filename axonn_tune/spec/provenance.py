@@ -1,0 +1,32 @@
+"""Walk the numbers of a profile with their origins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from axonn_tune.spec.machine import GemmPoint, Machine, Quantity, RingBandwidth
+
+
+def quantities(machine: Machine) -> Iterator[tuple[str, Quantity]]:
+    """Every quantity of a profile with its dotted name, which ends in the unit suffix."""
+    yield from _walk(machine, "")
+
+
+def _walk(value: Any, prefix: str) -> Iterator[tuple[str, Quantity]]:
+    if isinstance(value, Quantity):
+        yield prefix, value
+    elif isinstance(value, Mapping):
+        owner, _, last = prefix.rpartition(".")
+        for key, entry in value.items():
+            yield from _walk(entry, f"{owner}.{key}.{last}".lstrip("."))
+    elif isinstance(value, tuple):
+        for entry in value:
+            if isinstance(entry, RingBandwidth):
+                yield from _walk(entry, f"{prefix}.({entry.stride},{entry.size})")
+            elif not isinstance(entry, GemmPoint):
+                yield from _walk(entry, f"{prefix}.{getattr(entry, 'name', '')}")
+    elif is_dataclass(value):
+        for item in fields(value):
+            yield from _walk(getattr(value, item.name), f"{prefix}.{item.name}".lstrip("."))

@@ -1,0 +1,1 @@
+"""Predictions against what was measured or published."""
