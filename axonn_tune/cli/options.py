@@ -81,6 +81,17 @@ def search_arguments(options: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
+def given_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that the user typed, not those left at their default."""
+    context = click.get_current_context()
+    typed = click.core.ParameterSource.COMMANDLINE
+    return {
+        name: value
+        for name, value in options.items()
+        if context.get_parameter_source(name) is typed
+    }
+
+
 def format_option(*formats: str) -> Callable[[Command], Command]:
     """``--format`` with the given choices; the first is the default."""
     return click.option(

@@ -7,7 +7,13 @@ from typing import Any
 
 import click
 
-from axonn_tune.cli.options import format_option, output_option, search_arguments, search_options
+from axonn_tune.cli.options import (
+    format_option,
+    given_options,
+    output_option,
+    search_arguments,
+    search_options,
+)
 
 
 @click.command("suggest")
@@ -59,7 +65,8 @@ def command(
         if verbose:
             text += "\n" + rejected_text(ranking.rejected)
         best = ranking.prediction(0)
-        emit(f"{text}\nNext: {_next_command(options, str(best.grid))}", output)
+        command_line = _next_command(given_options(options), str(best.grid), best.order)
+        emit(f"{text}\nNext: {command_line}", output)
         return
     from axonn_tune.report.records import flat_record, ranking_document
 
@@ -73,9 +80,15 @@ def command(
         emit(dump_yaml(ranking_document(ranking, top_n)), output)
 
 
-def _next_command(options: dict[str, Any], grid: str) -> str:
-    words = ["axonn-tune", "explain", "--gpus", str(options["gpus"]), "--model", options["model"]]
-    for name in ("machine", "global_batch", "global_batch_tokens", "seq_len"):
-        if options[name] is not None:
-            words += ["--" + name.replace("_", "-"), str(options[name])]
+def _next_command(given: dict[str, Any], grid: str, order: str) -> str:
+    """`explain` for the best grid, with the options that the user typed."""
+    words = ["axonn-tune", "explain"]
+    for name, value in given.items():
+        flag = name.replace("_", "-")
+        if name == "order":
+            words += ["--order", order]
+        elif isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif name not in ("gx", "gy", "gz", "gdata", "max_tp"):
+            words += [f"--{flag}", str(value)]
     return shlex.join([*words, "--grid", grid])

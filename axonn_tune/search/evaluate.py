@@ -14,13 +14,8 @@ import numpy as np
 
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.pricing import LANES, CollectivePrices, Links, compute_seconds, lanes
-from axonn_tune.simulate import (
-    OpIndex,
-    Program,
-    StepTimes,
-    compile_program,
-    simulate,
-)
+from axonn_tune.simulate.player import Played, play
+from axonn_tune.simulate.program import OpIndex, Program, compile_program
 from axonn_tune.spec.grid import AXES, CandidateTable, Ints, distinct
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
@@ -28,7 +23,8 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Collective, Operation, StepPlan
 from axonn_tune.strategies import axonn4d
 
-CHUNK_ROWS = 8192
+CHUNK_ROWS = 16384
+MICROSTEP, STEP_END = "microstep", "step_end"
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +66,7 @@ class Evaluator:
         self._shape_rows, self._shape_of = _distinct_shapes(table)
         self._shape_plan = self._plan(table.take(self._shape_rows))
         self._shape_seconds: dict[OpIndex, Array] = {}
-        self._programs: dict[int, Program] = {}
+        self._programs: dict[tuple[str, int], Program] = {}
 
     def evaluate(self) -> Evaluation:
         """Times of every candidate of the table."""
@@ -81,22 +77,43 @@ class Evaluator:
             rows = by_lanes[start : start + CHUNK_ROWS]
             plan = self._plan(self._table.take(rows))
             prices = _ChunkPrices(self, plan, self._shape_of[rows])
-            for run, code in _runs(lane_code[rows]):
-                times = prices.simulate(self._program(plan, code), run)
-                step[rows[run]] = times.step_seconds
-                exposed[rows[run]] = times.exposed_seconds
+            step[rows], exposed[rows] = self._play(plan, prices, lane_code[rows])
         return Evaluation(step, exposed)
+
+    def _play(
+        self, plan: StepPlan, prices: _ChunkPrices, lane_code: Ints
+    ) -> tuple[Array, Array]:
+        """Step and exposed seconds of a chunk, candidates with the same lanes together.
+
+        Micro-steps use the lanes of x, y and z only: `data`, the last digit of the code,
+        takes part in the step's end.
+        """
+        n_codes = LANE_SHAPE[-1]
+        seconds, exposed = np.zeros((2, *lane_code.shape))
+        for part, code, times in (
+            (MICROSTEP, lane_code // n_codes * n_codes, plan.n_microsteps),
+            (STEP_END, lane_code, np.ones(lane_code.shape)),
+        ):
+            for run, run_code in _runs(code):
+                played = prices.play(self._program(plan, part, run_code), run)
+                seconds[run] += times[run] * played.seconds
+                exposed[run] += times[run] * played.exposed_seconds
+        return seconds, exposed
 
     def _plan(self, table: CandidateTable) -> StepPlan:
         return axonn4d.plan(self._model, self._job, self._recompute, table)
 
-    def _program(self, plan: StepPlan, lane_code: int) -> Program:
-        if lane_code not in self._programs:
-            axis_lanes = dict(zip(AXES, np.unravel_index(lane_code, LANE_SHAPE), strict=True))
-            self._programs[lane_code] = compile_program(
-                plan, {axis: int(lane) for axis, lane in axis_lanes.items()}
-            )
-        return self._programs[lane_code]
+    def _program(self, plan: StepPlan, part: str, lane_code: int) -> Program:
+        key = (part, lane_code)
+        if key not in self._programs:
+            codes = np.unravel_index(lane_code, LANE_SHAPE)
+            axis_lanes = {axis: int(lane) for axis, lane in zip(AXES, codes, strict=True)}
+            if part == MICROSTEP:
+                self._programs[key] = compile_program(plan.microstep, axis_lanes)
+            else:
+                first = len(plan.microstep)
+                self._programs[key] = compile_program(plan.step_end, axis_lanes, first)
+        return self._programs[key]
 
     def shape_seconds(self, index: OpIndex) -> Array:
         """Seconds of a kernel for each distinct shape, shape (K,)."""
@@ -155,11 +172,11 @@ class _ChunkPrices:
         self._message_seconds: dict[OpIndex, Array] = {}
         self._kernels_seconds: dict[tuple[OpIndex, ...], Array] = {}
 
-    def simulate(self, program: Program, run: slice) -> StepTimes:
+    def play(self, program: Program, run: slice) -> Played:
         """Play the candidates of a run; each price is computed once for the whole chunk."""
-        return simulate(
+        return play(
             program,
-            self._plan.n_microsteps[run],
+            (run.stop - run.start,),
             lambda indices: self._kernels(indices)[run],
             lambda index: self._message(index)[run],
             self._evaluator.slowdown_fraction,

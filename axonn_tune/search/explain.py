@@ -11,7 +11,7 @@ from axonn_tune.cost.links import AxisLinks, placement_links
 from axonn_tune.cost.pricing import CollectivePrices, compute_seconds, lanes
 from axonn_tune.search.evaluate import Evaluator
 from axonn_tune.search.rank import Prediction
-from axonn_tune.simulate import Event, timeline
+from axonn_tune.simulate.timeline import Event, timeline
 from axonn_tune.spec.grid import AXES, CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine, Quantity

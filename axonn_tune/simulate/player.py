@@ -1,0 +1,209 @@
+"""Play a compiled program for all candidates at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TypeAlias
+
+import numpy as np
+
+from axonn_tune.simulate.program import Kernels, OpIndex, PhaseProgram, Program
+from axonn_tune.spec.plan import Array
+
+# Two successive repeats of a phase count as equal if they agree to this, relative.
+PERIODIC_TOLERANCE = 1e-13
+# Repeats played for all candidates before those that are not yet periodic are played alone.
+COMMON_REPEATS = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """Seconds of a program and of the compute stream's standstills in it, shape (C,)."""
+
+    seconds: Array
+    exposed_seconds: Array
+
+
+def play(
+    program: Program,
+    shape: tuple[int, ...],
+    kernels_seconds: Callable[[tuple[OpIndex, ...]], Array],
+    message_seconds: Callable[[OpIndex], Array],
+    slowdown_fraction: float,
+) -> Played:
+    """Play the program from idle streams until all are idle again.
+
+    Parameters
+    ----------
+    program : Program
+    shape : (C,)
+    kernels_seconds, message_seconds : callables
+        Seconds of consecutive kernels, and of a collective, shape (C,).
+    slowdown_fraction : float
+        How much longer a kernel takes beside a collective.
+    """
+    zeros = np.zeros(shape)
+    state = _State(zeros, zeros, {lane: zeros for lane in program.lanes})
+    for phase in program.phases:
+        durations = [
+            kernels_seconds(i.operations) if isinstance(i, Kernels) else message_seconds(i.operation)
+            for i in phase.instructions
+        ]
+        _play_repeated(_Playable(phase, durations, slowdown_fraction), state)
+    end = _latest([state.compute, *state.lane.values()])
+    return Played(end, state.idle + (end - state.compute))
+
+
+def slowed_seconds(seconds: Array, beside_seconds: Array, slowdown_fraction: float) -> Array:
+    """Duration of a kernel beside which collectives run for its first `beside_seconds`.
+
+    Until they end it takes 1 + s seconds for each second of work; shape (C,).
+    """
+    extra = np.maximum(beside_seconds, 0.0)
+    extra *= slowdown_fraction / (1.0 + slowdown_fraction)
+    np.minimum(extra, seconds * slowdown_fraction, out=extra)
+    extra += seconds
+    return extra
+
+
+_Key: TypeAlias = str | int
+
+
+@dataclass
+class _State:
+    """When the compute stream and each lane are free, and when collectives ended; shape (C,)."""
+
+    compute: Array
+    idle: Array  # how long the compute stream has stood still so far
+    lane: dict[int, Array]
+    ended: dict[str, Array] = field(default_factory=dict)
+
+    def rows(self, rows: np.ndarray) -> _State:
+        return _State(
+            self.compute[rows],
+            self.idle[rows],
+            {lane: free[rows] for lane, free in self.lane.items()},
+            {name: end[rows] for name, end in self.ended.items()},
+        )
+
+    def write(self, rows: np.ndarray, other: _State) -> None:
+        self.compute[rows] = other.compute
+        self.idle[rows] = other.idle
+        for lane, free in other.lane.items():
+            self.lane[lane][rows] = free
+        for name, end in other.ended.items():
+            self.ended[name][rows] = end
+
+
+@dataclass(frozen=True)
+class _Playable:
+    """A phase with its durations, each of shape (C,)."""
+
+    phase: PhaseProgram
+    durations: Sequence[Array]
+    slowdown_fraction: float
+
+    def rows(self, rows: np.ndarray) -> _Playable:
+        theirs = [seconds[rows] for seconds in self.durations]
+        return _Playable(self.phase, theirs, self.slowdown_fraction)
+
+    def play(self, state: _State) -> None:
+        compute, idle, lane, ended = state.compute, state.idle, state.lane, state.ended
+        slowdown = self.slowdown_fraction
+        for instruction, seconds in zip(self.phase.instructions, self.durations, strict=True):
+            ends = [ended[name] for name in instruction.waits_for if name in ended]
+            if isinstance(instruction, Kernels):
+                if ends:
+                    start = _latest([compute, *ends])
+                    idle = idle + (start - compute)
+                    compute = start
+                if slowdown and instruction.beside:
+                    beside = _latest([lane[i] for i in instruction.beside]) - compute
+                    seconds = slowed_seconds(seconds, beside, slowdown)
+                compute = compute + seconds
+            else:
+                start = _latest([lane[instruction.lane], compute, *ends])
+                end = start + seconds
+                lane[instruction.lane] = ended[instruction.name] = end
+        state.compute, state.idle = compute, idle
+
+    def snapshot(self, state: _State) -> dict[_Key, Array]:
+        """The part of the state on which the next repeat depends; compute under the key 0.
+
+        Whatever comes next is issued after the computation so far, so a lane or a
+        collective that ended before it counts as ending with it.
+        """
+        carried = {name: state.ended[name] for name in self.phase.carried if name in state.ended}
+        ends: dict[_Key, Array] = {**state.lane, **carried}
+        compute = state.compute
+        return {0: compute, **{key: np.maximum(end, compute) for key, end in ends.items()}}
+
+    def is_periodic(self, before: dict[_Key, Array], after: dict[_Key, Array]) -> np.ndarray:
+        """Whether a repeat ended in the state in which it began, shifted in time."""
+        period = after[0] - before[0]
+        tolerance = PERIODIC_TOLERANCE * after[0]
+        settled = np.ones(period.shape, dtype=bool)
+        for key, now in after.items():
+            if key == 0:
+                continue
+            drift = now - before[key] - period
+            settled &= drift >= -tolerance
+            if not isinstance(key, int) or key in self.phase.feeding_lanes:
+                settled &= drift <= tolerance
+        return settled
+
+
+def _latest(times: Iterable[Array]) -> Array:
+    return reduce(np.maximum, times)
+
+
+def _play_repeated(playable: _Playable, state: _State) -> None:
+    """Play a phase `repeats` times; once its state repeats, add the period for the rest.
+
+    The player is a deterministic function of its state up to a common shift, so from the
+    first repeat that ends in the state in which it began (shifted) every further one adds
+    the same. A lane that nothing in the phase waits for may run further ahead at its own
+    constant rate. Candidates that take longer to settle are played to the end.
+    """
+    before, idle_before = playable.snapshot(state), state.idle
+    settled_before = np.zeros(state.compute.shape, dtype=bool)
+    repeats = playable.phase.repeats
+    for played in range(1, repeats + 1):
+        playable.play(state)
+        if played == repeats:
+            return
+        after = playable.snapshot(state)
+        settled = playable.is_periodic(before, after)
+        rows = np.flatnonzero(~(settled & settled_before))
+        if not rows.size or played == COMMON_REPEATS:
+            unsettled = state.rows(rows)
+            _extrapolate(state, before, after, idle_before, repeats - played)
+            if rows.size:
+                alone = playable.rows(rows)
+                for _ in range(repeats - played):
+                    alone.play(unsettled)
+                state.write(rows, unsettled)
+            return
+        before, settled_before, idle_before = after, settled, state.idle
+
+
+def _extrapolate(
+    state: _State,
+    before: dict[_Key, Array],
+    after: dict[_Key, Array],
+    idle_before: Array,
+    remaining: int,
+) -> None:
+    """Add the last repeat's increment `remaining` times; every array is a new one."""
+
+    def further(key: _Key) -> Array:
+        return after[key] + remaining * (after[key] - before[key])
+
+    state.idle = state.idle + remaining * (state.idle - idle_before)
+    state.compute = further(0)
+    state.lane = {lane: further(lane) for lane in state.lane}
+    state.ended = {
+        name: further(name) if name in before else end.copy() for name, end in state.ended.items()
+    }

@@ -1,0 +1,144 @@
+"""The schedule of a plan, without its sizes, for candidates whose axes occupy the same lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from axonn_tune.spec.plan import Collective, Operation, Phase
+
+AxisLanes: TypeAlias = Mapping[str, int]  # lane of each axis; 0 means a group of one rank
+OpIndex: TypeAlias = tuple[int, int]  # (phase, operation) of a plan
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Consecutive kernels between which nothing is issued or awaited."""
+
+    operations: tuple[OpIndex, ...]
+    waits_for: tuple[str, ...]
+    beside: tuple[int, ...]  # lanes that may be running meanwhile
+
+
+@dataclass(frozen=True)
+class Message:
+    """A collective on its lane."""
+
+    operation: OpIndex
+    name: str
+    lane: int
+    waits_for: tuple[str, ...]
+
+
+Instruction: TypeAlias = Kernels | Message
+
+
+@dataclass(frozen=True)
+class PhaseProgram:
+    """The schedule of one phase."""
+
+    instructions: tuple[Instruction, ...]
+    repeats: int
+    carried: tuple[str, ...]  # awaited before they are issued: by an earlier repeat or phase
+    feeding_lanes: frozenset[int]  # lanes that something in the phase waits for
+
+
+@dataclass(frozen=True)
+class Program:
+    """The schedule of phases that follow each other."""
+
+    phases: tuple[PhaseProgram, ...]
+    lanes: tuple[int, ...]
+
+
+def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes, first_phase: int = 0) -> Program:
+    """Drop collectives over one rank and join kernels that run back to back.
+
+    Parameters
+    ----------
+    phases : the phases to play, in order
+    axis_lanes : lane of each axis
+    first_phase : index of the first of them in the plan, for `OpIndex`
+    """
+    lane_of = {
+        op.name: axis_lanes[op.axis]
+        for phase in phases
+        for op in phase.operations
+        if isinstance(op, Collective) and axis_lanes[op.axis]
+    }
+    compiled = []
+    latest: dict[int, str | None] = {}
+    for index, phase in enumerate(phases, first_phase):
+        compiler = _PhaseCompiler(index, lane_of, _latest_at_start(phase, lane_of, latest))
+        compiled.append(compiler.compile(phase))
+        latest = compiler.latest
+    return Program(tuple(compiled), tuple(sorted(set(lane_of.values()))))
+
+
+def _latest_at_start(
+    phase: Phase, lane_of: Mapping[str, int], before: Mapping[int, str | None]
+) -> dict[int, str | None]:
+    """The last collective issued on each lane; None where the repeats of the phase differ."""
+    latest = dict(before)
+    own = {lane_of[op.name]: op.name for op in phase.operations if op.name in lane_of}
+    if phase.repeats > 1:
+        latest |= {lane: None for lane, name in own.items() if latest.get(lane) != name}
+    return latest
+
+
+class _PhaseCompiler:
+    def __init__(
+        self, phase_index: int, lane_of: Mapping[str, int], latest: dict[int, str | None]
+    ) -> None:
+        self._phase_index, self._lane_of = phase_index, lane_of
+        self.latest = latest
+        self._running = set(latest)
+        self._instructions: list[Instruction] = []
+        self._joined: list[OpIndex] = []
+        self._joined_waits: tuple[str, ...] = ()
+
+    def compile(self, phase: Phase) -> PhaseProgram:
+        issued: set[str] = set()
+        carried: dict[str, None] = {}
+        feeding: set[int] = set()
+        for index, op in enumerate(phase.operations):
+            is_message = isinstance(op, Collective)
+            if is_message and op.name not in self._lane_of:
+                continue
+            waits: tuple[str, ...] = ()
+            if op.waits_for:
+                waits = tuple(name for name in op.waits_for if name in self._lane_of)
+                carried |= {name: None for name in waits if name not in issued}
+                feeding |= {self._lane_of[name] for name in waits}
+            if is_message:
+                self._message(op, index, waits)
+                issued.add(op.name)
+            else:
+                self._kernel(index, waits)
+        self._flush()
+        return PhaseProgram(
+            tuple(self._instructions), phase.repeats, tuple(carried), frozenset(feeding)
+        )
+
+    def _message(self, op: Operation, index: int, waits: tuple[str, ...]) -> None:
+        self._flush()
+        lane = self._lane_of[op.name]
+        self._instructions.append(Message((self._phase_index, index), op.name, lane, waits))
+        self.latest[lane] = op.name
+        self._running.add(lane)
+
+    def _kernel(self, index: int, waits: tuple[str, ...]) -> None:
+        if waits:
+            self._flush()
+            self._joined_waits = waits
+            # In-order lanes are idle once their latest collective has ended.
+            ended = {self._lane_of[name] for name in waits if name in self.latest.values()}
+            self._running -= ended
+        self._joined.append((self._phase_index, index))
+
+    def _flush(self) -> None:
+        if self._joined:
+            beside = tuple(sorted(self._running))
+            self._instructions.append(Kernels(tuple(self._joined), self._joined_waits, beside))
+            self._joined, self._joined_waits = [], ()

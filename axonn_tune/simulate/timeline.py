@@ -1,0 +1,124 @@
+"""Play one candidate operation by operation: for people to read, and to check the player."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from axonn_tune.simulate.program import AxisLanes
+from axonn_tune.spec.plan import Collective, Operation, Phase
+
+
+@dataclass(frozen=True)
+class Event:
+    """One operation on the timeline; lane 0 is the compute stream.
+
+    exposed_seconds: how long the compute stream stood still for this collective.
+    """
+
+    phase: str
+    operation: Operation
+    lane: int
+    start_seconds: float
+    end_seconds: float
+    exposed_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        return self.end_seconds - self.start_seconds
+
+
+def timeline(
+    phases: Sequence[Phase],
+    seconds_of: Callable[[Operation], float],
+    axis_lanes: AxisLanes,
+    slowdown_fraction: float,
+) -> list[Event]:
+    """Every operation with its start and end, all repeats, from idle streams to idle streams.
+
+    The time for which the compute stream stands still is charged to the collectives that
+    ran meanwhile on the lane that held it up; so is what still runs when computation ends.
+    """
+    recording = _Recording(seconds_of, axis_lanes, slowdown_fraction)
+    for phase in phases:
+        for _ in range(phase.repeats):
+            for operation in phase.operations:
+                recording.issue(phase.name, operation)
+    recording.drain()
+    return recording.events
+
+
+class _Recording:
+    def __init__(
+        self,
+        seconds_of: Callable[[Operation], float],
+        axis_lanes: AxisLanes,
+        slowdown_fraction: float,
+    ) -> None:
+        self._seconds_of, self._axis_lanes = seconds_of, axis_lanes
+        self._slowdown_fraction = slowdown_fraction
+        self.events: list[Event] = []
+        self._queues: dict[int, list[int]] = {}  # events of each lane in order
+        self._latest: dict[str, int] = {}  # collective -> its latest event
+        self._compute_free = 0.0
+
+    def issue(self, phase: str, operation: Operation) -> None:
+        """Start an operation as soon as its stream and what it waits for allow."""
+        ready, holding = self._compute_free, None
+        for name in operation.waits_for:
+            index = self._latest.get(name)
+            if index is not None and self.events[index].end_seconds > ready:
+                ready, holding = self.events[index].end_seconds, index
+        if not isinstance(operation, Collective):
+            if holding is not None:
+                self._charge(holding)
+            self._compute_free = ready + self._beside(self._seconds_of(operation), ready)
+            self.events.append(Event(phase, operation, 0, ready, self._compute_free))
+        elif lane := self._axis_lanes[operation.axis]:
+            start = max(ready, self._lane_free(lane))
+            self._latest[operation.name] = len(self.events)
+            self._queues.setdefault(lane, []).append(len(self.events))
+            end = start + self._seconds_of(operation)
+            self.events.append(Event(phase, operation, lane, start, end))
+
+    def drain(self) -> None:
+        """Charge what still runs after the last kernel."""
+        for queue in sorted(self._queues.values(), key=lambda q: self.events[q[-1]].end_seconds):
+            if self.events[queue[-1]].end_seconds > self._compute_free:
+                self._charge(queue[-1])
+                self._compute_free = self.events[queue[-1]].end_seconds
+
+    def _lane_free(self, lane: int) -> float:
+        queue = self._queues.get(lane)
+        return self.events[queue[-1]].end_seconds if queue else 0.0
+
+    def _beside(self, seconds: float, start: float) -> float:
+        """A kernel's duration: what it does beside collectives, slower, then the rest."""
+        busy = max((self._lane_free(lane) for lane in self._queues), default=0.0) - start
+        slower = 1.0 + self._slowdown_fraction
+        done_beside = max(busy, 0.0) / slower
+        if done_beside >= seconds:
+            return seconds * slower
+        return max(busy, 0.0) + (seconds - done_beside)
+
+    def _charge(self, holding: int) -> None:
+        """Charge the standstill until `holding` ends to it and to those before it on its lane.
+
+        What is left over, where the lane itself waited, goes to `holding`.
+        """
+        idle_from = self._compute_free
+        queue = self._queues[self.events[holding].lane]
+        left = self.events[holding].end_seconds - idle_from
+        for index in reversed(queue[: queue.index(holding) + 1]):
+            event = self.events[index]
+            if event.end_seconds <= idle_from:
+                break
+            share = event.end_seconds - max(event.start_seconds, idle_from)
+            self._expose(index, share)
+            left -= share
+        self._expose(holding, left)
+
+    def _expose(self, index: int, seconds: float) -> None:
+        event = self.events[index]
+        self.events[index] = replace(event, exposed_seconds=event.exposed_seconds + seconds)
