@@ -110,7 +110,9 @@ def _global_batch(sequences: int | None, tokens: int | None, seq_len: int) -> in
     return tokens // seq_len
 
 
-def rank(model: ModelLike, gpus: int, machine: MachineLike = DEFAULT_MACHINE, **options: Any) -> Ranking:
+def rank(
+    model: ModelLike, gpus: int, machine: MachineLike = DEFAULT_MACHINE, **options: Any
+) -> Ranking:
     """Search and rank all configurations; the options are those of `build_search`."""
     return run(build_search(model, gpus, machine, **options))
 

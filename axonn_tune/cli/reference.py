@@ -14,21 +14,22 @@ WIDTH = 90
 def reference_markdown() -> str:
     """Every command with its help text."""
     parts = ["# Command reference", "", "Written by `python -m axonn_tune.cli.reference`."]
-    for path, command in _commands("axonn-tune", cli):
-        context = click.Context(command, info_name=path, max_content_width=WIDTH)
+    root = click.Context(cli, info_name="axonn-tune", **cli.context_settings)
+    for context in _contexts(root):
         context.terminal_width = WIDTH
-        parts += ["", f"## {path}", "", "```text", command.get_help(context).strip(), "```"]
+        help_text = context.command.get_help(context).strip()
+        parts += ["", f"## {context.command_path}", "", "```text", help_text, "```"]
     return "\n".join(parts)
 
 
-def _commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    yield path, command
-    if isinstance(command, click.Group):
-        context = click.Context(command, info_name=path)
-        for name in command.list_commands(context):
-            sub = command.get_command(context, name)
-            if sub is not None:
-                yield from _commands(f"{path} {name}", sub)
+def _contexts(context: click.Context) -> Iterator[click.Context]:
+    """The context of a command and of all commands below it."""
+    yield context
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            command = context.command.get_command(context, name)
+            if command is not None:
+                yield from _contexts(click.Context(command, info_name=name, parent=context))
 
 
 if __name__ == "__main__":

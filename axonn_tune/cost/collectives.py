@@ -6,14 +6,11 @@ Sizes are full buffers, as nccl-tests counts them; bandwidth is what one rank's 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from axonn_tune.spec.plan import Array
+from axonn_tune.spec.plan import Array, Size
 
 
-def ring_gather_seconds(
-    full_bytes: npt.ArrayLike, n_ranks: npt.ArrayLike, bandwidth_bytes_per_s: npt.ArrayLike
-) -> Array:
+def ring_gather_seconds(full_bytes: Size, n_ranks: Size, bandwidth_bytes_per_s: Size) -> Array:
     """Bandwidth term of a ring all-gather, reduce-scatter or all-to-all.
 
     Each rank sends and receives ``full_bytes / n_ranks`` in each of ``n_ranks - 1`` steps
@@ -28,17 +25,15 @@ def ring_gather_seconds(
     return seconds
 
 
-def ring_all_reduce_seconds(
-    full_bytes: npt.ArrayLike, n_ranks: npt.ArrayLike, bandwidth_bytes_per_s: npt.ArrayLike
-) -> Array:
+def ring_all_reduce_seconds(full_bytes: Size, n_ranks: Size, bandwidth_bytes_per_s: Size) -> Array:
     """Bandwidth term of a ring all-reduce: a reduce-scatter and an all-gather."""
     return 2.0 * ring_gather_seconds(full_bytes, n_ranks, bandwidth_bytes_per_s)
 
 
 def collective_seconds(
     kind: str,
-    nbytes: npt.ArrayLike,
-    n_calls: npt.ArrayLike,
+    nbytes: Size,
+    n_calls: Size,
     n_ranks: Array,
     bandwidth_bytes_per_s: Array,
     ring_seconds: Array,
@@ -67,7 +62,9 @@ def collective_seconds(
         on_tree = n_calls * tree_seconds + per_link
         seconds: Array = 2.0 * np.minimum(on_ring, on_tree) * (n_ranks > 1)
     elif kind == "send_recv":
-        seconds = (n_calls * ring_seconds / np.maximum(n_ranks - 1.0, 1.0) + per_link) * (n_ranks > 1)
+        seconds = (n_calls * ring_seconds / np.maximum(n_ranks - 1.0, 1.0) + per_link) * (
+            n_ranks > 1
+        )
     else:
         seconds = n_calls * ring_seconds + (1.0 - 1.0 / n_ranks) * per_link
     return seconds

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from axonn_tune.spec.machine import GemmPoint, Machine
-from axonn_tune.spec.plan import MODES, Array
+from axonn_tune.spec.plan import MODES, Array, Size
 
 # Points that correct a product between them, by distance in log2 of m, n and k.
 NEIGHBOURS = 4
 
 
 def gemm_seconds(
-    m: npt.ArrayLike,
-    n: npt.ArrayLike,
-    k: npt.ArrayLike,
+    m: Size,
+    n: Size,
+    k: Size,
     mode: str,
     machine: Machine,
     dtype: str,
@@ -47,7 +46,8 @@ def gemm_seconds(
         machine.gpu.memory_bandwidth_bytes_per_s.value * machine.kernels.memory_fraction.value
     )
     others = [_mode_seconds(m, n, k, o, machine, dtype) + copy for o in MODES if o != mode]
-    return np.minimum.reduce([natural, *others])
+    fastest: Array = np.minimum.reduce([natural, *others])
+    return fastest
 
 
 def _mode_seconds(m: Array, n: Array, k: Array, mode: str, machine: Machine, dtype: str) -> Array:
@@ -96,7 +96,7 @@ def _measured_over_curve(
     """
     sizes = np.array([[p.m, p.n, p.k] for p in points], dtype=np.float64).T
     measured = np.array([p.seconds for p in points])
-    curve = curve_seconds(*sizes, points[0].mode, machine, points[0].dtype)
+    curve = curve_seconds(sizes[0], sizes[1], sizes[2], points[0].mode, machine, points[0].dtype)
     log_ratio = np.log(measured / curve)
     wanted = np.log2(np.stack(np.broadcast_arrays(m, n, k)))
     distance2 = sum((wanted[i][..., None] - np.log2(sizes[i])) ** 2 for i in range(3))

@@ -22,8 +22,12 @@ def memory_bound_seconds(nbytes: Size, n_kernels: int, machine: Machine) -> Arra
     nbytes : array_like, shape (C,)
         Bytes read plus bytes written.
     """
-    achieved = machine.gpu.memory_bandwidth_bytes_per_s.value * machine.kernels.memory_fraction.value
-    seconds: Array = np.asarray(nbytes) / achieved + n_kernels * machine.kernels.launch_seconds.value
+    achieved = (
+        machine.gpu.memory_bandwidth_bytes_per_s.value * machine.kernels.memory_fraction.value
+    )
+    seconds: Array = (
+        np.asarray(nbytes) / achieved + n_kernels * machine.kernels.launch_seconds.value
+    )
     return seconds
 
 
@@ -41,7 +45,9 @@ def attention_seconds(operation: Attention, machine: Machine, dtype: str) -> Arr
     if operation.fused:
         forward_flops = 4.0 * n * heads * s * s * d / 2.0
         rates = machine.kernels
-        fraction = rates.flash_backward_fraction if operation.backward else rates.flash_forward_fraction
+        fraction = (
+            rates.flash_backward_fraction if operation.backward else rates.flash_forward_fraction
+        )
         flops = forward_flops * (2.5 if operation.backward else 1.0)
         rate = machine.peak_flops_per_s(dtype) * fraction.value
         seconds: Array = np.asarray(flops) / rate + rates.launch_seconds.value

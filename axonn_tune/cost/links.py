@@ -26,9 +26,7 @@ def rings_through_boundary(stride: Ints, size: Ints, unit_ranks: int) -> Ints:
     stride, size : arrays of int, shape (P,)
     """
     span = stride * size
-    aligned = (span % unit_ranks == 0) & (
-        (stride % unit_ranks == 0) | (unit_ranks % stride == 0)
-    )
+    aligned = (span % unit_ranks == 0) & ((stride % unit_ranks == 0) | (unit_ranks % stride == 0))
     inside = (unit_ranks % span == 0) | (size == 1)
     rings = np.where(inside, 0, np.minimum(unit_ranks, stride))
     for row in np.flatnonzero(~aligned & ~inside):

@@ -59,9 +59,7 @@ def all_reduce_data_seconds(
     return seconds
 
 
-def layer_seconds(
-    linear: Linear, m_local: Array, sizes: Array, betas: dict[str, Array]
-) -> Array:
+def layer_seconds(linear: Linear, m_local: Array, sizes: Array, betas: dict[str, Array]) -> Array:
     """Two gathers and one scatter over Z, the all-reduces over X, Y and data, of one layer."""
     x, y, z, data = sizes
     over_z, over_data = betas["z"], betas["data"]
@@ -82,7 +80,9 @@ def communication_seconds(
     """The paper's cost of each placement: the sum over the linear layers of all blocks."""
     sizes = placements.sizes.astype(np.float64)
     m_local = job.tokens / (sizes[2] * sizes[3])
-    betas = {axis: axis_links.bandwidth_bytes_per_s["all_reduce"] for axis, axis_links in links.items()}
+    betas = {
+        axis: axis_links.bandwidth_bytes_per_s["all_reduce"] for axis, axis_links in links.items()
+    }
     per_block = sum(layer_seconds(linear, m_local, sizes, betas) for linear in model.block_linears)
     total: Array = model.n_layers * np.asarray(per_block)
     return total

@@ -38,9 +38,9 @@ def assumption_line(search: Search, machine_was_given: bool = True) -> str:
     default = "" if machine_was_given else " (the default; choose with --machine)"
     tuning = "on" if job.kernel_tuning else "off"
     return (
-        f"Assumed: machine {search.machine.name}{default}, global batch {job.global_batch} sequences "
-        f"({format_count(job.tokens)} tokens), sequence length {job.seq_len}, {job.dtype}, "
-        f"{job.attention} attention, overlap {job.overlap}, kernel tuning {tuning}."
+        f"Assumed: machine {search.machine.name}{default}, global batch {job.global_batch} "
+        f"sequences ({format_count(job.tokens)} tokens), sequence length {job.seq_len}, "
+        f"{job.dtype}, {job.attention} attention, overlap {job.overlap}, kernel tuning {tuning}."
     )
 
 
@@ -95,8 +95,9 @@ def explanation_text(search: Search, explanation: Explanation, n_operations: int
         f"{search.model.name} on {search.job.n_gpus} {search.machine.gpu.name}, grid {p.grid} "
         f"(x, y, z, data), order {p.order}, micro-batch {p.micro_batch}, recompute {p.recompute}",
         f"step {p.step_seconds:.3f} s = {p.compute_seconds:.3f} s compute + "
-        f"{p.exposed_communication_seconds:.3f} s exposed communication; {p.n_microsteps} micro-steps; "
-        f"{p.tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {100 * p.mfu:.1f} %, HFU {100 * p.hfu:.1f} %",
+        f"{p.exposed_communication_seconds:.3f} s exposed communication; "
+        f"{p.n_microsteps} micro-steps; {p.tflops_per_gpu:.1f} TFLOP/s per GPU, "
+        f"MFU {100 * p.mfu:.1f} %, HFU {100 * p.hfu:.1f} %",
         "",
         _operations_text(explanation.operations, n_operations, p.step_seconds),
         "",

@@ -37,8 +37,8 @@ def summary_line(name: str, comparisons: Sequence[Comparison]) -> str:
         return f"{name}: nothing predicted"
     return (
         f"{name}: {errors.n} predicted, mean error {100 * errors.mape:.1f} %, bias "
-        f"{100 * errors.bias:+.1f} %, median {100 * errors.median:.1f} %, p90 {100 * errors.p90:.1f} %, "
-        f"largest {100 * errors.max_error:.1f} %"
+        f"{100 * errors.bias:+.1f} %, median {100 * errors.median:.1f} %, "
+        f"p90 {100 * errors.p90:.1f} %, largest {100 * errors.max_error:.1f} %"
     )
 
 
@@ -90,7 +90,8 @@ def validation_markdown(
         f"- {summary_line('sharing law', _law(links))}",
         "",
         "Rings inside a node are entries of the profiles and agree by construction; rings across",
-        "nodes follow from one bandwidth per machine and the law beta / min(ranks per node, stride).",
+        "nodes follow from one bandwidth per machine and the law",
+        "beta / min(ranks per node, stride).",
         "",
         "## Free parameters",
         "",
@@ -105,7 +106,13 @@ def validation_markdown(
     return "\n".join(parts)
 
 
-_READING = """Sources: """
+_READING = """How to read it: an error is predicted over published, minus one. The papers
+do not say which grid they ran, so the best grid of the model stands for it; where they ran
+another, or the shipped profile is too kind to the machine, the prediction is too fast. Rows
+marked `recalled` are from memory and count as hints. The two step times come from public logs
+that do not state gradient accumulation; one micro-step per step is assumed. 6144 GPUs cannot
+share 8192 sequences evenly, so a factor of three must go to X, across nodes of four; the
+paper's batch for that run is not known."""
 
 
 def _markdown_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
@@ -120,16 +127,14 @@ def _parameter_lines(machines: Sequence[Machine]) -> list[str]:
         counts = {origin: sum(q.origin == origin for _, q in found) for origin in ORIGINS}
         assumed = ", ".join(f"`{name}` = {q.value:g}" for name, q in found if q.origin == "assumed")
         lines.append(
-            f"- **{machine.name}**: {counts['measured']} measured, {counts['published']} published, "
-            f"{counts['assumed']} assumed: {assumed}; {len(machine.gemm.tiles)} GEMM tiles with assumed "
-            "relative speeds"
+            f"- **{machine.name}**: {counts['measured']} measured, "
+            f"{counts['published']} published, {counts['assumed']} assumed: {assumed}; "
+            f"{len(machine.gemm.tiles)} GEMM tiles with assumed relative speeds"
         )
     return lines
 
 
-def validation_document(
-    runs: Sequence[Comparison], links: Sequence[Comparison]
-) -> dict[str, Any]:
+def validation_document(runs: Sequence[Comparison], links: Sequence[Comparison]) -> dict[str, Any]:
     """What ``reproduce --format json`` prints."""
     return {
         "schema_version": 1,
@@ -137,7 +142,11 @@ def validation_document(
         "links": [_comparison_record(c) for c in links],
         "summary": {
             name: _summary_record(group)
-            for name, group in {**by_machine(runs), "all_runs": runs, "sharing_law": _law(links)}.items()
+            for name, group in {
+                **by_machine(runs),
+                "all_runs": runs,
+                "sharing_law": _law(links),
+            }.items()
         },
     }
 

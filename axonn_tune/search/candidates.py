@@ -110,5 +110,7 @@ def no_grid_error(
 def nearest_counts(n_gpus: int, admits: Callable[[int], bool]) -> Sequence[int]:
     """The nearest smaller and larger count that `admits`, within a factor of two."""
     below = next((n for n in range(n_gpus - 1, max(n_gpus // 2, 1) - 1, -1) if admits(n)), None)
-    above = next((n for n in range(n_gpus + 1, min(2 * n_gpus, n_gpus + 4096) + 1) if admits(n)), None)
+    above = next(
+        (n for n in range(n_gpus + 1, min(2 * n_gpus, n_gpus + 4096) + 1) if admits(n)), None
+    )
     return [n for n in (below, above) if n is not None]

@@ -80,9 +80,7 @@ class Evaluator:
             step[rows], exposed[rows] = self._play(plan, prices, lane_code[rows])
         return Evaluation(step, exposed)
 
-    def _play(
-        self, plan: StepPlan, prices: _ChunkPrices, lane_code: Ints
-    ) -> tuple[Array, Array]:
+    def _play(self, plan: StepPlan, prices: _ChunkPrices, lane_code: Ints) -> tuple[Array, Array]:
         """Step and exposed seconds of a chunk, candidates with the same lanes together.
 
         Micro-steps use the lanes of x, y and z only: `data`, the last digit of the code,
@@ -145,7 +143,8 @@ LANE_SHAPE = (len(LANES) + 1,) * len(AXES)
 
 def _lane_code(axis_lanes: Ints) -> Ints:
     """The lanes of the four axes as one number, shape (P,)."""
-    return np.ravel_multi_index(tuple(axis_lanes), LANE_SHAPE)
+    code: Ints = np.ravel_multi_index(tuple(axis_lanes), LANE_SHAPE)
+    return code
 
 
 def _distinct_shapes(table: CandidateTable) -> tuple[Ints, Ints]:

@@ -14,7 +14,7 @@ from axonn_tune.search.rank import Prediction
 from axonn_tune.simulate.timeline import Event, timeline
 from axonn_tune.spec.grid import AXES, CandidateTable
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.machine import Machine, Quantity
+from axonn_tune.spec.machine import LinkLevel, Machine, RingBandwidth
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, Operation, StepPlan
 from axonn_tune.strategies import axonn4d
@@ -208,41 +208,35 @@ def _improved_machines(machine: Machine) -> Iterator[tuple[str, Machine]]:
         replace(machine, gpu=replace(gpu, memory_bandwidth_bytes_per_s=bandwidth)),
     )
     for index, link in enumerate(machine.links):
-        rings = machine.ring_bandwidths
-        if index < machine.node_level:
-            rings = tuple(
-                replace(ring, bandwidth_bytes_per_s=ring.bandwidth_bytes_per_s.scaled(IMPROVEMENT))
-                if _is_bound_by(ring.stride * ring.size, machine, index)
-                else ring
-                for ring in rings
-            )
-        faster = link.bandwidth_bytes_per_s.scaled(IMPROVEMENT)
+        faster = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s.scaled(IMPROVEMENT))
         yield (
             f"{link.name} bandwidth",
-            _with_link(machine, index, "bandwidth_bytes_per_s", faster, rings),
+            _with_link(machine, index, faster, _faster_rings(machine, index)),
         )
-        quicker = link.latency_seconds.scaled(1.0 / IMPROVEMENT)
-        yield f"{link.name} latency", _with_link(machine, index, "latency_seconds", quicker)
+        quicker = replace(link, latency_seconds=link.latency_seconds.scaled(1.0 / IMPROVEMENT))
+        yield f"{link.name} latency", _with_link(machine, index, quicker, machine.ring_bandwidths)
     yield (
         "equal GPUs (no jitter)",
         replace(machine, jitter_fraction=machine.jitter_fraction.scaled(0.0)),
     )
 
 
-def _is_bound_by(span: int, machine: Machine, index: int) -> bool:
-    """Whether a ring inside a node that spans so many ranks crosses this level and no further."""
-    crossed = [i for i, link in enumerate(machine.links) if span > link.unit_ranks]
-    return bool(crossed) and crossed[-1] == index
+def _faster_rings(machine: Machine, index: int) -> tuple[RingBandwidth, ...]:
+    """Measured rings inside a node; those that cross level `index` and no further run faster."""
+    return tuple(
+        replace(ring, bandwidth_bytes_per_s=ring.bandwidth_bytes_per_s.scaled(IMPROVEMENT))
+        if _outermost_level(machine, ring.stride * ring.size) == index
+        else ring
+        for ring in machine.ring_bandwidths
+    )
+
+
+def _outermost_level(machine: Machine, span: int) -> int:
+    return max(i for i, link in enumerate(machine.links) if span > link.unit_ranks)
 
 
 def _with_link(
-    machine: Machine,
-    index: int,
-    field: str,
-    value: Quantity,
-    ring_bandwidths: tuple[object, ...] | None = None,
+    machine: Machine, index: int, link: LinkLevel, rings: tuple[RingBandwidth, ...]
 ) -> Machine:
-    links = list(machine.links)
-    links[index] = replace(links[index], **{field: value})
-    rings = machine.ring_bandwidths if ring_bandwidths is None else ring_bandwidths
-    return replace(machine, links=tuple(links), ring_bandwidths=rings)
+    links = (*machine.links[:index], link, *machine.links[index + 1 :])
+    return replace(machine, links=links, ring_bandwidths=rings)

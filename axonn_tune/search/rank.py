@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class Search:
     model: Model
     job: Job
     machine: Machine
-    constraints: Constraints = Constraints()
+    constraints: Constraints = field(default_factory=Constraints)
     recomputes: tuple[str, ...] = RECOMPUTES
     cost_model: str = "full"
     include_oom: bool = False
@@ -191,7 +191,9 @@ class _Part:
 def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
     n_gpus = search.job.n_gpus
     if n_gpus > LARGEST_GPU_COUNT:
-        raise InputError(f"--gpus {n_gpus} is above {LARGEST_GPU_COUNT}, the largest count searched")
+        raise InputError(
+            f"--gpus {n_gpus} is above {LARGEST_GPU_COUNT}, the largest count searched"
+        )
     placements, rejected = legal_placements(n_gpus, search.constraints, search.rules)
     if not len(placements):
         raise no_grid_error(n_gpus, search.constraints, search.rules, rejected)
@@ -315,7 +317,8 @@ def _short_of_memory(search: Search, grid: Grid) -> str:
     total_bytes, recompute, row, largest, largest_bytes = min(leanest)
     return (
         f"{grid}: out of memory; its leanest configuration (micro-batch "
-        f"{int(table.micro_batch[row])}, recompute {recompute}) needs {gib(total_bytes):.1f} GiB of "
-        f"{gib(capacity):.1f} GiB, {gib(total_bytes - capacity):.1f} GiB short; largest term: "
+        f"{int(table.micro_batch[row])}, recompute {recompute}) needs "
+        f"{gib(total_bytes):.1f} GiB of {gib(capacity):.1f} GiB, "
+        f"{gib(total_bytes - capacity):.1f} GiB short; largest term: "
         f"{largest}, {gib(largest_bytes):.1f} GiB"
     )

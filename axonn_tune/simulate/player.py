@@ -45,10 +45,12 @@ def play(
         How much longer a kernel takes beside a collective.
     """
     zeros = np.zeros(shape)
-    state = _State(zeros, zeros, {lane: zeros for lane in program.lanes})
+    state = _State(zeros, zeros, dict.fromkeys(program.lanes, zeros))
     for phase in program.phases:
         durations = [
-            kernels_seconds(i.operations) if isinstance(i, Kernels) else message_seconds(i.operation)
+            kernels_seconds(i.operations)
+            if isinstance(i, Kernels)
+            else message_seconds(i.operation)
             for i in phase.instructions
         ]
         _play_repeated(_Playable(phase, durations, slowdown_fraction), state)
@@ -136,9 +138,9 @@ class _Playable:
         collective that ended before it counts as ending with it.
         """
         carried = {name: state.ended[name] for name in self.phase.carried if name in state.ended}
-        ends: dict[_Key, Array] = {**state.lane, **carried}
+        ends: list[tuple[_Key, Array]] = [*state.lane.items(), *carried.items()]
         compute = state.compute
-        return {0: compute, **{key: np.maximum(end, compute) for key, end in ends.items()}}
+        return {0: compute, **{key: np.maximum(end, compute) for key, end in ends}}
 
     def is_periodic(self, before: dict[_Key, Array], after: dict[_Key, Array]) -> np.ndarray:
         """Whether a repeat ended in the state in which it began, shifted in time."""

@@ -52,7 +52,9 @@ class Program:
     lanes: tuple[int, ...]
 
 
-def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes, first_phase: int = 0) -> Program:
+def compile_program(
+    phases: Sequence[Phase], axis_lanes: AxisLanes, first_phase: int = 0
+) -> Program:
     """Drop collectives over one rank and join kernels that run back to back.
 
     Parameters

@@ -75,9 +75,7 @@ def check_order(text: str) -> str:
 def _axes_before() -> npt.NDArray[np.bool_]:
     """``[order, axis, other]``: whether `other` varies faster than `axis`."""
     letters = [axis[0] for axis in AXES]
-    return np.array(
-        [[[o.index(b) < o.index(a) for b in letters] for a in letters] for o in ORDERS]
-    )
+    return np.array([[[o.index(b) < o.index(a) for b in letters] for a in letters] for o in ORDERS])
 
 
 _BEFORE = _axes_before()
@@ -171,7 +169,8 @@ class CandidateTable:
 
     def size(self, axis: str) -> Floats:
         """Ranks along one axis, shape (C,)."""
-        return self._sizes[AXES.index(axis)]
+        sizes: Floats = self._sizes[AXES.index(axis)]
+        return sizes
 
     @cached_property
     def _sizes(self) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Any
 
 from axonn_tune.errors import InputError
@@ -112,7 +113,9 @@ class GemmRates:
     def __post_init__(self) -> None:
         require_positive("gemm", "sustained_fraction", self.sustained_fraction.value)
         if not self.tiles:
-            raise InputError("gemm: tiles is empty; give at least one {rows, columns, speed_fraction}")
+            raise InputError(
+                "gemm: tiles is empty; give at least one {rows, columns, speed_fraction}"
+            )
         for mode in MODES:
             if mode not in self.mode_fraction:
                 raise InputError(f"gemm: mode_fraction has no {mode}; give NN, NT and TN")
@@ -238,7 +241,7 @@ class Machine:
         units = [level.unit_ranks for level in self.links]
         if units[0] != 1:
             raise InputError(f"{owner}: the innermost link level must have unit_ranks 1")
-        for inner, outer in zip(units, units[1:], strict=False):
+        for inner, outer in pairwise(units):
             if outer <= inner or outer % inner:
                 raise InputError(
                     f"{owner}: unit_ranks of the link levels are {units}; each must be a larger "

@@ -171,7 +171,7 @@ class _Planner:
         host.run(f"{weight}.all_reduce", "all_reduce", shape.output_bytes, shape.input_axis)
 
     def linear_backward(self, host: HostProgram, name: str, following: _Weight | None) -> None:
-        """dI = dO W^T, summed over the axis that splits n; dW = I^T dO, scattered over Z."""
+        """DI = dO W^T, summed over the axis that splits n; dW = I^T dO, scattered over Z."""
         shape = self.shapes[name]
         weight = _Weight("backward", name)
         reduce_input = f"{weight}.all_reduce"

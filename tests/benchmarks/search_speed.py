@@ -36,9 +36,7 @@ def main() -> None:
     for gpus in GPU_COUNTS * 10:
         for model in MODELS:
             begin = time.perf_counter()
-            ranking = run(
-                build_search(model, gpus, wanted.machine, order="all", include_oom=True)
-            )
+            ranking = run(build_search(model, gpus, wanted.machine, order="all", include_oom=True))
             rates.append(len(ranking) / (time.perf_counter() - begin))
             total += len(ranking)
         if total >= wanted.candidates:
@@ -47,7 +45,10 @@ def main() -> None:
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"candidates            {total}")
     print(f"seconds               {seconds:.2f}")
-    print(f"candidates per second {total / seconds:.0f} (median of searches {statistics.median(rates):.0f})")
+    print(
+        f"candidates per second {total / seconds:.0f} "
+        f"(median of searches {statistics.median(rates):.0f})"
+    )
     print(f"peak memory           {peak_bytes / 1e6:.0f} MB")
 
 

@@ -52,6 +52,7 @@ kernels:
   flash_backward_fraction: {value: 0.5, origin: measured, source: me}
   memory_fraction: {value: 0.85, origin: measured, source: me}
   launch_seconds: {value: 4 us, origin: measured, source: me}
+  slowdown_fraction: {value: 0.1, origin: assumed, source: test}
 links:
   - name: nvlink
     unit_ranks: 1

@@ -50,6 +50,7 @@ MACHINE: dict[str, Any] = {
         "flash_backward_fraction": _quantity(0.5),
         "memory_fraction": _quantity(0.85),
         "launch_seconds": _quantity("4 us"),
+        "slowdown_fraction": _quantity(0.1),
     },
     "links": [
         {
@@ -170,7 +171,7 @@ def test_all_problems_are_reported_at_once_with_their_keys() -> None:
         (("jitter_fraction", "origin"), "guessed", "jitter_fraction.origin: is 'guessed'; allowed"),
         (("links",), [], "links: is empty"),
         (("gemm", "mode_fraction", "NN", "value"), -1, "gemm.mode_fraction.NN: is -1.0"),
-        (("gemm", "points", 0, "mode"), "XX", "gemm.points[0].mode: is 'XX'; known: NN, NT, TN"),
+        (("gemm", "points", 0, "mode"), "XX", "gemm.points[0].mode: is 'XX'; allowed: NN, NT, TN"),
     ],
 )
 def test_a_check_of_a_dataclass_names_its_key(

@@ -1,0 +1,128 @@
+"""The rules of the house, read off the source: imports run downwards only."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "axonn_tune"
+
+BELOW = {
+    "errors": set(),
+    "units": {"errors"},
+    "spec": {"errors", "units"},
+    "cost": {"errors", "units", "spec"},
+    "strategies": {"errors", "units", "spec"},
+    "simulate": {"spec"},
+    "search": {"errors", "units", "spec", "cost", "strategies", "simulate"},
+    "validate": {"errors", "units", "spec", "cost", "search"},
+    "io": {"errors", "units", "spec"},
+    "report": {"errors", "units", "spec", "search", "validate"},
+    "api": {"errors", "units", "spec", "search", "io", "report"},
+    "cli": {"", "errors", "units", "spec", "search", "validate", "io", "report", "api"},
+}
+# Third-party modules that only these rooms may import, at any depth of the code.
+ONLY_IN = {"yaml": {"io"}, "click": {"cli"}, "torch": {"calibrate", "runtime"}}
+# Never on the start-up path, so never at the top of a module.
+LATE = {"pandas", "scipy", "torch", "matplotlib"}
+FILE_METHODS = {"read_text", "write_text", "read_bytes", "write_bytes"}
+
+
+def room(path):
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def sources():
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "__init__.py"]
+
+
+def imports(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module, node
+
+
+def type_checking_only(tree):
+    """Imports under ``if TYPE_CHECKING``."""
+    return {
+        id(inner)
+        for node in tree.body
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_run_downwards(path):
+    tree, own = ast.parse(path.read_text()), room(path)
+    for module, _ in imports(tree):
+        if module.split(".")[0] == "axonn_tune":
+            target = [*module.split("."), ""][1]
+            assert target == own or target in BELOW[own], f"{own} must not import {module}"
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_third_party_modules_stay_in_their_rooms(path):
+    tree = ast.parse(path.read_text())
+    at_top = {id(node) for node in tree.body} - type_checking_only(tree)
+    for module, node in imports(tree):
+        name = module.split(".")[0]
+        assert room(path) in ONLY_IN.get(name, {room(path)}), f"{name} belongs to {ONLY_IN[name]}"
+        assert not (name in LATE and id(node) in at_top), f"{name} is imported at start-up"
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_io_opens_files(path):
+    if room(path) == "io":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            opens = called == "open" or called.rpartition(".")[2] in FILE_METHODS
+            # `write_text` without an owner is the function of the room io.
+            assert not opens or called == "write_text", f"{path.name} opens a file: {called}"
+
+
+def test_every_room_has_its_rule():
+    assert {room(path) for path in sources()} == set(BELOW)
+
+
+def test_no_cycle_between_rooms():
+    for upper, lower in BELOW.items():
+        for name in lower & set(BELOW):
+            assert upper not in BELOW[name]
+
+
+def run_python(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+
+
+@pytest.mark.parametrize("output_format", ["table", "json", "csv", "yaml"])
+def test_suggest_loads_neither_torch_nor_pandas_nor_scipy(output_format):
+    loaded = run_python(
+        "import sys; from axonn_tune.cli.main import main;"
+        f"main(['suggest','--gpus','8','--model','tiny','--format','{output_format}']);"
+        "print('LOADED', *sorted(m.split('.')[0] for m in sys.modules))"
+    ).split("LOADED")[1]
+    assert not {"torch", "pandas", "scipy", "matplotlib"} & set(loaded.split())
+    assert "numpy" in loaded
+
+
+def test_version_loads_no_numpy_and_is_in_one_place():
+    printed = run_python(
+        "import sys; from axonn_tune.cli.main import main; main(['--version']);"
+        "print('numpy' in sys.modules)"
+    )
+    version = re.search(r'^__version__ = "(.+)"', (PACKAGE / "__init__.py").read_text(), re.M)[1]
+    assert version in printed and printed.rstrip().endswith("False")
+    for name in ("setup.cfg", "pyproject.toml"):
+        assert f"= {version}\n" not in (ROOT / name).read_text()
