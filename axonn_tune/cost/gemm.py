@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from axonn_tune.cost.memory_bound import achieved_memory_bandwidth, moved_copy_seconds
+from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import GemmPoint, Machine
 from axonn_tune.spec.plan import MODES, Array, Size
 
@@ -40,11 +42,8 @@ def gemm_seconds(
     natural = _mode_seconds(m, n, k, mode, machine, dtype)
     if not kernel_tuning:
         return natural
-    smaller = np.minimum(m * k, k * n)
-    element_bytes = 4.0 if dtype == "fp32" else 2.0
-    copy = machine.kernels.launch_seconds.value + 2.0 * element_bytes * smaller / (
-        machine.gpu.memory_bandwidth_bytes_per_s.value * machine.kernels.memory_fraction.value
-    )
+    element_bytes = BYTES_PER_ELEMENT[dtype]
+    copy = moved_copy_seconds(element_bytes * np.minimum(m * k, k * n), machine)
     others = [_mode_seconds(m, n, k, o, machine, dtype) + copy for o in MODES if o != mode]
     fastest: Array = np.minimum.reduce([natural, *others])
     return fastest
@@ -79,10 +78,9 @@ def curve_seconds(m: Array, n: Array, k: Array, mode: str, machine: Machine, dty
         waves = np.ceil(n_tiles / gpu.n_multiprocessors)
         area = tile.rows * tile.columns / tile.speed_fraction
         np.minimum(best, waves * (area * per_tile), out=best)
-    element_bytes = 4.0 if dtype == "fp32" else 2.0
-    traffic = element_bytes * (m * k + k * n + m * n)
-    bandwidth = gpu.memory_bandwidth_bytes_per_s.value * machine.kernels.memory_fraction.value
-    seconds: Array = machine.kernels.launch_seconds.value + np.maximum(best, traffic / bandwidth)
+    traffic = BYTES_PER_ELEMENT[dtype] * (m * k + k * n + m * n)
+    moved = traffic / achieved_memory_bandwidth(machine)
+    seconds: Array = machine.kernels.launch_seconds.value + np.maximum(best, moved)
     return seconds
 
 

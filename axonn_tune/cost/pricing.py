@@ -8,10 +8,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.cost.collectives import collective_seconds
 from axonn_tune.cost.gemm import gemm_seconds
-from axonn_tune.cost.kernels import attention_seconds, memory_bound_seconds
 from axonn_tune.cost.links import AxisLinks
+from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.spec.grid import AXES, CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine

@@ -82,7 +82,25 @@ class _State:
     lane: dict[int, Array]
     ended: dict[str, Array] = field(default_factory=dict)
 
+    def copy(self) -> _State:
+        """Copy the state, not its arrays, which are never changed in place."""
+        return _State(self.compute, self.idle, dict(self.lane), dict(self.ended))
+
+    def extrapolate(self, earlier: _State, repeats: int) -> None:
+        """Add what has passed since `earlier` that many times; every array is a new one."""
+
+        def further(now: Array, before: Array) -> Array:
+            return now + repeats * (now - before)
+
+        self.compute = further(self.compute, earlier.compute)
+        self.idle = further(self.idle, earlier.idle)
+        self.lane = {lane: further(free, earlier.lane[lane]) for lane, free in self.lane.items()}
+        self.ended = {
+            name: further(end, earlier.ended.get(name, end)) for name, end in self.ended.items()
+        }
+
     def rows(self, rows: np.ndarray) -> _State:
+        """Pick the state of some candidates."""
         return _State(
             self.compute[rows],
             self.idle[rows],
@@ -91,6 +109,7 @@ class _State:
         )
 
     def write(self, rows: np.ndarray, other: _State) -> None:
+        """Put the state of some candidates back, in place."""
         self.compute[rows] = other.compute
         self.idle[rows] = other.idle
         for lane, free in other.lane.items():
@@ -146,9 +165,10 @@ class _Playable:
         """Whether a repeat ended in the state in which it began, shifted in time."""
         period = after[0] - before[0]
         tolerance = PERIODIC_TOLERANCE * after[0]
-        settled = np.ones(period.shape, dtype=bool)
+        # A collective that was awaited for the first time says nothing of the next repeat.
+        settled = np.full(period.shape, before.keys() == after.keys())
         for key, now in after.items():
-            if key == 0:
+            if key == 0 or key not in before:
                 continue
             drift = now - before[key] - period
             settled &= drift >= -tolerance
@@ -169,7 +189,7 @@ def _play_repeated(playable: _Playable, state: _State) -> None:
     the same. A lane that nothing in the phase waits for may run further ahead at its own
     constant rate. Candidates that take longer to settle are played to the end.
     """
-    before, idle_before = playable.snapshot(state), state.idle
+    before, earlier = playable.snapshot(state), state.copy()
     settled_before = np.zeros(state.compute.shape, dtype=bool)
     repeats = playable.phase.repeats
     for played in range(1, repeats + 1):
@@ -181,31 +201,11 @@ def _play_repeated(playable: _Playable, state: _State) -> None:
         rows = np.flatnonzero(~(settled & settled_before))
         if not rows.size or played == COMMON_REPEATS:
             unsettled = state.rows(rows)
-            _extrapolate(state, before, after, idle_before, repeats - played)
+            state.extrapolate(earlier, repeats - played)
             if rows.size:
                 alone = playable.rows(rows)
                 for _ in range(repeats - played):
                     alone.play(unsettled)
                 state.write(rows, unsettled)
             return
-        before, settled_before, idle_before = after, settled, state.idle
-
-
-def _extrapolate(
-    state: _State,
-    before: dict[_Key, Array],
-    after: dict[_Key, Array],
-    idle_before: Array,
-    remaining: int,
-) -> None:
-    """Add the last repeat's increment `remaining` times; every array is a new one."""
-
-    def further(key: _Key) -> Array:
-        return after[key] + remaining * (after[key] - before[key])
-
-    state.idle = state.idle + remaining * (state.idle - idle_before)
-    state.compute = further(0)
-    state.lane = {lane: further(lane) for lane in state.lane}
-    state.ended = {
-        name: further(name) if name in before else end.copy() for name, end in state.ended.items()
-    }
+        before, settled_before, earlier = after, settled, state.copy()

@@ -1,34 +1,19 @@
-"""Seconds of kernels that are not matrix products: attention and memory-bound kernels."""
+"""Seconds of softmax attention, fused and unfused."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from axonn_tune.cost.gemm import gemm_seconds
+from axonn_tune.cost.memory_bound import memory_bound_seconds
+from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.plan import Array, Attention, Size
+from axonn_tune.spec.plan import Array, Attention
 
 # Unfused attention writes scores, and reads and writes them in the softmax and in the
 # second product; backward reads and writes them and their gradient: passes over the scores.
 UNFUSED_FORWARD_PASSES = 4.0
 UNFUSED_BACKWARD_PASSES = 8.0
-
-
-def memory_bound_seconds(nbytes: Size, n_kernels: int, machine: Machine) -> Array:
-    """Time to move bytes at the achieved memory bandwidth, plus a launch for each kernel.
-
-    Parameters
-    ----------
-    nbytes : array_like, shape (C,)
-        Bytes read plus bytes written.
-    """
-    achieved = (
-        machine.gpu.memory_bandwidth_bytes_per_s.value * machine.kernels.memory_fraction.value
-    )
-    seconds: Array = (
-        np.asarray(nbytes) / achieved + n_kernels * machine.kernels.launch_seconds.value
-    )
-    return seconds
 
 
 def attention_seconds(operation: Attention, machine: Machine, dtype: str) -> Array:
@@ -57,7 +42,7 @@ def attention_seconds(operation: Attention, machine: Machine, dtype: str) -> Arr
     values = gemm_seconds(s * batch, d, s, "NN", machine, dtype, kernel_tuning=False)
     n_products = 2.0 if operation.backward else 1.0
     passes = UNFUSED_BACKWARD_PASSES if operation.backward else UNFUSED_FORWARD_PASSES
-    element_bytes = 4.0 if dtype == "fp32" else 2.0
-    traffic = memory_bound_seconds(batch * s * s * element_bytes * passes, 3, machine)
+    score_bytes = batch * s * s * BYTES_PER_ELEMENT[dtype]
+    traffic = memory_bound_seconds(passes * score_bytes, 3, machine)
     total: Array = n_products * (scores + values) + traffic
     return total

@@ -1,0 +1,161 @@
+"""The vectorised player against its plain twin, on real plans and on random programs."""
+
+import numpy as np
+import pytest
+from conftest import worlds
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.pricing import CollectivePrices, compute_seconds, lanes
+from axonn_tune.search.evaluate import Evaluator
+from axonn_tune.simulate.player import play, slowed_seconds
+from axonn_tune.simulate.program import compile_program
+from axonn_tune.simulate.timeline import timeline
+from axonn_tune.spec.grid import AXES
+from axonn_tune.spec.plan import COMPUTE, Collective, MemoryBound, Phase
+from axonn_tune.strategies import axonn4d
+
+
+def plain_twin(model, job, machine, recompute, table, row):
+    """Step and exposed seconds of one candidate, every repeat played."""
+    single = table.take(slice(row, row + 1))
+    plan = axonn4d.plan(model, job, recompute, single)
+    links = placement_links(machine, table.placements)
+    collective = CollectivePrices(links, single)
+    at = int(single.placement[0])
+    axis_lanes = {axis: int(lanes(machine, links)[i, at]) for i, axis in enumerate(AXES)}
+
+    def seconds_of(op):
+        priced = collective(op) if isinstance(op, Collective) else compute_seconds(op, machine, job)
+        return float(np.ravel(priced)[0])
+
+    slowdown = machine.kernels.slowdown_fraction.value
+    step = exposed = 0.0
+    for phases, times in ((plan.microstep, plan.n_microsteps[0]), (plan.step_end, 1.0)):
+        events = timeline(phases, seconds_of, axis_lanes, slowdown)
+        step += times * max(event.end_seconds for event in events)
+        exposed += times * sum(event.exposed_seconds for event in events)
+    return step, exposed
+
+
+@given(worlds())
+def test_whole_steps_equal_the_plain_twin(world):
+    model, job, machine, recompute, table = world
+    fast = Evaluator(model, job, machine, recompute, table).evaluate()
+    for row in range(len(table)):
+        step, exposed = plain_twin(*world, row)
+        assert fast.step_seconds[row] == pytest.approx(step, rel=1e-12)
+        assert fast.exposed_communication_seconds[row] == pytest.approx(
+            exposed, rel=1e-9, abs=1e-11 * step
+        )
+
+
+# Random programs: any host program, not only AxoNN's ------------------------------------------
+
+AXIS_LANES = {"x": 1, "y": 2, "z": 2, "data": 0}
+DURATIONS = st.sampled_from([0.0, 0.25, 1.0, 1.0, 3.0, 7.0, 20.0])
+
+
+@st.composite
+def programs(draw):
+    """One to three phases, each a few operations that repeat up to 100 times."""
+    phases, names = [], []
+    for p in range(draw(st.integers(1, 3))):
+        operations = []
+        for i in range(draw(st.integers(1, 7))):
+            is_message = draw(st.booleans())
+            # Anything may be awaited: issued before, or by the repeat before, or never.
+            candidates = [*names, *(f"{p}.{j}" for j in range(7))]
+            waits = tuple(draw(st.lists(st.sampled_from(candidates), max_size=2, unique=True)))
+            if is_message:
+                axis = draw(st.sampled_from(["x", "y", "z", "data"]))
+                operations.append(
+                    Collective(f"{p}.{i}", "all_gather", 0.0, axis, waits_for=(COMPUTE, *waits))
+                )
+            else:
+                operations.append(MemoryBound(f"{p}.{i}", 0.0, waits_for=waits))
+        names += [op.name for op in operations]
+        phases.append(Phase(str(p), tuple(operations), draw(st.sampled_from([1, 2, 5, 100]))))
+    rows = draw(st.integers(1, 4))
+    durations = {
+        op.name: np.array([draw(DURATIONS) for _ in range(rows)])
+        for phase in phases
+        for op in phase.operations
+    }
+    return phases, durations, rows
+
+
+def play_program(phases, durations, rows, slowdown):
+    def of(index):
+        return durations[phases[index[0]].operations[index[1]].name]
+
+    program = compile_program(phases, AXIS_LANES)
+    return play(program, (rows,), lambda many: sum(of(i) for i in many), of, slowdown)
+
+
+def slow_drift():
+    """A lane that gains on computation so slowly that it blocks only after many blocks."""
+    gather = Collective("0.0", "all_gather", 0.0, "y", waits_for=(COMPUTE,))
+    kernel = MemoryBound("0.1", 0.0)
+    reduce = Collective("0.2", "all_reduce", 0.0, "x", waits_for=(COMPUTE, "0.0"))
+    last = MemoryBound("0.3", 0.0, waits_for=("0.2",))
+    durations = {"0.0": [7.0], "0.1": [1.0], "0.2": [0.25], "0.3": [3.0]}
+    phases = [Phase("0", (gather, kernel, reduce, last), 100)]
+    return phases, {name: np.array(value) for name, value in durations.items()}, 1
+
+
+@given(programs(), st.sampled_from([0.0, 0.2, 1.0]))
+@example(slow_drift(), 0.0)
+@example(slow_drift(), 0.2)
+def test_random_programs_equal_the_plain_twin(program, slowdown):
+    phases, durations, rows = program
+    fast = play_program(phases, durations, rows, slowdown)
+    for row in range(rows):
+        events = timeline(phases, lambda op, row=row: durations[op.name][row], AXIS_LANES, slowdown)
+        end = max((event.end_seconds for event in events), default=0.0)
+        exposed = sum(event.exposed_seconds for event in events)
+        assert fast.seconds[row] == pytest.approx(end, rel=1e-12, abs=1e-12)
+        assert fast.exposed_seconds[row] == pytest.approx(
+            exposed, rel=1e-9, abs=1e-9 * max(end, 1.0)
+        )
+
+
+@given(programs(), st.sampled_from([0.0, 0.2]))
+def test_the_timeline_keeps_its_own_rules(program, slowdown):
+    phases, durations, _ = program
+    events = timeline(phases, lambda op: durations[op.name][0], AXIS_LANES, slowdown)
+    free, latest = {}, {}
+    for event in events:
+        assert event.start_seconds >= free.get(event.lane, 0.0)
+        free[event.lane] = event.end_seconds
+        for name in event.operation.waits_for:
+            if name in latest:
+                assert event.start_seconds >= latest[name]
+        if event.lane:
+            latest[event.operation.name] = event.end_seconds
+            assert event.seconds == pytest.approx(durations[event.operation.name][0])
+            assert event.exposed_seconds >= -1e-9
+        else:
+            least = durations[event.operation.name][0]
+            assert least - 1e-9 <= event.seconds <= least * (1 + slowdown) + 1e-9
+    busy = sum(event.seconds for event in events if event.lane == 0)
+    end = max((event.end_seconds for event in events), default=0.0)
+    exposed = sum(event.exposed_seconds for event in events)
+    assert busy + exposed == pytest.approx(end, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("work", "beside", "expected"),
+    [
+        (10.0, -5.0, 10.0),
+        (10.0, 0.0, 10.0),
+        (10.0, 6.0, 11.0),
+        (10.0, 12.0, 12.0),
+        (10.0, 99.0, 12.0),
+    ],
+)
+def test_a_kernel_beside_a_collective(work, beside, expected):
+    """At 20 % slowdown, 6 s beside a collective do 5 s of work."""
+    got = slowed_seconds(np.array([work]), np.array([beside]), 0.2)
+    assert got == pytest.approx([expected])
