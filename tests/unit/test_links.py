@@ -1,5 +1,6 @@
 """Links against an enumeration of every rank, group and unit."""
 
+from itertools import pairwise
 from math import lcm
 
 import numpy as np
@@ -96,7 +97,7 @@ def walk_ring(machine, stride, size):
     """Sum of the latencies of the hops of one group's ring, without the closing one."""
     ranks = [i * stride for i in range(size)]
     total = 0.0
-    for here, there in zip(ranks, ranks[1:], strict=False):
+    for here, there in pairwise(ranks):
         crossed = [
             link for link in machine.links if here // link.unit_ranks != there // link.unit_ranks
         ]
