@@ -76,7 +76,7 @@ def test_a_wheel_built_from_the_sdist_finds_the_presets(built, tmp_path):
     code = [f"import sys; sys.path.insert(0, {str(target)!r});" + ASK[1]]
     n_models, n_machines = presets()
     out = run(sys.executable, "-I", "-c", *code, cwd=tmp_path).split()
-    assert [int(word) for word in out[:3]] == [n_models, n_machines, 14]
+    assert [int(word) for word in out[:3]] == [n_models, n_machines, 16]
     assert out[3].startswith(str(target))
 
 
@@ -109,7 +109,7 @@ def test_an_editable_install_finds_the_presets(tmp_path):
     )
     n_models, n_machines = presets()
     out = run(python, *ASK, cwd=tmp_path).split()
-    assert [int(word) for word in out[:3]] == [n_models, n_machines, 14]
+    assert [int(word) for word in out[:3]] == [n_models, n_machines, 16]
     assert out[3].startswith(str(ROOT))
     command = tmp_path / "venv" / "bin" / "axonn-tune"
     assert "G_data" in run(command, "suggest", "--gpus", "8", "--model", "tiny", cwd=tmp_path)
