@@ -79,10 +79,11 @@ def _scale(unit: str, suffix: str | None) -> float | None:
 
 
 def _with_prefix(value: float, unit: str, digits: int) -> str:
+    rounded = float(f"{value:.{digits}g}")
     for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= scale:
-            return f"{value / scale:.{digits}g} {prefix}{unit}"
-    return f"{value:.{digits}g} {unit}"
+        if abs(rounded) >= scale:
+            return f"{rounded / scale:.{digits}g} {prefix}{unit}"
+    return f"{rounded:.{digits}g} {unit}"
 
 
 def format_quantity(value: float, field_name: str, digits: int = 4) -> str:

@@ -122,7 +122,7 @@ def _operations_text(
             op.name,
             op.kind,
             op.axis or "-",
-            _detail(op),
+            op.shape or format_quantity(op.nbytes, "size_bytes"),
             op.n_calls,
             format_seconds(op.seconds_per_call, 3),
             f"{op.total_seconds:.4f}",
@@ -144,12 +144,6 @@ def _operations_text(
             "of the step; --all shows them)"
         )
     return table(rows, headers) + note
-
-
-def _detail(op: OperationCost) -> str:
-    if op.detail.endswith(" B"):
-        return format_quantity(float(op.detail[:-2]), "size_bytes")
-    return op.detail
 
 
 def _rate(op: OperationCost) -> str:

@@ -10,6 +10,9 @@ import numpy as np
 from axonn_tune.errors import NoCandidateError
 from axonn_tune.spec.grid import AXES, PAPER_ORDER, CandidateTable, Ints, Placements
 
+# How far from a count that admits no grid the nearest ones that do are looked for.
+NEAREST_TRIED = 1024
+
 Rules = Callable[[Placements], Mapping[str, np.ndarray]]
 
 
@@ -108,9 +111,8 @@ def no_grid_error(
 
 
 def nearest_counts(n_gpus: int, admits: Callable[[int], bool]) -> Sequence[int]:
-    """The nearest smaller and larger count that `admits`, within a factor of two."""
-    below = next((n for n in range(n_gpus - 1, max(n_gpus // 2, 1) - 1, -1) if admits(n)), None)
-    above = next(
-        (n for n in range(n_gpus + 1, min(2 * n_gpus, n_gpus + 4096) + 1) if admits(n)), None
-    )
-    return [n for n in (below, above) if n is not None]
+    """The nearest smaller and larger count that `admits`, within `NEAREST_TRIED` of it."""
+    below = range(n_gpus - 1, max(n_gpus - NEAREST_TRIED, 0), -1)
+    above = range(n_gpus + 1, n_gpus + NEAREST_TRIED)
+    found = (next((n for n in counts if admits(n)), None) for counts in (below, above))
+    return [n for n in found if n is not None]

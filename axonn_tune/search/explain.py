@@ -16,7 +16,14 @@ from axonn_tune.spec.grid import AXES, CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import LinkLevel, Machine, RingBandwidth
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Attention, Collective, Gemm, Operation, StepPlan
+from axonn_tune.spec.plan import (
+    Attention,
+    Collective,
+    Gemm,
+    MemoryBound,
+    Operation,
+    StepPlan,
+)
 from axonn_tune.strategies import axonn4d
 
 IMPROVEMENT = 1.1  # what a sensitivity gives to a resource: 10 % more of it
@@ -28,7 +35,8 @@ class OperationCost:
 
     name: str
     kind: str
-    detail: str  # m x n x k of a product, full bytes of a collective, bytes of a kernel
+    shape: str  # m x n x k of a product, the parts of attention; empty for others
+    nbytes: float  # full buffer of a collective, traffic of a memory-bound kernel; 0 for others
     n_calls: int
     seconds_per_call: float
     total_seconds: float
@@ -126,48 +134,48 @@ def _number(size: object) -> float:
 
 def _operation_cost(
     operation: Operation,
-    n_calls: int,
-    per_call: float,
+    n_issued: int,
+    per_issue: float,
     total: float,
     exposed: float,
     links: Mapping[str, AxisLinks],
     machine: Machine,
 ) -> OperationCost:
-    axis, bound_by = "", "compute"
-    if isinstance(operation, Gemm):
-        kind = f"GEMM {operation.mode}"
-        m, n, k = (_number(size) for size in (operation.m, operation.n, operation.k))
-        detail, amount = f"{m:.0f} x {n:.0f} x {k:.0f}", 2.0 * m * n * k
-    elif isinstance(operation, Attention):
-        kind, amount = "attention", _number(operation.flops)
-        detail = (
-            f"{_number(operation.n_sequences):.0f} x {_number(operation.n_heads):.0f} heads"
-            f" x {operation.seq_len} x {operation.head_dim}"
-        )
-    elif isinstance(operation, Collective):
-        kind, axis, amount = operation.kind, operation.axis, _number(operation.nbytes)
-        axis_links = links[axis]
-        level = int(axis_links.bounding_level[0])
+    axis, shape, nbytes, bound_by, n_calls = "", "", 0.0, "compute", n_issued
+    if isinstance(operation, Collective):
+        kind, axis, nbytes = operation.kind, operation.axis, _number(operation.nbytes)
+        n_calls = int(n_issued * _number(operation.n_calls))
+        level = int(links[axis].bounding_level[0])
         bound_by = machine.links[level].name if level >= 0 else ""
-        return OperationCost(
-            operation.name,
-            kind,
-            f"{amount:.0f} B",
-            int(n_calls * _number(operation.n_calls)),
-            per_call / _number(operation.n_calls),
-            total,
-            exposed,
-            float(axis_links.bandwidth_bytes_per_s[kind][0]),
-            bound_by,
-            axis,
-        )
+        rate = float(links[axis].bandwidth_bytes_per_s[kind][0])
+    elif isinstance(operation, MemoryBound):
+        kind, bound_by, nbytes = "memory-bound", "memory", _number(operation.nbytes)
+        rate = nbytes / per_issue
     else:
-        kind, bound_by, amount = "memory-bound", "memory", _number(operation.nbytes)
-        detail = f"{amount:.0f} B"
-    rate = amount / per_call if per_call else 0.0
+        kind, shape = _kind_and_shape(operation)
+        rate = _number(operation.flops) / per_issue
     return OperationCost(
-        operation.name, kind, detail, n_calls, per_call, total, exposed, rate, bound_by, axis
+        name=operation.name,
+        kind=kind,
+        shape=shape,
+        nbytes=nbytes,
+        n_calls=n_calls,
+        seconds_per_call=per_issue * n_issued / n_calls,
+        total_seconds=total,
+        exposed_seconds=exposed,
+        rate_per_s=rate,
+        bound_by=bound_by,
+        axis=axis,
     )
+
+
+def _kind_and_shape(operation: Gemm | Attention) -> tuple[str, str]:
+    if isinstance(operation, Gemm):
+        sizes = (operation.m, operation.n, operation.k)
+        return f"GEMM {operation.mode}", " x ".join(f"{_number(size):.0f}" for size in sizes)
+    sequences, heads = _number(operation.n_sequences), _number(operation.n_heads)
+    each = f"{operation.seq_len} x {operation.head_dim}"
+    return "attention", f"{sequences:.0f} x {heads:.0f} heads x {each}"
 
 
 def _sensitivities(

@@ -290,21 +290,22 @@ def why_not(search: Search, grid: Grid) -> str:
     reasons = broken_by(search, grid)
     if reasons:
         return f"{grid}: {'; '.join(reasons)}"
+    short = _short_of_memory(search, grid)
+    if short is not None:
+        return short
     ranking = run(search)
-    rows = np.flatnonzero(
-        [ranking.table.placements.grid(int(row)) == grid for row in ranking.table.placement]
+    wanted = np.array([[grid.x], [grid.y], [grid.z], [grid.data]])
+    is_grid = (ranking.table.placements.sizes == wanted).all(axis=0)
+    own = ranking.prediction(int(np.flatnonzero(is_grid[ranking.table.placement])[0]))
+    slower = own.step_seconds / ranking.prediction(0).step_seconds
+    return (
+        f"{grid}: allowed; its best configuration (micro-batch {own.micro_batch}, recompute "
+        f"{own.recompute}) ranks {own.rank} of {len(ranking)}, {slower:.3f} times the best step"
     )
-    if rows.size and ranking.fits[rows[0]]:
-        best, own = ranking.prediction(0), ranking.prediction(int(rows[0]))
-        slower = own.step_seconds / best.step_seconds
-        return (
-            f"{grid}: allowed; its best configuration (micro-batch {own.micro_batch}, recompute "
-            f"{own.recompute}) ranks {own.rank} of {len(ranking)}, {slower:.3f} times the best step"
-        )
-    return _short_of_memory(search, grid)
 
 
-def _short_of_memory(search: Search, grid: Grid) -> str:
+def _short_of_memory(search: Search, grid: Grid) -> str | None:
+    """How much memory the grid's leanest configuration lacks; None if it fits."""
     placements = Placements.of([grid], search.constraints.orders)
     table, _ = with_micro_batches(placements, search.job.global_batch, search.constraints)
     capacity = search.machine.gpu.memory_bytes.value
@@ -315,6 +316,8 @@ def _short_of_memory(search: Search, grid: Grid) -> str:
         largest = max(terms, key=lambda term: float(terms[term][row]))
         leanest.append((float(total[row]), recompute, row, largest, float(terms[largest][row])))
     total_bytes, recompute, row, largest, largest_bytes = min(leanest)
+    if total_bytes <= capacity:
+        return None
     return (
         f"{grid}: out of memory; its leanest configuration (micro-batch "
         f"{int(table.micro_batch[row])}, recompute {recompute}) needs "
