@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine, load_model
 from axonn_tune.search.candidates import Constraints
-from axonn_tune.search.rank import COST_MODELS, Prediction, Ranking, Search, run
+from axonn_tune.search.prediction import Prediction
+from axonn_tune.search.problem import COST_MODELS, Search
+from axonn_tune.search.rank import Ranking, run
 from axonn_tune.spec.checks import require_choice, require_count
 from axonn_tune.spec.grid import AXES, ORDERS, PAPER_ORDER, Grid, check_order
 from axonn_tune.spec.job import Job, Overlap
@@ -185,7 +187,7 @@ def predict_search(search: Search, grid: Grid | str) -> Prediction:
     """As `predict`, for a search that is already built."""
     from dataclasses import replace
 
-    from axonn_tune.search.rank import broken_by
+    from axonn_tune.search.absence import broken_by
 
     wanted = Grid.parse(grid) if isinstance(grid, str) else grid
     axes = dict(zip(AXES, (wanted.x, wanted.y, wanted.z, wanted.data), strict=True))

@@ -33,7 +33,7 @@ def command(
 
     search = build_search(**search_arguments(options))
     prediction = predict_search(search, grid)
-    explanation = explain(search.model, search.job, search.machine, prediction)
+    explanation = explain(search, prediction)
     if output_format == "json":
         from axonn_tune.report.records import explanation_document
 

@@ -50,12 +50,13 @@ def command(
     from axonn_tune.api import build_search
     from axonn_tune.cli.output import as_csv, as_json, emit
     from axonn_tune.search.rank import run
-    from axonn_tune.search.rank import why_not as explain_absence
     from axonn_tune.spec.grid import Grid
 
     search = build_search(**search_arguments(options))
     if why_not is not None:
-        emit(explain_absence(search, Grid.parse(why_not)), output)
+        from axonn_tune.search.absence import why_not as reason_of
+
+        emit(reason_of(search, Grid.parse(why_not)), output)
         return
     ranking = run(search)
     if output_format == "table":

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from axonn_tune.search.explain import Explanation
-from axonn_tune.search.rank import Prediction, Ranking, Search
+from axonn_tune.search.prediction import Prediction
+from axonn_tune.search.problem import Search
+from axonn_tune.search.rank import Ranking
 
 SCHEMA_VERSION = 1
 

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from axonn_tune.search.explain import Explanation, OperationCost
-from axonn_tune.search.rank import Prediction, Ranking, Search
+from axonn_tune.search.prediction import Prediction
+from axonn_tune.search.problem import Search
+from axonn_tune.search.rank import Ranking
 from axonn_tune.spec.grid import AXES
 from axonn_tune.units import format_count, format_quantity, format_seconds, gib
 

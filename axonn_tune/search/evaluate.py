@@ -14,14 +14,11 @@ import numpy as np
 
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.pricing import LANES, CollectivePrices, Links, compute_seconds, lanes
+from axonn_tune.search.problem import Search
 from axonn_tune.simulate.player import Played, play
 from axonn_tune.simulate.program import OpIndex, Program, compile_program
 from axonn_tune.spec.grid import AXES, CandidateTable, Ints, distinct
-from axonn_tune.spec.job import Job
-from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Collective, Operation, StepPlan
-from axonn_tune.strategies import axonn4d
 
 CHUNK_ROWS = 16384
 MICROSTEP, STEP_END = "microstep", "step_end"
@@ -36,13 +33,14 @@ class Evaluation:
 
 
 def memory_bytes(
-    model: Model, job: Job, machine: Machine, recompute: str, table: CandidateTable
+    search: Search, recompute: str, table: CandidateTable
 ) -> tuple[Array, dict[str, Array]]:
     """Peak bytes of one rank with fragmentation and reserve, and its terms, shape (C,)."""
-    terms = axonn4d.memory(model, job, recompute, table)
+    reserve = search.machine.memory_reserve
+    terms = search.strategy.memory(search.model, search.job, recompute, table)
     allocated = sum(terms.values(), start=np.zeros(len(table)))
-    terms["fragmentation"] = allocated * machine.memory_reserve.fragmentation_fraction.value
-    terms["reserved"] = np.full(len(table), machine.memory_reserve.reserved_bytes.value)
+    terms["fragmentation"] = allocated * reserve.fragmentation_fraction.value
+    terms["reserved"] = np.full(len(table), reserve.reserved_bytes.value)
     total: Array = allocated + terms["fragmentation"] + terms["reserved"]
     return total, terms
 
@@ -51,19 +49,13 @@ class Evaluator:
     """Evaluates the candidates of one table, for one recomputation."""
 
     def __init__(
-        self,
-        model: Model,
-        job: Job,
-        machine: Machine,
-        recompute: str,
-        table: CandidateTable,
-        links: Links | None = None,
+        self, search: Search, recompute: str, table: CandidateTable, links: Links | None = None
     ) -> None:
-        self._model, self._job, self._machine = model, job, machine
-        self._recompute, self._table = recompute, table
+        machine = search.machine
+        self._search, self._recompute, self._table = search, recompute, table
         self._links = placement_links(machine, table.placements) if links is None else links
         self._lane_code = _lane_code(lanes(machine, self._links))
-        self._shape_rows, self._shape_of = _distinct_shapes(table)
+        self._shape_rows, self._shape_of = _distinct_shapes(search.strategy.COMPUTE_KEY, table)
         self._shape_plan = self._plan(table.take(self._shape_rows))
         self._shape_seconds: dict[OpIndex, Array] = {}
         self._programs: dict[tuple[str, int], Program] = {}
@@ -99,7 +91,8 @@ class Evaluator:
         return seconds, exposed
 
     def _plan(self, table: CandidateTable) -> StepPlan:
-        return axonn4d.plan(self._model, self._job, self._recompute, table)
+        search = self._search
+        return search.strategy.plan(search.model, search.job, self._recompute, table)
 
     def _program(self, plan: StepPlan, part: str, lane_code: int) -> Program:
         key = (part, lane_code)
@@ -125,7 +118,7 @@ class Evaluator:
     @property
     def slowdown_fraction(self) -> float:
         """How much longer a kernel takes beside a collective."""
-        return self._machine.kernels.slowdown_fraction.value
+        return self._search.machine.kernels.slowdown_fraction.value
 
     @property
     def links(self) -> Links:
@@ -135,7 +128,7 @@ class Evaluator:
     def kernel_seconds(self, operation: Operation) -> Array:
         """Seconds of one kernel in the shape of its sizes."""
         assert not isinstance(operation, Collective)
-        return compute_seconds(operation, self._machine, self._job)
+        return compute_seconds(operation, self._search.machine, self._search.job)
 
 
 LANE_SHAPE = (len(LANES) + 1,) * len(AXES)
@@ -147,10 +140,10 @@ def _lane_code(axis_lanes: Ints) -> Ints:
     return code
 
 
-def _distinct_shapes(table: CandidateTable) -> tuple[Ints, Ints]:
-    """`distinct` of the columns of `COMPUTE_KEY`: grid axes by placement, then micro-batch."""
+def _distinct_shapes(compute_key: tuple[str, ...], table: CandidateTable) -> tuple[Ints, Ints]:
+    """`distinct` of the columns of the key: grid axes by placement, then micro-batch."""
     sizes = table.placements.sizes
-    axes = [sizes[AXES.index(axis)] for axis in axonn4d.COMPUTE_KEY if axis in AXES]
+    axes = [sizes[AXES.index(axis)] for axis in compute_key if axis in AXES]
     _, by_placement = distinct(*axes)
     return distinct(by_placement[table.placement], table.micro_batch)
 

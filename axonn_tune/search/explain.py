@@ -10,12 +10,11 @@ import numpy as np
 from axonn_tune.cost.links import AxisLinks, placement_links
 from axonn_tune.cost.pricing import CollectivePrices, compute_seconds, lanes
 from axonn_tune.search.evaluate import Evaluator
-from axonn_tune.search.rank import Prediction
+from axonn_tune.search.prediction import Prediction
+from axonn_tune.search.problem import Search
 from axonn_tune.simulate.timeline import Event, timeline
 from axonn_tune.spec.grid import AXES, CandidateTable
-from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import LinkLevel, Machine, RingBandwidth
-from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import (
     Attention,
     Collective,
@@ -24,7 +23,6 @@ from axonn_tune.spec.plan import (
     Operation,
     StepPlan,
 )
-from axonn_tune.strategies import axonn4d
 
 IMPROVEMENT = 1.1  # what a sensitivity gives to a resource: 10 % more of it
 
@@ -76,24 +74,21 @@ class Explanation:
         }
 
 
-def explain(model: Model, job: Job, machine: Machine, prediction: Prediction) -> Explanation:
+def explain(search: Search, prediction: Prediction) -> Explanation:
     """Play the configuration operation by operation and try each resource 10 % better."""
     table = CandidateTable.single(prediction.grid, prediction.order, prediction.micro_batch)
-    plan = axonn4d.plan(model, job, prediction.recompute, table)
-    links = placement_links(machine, table.placements)
-    microstep, step_end = _timelines(plan, links, machine, job, table)
+    plan = search.strategy.plan(search.model, search.job, prediction.recompute, table)
+    links = placement_links(search.machine, table.placements)
+    microstep, step_end = _timelines(search, plan, links, table)
     costs = [*_sum_by_name(microstep, prediction.n_microsteps), *_sum_by_name(step_end, 1)]
-    operations = tuple(_operation_cost(*cost, links, machine) for cost in costs)
-    return Explanation(prediction, operations, _sensitivities(model, job, machine, prediction))
+    operations = tuple(_operation_cost(*cost, links, search.machine) for cost in costs)
+    return Explanation(prediction, operations, _sensitivities(search, prediction))
 
 
 def _timelines(
-    plan: StepPlan,
-    links: Mapping[str, AxisLinks],
-    machine: Machine,
-    job: Job,
-    table: CandidateTable,
+    search: Search, plan: StepPlan, links: Mapping[str, AxisLinks], table: CandidateTable
 ) -> tuple[list[Event], list[Event]]:
+    machine = search.machine
     collective = CollectivePrices(links, table)
     axis_lanes = {axis: int(lanes(machine, links)[i, 0]) for i, axis in enumerate(AXES)}
     slowdown = machine.kernels.slowdown_fraction.value
@@ -104,7 +99,7 @@ def _timelines(
             if isinstance(operation, Collective):
                 seconds = collective(operation)
             else:
-                seconds = compute_seconds(operation, machine, job)
+                seconds = compute_seconds(operation, machine, search.job)
             known[id(operation)] = float(np.ravel(seconds)[0])
         return known[id(operation)]
 
@@ -178,20 +173,18 @@ def _kind_and_shape(operation: Gemm | Attention) -> tuple[str, str]:
     return "attention", f"{sequences:.0f} x {heads:.0f} heads x {each}"
 
 
-def _sensitivities(
-    model: Model, job: Job, machine: Machine, prediction: Prediction
-) -> tuple[Sensitivity, ...]:
+def _sensitivities(search: Search, prediction: Prediction) -> tuple[Sensitivity, ...]:
     """Seconds saved by 10 % more of each resource (10 % less of a latency), largest first."""
     table = CandidateTable.single(prediction.grid, prediction.order, prediction.micro_batch)
 
     def step_seconds(changed: Machine) -> float:
-        evaluator = Evaluator(model, job, changed, prediction.recompute, table)
+        evaluator = Evaluator(replace(search, machine=changed), prediction.recompute, table)
         return float(evaluator.evaluate().step_seconds[0])
 
-    base = step_seconds(machine)
+    base = step_seconds(search.machine)
     savings = [
         Sensitivity(resource, base - step_seconds(changed))
-        for resource, changed in _improved_machines(machine)
+        for resource, changed in _improved_machines(search.machine)
     ]
     return tuple(sorted(savings, key=lambda s: -s.saved_seconds))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,83 +11,17 @@ from axonn_tune.cost import paper
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.pricing import Links
 from axonn_tune.errors import InputError, NoCandidateError
-from axonn_tune.search.candidates import (
-    Constraints,
-    broken_rules,
-    legal_placements,
-    no_grid_error,
-    with_micro_batches,
-)
+from axonn_tune.search.candidates import legal_placements, no_grid_error, with_micro_batches
 from axonn_tune.search.evaluate import Evaluator, memory_bytes
-from axonn_tune.spec.grid import ORDERS, CandidateTable, Grid, Ints, Placements
-from axonn_tune.spec.job import Job
-from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.search.prediction import Prediction
+from axonn_tune.search.problem import Search
+from axonn_tune.spec.grid import ORDERS, CandidateTable, Ints, Placements
+from axonn_tune.spec.model import RECOMPUTES
 from axonn_tune.spec.plan import Array
-from axonn_tune.strategies import axonn4d
 from axonn_tune.units import gib
 
-COST_MODELS = ("full", "paper")
 LARGEST_GPU_COUNT = 2**22
 MEMORY_REASON = "out of memory"
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """One configuration with its predicted step.
-
-    `tflops_per_gpu` and `mfu` count the model's FLOPs, `hardware_tflops_per_gpu` and `hfu`
-    also those of recomputation; `mfu` and `hfu` are fractions of the advertised peak.
-    `step_seconds` and what follows from it is NaN where the configuration was not timed.
-    """
-
-    rank: int
-    strategy: str
-    grid: Grid
-    order: str
-    micro_batch: int
-    n_microsteps: int
-    recompute: str
-    step_seconds: float
-    compute_seconds: float
-    exposed_communication_seconds: float
-    tflops_per_gpu: float
-    hardware_tflops_per_gpu: float
-    mfu: float
-    hfu: float
-    tokens_per_second_per_gpu: float
-    memory_bytes: float
-    memory_terms_bytes: Mapping[str, float]
-    memory_capacity_bytes: float
-    fits: bool
-    paper_communication_seconds: float
-
-    @property
-    def exposed_communication_fraction(self) -> float:
-        """Share of the step in which the compute stream stands still."""
-        return self.exposed_communication_seconds / self.step_seconds
-
-    @property
-    def largest_memory_term(self) -> str:
-        """The term that takes most memory."""
-        return max(self.memory_terms_bytes, key=lambda term: self.memory_terms_bytes[term])
-
-
-@dataclass(frozen=True)
-class Search:
-    """What to search: the job, the machine, and what the user fixed."""
-
-    model: Model
-    job: Job
-    machine: Machine
-    constraints: Constraints = field(default_factory=Constraints)
-    recomputes: tuple[str, ...] = RECOMPUTES
-    cost_model: str = "full"
-    include_oom: bool = False
-
-    def rules(self, placements: Placements) -> dict[str, np.ndarray]:
-        """The algorithm's divisibility rules for this job."""
-        return axonn4d.rejections(self.model, self.job, placements)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +53,7 @@ class Ranking:
         model, job, machine = search.model, search.job, search.machine
         recompute = RECOMPUTES[int(self.recompute[row])]
         single = self.table.take(slice(row, row + 1))
-        _, terms = memory_bytes(model, job, machine, recompute, single)
+        _, terms = memory_bytes(search, recompute, single)
         seconds, exposed = float(self.step_seconds[row]), float(self.exposed_seconds[row])
         per_gpu = 1e-12 / (seconds * job.n_gpus)
         tflops = model.model_flops(job.tokens, job.seq_len) * per_gpu
@@ -128,7 +62,7 @@ class Ranking:
         placement = int(self.table.placement[row])
         return Prediction(
             rank=row + 1,
-            strategy=axonn4d.NAME,
+            strategy=search.strategy.NAME,
             grid=self.table.placements.grid(placement),
             order=ORDERS[int(self.table.placements.order[placement])],
             micro_batch=int(self.table.micro_batch[row]),
@@ -144,7 +78,7 @@ class Ranking:
             tokens_per_second_per_gpu=job.tokens / (seconds * job.n_gpus),
             memory_bytes=float(self.memory_bytes[row]),
             memory_terms_bytes={term: float(values[0]) for term, values in terms.items()},
-            memory_capacity_bytes=machine.gpu.memory_bytes.value,
+            memory_capacity_bytes=search.memory_capacity_bytes,
             fits=bool(self.fits[row]),
             paper_communication_seconds=float(self.paper_seconds[placement]),
         )
@@ -201,13 +135,12 @@ def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
 
 
 def _evaluate(search: Search, table: CandidateTable, links: Links, recompute: str) -> _Part:
-    model, job, machine = search.model, search.job, search.machine
-    memory, _ = memory_bytes(model, job, machine, recompute, table)
-    fits = memory <= machine.gpu.memory_bytes.value
+    memory, _ = memory_bytes(search, recompute, table)
+    fits = memory <= search.memory_capacity_bytes
     rows = np.arange(len(table)) if search.include_oom else np.flatnonzero(fits)
     if not rows.size:
         return _Part(recompute, rows, np.zeros(0), np.zeros(0), memory, fits)
-    times = Evaluator(model, job, machine, recompute, table.take(rows), links).evaluate()
+    times = Evaluator(search, recompute, table.take(rows), links).evaluate()
     return _Part(
         recompute, rows, times.step_seconds, times.exposed_communication_seconds, memory, fits
     )
@@ -248,7 +181,7 @@ def _ranked(
 
 
 def _nothing_fits(search: Search, least_bytes: float) -> NoCandidateError:
-    job, capacity = search.job, search.machine.gpu.memory_bytes.value
+    job, capacity = search.job, search.memory_capacity_bytes
     message = (
         f"model '{search.model.name}' fits on no grid of {job.n_gpus} {search.machine.gpu.name}: "
         f"the smallest needs {gib(least_bytes):.1f} GiB of {gib(capacity):.1f} GiB per GPU"
@@ -265,63 +198,8 @@ def _gpus_that_fit(search: Search) -> int | None:
         placements, _ = legal_placements(n_gpus, search.constraints, search.rules)
         table, _ = with_micro_batches(placements, search.job.global_batch, search.constraints)
         for recompute in search.recomputes if len(table) else ():
-            memory, _ = memory_bytes(search.model, search.job, search.machine, recompute, table)
-            if (memory <= search.machine.gpu.memory_bytes.value).any():
+            memory, _ = memory_bytes(search, recompute, table)
+            if (memory <= search.memory_capacity_bytes).any():
                 return n_gpus
         n_gpus *= 2
     return None
-
-
-def broken_by(search: Search, grid: Grid) -> list[str]:
-    """Every reason for which a grid is not allowed; empty if it is."""
-    if grid.n_ranks != search.job.n_gpus:
-        return [f"it has {grid.n_ranks} ranks, not {search.job.n_gpus}"]
-    placements = Placements.of([grid], search.constraints.orders)
-    broken = broken_rules(placements, search.constraints, search.rules)
-    reasons = [reason for reason, mask in broken.items() if mask.all()]
-    if not reasons:
-        _, rejected = with_micro_batches(placements, search.job.global_batch, search.constraints)
-        reasons = list(rejected)
-    return reasons
-
-
-def why_not(search: Search, grid: Grid) -> str:
-    """Why a grid is not among the results, with the GiB that it is short; or its rank."""
-    reasons = broken_by(search, grid)
-    if reasons:
-        return f"{grid}: {'; '.join(reasons)}"
-    short = _short_of_memory(search, grid)
-    if short is not None:
-        return short
-    ranking = run(search)
-    wanted = np.array([[grid.x], [grid.y], [grid.z], [grid.data]])
-    is_grid = (ranking.table.placements.sizes == wanted).all(axis=0)
-    own = ranking.prediction(int(np.flatnonzero(is_grid[ranking.table.placement])[0]))
-    slower = own.step_seconds / ranking.prediction(0).step_seconds
-    return (
-        f"{grid}: allowed; its best configuration (micro-batch {own.micro_batch}, recompute "
-        f"{own.recompute}) ranks {own.rank} of {len(ranking)}, {slower:.3f} times the best step"
-    )
-
-
-def _short_of_memory(search: Search, grid: Grid) -> str | None:
-    """How much memory the grid's leanest configuration lacks; None if it fits."""
-    placements = Placements.of([grid], search.constraints.orders)
-    table, _ = with_micro_batches(placements, search.job.global_batch, search.constraints)
-    capacity = search.machine.gpu.memory_bytes.value
-    leanest = []
-    for recompute in search.recomputes:
-        total, terms = memory_bytes(search.model, search.job, search.machine, recompute, table)
-        row = int(total.argmin())
-        largest = max(terms, key=lambda term: float(terms[term][row]))
-        leanest.append((float(total[row]), recompute, row, largest, float(terms[largest][row])))
-    total_bytes, recompute, row, largest, largest_bytes = min(leanest)
-    if total_bytes <= capacity:
-        return None
-    return (
-        f"{grid}: out of memory; its leanest configuration (micro-batch "
-        f"{int(table.micro_batch[row])}, recompute {recompute}) needs "
-        f"{gib(total_bytes):.1f} GiB of {gib(capacity):.1f} GiB, "
-        f"{gib(total_bytes - capacity):.1f} GiB short; largest term: "
-        f"{largest}, {gib(largest_bytes):.1f} GiB"
-    )

@@ -10,7 +10,9 @@ import numpy as np
 
 from axonn_tune.cost.links import axis_links
 from axonn_tune.search.candidates import Constraints
-from axonn_tune.search.rank import Prediction, Search, run
+from axonn_tune.search.prediction import Prediction
+from axonn_tune.search.problem import Search
+from axonn_tune.search.rank import run
 from axonn_tune.spec.grid import AXES, Grid
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.machine import Machine

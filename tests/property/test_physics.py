@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from axonn_tune.cost.links import rings_through_boundary
 from axonn_tune.search.evaluate import Evaluator, memory_bytes
+from axonn_tune.search.problem import Search
 from axonn_tune.spec.grid import AXES, ORDERS, CandidateTable, Grid, Placements
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.plan import Collective, Gemm
@@ -22,7 +23,7 @@ def step_seconds(world, **changes):
     model, job, machine, recompute, table = world
     job = replace(job, **changes.pop("job", {}))
     machine = changes.pop("machine", machine)
-    return Evaluator(model, job, machine, recompute, table).evaluate().step_seconds
+    return Evaluator(Search(model, job, machine), recompute, table).evaluate().step_seconds
 
 
 @given(worlds())
@@ -136,10 +137,10 @@ def test_one_rank_does_not_communicate(world):
     model, job, machine, recompute, _ = world
     alone = replace(job, n_gpus=1)
     table = CandidateTable.single(Grid(1, 1, 1, 1))
-    times = Evaluator(model, alone, machine, recompute, table).evaluate()
+    times = Evaluator(Search(model, alone, machine), recompute, table).evaluate()
     assert times.exposed_communication_seconds[0] == 0.0
     no_links = faster_links(shorter_latency(machine, 1e9), 1e-9)
-    again = Evaluator(model, alone, no_links, recompute, table).evaluate()
+    again = Evaluator(Search(model, alone, no_links), recompute, table).evaluate()
     assert again.step_seconds[0] == times.step_seconds[0]
 
 
@@ -156,7 +157,7 @@ def test_permuting_candidates_permutes_results(world, random):
 def test_one_at_a_time_equals_all_at_once(world):
     model, job, machine, recompute, table = world
     together = step_seconds(world)
-    memory, _ = memory_bytes(model, job, machine, recompute, table)
+    memory, _ = memory_bytes(Search(model, job, machine), recompute, table)
     for row in range(len(table)):
         placement = table.placements.take(
             slice(int(table.placement[row]), int(table.placement[row]) + 1)
@@ -164,7 +165,7 @@ def test_one_at_a_time_equals_all_at_once(world):
         single = CandidateTable(placement, np.zeros(1, np.int64), table.micro_batch[row : row + 1])
         alone = (model, job, machine, recompute, single)
         assert step_seconds(alone) == pytest.approx(together[row : row + 1], rel=1e-12)
-        assert memory_bytes(model, job, machine, recompute, single)[0] == memory[row]
+        assert memory_bytes(Search(model, job, machine), recompute, single)[0] == memory[row]
 
 
 @given(worlds())
@@ -185,7 +186,7 @@ def test_orders_that_move_only_axes_of_one_rank_agree(world):
 @given(worlds())
 def test_exposed_time_lies_within_the_step(world):
     model, job, machine, recompute, table = world
-    times = Evaluator(model, job, machine, recompute, table).evaluate()
+    times = Evaluator(Search(model, job, machine), recompute, table).evaluate()
     assert (times.exposed_communication_seconds >= -1e-12 * times.step_seconds).all()
     assert (times.exposed_communication_seconds < times.step_seconds).all()
 
@@ -193,8 +194,11 @@ def test_exposed_time_lies_within_the_step(world):
 @given(worlds())
 def test_memory_shrinks_with_recomputation_and_grows_with_the_micro_batch(world):
     model, job, machine, _, table = world
-    held = [memory_bytes(model, job, machine, r, table)[0] for r in ("none", "selective", "full")]
+    held = [
+        memory_bytes(Search(model, job, machine), r, table)[0]
+        for r in ("none", "selective", "full")
+    ]
     assert (held[0] >= held[1]).all()
     assert (held[1] * SLACK >= held[2]).all()
     larger = CandidateTable(table.placements, table.placement, 2 * table.micro_batch)
-    assert (memory_bytes(model, job, machine, "none", larger)[0] > held[0]).all()
+    assert (memory_bytes(Search(model, job, machine), "none", larger)[0] > held[0]).all()

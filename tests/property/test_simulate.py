@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.pricing import CollectivePrices, compute_seconds, lanes
 from axonn_tune.search.evaluate import Evaluator
+from axonn_tune.search.problem import Search
 from axonn_tune.simulate.player import play, slowed_seconds
 from axonn_tune.simulate.program import compile_program
 from axonn_tune.simulate.timeline import timeline
@@ -42,7 +43,7 @@ def plain_twin(model, job, machine, recompute, table, row):
 @given(worlds())
 def test_whole_steps_equal_the_plain_twin(world):
     model, job, machine, recompute, table = world
-    fast = Evaluator(model, job, machine, recompute, table).evaluate()
+    fast = Evaluator(Search(model, job, machine), recompute, table).evaluate()
     for row in range(len(table)):
         step, exposed = plain_twin(*world, row)
         assert fast.step_seconds[row] == pytest.approx(step, rel=1e-12)

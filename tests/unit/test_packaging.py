@@ -4,6 +4,7 @@ import configparser
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -78,6 +79,22 @@ def test_a_wheel_built_from_the_sdist_finds_the_presets(built, tmp_path):
     out = run(sys.executable, "-I", "-c", *code, cwd=tmp_path).split()
     assert [int(word) for word in out[:3]] == [n_models, n_machines, 16]
     assert out[3].startswith(str(target))
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_what_its_own_tests_read(built):
+    _, sdist = built
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    files = {".ci/run", "CHANGELOG.md", "LICENSE", "README.md", "constraints.txt"}
+    assert files <= names
+    for folder in ("docs", "models", "hardware_profiles", "tests"):
+        here = {
+            str(path.relative_to(ROOT))
+            for path in (ROOT / folder).rglob("*.*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+        assert here <= names
 
 
 @pytest.mark.slow

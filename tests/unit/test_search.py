@@ -10,8 +10,9 @@ from axonn_tune.api import build_search, predict_search
 from axonn_tune.errors import AxonnTuneError, InputError, NoCandidateError
 from axonn_tune.io.presets import load_machine, load_model
 from axonn_tune.report.records import flat_record, ranking_document, record
+from axonn_tune.search.absence import why_not
 from axonn_tune.search.explain import explain
-from axonn_tune.search.rank import run, why_not
+from axonn_tune.search.rank import run
 from axonn_tune.spec.grid import Grid
 
 
@@ -198,7 +199,7 @@ def test_predict_refuses_an_illegal_grid():
 
 def test_explanation_adds_up(ranking, search):
     own = ranking.prediction(len(ranking) // 2)
-    parts = explain(search.model, search.job, search.machine, own)
+    parts = explain(search, own)
     kernels = sum(op.total_seconds for op in parts.operations if not op.axis)
     assert kernels == pytest.approx(own.compute_seconds, rel=1e-9)
     exposed = sum(parts.exposed_seconds_by_axis.values())
@@ -209,7 +210,7 @@ def test_explanation_adds_up(ranking, search):
 
 
 def test_more_of_a_resource_never_costs_time(ranking, search):
-    parts = explain(search.model, search.job, search.machine, ranking.prediction(5))
+    parts = explain(search, ranking.prediction(5))
     assert all(s.saved_seconds >= -1e-9 for s in parts.sensitivities)
     assert parts.sensitivities[0].saved_seconds > 0
     saved = [s.saved_seconds for s in parts.sensitivities]

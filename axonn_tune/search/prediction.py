@@ -1,0 +1,49 @@
+"""The prediction of one configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from axonn_tune.spec.grid import Grid
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One configuration with its predicted step.
+
+    `tflops_per_gpu` and `mfu` count the model's FLOPs, `hardware_tflops_per_gpu` and `hfu`
+    also those of recomputation; `mfu` and `hfu` are fractions of the advertised peak.
+    `step_seconds` and what follows from it is NaN where the configuration was not timed.
+    """
+
+    rank: int
+    strategy: str
+    grid: Grid
+    order: str
+    micro_batch: int
+    n_microsteps: int
+    recompute: str
+    step_seconds: float
+    compute_seconds: float
+    exposed_communication_seconds: float
+    tflops_per_gpu: float
+    hardware_tflops_per_gpu: float
+    mfu: float
+    hfu: float
+    tokens_per_second_per_gpu: float
+    memory_bytes: float
+    memory_terms_bytes: Mapping[str, float]
+    memory_capacity_bytes: float
+    fits: bool
+    paper_communication_seconds: float
+
+    @property
+    def exposed_communication_fraction(self) -> float:
+        """Share of the step in which the compute stream stands still."""
+        return self.exposed_communication_seconds / self.step_seconds
+
+    @property
+    def largest_memory_term(self) -> str:
+        """The term that takes most memory."""
+        return max(self.memory_terms_bytes, key=lambda term: self.memory_terms_bytes[term])
