@@ -29,7 +29,7 @@ from axonn_tune.strategies.program import HostProgram
 
 NAME = "axonn"
 # Sizes of the computation of a micro-step depend on these columns only.
-COMPUTE_KEY = ("x", "y", "micro_batch")
+COMPUTE_KEY: tuple[str, ...] = ("x", "y", "micro_batch")
 
 FP32_BYTES = 4.0
 # Gradients are accumulated and reduced over data in fp32 (AxoNN's own model takes 4 bytes too).
