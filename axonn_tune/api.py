@@ -53,6 +53,7 @@ def build_search(
     gz: int | None = None,
     gdata: int | None = None,
     include_oom: bool = False,
+    every_configuration: bool = False,
 ) -> Search:
     """Check the arguments and put them together; see `suggest` for their meaning.
 
@@ -91,6 +92,7 @@ def build_search(
         recomputes=RECOMPUTES if recompute == "auto" else (recompute,),
         cost_model=cost_model,
         include_oom=include_oom,
+        every_configuration=every_configuration,
     )
 
 
@@ -144,12 +146,14 @@ def suggest(
         selective, full, auto), ``oar``, ``ors``, ``oag``, ``kernel_tuning``,
         ``keep_gathered_weights``, ``order`` (such as ``"xyzd"``, or ``"all"``),
         ``cost_model`` (full, paper), ``max_tp``, ``gx``, ``gy``, ``gz``, ``gdata``,
-        ``include_oom``.
+        ``include_oom``, ``every_configuration`` (every micro-batch and recomputation of a
+        grid, not its best only).
 
     Returns
     -------
     pandas.DataFrame
-        One row per configuration, best first; the unit stands in each column's name.
+        One row per grid and rank order with its best configuration, best first; units stand
+        in the names of the columns.
 
     Raises
     ------

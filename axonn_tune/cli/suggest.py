@@ -25,6 +25,11 @@ from axonn_tune.cli.options import (
     help="'full', or 'paper': order by AxoNN's bandwidth-only equations.",
 )
 @click.option("--include-oom", is_flag=True, help="Show what does not fit in memory too.")
+@click.option(
+    "--every-configuration",
+    is_flag=True,
+    help="Show every micro-batch and recomputation of a grid, not its best only.",
+)
 @click.option("--why-not", metavar="GRID", help="Say why a grid (8x4x4x8) is not suggested.")
 @click.option("--top-n", type=click.IntRange(min=1), default=10, show_default=True, help="Rows.")
 @click.option("--verbose", is_flag=True, help="Say how many grids were rejected for what.")

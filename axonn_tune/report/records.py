@@ -86,7 +86,7 @@ def ranking_document(ranking: Ranking, top_n: int | None) -> dict[str, Any]:
         "assumptions": assumptions(ranking.search),
         "results": [record(prediction) for prediction in ranking.top(top_n)],
         "rejected": dict(ranking.rejected),
-        "evaluated": len(ranking),
+        "evaluated": ranking.n_evaluated,
     }
 
 

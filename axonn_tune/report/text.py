@@ -50,7 +50,9 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
     """The best configurations, the assumptions and the next command to type."""
     predictions = ranking.top(top_n)
     search = ranking.search
-    capacity = search.machine.gpu.memory_bytes.value
+    capacity = search.memory_capacity_bytes
+    what = "grids" if len(search.constraints.orders) == 1 else "grids and orders"
+    what = "configurations" if search.every_configuration else what
     show_order = len({p.order for p in predictions} | set(search.constraints.orders)) > 1
     paper = search.cost_model == "paper"
     headers = ["#", "G_x", "G_y", "G_z", "G_data"] + ["order"] * show_order
@@ -73,7 +75,7 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
         [
             f"{search.model.name} ({format_count(search.model.parameters)} parameters) on "
             f"{search.job.n_gpus} {search.machine.gpu.name}: best {len(rows)} of {len(ranking)} "
-            f"configurations on {ranking.n_legal_grids} grids",
+            f"{what} ({ranking.n_evaluated} configurations evaluated)",
             "",
             table(rows, headers),
             "",

@@ -39,8 +39,8 @@ def why_not(search: Search, grid: Grid) -> str:
     own = ranking.prediction(int(np.flatnonzero(is_grid[ranking.table.placement])[0]))
     slower = own.step_seconds / ranking.prediction(0).step_seconds
     return (
-        f"{grid}: allowed; its best configuration (micro-batch {own.micro_batch}, recompute "
-        f"{own.recompute}) ranks {own.rank} of {len(ranking)}, {slower:.3f} times the best step"
+        f"{grid}: allowed; with its best configuration (micro-batch {own.micro_batch}, recompute "
+        f"{own.recompute}) it ranks {own.rank} of {len(ranking)}, {slower:.3f} times the best step"
     )
 
 

@@ -14,7 +14,6 @@ class Prediction:
 
     `tflops_per_gpu` and `mfu` count the model's FLOPs, `hardware_tflops_per_gpu` and `hfu`
     also those of recomputation; `mfu` and `hfu` are fractions of the advertised peak.
-    `step_seconds` and what follows from it is NaN where the configuration was not timed.
     """
 
     rank: int

@@ -19,7 +19,10 @@ COST_MODELS = ("full", "paper")
 
 @dataclass(frozen=True)
 class Search:
-    """A search; one candidate is a search whose axes are all fixed."""
+    """A search; one candidate is a search whose axes are all fixed.
+
+    every_configuration: rank every micro-batch and recomputation of a grid, not its best only.
+    """
 
     model: Model
     job: Job
@@ -29,6 +32,7 @@ class Search:
     recomputes: tuple[str, ...] = RECOMPUTES
     cost_model: str = "full"
     include_oom: bool = False
+    every_configuration: bool = False
 
     def rules(self, placements: Placements) -> dict[str, np.ndarray]:
         """The algorithm's divisibility rules for this job."""

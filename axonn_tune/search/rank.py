@@ -26,7 +26,11 @@ MEMORY_REASON = "out of memory"
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """All candidates of a search in rank order; columns have one entry per candidate."""
+    """The result of a search in rank order; columns have one entry per candidate.
+
+    A grid, in each rank order that was searched, stands for its best configuration, unless
+    the search wanted every configuration.
+    """
 
     search: Search
     table: CandidateTable
@@ -37,7 +41,7 @@ class Ranking:
     fits: np.ndarray
     paper_seconds: Array
     rejected: Mapping[str, int]
-    n_legal_grids: int
+    n_evaluated: int  # configurations
 
     def __len__(self) -> int:
         return len(self.table)
@@ -162,10 +166,14 @@ def _ranked(
     memory = np.concatenate([part.memory[part.rows] for part in parts])
     fits = np.concatenate([part.fits[part.rows] for part in parts])
     candidates = table.take(rows)
-    keys = [memory, step, ~fits]
+    # What does not fit comes last, the leanest first.
+    keys = [memory, np.where(fits, step, memory), ~fits]
     if search.cost_model == "paper":
-        keys.insert(2, paper_seconds[candidates.placement])
+        keys.insert(2, np.where(fits, paper_seconds[candidates.placement], 0.0))
     order = np.lexsort(keys)
+    if not search.every_configuration:
+        _, first = np.unique(candidates.placement[order], return_index=True)
+        order = order[np.sort(first)]
     return Ranking(
         search,
         candidates.take(order),
@@ -176,7 +184,7 @@ def _ranked(
         fits[order],
         paper_seconds,
         rejected,
-        len(table.placements),
+        rows.size,
     )
 
 

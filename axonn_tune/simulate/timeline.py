@@ -37,8 +37,9 @@ def timeline(
 ) -> list[Event]:
     """Every operation with its start and end, all repeats, from idle streams to idle streams.
 
-    The time for which the compute stream stands still is charged to the collectives that
-    ran meanwhile on the lane that held it up; so is what still runs when computation ends.
+    The time for which the compute stream stands still is charged to the collective that held
+    it up, as far as that ran meanwhile, then to the one that this one had followed, and so
+    on; so is what still runs when computation ends.
     """
     recording = _Recording(seconds_of, axis_lanes, slowdown_fraction)
     for phase in phases:
@@ -61,6 +62,7 @@ class _Recording:
         self.events: list[Event] = []
         self._queues: dict[int, list[int]] = {}  # events of each lane in order
         self._latest: dict[str, int] = {}  # collective -> its latest event
+        self._followed: dict[int, int | None] = {}  # event -> collective whose end started it
         self._compute_free = 0.0
 
     def issue(self, phase: str, operation: Operation) -> None:
@@ -76,9 +78,11 @@ class _Recording:
             self._compute_free = ready + self._beside(self._seconds_of(operation), ready)
             self.events.append(Event(phase, operation, 0, ready, self._compute_free))
         elif lane := self._axis_lanes[operation.axis]:
-            start = max(ready, self._lane_free(lane))
-            self._latest[operation.name] = len(self.events)
-            self._queues.setdefault(lane, []).append(len(self.events))
+            queue = self._queues.setdefault(lane, [])
+            start, index = max(ready, self._lane_free(lane)), len(self.events)
+            self._followed[index] = holding if start == ready else queue[-1]
+            self._latest[operation.name] = index
+            queue.append(index)
             end = start + self._seconds_of(operation)
             self.events.append(Event(phase, operation, lane, start, end))
 
@@ -103,22 +107,11 @@ class _Recording:
         return max(busy, 0.0) + (seconds - done_beside)
 
     def _charge(self, holding: int) -> None:
-        """Charge the standstill until `holding` ends to it and to those before it on its lane.
-
-        What is left over, where the lane itself waited, goes to `holding`.
-        """
+        """Charge the standstill until `holding` ends to it and to those that it followed."""
         idle_from = self._compute_free
-        queue = self._queues[self.events[holding].lane]
-        left = self.events[holding].end_seconds - idle_from
-        for index in reversed(queue[: queue.index(holding) + 1]):
+        index: int | None = holding
+        while index is not None and self.events[index].end_seconds > idle_from:
             event = self.events[index]
-            if event.end_seconds <= idle_from:
-                break
             share = event.end_seconds - max(event.start_seconds, idle_from)
-            self._expose(index, share)
-            left -= share
-        self._expose(holding, left)
-
-    def _expose(self, index: int, seconds: float) -> None:
-        event = self.events[index]
-        self.events[index] = replace(event, exposed_seconds=event.exposed_seconds + seconds)
+            self.events[index] = replace(event, exposed_seconds=event.exposed_seconds + share)
+            index = self._followed[index]

@@ -37,8 +37,8 @@ def main() -> None:
         for model in MODELS:
             begin = time.perf_counter()
             ranking = run(build_search(model, gpus, wanted.machine, order="all", include_oom=True))
-            rates.append(len(ranking) / (time.perf_counter() - begin))
-            total += len(ranking)
+            rates.append(ranking.n_evaluated / (time.perf_counter() - begin))
+            total += ranking.n_evaluated
         if total >= wanted.candidates:
             break
     seconds = time.perf_counter() - started
