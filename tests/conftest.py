@@ -2,11 +2,12 @@
 
 import os
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from axonn_tune.io.presets import load_machine
+from axonn_tune.io.presets import load_machine, load_model
 from axonn_tune.spec.grid import ORDERS, CandidateTable, Grid, Placements
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.machine import (
@@ -39,6 +40,12 @@ settings.load_profile("ci" if os.environ.get("CI") else "quick")
 def perlmutter():
     """The shipped profile: nodes of four, listed rings inside them."""
     return load_machine("perlmutter")
+
+
+@pytest.fixture(scope="session")
+def gpt_80b():
+    """The shipped model of the authors' scaling study."""
+    return load_model("gpt-80b")
 
 
 def quantity(value):
@@ -169,8 +176,6 @@ def worlds(draw):
     rows = draw(st.lists(st.integers(0, len(placements) - 1), min_size=1, max_size=6))
     batch = 4 * grid.z * grid.data * grid.x
     micro_batches = [draw(st.sampled_from([1, 2, 4])) for _ in rows]
-    import numpy as np
-
     table = CandidateTable(placements, np.array(rows), np.array(micro_batches))
     overlap = Overlap(draw(st.booleans()), draw(st.booleans()), draw(st.booleans()))
     job = Job(

@@ -50,6 +50,20 @@ def _busiest_unit(stride: int, size: int, unit_ranks: int) -> int:
     return busiest
 
 
+def units_visited(stride: Ints, size: Ints, unit_ranks: int) -> Array:
+    """Units in which the most spread group of an axis has ranks, shape (P,).
+
+    A group's first rank stands at a multiple of gcd(stride * size, U) from the start of a
+    unit, plus up to stride - 1. Where the stride is at most U, no unit between the first and
+    the last rank is left out; where it is larger, every rank has a unit of its own.
+    """
+    step = np.gcd(stride * size, unit_ranks)
+    latest_start = unit_ranks - step + np.minimum(stride, step) - 1
+    spanned = (latest_start + (size - 1) * stride) // unit_ranks + 1
+    visited: Array = np.minimum(size, spanned).astype(np.float64)
+    return visited
+
+
 @dataclass(frozen=True, eq=False)
 class AxisLinks:
     """What the groups of one axis get, arrays of shape (P,).
@@ -86,12 +100,12 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
         rings = rings_through_boundary(stride, size, link.unit_ranks)
         crossing.append(rings)
         level = np.where(rings > 0, index, level)
-        outer = machine.links[index + 1].unit_ranks if index + 1 < len(machine.links) else None
-        units_above = np.ones(size.shape)
-        if outer is not None:
-            leaves = rings_through_boundary(stride, size, outer) > 0
-            spanned = np.minimum(size, np.ceil(stride * size / outer))
-            units_above = np.where(leaves, np.maximum(spanned, 2.0), 1.0)
+        outermost = index + 1 == len(machine.links)
+        units_above = (
+            np.ones(size.shape)
+            if outermost
+            else units_visited(stride, size, machine.links[index + 1].unit_ranks)
+        )
         alpha = link.latency_seconds.value
         ring_seconds += alpha * np.maximum(units_here - units_above, 0.0)
         tree_seconds += alpha * np.log2(np.maximum(units_here / units_above, 1.0))

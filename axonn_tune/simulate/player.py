@@ -187,18 +187,20 @@ def _play_repeated(playable: _Playable, state: _State) -> None:
     The player is a deterministic function of its state up to a common shift, so from the
     first repeat that ends in the state in which it began (shifted) every further one adds
     the same. A lane that nothing in the phase waits for may run further ahead at its own
-    constant rate. Candidates that take longer to settle are played to the end.
+    constant rate, which shows one repeat later. Candidates that take longer to settle are
+    played to the end.
     """
+    enough = 3 if playable.phase.drifting_lanes else 2
     before, earlier = playable.snapshot(state), state.copy()
-    settled_before = np.zeros(state.compute.shape, dtype=bool)
+    n_settled = np.zeros(state.compute.shape, dtype=np.int64)  # repeats in a row
     repeats = playable.phase.repeats
     for played in range(1, repeats + 1):
         playable.play(state)
         if played == repeats:
             return
         after = playable.snapshot(state)
-        settled = playable.is_periodic(before, after)
-        rows = np.flatnonzero(~(settled & settled_before))
+        n_settled = np.where(playable.is_periodic(before, after), n_settled + 1, 0)
+        rows = np.flatnonzero(n_settled < enough)
         if not rows.size or played == COMMON_REPEATS:
             unsettled = state.rows(rows)
             state.extrapolate(earlier, repeats - played)
@@ -208,4 +210,4 @@ def _play_repeated(playable: _Playable, state: _State) -> None:
                     alone.play(unsettled)
                 state.write(rows, unsettled)
             return
-        before, settled_before, earlier = after, settled, state.copy()
+        before, earlier = after, state.copy()

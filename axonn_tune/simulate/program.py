@@ -43,6 +43,12 @@ class PhaseProgram:
     carried: tuple[str, ...]  # awaited before they are issued: by an earlier repeat or phase
     feeding_lanes: frozenset[int]  # lanes that something in the phase waits for
 
+    @property
+    def drifting_lanes(self) -> set[int]:
+        """Lanes that the phase uses and nothing in it waits for."""
+        used = {i.lane for i in self.instructions if isinstance(i, Message)}
+        return used - self.feeding_lanes
+
 
 @dataclass(frozen=True)
 class Program:

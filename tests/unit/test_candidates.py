@@ -16,6 +16,9 @@ from axonn_tune.search.candidates import (
     with_micro_batches,
 )
 from axonn_tune.spec.grid import ORDERS, CandidateTable, Grid, Placements, check_order, distinct
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import Model
+from axonn_tune.strategies import axonn4d
 
 
 @given(st.integers(1, 5000))
@@ -23,7 +26,7 @@ def test_divisors(n):
     assert list(divisors(n)) == [d for d in range(1, n + 1) if n % d == 0]
 
 
-@pytest.mark.parametrize("n", [1, 7, 12, 384])
+@pytest.mark.parametrize("n", [1, 7, 12, 384, 1024, 6144])
 def test_factorisations_are_complete(n):
     found = [tuple(column) for column in factorisations(n).T]
     ds = [d for d in range(1, n + 1) if n % d == 0]
@@ -37,6 +40,53 @@ def test_counts_of_factorisations():
     # 2**10 in four factors: stars and bars; 6144 = 2**11 * 3.
     assert factorisations(1024).shape[1] == 286
     assert factorisations(6144).shape[1] == 364 * 4
+
+
+AXONN_CASES = [(12, 48, 1), (384, 768, 1), (384, 96, 24), (1024, 1024, 1), (6144, 6144, 24)]
+
+
+@pytest.mark.parametrize(("n_gpus", "global_batch", "n_orders"), AXONN_CASES)
+def test_legal_grids_of_axonn_are_those_that_divide(gpt_80b, n_gpus, global_batch, n_orders):
+    """gpt-80b: hidden size 12288, 96 heads, MLP 49152, vocabulary 51200, by trial of every grid."""
+    job = Job(n_gpus, global_batch, 2048)
+    orders = ORDERS[:n_orders]
+    legal, rejected = legal_placements(
+        n_gpus, Constraints(orders=orders), lambda p: axonn4d.rejections(gpt_80b, job, p)
+    )
+    matrices = [12288 * 36864, 12288 * 12288, 12288 * 49152, 12288 * 51200]
+    found = {str(legal.grid(row)) for row in range(len(legal))}
+    expected, n_placements = set(), 0
+    for x, y, z, data in factorisations(n_gpus).T:
+        present = [a for a, size in zip("xyzd", (x, y, z, data), strict=True) if size > 1]
+        n_placements += len({"".join(a for a in order if a in present) for order in orders})
+        divides = 12288 % x == 0 and all(size % y == 0 for size in (96, 49152, 51200))
+        divides &= all(matrix % (x * y * z) == 0 for matrix in matrices)
+        if divides and global_batch % (z * data) == 0:
+            expected.add(f"{x}x{y}x{z}x{data}")
+    assert found == expected
+    assert len(legal) + sum(rejected.values()) == n_placements
+    assert all(count > 0 for count in rejected.values())
+
+
+def test_grouped_heads_and_odd_batches_have_reasons_of_their_own():
+    model = Model("toy", 2, 64, 8, 256, 16, n_kv_heads=2, ffn_hidden_size=96)
+    job = Job(64, 6, 16)
+    placements = Placements.of([Grid(1, 4, 1, 1), Grid(1, 2, 1, 1), Grid(3, 1, 1, 1)])
+    broken = axonn4d.rejections(model, job, placements)
+    assert list(broken["attention heads not divisible by G_y"]) == [True, False, False]
+    assert list(broken["hidden size not divisible by G_x"]) == [False, False, True]
+    spread = Placements.of([Grid(1, 1, 2, 3), Grid(1, 1, 2, 2), Grid(1, 64, 1, 1)])
+    broken = axonn4d.rejections(model, job, spread)
+    assert list(broken["global batch not divisible by G_z*G_data"]) == [False, True, False]
+    assert list(broken["MLP size not divisible by G_y"]) == [False, False, True]
+
+
+def test_weights_must_divide_over_z_too():
+    """64 x 192, 64 x 64, 64 x 256 and a head of 64 x 256: of these only the first has a three."""
+    model = Model("toy", 2, 64, 4, 256, 16)
+    placements = Placements.of([Grid(1, 1, 3, 1), Grid(2, 2, 2, 1), Grid(1, 1, 4096, 1)])
+    broken = axonn4d.rejections(model, Job(8, 4096 * 3, 16), placements)
+    assert list(broken["weights not divisible over G_x*G_y*G_z"]) == [True, False, False]
 
 
 def no_rules(placements):
@@ -91,6 +141,44 @@ def test_micro_batches_divide_the_share_of_the_batch():
     assert (table.n_microsteps(24) % 1 == 0).all()
     table, rejected = with_micro_batches(placements, 24, Constraints(micro_batch=4))
     assert list(table.placement) == [1] and sum(rejected.values()) == 1
+
+
+@given(st.lists(st.tuples(*[st.integers(1, 4)] * 4), min_size=1, max_size=4), st.integers(1, 4))
+def test_every_micro_batch_that_divides_is_there_once(grids, multiple):
+    batch = 144 * multiple  # 4 * 3 * 4 * 3 divides it, so each z * data below does
+    placements = Placements.of([Grid(*grid) for grid in grids])
+    table, rejected = with_micro_batches(placements, batch, Constraints())
+    expected = [
+        (row, size)
+        for row, (_, _, z, data) in enumerate(grids)
+        for size in range(1, batch // (z * data) + 1)
+        if batch // (z * data) % size == 0
+    ]
+    pairs = zip(table.placement.tolist(), table.micro_batch.tolist(), strict=True)
+    assert list(pairs) == expected and rejected == {}
+    tokens = table.n_microsteps(batch) * table.micro_batch * table.size("z") * table.size("data")
+    assert (tokens == batch).all()
+
+
+@given(
+    st.lists(st.tuples(*[st.integers(1, 3)] * 4), min_size=1, max_size=4),
+    st.lists(st.sampled_from(ORDERS), min_size=1, max_size=24, unique=True),
+)
+def test_kept_orders_place_ranks_in_every_way_once(grids, orders):
+    """A placement is the list of each rank's coordinates; of equal lists the first is kept."""
+    kept = Placements.of([Grid(*grid) for grid in grids], tuple(orders))
+    found = [(str(kept.grid(i)), ORDERS[int(kept.order[i])]) for i in range(len(kept))]
+    expected = []
+    for grid in grids:
+        seen = set()
+        for order in orders:
+            sizes = [grid["xyzd".index(letter)] for letter in reversed(order)]
+            where = [order[::-1].index(letter) for letter in "xyzd"]
+            ranks = tuple(tuple(c[i] for i in where) for c in np.ndindex(*sizes))
+            if ranks not in seen:
+                seen.add(ranks)
+                expected.append((str(Grid(*grid)), order))
+    assert found == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1))

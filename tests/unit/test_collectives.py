@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from axonn_tune.cost.collectives import (
     collective_seconds,
     ring_all_reduce_seconds,
     ring_gather_seconds,
 )
+from axonn_tune.spec.plan import KINDS
 
 ALPHA, BETA = 7e-6, 3e9
 
@@ -26,6 +29,45 @@ def play_ring(n_ranks, full_bytes, n_rounds, alpha=ALPHA, beta=BETA):
     return max(ready)
 
 
+def rounds_until_all_have_all(n_ranks):
+    """Pass chunks around a ring until every rank holds every chunk; count the rounds.
+
+    Each rank starts with its own chunk and passes on what it received last. The same
+    rounds run backwards, with sums in the place of copies, are a reduce-scatter.
+    """
+    held = [{rank} for rank in range(n_ranks)]
+    newest = list(range(n_ranks))
+    n_rounds = 0
+    while any(len(chunks) < n_ranks for chunks in held):
+        newest = [newest[rank - 1] for rank in range(n_ranks)]
+        for rank, chunk in enumerate(newest):
+            assert chunk not in held[rank], "a chunk came twice"
+            held[rank].add(chunk)
+        n_rounds += 1
+    return n_rounds
+
+
+def rounds_until_all_have_the_sum(n_ranks):
+    """Scatter-reduce, then gather: each chunk as the set of ranks whose part is in its sum."""
+    sums = [[{rank} for _ in range(n_ranks)] for rank in range(n_ranks)]
+    n_rounds = 0
+    while any(len(part) < n_ranks for parts in sums for part in parts):
+        sent = [(rank, (rank - n_rounds) % n_ranks) for rank in range(n_ranks)]
+        carried = [(rank, chunk, set(sums[rank][chunk])) for rank, chunk in sent]
+        for rank, chunk, part in carried:
+            sums[(rank + 1) % n_ranks][chunk] |= part
+        n_rounds += 1
+    return n_rounds
+
+
+def levels_of_a_binary_tree(n_ranks):
+    """Rounds in which pairs add up until one rank has the sum of all."""
+    parts, n_rounds = n_ranks, 0
+    while parts > 1:
+        parts, n_rounds = (parts + 1) // 2, n_rounds + 1
+    return n_rounds
+
+
 def priced(kind, nbytes, n_ranks, n_calls=1.0, alpha=ALPHA, tree_alpha=None):
     ring = alpha * (n_ranks - 1)
     tree = (alpha if tree_alpha is None else tree_alpha) * np.log2(n_ranks)
@@ -36,13 +78,13 @@ def priced(kind, nbytes, n_ranks, n_calls=1.0, alpha=ALPHA, tree_alpha=None):
 @pytest.mark.parametrize("n_ranks", [2, 3, 5, 8, 17])
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_to_all"])
 def test_gathers_and_scatters_are_the_ring(kind, n_ranks):
-    expected = play_ring(n_ranks, 1e7, n_ranks - 1)
+    expected = play_ring(n_ranks, 1e7, rounds_until_all_have_all(n_ranks))
     assert priced(kind, 1e7, n_ranks) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("n_ranks", [2, 3, 5, 8, 17])
 def test_large_all_reduce_is_the_ring_twice(n_ranks):
-    expected = play_ring(n_ranks, 1e9, 2 * (n_ranks - 1))
+    expected = play_ring(n_ranks, 1e9, rounds_until_all_have_the_sum(n_ranks))
     assert priced("all_reduce", 1e9, n_ranks) == pytest.approx(expected, rel=1e-12)
 
 
@@ -58,6 +100,12 @@ def test_small_all_reduce_is_a_tree():
     assert priced("all_reduce", 8.0, 64) == pytest.approx(2 * (6 * ALPHA + 8.0 / BETA), rel=1e-12)
 
 
+@pytest.mark.parametrize("n_ranks", [2, 4, 32, 1024])
+def test_tree_latency_is_the_height_of_the_tree(n_ranks):
+    expected = 2 * levels_of_a_binary_tree(n_ranks) * ALPHA
+    assert priced("all_reduce", 0.0, n_ranks) == pytest.approx(expected, rel=1e-12)
+
+
 def test_the_faster_algorithm_is_taken():
     for nbytes in np.logspace(1, 10, 40):
         ring = play_ring(32, nbytes, 62)
@@ -66,12 +114,12 @@ def test_the_faster_algorithm_is_taken():
 
 
 def test_point_to_point_is_one_hop():
-    assert priced("send_recv", 1e6, 2) == pytest.approx(ALPHA + 1e6 / BETA, rel=1e-12)
+    for n_ranks in (2, 8):  # to a neighbour, however many there are
+        got = priced("send_recv", 1e6, n_ranks)
+        assert got == pytest.approx(ALPHA + 1e6 / BETA, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "kind", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_rank_communicates_nothing(kind):
     assert priced(kind, 1e9, 1) == 0.0
 
@@ -79,3 +127,36 @@ def test_one_rank_communicates_nothing(kind):
 def test_calls_cost_latency_only():
     once, ten = priced("all_gather", 1e7, 8), priced("all_gather", 1e7, 8, n_calls=10.0)
     assert ten - once == pytest.approx(9 * 7 * ALPHA, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_calls", [1.0, 3.0, 40.0])
+@pytest.mark.parametrize("nbytes", [1e3, 1e6, 1e10])
+def test_calls_are_the_buffer_in_equal_parts(kind, n_calls, nbytes):
+    """So many calls, each of a part of the buffer, one after the other."""
+    in_parts = n_calls * priced(kind, nbytes / n_calls, 8)
+    assert priced(kind, nbytes, 8, n_calls=n_calls) == pytest.approx(in_parts, rel=1e-12)
+
+
+@given(
+    st.sampled_from(KINDS),
+    st.lists(st.tuples(st.integers(1, 6144), st.floats(0, 1e11), st.integers(1, 50)), min_size=1),
+)
+def test_columns_are_priced_one_by_one(kind, columns):
+    n_ranks, nbytes, n_calls = (
+        np.array(column, dtype=float) for column in zip(*columns, strict=True)
+    )
+    ring, tree = ALPHA * (n_ranks - 1), ALPHA * np.log2(n_ranks)
+    betas = np.full(n_ranks.shape, BETA)
+    together = collective_seconds(kind, nbytes, n_calls, n_ranks, betas, ring, tree)
+    alone = [priced(kind, size, n, n_calls=calls) for n, size, calls in columns]
+    assert together == pytest.approx(alone, rel=1e-12)
+
+
+@given(st.integers(2, 512), st.floats(1.0, 1e11))
+def test_an_all_reduce_moves_at_most_a_gather_and_a_scatter(n_ranks, nbytes):
+    both = priced("reduce_scatter", nbytes, n_ranks) + priced("all_gather", nbytes, n_ranks)
+    assert priced("all_reduce", nbytes, n_ranks) <= both * (1 + 1e-12)
+    # However it is done, each rank sends and receives what it lacks of the sum.
+    least = 2 * (n_ranks - 1) / n_ranks * nbytes / BETA
+    assert priced("all_reduce", nbytes, n_ranks) >= least * (1 - 1e-12)

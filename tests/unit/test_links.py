@@ -1,15 +1,17 @@
 """Links against an enumeration of every rank, group and unit."""
 
+from dataclasses import replace
 from itertools import pairwise
 from math import lcm
 
 import numpy as np
 import pytest
-from conftest import machine_of
-from hypothesis import given
+from conftest import machine_of, machines, quantity
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from axonn_tune.cost.links import axis_links, rings_through_boundary
+from axonn_tune.cost.links import axis_links, placement_links, rings_through_boundary
+from axonn_tune.spec.grid import AXES, ORDERS, Grid, Placements
 
 GIB = 2.0**30
 
@@ -125,12 +127,145 @@ def test_tree_latency_takes_the_logarithm_of_the_units_joined():
 
 
 def test_a_slower_kind_of_collective():
-    from dataclasses import replace
-
-    from conftest import quantity
-
     machine = machine_of()
     slower = replace(machine.links[1], kind_fraction={"reduce_scatter": quantity(0.5)})
     machine = replace(machine, links=(machine.links[0], slower))
     assert bandwidth(machine, 4, 2, "reduce_scatter") == pytest.approx(10e9)
     assert bandwidth(machine, 4, 2, "all_gather") == pytest.approx(20e9)
+
+
+# Against enumeration, on random machines ----------------------------------------------------
+
+STRIDES, SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 16]), st.sampled_from([1, 2, 3, 4, 5, 8])
+
+
+def crossed(machine, stride, size):
+    """Each level that a group of the axis leaves, with the rings through its busiest unit."""
+    counted = {
+        index: count_rings(stride, size, link.unit_ranks)
+        for index, link in enumerate(machine.links)
+    }
+    return {index: n_rings for index, n_rings in counted.items() if n_rings}
+
+
+@given(machines(), STRIDES, SIZES)
+def test_bandwidth_is_the_smallest_share_of_the_crossed_levels(machine, stride, size):
+    levels = crossed(machine, stride, size)
+    shares = {i: machine.links[i].bandwidth_bytes_per_s.value / n for i, n in levels.items()}
+    got = links_of(machine, stride, size)
+    assert got.level[0] == max(levels, default=-1)
+    leaves_node = any(machine.links[i].unit_ranks >= machine.ranks_per_node for i in levels)
+    if machine.ranks_per_node == 1:
+        leaves_node = bool(levels)
+    listed = {
+        (ring.stride, ring.size): ring.bandwidth_bytes_per_s.value
+        for ring in machine.ring_bandwidths
+    }
+    expected = min(shares.values(), default=np.inf)
+    if (stride, size) in listed and not leaves_node:
+        expected = listed[stride, size]
+    elif shares:
+        assert shares[int(got.bounding_level[0])] == min(shares.values())
+    for of_kind in got.bandwidth_bytes_per_s.values():
+        assert of_kind[0] == pytest.approx(expected, rel=1e-12)
+
+
+def longest_walk(machine, stride, size):
+    """Latency of the slowest group's walk around its ring, over whole periods of everything."""
+    n_ranks = lcm(stride * size, *(link.unit_ranks for link in machine.links))
+
+    def hop(here, there):
+        units = [link.unit_ranks for link in machine.links]
+        outermost = max(i for i, unit in enumerate(units) if here // unit != there // unit)
+        return machine.links[outermost].latency_seconds.value
+
+    return max(
+        sum(hop(*pair) for pair in pairwise(ranks)) for ranks in groups(stride, size, n_ranks)
+    )
+
+
+UNITS = [(1,), (1, 4), (1, 8), (1, 3), (1, 2, 8), (1, 2, 4, 16), (1, 3, 12)]
+
+
+def tower(units):
+    """Levels of these units, each with ten times the latency of the one inside it."""
+    return machine_of(
+        units=units,
+        bandwidths=(1e9,) * len(units),
+        latencies=[1e-6 * 10**i for i in range(len(units))],
+        ranks_per_node=1,
+    )
+
+
+def is_aligned(stride, size, unit):
+    """Units hold whole groups or groups whole units, and so do the strides."""
+    span = stride * size
+    return (span % unit == 0 or unit % span == 0) and (stride % unit == 0 or unit % stride == 0)
+
+
+@given(st.sampled_from(UNITS), st.integers(1, 12), st.integers(1, 13))
+def test_ring_latency_of_aligned_groups_is_the_longest_walk(units, stride, size):
+    assume(all(is_aligned(stride, size, unit) for unit in units))
+    got = links_of(tower(units), stride, size).ring_seconds[0]
+    assert got == pytest.approx(longest_walk(tower(units), stride, size), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("units", "stride", "size"),
+    [((1, 4), 1, 7), ((1, 3), 1, 5), ((1, 4), 1, 11), ((1, 2, 8), 3, 5), ((1, 2, 4, 16), 5, 6)],
+)
+def test_ring_latency_of_a_straddling_group_is_the_longest_walk(units, stride, size):
+    """Ranks 7 to 13 on nodes of four: 7 | 8 9 10 11 | 12 13 leaves a node twice."""
+    got = links_of(tower(units), stride, size).ring_seconds[0]
+    assert got == pytest.approx(longest_walk(tower(units), stride, size), rel=1e-12)
+
+
+@given(st.sampled_from(UNITS), st.integers(1, 12), st.integers(1, 13))
+def test_ring_latency_lies_between_the_innermost_and_the_longest_walk(units, stride, size):
+    got = links_of(tower(units), stride, size).ring_seconds[0]
+    assert got >= (size - 1) * 1e-6 * (1 - 1e-12)
+    assert got <= longest_walk(tower(units), stride, size) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("n_levels", [1, 2, 3, 4])
+@pytest.mark.parametrize("stride", [1, 2, 8, 32])
+@pytest.mark.parametrize("size", [1, 2, 16, 64])
+def test_tree_latency_joins_units_in_pairs_level_by_level(n_levels, stride, size):
+    """Join ranks of the same unit in pairs, then those units, and so on outwards."""
+    machine = tower((1, 2, 8, 32)[:n_levels])
+    members = {i * stride for i in range(size)}
+    expected = 0.0
+    for index, link in enumerate(machine.links):
+        outer = machine.links[index + 1].unit_ranks if index + 1 < n_levels else None
+        joined = {rank // outer * outer for rank in members} if outer else {0}
+        per_unit = len(members) / len(joined)
+        while per_unit > 1:
+            expected, per_unit = expected + link.latency_seconds.value, per_unit / 2
+        members = joined
+    got = links_of(machine, stride, size).tree_seconds[0]
+    assert got == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("n_levels", [1, 2, 3, 4])
+def test_a_lone_rank_crosses_nothing(n_levels):
+    got = links_of(tower((1, 2, 8, 32)[:n_levels]), 8, 1)
+    assert (got.level[0], got.bounding_level[0]) == (-1, -1)
+    assert (got.ring_seconds[0], got.tree_seconds[0]) == (0.0, 0.0)
+
+
+@given(st.tuples(*[st.sampled_from([1, 2, 3, 4])] * 4), st.sampled_from(ORDERS))
+def test_every_axis_of_a_placement_gets_the_links_of_its_own_groups(sizes, order):
+    """The stride of an axis is the product of the sizes of the letters before its own."""
+    machine = tower((1, 2, 8))
+    links = placement_links(machine, Placements.of([Grid(*sizes)], (order,)))
+    by_letter = dict(zip("xyzd", sizes, strict=True))
+    for axis in AXES:
+        before = order[: order.index(axis[0])]
+        stride = int(np.prod([by_letter[letter] for letter in before] or [1]))
+        alone = links_of(machine, stride, by_letter[axis[0]])
+        assert links[axis].level[0] == alone.level[0]
+        assert links[axis].ring_seconds[0] == alone.ring_seconds[0]
+        assert (
+            links[axis].bandwidth_bytes_per_s["all_reduce"]
+            == alone.bandwidth_bytes_per_s["all_reduce"]
+        )

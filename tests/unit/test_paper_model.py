@@ -57,25 +57,28 @@ def test_a_single_rank_communicates_nothing():
 
 
 def test_whole_model_by_hand(perlmutter):
-    """A 2 x 2 x 2 x 2 grid on nodes of four: X and Y inside a node, Z and data across."""
+    """A 2 x 4 x 2 x 2 grid on nodes of four: X inside a node, the others across."""
     model = Model("toy", 3, 64, 4, 128, 16)
-    job = Job(n_gpus=16, global_batch=8, seq_len=16)
-    placements = Placements.of([Grid(2, 2, 2, 2)])
+    job = Job(n_gpus=32, global_batch=8, seq_len=16)
+    placements = Placements.of([Grid(2, 4, 2, 2)])
     gib = 2.0**30
-    # Listed rings: (1, 2) 76, (2, 2) 76; across nodes 80 GiB/s shared by four rings.
-    beta = {"x": 76 * gib, "y": 76 * gib, "z": 20 * gib, "data": 20 * gib}
+    # The listed ring (1, 2) has 76; across nodes 80 GiB/s are shared by two or four rings.
+    beta = {"x": 76 * gib, "y": 40 * gib, "z": 20 * gib, "data": 20 * gib}
+    size = {"x": 2, "y": 4}
     m_local, h = 8 * 16 / 4, 64
     expected = 0.0
-    for k, n, first, second in (
+    for k, n, splits_k, splits_n in (
         (h, 3 * h, "x", "y"),
         (h, h, "y", "x"),
         (h, 4 * h, "x", "y"),
         (4 * h, h, "y", "x"),
     ):
-        block = 2 * k * n / 4
+        block = 2 * k * n / 8
         expected += 3 * block / 2 / beta["z"]  # two gathers and one scatter, half a block each
-        expected += 4 * k * n / 8 / beta["data"]
-        expected += 2 * m_local * n / 2 / beta[first] + 2 * m_local * k / 2 / beta[second]
+        expected += 4 * k * n / 16 / beta["data"]
+        for rows, split, over in ((n, splits_n, splits_k), (k, splits_k, splits_n)):
+            buffer = 2 * m_local * rows / size[split]
+            expected += 2 * (size[over] - 1) / size[over] * buffer / beta[over]
     links = placement_links(perlmutter, placements)
     seconds = paper.communication_seconds(model, job, placements, links)
     assert seconds == pytest.approx(3 * expected, rel=1e-12)

@@ -8,10 +8,10 @@ import pytest
 from conftest import models, worlds
 from hypothesis import given
 
-from axonn_tune.spec.grid import CandidateTable, Grid
+from axonn_tune.spec.grid import AXES, CandidateTable, Grid
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Attention, Collective, Gemm
+from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
 from axonn_tune.strategies import axonn4d
 
 MODEL = Model("toy", n_layers=3, hidden_size=64, n_heads=4, vocab_size=256, seq_len=16)
@@ -279,3 +279,374 @@ def test_unfused_attention_keeps_its_scores():
     )
     scores = 2 * 2 * 16 * 16 * 4 / 4  # bf16, sequences x s x s x heads over Y
     assert unfused - flash == 3 * 2 * scores
+
+
+# The algorithm, executed ----------------------------------------------------------------------
+
+
+class Ranks:
+    """All ranks of a grid with real arrays; remembers what each collective carried."""
+
+    def __init__(self, grid):
+        self.grid = grid
+        self.all = list(np.ndindex(grid.x, grid.y, grid.z, grid.data))
+        self.carried = {}
+        self.products = {}
+
+    def _groups(self, axis):
+        at = AXES.index(axis)
+        for rank in self.all:
+            if rank[at] == 0:
+                sizes = (self.grid.x, self.grid.y, self.grid.z, self.grid.data)
+                yield [(*rank[:at], i, *rank[at + 1 :]) for i in range(sizes[at])]
+
+    def _note(self, name, kind, axis, n_elements):
+        self.carried[name] = (kind, axis, n_elements)
+
+    def all_reduce(self, name, held, axis):
+        for group in self._groups(axis):
+            total = sum(held[rank] for rank in group)
+            held |= dict.fromkeys(group, total)
+        self._note(name, "all_reduce", axis, held[self.all[0]].size)
+        return held
+
+    def all_gather(self, name, held, shape):
+        gathered = {}
+        for group in self._groups("z"):
+            whole = np.concatenate([held[rank] for rank in group]).reshape(shape)
+            gathered |= dict.fromkeys(group, whole)
+        self._note(name, "all_gather", "z", np.prod(shape))
+        return gathered
+
+    def reduce_scatter(self, name, held):
+        scattered = {}
+        for group in self._groups("z"):
+            parts = np.split(sum(held[rank] for rank in group).ravel(), len(group))
+            scattered |= dict(zip(group, parts, strict=True))
+        self._note(name, "reduce_scatter", "z", held[self.all[0]].size)
+        return scattered
+
+    def multiply(self, name, left, right):
+        self.products[name] = (
+            left[self.all[0]].shape[0],
+            right[self.all[0]].shape[1],
+            left[self.all[0]].shape[1],
+        )
+        return {rank: left[rank] @ right[rank] for rank in self.all}
+
+    def cut(self, matrix, rows_over, columns_over):
+        """Every rank's block of a matrix; Z and data split the tokens."""
+        return {
+            rank: self._part(self._part(matrix, rank, rows_over, 0), rank, columns_over, 1)
+            for rank in self.all
+        }
+
+    def _part(self, matrix, rank, axis, dimension):
+        if axis == "tokens":
+            index, n_parts = rank[3] * self.grid.z + rank[2], self.grid.z * self.grid.data
+        else:
+            index, n_parts = rank[AXES.index(axis)], getattr(self.grid, axis)
+        return np.split(matrix, n_parts, axis=dimension)[index]
+
+    def transposed(self, held):
+        return {rank: block.T for rank, block in held.items()}
+
+
+def same_on_all(held, blocks):
+    return all(np.allclose(held[rank], blocks[rank]) for rank in blocks)
+
+
+@pytest.mark.parametrize("grid", [Grid(2, 4, 2, 2), Grid(1, 2, 4, 1), Grid(3, 1, 2, 2)])
+def test_two_layers_executed_on_every_rank_carry_what_the_plan_says(grid):
+    """MLP up and down without an activation, forward and backward, on integer matrices.
+
+    Each rank knows only its shard; the results must be those of the whole matrices, and
+    the shapes and buffers those of the plan.
+    """
+    hidden, inner, n_sequences, seq_len = 48, 96, 2, 4
+    model = Model("toy", 1, hidden, 4, 128, seq_len, ffn_hidden_size=inner)
+    n_tokens = n_sequences * seq_len * grid.z * grid.data
+    random = np.random.default_rng(7)
+    tokens = random.integers(-4, 5, (n_tokens, hidden)).astype(float)
+    weights = {
+        "up": random.integers(-4, 5, (hidden, inner)).astype(float),
+        "down": random.integers(-4, 5, (inner, hidden)).astype(float),
+    }
+    output_gradient = random.integers(-4, 5, (n_tokens, hidden)).astype(float)
+
+    ranks = Ranks(grid)
+    axes = {"up": ("x", "y"), "down": ("y", "x")}  # the second layer is transposed
+    blocks = {name: ranks.cut(w, *axes[name]) for name, w in weights.items()}
+    shards = {
+        name: {
+            rank: np.split(block.ravel(), grid.z)[rank[2]] for rank, block in blocks[name].items()
+        }
+        for name in weights
+    }
+    shape = {name: held[ranks.all[0]].shape for name, held in blocks.items()}
+
+    activations = {"up": ranks.cut(tokens, "tokens", "x")}
+    for name, following in (("up", "down"), ("down", "out")):
+        weight = ranks.all_gather(f"forward.{name}.all_gather", shards[name], shape[name])
+        partial = ranks.multiply(f"forward.{name}.gemm", activations[name], weight)
+        activations[following] = ranks.all_reduce(
+            f"forward.{name}.all_reduce", partial, axes[name][0]
+        )
+    out = tokens @ weights["up"] @ weights["down"]
+    assert same_on_all(activations["out"], ranks.cut(out, "tokens", "x"))
+
+    gradient, scattered = ranks.cut(output_gradient, "tokens", "x"), {}
+    for name in ("down", "up"):
+        weight = ranks.all_gather(f"backward.{name}.all_gather", shards[name], shape[name])
+        partial = ranks.multiply(f"backward.{name}.gemm_input", gradient, ranks.transposed(weight))
+        of_weight = ranks.multiply(
+            f"backward.{name}.gemm_weight", ranks.transposed(activations[name]), gradient
+        )
+        gradient = ranks.all_reduce(f"backward.{name}.all_reduce", partial, axes[name][1])
+        scattered[name] = ranks.reduce_scatter(f"backward.{name}.reduce_scatter", of_weight)
+    inner_gradient = output_gradient @ weights["down"].T
+    assert same_on_all(gradient, ranks.cut(inner_gradient @ weights["up"].T, "tokens", "x"))
+
+    expected = {
+        "up": tokens.T @ inner_gradient,
+        "down": (tokens @ weights["up"]).T @ output_gradient,
+    }
+    n_reduced = 0
+    for name, held in scattered.items():
+        held = ranks.all_reduce(f"{name}.data", held, "data")
+        n_reduced += ranks.carried.pop(f"{name}.data")[2]
+        whole = ranks.cut(expected[name], *axes[name])
+        assert same_on_all(
+            held, {rank: np.split(b.ravel(), grid.z)[rank[2]] for rank, b in whole.items()}
+        )
+
+    job = Job(grid.n_ranks, n_sequences * grid.z * grid.data, seq_len)
+    plan = plan_of(job=job, model=model, grid=grid, micro_batch=n_sequences)
+    for name, (kind, axis, n_elements) in ranks.carried.items():
+        op = named(plan, name)
+        assert (name, op.kind, op.axis, size(op.nbytes)) == (name, kind, axis, 2 * n_elements)
+    for name, product in ranks.products.items():
+        assert (name, *(size(getattr(named(plan, name), d)) for d in "mnk")) == (name, *product)
+    elements = sum(w.size for w in weights.values()) / (grid.x * grid.y * grid.z)
+    assert n_reduced == elements
+
+
+# Everything else by hand ----------------------------------------------------------------------
+
+# Bytes on GRID: 32 tokens, h = 64 over X = 2, 192 and 256 over Y = 4, bf16.
+RESIDUAL, QKV, MLP = 2 * 32 * 64 / 2, 2 * 32 * 192 / 4, 2 * 32 * 256 / 4
+LOGITS, EMBEDDING = 32 * 256 / 4, 2 * 64 * 256 / 8  # elements; bytes of the gathered block
+# Per rank: 3 blocks of 49152 and the embedding of 16384, over 16 ranks; seven norms, the
+# positions and two biases a layer over X; the other two over Y.
+SHARDED = (3 * 49152 + 16384) / 16
+VECTORS = (7 * 128 + 16 * 64 + 3 * 128) / 2 + 3 * (192 + 256) / 4
+
+
+def memory_traffic(plan):
+    return {
+        (phase.name, op.name): size(op.nbytes)
+        for phase in plan.phases
+        for op in phase.operations
+        if isinstance(op, MemoryBound)
+    }
+
+
+def test_bytes_of_every_memory_bound_kernel():
+    """Read plus written: a norm reads its input for the sums and again to scale it, and so on."""
+    forward = {
+        "norm1.sums": RESIDUAL,
+        "norm1": 2 * RESIDUAL,
+        "qkv.epilogue": 2 * QKV,
+        "residual1": 3 * RESIDUAL,
+        "norm2.sums": RESIDUAL,
+        "norm2": 2 * RESIDUAL,
+        "activation": 2 * MLP,
+        "residual2": 3 * RESIDUAL,
+    }
+    backward = {
+        "activation": 3 * MLP,
+        "norm2.sums": 3 * RESIDUAL,
+        "norm2": 2 * RESIDUAL,
+        "qkv.epilogue": 2 * QKV,
+        "norm1.sums": 3 * RESIDUAL,
+        "norm1": 2 * RESIDUAL,
+    }
+    stored = SHARDED + VECTORS
+    expected = {
+        ("embedding", "forward.embedding.lookup"): 2 * RESIDUAL,
+        ("embedding", "forward.embedding.position"): 2 * RESIDUAL,
+        ("head", "forward.norm.sums"): RESIDUAL,
+        ("head", "forward.norm"): 2 * RESIDUAL,
+        # Read bf16, write fp32 and the maximum's difference; then all in fp32; then bf16 again.
+        ("head", "loss.maximum"): (2 + 4 + 4) * LOGITS,
+        ("head", "loss.exponential"): 3 * 4 * LOGITS,
+        ("head", "loss.gradient"): (4 + 2) * LOGITS,
+        ("head", "backward.norm.sums"): 3 * RESIDUAL,
+        ("head", "backward.norm"): 2 * RESIDUAL,
+        ("embedding_backward", "backward.embedding.scatter_add"): EMBEDDING + 3 * RESIDUAL,
+        ("accumulate", "gradient.accumulate"): (2 + 4 + 4) * stored,
+        ("step_end", "gradient.norm"): 4 * stored,
+        # The gradient; master, two moments read and written; the bf16 weight.
+        ("step_end", "optimizer.step"): (4 + 2 * 12 + 2) * stored,
+    }
+    for suffix in ("", "_last"):
+        for chain, kernels in (("forward", forward), ("backward", backward)):
+            for name, nbytes in kernels.items():
+                expected[f"{chain}{suffix}", f"{chain}.{name}"] = nbytes
+    assert memory_traffic(plan_of()) == expected
+
+
+def test_selective_recomputation_redoes_norms_activation_and_unfused_attention():
+    extra = {
+        name: nbytes
+        for (phase, name), nbytes in memory_traffic(plan_of("selective")).items()
+        if phase == "backward" and name.startswith("recompute.")
+    }
+    assert extra == {
+        "recompute.norm1": 2 * RESIDUAL,
+        "recompute.norm2": 2 * RESIDUAL,
+        "recompute.activation": 2 * MLP,
+    }
+    unfused = plan_of("selective", replace(JOB, attention="unfused"))
+    assert isinstance(named(unfused, "recompute.attention"), Attention)
+    names = [op.name for op in operations(plan_of("selective"))]
+    assert "recompute.attention" not in names
+
+
+def test_full_recomputation_repeats_the_whole_forward_block():
+    plan = plan_of("full")
+    forward = [op.name.partition(".")[2] for op in operations(plan, "forward")]
+    again = [
+        op.name.partition(".")[2]
+        for op in operations(plan, "backward")
+        if op.name.startswith("recompute.")
+    ]
+    # With OAG a block gathers the first weight of the one that follows it, at another place.
+    assert [n for n in forward if n != "qkv.all_gather"] == [
+        n for n in again if n != "qkv.all_gather"
+    ]
+    order = [op.name for op in operations(plan, "backward")]
+    recomputed = max(i for i, name in enumerate(order) if name.startswith("recompute.residual2"))
+    assert order.index("backward.down.gemm_input") > recomputed
+
+
+def test_rms_norm_sends_one_sum_and_gated_mlp_twice_the_width():
+    gated = replace(
+        MODEL, norm="rms", gated_mlp=True, position="rotary", bias=False, qkv_bias=False
+    )
+    plan = plan_of(model=gated)
+    traffic = memory_traffic(plan)
+    assert size(named(plan, "forward.norm1.all_reduce").nbytes) == 4 * 32
+    assert size(named(plan, "forward.up.gemm").n) == 2 * 256 / 4
+    assert size(named(plan, "forward.down.gemm").k) == 256 / 4
+    assert traffic["forward", "forward.activation"] == 2 * MLP + MLP
+    assert traffic["backward", "backward.activation"] == 2 * 2 * MLP + MLP
+    # Rotary embedding turns q and k, not v.
+    assert traffic["forward", "forward.qkv.epilogue"] == 2 * QKV * 2 / 3
+
+
+def test_without_x_a_norm_reads_its_input_once():
+    traffic = memory_traffic(plan_of(grid=Grid(1, 4, 2, 4)))
+    residual = 2 * 32 * 64
+    assert traffic["forward", "forward.norm1.sums"] == residual
+    assert traffic["forward", "forward.norm1"] == residual
+    assert traffic["backward", "backward.norm1.sums"] == 2 * residual
+
+
+def test_collectives_of_the_embedding_the_loss_and_the_step_end():
+    plan = plan_of()
+    found = {
+        op.name: (op.kind, op.axis, size(op.nbytes), size(op.n_calls))
+        for phase in ("embedding", "head", "embedding_backward", "step_end")
+        for op in operations(plan, phase)
+        if isinstance(op, Collective)
+    }
+    sums, per_token = 2 * 4 * 32, 4 * 32
+    assert found == {
+        "forward.embedding.all_gather": ("all_gather", "z", EMBEDDING, 1),
+        "forward.qkv.all_gather": ("all_gather", "z", 2 * 64 * 192 / 8, 1),
+        "forward.embedding.all_reduce": ("all_reduce", "y", RESIDUAL, 1),
+        "forward.norm.all_reduce": ("all_reduce", "x", sums, 1),
+        "forward.head.all_reduce": ("all_reduce", "x", 2 * LOGITS, 1),
+        "loss.maximum.all_reduce": ("all_reduce", "y", per_token, 1),
+        "loss.sum.all_reduce": ("all_reduce", "y", 2 * per_token, 1),
+        "backward.head.all_gather": ("all_gather", "z", EMBEDDING, 1),
+        "backward.head.all_reduce": ("all_reduce", "y", RESIDUAL, 1),
+        "backward.head.reduce_scatter": ("reduce_scatter", "z", EMBEDDING, 1),
+        "backward.down.all_gather": ("all_gather", "z", 2 * 64 * 256 / 8, 1),
+        "backward.norm.all_reduce": ("all_reduce", "x", sums, 1),
+        "backward.embedding.reduce_scatter": ("reduce_scatter", "z", EMBEDDING, 1),
+        # Vectors are whole on every Z rank, so their gradients are summed over Z too.
+        "gradient.vectors.all_reduce": ("all_reduce", "z", 4 * VECTORS, 1),
+        "gradient.all_reduce": ("all_reduce", "data", 4 * (SHARDED + VECTORS), 1),
+        "gradient.norm.all_reduce_x": ("all_reduce", "x", 4, 1),
+        "gradient.norm.all_reduce_y": ("all_reduce", "y", 4, 1),
+        "gradient.norm.all_reduce_z": ("all_reduce", "z", 4, 1),
+    }
+
+
+def test_gradients_travel_in_buckets_of_25_mebibytes(gpt_80b):
+    grid = Grid(4, 4, 4, 16)
+    plan = plan_of(job=Job(1024, 1024, 2048), model=gpt_80b, grid=grid, micro_batch=1)
+    op = named(plan, "gradient.all_reduce")
+    assert size(op.n_calls) == -(-size(op.nbytes) // (25 * 2**20))
+    # 80 billion parameters of 4 bytes over 64 ranks are about 5 GB: some 190 buckets;
+    # vectors are split over fewer ranks.
+    assert size(op.nbytes) == pytest.approx(4 * gpt_80b.parameters / 64, rel=1e-2)
+    assert 180 < size(op.n_calls) < 200
+
+
+def test_stored_parameters_by_hand():
+    table = CandidateTable.single(GRID)
+    assert [size(v) for v in axonn4d.stored_parameters(MODEL, table)] == [SHARDED, VECTORS]
+
+
+@pytest.mark.parametrize(
+    ("job", "grid", "gathered"),
+    [
+        # The two weights of the MLP (4096 each), and two gradients under way.
+        (JOB, GRID, 2 * 4096 + 2 * 4096),
+        (replace(JOB, overlap=Overlap(oag=False)), GRID, 4096 + 2 * 4096),
+        (replace(JOB, overlap=Overlap(ors=False)), GRID, 2 * 4096 + 4096),
+        # Every weight of three blocks; the embedding and the head.
+        (
+            replace(JOB, keep_gathered_weights=True),
+            GRID,
+            3 * (3072 + 1024 + 4096 + 4096) + 2 * 4096 + 2 * 4096,
+        ),
+        # One Z rank holds whole blocks: nothing is gathered.
+        (JOB, Grid(2, 4, 1, 4), 2 * 4096),
+    ],
+)
+def test_gathered_bytes_by_hand(job, grid, gathered):
+    table = CandidateTable.single(grid, micro_batch=2)
+    assert size(axonn4d.memory(MODEL, job, "none", table)["gathered_weights"]) == gathered
+
+
+@pytest.mark.parametrize(
+    ("recompute", "saved", "working"),
+    [
+        # Saved: six residual-wide tensors less those that X does not split, q k v, the MLP twice.
+        ("none", 4 * RESIDUAL + QKV + 2 * 32 * 64 / 4 + 2 * MLP, 10 * LOGITS),
+        ("selective", 2 * RESIDUAL + QKV + 2 * 32 * 64 / 4 + MLP, 10 * LOGITS),
+        ("full", RESIDUAL, 3 * RESIDUAL + QKV + 2 * 32 * 64 / 4 + 2 * MLP + 2 * MLP),
+    ],
+)
+def test_activations_by_hand(recompute, saved, working):
+    table = CandidateTable.single(GRID, micro_batch=2)
+    terms = axonn4d.memory(MODEL, JOB, recompute, table)
+    assert size(terms["activations"]) == 3 * saved + RESIDUAL
+    assert size(terms["working_set"]) == working
+
+
+def test_fp32_keeps_no_master_copy():
+    table = CandidateTable.single(GRID, micro_batch=2)
+    terms = axonn4d.memory(MODEL, replace(JOB, dtype="fp32"), "none", table)
+    stored = SHARDED + VECTORS
+    assert size(terms["weights"]) == 4 * stored
+    assert size(terms["gradients"]) == 4 * stored
+    assert size(terms["optimizer_states"]) == 8 * stored
+    plan = plan_of(job=replace(JOB, dtype="fp32"))
+    assert size(named(plan, "optimizer.step").nbytes) == (4 + 2 * 8 + 4) * stored
+    assert size(named(plan, "forward.qkv.all_reduce").nbytes) == 4 * 32 * 192 / 4
+    assert size(named(plan, "gradient.all_reduce").nbytes) == 4 * stored
