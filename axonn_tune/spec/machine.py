@@ -268,7 +268,7 @@ class Machine:
     def node_level(self) -> int:
         """Index of the first link level that leaves the node; ``len(links)`` if none does."""
         outside = (i for i, link in enumerate(self.links) if link.unit_ranks >= self.ranks_per_node)
-        return next((i for i in outside if self.links[i].unit_ranks > 1), len(self.links))
+        return next(outside, len(self.links))
 
 
 def _all_positive(owner: str, instance: Any) -> None:
