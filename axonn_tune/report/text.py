@@ -180,7 +180,7 @@ def _sensitivity_text(explanation: Explanation, step_seconds: float) -> str:
         [s.resource, f"{s.saved_seconds:.4f}", f"{100 * s.saved_seconds / step_seconds:.2f}"]
         for s in explanation.sensitivities
     ]
-    return table(rows, ["10 % more (of a latency: less)", "saves s", "% of step"])
+    return table(rows, ["10 % more (latency, jitter, interference: less)", "saves s", "% of step"])
 
 
 def key_values(pairs: Iterable[tuple[str, str]]) -> str:

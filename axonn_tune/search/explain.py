@@ -174,7 +174,7 @@ def _kind_and_shape(operation: Gemm | Attention) -> tuple[str, str]:
 
 
 def _sensitivities(search: Search, prediction: Prediction) -> tuple[Sensitivity, ...]:
-    """Seconds saved by 10 % more of each resource (10 % less of a latency), largest first."""
+    """Seconds saved by 10 % more of each resource (10 % less of a nuisance), largest first."""
     table = CandidateTable.single(prediction.grid, prediction.order, prediction.micro_batch)
 
     def step_seconds(changed: Machine) -> float:
@@ -216,10 +216,11 @@ def _improved_machines(machine: Machine) -> Iterator[tuple[str, Machine]]:
         )
         quicker = replace(link, latency_seconds=link.latency_seconds.scaled(1.0 / IMPROVEMENT))
         yield f"{link.name} latency", _with_link(machine, index, quicker, machine.ring_bandwidths)
-    yield (
-        "equal GPUs (no jitter)",
-        replace(machine, jitter_fraction=machine.jitter_fraction.scaled(0.0)),
-    )
+    kernels = machine.kernels
+    calmer = kernels.slowdown_fraction.scaled(1.0 / IMPROVEMENT)
+    yield "interference", replace(machine, kernels=replace(kernels, slowdown_fraction=calmer))
+    steadier = machine.jitter_fraction.scaled(1.0 / IMPROVEMENT)
+    yield "jitter between GPUs", replace(machine, jitter_fraction=steadier)
 
 
 def _faster_rings(machine: Machine, index: int) -> tuple[RingBandwidth, ...]:
