@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
 
@@ -73,6 +74,8 @@ class AxisLinks:
     bandwidth_bytes_per_s: by kind of collective, of each ring with all groups at once.
     ring_seconds: latency of a chunk's way once around the ring (size - 1 hops).
     tree_seconds: latency of a way up or down a binary tree.
+    occupied_s_per_byte: for each level how long its busiest boundary is occupied for each
+    byte that every ring of the axis carries, shape (levels, P).
     """
 
     level: Ints
@@ -80,6 +83,7 @@ class AxisLinks:
     bandwidth_bytes_per_s: dict[str, Array]
     ring_seconds: Array
     tree_seconds: Array
+    occupied_s_per_byte: Array
 
 
 def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
@@ -113,7 +117,21 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
     bandwidths, bounding = {}, np.full(size.shape, -1)
     for kind in KINDS:
         bandwidths[kind], bounding = _bandwidth(machine, stride, size, kind, crossing)
-    return AxisLinks(level, bounding, bandwidths, ring_seconds, tree_seconds)
+    occupied = _occupied_s_per_byte(machine, crossing, bandwidths)
+    return AxisLinks(level, bounding, bandwidths, ring_seconds, tree_seconds, occupied)
+
+
+def _occupied_s_per_byte(
+    machine: Machine, crossing: list[Ints], bandwidths: Mapping[str, Array]
+) -> Array:
+    """Rings through the boundary over its bandwidth, but no more than a ring was measured at."""
+    measured = 1.0 / np.maximum.reduce(list(bandwidths.values()))
+    occupied = []
+    for link, rings in zip(machine.links, crossing, strict=True):
+        fastest = max([1.0, *(fraction.value for fraction in link.kind_fraction.values())])
+        by_law = rings / (link.bandwidth_bytes_per_s.value * fastest)
+        occupied.append(np.minimum(by_law, measured))
+    return np.stack(occupied)
 
 
 def _bandwidth(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -16,7 +16,7 @@ from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.spec.grid import AXES, CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.plan import Array, Attention, Collective, Compute, Gemm
+from axonn_tune.spec.plan import Array, Attention, Collective, Compute, Gemm, Phase
 
 Links: TypeAlias = Mapping[str, AxisLinks]
 
@@ -89,6 +89,28 @@ class CollectivePrices:
             ring,
             tree,
         )
+
+    def busiest_link_seconds(self, phases: Sequence[Phase]) -> Array:
+        """Least time in which the links can carry what the phases send, shape (C,).
+
+        Collectives of different axes may run at the same time, on lanes of their own, and
+        still pass through the same links, those of a GPU itself for one.
+        """
+        carried = {axis: np.zeros(len(self._table)) for axis in AXES}
+        for phase in phases:
+            for op in phase.operations:
+                if isinstance(op, Collective):
+                    passes = 2.0 if op.kind == "all_reduce" else 1.0
+                    carried[op.axis] = carried[op.axis] + (phase.repeats * passes) * op.nbytes
+        rows = self._table.placement
+        by_level = sum(
+            (1.0 - 1.0 / self._table.size(axis))
+            * sent
+            * self._links[axis].occupied_s_per_byte[:, rows]
+            for axis, sent in carried.items()
+        )
+        busiest: Array = np.max(by_level, axis=0)
+        return busiest
 
     def _axis_terms(self, axis: str, kind: str) -> tuple[Array, Array, Array]:
         key = (axis, kind)

@@ -7,7 +7,7 @@ same lanes share one schedule and are played together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from axonn_tune.search.problem import Search
 from axonn_tune.simulate.player import Played, play
 from axonn_tune.simulate.program import OpIndex, Program, compile_program
 from axonn_tune.spec.grid import AXES, CandidateTable, Ints, distinct
-from axonn_tune.spec.plan import Array, Collective, Operation, StepPlan
+from axonn_tune.spec.plan import Array, Collective, Operation, Phase, StepPlan
 
 CHUNK_ROWS = 16384
 MICROSTEP, STEP_END = "microstep", "step_end"
@@ -80,12 +80,13 @@ class Evaluator:
         """
         n_codes = LANE_SHAPE[-1]
         seconds, exposed = np.zeros((2, *lane_code.shape))
-        for part, code, times in (
-            (MICROSTEP, lane_code // n_codes * n_codes, plan.n_microsteps),
-            (STEP_END, lane_code, np.ones(lane_code.shape)),
+        for part, phases, code, times in (
+            (MICROSTEP, plan.microstep, lane_code // n_codes * n_codes, plan.n_microsteps),
+            (STEP_END, plan.step_end, lane_code, np.ones(lane_code.shape)),
         ):
+            least = prices.busiest_link_seconds(phases)
             for run, run_code in _runs(code):
-                played = prices.play(self._program(plan, part, run_code), run)
+                played = prices.play(self._program(plan, part, run_code), run, least[run])
                 seconds[run] += times[run] * played.seconds
                 exposed[run] += times[run] * played.exposed_seconds
         return seconds, exposed
@@ -164,7 +165,11 @@ class _ChunkPrices:
         self._message_seconds: dict[OpIndex, Array] = {}
         self._kernels_seconds: dict[tuple[OpIndex, ...], Array] = {}
 
-    def play(self, program: Program, run: slice) -> Played:
+    def busiest_link_seconds(self, phases: Sequence[Phase]) -> Array:
+        """Least time in which the links carry what the phases send, shape (chunk,)."""
+        return self._collective.busiest_link_seconds(phases)
+
+    def play(self, program: Program, run: slice, least_seconds: Array) -> Played:
         """Play the candidates of a run; each price is computed once for the whole chunk."""
         return play(
             program,
@@ -172,6 +177,7 @@ class _ChunkPrices:
             lambda indices: self._kernels(indices)[run],
             lambda index: self._message(index)[run],
             self._evaluator.slowdown_fraction,
+            least_seconds,
         )
 
     def _kernels(self, indices: tuple[OpIndex, ...]) -> Array:

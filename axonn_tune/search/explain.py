@@ -103,10 +103,17 @@ def _timelines(
             known[id(operation)] = float(np.ravel(seconds)[0])
         return known[id(operation)]
 
-    return (
-        timeline(plan.microstep, seconds_of, axis_lanes, slowdown),
-        timeline(plan.step_end, seconds_of, axis_lanes, slowdown),
+    microstep, step_end = (
+        timeline(
+            phases,
+            seconds_of,
+            axis_lanes,
+            slowdown,
+            float(collective.busiest_link_seconds(phases)[0]),
+        )
+        for phases in (plan.microstep, plan.step_end)
     )
+    return microstep, step_end
 
 
 def _sum_by_name(

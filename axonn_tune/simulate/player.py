@@ -32,6 +32,7 @@ def play(
     kernels_seconds: Callable[[tuple[OpIndex, ...]], Array],
     message_seconds: Callable[[OpIndex], Array],
     slowdown_fraction: float,
+    least_seconds: Array | float = 0.0,
 ) -> Played:
     """Play the program from idle streams until all are idle again.
 
@@ -43,6 +44,8 @@ def play(
         Seconds of consecutive kernels, and of a collective, shape (C,).
     slowdown_fraction : float
         How much longer a kernel takes beside a collective.
+    least_seconds : array, shape (C,)
+        The links that the lanes share need at least so long.
     """
     zeros = np.zeros(shape)
     state = _State(zeros, zeros, dict.fromkeys(program.lanes, zeros))
@@ -54,7 +57,7 @@ def play(
             for i in phase.instructions
         ]
         _play_repeated(_Playable(phase, durations, slowdown_fraction), state)
-    end = _latest([state.compute, *state.lane.values()])
+    end = np.maximum(_latest([state.compute, *state.lane.values()]), least_seconds)
     return Played(end, state.idle + (end - state.compute))
 
 

@@ -34,19 +34,21 @@ def timeline(
     seconds_of: Callable[[Operation], float],
     axis_lanes: AxisLanes,
     slowdown_fraction: float,
+    least_seconds: float = 0.0,
 ) -> list[Event]:
     """Every operation with its start and end, all repeats, from idle streams to idle streams.
 
     The time for which the compute stream stands still is charged to the collective that held
     it up, as far as that ran meanwhile, then to the one that this one had followed, and so
-    on; so is what still runs when computation ends.
+    on; so is what still runs when computation ends. If the links that the lanes share need
+    `least_seconds`, longer than that, the last collective ends so late.
     """
     recording = _Recording(seconds_of, axis_lanes, slowdown_fraction)
     for phase in phases:
         for _ in range(phase.repeats):
             for operation in phase.operations:
                 recording.issue(phase.name, operation)
-    recording.drain()
+    recording.drain(least_seconds)
     return recording.events
 
 
@@ -86,8 +88,13 @@ class _Recording:
             end = start + self._seconds_of(operation)
             self.events.append(Event(phase, operation, lane, start, end))
 
-    def drain(self) -> None:
+    def drain(self, least_seconds: float) -> None:
         """Charge what still runs after the last kernel."""
+        last_events = [queue[-1] for queue in self._queues.values()]
+        ends = [self.events[index].end_seconds for index in last_events]
+        if ends and least_seconds > max(self._compute_free, *ends):
+            last = max(last_events, key=lambda i: self.events[i].end_seconds)
+            self.events[last] = replace(self.events[last], end_seconds=least_seconds)
         for queue in sorted(self._queues.values(), key=lambda q: self.events[q[-1]].end_seconds):
             if self.events[queue[-1]].end_seconds > self._compute_free:
                 self._charge(queue[-1])

@@ -36,7 +36,8 @@ def plain_twin(model, job, machine, recompute, table, row):
     slowdown = machine.kernels.slowdown_fraction.value
     step = exposed = 0.0
     for phases, times in ((plan.microstep, plan.n_microsteps[0]), (plan.step_end, 1.0)):
-        events = timeline(phases, seconds_of, axis_lanes, slowdown)
+        least = float(collective.busiest_link_seconds(phases)[0])
+        events = timeline(phases, seconds_of, axis_lanes, slowdown, least)
         step += times * max(event.end_seconds for event in events)
         exposed += times * sum(event.exposed_seconds for event in events)
     return step, exposed
