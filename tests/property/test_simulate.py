@@ -173,8 +173,8 @@ def late_blocking():
         Collective("0.2", "reduce_scatter", 0.0, "z", waits_for=(COMPUTE,)),
         MemoryBound("0.3", 0.0, waits_for=("0.0",)),
     )
-    durations = {"0.0": 0.5, "0.1": 3.4, "0.2": 3.0, "0.3": 0.0}
-    phases = [Phase("0", operations, 100)]
+    durations = {"0.0": 0.5, "0.1": 3.4, "0.2": 3.0, "0.3": 0.0, "1.0": 20.0}
+    phases = [Phase("0", operations, 100), Phase("1", (MemoryBound("1.0", 0.0),))]
     return phases, {name: np.array([value]) for name, value in durations.items()}, 1
 
 
