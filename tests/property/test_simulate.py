@@ -120,8 +120,9 @@ def slow_fill(gain):
     beside = Collective("0.1", "all_gather", 0.0, "x", waits_for=(COMPUTE,))
     kernels = MemoryBound("0.2", 0.0), MemoryBound("0.3", 0.0, waits_for=("0.0",))
     phase = Phase("0", (awaited, beside, *kernels), 100)
-    durations = {"0.0": [0.5], "0.1": [10.5 + gain], "0.2": [10.0], "0.3": [1.0]}
-    return [phase], {name: np.array(value) for name, value in durations.items()}, 1
+    after = Phase("1", (MemoryBound("1.0", 0.0),))  # longer than the lane is behind
+    durations = {"0.0": [0.5], "0.1": [10.5 + gain], "0.2": [10.0], "0.3": [1.0], "1.0": [99.0]}
+    return [phase, after], {name: np.array(value) for name, value in durations.items()}, 1
 
 
 def slow_drain():
@@ -169,11 +170,11 @@ def late_blocking():
     """A backlog grows by 0.1 s a block; after about 30 blocks it holds computation up."""
     operations = (
         Collective("0.0", "all_gather", 0.0, "y", waits_for=(COMPUTE,)),
-        MemoryBound("0.1", 0.0),
-        Collective("0.2", "reduce_scatter", 0.0, "z", waits_for=(COMPUTE,)),
+        Collective("0.1", "reduce_scatter", 0.0, "z", waits_for=(COMPUTE,)),
+        MemoryBound("0.2", 0.0),
         MemoryBound("0.3", 0.0, waits_for=("0.0",)),
     )
-    durations = {"0.0": 0.5, "0.1": 3.4, "0.2": 3.0, "0.3": 0.0, "1.0": 20.0}
+    durations = {"0.0": 0.5, "0.1": 3.0, "0.2": 3.4, "0.3": 0.0, "1.0": 20.0}
     phases = [Phase("0", operations, 100), Phase("1", (MemoryBound("1.0", 0.0),))]
     return phases, {name: np.array([value]) for name, value in durations.items()}, 1
 

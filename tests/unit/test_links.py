@@ -83,6 +83,13 @@ def test_listed_rings_do_not_apply_where_some_groups_cross():
     assert bandwidth(listed, 2, 2) == pytest.approx(80e9 / 2)
 
 
+def test_listed_rings_apply_at_their_own_stride_and_size_only():
+    """Eight ranks a node; a ring is listed at stride 2 and size 2, and no other."""
+    listed = machine_of(units=(1, 8), ranks_per_node=8, rings=[(2, 2, 1e15)])
+    got = [bandwidth(listed, *ring) for ring in ((2, 2), (1, 2), (4, 2), (2, 4))]
+    assert got == [1e15, 300e9, 300e9, 300e9]
+
+
 def test_the_slowest_crossed_level_bounds():
     machine = machine_of(
         units=(1, 2, 8), bandwidths=(200e9, 10e9, 100e9), latencies=(0, 0, 0), ranks_per_node=8
@@ -154,9 +161,7 @@ def test_bandwidth_is_the_smallest_share_of_the_crossed_levels(machine, stride, 
     shares = {i: machine.links[i].bandwidth_bytes_per_s.value / n for i, n in levels.items()}
     got = links_of(machine, stride, size)
     assert got.level[0] == max(levels, default=-1)
-    # A machine of a single level is a single node.
-    node = max(machine.ranks_per_node, 2)
-    leaves_node = any(machine.links[i].unit_ranks >= node for i in levels)
+    leaves_node = any(machine.links[i].unit_ranks >= machine.ranks_per_node for i in levels)
     listed = {
         (ring.stride, ring.size): ring.bandwidth_bytes_per_s.value
         for ring in machine.ring_bandwidths
