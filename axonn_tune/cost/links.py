@@ -145,14 +145,14 @@ def _bandwidth(
         slower = (rings > 0) & (share < bandwidth)
         bandwidth = np.where(slower, share, bandwidth)
         bounding = np.where(slower, index, bounding)
-    in_node = crossing_none_of(crossing[machine.node_level :], size)
+    in_node = _crosses_none(crossing[machine.node_level :], size)
     for ring in machine.ring_bandwidths:
         listed = in_node & (stride == ring.stride) & (size == ring.size)
         bandwidth = np.where(listed, ring.bandwidth_bytes_per_s.value, bandwidth)
     return bandwidth, bounding
 
 
-def crossing_none_of(crossing: list[Ints], like: Ints) -> np.ndarray:
+def _crosses_none(crossing: list[Ints], like: Ints) -> np.ndarray:
     """Groups with no ring through any of these boundaries, bool of shape (P,)."""
     outside = np.zeros(like.shape, dtype=bool)
     for rings in crossing:

@@ -20,11 +20,7 @@ import numpy as np
 from axonn_tune.spec.grid import CandidateTable, Placements
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Linear, Model
-from axonn_tune.spec.plan import (
-    Array,
-    Phase,
-    StepPlan,
-)
+from axonn_tune.spec.plan import Array, Phase, StepPlan
 from axonn_tune.strategies.program import HostProgram
 
 NAME = "axonn"
@@ -49,12 +45,12 @@ def rejections(model: Model, job: Job, placements: Placements) -> dict[str, np.n
         For each rule, the placements that break it; the first rule broken names the reason.
     """
     x, y, z, data = placements.sizes
-    hidden, kv = model.hidden_size, model.n_kv_heads
     block = x * y * z
     linears = (*model.block_linears, model.head)
     return {
-        "hidden size not divisible by G_x": hidden % x != 0,
-        "attention heads not divisible by G_y": (model.n_heads % y != 0) | (kv % y != 0),
+        "hidden size not divisible by G_x": model.hidden_size % x != 0,
+        "attention heads not divisible by G_y": model.n_heads % y != 0,
+        "KV heads not divisible by G_y": model.n_kv_heads % y != 0,
         "MLP size not divisible by G_y": model.ffn_hidden_size % y != 0,
         "vocabulary not divisible by G_y": model.padded_vocab_size % y != 0,
         "weights not divisible over G_x*G_y*G_z": np.logical_or.reduce(

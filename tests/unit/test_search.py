@@ -132,6 +132,8 @@ def test_kernel_tuning_avoids_a_slow_mode():
 def test_why_not_names_the_broken_rule(search):
     assert "attention heads" in why_not(search, Grid(1, 64, 2, 1))
     assert "64 ranks, not 128" in why_not(search, Grid(8, 8, 1, 1))
+    grouped = build_search("llama3-70b", 64)
+    assert why_not(grouped, Grid(1, 16, 4, 1)) == "1x16x4x1: KV heads not divisible by G_y"
 
 
 def test_why_not_says_how_much_memory_is_missing(search):
