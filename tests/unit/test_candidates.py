@@ -73,7 +73,7 @@ def test_grouped_heads_and_odd_batches_have_reasons_of_their_own():
     job = Job(64, 6, 16)
     placements = Placements.of([Grid(1, 4, 1, 1), Grid(1, 2, 1, 1), Grid(3, 1, 1, 1)])
     broken = axonn4d.rejections(model, job, placements)
-    assert list(broken["attention heads not divisible by G_y"]) == [True, False, False]
+    assert list(broken["KV heads not divisible by G_y"]) == [True, False, False]
     assert list(broken["hidden size not divisible by G_x"]) == [False, False, True]
     spread = Placements.of([Grid(1, 1, 2, 3), Grid(1, 1, 2, 2), Grid(1, 64, 1, 1)])
     broken = axonn4d.rejections(model, job, spread)
