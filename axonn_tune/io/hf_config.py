@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from axonn_tune.errors import InputError
-from axonn_tune.io.schema import LARGEST_COUNT
+from axonn_tune.spec.checks import LARGEST_COUNT
 from axonn_tune.spec.model import Model
 
 

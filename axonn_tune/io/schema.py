@@ -14,13 +14,13 @@ from types import NoneType, UnionType
 from typing import Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from axonn_tune.errors import InputError, nearest
+from axonn_tune.spec.checks import LARGEST_COUNT
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.units import format_quantity, parse_quantity, suffix_of
 
 T = TypeVar("T")
 KeyPath: TypeAlias = tuple[str | int, ...]
 
-LARGEST_COUNT = 2**53  # beyond it a float64 no longer holds every whole number
 _SHOWN_PROBLEMS = 20
 _FAILED = object()
 

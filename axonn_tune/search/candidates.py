@@ -92,7 +92,8 @@ def with_micro_batches(
         choices = [sizes[sizes == constraints.micro_batch] for sizes in choices]
     counts = np.array([sizes.size for sizes in choices], dtype=np.int64)[which]
     rows = np.repeat(np.arange(len(placements)), counts)
-    micro_batch = np.concatenate([choices[index] for index in which])
+    none = np.zeros(0, dtype=np.int64)
+    micro_batch = np.concatenate([none, *(choices[index] for index in which)])
     rejected = {}
     if constraints.micro_batch is not None and (counts == 0).any():
         reason = f"micro-batch {constraints.micro_batch} does not divide the share of the batch"

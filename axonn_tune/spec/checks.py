@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from axonn_tune.errors import InputError, closest
 
+# Products of two counts must stay exact in int64.
+LARGEST_COUNT = 2**30
+
 
 def require_positive(owner: str, name: str, value: float, hint: str = "") -> None:
     """Refuse what is not a finite number above zero."""
@@ -15,9 +18,12 @@ def require_positive(owner: str, name: str, value: float, hint: str = "") -> Non
 
 
 def require_count(owner: str, name: str, value: int, least: int = 1) -> None:
-    """Refuse what is not a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{owner}: {name} is {value!r}; allowed: a whole number, at least {least}")
+    """Refuse what is not a whole number from `least` to `LARGEST_COUNT`."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not least <= value <= LARGEST_COUNT:
+        raise InputError(
+            f"{owner}: {name} is {value!r}; allowed: a whole number, {least} to {LARGEST_COUNT}"
+        )
 
 
 def require_fraction(owner: str, name: str, value: float, low: float = 0.0) -> None:
