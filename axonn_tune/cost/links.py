@@ -114,9 +114,13 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
         ring_seconds += alpha * np.maximum(units_here - units_above, 0.0)
         tree_seconds += alpha * np.log2(np.maximum(units_here / units_above, 1.0))
         units_here = units_above
+    in_node = level < machine.node_level
     bandwidths, bounding = {}, np.full(size.shape, -1)
     for kind in KINDS:
-        bandwidths[kind], bounding = _bandwidth(machine, stride, size, kind, crossing)
+        bandwidths[kind], bounding = _bandwidth(machine, kind, crossing)
+        for ring in machine.ring_bandwidths:
+            listed = in_node & (stride == ring.stride) & (size == ring.size)
+            bandwidths[kind][listed] = ring.bandwidth_bytes_per_s.value
     occupied = _occupied_s_per_byte(machine, crossing, bandwidths)
     return AxisLinks(level, bounding, bandwidths, ring_seconds, tree_seconds, occupied)
 
@@ -134,30 +138,17 @@ def _occupied_s_per_byte(
     return np.stack(occupied)
 
 
-def _bandwidth(
-    machine: Machine, stride: Ints, size: Ints, kind: str, crossing: list[Ints]
-) -> tuple[Array, Ints]:
-    bandwidth = np.full(size.shape, np.inf)
-    bounding = np.full(size.shape, -1)
+def _bandwidth(machine: Machine, kind: str, crossing: list[Ints]) -> tuple[Array, Ints]:
+    """The smallest share of a crossed boundary, and its level; infinite and -1 for one rank."""
+    bandwidth = np.full(crossing[0].shape, np.inf)
+    bounding = np.full(crossing[0].shape, -1)
     for index, (link, rings) in enumerate(zip(machine.links, crossing, strict=True)):
         fraction = link.kind_fraction[kind].value if kind in link.kind_fraction else 1.0
         share = link.bandwidth_bytes_per_s.value * fraction / np.maximum(rings, 1)
         slower = (rings > 0) & (share < bandwidth)
         bandwidth = np.where(slower, share, bandwidth)
         bounding = np.where(slower, index, bounding)
-    in_node = _crosses_none(crossing[machine.node_level :], size)
-    for ring in machine.ring_bandwidths:
-        listed = in_node & (stride == ring.stride) & (size == ring.size)
-        bandwidth = np.where(listed, ring.bandwidth_bytes_per_s.value, bandwidth)
     return bandwidth, bounding
-
-
-def _crosses_none(crossing: list[Ints], like: Ints) -> np.ndarray:
-    """Groups with no ring through any of these boundaries, bool of shape (P,)."""
-    outside = np.zeros(like.shape, dtype=bool)
-    for rings in crossing:
-        outside |= rings > 0
-    return ~outside
 
 
 def placement_links(machine: Machine, placements: Placements) -> dict[str, AxisLinks]:

@@ -22,7 +22,7 @@ Links: TypeAlias = Mapping[str, AxisLinks]
 
 # The links that a collective occupies: those inside a node, or those between nodes.
 INSIDE, ACROSS = 1, 2
-LANES = {INSIDE: "inside the node", ACROSS: "across nodes"}
+LANES = (INSIDE, ACROSS)
 
 
 def slowest_rank_factor(machine: Machine, n_ranks: int) -> float:
@@ -67,16 +67,15 @@ class CollectivePrices:
         self._links, self._table = links, table
         self._terms: dict[tuple[str, str], tuple[Array, Array, Array]] = {}
         # A plan moves the same buffer several times; operations then share the array of sizes.
-        self._known: dict[tuple[str, str, int], tuple[Collective, Array]] = {}
+        # The operation stands beside its price so that the arrays, and so their ids, live on.
+        self._known: dict[tuple[str, str, int, int], tuple[Collective, Array]] = {}
 
     def __call__(self, operation: Collective) -> Array:
         """Seconds of one collective, shape (C,)."""
-        key = (operation.axis, operation.kind, id(operation.nbytes))
-        like, seconds = self._known.get(key, (None, None))
-        if like is None or seconds is None or like.n_calls is not operation.n_calls:
-            seconds = self._price(operation)
-            self._known[key] = (operation, seconds)
-        return seconds
+        key = (operation.axis, operation.kind, id(operation.nbytes), id(operation.n_calls))
+        if key not in self._known:
+            self._known[key] = (operation, self._price(operation))
+        return self._known[key][1]
 
     def _price(self, operation: Collective) -> Array:
         bandwidth, ring, tree = self._axis_terms(operation.axis, operation.kind)

@@ -55,7 +55,7 @@ def legal_placements(
     A placement that breaks several rules counts for the first.
     """
     placements = Placements.of_sizes(factorisations(n_gpus), constraints.orders)
-    broken = dict(broken_rules(placements, constraints, rules))
+    broken = broken_rules(placements, constraints, rules)
     legal = np.ones(len(placements), dtype=bool)
     rejected: dict[str, int] = {}
     for reason, mask in broken.items():

@@ -21,7 +21,6 @@ from axonn_tune.spec.grid import AXES, CandidateTable, Ints, distinct
 from axonn_tune.spec.plan import Array, Collective, Operation, Phase, StepPlan
 
 CHUNK_ROWS = 16384
-MICROSTEP, STEP_END = "microstep", "step_end"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +57,7 @@ class Evaluator:
         self._shape_rows, self._shape_of = _distinct_shapes(search.strategy.COMPUTE_KEY, table)
         self._shape_plan = self._plan(table.take(self._shape_rows))
         self._shape_seconds: dict[OpIndex, Array] = {}
-        self._programs: dict[tuple[str, int], Program] = {}
+        self._programs: dict[tuple[int, int], Program] = {}
 
     def evaluate(self) -> Evaluation:
         """Times of every candidate of the table."""
@@ -80,13 +79,13 @@ class Evaluator:
         """
         n_codes = LANE_SHAPE[-1]
         seconds, exposed = np.zeros((2, *lane_code.shape))
-        for part, phases, code, times in (
-            (MICROSTEP, plan.microstep, lane_code // n_codes * n_codes, plan.n_microsteps),
-            (STEP_END, plan.step_end, lane_code, np.ones(lane_code.shape)),
+        for phases, first, code, times in (
+            (plan.microstep, 0, lane_code // n_codes * n_codes, plan.n_microsteps),
+            (plan.step_end, len(plan.microstep), lane_code, np.ones(lane_code.shape)),
         ):
             least = prices.busiest_link_seconds(phases)
             for run, run_code in _runs(code):
-                played = prices.play(self._program(plan, part, run_code), run, least[run])
+                played = prices.play(self._program(phases, first, run_code), run, least[run])
                 seconds[run] += times[run] * played.seconds
                 exposed[run] += times[run] * played.exposed_seconds
         return seconds, exposed
@@ -95,16 +94,13 @@ class Evaluator:
         search = self._search
         return search.strategy.plan(search.model, search.job, self._recompute, table)
 
-    def _program(self, plan: StepPlan, part: str, lane_code: int) -> Program:
-        key = (part, lane_code)
+    def _program(self, phases: Sequence[Phase], first: int, lane_code: int) -> Program:
+        """The schedule of phases, the first of which has that index in the plan."""
+        key = (first, lane_code)
         if key not in self._programs:
             codes = np.unravel_index(lane_code, LANE_SHAPE)
             axis_lanes = {axis: int(lane) for axis, lane in zip(AXES, codes, strict=True)}
-            if part == MICROSTEP:
-                self._programs[key] = compile_program(plan.microstep, axis_lanes)
-            else:
-                first = len(plan.microstep)
-                self._programs[key] = compile_program(plan.step_end, axis_lanes, first)
+            self._programs[key] = compile_program(phases, axis_lanes, first)
         return self._programs[key]
 
     def shape_seconds(self, index: OpIndex) -> Array:
@@ -162,7 +158,6 @@ class _ChunkPrices:
     def __init__(self, evaluator: Evaluator, plan: StepPlan, shape_of: Ints) -> None:
         self._evaluator, self._plan, self._shape_of = evaluator, plan, shape_of
         self._collective = CollectivePrices(evaluator.links, plan.candidates)
-        self._message_seconds: dict[OpIndex, Array] = {}
         self._kernels_seconds: dict[tuple[OpIndex, ...], Array] = {}
 
     def busiest_link_seconds(self, phases: Sequence[Phase]) -> Array:
@@ -194,8 +189,6 @@ class _ChunkPrices:
 
     def _message(self, index: OpIndex) -> Array:
         """Seconds of a collective, shape (chunk,)."""
-        if index not in self._message_seconds:
-            operation = self._plan.phases[index[0]].operations[index[1]]
-            assert isinstance(operation, Collective)
-            self._message_seconds[index] = self._collective(operation)
-        return self._message_seconds[index]
+        operation = self._plan.phases[index[0]].operations[index[1]]
+        assert isinstance(operation, Collective)
+        return self._collective(operation)

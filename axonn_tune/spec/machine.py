@@ -15,10 +15,10 @@ from axonn_tune.spec.checks import (
     require_fraction,
     require_positive,
 )
+from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.plan import KINDS, MODES
 
 ORIGINS = ("measured", "published", "assumed")
-DTYPES = ("bf16", "fp16", "fp32")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class GemmPoint:
         for name in ("m", "n", "k"):
             require_count(owner, name, getattr(self, name))
         require_choice(owner, "mode", self.mode, MODES)
-        require_choice(owner, "dtype", self.dtype, DTYPES)
+        require_choice(owner, "dtype", self.dtype, BYTES_PER_ELEMENT)
         require_positive(owner, "seconds", self.seconds)
         require_fraction(owner, "spread_fraction", self.spread_fraction)
 

@@ -82,6 +82,11 @@ def stored_parameters(model: Model, table: CandidateTable) -> tuple[Array, Array
     return sharded, over_x / x + over_y / y
 
 
+def _state_bytes(job: Job) -> float:
+    """Optimizer states of one parameter: the moments, and a master copy in mixed precision."""
+    return MOMENT_BYTES + (FP32_BYTES if job.element_bytes < FP32_BYTES else 0.0)
+
+
 @dataclass(frozen=True, eq=False)
 class _Shape:
     """Sizes that one linear layer has on each candidate, shape (C,)."""
@@ -167,7 +172,7 @@ class _Planner:
         host.run(f"{weight}.all_reduce", "all_reduce", shape.output_bytes, shape.input_axis)
 
     def linear_backward(self, host: HostProgram, name: str, following: _Weight | None) -> None:
-        """DI = dO W^T, summed over the axis that splits n; dW = I^T dO, scattered over Z."""
+        """Form dI = dO W^T, summed over the axis of n, and dW = I^T dO, scattered over Z."""
         shape = self.shapes[name]
         weight = _Weight("backward", name)
         reduce_input = f"{weight}.all_reduce"
@@ -357,9 +362,8 @@ class _Planner:
         host.memory_bound("gradient.norm", gradient_bytes)
         for axis in ("x", "y", "z"):
             host.run(f"gradient.norm.all_reduce_{axis}", "all_reduce", FP32_BYTES, axis)
-        states = MOMENT_BYTES + (FP32_BYTES if self.job.element_bytes < FP32_BYTES else 0.0)
         # Read the gradient and the states, write the states and the weight.
-        nbytes = stored * (GRADIENT_BYTES + 2.0 * states + self.element_bytes)
+        nbytes = stored * (GRADIENT_BYTES + 2.0 * _state_bytes(self.job) + self.element_bytes)
         host.memory_bound("optimizer.step", nbytes)
         return (host.phase("step_end", over_storage=True),)
 
@@ -383,7 +387,6 @@ def memory(model: Model, job: Job, recompute: str, table: CandidateTable) -> dic
     shapes = _Planner(model, job, recompute, table)
     sharded, replicated = stored_parameters(model, table)
     stored = sharded + replicated
-    mixed = job.element_bytes < FP32_BYTES
     saved_all, saved_selective = _saved_by_block(shapes)
     per_layer = {
         "none": saved_all,
@@ -395,7 +398,7 @@ def memory(model: Model, job: Job, recompute: str, table: CandidateTable) -> dic
     return {
         "weights": stored * job.element_bytes,
         "gradients": stored * GRADIENT_BYTES,
-        "optimizer_states": stored * (MOMENT_BYTES + (FP32_BYTES if mixed else 0.0)),
+        "optimizer_states": stored * _state_bytes(job),
         "gathered_weights": _gathered_bytes(shapes),
         "activations": model.n_layers * per_layer + shapes.residual_bytes,
         "working_set": np.maximum(working, logits),
