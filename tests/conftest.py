@@ -131,9 +131,8 @@ def machines(draw):
 
 @st.composite
 def models(draw):
-    """Small GPT and Llama shapes that many grids divide."""
+    """Small transformers of every kind that many grids divide."""
     heads = draw(st.sampled_from([4, 8, 12]))
-    gated = draw(st.booleans())
     return Model(
         name="random",
         n_layers=draw(st.sampled_from([1, 2, 3, 9, 40])),
@@ -142,10 +141,11 @@ def models(draw):
         n_kv_heads=heads // draw(st.sampled_from([1, 2, 4])),
         vocab_size=draw(st.sampled_from([1000, 32000])),
         seq_len=256,
-        gated_mlp=gated,
-        norm="rms" if gated else "layer",
-        position="rotary" if gated else "learned",
-        bias=not gated,
+        gated_mlp=draw(st.booleans()),
+        norm=draw(st.sampled_from(["layer", "rms"])),
+        position=draw(st.sampled_from(["learned", "rotary", "none"])),
+        bias=draw(st.booleans()),
+        qkv_bias=draw(st.sampled_from([None, True, False])),
         tied_embeddings=draw(st.booleans()),
     )
 

@@ -15,6 +15,7 @@ from axonn_tune.errors import AxonnTuneError
 COMMANDS = {
     "suggest": "Rank the grids on which to train a model.",
     "explain": "Show where the time and the memory of one grid go.",
+    "run": "Train on a grid for some steps; compare predicted and measured time.",
     "models": "List and show model presets.",
     "machines": "List and show hardware profiles.",
     "reproduce": "Compare predictions with published results.",
@@ -51,6 +52,7 @@ def cli() -> None:
     Examples:
       axonn-tune suggest --gpus 1024 --model 80b
       axonn-tune explain --gpus 1024 --model 80b --grid 1x4x64x4
+      axonn-tune run --grid 2x2x1x2 --model tiny
     """
 
 
@@ -65,6 +67,10 @@ def main(args: list[str] | None = None) -> Any:
         sys.exit(2)
     except click.ClickException as error:
         _fail(error.format_message())
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        _fail("this command needs torch: pip install 'axonn-tune[runtime]', or load your cluster's")
     except click.Abort:
         sys.exit(130)
     except BrokenPipeError:

@@ -11,25 +11,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _POSITIVE = click.IntRange(min=1)
 
-_SEARCH_OPTIONS = [
-    click.option("--gpus", type=_POSITIVE, required=True, help="Number of GPUs (dies on MI250X)."),
-    click.option(
-        "--model", required=True, help="Preset (80b), YAML file, or Hugging Face config.json."
-    ),
-    click.option("--machine", help="Preset or YAML file.  [default: perlmutter]"),
-    click.option("--global-batch", type=_POSITIVE, help="Sequences per step."),
-    click.option(
-        "--global-batch-tokens",
-        type=_POSITIVE,
-        help="Tokens per step.  [default: 16777216, as AxoNN's weak scaling]",
-    ),
+_MODEL_OPTION = click.option(
+    "--model", required=True, help="Preset (80b), YAML file, or Hugging Face config.json."
+)
+
+# What decides how a step is executed, predicted or real.
+_EXECUTION_OPTIONS = [
     click.option("--seq-len", type=_POSITIVE, help="Sequence length.  [default: the model's]"),
-    click.option("--micro-batch", type=_POSITIVE, help="Sequences at once.  [default: search]"),
-    click.option("--dtype", default="bf16", show_default=True, help="bf16, fp16 or fp32."),
     click.option("--attention", default="flash", show_default=True, help="flash or unfused."),
-    click.option(
-        "--recompute", default="auto", show_default=True, help="none, selective, full or auto."
-    ),
     click.option(
         "--overlap/--no-overlap", default=None, help="All three overlaps.  [default: overlap]"
     ),
@@ -48,6 +37,24 @@ _SEARCH_OPTIONS = [
         show_default=True,
         help="Gather each weight once per micro-step and keep it.",
     ),
+]
+
+_SEARCH_OPTIONS = [
+    click.option("--gpus", type=_POSITIVE, required=True, help="Number of GPUs (dies on MI250X)."),
+    _MODEL_OPTION,
+    click.option("--machine", help="Preset or YAML file.  [default: perlmutter]"),
+    click.option("--global-batch", type=_POSITIVE, help="Sequences per step."),
+    click.option(
+        "--global-batch-tokens",
+        type=_POSITIVE,
+        help="Tokens per step.  [default: 16777216, as AxoNN's weak scaling]",
+    ),
+    click.option("--micro-batch", type=_POSITIVE, help="Sequences at once.  [default: search]"),
+    click.option("--dtype", default="bf16", show_default=True, help="bf16, fp16 or fp32."),
+    click.option(
+        "--recompute", default="auto", show_default=True, help="none, selective, full or auto."
+    ),
+    *_EXECUTION_OPTIONS,
     click.option(
         "--order",
         default="xyzd",
@@ -61,24 +68,62 @@ _SEARCH_OPTIONS = [
     click.option("--gdata", type=_POSITIVE, help="Fix G_data."),
 ]
 
+_RUN_OPTIONS = [
+    click.option("--grid", metavar="GRID", help="G_x x G_y x G_z x G_data: 2x2x1x2."),
+    click.option("--suggest", is_flag=True, help="Take the best grid, order and micro-batch."),
+    click.option(
+        "--gpus", type=_POSITIVE, help="Ranks of --suggest.  [default: the ranks or GPUs at hand]"
+    ),
+    _MODEL_OPTION,
+    click.option("--machine", help="Profile of this machine, for predictions and --suggest."),
+    click.option(
+        "--global-batch",
+        type=_POSITIVE,
+        help="Sequences per step.  [default: one micro-batch per rank of Z and data]",
+    ),
+    click.option("--micro-batch", type=_POSITIVE, help="Sequences at once.  [default: 1]"),
+    click.option("--dtype", help="bf16 or fp32.  [default: bf16 on a GPU, fp32 on a CPU]"),
+    click.option(
+        "--recompute",
+        help="none, selective, full, or auto: the fastest that fits --machine.  [default: none]",
+    ),
+    *_EXECUTION_OPTIONS,
+    click.option("--order", default="xyzd", show_default=True, help="Rank order, fastest first."),
+]
+
 
 def search_options(command: Command) -> Command:
     """The options that describe the model, the job, the machine and the constraints."""
-    for option in reversed(_SEARCH_OPTIONS):
+    return _with(_SEARCH_OPTIONS, command)
+
+
+def run_options(command: Command) -> Command:
+    """The options that describe what to train on which grid."""
+    return _with(_RUN_OPTIONS, command)
+
+
+def _with(options: list[Callable[[Any], Any]], command: Command) -> Command:
+    for option in reversed(options):
         command = option(command)
     return command
 
 
 def search_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """Options of the command line as arguments of `api.build_search`."""
-    arguments = dict(options)
-    everything = arguments.pop("overlap")
-    for name in ("oar", "ors", "oag"):
-        if arguments[name] is None:
-            arguments[name] = True if everything is None else everything
+    arguments = {**options, **overlap_arguments(options)}
+    del arguments["overlap"]
     if arguments["machine"] is None:
         del arguments["machine"]
     return arguments
+
+
+def overlap_arguments(options: dict[str, Any]) -> dict[str, bool]:
+    """The three switches, each as given, else as --overlap says."""
+    everything = options["overlap"] is not False
+    return {
+        name: everything if options[name] is None else options[name]
+        for name in ("oar", "ors", "oag")
+    }
 
 
 def given_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -20,10 +20,11 @@ def memory_bound_seconds(nbytes: Size, n_kernels: int, machine: Machine) -> Arra
     Parameters
     ----------
     nbytes : array_like, shape (C,)
-        Bytes read plus bytes written.
+        Bytes read plus bytes written; a kernel without any is not launched.
     """
+    nbytes = np.asarray(nbytes)
     launches = n_kernels * machine.kernels.launch_seconds.value
-    seconds: Array = np.asarray(nbytes) / achieved_memory_bandwidth(machine) + launches
+    seconds: Array = nbytes / achieved_memory_bandwidth(machine) + launches * (nbytes > 0)
     return seconds
 
 

@@ -122,12 +122,17 @@ def _sum_by_name(
     """Operation, calls, seconds of one call, seconds and exposed seconds of a step, by name."""
     groups: dict[str, list[Event]] = {}
     for event in events:
-        groups.setdefault(event.operation.name, []).append(event)
+        if _is_launched(event.operation):
+            groups.setdefault(event.operation.name, []).append(event)
     for group in groups.values():
         total = sum(event.seconds for event in group)
         exposed = sum(event.exposed_seconds for event in group)
         n_calls = len(group) * repeats
         yield group[0].operation, n_calls, total / len(group), total * repeats, exposed * repeats
+
+
+def _is_launched(operation: Operation) -> bool:
+    return not isinstance(operation, MemoryBound) or _number(operation.nbytes) > 0
 
 
 def _number(size: object) -> float:

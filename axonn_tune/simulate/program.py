@@ -61,7 +61,7 @@ class Program:
 def compile_program(
     phases: Sequence[Phase], axis_lanes: AxisLanes, first_phase: int = 0
 ) -> Program:
-    """Drop collectives over one rank and join kernels that run back to back.
+    """Drop collectives over one rank and needless waits, join kernels that run back to back.
 
     Parameters
     ----------
@@ -77,10 +77,12 @@ def compile_program(
     }
     compiled = []
     latest: dict[int, str | None] = {}
+    issued: dict[str, _Moment] = {}
     for index, phase in enumerate(phases, first_phase):
-        compiler = _PhaseCompiler(index, lane_of, _latest_at_start(phase, lane_of, latest))
+        at_start = _latest_at_start(phase, lane_of, latest)
+        compiler = _PhaseCompiler(index, lane_of, at_start, _histories(index, phase, issued))
         compiled.append(compiler.compile(phase))
-        latest = compiler.latest
+        latest, issued = compiler.latest, compiler.issued
     return Program(tuple(compiled), tuple(sorted(set(lane_of.values()))))
 
 
@@ -95,16 +97,57 @@ def _latest_at_start(
     return latest
 
 
+_Moment: TypeAlias = tuple[int, ...]  # phase, repeat, operation; empty for never
+_NEVER: _Moment = ()
+
+
+class _History:
+    """When collectives were issued, and up to which one each lane is known to be done.
+
+    Lanes are in order: whoever has waited for a collective has waited for those before it.
+    """
+
+    def __init__(self, issued: dict[str, _Moment]) -> None:
+        self.issued = issued
+        self._done: dict[int, _Moment] = {}
+
+    def holds_up(self, name: str, lane: int) -> bool:
+        return self.issued.get(name, _NEVER) > self._done.get(lane, _NEVER)
+
+    def wait(self, name: str, lane: int) -> None:
+        if self.holds_up(name, lane):
+            self._done[lane] = self.issued[name]
+
+
+def _histories(index: int, phase: Phase, issued: Mapping[str, _Moment]) -> tuple[_History, ...]:
+    """What the first repeat of a phase finds, and what the later ones find."""
+    first = _History(dict(issued))
+    if phase.repeats == 1:
+        return (first,)
+    by_repeat = {op.name: (index, 0, i) for i, op in enumerate(phase.operations)}
+    return first, _History({**issued, **by_repeat})
+
+
 class _PhaseCompiler:
     def __init__(
-        self, phase_index: int, lane_of: Mapping[str, int], latest: dict[int, str | None]
+        self,
+        phase_index: int,
+        lane_of: Mapping[str, int],
+        latest: dict[int, str | None],
+        histories: tuple[_History, ...],
     ) -> None:
         self._phase_index, self._lane_of = phase_index, lane_of
+        self._histories = histories
         self.latest = latest
         self._running = set(latest)
         self._instructions: list[Instruction] = []
         self._joined: list[OpIndex] = []
         self._joined_waits: tuple[str, ...] = ()
+
+    @property
+    def issued(self) -> dict[str, _Moment]:
+        """The latest issue of every collective so far."""
+        return self._histories[0].issued
 
     def compile(self, phase: Phase) -> PhaseProgram:
         issued: set[str] = set()
@@ -116,7 +159,7 @@ class _PhaseCompiler:
                 continue
             waits: tuple[str, ...] = ()
             if op.waits_for:
-                waits = tuple(name for name in op.waits_for if name in self._lane_of)
+                waits = tuple([name for name in op.waits_for if self._holds_up(name)])
                 carried |= {name: None for name in waits if name not in issued}
                 feeding |= {self._lane_of[name] for name in waits}
             if is_message:
@@ -129,11 +172,17 @@ class _PhaseCompiler:
             tuple(self._instructions), phase.repeats, tuple(carried), frozenset(feeding)
         )
 
+    def _holds_up(self, name: str) -> bool:
+        lane = self._lane_of.get(name)
+        return lane is not None and any(h.holds_up(name, lane) for h in self._histories)
+
     def _message(self, op: Operation, index: int, waits: tuple[str, ...]) -> None:
         self._flush()
         lane = self._lane_of[op.name]
         self._instructions.append(Message((self._phase_index, index), op.name, lane, waits))
         self.latest[lane] = op.name
+        for history in self._histories:
+            history.issued[op.name] = (self._phase_index, 1, index)
         self._running.add(lane)
 
     def _kernel(self, index: int, waits: tuple[str, ...]) -> None:
@@ -143,6 +192,9 @@ class _PhaseCompiler:
             # In-order lanes are idle once their latest collective has ended.
             ended = {self._lane_of[name] for name in waits if name in self.latest.values()}
             self._running -= ended
+            for name in waits:
+                for history in self._histories:
+                    history.wait(name, self._lane_of[name])
         self._joined.append((self._phase_index, index))
 
     def _flush(self) -> None:

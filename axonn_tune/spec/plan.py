@@ -104,7 +104,7 @@ Compute: TypeAlias = Gemm | Attention | MemoryBound
 class Phase:
     """A sequence of operations that is issued `repeats` times in a row.
 
-    `over_storage`: its kernels run over what the rank stores (weights, gradients,
+    `over_storage`: its kernels run, some at least, over what the rank stores (weights, gradients,
     optimizer states), not over the activations of a micro-batch.
     """
 

@@ -13,6 +13,7 @@ over X, so attention and the activation are computed once per X rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,7 +85,11 @@ def stored_parameters(model: Model, table: CandidateTable) -> tuple[Array, Array
 
 def _state_bytes(job: Job) -> float:
     """Optimizer states of one parameter: the moments, and a master copy in mixed precision."""
-    return MOMENT_BYTES + (FP32_BYTES if job.element_bytes < FP32_BYTES else 0.0)
+    return MOMENT_BYTES + (FP32_BYTES if _has_master_copy(job) else 0.0)
+
+
+def _has_master_copy(job: Job) -> bool:
+    return job.element_bytes < FP32_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +104,7 @@ class _Shape:
     output_bytes: Array
     input_axis: str  # splits k; sums the output
     output_axis: str  # splits n; sums the input's gradient
+    modes: tuple[str, str, str]  # of the products that form the output, dI and dW
 
 
 @dataclass(frozen=True)
@@ -117,13 +123,27 @@ class _Weight:
         return f"{self.chain}.{self.name}"
 
 
+# The weight is stored k x n; a head that shares the embedding's weight finds it n x k.
+_MODES = ("NN", "NT", "TN")
+_TIED_MODES = ("NT", "NN", "TN")
+# At most two weight gradients wait for their reduce-scatter: before the product that forms
+# another one, the backward pass waits for that of the last but one.
+_LAST_BUT_ONE = {
+    "down": ("proj",),
+    "up": ("qkv", "head"),
+    "proj": ("down",),
+    "qkv": ("up",),
+    "embedding": ("proj",),
+}
+
+
 class _Planner:
     """Emits the phases of a micro-step for all candidates of one table."""
 
     def __init__(self, model: Model, job: Job, recompute: str, table: CandidateTable) -> None:
         self.model, self.job, self.recompute, self.table = model, job, recompute, table
         self.overlap = job.overlap
-        self.x, self.y = table.size("x"), table.size("y")
+        self.x, self.y, self.z = (table.size(axis) for axis in ("x", "y", "z"))
         self.element_bytes = job.element_bytes
         self.tokens: Array = table.sequences_at_once * job.seq_len
         self.residual_bytes: Array = self.tokens * (model.hidden_size * job.element_bytes) / self.x
@@ -136,11 +156,15 @@ class _Planner:
     def _shape(self, linear: Linear) -> _Shape:
         over_in, over_out = (self.y, self.x) if linear.transposed else (self.x, self.y)
         axes = ("y", "x") if linear.transposed else ("x", "y")
+        modes = _TIED_MODES if self._is_tied_head(linear) else _MODES
         k, n = linear.n_in / over_in, linear.n_out / over_out
         scale = self.tokens * self.element_bytes
         return _Shape(
-            linear, k, n, k * n * self.element_bytes, scale * k, scale * n, axes[0], axes[1]
+            linear, k, n, k * n * self.element_bytes, scale * k, scale * n, axes[0], axes[1], modes
         )
+
+    def _is_tied_head(self, linear: Linear) -> bool:
+        return linear.name == "head" and self.model.tied_embeddings
 
     # Weights -------------------------------------------------------------------
 
@@ -168,37 +192,59 @@ class _Planner:
         """Gather the weight, multiply, sum the output over the axis that splits k."""
         shape = self.shapes[weight.name]
         self._take_weight(host, weight, following)
-        host.gemm(f"{weight}.gemm", self.tokens, shape.n, shape.k, "NN")
+        host.gemm(f"{weight}.gemm", self.tokens, shape.n, shape.k, shape.modes[0])
         host.run(f"{weight}.all_reduce", "all_reduce", shape.output_bytes, shape.input_axis)
 
-    def linear_backward(self, host: HostProgram, name: str, following: _Weight | None) -> None:
+    def linear_backward(
+        self,
+        host: HostProgram,
+        name: str,
+        following: _Weight | None,
+        recompute_input: Callable[[HostProgram], None] | None = None,
+    ) -> None:
         """Form dI = dO W^T, summed over the axis of n, and dW = I^T dO, scattered over Z."""
         shape = self.shapes[name]
         weight = _Weight("backward", name)
         reduce_input = f"{weight}.all_reduce"
         self._take_weight(host, weight, following)
-        host.gemm(f"{weight}.gemm_input", self.tokens, shape.k, shape.n, "NT")
+        host.gemm(f"{weight}.gemm_input", self.tokens, shape.k, shape.n, shape.modes[1])
         host.issue(reduce_input, "all_reduce", shape.input_bytes, shape.output_axis)
         if not self.overlap.oar:
             host.wait(reduce_input)
-        host.gemm(f"{weight}.gemm_weight", shape.k, shape.n, self.tokens, "TN")
+        if recompute_input is not None:
+            recompute_input(host)
+        self._wait_for_last_but_one_scatter(host, name)
+        rows, columns = shape.k, shape.n
+        if self._is_tied_head(shape.linear):
+            rows, columns = columns, rows
+        host.gemm(f"{weight}.gemm_weight", rows, columns, self.tokens, shape.modes[2])
+        if shape.linear.bias:
+            host.memory_bound(f"{weight}.bias", shape.output_bytes)
+        self._scatter(host, name, shape.weight_bytes)
         if self.overlap.oar:
             host.wait(reduce_input)
-        scatter = f"{weight}.reduce_scatter"
-        host.issue(scatter, "reduce_scatter", shape.weight_bytes, "z")
+
+    def _wait_for_last_but_one_scatter(self, host: HostProgram, name: str) -> None:
+        if self.overlap.ors:
+            for earlier in _LAST_BUT_ONE.get(name, ()):
+                host.wait(f"backward.{earlier}.reduce_scatter")
+
+    def _scatter(self, host: HostProgram, name: str, weight_bytes: Array) -> None:
+        scatter = f"backward.{name}.reduce_scatter"
+        host.issue(scatter, "reduce_scatter", weight_bytes, "z")
         if not self.overlap.ors:
             host.wait(scatter)
 
     # Kernels -----------------------------------------------------------------------
 
     def _norm(self, host: HostProgram, name: str) -> None:
-        """Sums over the split hidden dimension travel over X, in fp32."""
+        """Where X splits the hidden dimension, sums over it travel in fp32, in a pass before."""
         n_sums = 2.0 if self.model.norm == "layer" else 1.0
-        residual, again = self.residual_bytes, self.x > 1
+        residual, is_split = self.residual_bytes, self.x > 1
         forward = not name.startswith("backward")
-        host.memory_bound(f"{name}.sums", residual if forward else (2.0 + again) * residual)
+        host.memory_bound(f"{name}.sums", is_split * (1.0 if forward else 2.0) * residual)
         host.run(f"{name}.all_reduce", "all_reduce", self.tokens * (n_sums * FP32_BYTES), "x")
-        host.memory_bound(name, (1.0 + again) * residual if forward else 2.0 * residual)
+        host.memory_bound(name, (2.0 if forward else 3.0) * residual)
 
     def _attention(self, host: HostProgram, name: str, backward: bool) -> None:
         host.attention(
@@ -211,11 +257,9 @@ class _Planner:
             self.job.attention == "flash",
         )
 
-    def _qkv_epilogue(self, host: HostProgram, name: str) -> None:
-        """Bias and rotary embedding, read and written in place."""
-        if self.model.qkv_bias:
-            host.memory_bound(name, 2.0 * self.shapes["qkv"].output_bytes)
-        elif self.model.position == "rotary":
+    def _rotary(self, host: HostProgram, name: str) -> None:
+        """Rotary position embedding of q and k, read and written."""
+        if self.model.position == "rotary":
             rotated = (self.model.n_heads + self.model.n_kv_heads) * self.model.head_dim
             host.memory_bound(name, self.tokens * (2.0 * rotated * self.element_bytes) / self.y)
 
@@ -229,7 +273,7 @@ class _Planner:
         qkv, proj, up, down = (_Weight(chain, linear.name) for linear in self.model.block_linears)
         self._norm(host, f"{chain}.norm1")
         self.linear_forward(host, qkv, proj)
-        self._qkv_epilogue(host, f"{chain}.qkv.epilogue")
+        self._rotary(host, f"{chain}.rotary")
         self._attention(host, f"{chain}.attention", backward=False)
         self.linear_forward(host, proj, up)
         host.memory_bound(f"{chain}.residual1", 3.0 * self.residual_bytes)
@@ -243,26 +287,32 @@ class _Planner:
         """What the job recomputes, then the gradients of the MLP and of attention."""
         if self.recompute == "full":
             self.block_forward(host, "recompute", _Weight("backward", "down"))
-        elif self.recompute == "selective":
-            self._recompute_cheap(host)
-        up_bytes = self.shapes["up"].output_bytes
-        self.linear_backward(host, "down", _Weight("backward", "up"))
+        again = self._recompute_inputs()
+        up_bytes, residual_add = self.shapes["up"].output_bytes, 3.0 * self.residual_bytes
+        self.linear_backward(host, "down", _Weight("backward", "up"), again.get("down"))
         host.memory_bound("backward.activation", 2.0 * up_bytes + self.mlp_bytes)
-        self.linear_backward(host, "up", _Weight("backward", "proj"))
+        self.linear_backward(host, "up", _Weight("backward", "proj"), again.get("up"))
         self._norm(host, "backward.norm2")
+        host.memory_bound("backward.residual2", residual_add)
         self.linear_backward(host, "proj", _Weight("backward", "qkv"))
-        self._attention(host, "backward.attention", backward=True)
-        self._qkv_epilogue(host, "backward.qkv.epilogue")
-        self.linear_backward(host, "qkv", following)
-        self._norm(host, "backward.norm1")
-
-    def _recompute_cheap(self, host: HostProgram) -> None:
-        """Selective recomputation: what needs neither a weight nor a collective."""
-        host.memory_bound("recompute.norm1", 2.0 * self.residual_bytes)
-        host.memory_bound("recompute.norm2", 2.0 * self.residual_bytes)
-        self._activation(host, "recompute.activation")
-        if self.job.attention == "unfused":
+        if self.recompute == "selective" and self.job.attention == "unfused":
             self._attention(host, "recompute.attention", backward=False)
+        self._attention(host, "backward.attention", backward=True)
+        self._rotary(host, "backward.rotary")
+        self.linear_backward(host, "qkv", following, again.get("qkv"))
+        self._norm(host, "backward.norm1")
+        host.memory_bound("backward.residual1", residual_add)
+
+    def _recompute_inputs(self) -> dict[str, Callable[[HostProgram], None]]:
+        """Selective recomputation: what needs neither a weight nor a collective, where used."""
+        if self.recompute != "selective":
+            return {}
+        norm_bytes = 2.0 * self.residual_bytes
+        return {
+            "down": lambda host: self._activation(host, "recompute.activation"),
+            "up": lambda host: host.memory_bound("recompute.norm2", norm_bytes),
+            "qkv": lambda host: host.memory_bound("recompute.norm1", norm_bytes),
+        }
 
     # Phases ----------------------------------------------------------------------------
 
@@ -274,13 +324,17 @@ class _Planner:
             self._gather(host, weight)
         self._take_weight(host, weight, _Weight("forward", "qkv"))
         host.memory_bound(f"{weight}.lookup", 2.0 * self.residual_bytes)
-        host.run(f"{weight}.all_reduce", "all_reduce", self.residual_bytes, "y")
-        host.memory_bound(f"{weight}.position", 2.0 * self.residual_bytes)
+        host.issue(f"{weight}.all_reduce", "all_reduce", self.residual_bytes, "y")
+        if self.model.position == "learned":
+            host.wait(f"{weight}.all_reduce")
+            host.memory_bound(f"{weight}.position", 2.0 * self.residual_bytes)
         return host.phase("embedding")
 
     def forward(self, name: str, repeats: int, following: _Weight) -> Phase:
         """Blocks of the forward pass."""
         host = HostProgram()
+        if self.model.position != "learned":
+            host.wait("forward.embedding.all_reduce")
         self.block_forward(host, "forward", following)
         return host.phase(name, repeats)
 
@@ -291,10 +345,10 @@ class _Planner:
         per_token = self.tokens * FP32_BYTES
         self._norm(host, "forward.norm")
         self.linear_forward(host, _Weight("forward", "head"), _Weight("backward", "head"))
-        host.memory_bound("loss.maximum", logits * (self.element_bytes + 2.0 * FP32_BYTES))
+        # Softmax of the rank's part of the vocabulary, then of the parts: their largest
+        # log-sum-exp, then the sum of exponentials with the target's logit.
+        host.memory_bound("loss.softmax", logits * (2.0 * self.element_bytes + FP32_BYTES))
         host.run("loss.maximum.all_reduce", "all_reduce", per_token, "y")
-        host.memory_bound("loss.exponential", logits * (3.0 * FP32_BYTES))
-        # The sum of exponentials and the target's logit.
         host.run("loss.sum.all_reduce", "all_reduce", 2.0 * per_token, "y")
         host.memory_bound("loss.gradient", logits * (FP32_BYTES + self.element_bytes))
         self.linear_backward(host, "head", self._backward_entry)
@@ -315,13 +369,18 @@ class _Planner:
         return host.phase(name, repeats)
 
     def embedding_backward(self) -> Phase:
-        """Clear the dense gradient block, add rows to it, scatter it."""
+        """Add rows to a dense gradient block and scatter it."""
         host = HostProgram()
-        nbytes = self.embedding_bytes + 3.0 * self.residual_bytes
-        host.memory_bound("backward.embedding.scatter_add", nbytes)
-        scatter = "backward.embedding.reduce_scatter"
-        host.issue(scatter, "reduce_scatter", self.embedding_bytes, "z")
-        return host.phase("embedding_backward")
+        name = "backward.embedding"
+        if self.model.position == "learned":
+            host.memory_bound(f"{name}.position", self.residual_bytes)
+        self._wait_for_last_but_one_scatter(host, "embedding")
+        # Where Z does not split it, a shared weight has the head's gradient to add to.
+        is_cleared = (self.z > 1) if self.model.tied_embeddings else 1.0
+        nbytes = is_cleared * self.embedding_bytes + 3.0 * self.residual_bytes
+        host.memory_bound(f"{name}.scatter_add", nbytes)
+        host.issue(f"{name}.reduce_scatter", "reduce_scatter", self.embedding_bytes, "z")
+        return host.phase("embedding_backward", over_storage=True)
 
     def microstep(self) -> tuple[Phase, ...]:
         """Forward and backward pass over one micro-batch."""
@@ -345,6 +404,9 @@ class _Planner:
         sharded, replicated = stored_parameters(self.model, self.table)
         host = HostProgram()
         host.wait("backward.embedding.reduce_scatter")
+        if self.model.tied_embeddings:
+            shard_bytes = self.embedding_bytes / self.z
+            host.memory_bound("gradient.tied", (self.z > 1) * 3.0 * shard_bytes)
         nbytes = (sharded + replicated) * (self.element_bytes + 2.0 * GRADIENT_BYTES)
         host.memory_bound("gradient.accumulate", nbytes)
         return host.phase("accumulate", over_storage=True)
@@ -362,8 +424,11 @@ class _Planner:
         host.memory_bound("gradient.norm", gradient_bytes)
         for axis in ("x", "y", "z"):
             host.run(f"gradient.norm.all_reduce_{axis}", "all_reduce", FP32_BYTES, axis)
-        # Read the gradient and the states, write the states and the weight.
-        nbytes = stored * (GRADIENT_BYTES + 2.0 * _state_bytes(self.job) + self.element_bytes)
+        host.memory_bound("gradient.clip", 2.0 * gradient_bytes)
+        # Read and clear the gradient, read and write the states, write the weight; without
+        # a master copy the weight is read too.
+        weight_bytes = self.element_bytes * (1.0 if _has_master_copy(self.job) else 2.0)
+        nbytes = stored * (2.0 * GRADIENT_BYTES + 2.0 * _state_bytes(self.job) + weight_bytes)
         host.memory_bound("optimizer.step", nbytes)
         return (host.phase("step_end", over_storage=True),)
 
@@ -394,10 +459,11 @@ def memory(model: Model, job: Job, recompute: str, table: CandidateTable) -> dic
         "full": shapes.residual_bytes,
     }[recompute]
     working = saved_all - per_layer + shapes.shapes["up"].output_bytes + shapes.mlp_bytes
-    logits = shapes.tokens * (model.head.n_out / shapes.y) * (job.element_bytes + 2 * FP32_BYTES)
+    logits = shapes.tokens * (model.head.n_out / shapes.y) * (job.element_bytes + FP32_BYTES)
     return {
         "weights": stored * job.element_bytes,
-        "gradients": stored * GRADIENT_BYTES,
+        # The fp32 sums, and what the micro-step's reduce-scatters have brought.
+        "gradients": stored * (GRADIENT_BYTES + job.element_bytes),
         "optimizer_states": stored * _state_bytes(job),
         "gathered_weights": _gathered_bytes(shapes),
         "activations": model.n_layers * per_layer + shapes.residual_bytes,
@@ -411,7 +477,7 @@ def _saved_by_block(shapes: _Planner) -> tuple[Array, Array]:
     Saved are the inputs of each product and what the kernels between them need: the
     block's input and the residual after attention (norms), both norms' outputs, q, k, v,
     the attention's output, the MLP before and after its activation. Unfused attention
-    also keeps its score matrix before and after the softmax.
+    also keeps the softmax of its scores.
     """
     model, job = shapes.model, shapes.job
     residual = shapes.residual_bytes
@@ -421,22 +487,20 @@ def _saved_by_block(shapes: _Planner) -> tuple[Array, Array]:
     cheap = 2.0 * residual + shapes.mlp_bytes
     if job.attention == "unfused":
         scores = shapes.tokens * (float(job.seq_len) * model.n_heads) / shapes.y
-        cheap = cheap + scores * 2.0 * job.element_bytes
+        cheap = cheap + scores * job.element_bytes
     return kept + cheap, kept
 
 
 def _gathered_bytes(shapes: _Planner) -> Array:
     """Gathered weights and unscattered weight gradients in flight, where Z splits the weights."""
     blocks = [shapes.shapes[linear.name].weight_bytes for linear in shapes.model.block_linears]
-    head = shapes.embedding_bytes
+    head, overlap = shapes.embedding_bytes, shapes.job.overlap
+    one = np.maximum.reduce([*blocks, head])
     pairs = [a + b for a, b in zip(blocks, blocks[1:] + blocks[:1], strict=True)]
+    two = np.maximum.reduce([*pairs, head + blocks[-1]])
+    in_flight = two if overlap.oag else one
     if shapes.job.keep_gathered_weights:
         in_flight = shapes.model.n_layers * sum(blocks) + 2.0 * head
-    elif shapes.job.overlap.oag:
-        in_flight = np.maximum.reduce([*pairs, head + blocks[-1]])
-    else:
-        in_flight = np.maximum.reduce([*blocks, head])
-    n_gradients = 2.0 if shapes.job.overlap.ors else 1.0
-    gradients = n_gradients * np.maximum.reduce([*blocks])
-    held: Array = np.where(shapes.table.size("z") > 1, in_flight, 0.0) + np.maximum(gradients, head)
+    gradients = two if overlap.ors else one
+    held: Array = np.where(shapes.table.size("z") > 1, in_flight + gradients, 0.0)
     return held

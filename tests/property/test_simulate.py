@@ -11,7 +11,7 @@ from axonn_tune.cost.pricing import CollectivePrices, compute_seconds, lanes
 from axonn_tune.search.evaluate import Evaluator
 from axonn_tune.search.problem import Search
 from axonn_tune.simulate.player import play, slowed_seconds
-from axonn_tune.simulate.program import compile_program
+from axonn_tune.simulate.program import Kernels, compile_program
 from axonn_tune.simulate.timeline import timeline
 from axonn_tune.spec.grid import AXES, CandidateTable, Grid, Placements
 from axonn_tune.spec.job import Job, Overlap
@@ -69,7 +69,7 @@ DURATIONS = st.one_of(
 @st.composite
 def programs(draw):
     """One to three phases, each a few operations that repeat up to 100 times."""
-    phases, names = [], []
+    phases, names, messages = [], [], []
     for p in range(draw(st.integers(1, 3))):
         operations = []
         for i in range(draw(st.integers(1, 7))):
@@ -78,13 +78,16 @@ def programs(draw):
             candidates = [*names, *(f"{p}.{j}" for j in range(7))]
             waits = tuple(draw(st.lists(st.sampled_from(candidates), max_size=2, unique=True)))
             if is_message:
-                axis = draw(st.sampled_from(["x", "y", "z", "data"]))
+                # A new collective, or one that an earlier phase has issued too.
+                new = [(f"{p}.{i}", axis) for axis in AXES]
+                name, axis = draw(st.sampled_from([*new, *messages]))
                 operations.append(
-                    Collective(f"{p}.{i}", "all_gather", 0.0, axis, waits_for=(COMPUTE, *waits))
+                    Collective(name, "all_gather", 0.0, axis, waits_for=(COMPUTE, *waits))
                 )
             else:
                 operations.append(MemoryBound(f"{p}.{i}", 0.0, waits_for=waits))
         names += [op.name for op in operations]
+        messages += [(op.name, op.axis) for op in operations if isinstance(op, Collective)]
         phases.append(Phase(str(p), tuple(operations), draw(st.sampled_from([1, 2, 5, 100]))))
     rows = draw(st.integers(1, 4))
     durations = {
@@ -177,6 +180,25 @@ def late_blocking():
     durations = {"0.0": 0.5, "0.1": 3.0, "0.2": 3.4, "0.3": 0.0, "1.0": 20.0}
     phases = [Phase("0", operations, 100), Phase("1", (MemoryBound("1.0", 0.0),))]
     return phases, {name: np.array([value]) for name, value in durations.items()}, 1
+
+
+def compiled_waits(*phases):
+    """What each instruction of the last phase waits for."""
+    program = compile_program(phases, AXIS_LANES)
+    return [set(i.waits_for) for i in program.phases[-1].instructions if isinstance(i, Kernels)]
+
+
+def test_a_wait_for_what_a_later_collective_of_the_lane_has_shown_to_be_over_is_dropped():
+    """Lanes are in order; in a phase that repeats it must be so in the first repeat too."""
+    a, b = (Collective(n, "all_gather", 0.0, "z", waits_for=(COMPUTE,)) for n in "ab")
+    for_a, for_b = (MemoryBound(f"for {n}", 0.0, waits_for=(n,)) for n in "ab")
+    assert compiled_waits(Phase("0", (a, b, for_b, for_a))) == [{"b"}]
+    assert compiled_waits(Phase("0", (a, b, for_a, for_b))) == [{"a"}, {"b"}]
+    in_block = Phase("1", (for_b, for_a, a, b), 5)
+    assert compiled_waits(Phase("0", (a, b)), in_block) == [{"b"}]
+    assert compiled_waits(Phase("0", (b, a)), in_block) == [{"b"}, {"a"}]
+    other_lane = Collective("a", "all_gather", 0.0, "x", waits_for=(COMPUTE,))
+    assert compiled_waits(Phase("0", (other_lane, b, for_b, for_a))) == [{"b"}, {"a"}]
 
 
 @given(programs(), st.sampled_from([0.0, 0.2, 1.0]))

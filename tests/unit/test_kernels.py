@@ -94,8 +94,10 @@ def test_unfused_attention_moves_its_scores_through_memory():
 
 
 def test_memory_bound_kernel():
+    """Without bytes to move it is not launched."""
     got = memory_bound_seconds(np.array([1e9, 0.0]), 3, machine_of())
-    assert got == pytest.approx([1e9 / 1.2e12 + 15e-6, 15e-6])
+    assert got == pytest.approx([1e9 / 1.2e12 + 15e-6, 0.0])
+    assert memory_bound_seconds(0.0, 1, machine_of()) == 0.0
 
 
 def test_transposed_copy_reads_and_writes():

@@ -58,8 +58,28 @@ def test_shapes_of_a_normal_and_a_transposed_layer():
         "forward.down.gemm": (32, 64 / 2, 256 / 4, "NN"),
         "backward.down.gemm_input": (32, 256 / 4, 64 / 2, "NT"),
         "backward.down.gemm_weight": (256 / 4, 64 / 2, 32, "TN"),
-        "forward.head.gemm": (32, 256 / 4, 64 / 2, "NN"),
+        "forward.head.gemm": (32, 256 / 4, 64 / 2, "NT"),
     }
+
+
+@pytest.mark.parametrize(
+    ("tied", "modes", "gradient"),
+    [
+        # The embedding's weight lies n x k, and so does its gradient.
+        (True, ("NT", "NN", "TN"), (256 / 4, 64 / 2, 32)),
+        (False, ("NN", "NT", "TN"), (64 / 2, 256 / 4, 32)),
+    ],
+)
+def test_a_head_that_shares_the_embeddings_weight_finds_it_transposed(tied, modes, gradient):
+    plan = plan_of(model=replace(MODEL, tied_embeddings=tied))
+    products = [
+        named(plan, "forward.head.gemm"),
+        named(plan, "backward.head.gemm_input"),
+        named(plan, "backward.head.gemm_weight"),
+    ]
+    assert tuple(op.mode for op in products) == modes
+    shapes = [tuple(size(getattr(op, d)) for d in "mnk") for op in products]
+    assert shapes == [(32, 256 / 4, 64 / 2), (32, 64 / 2, 256 / 4), gradient]
 
 
 def test_buffers_and_axes_are_the_designs_table():
@@ -119,19 +139,80 @@ def test_oar_moves_the_all_reduce_behind_the_weight_product():
     assert waits(with_overlap(), "backward.up.gemm_weight") == {name}
     on = with_overlap(oar=True)
     assert waits(on, "backward.up.gemm_weight") == set()
-    # It is awaited before what needs its result.
+    # It is awaited before what needs its result, and not before the reduce-scatter is issued.
     names = [op.name for op in operations(on, "backward")]
     after = names.index("backward.up.gemm_weight") + 1
     followers = [op for op in operations(on, "backward")[after:] if name in op.waits_for]
-    assert followers[0].name == "backward.up.reduce_scatter"
+    assert followers[0].name == "backward.norm2.sums"
+    assert "backward.up.reduce_scatter" in names[after : names.index("backward.norm2.sums")]
 
 
-def test_ors_waits_only_at_the_end_of_the_backward_pass():
+def test_ors_waits_for_the_last_but_one_reduce_scatter():
+    """Weight gradients form in the order head, then down, up, proj, qkv a block, embedding."""
     on = with_overlap(ors=True)
-    waited = [n for op in operations(on) for n in op.waits_for if n.endswith("reduce_scatter")]
-    assert waited == ["backward.embedding.reduce_scatter"]
-    assert waits(on, "gradient.accumulate") == {"backward.embedding.reduce_scatter"}
+    waited = {}
+    for op in operations(on):
+        scatters = [n.split(".")[1] for n in op.waits_for if n.endswith("reduce_scatter")]
+        if scatters:
+            waited[op.name] = set(scatters)
+    assert waited == {
+        "backward.down.gemm_weight": {"proj"},
+        "backward.up.gemm_weight": {"qkv", "head"},  # a block's, or the head's before the first
+        "backward.proj.gemm_weight": {"down"},
+        "backward.qkv.gemm_weight": {"up"},
+        "backward.embedding.scatter_add": {"proj"},
+        "gradient.accumulate": {"embedding"},
+    }
     assert [p.name for p in on.microstep][-1] == "accumulate"
+
+
+@given(worlds())
+def test_at_most_two_weight_gradients_await_their_reduce_scatter(world):
+    """With ORS one is under way while the next one forms; without, none."""
+    model, job, _, recompute, table = world
+    plan = axonn4d.plan(model, job, recompute, table)
+    under_way, n_formed = [], 0
+    for phase in plan.microstep:
+        for _ in range(min(phase.repeats, 3)):
+            for op in phase.operations:
+                for name in set(op.waits_for) & set(under_way):
+                    del under_way[: under_way.index(name) + 1]
+                if op.name.endswith((".gemm_weight", ".scatter_add")):
+                    assert len(under_way) == (min(n_formed, 1) if job.overlap.ors else 0)
+                    n_formed += 1
+                elif op.name.endswith(".reduce_scatter"):
+                    under_way.append(op.name)
+    assert not under_way
+
+
+def test_a_block_of_the_backward_pass_in_order_of_issue():
+    """Everything overlapped and everything cheap recomputed: where each operation is issued.
+
+    What `selective` recomputes comes where it is needed, beside the all-reduce of dI; a
+    bias's gradient follows the weight's; gradients add up where the residual forks.
+    """
+    model = replace(MODEL, position="rotary")
+    plan = plan_of("selective", replace(JOB, attention="unfused"), model)
+    expected = """
+        backward.up.all_gather backward.down.gemm_input backward.down.all_reduce
+        recompute.activation
+        backward.down.gemm_weight backward.down.bias backward.down.reduce_scatter
+        backward.activation
+        backward.proj.all_gather backward.up.gemm_input backward.up.all_reduce
+        recompute.norm2
+        backward.up.gemm_weight backward.up.bias backward.up.reduce_scatter
+        backward.norm2.sums backward.norm2.all_reduce backward.norm2
+        backward.residual2
+        backward.qkv.all_gather backward.proj.gemm_input backward.proj.all_reduce
+        backward.proj.gemm_weight backward.proj.bias backward.proj.reduce_scatter
+        recompute.attention backward.attention backward.rotary
+        backward.down.all_gather backward.qkv.gemm_input backward.qkv.all_reduce
+        recompute.norm1
+        backward.qkv.gemm_weight backward.qkv.bias backward.qkv.reduce_scatter
+        backward.norm1.sums backward.norm1.all_reduce backward.norm1
+        backward.residual1
+    """
+    assert [op.name for op in operations(plan, "backward")] == expected.split()
 
 
 def test_oag_gathers_one_weight_ahead():
@@ -251,10 +332,11 @@ def test_memory_by_hand():
     attention_out = 2 * 32 * 64 / 4
     block = 4 * residual + qkv + attention_out + 2 * up
     assert terms["weights"] == 2 * (sharded + replicated)
-    assert terms["gradients"] == 4 * (sharded + replicated)
+    # fp32 sums, and the micro-step's shards in bf16.
+    assert terms["gradients"] == (4 + 2) * (sharded + replicated)
     assert terms["optimizer_states"] == 12 * (sharded + replicated)
     assert terms["activations"] == 3 * block + residual
-    assert terms["working_set"] == max(2 * up, 32 * 256 / 4 * (2 + 8))
+    assert terms["working_set"] == max(2 * up, 32 * 256 / 4 * (2 + 4))
     blocks = {"qkv": 64 * 192, "proj": 64 * 64, "up": 64 * 256, "down": 64 * 256}
     gathered = {name: 2 * kn / 8 for name, kn in blocks.items()}
     head = 2 * 64 * 256 / 8
@@ -435,6 +517,7 @@ def test_two_layers_executed_on_every_rank_carry_what_the_plan_says(grid):
 
 # Bytes on GRID: 32 tokens, h = 64 over X = 2, 192 and 256 over Y = 4, bf16.
 RESIDUAL, QKV, MLP = 2 * 32 * 64 / 2, 2 * 32 * 192 / 4, 2 * 32 * 256 / 4
+LARGE_HEAD = replace(MODEL, vocab_size=1024)
 LOGITS, EMBEDDING = 32 * 256 / 4, 2 * 64 * 256 / 8  # elements; bytes of the gathered block
 # Per rank: 3 blocks of 49152 and the embedding of 16384, over 16 ranks; seven norms, the
 # positions and two biases a layer over X; the other two over Y.
@@ -456,20 +539,25 @@ def test_bytes_of_every_memory_bound_kernel():
     forward = {
         "norm1.sums": RESIDUAL,
         "norm1": 2 * RESIDUAL,
-        "qkv.epilogue": 2 * QKV,
         "residual1": 3 * RESIDUAL,
         "norm2.sums": RESIDUAL,
         "norm2": 2 * RESIDUAL,
         "activation": 2 * MLP,
         "residual2": 3 * RESIDUAL,
     }
+    # A norm reads its input and dO for the sums, and again to write dI; a bias reads dO.
     backward = {
+        "down.bias": RESIDUAL,
         "activation": 3 * MLP,
-        "norm2.sums": 3 * RESIDUAL,
-        "norm2": 2 * RESIDUAL,
-        "qkv.epilogue": 2 * QKV,
-        "norm1.sums": 3 * RESIDUAL,
-        "norm1": 2 * RESIDUAL,
+        "up.bias": MLP,
+        "norm2.sums": 2 * RESIDUAL,
+        "norm2": 3 * RESIDUAL,
+        "residual2": 3 * RESIDUAL,
+        "proj.bias": RESIDUAL,
+        "qkv.bias": QKV,
+        "norm1.sums": 2 * RESIDUAL,
+        "norm1": 3 * RESIDUAL,
+        "residual1": 3 * RESIDUAL,
     }
     stored = SHARDED + VECTORS
     expected = {
@@ -477,17 +565,18 @@ def test_bytes_of_every_memory_bound_kernel():
         ("embedding", "forward.embedding.position"): 2 * RESIDUAL,
         ("head", "forward.norm.sums"): RESIDUAL,
         ("head", "forward.norm"): 2 * RESIDUAL,
-        # Read bf16, write fp32 and the maximum's difference; then all in fp32; then bf16 again.
-        ("head", "loss.maximum"): (2 + 4 + 4) * LOGITS,
-        ("head", "loss.exponential"): 3 * 4 * LOGITS,
+        # Read bf16 for the sum of exponentials and again to write fp32; then bf16 again.
+        ("head", "loss.softmax"): (2 + 2 + 4) * LOGITS,
         ("head", "loss.gradient"): (4 + 2) * LOGITS,
-        ("head", "backward.norm.sums"): 3 * RESIDUAL,
-        ("head", "backward.norm"): 2 * RESIDUAL,
+        ("head", "backward.norm.sums"): 2 * RESIDUAL,
+        ("head", "backward.norm"): 3 * RESIDUAL,
+        ("embedding_backward", "backward.embedding.position"): RESIDUAL,
         ("embedding_backward", "backward.embedding.scatter_add"): EMBEDDING + 3 * RESIDUAL,
         ("accumulate", "gradient.accumulate"): (2 + 4 + 4) * stored,
         ("step_end", "gradient.norm"): 4 * stored,
-        # The gradient; master, two moments read and written; the bf16 weight.
-        ("step_end", "optimizer.step"): (4 + 2 * 12 + 2) * stored,
+        ("step_end", "gradient.clip"): 2 * 4 * stored,
+        # The gradient read and cleared; master, two moments read and written; the bf16 weight.
+        ("step_end", "optimizer.step"): (2 * 4 + 2 * 12 + 2) * stored,
     }
     for suffix in ("", "_last"):
         for chain, kernels in (("forward", forward), ("backward", backward)):
@@ -542,15 +631,49 @@ def test_rms_norm_sends_one_sum_and_gated_mlp_twice_the_width():
     assert traffic["forward", "forward.activation"] == 2 * MLP + MLP
     assert traffic["backward", "backward.activation"] == 2 * 2 * MLP + MLP
     # Rotary embedding turns q and k, not v.
-    assert traffic["forward", "forward.qkv.epilogue"] == 2 * QKV * 2 / 3
+    assert traffic["forward", "forward.rotary"] == 2 * QKV * 2 / 3
+    assert traffic["backward", "backward.rotary"] == 2 * QKV * 2 / 3
+    assert not [name for _, name in traffic if name.endswith(".bias")]
 
 
-def test_without_x_a_norm_reads_its_input_once():
+def test_each_bias_has_a_gradient():
+    """Llama's kin may have a bias on q, k, v alone."""
+    only_qkv = memory_traffic(plan_of(model=replace(MODEL, bias=False, qkv_bias=True)))
+    assert {name for _, name in only_qkv if name.endswith(".bias")} == {"backward.qkv.bias"}
+
+
+def test_full_recomputation_turns_q_and_k_again():
+    plan = plan_of("full", model=replace(MODEL, position="rotary"))
+    names = [op.name for op in operations(plan, "backward")]
+    at = names.index("recompute.rotary")
+    assert names[at - 1 : at + 2] == [
+        "recompute.qkv.all_reduce",
+        "recompute.rotary",
+        "recompute.attention",
+    ]
+
+
+@pytest.mark.parametrize("position", ["learned", "rotary", "none"])
+def test_only_learned_positions_are_added_to_the_embedding(position):
+    """Without them the first block is the first that waits for the embedding's all-reduce."""
+    plan = plan_of(model=replace(MODEL, position=position))
+    names = {op.name for op in operations(plan)}
+    learned = {"forward.embedding.position", "backward.embedding.position"}
+    assert learned & names == (learned if position == "learned" else set())
+    rotary = {"forward.rotary", "backward.rotary"}
+    assert rotary & names == (rotary if position == "rotary" else set())
+    waiting = [op for op in operations(plan) if "forward.embedding.all_reduce" in op.waits_for]
+    first = "forward.embedding.position" if position == "learned" else "forward.norm1.sums"
+    assert waiting[0].name == first
+
+
+def test_without_x_a_norm_needs_no_pass_for_its_sums():
     traffic = memory_traffic(plan_of(grid=Grid(1, 4, 2, 4)))
     residual = 2 * 32 * 64
-    assert traffic["forward", "forward.norm1.sums"] == residual
-    assert traffic["forward", "forward.norm1"] == residual
-    assert traffic["backward", "backward.norm1.sums"] == 2 * residual
+    assert traffic["forward", "forward.norm1.sums"] == 0
+    assert traffic["forward", "forward.norm1"] == 2 * residual
+    assert traffic["backward", "backward.norm1.sums"] == 0
+    assert traffic["backward", "backward.norm1"] == 3 * residual
 
 
 def test_collectives_of_the_embedding_the_loss_and_the_step_end():
@@ -602,33 +725,41 @@ def test_stored_parameters_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("job", "grid", "gathered"),
+    ("model", "job", "grid", "gathered"),
     [
         # The two weights of the MLP (4096 each), and two gradients under way.
-        (JOB, GRID, 2 * 4096 + 2 * 4096),
-        (replace(JOB, overlap=Overlap(oag=False)), GRID, 4096 + 2 * 4096),
-        (replace(JOB, overlap=Overlap(ors=False)), GRID, 2 * 4096 + 4096),
+        (MODEL, JOB, GRID, 2 * 4096 + 2 * 4096),
+        (MODEL, replace(JOB, overlap=Overlap(oag=False)), GRID, 4096 + 2 * 4096),
+        (MODEL, replace(JOB, overlap=Overlap(ors=False)), GRID, 2 * 4096 + 4096),
         # Every weight of three blocks; the embedding and the head.
         (
+            MODEL,
             replace(JOB, keep_gathered_weights=True),
             GRID,
             3 * (3072 + 1024 + 4096 + 4096) + 2 * 4096 + 2 * 4096,
         ),
-        # One Z rank holds whole blocks: nothing is gathered.
-        (JOB, Grid(2, 4, 1, 4), 2 * 4096),
+        # One Z rank holds whole blocks: nothing is gathered or scattered.
+        (MODEL, JOB, Grid(2, 4, 1, 4), 0),
+        # A head of 16384 before `down` of 4096: weights, and gradients, in a row.
+        (LARGE_HEAD, JOB, GRID, (16384 + 4096) + (16384 + 4096)),
+        (LARGE_HEAD, replace(JOB, overlap=Overlap(oag=False)), GRID, 16384 + (16384 + 4096)),
+        (LARGE_HEAD, replace(JOB, overlap=Overlap(ors=False)), GRID, (16384 + 4096) + 16384),
+        # `up` is twice as large as `down`, and no two of it follow each other.
+        (replace(MODEL, gated_mlp=True), JOB, GRID, (8192 + 4096) + (8192 + 4096)),
     ],
 )
-def test_gathered_bytes_by_hand(job, grid, gathered):
+def test_gathered_bytes_by_hand(model, job, grid, gathered):
     table = CandidateTable.single(grid, micro_batch=2)
-    assert size(axonn4d.memory(MODEL, job, "none", table)["gathered_weights"]) == gathered
+    assert size(axonn4d.memory(model, job, "none", table)["gathered_weights"]) == gathered
 
 
 @pytest.mark.parametrize(
     ("recompute", "saved", "working"),
     [
         # Saved: six residual-wide tensors less those that X does not split, q k v, the MLP twice.
-        ("none", 4 * RESIDUAL + QKV + 2 * 32 * 64 / 4 + 2 * MLP, 10 * LOGITS),
-        ("selective", 2 * RESIDUAL + QKV + 2 * 32 * 64 / 4 + MLP, 10 * LOGITS),
+        # In work: logits in bf16 and fp32, or what is recomputed and the gradients of the MLP.
+        ("none", 4 * RESIDUAL + QKV + 2 * 32 * 64 / 4 + 2 * MLP, (2 + 4) * LOGITS),
+        ("selective", 2 * RESIDUAL + QKV + 2 * 32 * 64 / 4 + MLP, 2 * RESIDUAL + 3 * MLP),
         ("full", RESIDUAL, 3 * RESIDUAL + QKV + 2 * 32 * 64 / 4 + 2 * MLP + 2 * MLP),
     ],
 )
@@ -644,9 +775,11 @@ def test_fp32_keeps_no_master_copy():
     terms = axonn4d.memory(MODEL, replace(JOB, dtype="fp32"), "none", table)
     stored = SHARDED + VECTORS
     assert size(terms["weights"]) == 4 * stored
-    assert size(terms["gradients"]) == 4 * stored
+    assert size(terms["gradients"]) == (4 + 4) * stored
     assert size(terms["optimizer_states"]) == 8 * stored
     plan = plan_of(job=replace(JOB, dtype="fp32"))
-    assert size(named(plan, "optimizer.step").nbytes) == (4 + 2 * 8 + 4) * stored
+    # The gradient read and cleared, two moments and the weight read and written.
+    assert size(named(plan, "optimizer.step").nbytes) == (2 * 4 + 2 * 8 + 2 * 4) * stored
+    assert size(named(plan, "gradient.accumulate").nbytes) == (4 + 2 * 4) * stored
     assert size(named(plan, "forward.qkv.all_reduce").nbytes) == 4 * 32 * 192 / 4
     assert size(named(plan, "gradient.all_reduce").nbytes) == 4 * stored

@@ -230,6 +230,19 @@ def test_more_of_a_resource_never_costs_time(ranking, search):
     assert saved == sorted(saved, reverse=True)
 
 
+def test_a_kernel_without_bytes_is_not_listed(search, ranking):
+    """Without X no norm makes a pass for sums; with it all do."""
+    own = ranking.prediction(0)
+    for x in (1, 2):
+        grid = Grid(x, 2, 8, 8 // x)
+        parts = explain(search, replace(own, grid=grid, micro_batch=1))
+        sums = {op.name for op in parts.operations if op.name.endswith(".sums")}
+        assert sums >= {"forward.norm1.sums", "backward.norm.sums"} if x > 1 else not sums
+        kernels = [op for op in parts.operations if not op.axis]
+        assert all(op.total_seconds > 0 and op.rate_per_s > 0 for op in kernels)
+        assert "forward.norm1" in {op.name for op in kernels}
+
+
 # Records and the DataFrame --------------------------------------------------------------------
 
 

@@ -1,0 +1,141 @@
+"""``axonn-tune run``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from axonn_tune.cli.options import (
+    format_option,
+    output_option,
+    run_options,
+    search_arguments,
+)
+
+if TYPE_CHECKING:
+    from axonn_tune.search.prediction import Prediction
+    from axonn_tune.search.problem import Search
+
+
+@click.command("run")
+@run_options
+@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda (AMD too).")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and text.")
+@click.option("--goldfish", type=int, metavar="K", help="Drop 1 in K tokens from the loss.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1.0),
+    default=300.0,
+    show_default=True,
+    help="Seconds after which a collective counts as hung.",
+)
+@click.option("--trace", type=click.Path(dir_okay=False), help="Write the last step for Perfetto.")
+@click.option("--all", "show_all", is_flag=True, help="Show every operation, not the 25 longest.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+@format_option("table", "json")
+@output_option
+def command(
+    grid: str | None,
+    suggest: bool,
+    gpus: int | None,
+    steps: int,
+    device: str,
+    seed: int,
+    goldfish: int | None,
+    timeout: float,
+    trace: str | None,
+    show_all: bool,
+    quiet: bool,
+    output_format: str,
+    output: str | None,
+    **options: Any,
+) -> None:
+    """Train a model on a grid for some steps; compare predicted and measured time.
+
+    Starts the ranks on this machine, or joins those that torchrun or srun has started: give
+    each of them the same command. The text is made up; the first two steps are not timed.
+
+    \b
+    Examples:
+      axonn-tune run --grid 2x2x1x2 --model tiny --steps 10
+      axonn-tune run --suggest --model 5b --machine perlmutter
+      srun -N 2 --ntasks-per-node 4 axonn-tune run --grid 1x2x4x1 --model 5b --machine perlmutter
+      torchrun --nproc-per-node 4 -m axonn_tune.cli.main run --grid 1x2x2x1 --model tiny
+    """
+    from axonn_tune.cli.output import as_json, emit
+    from axonn_tune.report.run import run_document, run_text
+    from axonn_tune.runtime.launch import launch, only_rank_0_speaks
+    from axonn_tune.runtime.run import Run
+    from axonn_tune.search.explain import explain
+    from axonn_tune.validate.measured import compare
+
+    with only_rank_0_speaks():
+        search, chosen = _choose(grid, suggest, gpus, device, options)
+        run = Run(
+            model=search.model,
+            job=search.job,
+            grid=chosen.grid,
+            order=chosen.order,
+            micro_batch=chosen.micro_batch,
+            recompute=chosen.recompute,
+            n_steps=steps,
+            device=device,
+            seed=seed,
+            goldfish=goldfish,
+            timeout_seconds=timeout,
+            quiet=quiet,
+        )
+        measurement = launch(run)
+    if measurement is None:
+        return
+    if trace is not None:
+        from axonn_tune.report.trace import trace_document
+
+        title = f"measured on rank 0: {search.model.name}, grid {chosen.grid}"
+        emit(as_json(trace_document(measurement.last_step, title)), trace)
+    is_predicted = options["machine"] is not None
+    explanation = explain(search, chosen) if is_predicted else None
+    compared = compare(measurement, explanation)
+    prediction = chosen if is_predicted else None
+    if output_format == "json":
+        emit(as_json(run_document(search, measurement, compared, prediction)), output)
+    else:
+        limit = None if show_all else 25
+        emit(run_text(search, measurement, compared, prediction, limit), output)
+
+
+def _choose(
+    grid: str | None, suggest: bool, gpus: int | None, device: str, options: dict[str, Any]
+) -> tuple[Search, Prediction]:
+    """The grid that was asked for, or the best one, with how to train on it."""
+    from axonn_tune.api import build_search, predict_search
+    from axonn_tune.errors import InputError
+    from axonn_tune.runtime.launch import default_dtype, ranks_at_hand
+    from axonn_tune.search.rank import run as rank
+    from axonn_tune.spec.grid import Grid
+
+    if (grid is not None) == suggest:
+        raise InputError("give either --grid, such as 2x2x1x2, or --suggest")
+    if suggest and options["machine"] is None:
+        raise InputError("--suggest needs the profile of this machine: give --machine")
+    if options["recompute"] == "auto" and options["machine"] is None:
+        raise InputError("--recompute auto needs the profile of this machine: give --machine")
+    if grid is not None and gpus is not None:
+        raise InputError("--gpus goes with --suggest; --grid says how many ranks there are")
+    arguments = search_arguments(options)
+    arguments["dtype"] = arguments["dtype"] or default_dtype(device)
+    if suggest:
+        n_ranks = gpus or ranks_at_hand(device)
+        arguments["recompute"] = arguments["recompute"] or "auto"
+        arguments["global_batch"] = arguments["global_batch"] or n_ranks
+        search = build_search(gpus=n_ranks, **arguments)
+        return search, rank(search).prediction(0)
+    wanted = Grid.parse(grid or "")
+    micro_batch = arguments["micro_batch"] = arguments["micro_batch"] or 1
+    arguments["recompute"] = arguments["recompute"] or "none"
+    one_each = wanted.z * wanted.data * micro_batch
+    arguments["global_batch"] = arguments["global_batch"] or one_each
+    search = build_search(gpus=wanted.n_ranks, **arguments)
+    return search, predict_search(search, wanted)

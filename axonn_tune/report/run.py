@@ -1,0 +1,136 @@
+"""What a run measured, beside what was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from axonn_tune.report.records import SCHEMA_VERSION, record
+from axonn_tune.report.text import table
+from axonn_tune.search.prediction import Prediction
+from axonn_tune.search.problem import Search
+from axonn_tune.spec.measurement import WARM_UP_STEPS, Measurement
+from axonn_tune.units import format_count, format_quantity, format_seconds, gib
+from axonn_tune.validate.measured import Compared
+
+
+def rates(search: Search, measurement: Measurement) -> dict[str, float]:
+    """TFLOP/s per GPU that the mean step reaches, of the model and with recomputation."""
+    model, job = search.model, search.job
+    per_tflop = 1e-12 / measurement.mean_step_seconds / job.n_gpus
+    hardware = model.hardware_flops(job.tokens, job.seq_len, measurement.recompute)
+    return {
+        "tflops_per_gpu": model.model_flops(job.tokens, job.seq_len) * per_tflop,
+        "hardware_tflops_per_gpu": hardware * per_tflop,
+    }
+
+
+def run_text(
+    search: Search,
+    measurement: Measurement,
+    compared: Sequence[Compared],
+    prediction: Prediction | None,
+    limit: int | None,
+) -> str:
+    """A run for a terminal: the step, then its operations.
+
+    `limit`: how many operations to show, the longest first.
+    """
+    m, model, job = measurement, search.model, search.job
+    speed = rates(search, m)
+    of_process = " (whole process)" if m.memory_is_of_process else ""
+    timed, first = len(m.timed_steps), m.steps[0].loss
+    lines = [
+        f"{model.name} ({format_count(model.parameters)} parameters) on {job.n_gpus} x "
+        f"{m.device_name} ({m.backend}), grid {m.grid} (x, y, z, data), order {m.order}",
+        f"global batch {job.global_batch} sequences of {job.seq_len}, micro-batch {m.micro_batch}, "
+        f"{job.dtype}, {job.attention} attention, recompute {m.recompute}, overlap {job.overlap}",
+        "",
+        f"step     mean {format_seconds(m.mean_step_seconds)}, median "
+        f"{format_seconds(m.median_step_seconds)} (last {timed} of {len(m.steps)} steps)",
+        f"speed    {speed['tflops_per_gpu']:.4g} TFLOP/s per GPU "
+        f"({speed['hardware_tflops_per_gpu']:.4g} with recomputation)",
+        f"loss     {first:.4f} to {m.steps[-1].loss:.4f}",
+        f"memory   {gib(m.peak_memory_bytes):.2f} GiB at most on a rank{of_process}",
+    ]
+    if prediction is None:
+        lines.append(
+            "predicted nothing: no hardware profile is known for this machine; give --machine"
+        )
+    else:
+        error = 100 * (prediction.step_seconds / m.median_step_seconds - 1)
+        lines.append(
+            f"predicted {format_seconds(prediction.step_seconds)} on {search.machine.name} "
+            f"({error:+.1f} % of the median), {gib(prediction.memory_bytes):.2f} GiB"
+        )
+    return "\n".join([*lines, "", _operations_text(compared, limit)])
+
+
+def _operations_text(compared: Sequence[Compared], limit: int | None) -> str:
+    shown = compared if limit is None else compared[:limit]
+    rows = [
+        [
+            row.name,
+            row.kind + (f" over {row.axis}" if row.axis else ""),
+            row.n_calls,
+            _amount(row),
+            f"{1e3 * row.measured_seconds:.3f}",
+            "-" if row.predicted_seconds is None else f"{1e3 * row.predicted_seconds:.3f}",
+            "-" if row.predicted_over_measured is None else f"{row.predicted_over_measured:.2f}",
+        ]
+        for row in shown
+    ]
+    headers = ["operation", "kind", "calls", "amount", "measured ms", "predicted ms", "ratio"]
+    text = table(rows, headers)
+    left = compared[len(shown) :]
+    if left:
+        rest = 1e3 * sum(row.measured_seconds for row in left)
+        text += f"\n({len(left)} more operations, {rest:.3f} ms; --all shows them)"
+    return text
+
+
+def _amount(row: Compared) -> str:
+    if row.flops:
+        return format_quantity(row.flops, "flops_per_s").removesuffix("/s")
+    return format_quantity(row.nbytes, "nbytes_bytes")
+
+
+def run_document(
+    search: Search,
+    measurement: Measurement,
+    compared: Sequence[Compared],
+    prediction: Prediction | None,
+) -> dict[str, Any]:
+    """What ``run --format json`` prints."""
+    m, grid = measurement, measurement.grid
+    model, job = search.model, search.job
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": model.name,
+        "job": asdict(job),
+        "machine": None if prediction is None else search.machine.name,
+        "device": m.device_name,
+        "backend": m.backend,
+        "software": dict(m.software),
+        "grid": {"x": grid.x, "y": grid.y, "z": grid.z, "data": grid.data},
+        "order": m.order,
+        "micro_batch": m.micro_batch,
+        "recompute": m.recompute,
+        "warm_up_steps": min(WARM_UP_STEPS, len(m.steps) - len(m.timed_steps)),
+        "mean_step_seconds": m.mean_step_seconds,
+        "median_step_seconds": m.median_step_seconds,
+        **rates(search, m),
+        "peak_memory_bytes": m.peak_memory_bytes,
+        "memory_is_of_process": m.memory_is_of_process,
+        "gemm_modes": dict(m.gemm_modes),
+        "steps": [
+            {"seconds": s.seconds, "loss": s.loss, "gradient_norm": s.gradient_norm}
+            for s in m.steps
+        ],
+        "prediction": None if prediction is None else record(prediction),
+        "operations": [
+            {**asdict(row), "predicted_over_measured": row.predicted_over_measured}
+            for row in compared
+        ],
+    }

@@ -1,0 +1,176 @@
+"""Join the other ranks of a job, and leave them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import resource
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from axonn_tune.errors import AxonnTuneError, InputError
+from axonn_tune.spec.checks import require_choice
+
+DEVICES = ("auto", "cpu", "cuda")
+FAILURE_KEY = "axonn_tune/failure"
+# Private ports, as many as Slurm job numbers are spread over (IANA: dynamic ports from 49152).
+_FIRST_PORT, _N_PORTS = 49152, 16000
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank among those of a job."""
+
+    rank: int
+    n_ranks: int
+    local_rank: int
+    n_local_ranks: int
+
+
+def place_in_job(environment: Mapping[str, str]) -> Place | None:
+    """The place of this process as torchrun or srun tells it; None if neither started it.
+
+    Raises
+    ------
+    InputError
+        A variable that is missing or is not a number.
+    """
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    elif "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
+        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE")
+    else:
+        return None
+    rank, n_ranks = (_number(environment, name) for name in names[:2])
+    local_rank = _number(environment, names[2], default=0)
+    n_local = _number(environment, names[3], default=min(n_ranks, local_rank + 1))
+    return Place(rank, n_ranks, local_rank, n_local)
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name, "" if default is None else str(default))
+    if not text.isdigit():
+        raise InputError(
+            f"environment variable {name} is '{text}'; allowed: a whole number, as torchrun "
+            "and srun set it"
+        )
+    return int(text)
+
+
+def slurm_rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
+    """Rendezvous variables for torch from those of Slurm; given ones stay."""
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    job = environment.get("SLURM_JOB_ID", "0")
+    step = environment.get("SLURM_STEP_ID", "0")
+    port = _FIRST_PORT + (int(job) * 31 + int(step)) % _N_PORTS if job.isdigit() else _FIRST_PORT
+    return {
+        "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(nodes),
+        "MASTER_PORT": environment.get("MASTER_PORT") or str(port),
+    }
+
+
+def first_host(nodes: str) -> str:
+    """``nid001`` of ``nid[001-004,010],login1``.
+
+    Raises
+    ------
+    InputError
+        An empty list.
+    """
+    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\])?([^,\[]*)", nodes)
+    if match is None:
+        raise InputError(
+            f"Slurm's list of nodes is '{nodes}'; allowed: a list such as nid[001-004], or "
+            "set MASTER_ADDR"
+        )
+    prefix, number, suffix = match.groups()
+    return prefix + (number or "") + suffix
+
+
+def pick_device(wanted: str, place: Place) -> torch.device:
+    """``"cpu"``, ``"cuda"`` (NVIDIA and AMD alike) or ``"auto"``: a GPU where there is one.
+
+    Raises
+    ------
+    InputError
+        A GPU is asked for and there is none.
+    """
+    require_choice("run", "device", wanted, DEVICES)
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InputError("device 'cuda' is not here: torch sees no GPU; allowed: cpu, auto")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextmanager
+def joined(place: Place, device: torch.device, timeout_seconds: float) -> Iterator[None]:
+    """The default process group; a rank that fails tells the others, so that one message is said.
+
+    Raises
+    ------
+    AxonnTuneError
+        What went wrong, with the rank on which it did.
+    """
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.n_local_ranks))
+    try:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            rank=place.rank,
+            world_size=place.n_ranks,
+            timeout=timedelta(seconds=timeout_seconds),
+            device_id=device if device.type == "cuda" else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise AxonnTuneError(f"rank {place.rank} cannot join the others: {error}") from error
+    try:
+        yield
+    except Exception as error:
+        what = str(error) if isinstance(error, AxonnTuneError) else _described(error)
+        own = f"rank {place.rank} failed: {what}"
+        first = _first_failure(own)
+        raise (AxonnTuneError(own) if own == first else LostRankError(first)) from error
+    dist.destroy_process_group()
+
+
+class LostRankError(AxonnTuneError):
+    """Another rank failed before this one did; the message is that rank's."""
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _first_failure(own: str) -> str:
+    """What the first rank to fail says."""
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        return store.compare_set(FAILURE_KEY, "", own).decode()
+    except (RuntimeError, ValueError):  # the store went with the rank that kept it
+        return own
+
+
+def die_with_parent() -> None:
+    """Have Linux kill this process when its parent dies, however that happens."""
+    if platform.system() == "Linux":
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+def peak_memory_bytes(device: torch.device) -> float:
+    """Most memory in use so far: of torch on a GPU, of the whole process on a CPU."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    scale = 1 if platform.system() == "Darwin" else 1024  # getrusage(2)
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * scale

@@ -1,0 +1,267 @@
+"""``axonn-tune run``: on ranks of its own, on given ones, and when one of them fails."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+COMMAND = [sys.executable, "-m", "axonn_tune.cli.main", "run"]
+TINY = ["--model", "tiny", "--seq-len", "16"]
+# Fails on rank 1 at the third step, in the way that FAIL says.
+FAILING = """
+import os, signal, sys, time
+from axonn_tune.cli.main import main
+from axonn_tune.runtime import trainer
+
+step = trainer.Trainer.step
+
+def failing_step(self, index):
+    if index == 2 and os.environ["RANK"] == "1":
+        if os.environ["FAIL"] == "raise":
+            raise ValueError("the disk is on fire")
+        if os.environ["FAIL"] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+    return step(self, index)
+
+trainer.Trainer.step = failing_step
+main(sys.argv[1:])
+"""
+
+
+def environment(**variables):
+    """Without what a launcher of these tests may have set."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RANK"))}
+    return inherited | {"OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in variables.items()}
+
+
+def run(*arguments, **variables):
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(**variables),
+    )
+
+
+def start(program, arguments, **variables):
+    return subprocess.Popen(
+        [*program, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(**variables),
+    )
+
+
+def start_ranks(program, arguments, variables_of):
+    return [start(program, arguments, **variables_of(rank)) for rank in range(2)]
+
+
+def finish(process, timeout=60):
+    output, errors = process.communicate(timeout=timeout)
+    return process.returncode, output, errors
+
+
+def torchrun_variables(**more):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def of(rank):
+        return {
+            "RANK": rank,
+            "WORLD_SIZE": 2,
+            "LOCAL_RANK": rank,
+            "LOCAL_WORLD_SIZE": 2,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            **more,
+        }
+
+    return of
+
+
+def test_ranks_of_its_own_report_time_loss_memory_operations_and_a_trace(tmp_path):
+    trace = tmp_path / "trace.json"
+    grid = ["--grid", "1x2x1x1", "--steps", "4", "--machine", "dgx-a100", "--trace", str(trace)]
+    done = run(*TINY, *grid, "--format", "json", "--dtype", "fp32")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["grid"] == {"x": 1, "y": 2, "z": 1, "data": 1}
+    assert [len(report["steps"]), report["warm_up_steps"]] == [4, 2]
+    timed = [step["seconds"] for step in report["steps"][2:]]
+    assert report["mean_step_seconds"] == pytest.approx(sum(timed) / 2)
+    assert report["median_step_seconds"] == pytest.approx(sum(timed) / 2)
+    assert report["peak_memory_bytes"] > 1e7 and report["memory_is_of_process"]
+    assert all(5.0 < step["loss"] < 7.5 for step in report["steps"])  # ln 512 = 6.2
+    operations = {op["name"]: op for op in report["operations"]}
+    gemm = operations["forward.qkv.gemm"]
+    assert (gemm["n_calls"], gemm["flops"]) == (4, 4 * 2 * 16 * 128 * 384 / 2)
+    assert all(
+        op["measured_seconds"] > 0 and op["predicted_seconds"] > 0 for op in operations.values()
+    )
+    assert report["prediction"]["step_seconds"] > 0
+    events = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert {event["name"] for event in events} == set(operations)
+    assert "step 4 of 4: loss" in done.stderr
+
+
+def test_the_table_names_the_grid_the_step_and_the_longest_operations():
+    done = run(*TINY, "--grid", "1x1x1x1", "--steps", "3", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for part in ("grid 1x1x1x1", "median", "TFLOP/s per GPU", "GiB", "forward.up.gemm"):
+        assert part in done.stdout
+    assert "give --machine" in done.stdout and "more operations" in done.stdout
+
+
+def test_suggest_runs_the_best_grid():
+    done = run(
+        *TINY, "--suggest", "--gpus", "2", "--machine", "dgx-a100", "--steps", "1", "--quiet"
+    )
+    assert done.returncode == 0, done.stderr
+    same_job = ["--global-batch", "2", "--dtype", "fp32", "--format", "csv"]
+    suggested = subprocess.run(
+        [*COMMAND[:-1], "suggest", *TINY, "--gpus", "2", "--machine", "dgx-a100", *same_job],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    best = dict(zip(suggested[0].split(","), suggested[1].split(","), strict=True))
+    assert "grid {g_x}x{g_y}x{g_z}x{g_data} ".format(**best) in done.stdout
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_given_ranks_join_and_rank_0_speaks_alone(launcher):
+    variables_of = torchrun_variables()
+    if launcher == "srun":
+        port = variables_of(0)["MASTER_PORT"]
+
+        def variables_of(rank):
+            return {
+                "SLURM_STEP_ID": 0,
+                "SLURM_PROCID": rank,
+                "SLURM_STEP_NUM_TASKS": 2,
+                "SLURM_LOCALID": rank,
+                "SLURM_JOB_ID": 1,
+                "SLURM_STEP_NODELIST": "localhost",
+                "MASTER_PORT": port,
+            }
+
+    ranks = start_ranks(COMMAND, [*TINY, "--grid", "1x1x2x1", "--steps", "2"], variables_of)
+    first, second = (finish(rank) for rank in ranks)
+    assert first[0] == second[0] == 0, first[2] + second[2]
+    assert "grid 1x1x2x1" in first[1] and "step 2 of 2" in first[2]
+    assert second[1:] == ("", "")
+
+
+def test_given_ranks_report_bad_input_once():
+    ranks = start_ranks(COMMAND, [*TINY, "--grid", "1x1x4x1"], torchrun_variables())
+    first, second = (finish(rank) for rank in ranks)
+    assert [first[0], second[0]] == [2, 2]
+    assert first[2] == "axonn-tune: grid 1x1x4x1 needs 4 ranks; this job has 2\n"
+    assert second[1:] == ("", "")
+
+
+@pytest.mark.parametrize("how", ["raise", "kill", "hang"])
+def test_a_failing_rank_ends_the_job_with_one_message(how):
+    arguments = ["run", *TINY, "--grid", "1x1x1x2", "--steps", "5", "--quiet", "--timeout", "4"]
+    program = [sys.executable, "-c", FAILING]
+    ranks = start_ranks(program, arguments, torchrun_variables(FAIL=how))
+    begin = time.monotonic()
+    code, _, first = finish(ranks[0])
+    assert code == 2 and time.monotonic() - begin < 50
+    if how == "hang":
+        ranks[1].kill()
+    code, _, second = finish(ranks[1])
+    assert code == {"raise": 2, "kill": -signal.SIGKILL, "hang": -signal.SIGKILL}[how]
+    if how == "raise":
+        assert (first, second) == (
+            "",
+            "axonn-tune: rank 1 failed: ValueError: the disk is on fire\n",
+        )
+    else:
+        assert first.startswith("axonn-tune: rank 0 failed: ") and first.count("\n") == 1
+
+
+def children(pid):
+    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
+    return [int(child) for child in listed.stdout.split()]
+
+
+def is_running(pid):
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def wait_for_steps(process):
+    for line in process.stderr:
+        if line.startswith("step "):
+            return
+
+
+@pytest.mark.parametrize("victim", ["rank", "launcher", "launcher, gently"])
+def test_no_rank_survives_a_kill(victim):
+    process = start(COMMAND, [*TINY, "--grid", "1x1x1x2", "--steps", "1000000"])
+    wait_for_steps(process)
+    ranks = children(process.pid)
+    assert len(ranks) >= 2
+    if victim == "rank":
+        os.kill(ranks[-1], signal.SIGKILL)
+    else:
+        process.send_signal(signal.SIGTERM if "gently" in victim else signal.SIGKILL)
+    code, _, errors = finish(process)
+    if victim == "rank":
+        assert code == 2
+        assert errors.splitlines()[-1] == "axonn-tune: rank 1 was ended by SIGKILL"
+    deadline = time.monotonic() + 40
+    while any(map(is_running, ranks)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, ranks))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--grid", "3x1x1x1"], "hidden size not divisible by G_x"),
+        (["--grid", "1x1x1x2", "--dtype", "fp16"], "dtype is 'fp16'"),
+        (["--grid", "1x1x1x2", "--goldfish", "1"], "goldfish is 1"),
+        (["--grid", "1x1x1x1", "--seq-len", "65"], "seq_len is 65; allowed: at most 64"),
+        (["--grid", "1x1x1x1", "--device", "tpu"], "device is 'tpu'"),
+        (["--grid", "1x1x1x2", "--global-batch", "3"], "global batch not divisible"),
+        (["--grid", "1x1x1x1", "--recompute", "auto"], "give --machine"),
+        (["--suggest"], "give --machine"),
+        (["--grid", "1x1x1x1", "--suggest"], "either --grid"),
+        ([], "either --grid"),
+        (["--grid", "1x1x1x1", "--gpus", "2"], "--gpus goes with --suggest"),
+    ],
+)
+def test_bad_input_is_one_line_and_starts_nothing(arguments, named, capsys):
+    from axonn_tune.cli.main import main
+
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", "--model", "tiny", *arguments])
+    printed = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert named in printed.err
+
+
+def test_without_torch_the_message_says_how_to_get_it():
+    code = "import sys; sys.modules['torch'] = None; from axonn_tune.cli.main import main; "
+    code += "main(['run', '--grid', '1x1x1x1', '--model', 'tiny'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "needs torch: pip install 'axonn-tune[runtime]'" in done.stderr

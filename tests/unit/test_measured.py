@@ -1,0 +1,96 @@
+"""Measured operations: sums, medians, their comparison with a prediction, the trace."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from axonn_tune.api import build_search, predict_search
+from axonn_tune.report.run import run_document, run_text
+from axonn_tune.report.trace import trace_document
+from axonn_tune.search.explain import explain
+from axonn_tune.spec.grid import Grid
+from axonn_tune.spec.measurement import Measurement, Operation, Step
+from axonn_tune.validate.measured import compare
+
+LAST_STEP = (
+    Operation("forward.qkv.gemm", "compute", "gemm", 0.0, 100.0, 0.0, 0.25),
+    Operation("forward.qkv.all_reduce", "x", "all_reduce", 64.0, 0.0, 0.25, 1.25),
+    Operation("forward.qkv.gemm", "compute", "gemm", 0.0, 100.0, 1.25, 1.5),
+    Operation("unknown", "compute", "memory_bound", 8.0, 0.0, 1.5, 1.5),
+)
+
+
+def step(seconds, gemm_seconds):
+    operations = {"forward.qkv.gemm": gemm_seconds, "forward.qkv.all_reduce": 1.0, "unknown": 0.0}
+    return Step(seconds, 6.0, 1.0, operations)
+
+
+MEASUREMENT = Measurement(
+    grid=Grid(2, 1, 1, 1),
+    order="xyzd",
+    micro_batch=1,
+    recompute="none",
+    steps=(step(90.0, 9.0), step(80.0, 9.0), step(2.0, 0.3), step(4.0, 0.5), step(3.0, 0.4)),
+    last_step=LAST_STEP,
+    peak_memory_bytes=2.0**30,
+    memory_is_of_process=True,
+    gemm_modes={"forward.qkv.gemm": "NT"},
+    device_name="CPU, 2 cores",
+    backend="gloo",
+    software={"torch": "2.13.0"},
+)
+
+
+def search():
+    return build_search("tiny", 2, "dgx-a100", global_batch=1, micro_batch=1, recompute="none")
+
+
+def test_the_warm_up_is_not_timed():
+    assert MEASUREMENT.mean_step_seconds == 3.0 and MEASUREMENT.median_step_seconds == 3.0
+    assert MEASUREMENT.operation_seconds["forward.qkv.gemm"] == 0.4
+    short = replace(MEASUREMENT, steps=MEASUREMENT.steps[:2])
+    assert short.mean_step_seconds == 85.0
+
+
+def test_operations_are_joined_by_name_longest_first():
+    explanation = explain(search(), predict_search(search(), "2x1x1x1"))
+    rows = compare(MEASUREMENT, explanation)
+    assert [row.name for row in rows] == ["forward.qkv.all_reduce", "forward.qkv.gemm", "unknown"]
+    all_reduce, gemm, unknown = rows
+    assert (gemm.n_calls, gemm.flops, gemm.axis, all_reduce.axis) == (2, 200.0, "", "x")
+    predicted = {op.name: op.total_seconds for op in explanation.operations}
+    assert gemm.predicted_seconds == predicted["forward.qkv.gemm"]
+    assert gemm.predicted_over_measured == pytest.approx(gemm.predicted_seconds / 0.4)
+    assert unknown.predicted_seconds is None and unknown.predicted_over_measured is None
+
+
+def test_without_a_profile_nothing_is_predicted():
+    rows = compare(MEASUREMENT, None)
+    assert all(row.predicted_seconds is None for row in rows)
+    text = run_text(search(), MEASUREMENT, rows, None, None)
+    assert "no hardware profile" in text
+    assert run_document(search(), MEASUREMENT, rows, None)["prediction"] is None
+
+
+def test_the_text_states_the_error_of_the_prediction():
+    prediction = replace(predict_search(search(), "2x1x1x1"), step_seconds=2.4)
+    text = run_text(search(), MEASUREMENT, compare(MEASUREMENT, None), prediction, 1)
+    assert "predicted 2.4 s on dgx-a100 (-20.0 % of the median)" in text
+    assert "(2 more operations, 400.000 ms; --all shows them)" in text
+
+
+def test_a_trace_has_a_row_for_each_stream_in_microseconds():
+    document = json.loads(json.dumps(trace_document(LAST_STEP, "rank 0")))
+    names = {
+        e["tid"]: e["args"]["name"] for e in document["traceEvents"] if e["name"] == "thread_name"
+    }
+    events = [e for e in document["traceEvents"] if e["ph"] == "X"]
+    assert [(names[e["tid"]], e["ts"], e["dur"]) for e in events[:2]] == [
+        ("compute", 0.0, 250000.0),
+        ("communication over x", 250000.0, 1000000.0),
+    ]
+    assert len(events) == len(LAST_STEP) and set(names.values()) == {
+        "compute",
+        "communication over x",
+    }
