@@ -67,7 +67,7 @@ def command(
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.report.run import run_document, run_text
     from axonn_tune.runtime.launch import launch, only_rank_0_speaks
-    from axonn_tune.runtime.run import Run
+    from axonn_tune.runtime.run import Run, execute
     from axonn_tune.search.explain import explain
     from axonn_tune.validate.measured import compare
 
@@ -87,7 +87,7 @@ def command(
             timeout_seconds=timeout,
             quiet=quiet,
         )
-        measurement = launch(run)
+        measurement = launch(execute, run, run.grid.n_ranks, device)
     if measurement is None:
         return
     if trace is not None:

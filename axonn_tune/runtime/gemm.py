@@ -48,7 +48,7 @@ class Gemms:
         """
         a_mk = a.t() if mode == "TN" else a
         b_kn = b.t() if mode == "NT" else b
-        m, k, n = *a_mk.shape, b_kn.shape[1]
+        (m, k), n = a_mk.shape, b_kn.shape[1]
         fastest = mode
         if self._tuning:
             key = (mode, m, n, k, bias is None, a.dtype)

@@ -1,4 +1,4 @@
-"""Start the ranks of a run on this machine with torch's elastic launcher, or join given ones."""
+"""Start ranks on this machine with torch's elastic launcher, or join those of torchrun or srun."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -15,25 +16,35 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from axonn_tune.errors import AxonnTuneError, InputError
-from axonn_tune.runtime.run import Run, execute
 from axonn_tune.runtime.session import (
     LostRankError,
+    Place,
     die_with_parent,
     place_in_job,
     slurm_rendezvous,
 )
-from axonn_tune.spec.measurement import Measurement
 
 MONITOR_SECONDS = 0.1  # how often the launcher looks whether a rank has died
 
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+# What each rank does; the result of rank 0 is that of the job. Both are pickled.
+Work: TypeAlias = Callable[[Task, Place], Result]
 
-def launch(run: Run) -> Measurement | None:
-    """Execute a run: on ranks that torchrun or srun has started, or on ranks started here.
+
+def launch(work: Work[Task, Result], task: Task, n_ranks: int, device: str) -> Result | None:
+    """Do a task on `n_ranks` ranks: those that torchrun or srun has started, or some started here.
+
+    Parameters
+    ----------
+    work : callable
+        ``work(task, place)``, which joins the other ranks (see `session.joined`).
+    device : str
+        ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Returns
     -------
-    Measurement or None
-        None on ranks other than 0.
+    What `work` returns on rank 0; None on the other ranks of torchrun or srun.
 
     Raises
     ------
@@ -42,17 +53,16 @@ def launch(run: Run) -> Measurement | None:
     """
     place = place_in_job(os.environ)
     if place is None:
-        return _start_here(run)
-    if place.n_ranks != run.grid.n_ranks:
-        raise InputError(
-            f"grid {run.grid} needs {run.grid.n_ranks} ranks; this job has {place.n_ranks}"
-        )
+        return _start_here(work, task, n_ranks, device)
+    if place.n_ranks != n_ranks:
+        raise InputError(f"the task needs {n_ranks} ranks; this job has {place.n_ranks}")
     if "RANK" not in os.environ:
         os.environ.update(slurm_rendezvous(os.environ))
     try:
-        return execute(run, place)
+        result = work(task, place)
     except LostRankError:
         sys.exit(2)  # the rank that failed says why
+    return result if place.rank == 0 else None
 
 
 @contextmanager
@@ -91,12 +101,11 @@ def _n_gpus(device: str) -> int:
     return 0 if device == "cpu" else torch.cuda.device_count()
 
 
-def _start_here(run: Run) -> Measurement:
-    n_ranks = run.grid.n_ranks
-    n_gpus = _n_gpus(run.device)
+def _start_here(work: Work[Task, Result], task: Task, n_ranks: int, device: str) -> Result:
+    n_gpus = _n_gpus(device)
     if n_gpus and n_ranks > n_gpus:
         raise InputError(
-            f"grid {run.grid} needs {n_ranks} GPUs; this machine has {n_gpus}; start the same "
+            f"{n_ranks} ranks need as many GPUs; this machine has {n_gpus}; start the same "
             "command with torchrun or srun on several, or give --device cpu"
         )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -114,13 +123,12 @@ def _start_here(run: Run) -> Measurement:
     )
     try:
         with _silent_logs():
-            results = elastic_launch(config, _rank)(run)
+            results: dict[int, Result] = elastic_launch(config, _rank)(work, task)
     except ChildFailedError as error:
         raise AxonnTuneError(_message_of(error)) from error
     except SignalException as error:
         raise KeyboardInterrupt from error
-    measurement: Measurement = results[0]
-    return measurement
+    return results[0]
 
 
 @contextmanager
@@ -134,12 +142,12 @@ def _silent_logs() -> Iterator[None]:
         logging.disable(before)
 
 
-def _rank(run: Run) -> Measurement | None:
+def _rank(work: Work[Task, Result], task: Task) -> Result:
     die_with_parent()
     place = place_in_job(os.environ)
     assert place is not None
     try:
-        return execute(run, place)
+        return work(task, place)
     except AxonnTuneError as error:
         raise AxonnTuneError(str(error)) from None
 

@@ -169,7 +169,7 @@ def test_given_ranks_report_bad_input_once():
     ranks = start_ranks(COMMAND, [*TINY, "--grid", "1x1x4x1"], torchrun_variables())
     first, second = (finish(rank) for rank in ranks)
     assert [first[0], second[0]] == [2, 2]
-    assert first[2] == "axonn-tune: grid 1x1x4x1 needs 4 ranks; this job has 2\n"
+    assert first[2] == "axonn-tune: the task needs 4 ranks; this job has 2\n"
     assert second[1:] == ("", "")
 
 
