@@ -60,8 +60,9 @@ class Mesh:
 
     def close(self) -> None:
         """Give the groups of the axes back."""
-        for axis in AXES:
-            dist.destroy_process_group(self.group(axis))
+        for group in [self.group(axis) for axis in AXES]:
+            if group is not dist.group.WORLD:  # which serves an axis that spans all ranks
+                dist.destroy_process_group(group)
 
 
 def rank_table(grid: Grid, order: str) -> torch.Tensor:

@@ -8,6 +8,7 @@ import platform
 import re
 import resource
 import signal
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,13 +67,26 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 
 
 def slurm_rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
-    """Rendezvous variables for torch from those of Slurm; given ones stay."""
+    """Rendezvous variables for torch from those of Slurm; given ones stay.
+
+    Raises
+    ------
+    InputError
+        The first node's name is unknown here.
+    """
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     job = environment.get("SLURM_JOB_ID", "0")
     step = environment.get("SLURM_STEP_ID", "0")
     port = _FIRST_PORT + (int(job) * 31 + int(step)) % _N_PORTS if job.isdigit() else _FIRST_PORT
+    address = environment.get("MASTER_ADDR") or first_host(nodes)
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError:
+        raise InputError(
+            f"node '{address}', the first of Slurm's, has no address here; set MASTER_ADDR to one"
+        ) from None
     return {
-        "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(nodes),
+        "MASTER_ADDR": address,
         "MASTER_PORT": environment.get("MASTER_PORT") or str(port),
     }
 

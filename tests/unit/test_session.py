@@ -14,7 +14,7 @@ SLURM = {
     "SLURM_LOCALID": "1",
     "SLURM_NTASKS_PER_NODE": "4",
     "SLURM_JOB_ID": "1234",
-    "SLURM_STEP_NODELIST": "nid[001201-001204,001300]",
+    "SLURM_STEP_NODELIST": "localhost,nid[001201-001204]",
 }
 
 
@@ -62,9 +62,14 @@ def test_no_host_is_an_error_that_says_what_to_set():
 
 def test_rendezvous_is_the_same_on_all_ranks_and_differs_between_steps():
     here = slurm_rendezvous(SLURM)
-    assert here["MASTER_ADDR"] == "nid001201"
+    assert here["MASTER_ADDR"] == "localhost"
     assert 49152 <= int(here["MASTER_PORT"]) < 65536
     assert slurm_rendezvous({**SLURM, "SLURM_PROCID": "0"}) == here
     assert slurm_rendezvous({**SLURM, "SLURM_STEP_ID": "4"}) != here
     given = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1"}
     assert slurm_rendezvous({**SLURM, **given}) == given
+
+
+def test_a_node_without_an_address_is_named():
+    with pytest.raises(InputError, match=r"node 'no-such-node.invalid'.*set MASTER_ADDR"):
+        slurm_rendezvous({**SLURM, "SLURM_STEP_NODELIST": "no-such-node.invalid"})

@@ -1,0 +1,45 @@
+"""The same command on every rank under a real srun, on two nodes."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+SRUN = ["srun", "--nodes", "2", "--ntasks-per-node", "2", sys.executable, "-m"]
+RUN = ["axonn_tune.cli.main", "run", "--model", "tiny", "--seq-len", "16", "--steps", "3"]
+
+
+def srun(slurm, *arguments, **variables):
+    return subprocess.run(
+        [*SRUN, *RUN, *arguments],
+        env={**slurm, "OMP_NUM_THREADS": "1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_ranks_of_two_nodes_train_together(slurm):
+    done = srun(slurm, "--grid", "1x2x1x2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("grid 1x2x1x2 (x, y, z, data)") == 1
+    assert "on 4 x CPU" in done.stdout and done.stderr.count("step 3 of 3") == 1
+
+
+def test_the_grid_must_have_as_many_ranks_as_the_job(slurm):
+    done = srun(slurm, "--grid", "1x2x1x1")
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if line.startswith("axonn-tune")]
+    assert said == ["axonn-tune: the task needs 2 ranks; this job has 4"]
+
+
+def test_a_meeting_point_without_an_address_is_named(slurm):
+    done = srun(slurm, "--grid", "1x2x1x2", MASTER_ADDR="")
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if line.startswith("axonn-tune")]
+    assert said == [
+        "axonn-tune: node 'n1', the first of Slurm's, has no address here; set MASTER_ADDR to one"
+    ]
