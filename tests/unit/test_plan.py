@@ -161,7 +161,7 @@ def test_ors_waits_for_the_last_but_one_reduce_scatter():
         "backward.proj.gemm_weight": {"down"},
         "backward.qkv.gemm_weight": {"up"},
         "backward.embedding.scatter_add": {"proj"},
-        "gradient.accumulate": {"embedding"},
+        "gradient.tied": {"embedding"},
     }
     assert [p.name for p in on.microstep][-1] == "accumulate"
 
@@ -360,7 +360,7 @@ def test_unfused_attention_keeps_its_scores():
         for a in ("flash", "unfused")
     )
     scores = 2 * 2 * 16 * 16 * 4 / 4  # bf16, sequences x s x s x heads over Y
-    assert unfused - flash == 3 * 2 * scores
+    assert unfused - flash == 3 * scores  # of each layer what the softmax gave
 
 
 # The algorithm, executed ----------------------------------------------------------------------
@@ -572,6 +572,8 @@ def test_bytes_of_every_memory_bound_kernel():
         ("head", "backward.norm"): 3 * RESIDUAL,
         ("embedding_backward", "backward.embedding.position"): RESIDUAL,
         ("embedding_backward", "backward.embedding.scatter_add"): EMBEDDING + 3 * RESIDUAL,
+        # The head's shard and the embedding's, halves by Z: both read, the sum written.
+        ("accumulate", "gradient.tied"): 3 * EMBEDDING / 2,
         ("accumulate", "gradient.accumulate"): (2 + 4 + 4) * stored,
         ("step_end", "gradient.norm"): 4 * stored,
         ("step_end", "gradient.clip"): 2 * 4 * stored,
@@ -783,3 +785,14 @@ def test_fp32_keeps_no_master_copy():
     assert size(named(plan, "gradient.accumulate").nbytes) == (4 + 2 * 4) * stored
     assert size(named(plan, "forward.qkv.all_reduce").nbytes) == 4 * 32 * 192 / 4
     assert size(named(plan, "gradient.all_reduce").nbytes) == 4 * stored
+
+
+def test_without_z_a_shared_weight_has_one_gradient_to_add_to():
+    """Neither is a block cleared for the embedding's rows, nor are two shards added up."""
+    alone = memory_traffic(plan_of(grid=Grid(2, 4, 1, 4)))
+    assert alone["embedding_backward", "backward.embedding.scatter_add"] == 3 * RESIDUAL
+    assert alone["accumulate", "gradient.tied"] == 0
+    untied = replace(MODEL, tied_embeddings=False)
+    alone = memory_traffic(plan_of(grid=Grid(2, 4, 1, 4), model=untied))
+    assert alone["embedding_backward", "backward.embedding.scatter_add"] == EMBEDDING + 3 * RESIDUAL
+    assert ("accumulate", "gradient.tied") not in alone
