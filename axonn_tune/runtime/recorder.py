@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,9 +31,9 @@ class Work(Protocol):
 class HostClock:
     """Times on a CPU: kernels end when their call returns, collectives when gloo says so."""
 
-    def now(self) -> float:
-        """A point in time, now."""
-        return time.perf_counter()
+    collectives_queue = False  # gloo works on two of a group at once
+
+    now = staticmethod(time.perf_counter)
 
     def at_completion(self, work: Work, stream: str, tell: Callable[[float], None]) -> None:
         """Call `tell` with the time at which a collective ends."""
@@ -45,6 +46,8 @@ class HostClock:
 
 class CudaClock:
     """Times on a GPU: events, read once the step has ended."""
+
+    collectives_queue = True
 
     def __init__(self) -> None:
         self._watchers: dict[str, torch.cuda.Stream] = {}
@@ -72,33 +75,28 @@ class CudaClock:
 
 @dataclass(slots=True)
 class _Entry:
+    """One operation; a kernel's is the context from the first launch to the end of the last."""
+
     name: str
     stream: str
     kind: str
     nbytes: float
     flops: float
-    start: Any
+    now: Callable[[], Any]
+    start: Any = None
     end: Any = None
+
+    def __enter__(self) -> None:
+        self.start = self.now()
+
+    def __exit__(self, *_: object) -> None:
+        self.end = self.now()
 
     def ends(self, point: Any) -> None:
         self.end = point
 
 
-class _Span:
-    """Context of one kernel, from the first launch to the end of the last."""
-
-    __slots__ = ("_clock", "_entry")
-
-    def __init__(self, clock: HostClock | CudaClock, entry: _Entry | None) -> None:
-        self._clock, self._entry = clock, entry
-
-    def __enter__(self) -> None:
-        if self._entry is not None:
-            self._entry.start = self._clock.now()
-
-    def __exit__(self, *_: object) -> None:
-        if self._entry is not None:
-            self._entry.end = self._clock.now()
+_NOT_RECORDED = nullcontext()
 
 
 class Recorder:
@@ -115,15 +113,17 @@ class Recorder:
         self._entries = []
         self._origin = self._clock.now()
 
-    def kernel(self, name: str, kind: str, nbytes: float = 0.0, flops: float = 0.0) -> _Span:
+    def kernel(
+        self, name: str, kind: str, nbytes: float = 0.0, flops: float = 0.0
+    ) -> AbstractContextManager[None]:
         """A context in which the kernels of one operation are launched."""
         if not self.active:
-            return _Span(self._clock, None)
-        entry = _Entry(name, COMPUTE, kind, nbytes, flops, None)
+            return _NOT_RECORDED
+        entry = _Entry(name, COMPUTE, kind, nbytes, flops, self._clock.now)
         self._entries.append(entry)
-        return _Span(self._clock, entry)
+        return entry
 
-    def memory_bound(self, name: str, nbytes: float) -> _Span:
+    def memory_bound(self, name: str, nbytes: float) -> AbstractContextManager[None]:
         """A context for a kernel that reads and writes `nbytes` in all."""
         return self.kernel(name, "memory_bound", nbytes=nbytes)
 
@@ -133,8 +133,9 @@ class Recorder:
         """Issue a collective and note its start and, when it comes, its end."""
         if not self.active:
             return issue()
-        entry = _Entry(name, axis, kind, nbytes, 0.0, self._clock.now())
+        entry = _Entry(name, axis, kind, nbytes, 0.0, self._clock.now)
         self._entries.append(entry)
+        entry.start = entry.now()
         work = issue()
         self._clock.at_completion(work, axis, entry.ends)
         return work
@@ -142,8 +143,8 @@ class Recorder:
     def take_step(self) -> list[Operation]:
         """What was recorded since `start_step`, in the order of issue.
 
-        The device must be idle. A collective that queued behind another of its axis
-        starts when that one ends.
+        The device must be idle. A collective that queued behind another of its axis, as on
+        a GPU, starts when that one ends.
         """
         axis_free: dict[str, float] = {}
         operations = []
@@ -151,8 +152,8 @@ class Recorder:
             while entry.end is None:  # gloo tells a moment after the wait for it returns
                 time.sleep(1e-5)
             start, end = (self._clock.resolve(p, self._origin) for p in (entry.start, entry.end))
-            if entry.stream != COMPUTE:
-                start = min(max(start, axis_free.get(entry.stream, start)), end)
+            if entry.stream != COMPUTE and self._clock.collectives_queue:
+                start = max(start, axis_free.get(entry.stream, start))
                 axis_free[entry.stream] = end
             operations.append(
                 Operation(

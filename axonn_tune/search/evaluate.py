@@ -15,9 +15,11 @@ import numpy as np
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.pricing import LANES, CollectivePrices, Links, compute_seconds, lanes
 from axonn_tune.search.problem import Search
+from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.player import Played, play
 from axonn_tune.simulate.program import OpIndex, Program, compile_program
 from axonn_tune.spec.grid import AXES, CandidateTable, Ints, distinct
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Array, Collective, Operation, Phase, StepPlan
 
 CHUNK_ROWS = 16384
@@ -113,9 +115,9 @@ class Evaluator:
         return self._shape_seconds[index]
 
     @property
-    def slowdown_fraction(self) -> float:
-        """How much longer a kernel takes beside a collective."""
-        return self._search.machine.kernels.slowdown_fraction.value
+    def interference(self) -> Interference:
+        """How much kernels and collectives slow each other down."""
+        return interference(self._search.machine)
 
     @property
     def links(self) -> Links:
@@ -126,6 +128,12 @@ class Evaluator:
         """Seconds of one kernel in the shape of its sizes."""
         assert not isinstance(operation, Collective)
         return compute_seconds(operation, self._search.machine, self._search.job)
+
+
+def interference(machine: Machine) -> Interference:
+    """What the profile says of kernels and collectives that run together."""
+    kernels = machine.kernels
+    return Interference(kernels.slowdown_fraction.value, kernels.collective_slowdown_fraction.value)
 
 
 LANE_SHAPE = (len(LANES) + 1,) * len(AXES)
@@ -171,7 +179,7 @@ class _ChunkPrices:
             (run.stop - run.start,),
             lambda indices: self._kernels(indices)[run],
             lambda index: self._message(index)[run],
-            self._evaluator.slowdown_fraction,
+            self._evaluator.interference,
             least_seconds,
         )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from axonn_tune.cost.links import AxisLinks, placement_links
 from axonn_tune.cost.pricing import CollectivePrices, compute_seconds, lanes
-from axonn_tune.search.evaluate import Evaluator
+from axonn_tune.search.evaluate import Evaluator, interference
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.simulate.timeline import Event, timeline
@@ -91,7 +91,6 @@ def _timelines(
     machine = search.machine
     collective = CollectivePrices(links, table)
     axis_lanes = {axis: int(lanes(machine, links)[i, 0]) for i, axis in enumerate(AXES)}
-    slowdown = machine.kernels.slowdown_fraction.value
     known: dict[int, float] = {}
 
     def seconds_of(operation: Operation) -> float:
@@ -108,7 +107,7 @@ def _timelines(
             phases,
             seconds_of,
             axis_lanes,
-            slowdown,
+            interference(machine),
             float(collective.busiest_link_seconds(phases)[0]),
         )
         for phases in (plan.microstep, plan.step_end)
@@ -229,8 +228,12 @@ def _improved_machines(machine: Machine) -> Iterator[tuple[str, Machine]]:
         quicker = replace(link, latency_seconds=link.latency_seconds.scaled(1.0 / IMPROVEMENT))
         yield f"{link.name} latency", _with_link(machine, index, quicker, machine.ring_bandwidths)
     kernels = machine.kernels
-    calmer = kernels.slowdown_fraction.scaled(1.0 / IMPROVEMENT)
-    yield "interference", replace(machine, kernels=replace(kernels, slowdown_fraction=calmer))
+    calmer = replace(
+        kernels,
+        slowdown_fraction=kernels.slowdown_fraction.scaled(1.0 / IMPROVEMENT),
+        collective_slowdown_fraction=kernels.collective_slowdown_fraction.scaled(1.0 / IMPROVEMENT),
+    )
+    yield "interference", replace(machine, kernels=calmer)
     steadier = machine.jitter_fraction.scaled(1.0 / IMPROVEMENT)
     yield "jitter between GPUs", replace(machine, jitter_fraction=steadier)
 

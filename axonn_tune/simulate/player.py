@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.program import Kernels, OpIndex, PhaseProgram, Program
 from axonn_tune.spec.plan import Array
 
@@ -31,7 +32,7 @@ def play(
     shape: tuple[int, ...],
     kernels_seconds: Callable[[tuple[OpIndex, ...]], Array],
     message_seconds: Callable[[OpIndex], Array],
-    slowdown_fraction: float,
+    interference: Interference,
     least_seconds: Array | float = 0.0,
 ) -> Played:
     """Play the program from idle streams until all are idle again.
@@ -42,8 +43,8 @@ def play(
     shape : (C,)
     kernels_seconds, message_seconds : callables
         Seconds of consecutive kernels, and of a collective, shape (C,).
-    slowdown_fraction : float
-        How much longer a kernel takes beside a collective.
+    interference : Interference
+        How much kernels and collectives slow each other down.
     least_seconds : array, shape (C,)
         The links that the lanes share need at least so long.
     """
@@ -56,21 +57,9 @@ def play(
             else message_seconds(i.operation)
             for i in phase.instructions
         ]
-        _play_repeated(_Playable(phase, durations, slowdown_fraction), state)
+        _play_repeated(_Playable(phase, durations, interference), state)
     end = np.maximum(_latest([state.compute, *state.lane.values()]), least_seconds)
     return Played(end, state.idle + (end - state.compute))
-
-
-def slowed_seconds(seconds: Array, beside_seconds: Array, slowdown_fraction: float) -> Array:
-    """Duration of a kernel beside which collectives run for its first `beside_seconds`.
-
-    Until they end it takes 1 + s seconds for each second of work; shape (C,).
-    """
-    extra = np.maximum(beside_seconds, 0.0)
-    extra *= slowdown_fraction / (1.0 + slowdown_fraction)
-    np.minimum(extra, seconds * slowdown_fraction, out=extra)
-    extra += seconds
-    return extra
 
 
 _Key: TypeAlias = str | int
@@ -127,15 +116,15 @@ class _Playable:
 
     phase: PhaseProgram
     durations: Sequence[Array]
-    slowdown_fraction: float
+    interference: Interference
 
     def rows(self, rows: np.ndarray) -> _Playable:
         theirs = [seconds[rows] for seconds in self.durations]
-        return _Playable(self.phase, theirs, self.slowdown_fraction)
+        return _Playable(self.phase, theirs, self.interference)
 
     def play(self, state: _State) -> None:
         compute, idle, lane, ended = state.compute, state.idle, state.lane, state.ended
-        slowdown = self.slowdown_fraction
+        interference = self.interference
         for instruction, seconds in zip(self.phase.instructions, self.durations, strict=True):
             ends = [ended[name] for name in instruction.waits_for if name in ended]
             if isinstance(instruction, Kernels):
@@ -143,15 +132,29 @@ class _Playable:
                     start = _latest([compute, *ends])
                     idle = idle + (start - compute)
                     compute = start
-                if slowdown and instruction.beside:
-                    beside = _latest([lane[i] for i in instruction.beside]) - compute
-                    seconds = slowed_seconds(seconds, beside, slowdown)
+                if interference.of_kernels and instruction.beside:
+                    remaining = _latest([lane[i] for i in instruction.beside]) - compute
+                    seconds = interference.kernel_seconds(seconds, remaining)
+                if interference.of_collectives and instruction.beside:
+                    self._delay(instruction, compute, seconds, state)
                 compute = compute + seconds
             else:
                 start = _latest([lane[instruction.lane], compute, *ends])
                 end = start + seconds
                 lane[instruction.lane] = ended[instruction.name] = end
         state.compute, state.idle = compute, idle
+
+    def _delay(self, beside: Kernels, start: Array, seconds: Array, state: _State) -> None:
+        """Move the ends of collectives beside which kernels run."""
+
+        def later(end: Array) -> Array:
+            return end + self.interference.delay_seconds(seconds, end - start)
+
+        for lane in beside.beside:
+            state.lane[lane] = later(state.lane[lane])
+        for name in beside.pending:
+            if name in state.ended:
+                state.ended[name] = later(state.ended[name])
 
     def snapshot(self, state: _State) -> dict[_Key, Array]:
         """The part of the state on which the next repeat depends; compute under the key 0.

@@ -19,6 +19,7 @@ class Kernels:
     operations: tuple[OpIndex, ...]
     waits_for: tuple[str, ...]
     beside: tuple[int, ...]  # lanes that may be running meanwhile
+    pending: tuple[str, ...]  # collectives on them that may not have ended
 
 
 @dataclass(frozen=True)
@@ -200,5 +201,10 @@ class _PhaseCompiler:
     def _flush(self) -> None:
         if self._joined:
             beside = tuple(sorted(self._running))
-            self._instructions.append(Kernels(tuple(self._joined), self._joined_waits, beside))
+            kernels = Kernels(tuple(self._joined), self._joined_waits, beside, self._pending())
+            self._instructions.append(kernels)
             self._joined, self._joined_waits = [], ()
+
+    def _pending(self) -> tuple[str, ...]:
+        on_lanes = (n for n, lane in self._lane_of.items() if lane in self._running)
+        return tuple(name for name in on_lanes if self._holds_up(name))

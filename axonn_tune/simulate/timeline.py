@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.program import AxisLanes
 from axonn_tune.spec.plan import Collective, Operation, Phase
 
@@ -33,7 +34,7 @@ def timeline(
     phases: Sequence[Phase],
     seconds_of: Callable[[Operation], float],
     axis_lanes: AxisLanes,
-    slowdown_fraction: float,
+    interference: Interference,
     least_seconds: float = 0.0,
 ) -> list[Event]:
     """Every operation with its start and end, all repeats, from idle streams to idle streams.
@@ -43,7 +44,7 @@ def timeline(
     on; so is what still runs when computation ends. If the links that the lanes share need
     `least_seconds`, longer than that, the last collective ends so late.
     """
-    recording = _Recording(seconds_of, axis_lanes, slowdown_fraction)
+    recording = _Recording(seconds_of, axis_lanes, interference)
     for phase in phases:
         for _ in range(phase.repeats):
             for operation in phase.operations:
@@ -57,10 +58,10 @@ class _Recording:
         self,
         seconds_of: Callable[[Operation], float],
         axis_lanes: AxisLanes,
-        slowdown_fraction: float,
+        interference: Interference,
     ) -> None:
         self._seconds_of, self._axis_lanes = seconds_of, axis_lanes
-        self._slowdown_fraction = slowdown_fraction
+        self._interference = interference
         self.events: list[Event] = []
         self._queues: dict[int, list[int]] = {}  # events of each lane in order
         self._latest: dict[str, int] = {}  # collective -> its latest event
@@ -77,7 +78,9 @@ class _Recording:
         if not isinstance(operation, Collective):
             if holding is not None:
                 self._charge(holding)
-            self._compute_free = ready + self._beside(self._seconds_of(operation), ready)
+            seconds = self._beside(self._seconds_of(operation), ready)
+            self._delay(ready, seconds)
+            self._compute_free = ready + seconds
             self.events.append(Event(phase, operation, 0, ready, self._compute_free))
         elif lane := self._axis_lanes[operation.axis]:
             queue = self._queues.setdefault(lane, [])
@@ -106,12 +109,35 @@ class _Recording:
 
     def _beside(self, seconds: float, start: float) -> float:
         """A kernel's duration: what it does beside collectives, slower, then the rest."""
-        busy = max((self._lane_free(lane) for lane in self._queues), default=0.0) - start
-        slower = 1.0 + self._slowdown_fraction
-        done_beside = max(busy, 0.0) / slower
+        left = max((self._lane_free(lane) for lane in self._queues), default=0.0) - start
+        busy = max(left, 0.0) * (1.0 + self._interference.of_collectives)
+        slower = 1.0 + self._interference.of_kernels
+        done_beside = busy / slower
         if done_beside >= seconds:
             return seconds * slower
-        return max(busy, 0.0) + (seconds - done_beside)
+        return busy + (seconds - done_beside)
+
+    def _delay(self, start: float, seconds: float) -> None:
+        """Move what is on the lanes while a kernel runs: they do less meanwhile."""
+        slower = 1.0 + self._interference.of_collectives
+
+        def later(time: float) -> float:
+            if time <= start:
+                return time
+            if (time - start) * slower <= seconds:
+                return start + (time - start) * slower
+            return time + seconds - seconds / slower
+
+        for queue in self._queues.values():
+            for index in reversed(queue):
+                event = self.events[index]
+                if event.end_seconds <= start:
+                    break
+                self.events[index] = replace(
+                    event,
+                    start_seconds=later(event.start_seconds),
+                    end_seconds=later(event.end_seconds),
+                )
 
     def _charge(self, holding: int) -> None:
         """Charge the standstill until `holding` ends to it and to those that it followed."""

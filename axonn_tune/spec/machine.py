@@ -129,7 +129,8 @@ class KernelRates:
     flash_forward_fraction, flash_backward_fraction: attention FLOPs actually computed per
     second over the advertised peak. memory_fraction: achieved over advertised memory
     bandwidth. launch_seconds: least time between two kernels of one stream.
-    slowdown_fraction: how much longer a kernel takes while a collective runs beside it.
+    slowdown_fraction: how much longer a kernel takes while a collective runs beside it;
+    collective_slowdown_fraction: how much longer a collective, while a kernel runs.
     """
 
     flash_forward_fraction: Quantity
@@ -137,9 +138,12 @@ class KernelRates:
     memory_fraction: Quantity
     launch_seconds: Quantity
     slowdown_fraction: Quantity
+    collective_slowdown_fraction: Quantity = Quantity(0.0, "assumed", "not measured: taken as none")
 
     def __post_init__(self) -> None:
         require_fraction("kernels", "slowdown_fraction", self.slowdown_fraction.value)
+        slowdown = self.collective_slowdown_fraction.value
+        require_fraction("kernels", "collective_slowdown_fraction", slowdown)
         for name in (
             "flash_forward_fraction",
             "flash_backward_fraction",

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.pricing import CollectivePrices, compute_seconds, lanes
-from axonn_tune.search.evaluate import Evaluator
+from axonn_tune.search.evaluate import Evaluator, interference
 from axonn_tune.search.problem import Search
-from axonn_tune.simulate.player import play, slowed_seconds
+from axonn_tune.simulate.interference import Interference
+from axonn_tune.simulate.player import play
 from axonn_tune.simulate.program import Kernels, compile_program
 from axonn_tune.simulate.timeline import timeline
 from axonn_tune.spec.grid import AXES, CandidateTable, Grid, Placements
@@ -18,6 +19,9 @@ from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import COMPUTE, Collective, MemoryBound, Phase
 from axonn_tune.strategies import axonn4d
+
+NONE, SOME, MUCH = Interference(), Interference(0.2), Interference(1.0)
+BACK, BOTH = Interference(0.0, 0.5), Interference(0.3, 0.5)
 
 
 def plain_twin(model, job, machine, recompute, table, row):
@@ -33,11 +37,10 @@ def plain_twin(model, job, machine, recompute, table, row):
         priced = collective(op) if isinstance(op, Collective) else compute_seconds(op, machine, job)
         return float(np.ravel(priced)[0])
 
-    slowdown = machine.kernels.slowdown_fraction.value
     step = exposed = 0.0
     for phases, times in ((plan.microstep, plan.n_microsteps[0]), (plan.step_end, 1.0)):
         least = float(collective.busiest_link_seconds(phases)[0])
-        events = timeline(phases, seconds_of, axis_lanes, slowdown, least)
+        events = timeline(phases, seconds_of, axis_lanes, interference(machine), least)
         step += times * max(event.end_seconds for event in events)
         exposed += times * sum(event.exposed_seconds for event in events)
     return step, exposed
@@ -98,12 +101,12 @@ def programs(draw):
     return phases, durations, rows
 
 
-def play_program(phases, durations, rows, slowdown):
+def play_program(phases, durations, rows, interference):
     def of(index):
         return durations[phases[index[0]].operations[index[1]].name]
 
     program = compile_program(phases, AXIS_LANES)
-    return play(program, (rows,), lambda many: sum(of(i) for i in many), of, slowdown)
+    return play(program, (rows,), lambda many: sum(of(i) for i in many), of, interference)
 
 
 def slow_drift():
@@ -163,10 +166,10 @@ def catching_up():
 
 def test_a_lane_that_catches_up_equals_the_plain_twin():
     phases, durations, _ = catching_up()
-    events = timeline(phases, lambda op: durations[op.name][0], AXIS_LANES, 0.0)
+    events = timeline(phases, lambda op: durations[op.name][0], AXIS_LANES, NONE)
     end = max(event.end_seconds for event in events)
     assert end == 1.5
-    assert play_program(phases, durations, 1, 0.0).seconds[0] == pytest.approx(end, rel=1e-12)
+    assert play_program(phases, durations, 1, NONE).seconds[0] == pytest.approx(end, rel=1e-12)
 
 
 def late_blocking():
@@ -201,21 +204,23 @@ def test_a_wait_for_what_a_later_collective_of_the_lane_has_shown_to_be_over_is_
     assert compiled_waits(Phase("0", (other_lane, b, for_b, for_a))) == [{"b"}, {"a"}]
 
 
-@given(programs(), st.sampled_from([0.0, 0.2, 1.0]))
-@example(late_blocking(), 0.0)
-@example(late_blocking(), 0.2)
-@example(slow_drift(), 0.0)
-@example(slow_drift(), 0.2)
-@example(slow_fill(0.5), 0.0)
-@example(slow_fill(0.5), 0.2)
-@example(slow_fill(0.12), 0.0)
-@example(slow_drain(), 0.0)
-@example(slow_drain(), 0.2)
-def test_random_programs_equal_the_plain_twin(program, slowdown):
+@given(programs(), st.sampled_from([NONE, SOME, MUCH, BACK, BOTH]))
+@example(late_blocking(), NONE)
+@example(late_blocking(), SOME)
+@example(slow_drift(), NONE)
+@example(slow_drift(), SOME)
+@example(slow_fill(0.5), NONE)
+@example(slow_fill(0.5), SOME)
+@example(slow_fill(0.12), NONE)
+@example(slow_drain(), NONE)
+@example(slow_drain(), SOME)
+def test_random_programs_equal_the_plain_twin(program, interference):
     phases, durations, rows = program
-    fast = play_program(phases, durations, rows, slowdown)
+    fast = play_program(phases, durations, rows, interference)
     for row in range(rows):
-        events = timeline(phases, lambda op, row=row: durations[op.name][row], AXIS_LANES, slowdown)
+        events = timeline(
+            phases, lambda op, row=row: durations[op.name][row], AXIS_LANES, interference
+        )
         end = max((event.end_seconds for event in events), default=0.0)
         exposed = sum(event.exposed_seconds for event in events)
         assert fast.seconds[row] == pytest.approx(end, rel=1e-12, abs=1e-12)
@@ -227,7 +232,9 @@ def test_random_programs_equal_the_plain_twin(program, slowdown):
 @given(programs(), st.sampled_from([0.0, 0.2]))
 def test_the_timeline_keeps_its_own_rules(program, slowdown):
     phases, durations, _ = program
-    events = timeline(phases, lambda op: durations[op.name][0], AXIS_LANES, slowdown)
+    events = timeline(
+        phases, lambda op: durations[op.name][0], AXIS_LANES, Interference(slowdown, 0.0)
+    )
     assert [event.operation.name for event in events] == [
         op.name
         for phase in phases
@@ -291,5 +298,27 @@ def test_a_deep_model_on_a_real_machine_equals_the_plain_twin(perlmutter, n_laye
 )
 def test_a_kernel_beside_a_collective(work, beside, expected):
     """At 20 % slowdown, 6 s beside a collective do 5 s of work."""
-    got = slowed_seconds(np.array([work]), np.array([beside]), 0.2)
+    got = SOME.kernel_seconds(np.array([work]), np.array([beside]))
     assert got == pytest.approx([expected])
+
+
+@pytest.mark.parametrize(
+    ("duration", "remaining", "expected"),
+    [
+        (10.0, -5.0, 0.0),  # over before
+        (10.0, 4.0, 2.0),  # ends beside the kernel, after 6 s
+        (9.0, 20.0, 3.0),  # does 6 s of work beside it, and the rest alone
+    ],
+)
+def test_a_collective_beside_a_kernel(duration, remaining, expected):
+    got = BACK.delay_seconds(np.array([duration]), np.array([remaining]))
+    assert got == pytest.approx([expected])
+
+
+def test_both_slow_each_other_until_one_ends():
+    """A kernel of 10 s and a collective of 4 s: that ends at 6 s, with 5 s of the kernel done."""
+    gather = Collective("g", "all_gather", 0.0, "x", waits_for=(COMPUTE,))
+    phases = [Phase("0", (gather, MemoryBound("k", 0.0)))]
+    both = Interference(0.2, 0.5)
+    events = timeline(phases, lambda op: {"g": 4.0, "k": 10.0}[op.name], AXIS_LANES, both)
+    assert [event.end_seconds for event in events] == pytest.approx([6.0, 11.0])

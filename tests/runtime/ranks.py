@@ -1,0 +1,107 @@
+"""Ranks of a test: spawned once, they meet over a file, and run many grids one after another."""
+
+import itertools
+import tempfile
+import warnings
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from axonn_tune.runtime.engine import Engine
+from axonn_tune.runtime.gpt import GPT
+from axonn_tune.runtime.mesh import Mesh
+from axonn_tune.runtime.optimizer import Optimizer
+from axonn_tune.runtime.vector import Vector
+from axonn_tune.runtime.weights import Matrix
+from axonn_tune.spec.grid import Grid
+
+
+def grids(n_ranks):
+    """Every G_x x G_y x G_z x G_data of so many ranks."""
+    sizes = [n for n in range(1, n_ranks + 1) if n_ranks % n == 0]
+    return [
+        Grid(x, y, z, n_ranks // (x * y * z))
+        for x, y, z in itertools.product(sizes, repeat=3)
+        if n_ranks % (x * y * z) == 0
+    ]
+
+
+def on_ranks(n_ranks, function, *arguments):
+    """Call ``function(rank, *arguments)`` on every rank; the first failure is raised here."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_rank, (n_ranks, f"{folder}/meet", function, arguments), n_ranks)
+
+
+def _rank(rank, n_ranks, meeting, function, arguments):
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=n_ranks,
+        timeout=timedelta(seconds=60),
+    )
+    function(rank, *arguments)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@contextmanager
+def on_grid(grid, order="xyzd"):
+    """A mesh whose groups are given back."""
+    mesh = Mesh(grid, order)
+    yield mesh
+    mesh.close()
+
+
+class Trained:
+    """A model with its optimizer on one mesh."""
+
+    def __init__(self, spec, mesh, model=(), optimizer=(), **engine):
+        self.mesh, self.engine = mesh, Engine(mesh, **engine)
+        self.model = GPT(self.engine, spec, **dict(model))
+        self.optimizer = Optimizer(self.model, self.engine, **dict(optimizer))
+        self.owners = {
+            name: module
+            for name, module in self.model.named_modules()
+            if isinstance(module, Matrix | Vector)
+        }
+
+    def take(self, whole):
+        """Set the parameters to what this rank stores of whole ones."""
+        for name, owner in self.owners.items():
+            owner.shard.data.copy_(owner.layout.take(whole[name], self.mesh))
+        if self.optimizer.has_master_copy:
+            self.optimizer.master.copy_(self.optimizer.weights)
+
+    def own(self, batch):
+        """This rank's rows of a global batch."""
+        n_each = len(batch) // (self.mesh.size("z") * self.mesh.size("data"))
+        return batch[n_each * self.mesh.batch_index :][:n_each]
+
+    def gradients(self):
+        """The gradients that the optimizer would apply, by name."""
+        self.optimizer._reduce()
+        sizes = [owner.shard.numel() for owner in self.optimizer.owners]
+        names = {owner: name for name, owner in self.owners.items()}
+        pieces = self.optimizer.gradients.split(sizes)
+        owners = self.optimizer.owners
+        return {names[o]: piece for o, piece in zip(owners, pieces, strict=True)}
+
+    def summed(self, loss):
+        """The shares of all ranks along Z and data."""
+        total = loss.detach().clone()
+        for axis in ("z", "data"):
+            dist.all_reduce(total, group=self.mesh.group(axis))
+        return total.item()
+
+
+def assert_close(got, wanted, tolerance, what, scale=None):
+    """Largest difference over `scale`, by default the largest element."""
+    scale = wanted.abs().max() if scale is None else scale
+    error = float((got.float() - wanted).abs().max() / scale)
+    assert error <= tolerance, f"rank {dist.get_rank()}, {what}: off by {error:.2e}"
