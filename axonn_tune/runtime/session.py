@@ -47,17 +47,17 @@ def place_in_job(environment: Mapping[str, str]) -> Place | None:
     if "RANK" in environment and "WORLD_SIZE" in environment:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     elif "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
-        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE")
+        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
     else:
         return None
     rank, n_ranks = (_number(environment, name) for name in names[:2])
-    local_rank = _number(environment, names[2], default=0)
-    n_local = _number(environment, names[3], default=min(n_ranks, local_rank + 1))
-    return Place(rank, n_ranks, local_rank, n_local)
+    local_rank, n_local = (_number(environment, name, default=0) for name in names[2:])
+    return Place(rank, n_ranks, local_rank, max(n_local, 1))
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environment.get(name, "" if default is None else str(default))
+    text = text.partition("(")[0]  # Slurm writes 4(x2) for four tasks on each of two nodes
     if not text.isdigit():
         raise InputError(
             f"environment variable {name} is '{text}'; allowed: a whole number, as torchrun "

@@ -12,7 +12,7 @@ SLURM = {
     "SLURM_PROCID": "5",
     "SLURM_STEP_NUM_TASKS": "8",
     "SLURM_LOCALID": "1",
-    "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
     "SLURM_JOB_ID": "1234",
     "SLURM_STEP_NODELIST": "localhost,nid[001201-001204]",
 }
