@@ -47,7 +47,8 @@ def place_in_job(environment: Mapping[str, str]) -> Place | None:
     if "RANK" in environment and "WORLD_SIZE" in environment:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     elif "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
-        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+        names += ("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
     else:
         return None
     rank, n_ranks = (_number(environment, name) for name in names[:2])
