@@ -25,6 +25,15 @@ FAILURE_KEY = "axonn_tune/failure"
 # Private ports, as many as Slurm job numbers are spread over (IANA: dynamic ports from 49152).
 _FIRST_PORT, _N_PORTS = 49152, 16000
 
+# Variables that hold the rank, the ranks, and both of them on this node.
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_SRUN = (
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_LOCALID",
+    "SLURM_STEP_TASKS_PER_NODE",
+)
+
 
 @dataclass(frozen=True)
 class Place:
@@ -45,10 +54,9 @@ def place_in_job(environment: Mapping[str, str]) -> Place | None:
         A variable that is missing or is not a number.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        names = _TORCHRUN
     elif "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
-        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-        names += ("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+        names = _SRUN
     else:
         return None
     rank, n_ranks = (_number(environment, name) for name in names[:2])
