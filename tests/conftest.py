@@ -23,6 +23,8 @@ from axonn_tune.spec.machine import (
 )
 from axonn_tune.spec.model import RECOMPUTES, Model
 
+pytest_plugins = ["slurm.cluster"]
+
 settings.register_profile(
     "quick", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )

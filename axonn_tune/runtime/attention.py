@@ -77,11 +77,7 @@ class CausalAttention:
         b, s, _ = qkv_bsn.shape
         n_queries = self.queries_per_kv_head
         parts = qkv_bsn.view(b, s, -1, n_queries + 2, self.head_dim)
-        queries = parts[:, :, :, :n_queries].flatten(2, 3)
-        return tuple(
-            t.transpose(1, 2)
-            for t in (queries, parts[:, :, :, n_queries], parts[:, :, :, n_queries + 1])
-        )
+        return tuple(t.flatten(2, 3).transpose(1, 2) for t in parts.split((n_queries, 1, 1), dim=3))
 
     def _rotate(self, qkv_bsn: torch.Tensor) -> torch.Tensor:
         b, s, _ = qkv_bsn.shape

@@ -69,7 +69,7 @@ class _Lookup(torch.autograd.Function):
             local = tokens.reshape(-1) - engine.mesh.coordinate("y") * n_rows
             elsewhere = (local < 0) | (local >= n_rows)
             local = local.masked_fill_(elsewhere, 0)
-            rows = weight[local].masked_fill_(elsewhere.unsqueeze(-1), 0.0)
+            rows = weight.index_select(0, local).masked_fill_(elsewhere.unsqueeze(-1), 0.0)
         engine.gathers.give_back("embedding", matrix, weight)
         wait(engine.collectives.all_reduce(f"{name}.all_reduce", rows, "y"))
         ctx.embedding = embedding

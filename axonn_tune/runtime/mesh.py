@@ -38,6 +38,9 @@ class Mesh:
         self.device_mesh = DeviceMesh(
             self.device.type, rank_table(grid, order), mesh_dim_names=tuple(reversed(AXES))
         )
+        self._places: dict[str, int] = {
+            axis: self.device_mesh.get_local_rank(axis) for axis in AXES
+        }
 
     def size(self, axis: str) -> int:
         """Ranks along an axis."""
@@ -46,8 +49,7 @@ class Mesh:
 
     def coordinate(self, axis: str) -> int:
         """The rank's place along an axis."""
-        place: int = self.device_mesh.get_local_rank(axis)
-        return place
+        return self._places[axis]
 
     def group(self, axis: str) -> dist.ProcessGroup:
         """The ranks that differ from this one in their place along an axis only."""
