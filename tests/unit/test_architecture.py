@@ -23,7 +23,6 @@ BELOW = {
     "simulate": {"spec"},
     "search": {"errors", "units", "spec", "cost", "strategies", "simulate"},
     "runtime": {"errors", "spec", "strategies"},
-    "calibrate": {"errors", "spec", "runtime"},
     "validate": {"errors", "units", "spec", "cost", "search"},
     "io": {"errors", "units", "spec"},
     "report": {"errors", "units", "spec", "search", "validate"},
@@ -39,7 +38,7 @@ ONLY_IN = {
     "click": {"cli"},
     "torch": {"calibrate", "runtime"},
     "pandas": {"api", "report"},
-    "scipy": {"api", "calibrate", "report"},
+    "scipy": {"api", "report"},
     "matplotlib": {"report"},
 }
 # Never on the start-up path, so never at the top of a module.

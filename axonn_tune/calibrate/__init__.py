@@ -1,1 +1,0 @@
-"""Measure a cluster with torch and fit the numbers of a hardware profile."""
