@@ -33,7 +33,8 @@ class Engine:
     kernel_tuning : bool
         Time each product in NN, NT and TN when it is met first, and keep the fastest.
     record : bool
-        Note the start and end of every operation.
+        Note the start and end of every operation, for `Recorder.take_step` (as `Trainer` calls
+        it after each step; who records and does not call it fills the memory).
 
     Raises
     ------
@@ -48,7 +49,7 @@ class Engine:
         overlap: Overlap | None = None,
         keep_gathered_weights: bool = False,
         kernel_tuning: bool = True,
-        record: bool = True,
+        record: bool = False,
     ) -> None:
         if dtype not in DTYPES:
             raise InputError(

@@ -76,7 +76,9 @@ def execute(run: Run, place: Place) -> Measurement | None:
 def _train(run: Run, place: Place, device: torch.device) -> Measurement | None:
     job = run.job
     mesh = Mesh(run.grid, run.order, device)
-    engine = Engine(mesh, job.dtype, job.overlap, job.keep_gathered_weights, job.kernel_tuning)
+    engine = Engine(
+        mesh, job.dtype, job.overlap, job.keep_gathered_weights, job.kernel_tuning, record=True
+    )
     model = GPT(engine, run.model, attention=job.attention, recompute=run.recompute, seed=run.seed)
     trainer = Trainer(
         model,

@@ -105,7 +105,6 @@ def own_model(grid: Grid) -> tuple[GPT, Step]:
     n_counted = float(N_RANKS * MICRO_BATCH * SPEC.seq_len)
 
     def step(text: torch.Tensor) -> torch.Tensor:
-        engine.recorder.start_step()
         loss = model.loss(text[:, :-1], text[:, 1:], n_counted)
         loss.backward()
         optimizer.step()

@@ -118,6 +118,7 @@ def trained(case, mesh):
         overlap=case.overlap,
         keep_gathered_weights=case.keep_gathered_weights,
         kernel_tuning=case.kernel_tuning,
+        record=True,
     )
 
 
