@@ -9,6 +9,7 @@ import re
 import resource
 import signal
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ import torch.distributed as dist
 from axonn_tune.errors import AxonnTuneError, InputError
 from axonn_tune.spec.checks import require_choice
 
+# Gloo's threads run Python callbacks, and let go of them a moment after a wait has returned;
+# a thread that does so while the interpreter ends aborts the process.
+_CALLBACK_SECONDS = 0.2
 DEVICES = ("auto", "cpu", "cuda")
 FAILURE_KEY = "axonn_tune/failure"
 # Private ports, as many as Slurm job numbers are spread over (IANA: dynamic ports from 49152).
@@ -165,6 +169,7 @@ def joined(place: Place, device: torch.device, timeout_seconds: float) -> Iterat
         first = _first_failure(own)
         raise (AxonnTuneError(own) if own == first else LostRankError(first)) from error
     dist.destroy_process_group()
+    time.sleep(_CALLBACK_SECONDS)
 
 
 class LostRankError(AxonnTuneError):
