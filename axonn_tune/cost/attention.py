@@ -43,6 +43,7 @@ def attention_seconds(operation: Attention, machine: Machine, dtype: str) -> Arr
     n_products = 2.0 if operation.backward else 1.0
     passes = UNFUSED_BACKWARD_PASSES if operation.backward else UNFUSED_FORWARD_PASSES
     score_bytes = batch * s * s * BYTES_PER_ELEMENT[dtype]
-    traffic = memory_bound_seconds(passes * score_bytes, 3, machine)
+    traffic = memory_bound_seconds(passes * score_bytes, machine, "softmax", dtype)
+    traffic = traffic + 2.0 * machine.kernels.launch_seconds.value
     total: Array = n_products * (scores + values) + traffic
     return total

@@ -8,8 +8,9 @@ import numpy as np
 
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth, moved_copy_seconds
 from axonn_tune.spec.job import BYTES_PER_ELEMENT
-from axonn_tune.spec.machine import GemmPoint, Machine
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import MODES, Array, Size
+from axonn_tune.spec.points import GemmPoint
 
 # Points that correct a product between them, by distance in log2 of m, n and k.
 NEIGHBOURS = 4
@@ -43,7 +44,7 @@ def gemm_seconds(
     if not kernel_tuning:
         return natural
     element_bytes = BYTES_PER_ELEMENT[dtype]
-    copy = moved_copy_seconds(element_bytes * np.minimum(m * k, k * n), machine)
+    copy = moved_copy_seconds(element_bytes * np.minimum(m * k, k * n), machine, dtype)
     others = [_mode_seconds(m, n, k, o, machine, dtype) + copy for o in MODES if o != mode]
     fastest: Array = np.minimum.reduce([natural, *others])
     return fastest

@@ -49,7 +49,7 @@ def compute_seconds(operation: Compute, machine: Machine, job: Job) -> Array:
     elif isinstance(operation, Attention):
         seconds = attention_seconds(operation, machine, job.dtype)
     else:
-        seconds = memory_bound_seconds(operation.nbytes, operation.n_kernels, machine)
+        seconds = memory_bound_seconds(operation.nbytes, machine, operation.kernel, job.dtype)
     return seconds * slowest_rank_factor(machine, job.n_gpus)
 
 

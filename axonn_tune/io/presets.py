@@ -15,7 +15,7 @@ from pathlib import Path
 from axonn_tune.errors import FileError, InputError, nearest
 from axonn_tune.io.hf_config import model_from_hf
 from axonn_tune.io.yaml_files import load_yaml, read_text
-from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.machine import PROFILE_VERSION, Machine
 from axonn_tune.spec.model import Model
 
 PATH_VARIABLE = "AXONN_TUNE_PATH"
@@ -72,7 +72,8 @@ def load_machine(name_or_path: str | os.PathLike[str]) -> Machine:
         The file is missing, malformed, or does not describe a machine.
     """
     given = os.fspath(name_or_path)
-    return load_yaml(given if _is_path(given) else _resolve(given, _MACHINE), Machine)
+    path = given if _is_path(given) else _resolve(given, _MACHINE)
+    return load_yaml(path, Machine, "profile_version", PROFILE_VERSION)
 
 
 def list_models() -> list[str]:

@@ -2,6 +2,8 @@
 
 The keys of a file are the names of the fields. The suffix of a field's name selects the
 unit in which its value may be written. All problems are collected before any is raised.
+Measured points, of which there are thousands, may be written as a table: one text with a
+header of names and a line of values for each, separated by commas.
 """
 
 from __future__ import annotations
@@ -91,7 +93,8 @@ def _reader(hint: Any, name: str) -> Reader:
         if len(inner) == 1 and len(arguments) == 2:
             return _optional(_reader(inner[0], name))
     elif origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return _sequence(_reader(arguments[0], name))
+        listed = _sequence(_reader(arguments[0], name))
+        return _table(listed, arguments[0]) if name.endswith("points") else listed
     elif origin is Mapping and arguments[0] is str:
         return _mapping(_reader(arguments[1], name))
     elif is_dataclass(hint):
@@ -167,6 +170,39 @@ def _sequence(reader: Reader) -> Reader:
         return tuple(reader(item, (*path, i), problems) for i, item in enumerate(value))
 
     return read
+
+
+def _table(listed: Reader, cls: type[Any]) -> Reader:
+    """Reads a text of comma-separated rows under a header, or a list."""
+    hints = get_type_hints(cls)
+
+    def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
+        if not isinstance(value, str):
+            return listed(value, path, problems)
+        header, *lines = value.strip().splitlines() or [""]
+        names = [name.strip() for name in header.split(",")]
+        rows = []
+        for line in lines:
+            cells = [cell.strip() for cell in line.split(",")]
+            # Rows of another length have a cell, or lack one, that the record's reader names.
+            names_here = [*names, *(f"column {i + 1}" for i in range(len(names), len(cells)))]
+            row = dict(zip(names_here, cells, strict=False))
+            rows.append({key: _cell(text, hints.get(key)) for key, text in row.items()})
+        return listed(rows, path, problems)
+
+    return read
+
+
+def _cell(text: str, hint: Any) -> object:
+    """The value of a cell; one that is not of its column's type stays text and is refused."""
+    if hint is bool:
+        return {"true": True, "false": False}.get(text, text)
+    if hint in (int, float):
+        try:
+            return hint(text)
+        except ValueError:
+            return text
+    return text
 
 
 def _mapping(reader: Reader) -> Reader:
@@ -251,11 +287,27 @@ def _plain(value: Any, name: str) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item, name) for key, item in value.items()}
     if isinstance(value, tuple | list):
+        if name.endswith("points"):
+            return _table_text(value)
         return [_plain(item, name) for item in value]
     return float(value) if isinstance(value, float) else value  # NumPy's float64 is a float
 
 
+def _table_text(points: Sequence[Any]) -> str:
+    names = [item.name for item in fields(points[0])]
+    rows = [",".join(_cell_text(getattr(point, name)) for name in names) for point in points]
+    return "\n".join([",".join(names), *rows]) + "\n"
+
+
+def _cell_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(float(value)) if isinstance(value, float) else str(value)
+
+
 def _is_default(item: Field[Any], value: Any) -> bool:
+    if item.name == "profile_version":  # a file says what it needs, also if that is the latest
+        return False
     if item.default_factory is not MISSING:
         return bool(value == item.default_factory())
     return item.default is not MISSING and bool(value == item.default)

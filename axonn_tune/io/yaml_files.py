@@ -81,6 +81,11 @@ class _Dumper(_SafeDumper):
         self.serialize(node)
 
 
+def _text(dumper: Any, text: str) -> Any:
+    return dumper.represent_scalar(_TAG + "str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
 _Loader.yaml_implicit_resolvers = {}
 for _name, _pattern, _first in _PLAIN:
     _regex = re.compile(rf"(?:{_pattern})\Z")
@@ -88,16 +93,23 @@ for _name, _pattern, _first in _PLAIN:
     _Dumper.add_implicit_resolver(_TAG + _name, _regex, list(_first))
 
 
-def load_yaml(path: FileName, cls: type[T]) -> T:
+def load_yaml(path: FileName, cls: type[T], version_key: str = "", newest: int = 0) -> T:
     """The dataclass `cls` from a YAML file.
 
     Raises
     ------
     FileError
-        Missing, malformed, or not fitting the dataclass: all problems, with their lines.
+        Missing, malformed, or not fitting the dataclass: all problems, with their lines; or
+        its `version_key` says that it was written for a version after `newest`.
     """
     text = read_text(path)
     data = parse_yaml(text, path)
+    version = data.get(version_key) if isinstance(data, dict) else None
+    if isinstance(version, int) and version > newest:
+        raise FileError(
+            f"{os.fspath(path)}: {version_key} {version} is newer than this axonn-tune, which "
+            f"reads up to {newest}; upgrade it"
+        )
     try:
         return build(cls, data)
     except SchemaError as error:

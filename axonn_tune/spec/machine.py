@@ -9,15 +9,18 @@ from itertools import pairwise
 from typing import Any
 
 from axonn_tune.errors import InputError
+from axonn_tune.spec.calibration import Calibration
 from axonn_tune.spec.checks import (
     require_choice,
     require_count,
     require_fraction,
     require_positive,
 )
-from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.plan import KINDS, MODES
+from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
 
+# Raised when a profile gains fields that an older axonn-tune cannot read.
+PROFILE_VERSION = 2
 ORIGINS = ("measured", "published", "assumed")
 
 
@@ -55,28 +58,6 @@ class Gpu:
         owner = f"gpu '{self.name}'"
         require_count(owner, "n_multiprocessors", self.n_multiprocessors)
         _all_positive(owner, self)
-
-
-@dataclass(frozen=True)
-class GemmPoint:
-    """One measured product."""
-
-    m: int
-    n: int
-    k: int
-    mode: str
-    dtype: str
-    seconds: float
-    spread_fraction: float = 0.0
-
-    def __post_init__(self) -> None:
-        owner = f"gemm point {self.m}x{self.n}x{self.k}"
-        for name in ("m", "n", "k"):
-            require_count(owner, name, getattr(self, name))
-        require_choice(owner, "mode", self.mode, MODES)
-        require_choice(owner, "dtype", self.dtype, BYTES_PER_ELEMENT)
-        require_positive(owner, "seconds", self.seconds)
-        require_fraction(owner, "spread_fraction", self.spread_fraction)
 
 
 @dataclass(frozen=True)
@@ -131,6 +112,8 @@ class KernelRates:
     bandwidth. launch_seconds: least time between two kernels of one stream.
     slowdown_fraction: how much longer a kernel takes while a collective runs beside it;
     collective_slowdown_fraction: how much longer a collective, while a kernel runs.
+    attention_points correct the rates of attention, as GEMM points do the efficiency curve;
+    memory_points, where a kernel has them, replace bandwidth and launch.
     """
 
     flash_forward_fraction: Quantity
@@ -139,6 +122,8 @@ class KernelRates:
     launch_seconds: Quantity
     slowdown_fraction: Quantity
     collective_slowdown_fraction: Quantity = Quantity(0.0, "assumed", "not measured: taken as none")
+    attention_points: tuple[AttentionPoint, ...] = ()
+    memory_points: tuple[MemoryPoint, ...] = ()
 
     def __post_init__(self) -> None:
         require_fraction("kernels", "slowdown_fraction", self.slowdown_fraction.value)
@@ -154,12 +139,29 @@ class KernelRates:
 
 
 @dataclass(frozen=True)
+class RingShare:
+    """Bandwidth that each of `n_rings` rings gets when all pass through one boundary at once."""
+
+    kind: str
+    n_rings: int
+    bandwidth_bytes_per_s: Quantity
+
+    def __post_init__(self) -> None:
+        owner = f"ring share ({self.kind}, {self.n_rings})"
+        require_choice(owner, "kind", self.kind, KINDS)
+        require_count(owner, "n_rings", self.n_rings)
+        require_positive(owner, "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s.value)
+
+
+@dataclass(frozen=True)
 class LinkLevel:
     """The links that join the units of one level, innermost level first.
 
     A unit holds `unit_ranks` ranks (1 for a GPU, 4 for a node of four); its boundary
     carries `bandwidth_bytes_per_s` each way; a hop to the next unit costs
-    `latency_seconds`. `kind_fraction` scales the bandwidth for a kind of collective.
+    `latency_seconds`. For a kind of collective `kind_fraction` scales the bandwidth,
+    `kind_latency_seconds` replaces the latency, and `ring_shares` say how rings share the
+    boundary where that was measured; elsewhere each gets an equal part of the bandwidth.
     """
 
     name: str
@@ -167,6 +169,8 @@ class LinkLevel:
     bandwidth_bytes_per_s: Quantity
     latency_seconds: Quantity
     kind_fraction: Mapping[str, Quantity] = field(default_factory=dict)
+    kind_latency_seconds: Mapping[str, Quantity] = field(default_factory=dict)
+    ring_shares: tuple[RingShare, ...] = ()
 
     def __post_init__(self) -> None:
         owner = f"link level '{self.name}'"
@@ -177,8 +181,13 @@ class LinkLevel:
             self.bandwidth_bytes_per_s.value,
             "; did you leave out the unit, as in '25 GB/s'?",
         )
-        if not 0 <= self.latency_seconds.value < math.inf:
-            raise InputError(f"{owner}: latency_seconds must be finite and not negative")
+        latencies = {"latency_seconds": self.latency_seconds}
+        for kind, quantity in self.kind_latency_seconds.items():
+            require_choice(owner, "kind_latency_seconds", kind, KINDS)
+            latencies[f"kind_latency_seconds.{kind}"] = quantity
+        for name, quantity in latencies.items():
+            if not 0 <= quantity.value < math.inf:
+                raise InputError(f"{owner}: {name} must be finite and not negative")
         for kind, quantity in self.kind_fraction.items():
             require_choice(owner, "kind_fraction", kind, KINDS)
             require_positive(owner, f"kind_fraction.{kind}", quantity.value)
@@ -222,7 +231,9 @@ class Machine:
     """A cluster of equal nodes.
 
     jitter_fraction: standard deviation of the speed of equal GPUs; a synchronous step
-    waits for the slowest of N.
+    waits for the slowest of N. link_points: measured collectives; where one is of the
+    groups of a whole axis, it is what those groups take. calibration: None for a profile
+    that was put together from what others published.
     """
 
     name: str
@@ -234,7 +245,10 @@ class Machine:
     memory_reserve: MemoryReserve
     jitter_fraction: Quantity
     ring_bandwidths: tuple[RingBandwidth, ...] = ()
+    link_points: tuple[LinkPoint, ...] = ()
     description: str = ""
+    calibration: Calibration | None = None
+    profile_version: int = PROFILE_VERSION
 
     def __post_init__(self) -> None:
         owner = f"machine '{self.name}'"

@@ -25,6 +25,13 @@ Size: TypeAlias = Any  # a float, or an array of shape (C,)
 
 MODES = ("NN", "NT", "TN")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
+# Kernels limited by memory bandwidth, told apart by how much of it they reach.
+MEMORY_KERNELS = (
+    *("copy", "add", "scale", "reduce", "scatter_add", "optimizer"),
+    *("layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"),
+    *("gelu", "gelu_backward", "swiglu", "swiglu_backward"),
+    *("rotary", "softmax", "softmax_backward"),
+)
 COMPUTE, COMMUNICATION = "compute", "communication"
 
 
@@ -69,11 +76,11 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class MemoryBound:
-    """A kernel limited by memory bandwidth: norm, activation, residual add, optimizer step."""
+    """A kernel limited by memory bandwidth; `kernel` says which of `MEMORY_KERNELS`."""
 
     name: str
     nbytes: Size  # read plus written
-    n_kernels: int = 1
+    kernel: str = "copy"
     waits_for: tuple[str, ...] = ()
     stream: ClassVar[str] = COMPUTE
 

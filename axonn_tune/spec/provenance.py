@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from axonn_tune.spec.machine import GemmPoint, Machine, Quantity, RingBandwidth
+from axonn_tune.spec.calibration import Calibration
+from axonn_tune.spec.machine import Machine, Quantity, RingBandwidth, RingShare
+from axonn_tune.spec.points import POINTS
 
 
 def quantities(machine: Machine) -> Iterator[tuple[str, Quantity]]:
@@ -25,8 +27,10 @@ def _walk(value: Any, prefix: str) -> Iterator[tuple[str, Quantity]]:
         for entry in value:
             if isinstance(entry, RingBandwidth):
                 yield from _walk(entry, f"{prefix}.({entry.stride},{entry.size})")
-            elif not isinstance(entry, GemmPoint):
+            elif isinstance(entry, RingShare):
+                yield from _walk(entry, f"{prefix}.({entry.kind},{entry.n_rings})")
+            elif not isinstance(entry, POINTS):
                 yield from _walk(entry, f"{prefix}.{getattr(entry, 'name', '')}")
-    elif is_dataclass(value):
+    elif is_dataclass(value) and not isinstance(value, Calibration):
         for item in fields(value):
             yield from _walk(getattr(value, item.name), f"{prefix}.{item.name}".lstrip("."))

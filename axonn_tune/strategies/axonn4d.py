@@ -152,6 +152,8 @@ class _Planner:
             linear.name: self._shape(linear) for linear in (*model.block_linears, model.head)
         }
         self.embedding_bytes = self.shapes["head"].weight_bytes
+        self._norm_kernel = f"{model.norm}_norm"
+        self._activation_kernel = "swiglu" if model.gated_mlp else "gelu"
 
     def _shape(self, linear: Linear) -> _Shape:
         over_in, over_out = (self.y, self.x) if linear.transposed else (self.x, self.y)
@@ -219,7 +221,7 @@ class _Planner:
             rows, columns = columns, rows
         host.gemm(f"{weight}.gemm_weight", rows, columns, self.tokens, shape.modes[2])
         if shape.linear.bias:
-            host.memory_bound(f"{weight}.bias", shape.output_bytes)
+            host.memory_bound(f"{weight}.bias", shape.output_bytes, "reduce")
         self._scatter(host, name, shape.weight_bytes)
         if self.overlap.oar:
             host.wait(reduce_input)
@@ -242,9 +244,11 @@ class _Planner:
         n_sums = 2.0 if self.model.norm == "layer" else 1.0
         residual, is_split = self.residual_bytes, self.x > 1
         forward = not name.startswith("backward")
-        host.memory_bound(f"{name}.sums", is_split * (1.0 if forward else 2.0) * residual)
+        sums_bytes = is_split * (1.0 if forward else 2.0) * residual
+        host.memory_bound(f"{name}.sums", sums_bytes, "reduce")
         host.run(f"{name}.all_reduce", "all_reduce", self.tokens * (n_sums * FP32_BYTES), "x")
-        host.memory_bound(name, (2.0 if forward else 3.0) * residual)
+        kernel = self._norm_kernel if forward else f"{self._norm_kernel}_backward"
+        host.memory_bound(name, (2.0 if forward else 3.0) * residual, kernel)
 
     def _attention(self, host: HostProgram, name: str, backward: bool) -> None:
         host.attention(
@@ -261,10 +265,12 @@ class _Planner:
         """Rotary position embedding of q and k, read and written."""
         if self.model.position == "rotary":
             rotated = (self.model.n_heads + self.model.n_kv_heads) * self.model.head_dim
-            host.memory_bound(name, self.tokens * (2.0 * rotated * self.element_bytes) / self.y)
+            nbytes = self.tokens * (2.0 * rotated * self.element_bytes) / self.y
+            host.memory_bound(name, nbytes, "rotary")
 
     def _activation(self, host: HostProgram, name: str) -> None:
-        host.memory_bound(name, self.shapes["up"].output_bytes + self.mlp_bytes)
+        nbytes = self.shapes["up"].output_bytes + self.mlp_bytes
+        host.memory_bound(name, nbytes, self._activation_kernel)
 
     # A block -------------------------------------------------------------------------
 
@@ -276,12 +282,12 @@ class _Planner:
         self._rotary(host, f"{chain}.rotary")
         self._attention(host, f"{chain}.attention", backward=False)
         self.linear_forward(host, proj, up)
-        host.memory_bound(f"{chain}.residual1", 3.0 * self.residual_bytes)
+        host.memory_bound(f"{chain}.residual1", 3.0 * self.residual_bytes, "add")
         self._norm(host, f"{chain}.norm2")
         self.linear_forward(host, up, down)
         self._activation(host, f"{chain}.activation")
         self.linear_forward(host, down, following)
-        host.memory_bound(f"{chain}.residual2", 3.0 * self.residual_bytes)
+        host.memory_bound(f"{chain}.residual2", 3.0 * self.residual_bytes, "add")
 
     def block_backward(self, host: HostProgram, following: _Weight | None) -> None:
         """What the job recomputes, then the gradients of the MLP and of attention."""
@@ -290,10 +296,11 @@ class _Planner:
         again = self._recompute_inputs()
         up_bytes, residual_add = self.shapes["up"].output_bytes, 3.0 * self.residual_bytes
         self.linear_backward(host, "down", _Weight("backward", "up"), again.get("down"))
-        host.memory_bound("backward.activation", 2.0 * up_bytes + self.mlp_bytes)
+        kernel = f"{self._activation_kernel}_backward"
+        host.memory_bound("backward.activation", 2.0 * up_bytes + self.mlp_bytes, kernel)
         self.linear_backward(host, "up", _Weight("backward", "proj"), again.get("up"))
         self._norm(host, "backward.norm2")
-        host.memory_bound("backward.residual2", residual_add)
+        host.memory_bound("backward.residual2", residual_add, "add")
         self.linear_backward(host, "proj", _Weight("backward", "qkv"))
         if self.recompute == "selective" and self.job.attention == "unfused":
             self._attention(host, "recompute.attention", backward=False)
@@ -301,17 +308,17 @@ class _Planner:
         self._rotary(host, "backward.rotary")
         self.linear_backward(host, "qkv", following, again.get("qkv"))
         self._norm(host, "backward.norm1")
-        host.memory_bound("backward.residual1", residual_add)
+        host.memory_bound("backward.residual1", residual_add, "add")
 
     def _recompute_inputs(self) -> dict[str, Callable[[HostProgram], None]]:
         """Selective recomputation: what needs neither a weight nor a collective, where used."""
         if self.recompute != "selective":
             return {}
-        norm_bytes = 2.0 * self.residual_bytes
+        norm, norm_bytes = self._norm_kernel, 2.0 * self.residual_bytes
         return {
             "down": lambda host: self._activation(host, "recompute.activation"),
-            "up": lambda host: host.memory_bound("recompute.norm2", norm_bytes),
-            "qkv": lambda host: host.memory_bound("recompute.norm1", norm_bytes),
+            "up": lambda host: host.memory_bound("recompute.norm2", norm_bytes, norm),
+            "qkv": lambda host: host.memory_bound("recompute.norm1", norm_bytes, norm),
         }
 
     # Phases ----------------------------------------------------------------------------
@@ -323,11 +330,11 @@ class _Planner:
         if self.overlap.oag:
             self._gather(host, weight)
         self._take_weight(host, weight, _Weight("forward", "qkv"))
-        host.memory_bound(f"{weight}.lookup", 2.0 * self.residual_bytes)
+        host.memory_bound(f"{weight}.lookup", 2.0 * self.residual_bytes, "copy")
         host.issue(f"{weight}.all_reduce", "all_reduce", self.residual_bytes, "y")
         if self.model.position == "learned":
             host.wait(f"{weight}.all_reduce")
-            host.memory_bound(f"{weight}.position", 2.0 * self.residual_bytes)
+            host.memory_bound(f"{weight}.position", 2.0 * self.residual_bytes, "add")
         return host.phase("embedding")
 
     def forward(self, name: str, repeats: int, following: _Weight) -> Phase:
@@ -347,10 +354,12 @@ class _Planner:
         self.linear_forward(host, _Weight("forward", "head"), _Weight("backward", "head"))
         # Softmax of the rank's part of the vocabulary, then of the parts: their largest
         # log-sum-exp, then the sum of exponentials with the target's logit.
-        host.memory_bound("loss.softmax", logits * (2.0 * self.element_bytes + FP32_BYTES))
+        nbytes = logits * (2.0 * self.element_bytes + FP32_BYTES)
+        host.memory_bound("loss.softmax", nbytes, "softmax")
         host.run("loss.maximum.all_reduce", "all_reduce", per_token, "y")
         host.run("loss.sum.all_reduce", "all_reduce", 2.0 * per_token, "y")
-        host.memory_bound("loss.gradient", logits * (FP32_BYTES + self.element_bytes))
+        nbytes = logits * (FP32_BYTES + self.element_bytes)
+        host.memory_bound("loss.gradient", nbytes, "softmax_backward")
         self.linear_backward(host, "head", self._backward_entry)
         self._norm(host, "backward.norm")
         return host.phase("head")
@@ -373,12 +382,12 @@ class _Planner:
         host = HostProgram()
         name = "backward.embedding"
         if self.model.position == "learned":
-            host.memory_bound(f"{name}.position", self.residual_bytes)
+            host.memory_bound(f"{name}.position", self.residual_bytes, "reduce")
         self._wait_for_last_but_one_scatter(host, "embedding")
         # Where Z does not split it, a shared weight has the head's gradient to add to.
         is_cleared = (self.z > 1) if self.model.tied_embeddings else 1.0
         nbytes = is_cleared * self.embedding_bytes + 3.0 * self.residual_bytes
-        host.memory_bound(f"{name}.scatter_add", nbytes)
+        host.memory_bound(f"{name}.scatter_add", nbytes, "scatter_add")
         host.issue(f"{name}.reduce_scatter", "reduce_scatter", self.embedding_bytes, "z")
         return host.phase("embedding_backward", over_storage=True)
 
@@ -406,9 +415,9 @@ class _Planner:
         host.wait("backward.embedding.reduce_scatter")
         if self.model.tied_embeddings:
             shard_bytes = self.embedding_bytes / self.z
-            host.memory_bound("gradient.tied", (self.z > 1) * 3.0 * shard_bytes)
+            host.memory_bound("gradient.tied", (self.z > 1) * 3.0 * shard_bytes, "add")
         nbytes = (sharded + replicated) * (self.element_bytes + 2.0 * GRADIENT_BYTES)
-        host.memory_bound("gradient.accumulate", nbytes)
+        host.memory_bound("gradient.accumulate", nbytes, "add")
         return host.phase("accumulate", over_storage=True)
 
     def step_end(self) -> tuple[Phase, ...]:
@@ -421,15 +430,15 @@ class _Planner:
         host.run("gradient.vectors.all_reduce", "all_reduce", vector_bytes, "z")
         n_buckets = np.ceil(gradient_bytes / BUCKET_BYTES)
         host.run("gradient.all_reduce", "all_reduce", gradient_bytes, "data", n_buckets)
-        host.memory_bound("gradient.norm", gradient_bytes)
+        host.memory_bound("gradient.norm", gradient_bytes, "reduce")
         for axis in ("x", "y", "z"):
             host.run(f"gradient.norm.all_reduce_{axis}", "all_reduce", FP32_BYTES, axis)
-        host.memory_bound("gradient.clip", 2.0 * gradient_bytes)
+        host.memory_bound("gradient.clip", 2.0 * gradient_bytes, "scale")
         # Read and clear the gradient, read and write the states, write the weight; without
         # a master copy the weight is read too.
         weight_bytes = self.element_bytes * (1.0 if _has_master_copy(self.job) else 2.0)
         nbytes = stored * (2.0 * GRADIENT_BYTES + 2.0 * _state_bytes(self.job) + weight_bytes)
-        host.memory_bound("optimizer.step", nbytes)
+        host.memory_bound("optimizer.step", nbytes, "optimizer")
         return (host.phase("step_end", over_storage=True),)
 
 

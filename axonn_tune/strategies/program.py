@@ -30,9 +30,9 @@ class HostProgram:
         """Launch a matrix product; like every kernel it follows the kernels before it."""
         self._operations.append(Gemm(name, m, n, k, mode, self._take_awaited()))
 
-    def memory_bound(self, name: str, nbytes: Size) -> None:
-        """Launch a kernel that reads and writes `nbytes` in all."""
-        self._operations.append(MemoryBound(name, nbytes, 1, self._take_awaited()))
+    def memory_bound(self, name: str, nbytes: Size, kernel: str) -> None:
+        """Launch a kernel, one of `MEMORY_KERNELS`, that reads and writes `nbytes` in all."""
+        self._operations.append(MemoryBound(name, nbytes, kernel, self._take_awaited()))
 
     def attention(
         self,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.cost.gemm import curve_seconds, gemm_seconds
 from axonn_tune.errors import InputError
-from axonn_tune.spec.machine import GemmPoint
 from axonn_tune.spec.plan import MODES, Attention
+from axonn_tune.spec.points import GemmPoint
 
 LAUNCH, SUSTAINED, K_OVERHEAD, N_MULTIPROCESSORS = 5e-6, 0.8, 100, 100
 SIDES = st.integers(1, 6000)

@@ -10,8 +10,8 @@ from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.memory_bound import memory_bound_seconds, moved_copy_seconds
 from axonn_tune.cost.pricing import slowest_rank_factor
-from axonn_tune.spec.machine import GemmPoint
 from axonn_tune.spec.plan import Attention
+from axonn_tune.spec.points import GemmPoint
 
 
 def seconds(machine, m, n, k, mode="NN", dtype="bf16", tuning=False):
@@ -95,13 +95,15 @@ def test_unfused_attention_moves_its_scores_through_memory():
 
 def test_memory_bound_kernel():
     """Without bytes to move it is not launched."""
-    got = memory_bound_seconds(np.array([1e9, 0.0]), 3, machine_of())
-    assert got == pytest.approx([1e9 / 1.2e12 + 15e-6, 0.0])
-    assert memory_bound_seconds(0.0, 1, machine_of()) == 0.0
+    got = memory_bound_seconds(np.array([1e9, 0.0]), machine_of(), "copy", "bf16")
+    assert got == pytest.approx([1e9 / 1.2e12 + 5e-6, 0.0])
+    assert memory_bound_seconds(0.0, machine_of(), "copy", "bf16") == 0.0
 
 
 def test_transposed_copy_reads_and_writes():
-    assert moved_copy_seconds(np.array([1e9]), machine_of()) == pytest.approx(2e9 / 1.2e12 + 5e-6)
+    assert moved_copy_seconds(np.array([1e9]), machine_of(), "bf16") == pytest.approx(
+        2e9 / 1.2e12 + 5e-6
+    )
 
 
 def test_the_slowest_of_many_equal_gpus():

@@ -1,0 +1,116 @@
+"""Measured times of single operations, as calibration finds them and a profile keeps them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from axonn_tune.spec.checks import (
+    require_choice,
+    require_count,
+    require_fraction,
+    require_positive,
+)
+from axonn_tune.spec.job import BYTES_PER_ELEMENT
+from axonn_tune.spec.plan import KINDS, MEMORY_KERNELS, MODES
+
+
+@dataclass(frozen=True)
+class GemmPoint:
+    """One product (m x k) times (k x n): median time, relative standard deviation of a sample."""
+
+    m: int
+    n: int
+    k: int
+    mode: str
+    dtype: str
+    seconds: float
+    spread_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        owner = f"gemm point {self.m}x{self.n}x{self.k}"
+        _check(owner, self, ("m", "n", "k"))
+        require_choice(owner, "mode", self.mode, MODES)
+        require_choice(owner, "dtype", self.dtype, BYTES_PER_ELEMENT)
+
+
+@dataclass(frozen=True)
+class AttentionPoint:
+    """Causal softmax attention over whole sequences, forward or backward, fused or not."""
+
+    n_sequences: int
+    n_heads: int
+    seq_len: int
+    head_dim: int
+    backward: bool
+    fused: bool
+    dtype: str
+    seconds: float
+    spread_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        owner = f"attention point {self.n_sequences}x{self.n_heads}x{self.seq_len}x{self.head_dim}"
+        _check(owner, self, ("n_sequences", "n_heads", "seq_len", "head_dim"))
+        require_choice(owner, "dtype", self.dtype, BYTES_PER_ELEMENT)
+
+
+@dataclass(frozen=True)
+class MemoryPoint:
+    """One kernel limited by memory bandwidth; `nbytes` counts what it reads and writes."""
+
+    kernel: str
+    dtype: str
+    nbytes: int
+    seconds: float
+    spread_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        owner = f"memory point {self.kernel}"
+        _check(owner, self, ("nbytes",))
+        require_choice(owner, "kernel", self.kernel, MEMORY_KERNELS)
+        require_choice(owner, "dtype", self.dtype, BYTES_PER_ELEMENT)
+
+
+@dataclass(frozen=True)
+class LinkPoint:
+    """One collective over the groups of ranks ``b + r + i * stride`` for i < size.
+
+    b is a multiple of ``stride * size`` and r < stride. `n_rings` of the `stride` groups that
+    interleave communicate at once, in every block b if `everywhere`, else in the first only.
+    `nbytes` is the full buffer, as `Collective` counts it; `seconds` is of the slowest rank.
+    """
+
+    kind: str
+    stride: int
+    size: int
+    n_rings: int
+    everywhere: bool
+    nbytes: int
+    seconds: float
+    spread_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        owner = f"link point {self.kind} ({self.stride}, {self.size})"
+        _check(owner, self, ("stride", "size", "n_rings", "nbytes"))
+        require_choice(owner, "kind", self.kind, KINDS)
+        require_count(owner, "size", self.size, least=2)
+
+    @property
+    def is_of_whole_axis(self) -> bool:
+        """Whether all groups of the axis communicated, as they do in training."""
+        return self.everywhere and self.n_rings == self.stride
+
+
+Point = GemmPoint | AttentionPoint | MemoryPoint | LinkPoint
+POINTS = (GemmPoint, AttentionPoint, MemoryPoint, LinkPoint)
+
+
+def _check(owner: str, point: Any, counts: tuple[str, ...]) -> None:
+    for name in counts:
+        # Bytes may be many; whole numbers of them all the same.
+        if name == "nbytes":
+            require_positive(owner, name, point.nbytes)
+        else:
+            require_count(owner, name, getattr(point, name))
+    require_positive(owner, "seconds", point.seconds)
+    require_fraction(owner, "spread_fraction", point.spread_fraction)
