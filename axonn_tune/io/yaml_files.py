@@ -154,7 +154,7 @@ def read_text(path: FileName) -> str:
         with open(path, "rb") as file:
             return file.read().decode("utf-8-sig")
     except OSError as error:
-        raise _os_failure(path, "cannot be read", error) from None
+        raise os_failure(path, "cannot be read", error) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise FileError(one_line(f"{os.fspath(path)}, line {line}: not UTF-8 text")) from None
@@ -179,7 +179,7 @@ def write_text(path: FileName, text: str) -> None:
             with open(path, "wb") as file:
                 file.write(data)
     except OSError as error:
-        raise _os_failure(path, "cannot be written", error) from None
+        raise os_failure(path, "cannot be written", error) from None
     except ValueError as error:  # a zero byte in the name, a lone surrogate in the text
         raise FileError(one_line(f"{os.fspath(path)!r} cannot be written: {error}")) from None
 
@@ -209,7 +209,8 @@ def _replace(path: str, data: bytes, mode: int | None) -> None:
         raise
 
 
-def _os_failure(path: FileName, what: str, error: OSError) -> FileError:
+def os_failure(path: FileName, what: str, error: OSError) -> FileError:
+    """One line that names the file and what the system says."""
     reason = error.strerror or str(error)
     return FileError(one_line(f"{os.fspath(path)} {what}: {reason[:1].lower()}{reason[1:]}"))
 

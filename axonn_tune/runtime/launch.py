@@ -92,6 +92,14 @@ def ranks_at_hand(device: str) -> int:
     return n_ranks
 
 
+def ranks_or_cores(wanted: int | None, device: str) -> int:
+    """Ranks of the job that this process belongs to; else those wanted, GPUs, or cores."""
+    place = place_in_job(os.environ)
+    if place is not None:
+        return place.n_ranks
+    return wanted or _n_gpus(device) or len(os.sched_getaffinity(0))
+
+
 def default_dtype(device: str) -> str:
     """``"bf16"`` where there are GPUs; a CPU is slow at it."""
     return "bf16" if _n_gpus(device) else "fp32"

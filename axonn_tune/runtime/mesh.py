@@ -67,6 +67,17 @@ class Mesh:
                 dist.destroy_process_group(group)
 
 
+class Alone(Mesh):
+    """A grid of this rank alone, whatever others there are: nothing is communicated."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.grid, self.order, self.device = Grid(1, 1, 1, 1), PAPER_ORDER, torch.device(device)
+        self._places = dict.fromkeys(AXES, 0)
+
+    def close(self) -> None:
+        """There are no groups."""
+
+
 def rank_table(grid: Grid, order: str) -> torch.Tensor:
     """Rank numbers, shape (G_data, G_z, G_y, G_x), when `order`'s first axis varies fastest."""
     axis_of = {axis[0]: axis for axis in AXES}

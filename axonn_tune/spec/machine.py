@@ -126,9 +126,9 @@ class KernelRates:
     memory_points: tuple[MemoryPoint, ...] = ()
 
     def __post_init__(self) -> None:
-        require_fraction("kernels", "slowdown_fraction", self.slowdown_fraction.value)
-        slowdown = self.collective_slowdown_fraction.value
-        require_fraction("kernels", "collective_slowdown_fraction", slowdown)
+        for name in ("slowdown_fraction", "collective_slowdown_fraction"):
+            if not 0 <= getattr(self, name).value < math.inf:
+                raise InputError(f"kernels: {name} must be finite and not negative")
         for name in (
             "flash_forward_fraction",
             "flash_backward_fraction",

@@ -27,7 +27,7 @@ MODES = ("NN", "NT", "TN")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
 # Kernels limited by memory bandwidth, told apart by how much of it they reach.
 MEMORY_KERNELS = (
-    *("copy", "add", "scale", "reduce", "scatter_add", "optimizer"),
+    *("copy", "lookup", "add", "scale", "reduce", "scatter_add", "optimizer"),
     *("layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"),
     *("gelu", "gelu_backward", "swiglu", "swiglu_backward"),
     *("rotary", "softmax", "softmax_backward"),

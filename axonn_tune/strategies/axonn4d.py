@@ -330,7 +330,7 @@ class _Planner:
         if self.overlap.oag:
             self._gather(host, weight)
         self._take_weight(host, weight, _Weight("forward", "qkv"))
-        host.memory_bound(f"{weight}.lookup", 2.0 * self.residual_bytes, "copy")
+        host.memory_bound(f"{weight}.lookup", 2.0 * self.residual_bytes, "lookup")
         host.issue(f"{weight}.all_reduce", "all_reduce", self.residual_bytes, "y")
         if self.model.position == "learned":
             host.wait(f"{weight}.all_reduce")

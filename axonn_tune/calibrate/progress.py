@@ -1,0 +1,46 @@
+"""A progress bar on stderr; where that is no terminal, a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+BAR_WIDTH = 24
+# Between two updates of the bar, and between two lines.
+BAR_SECONDS, LINE_SECONDS = 0.1, 10.0
+
+
+class Progress:
+    """Shows how much of the work is done, and about how long the rest takes."""
+
+    def __init__(self, silent: bool) -> None:
+        self._silent, self._on_terminal = silent, sys.stderr.isatty()
+        self._done = self._total = 0
+        self._start = self._last = time.monotonic()
+
+    def expect(self, count: int) -> None:
+        """So many more things to do; fewer if negative."""
+        self._total += count
+
+    def advance(self, what: str) -> None:
+        """One of them is done."""
+        self._done += 1
+        now = time.monotonic()
+        interval = BAR_SECONDS if self._on_terminal else LINE_SECONDS
+        if self._silent or now - self._last < interval:
+            return
+        self._last = now
+        share = self._done / max(self._total, self._done)
+        left = (now - self._start) * (1.0 - share) / share
+        text = f"{self._done} of {self._total} measured, about {left:.0f} s left ({what})"
+        if self._on_terminal:
+            filled = round(BAR_WIDTH * share)
+            bar = "#" * filled + "-" * (BAR_WIDTH - filled)
+            print(f"\r\x1b[K[{bar}] {text}", end="", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        """Clear the bar."""
+        if self._on_terminal and not self._silent:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,156 @@
+"""Measure a cluster, on every rank of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from axonn_tune.calibrate.compute import (
+    Products,
+    measure_attention,
+    measure_kernels,
+    measure_products,
+)
+from axonn_tune.calibrate.ledger import Ledger, gathered, least
+from axonn_tune.calibrate.network import Links, measure_interference, measure_links, measure_units
+from axonn_tune.calibrate.plan import extent_of
+from axonn_tune.calibrate.progress import Progress
+from axonn_tune.calibrate.setting import Request, Setting
+from axonn_tune.calibrate.timing import ranks_per_core
+from axonn_tune.calibrate.topology import Station, ranks_per_node
+from axonn_tune.runtime.run import device_name, software
+from axonn_tune.runtime.session import Place, joined, pick_device
+from axonn_tune.spec.calibration import RankSpeed
+from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
+
+# A node's number, as torchrun and Slurm tell it: several may share a host's name.
+NODE_VARIABLES = ("SLURM_NODEID", "GROUP_RANK")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured, as raw as it is.
+
+    memory_bytes: of one rank. n_per_node: ranks of a node. hosts: the name of each node. units:
+    ranks of the units whose boundaries slow links down, innermost first. slowdowns: of a
+    product beside an all-reduce, and of this beside products, by round.
+    """
+
+    device_name: str
+    on_gpu: bool
+    n_multiprocessors: int
+    memory_bytes: float
+    backend: str
+    software: Mapping[str, str]
+    n_ranks: int
+    n_per_node: int
+    hosts: tuple[str, ...]
+    units: tuple[int, ...]
+    gemm_points: tuple[GemmPoint, ...]
+    attention_points: tuple[AttentionPoint, ...]
+    memory_points: tuple[MemoryPoint, ...]
+    link_points: tuple[LinkPoint, ...]
+    slowdowns: tuple[tuple[float, float], ...]
+    speeds: tuple[RankSpeed, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+
+def measure(request: Request, place: Place) -> Measured | None:
+    """Measure on this rank, together with all others; rank 0 returns what was found.
+
+    Raises
+    ------
+    AxonnTuneError
+        Bad input, a failure of any rank, or results that cannot be kept.
+    """
+    device = pick_device(request.device, place)
+    with joined(place, device, request.timeout_seconds):
+        start = time.monotonic()
+        setting = _setting(request, place, device)
+        measured = _measured(setting, start)
+        setting.progress.finish()
+        return measured if place.rank == 0 else None
+
+
+def _setting(request: Request, place: Place, device: torch.device) -> Setting:
+    extent = extent_of(request.is_quick, device.type == "cuda")
+    stations = tuple(gathered(Station(_node_name(), device_name(device))))
+    n_per_node = ranks_per_node(stations)
+    sharing = ranks_per_core(device, place.n_local_ranks)
+    progress = Progress(silent=request.quiet or place.rank != 0)
+    owner = {
+        "device": stations[0].device_name,
+        "nodes": [station.node for station in stations],
+        "quick": request.is_quick,
+        "software": software(device),
+    }
+    return Setting(
+        request=request,
+        device=device,
+        extent=extent,
+        effort=extent.effort.on_shared_cores(sharing),
+        is_shared=sharing > 1.0,
+        stations=stations,
+        n_per_node=n_per_node,
+        memory_bytes=least(_memory_bytes(device, n_per_node), device),
+        ledger=Ledger(request.journal, owner, request.resume, progress),
+        progress=progress,
+    )
+
+
+def _measured(setting: Setting, start: float) -> Measured:
+    parts = setting.request.parts
+    has_links = "links" in parts and setting.n_ranks > 1
+    products = measure_products(setting) if "gemm" in parts else Products()
+    attention = measure_attention(setting) if "gemm" in parts else []
+    kernels = measure_kernels(setting) if "memory" in parts else []
+    units = measure_units(setting) if has_links else []
+    links = measure_links(setting) if has_links else Links()
+    slowdowns = measure_interference(setting) if has_links else []
+    return Measured(
+        device_name=setting.stations[0].device_name,
+        on_gpu=setting.device.type == "cuda",
+        n_multiprocessors=_n_multiprocessors(setting.device),
+        memory_bytes=setting.memory_bytes,
+        backend=dist.get_backend(),
+        software=software(setting.device),
+        n_ranks=setting.n_ranks,
+        n_per_node=setting.n_per_node,
+        hosts=tuple(station.node for station in setting.stations[:: setting.n_per_node]),
+        units=tuple(units),
+        gemm_points=products.points,
+        attention_points=(*attention, *(p for p in kernels if isinstance(p, AttentionPoint))),
+        memory_points=tuple(p for p in kernels if isinstance(p, MemoryPoint)),
+        link_points=links.points,
+        slowdowns=tuple(slowdowns),
+        speeds=products.speeds,
+        notes=products.notes + links.notes,
+        seconds=time.monotonic() - start,
+    )
+
+
+def _node_name() -> str:
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    numbers = (os.environ[name] for name in NODE_VARIABLES if name in os.environ)
+    return f"{host}:{next(numbers, 0)}"
+
+
+def _memory_bytes(device: torch.device, n_per_node: int) -> float:
+    """Of the GPU, or an equal part of the node's."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / n_per_node
+
+
+def _n_multiprocessors(device: torch.device) -> int:
+    """Of a GPU; a CPU's rank counts as one."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return 1
