@@ -57,14 +57,14 @@ def time_step(
 
     All ranks call it together. `is_shared`: several ranks compute on one core.
     """
-    model, job = workload.model, _job(workload)
+    model = workload.model
     engine = Engine(Alone(device), workload.dtype, kernel_tuning=False, record=True)
     gpt = GPT(engine, model, attention=workload.attention)
     tokens = RandomTokens(model.vocab_size, workload.seq_len)
     batch = workload.n_sequences
     trainer = Trainer(gpt, Optimizer(gpt, engine), tokens, batch, batch)
     samples: dict[KernelPoint, list[float]] = defaultdict(list)
-    points = _points_by_name(workload, job)
+    points = points_by_name(workload)
     for index in range(WARM_UP_STEPS + n_steps):
         trainer.step(index)
         if index < WARM_UP_STEPS:
@@ -107,10 +107,10 @@ def _job(workload: Workload) -> Job:
     )
 
 
-def _points_by_name(workload: Workload, job: Job) -> dict[str, KernelPoint]:
+def points_by_name(workload: Workload) -> dict[str, KernelPoint]:
     """What each operation of the step is, without its time."""
     table = CandidateTable.single(Grid(1, 1, 1, 1), micro_batch=workload.n_sequences)
-    plan = axonn4d.plan(workload.model, job, "none", table)
+    plan = axonn4d.plan(workload.model, _job(workload), "none", table)
     points: dict[str, KernelPoint] = {}
     for phase in plan.phases:
         for op in phase.operations:

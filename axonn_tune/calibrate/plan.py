@@ -10,6 +10,7 @@ from axonn_tune.calibrate.gemm import GemmShape
 from axonn_tune.calibrate.kernels import Workload
 from axonn_tune.calibrate.links import Groups
 from axonn_tune.calibrate.timing import QUICK, THOROUGH, Effort
+from axonn_tune.runtime.engine import DTYPES as TRAINED_DTYPES
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import KINDS, MODES
 
@@ -95,6 +96,7 @@ def workloads(
     return [
         Workload(small[model.name], min(seq_len, n), max(n // seq_len, 1), dtype, attention)
         for dtype in dtypes
+        if dtype in TRAINED_DTYPES
         for model in models
         for attention in (("flash",) if extent.is_quick else ("flash", "unfused"))
         for n in extent.kernel_tokens

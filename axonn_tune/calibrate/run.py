@@ -73,13 +73,14 @@ def measure(request: Request, place: Place) -> Measured | None:
     device = pick_device(request.device, place)
     with joined(place, device, request.timeout_seconds):
         start = time.monotonic()
-        setting = _setting(request, place, device)
-        measured = _measured(setting, start)
+        setting = setting_of(request, place, device)
+        found = measured(setting, start)
         setting.progress.finish()
-        return measured if place.rank == 0 else None
+        return found if place.rank == 0 else None
 
 
-def _setting(request: Request, place: Place, device: torch.device) -> Setting:
+def setting_of(request: Request, place: Place, device: torch.device) -> Setting:
+    """Meet the other ranks and learn where all of them stand."""
     extent = extent_of(request.is_quick, device.type == "cuda")
     stations = tuple(gathered(Station(_node_name(), device_name(device))))
     n_per_node = ranks_per_node(stations)
@@ -105,7 +106,8 @@ def _setting(request: Request, place: Place, device: torch.device) -> Setting:
     )
 
 
-def _measured(setting: Setting, start: float) -> Measured:
+def measured(setting: Setting, start: float) -> Measured:
+    """Go through all parts that were asked for, with every other rank."""
     parts = setting.request.parts
     has_links = "links" in parts and setting.n_ranks > 1
     products = measure_products(setting) if "gemm" in parts else Products()

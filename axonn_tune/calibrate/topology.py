@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-import numpy as np
+from statistics import median
 
 from axonn_tune.errors import InputError
 
@@ -82,15 +81,21 @@ def measured_units(rates: Mapping[Pair, float], n_ranks: int) -> list[int]:
         if outer % unit:
             continue
         within = {pair: rate for pair, rate in rates.items() if _same(pair, outer)}
-        inside = [rate for pair, rate in within.items() if _same(pair, unit)]
-        crossing = [rate for pair, rate in within.items() if not _same(pair, unit)]
-        if not inside or not crossing:
-            continue
-        # The slow ones inside may cross a boundary further in.
-        if np.median(crossing) < CLEARLY_SLOWER * np.quantile(inside, 0.1):
+        inside = {pair: rate for pair, rate in within.items() if _same(pair, unit)}
+        crossing = [rate for pair, rate in within.items() if pair not in inside]
+        if inside and crossing and median(crossing) < CLEARLY_SLOWER * _slowest(inside, unit):
             units.append(unit)
             outer = unit
     return units[::-1]
+
+
+def _slowest(rates: Mapping[Pair, float], n_ranks: int) -> float:
+    """Median rate of the pairs that are equally far apart, of the slowest such kind."""
+    divisors = [n for n in range(2, n_ranks + 1) if n_ranks % n == 0]
+    kinds: dict[int, list[float]] = {}
+    for pair, rate in rates.items():
+        kinds.setdefault(next(n for n in divisors if _same(pair, n)), []).append(rate)
+    return min(median(kind) for kind in kinds.values())
 
 
 def _same(pair: Pair, unit: int) -> bool:

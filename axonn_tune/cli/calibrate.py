@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from axonn_tune.calibrate.run import Measured
-    from axonn_tune.calibrate.setting import Request
-    from axonn_tune.io.journal import Journal
-    from axonn_tune.search.problem import Search
-    from axonn_tune.spec.machine import Machine
+    pass
 
 _PARTS = ("gemm", "memory", "links")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -83,10 +84,11 @@ class Journal:
         os.unlink(self.path)
 
     def _append(self, record: dict[str, Any], mode: str) -> None:
+        line = json.dumps(record).encode() + b"\n"
         try:
-            with open(self.path, mode, encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-                file.flush()
+            with open(self.path, mode + "b", buffering=0) as file:
+                if file.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(file.fileno())
         except OSError as error:
             raise os_failure(self.path, "cannot be written", error) from None

@@ -1,0 +1,134 @@
+"""Ranks measure together, agree on what comes next, and go on where they were interrupted."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import on_ranks
+
+from axonn_tune.calibrate import links, network, plan, run
+from axonn_tune.calibrate.gemm import GemmShape
+from axonn_tune.calibrate.setting import Request
+from axonn_tune.calibrate.timing import Effort
+from axonn_tune.errors import AxonnTuneError
+from axonn_tune.io.journal import Journal
+from axonn_tune.runtime.session import Place
+
+# As a thorough calibration, but in a few seconds.
+BRIEF = replace(
+    plan.extent_of(is_quick=False, on_gpu=False),
+    effort=Effort(sample_seconds=1e-4, n_samples=3, max_seconds=1e-3),
+    gemm_sizes=(16, 64),
+    copy_bytes=(2**12, 2**16),
+    kernel_tokens=(64,),
+    n_kernel_steps=1,
+    message_growth=16,
+    most_bytes=2**16,
+    sustain_seconds=0.05,
+)
+PARTS = ("gemm", "memory", "links")
+EXTRA = GemmShape(24, 40, 56, "TN", "fp32")
+
+
+def calibrate(rank, n_ranks, path, resume=False, **request):
+    run.extent_of = lambda *_: BRIEF
+    run.ranks_per_core = lambda *_: 1.0  # else samples are long enough for ranks to take turns
+    request = Request(
+        parts=request.pop("parts", PARTS),
+        is_quick=False,
+        dtypes=("fp32",),
+        journal=Journal(path),
+        resume=resume,
+        models=(plan.GPT_LIKE,),
+        gemm_shapes=(EXTRA,),
+        quiet=True,
+        **request,
+    )
+    setting = run.setting_of(request, Place(rank, n_ranks, rank, n_ranks), torch.device("cpu"))
+    return run.measured(setting, 0.0)
+
+
+def everything_is_measured(rank, n_ranks, path):
+    found = calibrate(rank, n_ranks, path)
+    assert found.n_ranks == found.n_per_node == n_ranks and len(found.hosts) == 1
+    shapes = {(p.m, p.n, p.k, p.mode) for p in found.gemm_points}
+    assert len(shapes) == len(found.gemm_points) == 8 * 3 + 1 and (24, 40, 56, "TN") in shapes
+    assert {p.kernel for p in found.memory_points} >= {"copy", "add", "optimizer", "layer_norm"}
+    assert {(p.backward, p.fused) for p in found.attention_points} == {
+        (backward, fused) for backward in (False, True) for fused in (False, True)
+    }
+    assert {p.kind for p in found.link_points} == set(plan.KINDS)
+    axes = {(p.stride, p.size) for p in found.link_points if p.is_of_whole_axis}
+    assert axes == {(1, 2), (1, 4), (2, 2)}
+    assert len(found.slowdowns) == network.N_ROUNDS[False]
+    assert [speed.rank for speed in found.speeds] == list(range(n_ranks))
+    assert any("rate changed" in note for note in found.notes)
+
+
+def test_everything_is_measured(tmp_path):
+    on_ranks(4, everything_is_measured, 4, str(tmp_path / "journal"))
+
+
+def what_is_known_is_not_measured_again(rank, n_ranks, path):
+    first = calibrate(rank, n_ranks, path)
+    torch.distributed.barrier()
+    lines = Path(path).read_text().splitlines()
+    cut = len(lines) // 2
+    if rank == 0:
+        Path(path).write_text("\n".join(lines[:cut]) + '\n{"key": "cut sho')
+    again = calibrate(rank, n_ranks, path, resume=True)
+    torch.distributed.barrier()
+    now = Path(path).read_text().splitlines()
+    assert now[:cut] == lines[:cut]
+    assert [json.loads(line)["key"] for line in now[1:]] == [
+        json.loads(line)["key"] for line in lines[1:]
+    ]
+    assert first.gemm_points == again.gemm_points
+    assert [replace(p, seconds=1.0, spread_fraction=0.0) for p in first.link_points] == [
+        replace(p, seconds=1.0, spread_fraction=0.0) for p in again.link_points
+    ]
+
+
+def test_what_is_known_is_not_measured_again(tmp_path):
+    on_ranks(2, what_is_known_is_not_measured_again, 2, str(tmp_path / "journal"))
+
+
+def lacks_all_to_all(rank, n_ranks, path):
+    start = links._collective
+
+    def lacking(kind, nbytes, mesh):
+        if kind == "all_to_all":
+            raise RuntimeError("Backend gloo does not support all_to_all")
+        return start(kind, nbytes, mesh)
+
+    links._collective = lacking
+    found = calibrate(rank, n_ranks, path, parts=("links",))
+    assert {p.kind for p in found.link_points} == set(plan.KINDS) - {"all_to_all"}
+    assert found.notes == ("all_to_all was not measured: gloo does not have it",)
+    assert not found.gemm_points and not found.memory_points
+
+
+def test_a_collective_that_the_backend_lacks_is_left_out_and_noted(tmp_path):
+    on_ranks(2, lacks_all_to_all, 2, str(tmp_path / "journal"))
+
+
+def levels_as_told(rank, n_ranks, path):
+    assert calibrate(rank, n_ranks, path, parts=("links",), units=(2,)).units == (2,)
+
+
+def test_levels_as_told(tmp_path):
+    on_ranks(4, levels_as_told, 4, str(tmp_path / "journal"))
+
+
+def journal_of_others(rank, n_ranks, path):
+    Journal(path).begin({"device": "NVIDIA H200"}) if rank == 0 else None
+    torch.distributed.barrier()
+    if rank == 0:
+        with pytest.raises(AxonnTuneError, match="begun with device 'NVIDIA H200'"):
+            calibrate(rank, n_ranks, path, resume=True)
+
+
+def test_the_journal_of_another_machine_is_refused(tmp_path):
+    on_ranks(1, journal_of_others, 1, str(tmp_path / "journal"))

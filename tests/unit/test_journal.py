@@ -1,0 +1,79 @@
+"""Results survive whatever ends a calibration."""
+
+import os
+import resource
+
+import pytest
+
+from axonn_tune.errors import FileError
+from axonn_tune.io.journal import Journal
+
+OWNER = {"device": "CPU", "nodes": ["a", "a"]}
+
+
+@pytest.fixture
+def journal(tmp_path):
+    journal = Journal(str(tmp_path / "profile.yaml.partial"))
+    journal.begin(OWNER)
+    return journal
+
+
+def test_results_are_kept_in_order(journal):
+    journal.add("gemm 8x8x8", {"seconds": 1.5e-6})
+    journal.add("pair 0, 1", 2.5e10)
+    assert list(journal.read(OWNER).items()) == [
+        ("gemm 8x8x8", {"seconds": 1.5e-6}),
+        ("pair 0, 1", 2.5e10),
+    ]
+    journal.remove()
+    assert not journal.exists()
+
+
+def test_a_line_that_was_cut_short_is_measured_again(journal):
+    journal.add("first", 1)
+    with open(journal.path, "a") as file:
+        file.write('{"key": "second", "resu')
+    assert journal.read(OWNER) == {"first": 1}
+    journal.add("third", 3)
+    assert journal.read(OWNER) == {"first": 1, "third": 3}
+
+
+def test_a_malformed_line_in_the_middle_is_named(journal):
+    with open(journal.path, "a") as file:
+        file.write("no JSON\n")
+    journal.add("more", 1)
+    with pytest.raises(FileError, match="line 2: malformed"):
+        journal.read(OWNER)
+
+
+def test_the_journal_of_another_machine_is_refused(journal):
+    with pytest.raises(FileError, match=r"begun with nodes \['a', 'a'\]; here it is \['b'\]"):
+        journal.read({**OWNER, "nodes": ["b"]})
+
+
+def test_an_interrupted_calibration_is_not_overwritten(journal):
+    with pytest.raises(FileError, match="--resume"):
+        journal.begin(OWNER)
+
+
+def test_what_is_no_journal_is_refused(tmp_path):
+    path = tmp_path / "x.partial"
+    with pytest.raises(FileError, match="nothing to resume"):
+        Journal(str(path)).read(OWNER)
+    for text in ("", "name: frontier\n", "[1]\n"):
+        path.write_text(text)
+        with pytest.raises(FileError, match="not the journal"):
+            Journal(str(path)).read(OWNER)
+
+
+def test_a_full_disk_is_reported_and_loses_nothing(journal):
+    journal.add("first", 1)
+    size = os.path.getsize(journal.path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, limits[1]))
+    try:
+        with pytest.raises(FileError, match="cannot be written"):
+            journal.add("second", 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert journal.read(OWNER) == {"first": 1}
