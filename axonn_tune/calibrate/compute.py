@@ -64,7 +64,13 @@ def measure_products(setting: Setting) -> Products:
             )
         )
         by_rank.append([timing.seconds for timing in timings])
-    return Products(tuple(points), _speeds(setting, by_rank), (note,))
+    notes = [note]
+    if request.n_shapes_left_out:
+        notes.append(
+            f"of the products of the search {request.n_shapes_left_out} were left out, those of "
+            "the least likely grids"
+        )
+    return Products(tuple(points), _speeds(setting, by_rank), tuple(notes))
 
 
 def measure_attention(setting: Setting) -> list[AttentionPoint]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -17,52 +15,23 @@ from axonn_tune.calibrate.compute import (
     measure_kernels,
     measure_products,
 )
+from axonn_tune.calibrate.findings import Findings
 from axonn_tune.calibrate.ledger import Ledger, gathered, least
 from axonn_tune.calibrate.network import Links, measure_interference, measure_links, measure_units
 from axonn_tune.calibrate.plan import extent_of
 from axonn_tune.calibrate.progress import Progress
 from axonn_tune.calibrate.setting import Request, Setting
 from axonn_tune.calibrate.timing import ranks_per_core
-from axonn_tune.calibrate.topology import Station, ranks_per_node
+from axonn_tune.calibrate.topology import Station, level_names, ranks_per_node
 from axonn_tune.runtime.run import device_name, software
-from axonn_tune.runtime.session import Place, joined, pick_device
-from axonn_tune.spec.calibration import RankSpeed
-from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
+from axonn_tune.runtime.session import Place, idle_bytes, joined, pick_device
+from axonn_tune.spec.points import AttentionPoint, MemoryPoint
 
 # A node's number, as torchrun and Slurm tell it: several may share a host's name.
 NODE_VARIABLES = ("SLURM_NODEID", "GROUP_RANK")
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What was measured, as raw as it is.
-
-    memory_bytes: of one rank. n_per_node: ranks of a node. hosts: the name of each node. units:
-    ranks of the units whose boundaries slow links down, innermost first. slowdowns: of a
-    product beside an all-reduce, and of this beside products, by round.
-    """
-
-    device_name: str
-    on_gpu: bool
-    n_multiprocessors: int
-    memory_bytes: float
-    backend: str
-    software: Mapping[str, str]
-    n_ranks: int
-    n_per_node: int
-    hosts: tuple[str, ...]
-    units: tuple[int, ...]
-    gemm_points: tuple[GemmPoint, ...]
-    attention_points: tuple[AttentionPoint, ...]
-    memory_points: tuple[MemoryPoint, ...]
-    link_points: tuple[LinkPoint, ...]
-    slowdowns: tuple[tuple[float, float], ...]
-    speeds: tuple[RankSpeed, ...]
-    notes: tuple[str, ...]
-    seconds: float
-
-
-def measure(request: Request, place: Place) -> Measured | None:
+def measure(request: Request, place: Place) -> Findings | None:
     """Measure on this rank, together with all others; rank 0 returns what was found.
 
     Raises
@@ -106,7 +75,7 @@ def setting_of(request: Request, place: Place, device: torch.device) -> Setting:
     )
 
 
-def measured(setting: Setting, start: float) -> Measured:
+def measured(setting: Setting, start: float) -> Findings:
     """Go through all parts that were asked for, with every other rank."""
     parts = setting.request.parts
     has_links = "links" in parts and setting.n_ranks > 1
@@ -116,17 +85,19 @@ def measured(setting: Setting, start: float) -> Measured:
     units = measure_units(setting) if has_links else []
     links = measure_links(setting) if has_links else Links()
     slowdowns = measure_interference(setting) if has_links else []
-    return Measured(
+    return Findings(
         device_name=setting.stations[0].device_name,
         on_gpu=setting.device.type == "cuda",
         n_multiprocessors=_n_multiprocessors(setting.device),
         memory_bytes=setting.memory_bytes,
+        idle_bytes=idle_bytes(setting.device),
         backend=dist.get_backend(),
         software=software(setting.device),
         n_ranks=setting.n_ranks,
         n_per_node=setting.n_per_node,
         hosts=tuple(station.node for station in setting.stations[:: setting.n_per_node]),
         units=tuple(units),
+        level_names=tuple(level_names(units, setting.n_per_node)),
         gemm_points=products.points,
         attention_points=(*attention, *(p for p in kernels if isinstance(p, AttentionPoint))),
         memory_points=tuple(p for p in kernels if isinstance(p, MemoryPoint)),

@@ -22,7 +22,8 @@ from axonn_tune.spec.model import Model
 class Request:
     """What to measure.
 
-    gemm_shapes, attention_shapes: beside the grid of shapes. models: whose kinds of kernels
+    gemm_shapes, attention_shapes: beside the grid of shapes; n_shapes_left_out: products that
+    a search asks for and that are not among them. models: whose kinds of kernels
     to time. units: ranks of the units of the link levels, if the user says so. resume: go on
     with the journal.
     """
@@ -35,6 +36,7 @@ class Request:
     models: tuple[Model, ...] = (GPT_LIKE, LLAMA_LIKE)
     gemm_shapes: tuple[GemmShape, ...] = ()
     attention_shapes: tuple[AttentionShape, ...] = ()
+    n_shapes_left_out: int = 0
     units: tuple[int, ...] | None = None
     device: str = "auto"
     timeout_seconds: float = 300.0

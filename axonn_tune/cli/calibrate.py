@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    pass
+    from axonn_tune.calibrate.findings import Findings
+    from axonn_tune.calibrate.setting import Request
+    from axonn_tune.io.journal import Journal
+    from axonn_tune.search.problem import Search
+    from axonn_tune.spec.machine import Machine
 
 _PARTS = ("gemm", "memory", "links")
 
@@ -29,6 +33,7 @@ _PARTS = ("gemm", "memory", "links")
 @click.option("--model", help="Measure the products and the attention of this model's search, too.")
 @click.option("--gpus", type=click.IntRange(min=1), help="GPUs of that search.")
 @click.option("--micro-batch", type=click.IntRange(min=1), help="Micro-batch of that search.")
+@click.option("--global-batch", type=click.IntRange(min=1), help="Sequences of that search.")
 @click.option("--seq-len", type=click.IntRange(min=1), help="Sequence length of that search.")
 @click.option(
     "--most-shapes",
@@ -68,6 +73,7 @@ def command(**options: Any) -> None:
       axonn-tune suggest --gpus 1024 --model 80b --machine mycluster.yaml
     """
     from axonn_tune.calibrate.run import measure
+    from axonn_tune.errors import AxonnTuneError
     from axonn_tune.io.journal import Journal
     from axonn_tune.runtime.launch import launch, only_rank_0_speaks, ranks_or_cores
 
@@ -75,12 +81,124 @@ def command(**options: Any) -> None:
     with only_rank_0_speaks():
         base = _base(options["machine"])
         request = _request(options, base, journal)
-        n_ranks = ranks_or_cores(options["device"], options["ranks"])
+        n_ranks = ranks_or_cores(options["ranks"], options["device"])
     try:
-        measured = launch(measure, request, n_ranks, options["device"])
+        findings = launch(measure, request, n_ranks, options["device"])
+    except AxonnTuneError as error:
+        raise AxonnTuneError(str(error) + _what_is_kept(journal, str(error))) from error
     except KeyboardInterrupt:
-        _say_what_is_kept(journal, options["output"])
+        click.echo(f"axonn-tune: interrupted{_what_is_kept(journal)}", err=True)
         raise
-    if measured is None:
-        return
-    _finish(options, measured, base, journal)
+    if findings is not None:
+        _write(options, findings, base)
+        journal.remove()
+
+
+def _base(name: str | None) -> Machine | None:
+    from axonn_tune.io.presets import load_machine
+
+    return None if name is None else load_machine(name)
+
+
+def _request(options: dict[str, Any], base: Machine | None, journal: Journal) -> Request:
+    from axonn_tune.calibrate.attention import AttentionShape
+    from axonn_tune.calibrate.gemm import GemmShape
+    from axonn_tune.calibrate.plan import GPT_LIKE, LLAMA_LIKE
+    from axonn_tune.calibrate.setting import Request
+    from axonn_tune.runtime.launch import default_dtype
+    from axonn_tune.search.shapes import kernels_of
+
+    dtypes = options["dtypes"] or (default_dtype(options["device"]),)
+    search = _search(options, base, dtypes[0])
+    products, attentions = ([], []) if search is None else kernels_of(search)
+    most = options["most_shapes"]
+    return Request(
+        parts=options["only"] or _PARTS,
+        is_quick=options["quick"],
+        dtypes=dtypes,
+        journal=journal,
+        resume=options["resume"],
+        models=(GPT_LIKE, LLAMA_LIKE) if search is None else (search.model,),
+        gemm_shapes=tuple(GemmShape(*product, dtypes[0]) for product in products[:most]),
+        attention_shapes=tuple(AttentionShape(*sizes, dtypes[0]) for sizes in attentions[:most]),
+        n_shapes_left_out=max(len(products) - most, 0),
+        units=_units(options["levels"]),
+        device=options["device"],
+        timeout_seconds=options["timeout"],
+        quiet=options["quiet"],
+    )
+
+
+def _search(options: dict[str, Any], base: Machine | None, dtype: str) -> Search | None:
+    """The search whose kernels are to be timed."""
+    from axonn_tune.api import DEFAULT_MACHINE, build_search
+    from axonn_tune.errors import InputError
+
+    if options["model"] is None and options["gpus"] is None:
+        return None
+    if options["model"] is None or options["gpus"] is None:
+        raise InputError("--model and --gpus go together: they say which search to measure for")
+    return build_search(
+        options["model"],
+        options["gpus"],
+        base or DEFAULT_MACHINE,
+        micro_batch=options["micro_batch"],
+        seq_len=options["seq_len"],
+        global_batch=options["global_batch"],
+        dtype=dtype,
+        include_oom=base is None,  # this machine's memory is not known before it is measured
+    )
+
+
+def _units(text: str | None) -> tuple[int, ...] | None:
+    from axonn_tune.errors import InputError
+
+    if text is None:
+        return None
+    units = text.split(",")
+    if not all(unit.strip().isdigit() for unit in units):
+        raise InputError(
+            f"--levels is '{text}'; allowed: ranks of the units of each level, such as 2,8"
+        )
+    return tuple(int(unit) for unit in units)
+
+
+def _what_is_kept(journal: Journal, said: str = "") -> str:
+    if "--resume" in said or not journal.exists():
+        return ""
+    return f"; what was measured is kept in {journal.path}: go on with --resume"
+
+
+def _write(options: dict[str, Any], findings: Findings, base: Machine | None) -> None:
+    import shlex
+    import sys
+    from datetime import datetime, timezone
+    from pathlib import Path
+
+    from axonn_tune.calibrate.assemble import machine_of
+    from axonn_tune.calibrate.topology import tree_text
+    from axonn_tune.io.presets import preset_machines
+    from axonn_tune.io.system import drivers, relevant_variables
+    from axonn_tune.io.yaml_files import save_yaml
+    from axonn_tune.report.calibration import calibration_text
+    from axonn_tune.spec.calibration import Calibration
+
+    output = options["output"]
+    calibration = Calibration(
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command_line=shlex.join(["axonn-tune", *sys.argv[1:]]),
+        device_name=findings.device_name,
+        backend=findings.backend,
+        n_ranks=findings.n_ranks,
+        hosts=findings.hosts,
+        seconds=findings.seconds,
+        software={**findings.software, **drivers()},
+        environment=relevant_variables(),
+        speeds=findings.speeds,
+        notes=findings.notes,
+    )
+    name = options["name"] or Path(output).stem
+    machine = machine_of(findings, name, calibration, preset_machines(), base)
+    save_yaml(output, machine, "Measured by axonn-tune calibrate; see `calibration` at the end.")
+    tree = tree_text(findings.level_names, findings.units, findings.n_ranks, findings.device_name)
+    click.echo(calibration_text(machine, tree, output))

@@ -16,6 +16,7 @@ COMMANDS = {
     "suggest": "Rank the grids on which to train a model.",
     "explain": "Show where the time and the memory of one grid go.",
     "run": "Train on a grid for some steps; compare predicted and measured time.",
+    "calibrate": "Measure this machine or a job's nodes, write a hardware profile.",
     "models": "List and show model presets.",
     "machines": "List and show hardware profiles.",
     "reproduce": "Compare predictions with published results.",

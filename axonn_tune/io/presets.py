@@ -76,6 +76,11 @@ def load_machine(name_or_path: str | os.PathLike[str]) -> Machine:
     return load_yaml(path, Machine, "profile_version", PROFILE_VERSION)
 
 
+def preset_machines() -> list[Machine]:
+    """The shipped profiles."""
+    return [load_machine(path) for path in _yaml_files(_preset_folder(_MACHINE))]
+
+
 def list_models() -> list[str]:
     """Names of all models that can be found, in natural order."""
     return _names(_MODEL)

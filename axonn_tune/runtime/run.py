@@ -141,7 +141,7 @@ def device_name(device: torch.device) -> str:
 
 def software(device: torch.device) -> dict[str, str]:
     """Versions of what a measurement depends on."""
-    versions = {"torch": torch.__version__}
+    versions = {"torch": str(torch.__version__)}
     if device.type == "cuda":
         versions["cuda"] = str(torch.version.cuda or torch.version.hip)
         versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())

@@ -202,3 +202,15 @@ def peak_memory_bytes(device: torch.device) -> float:
         return float(torch.cuda.max_memory_allocated(device))
     scale = 1 if platform.system() == "Darwin" else 1024  # getrusage(2)
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * scale
+
+
+def idle_bytes(device: torch.device) -> float:
+    """Memory that training cannot use: of a GPU what is taken but by tensors, of a CPU's rank all.
+
+    A CPU's rank is asked for the most that it ever held, so early in its life.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return float(total - free - torch.cuda.memory_allocated(device))
+    return peak_memory_bytes(device)

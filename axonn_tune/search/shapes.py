@@ -20,7 +20,7 @@ AttentionSizes: TypeAlias = tuple[int, int, int, int]
 
 
 def kernels_of(search: Search) -> tuple[list[Product], list[AttentionSizes]]:
-    """Every product and every attention of every candidate that fits in memory.
+    """Every product and every attention of every candidate of the search.
 
     Those of the candidates that move least between GPUs come first (by AxoNN's own
     communication model), so that whoever stops early has those that matter.
@@ -50,6 +50,8 @@ def kernels_of(search: Search) -> tuple[list[Product], list[AttentionSizes]]:
 
 def _fits(search: Search, table: CandidateTable) -> np.ndarray:
     """Whether a candidate fits with its leanest recomputation, shape (C,)."""
+    if search.include_oom:
+        return np.ones(len(table), dtype=bool)
     totals = [memory_bytes(search, recompute, table)[0] for recompute in search.recomputes]
     fits: np.ndarray = np.minimum.reduce(totals) <= search.memory_capacity_bytes
     return fits

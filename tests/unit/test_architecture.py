@@ -23,13 +23,14 @@ BELOW = {
     "simulate": {"spec"},
     "search": {"errors", "units", "spec", "cost", "strategies", "simulate"},
     "runtime": {"errors", "spec", "strategies"},
+    "calibrate": {"errors", "units", "spec", "cost", "strategies", "runtime"},
     "validate": {"errors", "units", "spec", "cost", "search"},
     "io": {"errors", "units", "spec"},
     "report": {"errors", "units", "spec", "search", "validate"},
     "api": {"errors", "units", "spec", "search", "io", "report"},
     "cli": {
         *("", "errors", "units", "spec", "search", "validate", "io", "report", "api"),
-        "runtime",
+        *("runtime", "calibrate"),
     },
 }
 # Third-party modules that only these rooms may import, at any depth of the code.
@@ -38,7 +39,7 @@ ONLY_IN = {
     "click": {"cli"},
     "torch": {"calibrate", "runtime"},
     "pandas": {"api", "report"},
-    "scipy": {"api", "report"},
+    "scipy": {"calibrate"},
     "matplotlib": {"report"},
 }
 # Never on the start-up path, so never at the top of a module.
