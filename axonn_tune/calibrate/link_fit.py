@@ -11,6 +11,7 @@ from statistics import median
 import numpy as np
 
 from axonn_tune.calibrate.fit import fit_affine, robust_spread_fraction
+from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.errors import InputError
 from axonn_tune.spec.machine import LinkLevel, Quantity, RingShare
 from axonn_tune.spec.plan import KINDS
@@ -106,11 +107,6 @@ def hops(kind: str, size: int) -> int:
     return {"all_reduce": 2 * (size - 1), "send_recv": 1}.get(kind, size - 1)
 
 
-def moved_fraction(kind: str, size: int) -> float:
-    """Bytes that each link of a ring carries, over the full buffer."""
-    return {"all_reduce": 2.0 * (size - 1) / size, "send_recv": 1.0}.get(kind, (size - 1) / size)
-
-
 def _fitted_series(unit_ranks: int, points: Sequence[LinkPoint]) -> list[_Series]:
     groups: dict[tuple[str, int, int, int, bool], list[LinkPoint]] = defaultdict(list)
     for p in points:
@@ -126,7 +122,7 @@ def _fitted_series(unit_ranks: int, points: Sequence[LinkPoint]) -> list[_Series
                 min(unit_ranks, n_rings),
                 line.intercept_seconds / hops(kind, size),
                 line.intercept_spread_fraction,
-                moved_fraction(kind, size) / line.seconds_per_unit,
+                float(moved_fraction(kind, size)) / line.seconds_per_unit,
                 line.slope_spread_fraction,
             )
         )

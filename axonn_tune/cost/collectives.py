@@ -10,6 +10,16 @@ import numpy as np
 from axonn_tune.spec.plan import Array, Size
 
 
+def moved_fraction(kind: str, n_ranks: Size) -> Array:
+    """Bytes that each link of a ring carries over those of the full buffer."""
+    n_ranks = np.asarray(n_ranks, dtype=np.float64)
+    if kind == "send_recv":
+        return np.ones(n_ranks.shape)
+    passes = 2.0 if kind == "all_reduce" else 1.0
+    fraction: Array = passes * (1.0 - 1.0 / n_ranks)
+    return fraction
+
+
 def ring_gather_seconds(full_bytes: Size, n_ranks: Size, bandwidth_bytes_per_s: Size) -> Array:
     """Bandwidth term of a ring all-gather, reduce-scatter or all-to-all.
 

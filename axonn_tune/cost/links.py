@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 
 import numpy as np
 
+from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.spec.grid import AXES, Ints, Placements
-from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.machine import LinkLevel, Machine
 from axonn_tune.spec.plan import KINDS, Array
 
 
@@ -66,39 +67,57 @@ def units_visited(stride: Ints, size: Ints, unit_ranks: int) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
+class Curve:
+    """Seconds of one kind of collective over one choice of groups, by full buffer."""
+
+    nbytes: Array
+    seconds: Array
+
+
+@dataclass(frozen=True, eq=False)
+class KindLinks:
+    """What one kind of collective gets over the groups of an axis, arrays of shape (P,).
+
+    bandwidth_bytes_per_s: of each ring with all groups at once. bounding_level: index of the
+    level that bounds it, -1 for a group of one rank. ring_seconds: latency of a chunk's way once
+    around the ring (size - 1 hops). tree_seconds: latency of a way up or down a binary tree.
+    curves: measured times that replace these, by index in `curve`; -1 where there are none.
+    """
+
+    bandwidth_bytes_per_s: Array
+    bounding_level: Ints
+    ring_seconds: Array
+    tree_seconds: Array
+    curve: Ints
+    curves: tuple[Curve, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class AxisLinks:
     """What the groups of one axis get, arrays of shape (P,).
 
     level: index of the outermost link level crossed, -1 for a group of one rank.
-    bounding_level: index of the level that bounds the bandwidth, -1 likewise.
-    bandwidth_bytes_per_s: by kind of collective, of each ring with all groups at once.
-    ring_seconds: latency of a chunk's way once around the ring (size - 1 hops).
-    tree_seconds: latency of a way up or down a binary tree.
+    kinds: by kind of collective.
     occupied_s_per_byte: for each level how long its busiest boundary is occupied for each
     byte that every ring of the axis carries, shape (levels, P).
     """
 
     level: Ints
-    bounding_level: Ints
-    bandwidth_bytes_per_s: dict[str, Array]
-    ring_seconds: Array
-    tree_seconds: Array
+    kinds: dict[str, KindLinks]
     occupied_s_per_byte: Array
 
 
 def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
     """Bandwidth and latency of the groups with these strides and sizes, shape (P,).
 
-    Bandwidth: min over the crossed levels l of beta_l / (rings that share a unit's
-    boundary); a ring bandwidth measured inside the node wins over the formula.
-    Latency: NCCL's decomposition (its tuner sums intra-node and inter-node hops): of the
-    hops of a ring those that cross level l but none beyond cost alpha_l each; a tree
-    takes log2 of the units joined at each level.
+    Bandwidth: min over the crossed levels l of what each of the rings that share a unit's
+    boundary gets, beta_l / rings where that was not measured; a ring bandwidth listed for
+    groups inside the node wins over the formula. Latency: NCCL's decomposition (its tuner sums
+    intra-node and inter-node hops): of the hops of a ring those that cross level l but none
+    beyond cost alpha_l each; a tree takes log2 of the units joined at each level.
     """
     level = np.full(size.shape, -1)
-    ring_seconds = np.zeros(size.shape)
-    tree_seconds = np.zeros(size.shape)
-    crossing = []
+    crossing, ring_hops, tree_hops = [], [], []
     units_here = size.astype(np.float64)  # units of this level that the group visits
     for index, link in enumerate(machine.links):
         rings = rings_through_boundary(stride, size, link.unit_ranks)
@@ -110,26 +129,60 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
             if outermost
             else units_visited(stride, size, machine.links[index + 1].unit_ranks)
         )
-        alpha = link.latency_seconds.value
-        ring_seconds += alpha * np.maximum(units_here - units_above, 0.0)
-        tree_seconds += alpha * np.log2(np.maximum(units_here / units_above, 1.0))
+        ring_hops.append(np.maximum(units_here - units_above, 0.0))
+        tree_hops.append(np.log2(np.maximum(units_here / units_above, 1.0)))
         units_here = units_above
     in_node = level < machine.node_level
-    bandwidths, bounding = {}, np.full(size.shape, -1)
+    kinds = {}
     for kind in KINDS:
-        bandwidths[kind], bounding = _bandwidth(machine, kind, crossing)
+        bandwidth, bounding = _bandwidth(machine, kind, crossing)
         for ring in machine.ring_bandwidths:
             listed = in_node & (stride == ring.stride) & (size == ring.size)
-            bandwidths[kind][listed] = ring.bandwidth_bytes_per_s.value
-    occupied = _occupied_s_per_byte(machine, crossing, bandwidths)
-    return AxisLinks(level, bounding, bandwidths, ring_seconds, tree_seconds, occupied)
+            bandwidth[listed] = ring.bandwidth_bytes_per_s.value
+        curve, curves = _curves(machine, kind, stride, size)
+        ring_seconds, tree_seconds = (
+            _latency(machine, kind, hops, size.shape) for hops in (ring_hops, tree_hops)
+        )
+        kinds[kind] = KindLinks(bandwidth, bounding, ring_seconds, tree_seconds, curve, curves)
+    occupied = _occupied_s_per_byte(machine, crossing, kinds, size)
+    return AxisLinks(level, kinds, occupied)
+
+
+def _latency(machine: Machine, kind: str, hops: Sequence[Array], shape: tuple[int, ...]) -> Array:
+    seconds = np.zeros(shape)
+    for link, of_level in zip(machine.links, hops, strict=True):
+        alpha = link.kind_latency_seconds.get(kind, link.latency_seconds).value
+        seconds += alpha * of_level
+    return seconds
+
+
+def _curves(
+    machine: Machine, kind: str, stride: Ints, size: Ints
+) -> tuple[Ints, tuple[Curve, ...]]:
+    """Which measured curve each group has, and the curves."""
+    of_groups: dict[tuple[int, int], dict[int, float]] = {}
+    for p in machine.link_points:
+        if p.kind == kind and p.is_of_whole_axis:
+            of_groups.setdefault((p.stride, p.size), {})[p.nbytes] = p.seconds
+    index = np.full(size.shape, -1)
+    curves = []
+    for number, ((of_stride, of_size), known) in enumerate(of_groups.items()):
+        index[(stride == of_stride) & (size == of_size)] = number
+        nbytes, seconds = np.array(sorted(known.items()), dtype=np.float64).T
+        curves.append(Curve(nbytes, seconds))
+    return index, tuple(curves)
 
 
 def _occupied_s_per_byte(
-    machine: Machine, crossing: list[Ints], bandwidths: Mapping[str, Array]
+    machine: Machine, crossing: list[Ints], kinds: Mapping[str, KindLinks], size: Ints
 ) -> Array:
     """Rings through the boundary over its bandwidth, but no more than a ring was measured at."""
-    measured = 1.0 / np.maximum.reduce(list(bandwidths.values()))
+    measured = 1.0 / np.maximum.reduce([links.bandwidth_bytes_per_s for links in kinds.values()])
+    for kind, links in kinds.items():
+        for number, curve in enumerate(links.curves):
+            rows = links.curve == number
+            moved = moved_fraction(kind, size[rows])[:, None] * curve.nbytes
+            measured[rows] = np.minimum(measured[rows], (curve.seconds / moved).min(axis=1))
     occupied = []
     for link, rings in zip(machine.links, crossing, strict=True):
         fastest = max([1.0, *(fraction.value for fraction in link.kind_fraction.values())])
@@ -143,12 +196,31 @@ def _bandwidth(machine: Machine, kind: str, crossing: list[Ints]) -> tuple[Array
     bandwidth = np.full(crossing[0].shape, np.inf)
     bounding = np.full(crossing[0].shape, -1)
     for index, (link, rings) in enumerate(zip(machine.links, crossing, strict=True)):
-        fraction = link.kind_fraction[kind].value if kind in link.kind_fraction else 1.0
-        share = link.bandwidth_bytes_per_s.value * fraction / np.maximum(rings, 1)
+        share = ring_share(link, kind, rings)
         slower = (rings > 0) & (share < bandwidth)
         bandwidth = np.where(slower, share, bandwidth)
         bounding = np.where(slower, index, bounding)
     return bandwidth, bounding
+
+
+def ring_share(link: LinkLevel, kind: str, rings: Ints) -> Array:
+    """What each of so many rings through one boundary gets, shape (P,).
+
+    Between measured numbers of rings the logarithms are interpolated. Fewer rings than were
+    measured get what the fewest got: they cannot get less, and whether one ring can use links
+    that several share is unknown. More share what the most got together.
+    """
+    shares = sorted((s for s in link.ring_shares if s.kind == kind), key=lambda s: s.n_rings)
+    rings = np.maximum(rings, 1)
+    if not shares:
+        fraction = link.kind_fraction[kind].value if kind in link.kind_fraction else 1.0
+        law: Array = link.bandwidth_bytes_per_s.value * fraction / rings
+        return law
+    counts = np.array([share.n_rings for share in shares], dtype=np.float64)
+    logs = np.log([share.bandwidth_bytes_per_s.value for share in shares])
+    each: Array = np.exp(np.interp(np.log(rings), np.log(counts), logs))
+    each *= np.minimum(counts[-1] / rings, 1.0)
+    return each
 
 
 def placement_links(machine: Machine, placements: Placements) -> dict[str, AxisLinks]:

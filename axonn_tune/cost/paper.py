@@ -81,7 +81,7 @@ def communication_seconds(
     sizes = placements.sizes.astype(np.float64)
     m_local = job.tokens / (sizes[2] * sizes[3])
     betas = {
-        axis: axis_links.bandwidth_bytes_per_s["all_reduce"] for axis, axis_links in links.items()
+        axis: of_axis.kinds["all_reduce"].bandwidth_bytes_per_s for axis, of_axis in links.items()
     }
     per_block = sum(layer_seconds(linear, m_local, sizes, betas) for linear in model.block_linears)
     total: Array = model.n_layers * np.asarray(per_block)

@@ -10,13 +10,14 @@ import numpy as np
 
 from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.cost.collectives import collective_seconds
+from axonn_tune.cost.curve import measured_seconds
 from axonn_tune.cost.gemm import gemm_seconds
-from axonn_tune.cost.links import AxisLinks
+from axonn_tune.cost.links import AxisLinks, KindLinks, axis_links
 from axonn_tune.cost.memory_bound import memory_bound_seconds
-from axonn_tune.spec.grid import AXES, CandidateTable
+from axonn_tune.spec.grid import AXES, CandidateTable, Ints
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.plan import Array, Attention, Collective, Compute, Gemm, Phase
+from axonn_tune.spec.plan import Array, Attention, Collective, Compute, Gemm, Phase, Size
 
 Links: TypeAlias = Mapping[str, AxisLinks]
 
@@ -79,7 +80,7 @@ class CollectivePrices:
 
     def _price(self, operation: Collective) -> Array:
         bandwidth, ring, tree = self._axis_terms(operation.axis, operation.kind)
-        return collective_seconds(
+        seconds = collective_seconds(
             operation.kind,
             operation.nbytes,
             operation.n_calls,
@@ -88,6 +89,10 @@ class CollectivePrices:
             ring,
             tree,
         )
+        links = self._links[operation.axis].kinds[operation.kind]
+        if links.curves:
+            _take_measured(seconds, links, links.curve[self._table.placement], operation)
+        return seconds
 
     def busiest_link_seconds(self, phases: Sequence[Phase]) -> Array:
         """Least time in which the links can carry what the phases send, shape (C,).
@@ -114,10 +119,48 @@ class CollectivePrices:
     def _axis_terms(self, axis: str, kind: str) -> tuple[Array, Array, Array]:
         key = (axis, kind)
         if key not in self._terms:
-            links, rows = self._links[axis], self._table.placement
+            links, rows = self._links[axis].kinds[kind], self._table.placement
             self._terms[key] = (
-                links.bandwidth_bytes_per_s[kind][rows],
+                links.bandwidth_bytes_per_s[rows],
                 links.ring_seconds[rows],
                 links.tree_seconds[rows],
             )
         return self._terms[key]
+
+
+def _take_measured(seconds: Array, links: KindLinks, curve_of: Ints, operation: Collective) -> None:
+    """Replace the times of groups that were measured, in place; `curve_of` has shape (C,)."""
+    n_calls = np.broadcast_to(np.asarray(operation.n_calls, dtype=np.float64), seconds.shape)
+    nbytes = np.broadcast_to(np.asarray(operation.nbytes, dtype=np.float64), seconds.shape)
+    for number in np.unique(curve_of[curve_of >= 0]):
+        rows, curve = curve_of == number, links.curves[number]
+        each = measured_seconds(nbytes[rows] / n_calls[rows], curve.nbytes, curve.seconds)
+        seconds[rows] = n_calls[rows] * each
+
+
+def group_seconds(machine: Machine, kind: str, stride: int, size: int, nbytes: Size) -> Array:
+    """Seconds of one collective while all groups of (stride, size) do the same.
+
+    Parameters
+    ----------
+    nbytes : array_like, shape (N,)
+        Full buffers.
+
+    Returns
+    -------
+    ndarray, shape (N,) [s]
+    """
+    sizes = np.atleast_1d(np.asarray(nbytes, dtype=np.float64))
+    stride_, size_ = (np.full(sizes.shape, value) for value in (stride, size))
+    links = axis_links(machine, stride_, size_).kinds[kind]
+    seconds = collective_seconds(
+        kind,
+        sizes,
+        1.0,
+        size_.astype(np.float64),
+        links.bandwidth_bytes_per_s,
+        links.ring_seconds,
+        links.tree_seconds,
+    )
+    _take_measured(seconds, links, links.curve, Collective("", kind, sizes, ""))
+    return seconds

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.links import AxisLinks, placement_links
 from axonn_tune.cost.pricing import CollectivePrices, compute_seconds, lanes
 from axonn_tune.search.evaluate import Evaluator, interference
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.simulate.timeline import Event, timeline
-from axonn_tune.spec.grid import AXES, CandidateTable
+from axonn_tune.spec.grid import AXES, CandidateTable, Grid
 from axonn_tune.spec.machine import LinkLevel, Machine, RingBandwidth
 from axonn_tune.spec.plan import (
     Attention,
@@ -81,7 +82,9 @@ def explain(search: Search, prediction: Prediction) -> Explanation:
     links = placement_links(search.machine, table.placements)
     microstep, step_end = _timelines(search, plan, links, table)
     costs = [*_sum_by_name(microstep, prediction.n_microsteps), *_sum_by_name(step_end, 1)]
-    operations = tuple(_operation_cost(*cost, links, search.machine) for cost in costs)
+    operations = tuple(
+        _operation_cost(*cost, links, search.machine, prediction.grid) for cost in costs
+    )
     return Explanation(prediction, operations, _sensitivities(search, prediction))
 
 
@@ -146,14 +149,18 @@ def _operation_cost(
     exposed: float,
     links: Mapping[str, AxisLinks],
     machine: Machine,
+    grid: Grid,
 ) -> OperationCost:
     axis, shape, nbytes, bound_by, n_calls = "", "", 0.0, "compute", n_issued
     if isinstance(operation, Collective):
         kind, axis, nbytes = operation.kind, operation.axis, _number(operation.nbytes)
         n_calls = int(n_issued * _number(operation.n_calls))
-        level = int(links[axis].bounding_level[0])
+        of_kind = links[axis].kinds[kind]
+        level = int(of_kind.bounding_level[0])
         bound_by = machine.links[level].name if level >= 0 else ""
-        rate = float(links[axis].bandwidth_bytes_per_s[kind][0])
+        rate = float(of_kind.bandwidth_bytes_per_s[0])
+        if of_kind.curve[0] >= 0:
+            rate = float(moved_fraction(kind, getattr(grid, axis))) * nbytes / per_issue
     elif isinstance(operation, MemoryBound):
         kind, bound_by, nbytes = "memory-bound", "memory", _number(operation.nbytes)
         rate = nbytes / per_issue

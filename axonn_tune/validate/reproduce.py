@@ -161,7 +161,7 @@ def compare_links(rows: Sequence[Row], loaders: Loaders) -> list[Comparison]:
     for row in rows:
         stride, size = (np.array([int(row[name])]) for name in ("stride", "size"))
         links = axis_links(loaders.machine(row["machine"]), stride, size)
-        gib_per_s = float(links.bandwidth_bytes_per_s["all_reduce"][0]) / GIB
+        gib_per_s = float(links.kinds["all_reduce"].bandwidth_bytes_per_s[0]) / GIB
         comparisons.append(
             Comparison(
                 machine=row["machine"],

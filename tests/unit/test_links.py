@@ -63,8 +63,12 @@ def links_of(machine, stride, size):
     return axis_links(machine, np.array([stride]), np.array([size]))
 
 
+def all_reduces_of(machine, stride, size):
+    return links_of(machine, stride, size).kinds["all_reduce"]
+
+
 def bandwidth(machine, stride, size, kind="all_reduce"):
-    return float(links_of(machine, stride, size).bandwidth_bytes_per_s[kind][0])
+    return float(links_of(machine, stride, size).kinds[kind].bandwidth_bytes_per_s[0])
 
 
 @pytest.mark.parametrize(("stride", "gib"), [(1, 80), (2, 40), (4, 20), (8, 20), (256, 20)])
@@ -97,8 +101,9 @@ def test_the_slowest_crossed_level_bounds():
     inside_package, inside_node, across = (
         links_of(machine, s, g) for s, g in ((1, 2), (1, 8), (1, 16))
     )
-    assert [int(x.bounding_level[0]) for x in (inside_package, inside_node, across)] == [0, 1, 1]
-    assert [int(x.level[0]) for x in (inside_package, inside_node, across)] == [0, 1, 2]
+    found = (inside_package, inside_node, across)
+    assert [int(x.kinds["all_reduce"].bounding_level[0]) for x in found] == [0, 1, 1]
+    assert [int(x.level[0]) for x in found] == [0, 1, 2]
     assert bandwidth(machine, 8, 4) == pytest.approx(min(10e9 / 2, 100e9 / 8))
 
 
@@ -125,12 +130,14 @@ def test_ring_latency_is_the_walk_around_it(n_levels, stride, size):
         ranks_per_node=1,
     )
     expected = walk_ring(machine, stride, size)
-    assert links_of(machine, stride, size).ring_seconds[0] == pytest.approx(expected, rel=1e-12)
+    assert all_reduces_of(machine, stride, size).ring_seconds[0] == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def test_tree_latency_takes_the_logarithm_of_the_units_joined():
     machine = machine_of(latencies=(1e-6, 1e-5))
-    assert links_of(machine, 1, 32).tree_seconds[0] == pytest.approx(2 * 1e-6 + 3 * 1e-5)
+    assert all_reduces_of(machine, 1, 32).tree_seconds[0] == pytest.approx(2 * 1e-6 + 3 * 1e-5)
 
 
 def test_a_slower_kind_of_collective():
@@ -170,9 +177,10 @@ def test_bandwidth_is_the_smallest_share_of_the_crossed_levels(machine, stride, 
     if (stride, size) in listed and not leaves_node:
         expected = listed[stride, size]
     elif shares:
-        assert shares[int(got.bounding_level[0])] == min(shares.values())
-    for of_kind in got.bandwidth_bytes_per_s.values():
-        assert of_kind[0] == pytest.approx(expected, rel=1e-12)
+        bounding = int(got.kinds["all_reduce"].bounding_level[0])
+        assert shares[bounding] == min(shares.values())
+    for of_kind in got.kinds.values():
+        assert of_kind.bandwidth_bytes_per_s[0] == pytest.approx(expected, rel=1e-12)
 
 
 def longest_walk(machine, stride, size):
@@ -211,7 +219,7 @@ def is_aligned(stride, size, unit):
 @given(st.sampled_from(UNITS), st.integers(1, 12), st.integers(1, 13))
 def test_ring_latency_of_aligned_groups_is_the_longest_walk(units, stride, size):
     assume(all(is_aligned(stride, size, unit) for unit in units))
-    got = links_of(tower(units), stride, size).ring_seconds[0]
+    got = all_reduces_of(tower(units), stride, size).ring_seconds[0]
     assert got == pytest.approx(longest_walk(tower(units), stride, size), rel=1e-12)
 
 
@@ -221,13 +229,13 @@ def test_ring_latency_of_aligned_groups_is_the_longest_walk(units, stride, size)
 )
 def test_ring_latency_of_a_straddling_group_is_the_longest_walk(units, stride, size):
     """Ranks 7 to 13 on nodes of four: 7 | 8 9 10 11 | 12 13 leaves a node twice."""
-    got = links_of(tower(units), stride, size).ring_seconds[0]
+    got = all_reduces_of(tower(units), stride, size).ring_seconds[0]
     assert got == pytest.approx(longest_walk(tower(units), stride, size), rel=1e-12)
 
 
 @given(st.sampled_from(UNITS), st.integers(1, 12), st.integers(1, 13))
 def test_ring_latency_lies_between_the_innermost_and_the_longest_walk(units, stride, size):
-    got = links_of(tower(units), stride, size).ring_seconds[0]
+    got = all_reduces_of(tower(units), stride, size).ring_seconds[0]
     assert got >= (size - 1) * 1e-6 * (1 - 1e-12)
     assert got <= longest_walk(tower(units), stride, size) * (1 + 1e-12)
 
@@ -247,15 +255,16 @@ def test_tree_latency_joins_units_in_pairs_level_by_level(n_levels, stride, size
         while per_unit > 1:
             expected, per_unit = expected + link.latency_seconds.value, per_unit / 2
         members = joined
-    got = links_of(machine, stride, size).tree_seconds[0]
+    got = all_reduces_of(machine, stride, size).tree_seconds[0]
     assert got == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("n_levels", [1, 2, 3, 4])
 def test_a_lone_rank_crosses_nothing(n_levels):
     got = links_of(tower((1, 2, 8, 32)[:n_levels]), 8, 1)
-    assert (got.level[0], got.bounding_level[0]) == (-1, -1)
-    assert (got.ring_seconds[0], got.tree_seconds[0]) == (0.0, 0.0)
+    of_kind = got.kinds["all_reduce"]
+    assert (got.level[0], of_kind.bounding_level[0]) == (-1, -1)
+    assert (of_kind.ring_seconds[0], of_kind.tree_seconds[0]) == (0.0, 0.0)
 
 
 @given(st.tuples(*[st.sampled_from([1, 2, 3, 4])] * 4), st.sampled_from(ORDERS))
@@ -269,8 +278,6 @@ def test_every_axis_of_a_placement_gets_the_links_of_its_own_groups(sizes, order
         stride = int(np.prod([by_letter[letter] for letter in before] or [1]))
         alone = links_of(machine, stride, by_letter[axis[0]])
         assert links[axis].level[0] == alone.level[0]
-        assert links[axis].ring_seconds[0] == alone.ring_seconds[0]
-        assert (
-            links[axis].bandwidth_bytes_per_s["all_reduce"]
-            == alone.bandwidth_bytes_per_s["all_reduce"]
-        )
+        own, other = (x.kinds["all_reduce"] for x in (links[axis], alone))
+        assert own.ring_seconds[0] == other.ring_seconds[0]
+        assert own.bandwidth_bytes_per_s == other.bandwidth_bytes_per_s
