@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from axonn_tune.cost.curve import interpolated
 from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.spec.job import BYTES_PER_ELEMENT
@@ -17,7 +18,42 @@ UNFUSED_BACKWARD_PASSES = 8.0
 
 
 def attention_seconds(operation: Attention, machine: Machine, dtype: str) -> Array:
-    """Time of softmax attention.
+    """Time of softmax attention, by formula; where it was measured, corrected by the ratio."""
+    n, heads = (
+        np.asarray(size, dtype=np.float64)
+        for size in np.broadcast_arrays(operation.n_sequences, operation.n_heads)
+    )
+    s, d = float(operation.seq_len), float(operation.head_dim)
+    seconds = _formula(n * heads, s, d, operation.backward, operation.fused, machine, dtype)
+    points = [
+        p
+        for p in machine.kernels.attention_points
+        if (p.backward, p.fused, p.dtype) == (operation.backward, operation.fused, dtype)
+    ]
+    if not points:
+        return seconds
+    batches, lengths, sizes, measured = np.array(
+        [[p.n_sequences * p.n_heads, p.seq_len, p.head_dim, p.seconds] for p in points]
+    ).T
+    by_formula = np.array(
+        [
+            _formula(batch, length, size, operation.backward, operation.fused, machine, dtype)
+            for batch, length, size in zip(batches, lengths, sizes, strict=True)
+        ]
+    )
+    wanted = [
+        np.broadcast_to(np.log2(value), seconds.size) for value in ((n * heads).ravel(), s, d)
+    ]
+    known = [np.log2(values) for values in (batches, lengths, sizes)]
+    log_ratio = interpolated(wanted, known, np.log(measured / by_formula))
+    corrected: Array = seconds * np.exp(log_ratio).reshape(seconds.shape)
+    return corrected
+
+
+def _formula(
+    batch: Array, s: float, d: float, backward: bool, fused: bool, machine: Machine, dtype: str
+) -> Array:
+    """Time for `batch` heads over all sequences.
 
     Flash attention (Dao, arXiv 2307.08691) computes the causal half of the score matrix
     and recomputes it in the backward pass: 4 b s^2 a d / 2 FLOPs forward, 2.5 times that
@@ -25,25 +61,20 @@ def attention_seconds(operation: Attention, machine: Machine, dtype: str) -> Arr
     whole matrix as batched products of inner length d (forward) and moves it through
     memory.
     """
-    n, heads = operation.n_sequences, operation.n_heads
-    s, d = float(operation.seq_len), float(operation.head_dim)
-    if operation.fused:
-        forward_flops = 4.0 * n * heads * s * s * d / 2.0
-        rates = machine.kernels
-        fraction = (
-            rates.flash_backward_fraction if operation.backward else rates.flash_forward_fraction
-        )
-        flops = forward_flops * (2.5 if operation.backward else 1.0)
+    rates = machine.kernels
+    if fused:
+        fraction = rates.flash_backward_fraction if backward else rates.flash_forward_fraction
+        flops = 4.0 * batch * s * s * d / 2.0 * (2.5 if backward else 1.0)
         rate = machine.peak_flops_per_s(dtype) * fraction.value
         seconds: Array = np.asarray(flops) / rate + rates.launch_seconds.value
         return seconds
-    batch = np.asarray(n * heads, dtype=np.float64)
+    batch = np.asarray(batch, dtype=np.float64)
     scores = gemm_seconds(s * batch, s, d, "NT", machine, dtype, kernel_tuning=False)
     values = gemm_seconds(s * batch, d, s, "NN", machine, dtype, kernel_tuning=False)
-    n_products = 2.0 if operation.backward else 1.0
-    passes = UNFUSED_BACKWARD_PASSES if operation.backward else UNFUSED_FORWARD_PASSES
+    n_products = 2.0 if backward else 1.0
+    passes = UNFUSED_BACKWARD_PASSES if backward else UNFUSED_FORWARD_PASSES
     score_bytes = batch * s * s * BYTES_PER_ELEMENT[dtype]
     traffic = memory_bound_seconds(passes * score_bytes, machine, "softmax", dtype)
-    traffic = traffic + 2.0 * machine.kernels.launch_seconds.value
+    traffic = traffic + 2.0 * rates.launch_seconds.value
     total: Array = n_products * (scores + values) + traffic
     return total

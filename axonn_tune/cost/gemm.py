@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from axonn_tune.cost.curve import interpolated
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth, moved_copy_seconds
 from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import MODES, Array, Size
 from axonn_tune.spec.points import GemmPoint
-
-# Points that correct a product between them, by distance in log2 of m, n and k.
-NEIGHBOURS = 4
 
 
 def gemm_seconds(
@@ -88,18 +86,13 @@ def curve_seconds(m: Array, n: Array, k: Array, mode: str, machine: Machine, dty
 def _measured_over_curve(
     m: Array, n: Array, k: Array, points: Sequence[GemmPoint], machine: Machine
 ) -> Array:
-    """Ratio of measured time to the curve, interpolated in log2 of the sizes.
-
-    Inverse squared distance over the nearest points: a product at a point gets the
-    measured time exactly, one far away the mean error of its neighbours.
-    """
+    """Ratio of measured time to the curve, interpolated in log2 of the sizes."""
     sizes = np.array([[p.m, p.n, p.k] for p in points], dtype=np.float64).T
     measured = np.array([p.seconds for p in points])
     curve = curve_seconds(sizes[0], sizes[1], sizes[2], points[0].mode, machine, points[0].dtype)
-    log_ratio = np.log(measured / curve)
-    wanted = np.log2(np.stack(np.broadcast_arrays(m, n, k)))
-    distance2 = sum((wanted[i][..., None] - np.log2(sizes[i])) ** 2 for i in range(3))
-    nearest = np.argsort(distance2, axis=-1)[..., : min(NEIGHBOURS, len(points))]
-    weight = 1.0 / np.maximum(np.take_along_axis(distance2, nearest, axis=-1), 1e-12)
-    ratio: Array = np.exp((weight * log_ratio[nearest]).sum(-1) / weight.sum(-1))
+    wanted = [np.log2(size) for size in np.broadcast_arrays(m, n, k)]
+    shape = wanted[0].shape
+    flat = [size.ravel() for size in wanted]
+    log_ratio = interpolated(flat, list(np.log2(sizes)), np.log(measured / curve))
+    ratio: Array = np.exp(log_ratio).reshape(shape)
     return ratio

@@ -13,9 +13,10 @@ from axonn_tune.cost.pricing import CollectivePrices, compute_seconds, lanes
 from axonn_tune.search.evaluate import Evaluator, interference
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
+from axonn_tune.search.resources import resources
 from axonn_tune.simulate.timeline import Event, timeline
 from axonn_tune.spec.grid import AXES, CandidateTable, Grid
-from axonn_tune.spec.machine import LinkLevel, Machine, RingBandwidth
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import (
     Attention,
     Collective,
@@ -201,66 +202,7 @@ def _sensitivities(search: Search, prediction: Prediction) -> tuple[Sensitivity,
 
     base = step_seconds(search.machine)
     savings = [
-        Sensitivity(resource, base - step_seconds(changed))
-        for resource, changed in _improved_machines(search.machine)
+        Sensitivity(resource.name, base - step_seconds(resource.improved(IMPROVEMENT)))
+        for resource in resources(search.machine)
     ]
     return tuple(sorted(savings, key=lambda s: -s.saved_seconds))
-
-
-def _improved_machines(machine: Machine) -> Iterator[tuple[str, Machine]]:
-    gpu = machine.gpu
-    peak = {dtype: q.scaled(IMPROVEMENT) for dtype, q in gpu.peak_flops_per_s.items()}
-    points = tuple(
-        replace(point, seconds=point.seconds / IMPROVEMENT) for point in machine.gemm.points
-    )
-    yield (
-        "GPU compute rate",
-        replace(
-            machine,
-            gpu=replace(gpu, peak_flops_per_s=peak),
-            gemm=replace(machine.gemm, points=points),
-        ),
-    )
-    bandwidth = gpu.memory_bandwidth_bytes_per_s.scaled(IMPROVEMENT)
-    yield (
-        "GPU memory bandwidth",
-        replace(machine, gpu=replace(gpu, memory_bandwidth_bytes_per_s=bandwidth)),
-    )
-    for index, link in enumerate(machine.links):
-        faster = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s.scaled(IMPROVEMENT))
-        yield (
-            f"{link.name} bandwidth",
-            _with_link(machine, index, faster, _faster_rings(machine, index)),
-        )
-        quicker = replace(link, latency_seconds=link.latency_seconds.scaled(1.0 / IMPROVEMENT))
-        yield f"{link.name} latency", _with_link(machine, index, quicker, machine.ring_bandwidths)
-    kernels = machine.kernels
-    calmer = replace(
-        kernels,
-        slowdown_fraction=kernels.slowdown_fraction.scaled(1.0 / IMPROVEMENT),
-        collective_slowdown_fraction=kernels.collective_slowdown_fraction.scaled(1.0 / IMPROVEMENT),
-    )
-    yield "interference", replace(machine, kernels=calmer)
-    steadier = machine.jitter_fraction.scaled(1.0 / IMPROVEMENT)
-    yield "jitter between GPUs", replace(machine, jitter_fraction=steadier)
-
-
-def _faster_rings(machine: Machine, index: int) -> tuple[RingBandwidth, ...]:
-    """Measured rings inside a node; those that cross level `index` and no further run faster."""
-    return tuple(
-        replace(ring, bandwidth_bytes_per_s=ring.bandwidth_bytes_per_s.scaled(IMPROVEMENT))
-        if _outermost_level(machine, ring.stride * ring.size) == index
-        else ring
-        for ring in machine.ring_bandwidths
-    )
-
-
-def _outermost_level(machine: Machine, span: int) -> int:
-    return max(i for i, link in enumerate(machine.links) if span > link.unit_ranks)
-
-
-def _with_link(
-    machine: Machine, index: int, link: LinkLevel, rings: tuple[RingBandwidth, ...]
-) -> Machine:
-    links = (*machine.links[:index], link, *machine.links[index + 1 :])
-    return replace(machine, links=links, ring_bandwidths=rings)
