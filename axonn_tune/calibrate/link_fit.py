@@ -102,9 +102,12 @@ def points_of_level(
     return pure or crossing
 
 
-def hops(kind: str, size: int) -> int:
-    """Latencies of a ring, one after the other."""
-    return {"all_reduce": 2 * (size - 1), "send_recv": 1}.get(kind, size - 1)
+def hops(kind: str, size: int) -> float:
+    """Latencies in the time of a small message, as `cost.collectives` counts them.
+
+    Those of a ring; of an all-reduce, for which a tree then is quicker, those of a tree.
+    """
+    return {"all_reduce": 2.0 * math.log2(size), "send_recv": 1.0}.get(kind, size - 1.0)
 
 
 def _fitted_series(unit_ranks: int, points: Sequence[LinkPoint]) -> list[_Series]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
-from axonn_tune.cost.curve import interpolated
+from axonn_tune.cost.curve import ByIdentity, Spline
 from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.spec.job import BYTES_PER_ELEMENT
@@ -25,29 +27,37 @@ def attention_seconds(operation: Attention, machine: Machine, dtype: str) -> Arr
     )
     s, d = float(operation.seq_len), float(operation.head_dim)
     seconds = _formula(n * heads, s, d, operation.backward, operation.fused, machine, dtype)
-    points = [
-        p
-        for p in machine.kernels.attention_points
-        if (p.backward, p.fused, p.dtype) == (operation.backward, operation.fused, dtype)
-    ]
-    if not points:
+    correction = _correction(ByIdentity(machine), operation.backward, operation.fused, dtype)
+    if correction is None:
         return seconds
-    batches, lengths, sizes, measured = np.array(
-        [[p.n_sequences * p.n_heads, p.seq_len, p.head_dim, p.seconds] for p in points]
-    ).T
-    by_formula = np.array(
-        [
-            _formula(batch, length, size, operation.backward, operation.fused, machine, dtype)
-            for batch, length, size in zip(batches, lengths, sizes, strict=True)
-        ]
-    )
-    wanted = [
-        np.broadcast_to(np.log2(value), seconds.size) for value in ((n * heads).ravel(), s, d)
-    ]
-    known = [np.log2(values) for values in (batches, lengths, sizes)]
-    log_ratio = interpolated(wanted, known, np.log(measured / by_formula))
+    batch = (n * heads).ravel()
+    log_ratio = correction(_coordinates(batch, np.full(batch.shape, s), np.full(batch.shape, d)))
     corrected: Array = seconds * np.exp(log_ratio).reshape(seconds.shape)
     return corrected
+
+
+@lru_cache(maxsize=64)
+def _correction(
+    machine: ByIdentity[Machine], backward: bool, fused: bool, dtype: str
+) -> Spline | None:
+    """Logarithm of measured time over that of the formula; None where nothing was measured."""
+    points = [
+        p
+        for p in machine.value.kernels.attention_points
+        if (p.backward, p.fused, p.dtype) == (backward, fused, dtype)
+    ]
+    if not points:
+        return None
+    sizes = np.array([[p.n_sequences * p.n_heads, p.seq_len, p.head_dim] for p in points], float)
+    by_formula = [
+        _formula(batch, s, d, backward, fused, machine.value, dtype) for batch, s, d in sizes
+    ]
+    measured = np.array([p.seconds for p in points])
+    return Spline(_coordinates(*sizes.T), np.log(measured / np.array(by_formula)))
+
+
+def _coordinates(batch: Array, seq_len: Array, head_dim: Array) -> Array:
+    return np.log2(np.stack([batch, seq_len, head_dim], axis=1))
 
 
 def _formula(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from axonn_tune.spec.plan import Array, Size
+
+T = TypeVar("T")
 
 
 def measured_seconds(work: Size, sizes: Sequence[float], seconds: Sequence[float]) -> Array:
@@ -30,36 +33,73 @@ def measured_seconds(work: Size, sizes: Sequence[float], seconds: Sequence[float
     return result
 
 
-# Points whose mean corrects a formula between them, and distances held in memory at once.
-NEIGHBOURS = 4
-CHUNK_DISTANCES = 2**20
+class Spline:
+    """A smooth function through points in several dimensions; beyond them it stays level.
 
-
-def interpolated(wanted: Sequence[Array], known: Sequence[Array], values: Array) -> Array:
-    """A quantity between the points where it is known, by inverse squared distance.
-
-    At a point its value comes out exactly; far from all points, the mean of the nearest.
+    It leaves the range of the points' values nowhere. The polyharmonic spline of order one, a
+    sum of distances to the points and a linear function: of all functions through the points
+    the one that bends least (Duchon, 1977, "Splines minimizing rotation-invariant semi-norms
+    in Sobolev spaces").
 
     Parameters
     ----------
-    wanted, known : sequences of arrays, shapes (K,) and (N,)
-        Coordinates, such as logarithms of sizes.
+    points : shape (N, D)
+        Where the function is known; of equal points the mean counts.
     values : shape (N,)
-
-    Returns
-    -------
-    ndarray, shape (K,)
     """
-    n_wanted, n_known = wanted[0].size, values.size
-    result = np.empty(n_wanted)
-    n_rows = max(CHUNK_DISTANCES // n_known, 1)
-    for start in range(0, n_wanted, n_rows):
-        rows = slice(start, start + n_rows)
-        distance2 = np.zeros((len(wanted[0][rows]), n_known))
-        for own, others in zip(wanted, known, strict=True):
-            distance2 += (own[rows, None] - others) ** 2
-        count = min(NEIGHBOURS, n_known)
-        nearest = np.argpartition(distance2, count - 1, axis=1)[:, :count]
-        weight = 1.0 / np.maximum(np.take_along_axis(distance2, nearest, axis=1), 1e-12)
-        result[rows] = (weight * values[nearest]).sum(axis=1) / weight.sum(axis=1)
-    return result
+
+    def __init__(self, points: Array, values: Array) -> None:
+        points, which = np.unique(points, axis=0, return_inverse=True)
+        counts = np.bincount(which.ravel())
+        values = np.bincount(which.ravel(), values) / counts
+        self._points, (self._low, self._high) = points, (points.min(axis=0), points.max(axis=0))
+        self._least, self._most = values.min(), values.max()
+        self._columns = _independent_columns(points)
+        linear = self._linear(points)
+        n, n_linear = len(points), linear.shape[1]
+        system = np.zeros((n + n_linear, n + n_linear))
+        system[:n, :n] = _distances(points, points)
+        system[:n, n:], system[n:, :n] = linear, linear.T
+        self._weights = np.linalg.solve(system, np.concatenate([values, np.zeros(n_linear)]))
+
+    def __call__(self, points: Array) -> Array:
+        """Values at points of shape (K, D), shape (K,)."""
+        inside = np.clip(points, self._low, self._high)
+        n = len(self._points)
+        bent = _distances(inside, self._points) @ self._weights[:n]
+        value = bent + self._linear(inside) @ self._weights[n:]
+        within: Array = np.clip(value, self._least, self._most)
+        return within
+
+    def _linear(self, points: Array) -> Array:
+        ones = np.ones((len(points), 1))
+        return np.concatenate([ones, points[:, self._columns]], axis=1)
+
+
+def _independent_columns(points: Array) -> list[int]:
+    """Coordinates of which none is a linear function of those before it."""
+    kept: list[int] = []
+    for column in range(points.shape[1]):
+        tried = np.concatenate([np.ones((len(points), 1)), points[:, [*kept, column]]], axis=1)
+        if np.linalg.matrix_rank(tried) == tried.shape[1]:
+            kept.append(column)
+    return kept
+
+
+def _distances(a: Array, b: Array) -> Array:
+    squares = sum((a[:, None, i] - b[None, :, i]) ** 2 for i in range(a.shape[1]))
+    distances: Array = np.sqrt(squares)
+    return distances
+
+
+class ByIdentity(Generic[T]):
+    """A key for caches that knows a large value by its identity, without hashing all of it."""
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and self.value is other.value

@@ -142,19 +142,48 @@ def test_points_of_one_dtype_say_nothing_of_another():
         assert got == seconds(machine_of(), 1024, 1024, 1024, dtype=dtype)
 
 
-def test_between_two_points_the_nearer_weighs_by_its_squared_distance():
-    """One factor of two from a ratio of 2, two from a ratio of 1: weights 1 and 1/4."""
+def test_between_two_points_the_logarithm_is_a_straight_line():
     points = points_of([((512, 1024, 1024), 2.0), ((4096, 1024, 1024), 1.0)])
     got = seconds(machine_of(points=points), 1024, 1024, 1024)
     ratio = got / seconds(machine_of(), 1024, 1024, 1024)
-    assert np.log2(ratio) == pytest.approx(1.0 / 1.25, rel=1e-9)
+    assert np.log2(ratio) == pytest.approx(2 / 3, rel=1e-9)
 
 
-def test_only_the_nearest_points_count():
-    near = [((1024 + d, 1024, 1024), 1.5) for d in (0, 8, 16, 24)]
-    far = [((64, 64, 64), 4.0), ((12288, 12288, 12288), 0.5)]
-    got = seconds(machine_of(points=points_of([*far, *near])), 1040, 1040, 1024)
-    assert got == pytest.approx(1.5 * seconds(machine_of(), 1040, 1040, 1024), rel=1e-12)
+def test_beyond_the_points_the_correction_stays_level():
+    points = points_of([((512, 1024, 1024), 2.0), ((4096, 1024, 1024), 1.0)])
+    for m, ratio in ((64, 2.0), (65536, 1.0)):
+        got = seconds(machine_of(points=points), m, 4096, 64)
+        assert got == pytest.approx(ratio * seconds(machine_of(), m, 4096, 64), rel=1e-9)
+
+
+def test_a_product_says_most_of_its_own_sizes_in_another_mode():
+    """NT was not timed at 2048; NN was, and took twice as long as the curve says there only."""
+    shapes = [(m, n, 1024) for m in (512, 8192) for n in (512, 8192)]
+    nt = points_of([(shape, 1.0) for shape in shapes], "NT")
+    nn = points_of([(shape, 1.0) for shape in shapes] + [((2048, 2048, 1024), 2.0)], "NN")
+    machine = machine_of(points=[*nt, *nn])
+    ratio = seconds(machine, 2048, 2048, 1024, "NT") / seconds(machine_of(), 2048, 2048, 1024, "NT")
+    assert 1.5 < ratio < 2.0
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_smooth_correction_is_met_between_the_points(seed):
+    random = np.random.default_rng(seed)
+    slopes, bend = random.uniform(-0.1, 0.1, 3), random.uniform(-0.01, 0.01)
+
+    def ratio(shape):
+        logs = np.log2(np.array(shape, dtype=float)) - 9.0
+        return float(np.exp(slopes @ logs + bend * (logs**2).sum()))
+
+    grid = [(m, n, k) for m in SIZES_8X for n in SIZES_8X for k in SIZES_8X]
+    machine = machine_of(points=points_of([(shape, ratio(shape)) for shape in grid]))
+    for _ in range(5):
+        shape = tuple(int(s) for s in 2 ** random.uniform(6, 12, 3))
+        got = seconds(machine, *shape) / seconds(machine_of(), *shape)
+        assert got == pytest.approx(ratio(shape), rel=0.05)
+
+
+SIZES_8X = (64, 512, 4096)
 
 
 @given(MEASURED, st.sampled_from(MODES))

@@ -45,8 +45,6 @@ def test_a_measured_point_is_reproduced_exactly():
     machine = machine_of(points=points)
     assert seconds(machine, 1024, 2048, 512) == pytest.approx(1e-3, rel=1e-9)
     assert seconds(machine, 64, 64, 64) == pytest.approx(1e-5, rel=1e-9)
-    # Points of one mode and dtype say nothing of the others.
-    assert seconds(machine, 1024, 2048, 512, "NT") == seconds(machine_of(), 1024, 2048, 512, "NT")
 
 
 def test_points_carry_their_error_to_their_neighbourhood():
