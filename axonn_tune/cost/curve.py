@@ -33,6 +33,10 @@ def measured_seconds(work: Size, sizes: Sequence[float], seconds: Sequence[float
     return result
 
 
+# Standard deviation over the median absolute value, of a normal law.
+NORMAL_FROM_MEDIAN = 1.4826
+
+
 class Spline:
     """A smooth function through points in several dimensions; beyond them it stays level.
 
@@ -60,7 +64,8 @@ class Spline:
         system = np.zeros((n + n_linear, n + n_linear))
         system[:n, :n] = _distances(points, points)
         system[:n, n:], system[n:, :n] = linear, linear.T
-        self._weights = np.linalg.solve(system, np.concatenate([values, np.zeros(n_linear)]))
+        self._inverse = np.linalg.inv(system)
+        self._weights = self._inverse @ np.concatenate([values, np.zeros(n_linear)])
 
     def __call__(self, points: Array) -> Array:
         """Values at points of shape (K, D), shape (K,)."""
@@ -70,6 +75,19 @@ class Spline:
         value = bent + self._linear(inside) @ self._weights[n:]
         within: Array = np.clip(value, self._least, self._most)
         return within
+
+    def leave_one_out_error(self) -> float:
+        """By how much points are missed when each in turn is left out: robust standard deviation.
+
+        A point's own weight over the diagonal of the inverse is the error without it (Rippa,
+        1999, "An algorithm for selecting a good value for the parameter c in radial basis
+        function interpolation").
+        """
+        n = len(self._points)
+        if n <= 1 + len(self._columns):
+            return 0.0
+        errors = self._weights[:n] / np.diag(self._inverse)[:n]
+        return float(NORMAL_FROM_MEDIAN * np.median(np.abs(errors)))
 
     def _linear(self, points: Array) -> Array:
         ones = np.ones((len(points), 1))

@@ -40,6 +40,7 @@ def assumptions(search: Search) -> dict[str, Any]:
 def record(prediction: Prediction) -> dict[str, Any]:
     """One entry of ``results``."""
     grid = prediction.grid
+    low, high = prediction.step_seconds_interval or (None, None)
     return {
         "rank": prediction.rank,
         "strategy": prediction.strategy,
@@ -49,6 +50,9 @@ def record(prediction: Prediction) -> dict[str, Any]:
         "n_microsteps": prediction.n_microsteps,
         "recompute": prediction.recompute,
         "step_seconds": prediction.step_seconds,
+        "step_seconds_low": low,
+        "step_seconds_high": high,
+        "p_best": prediction.p_best,
         "compute_seconds": prediction.compute_seconds,
         "exposed_communication_seconds": prediction.exposed_communication_seconds,
         "exposed_communication_fraction": prediction.exposed_communication_fraction,

@@ -9,8 +9,13 @@ from axonn_tune.search.explain import Explanation, OperationCost
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import Ranking
+from axonn_tune.search.uncertainty import tied
 from axonn_tune.spec.grid import AXES
 from axonn_tune.units import format_count, format_quantity, format_seconds, gib
+
+# Likelier than this to be the fastest, a row is the winner; otherwise those that share so much of
+# the probability are as good as tied.
+CLEAR, TIE_SHARE = 0.8, 0.9
 
 
 def table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
@@ -57,7 +62,15 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
     paper = search.cost_model == "paper"
     headers = ["#", "G_x", "G_y", "G_z", "G_data"] + ["order"] * show_order
     headers += ["mbs", "recompute"] + ["paper s"] * paper
-    headers += ["step s", "TFLOP/s/GPU", "MFU %", "HFU %", "exposed %"]
+    headers += [
+        "step s",
+        "90 % interval",
+        "P(best) %",
+        "TFLOP/s/GPU",
+        "MFU %",
+        "HFU %",
+        "exposed %",
+    ]
     headers += [f"GiB of {gib(capacity):.0f}"]
     rows = []
     for p in predictions:
@@ -67,7 +80,8 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
             + [p.order] * show_order
             + [p.micro_batch, p.recompute]
             + [f"{p.paper_communication_seconds:.3f}"] * paper
-            + [f"{p.step_seconds:.3f}", f"{p.tflops_per_gpu:.1f}"]
+            + [f"{p.step_seconds:.3f}", _interval(p), _percent(p.p_best)]
+            + [f"{p.tflops_per_gpu:.1f}"]
             + [f"{100 * p.mfu:.1f}", f"{100 * p.hfu:.1f}"]
             + [f"{100 * p.exposed_communication_fraction:.1f}", memory]
         )
@@ -79,9 +93,31 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
             "",
             table(rows, headers),
             "",
+            *tie_lines(ranking),
             assumption_line(search, machine_was_given),
         ]
     )
+
+
+def _interval(prediction: Prediction) -> str:
+    interval = prediction.step_seconds_interval
+    return "-" if interval is None else f"{interval[0]:.3f}-{interval[1]:.3f}"
+
+
+def _percent(probability: float | None) -> str:
+    return "-" if probability is None else f"{100 * probability:.0f}"
+
+
+def tie_lines(ranking: Ranking) -> list[str]:
+    """Says so if the profile's spreads do not tell which row is the fastest."""
+    p_best = ranking.uncertainty.p_best
+    if not p_best.size or p_best.max() >= CLEAR:
+        return []
+    count = tied(p_best, TIE_SHARE)
+    return [
+        f"No clear winner: {count} rows share {100 * TIE_SHARE:.0f} % of the chance to be the "
+        "fastest; the spreads of the profile do not tell them apart."
+    ]
 
 
 def rejected_text(rejected: Mapping[str, int]) -> str:

@@ -8,7 +8,8 @@ same lanes share one schedule and are played together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from axonn_tune.simulate.player import Played, play
 from axonn_tune.simulate.program import OpIndex, Program, compile_program
 from axonn_tune.spec.grid import AXES, CandidateTable, Ints, distinct
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.plan import Array, Collective, Operation, Phase, StepPlan
+from axonn_tune.spec.plan import Array, Collective, Gemm, Operation, Phase, StepPlan
 
 CHUNK_ROWS = 16384
 
@@ -60,6 +61,17 @@ class Evaluator:
         self._shape_plan = self._plan(table.take(self._shape_rows))
         self._shape_seconds: dict[OpIndex, Array] = {}
         self._programs: dict[tuple[int, int], Program] = {}
+        self._only_plan: StepPlan | None = None
+
+    def on(self, machine: Machine) -> Evaluator:
+        """The same candidates on a machine with other numbers; plans and schedules are shared."""
+        other, before = copy(self), self._search.machine
+        other._search = replace(self._search, machine=machine)
+        if not _same(before, machine, "links", "link_points", "ring_bandwidths"):
+            other._links = placement_links(machine, self._table.placements)
+        if not _same(before, machine, "gpu", "gemm", "kernels", "jitter_fraction"):
+            other._shape_seconds = {}
+        return other
 
     def evaluate(self) -> Evaluation:
         """Times of every candidate of the table."""
@@ -68,7 +80,7 @@ class Evaluator:
         step, exposed = np.empty((2, len(self._table)))
         for start in range(0, len(self._table), CHUNK_ROWS):
             rows = by_lanes[start : start + CHUNK_ROWS]
-            plan = self._plan(self._table.take(rows))
+            plan = self._chunk_plan(rows)
             prices = _ChunkPrices(self, plan, self._shape_of[rows])
             step[rows], exposed[rows] = self._play(plan, prices, lane_code[rows])
         return Evaluation(step, exposed)
@@ -92,6 +104,14 @@ class Evaluator:
                 exposed[run] += times[run] * played.exposed_seconds
         return seconds, exposed
 
+    def _chunk_plan(self, rows: Ints) -> StepPlan:
+        """The plan of a chunk; it is kept where there is but one."""
+        if rows.size < len(self._table):
+            return self._plan(self._table.take(rows))
+        if self._only_plan is None:
+            self._only_plan = self._plan(self._table.take(rows))
+        return self._only_plan
+
     def _plan(self, table: CandidateTable) -> StepPlan:
         search = self._search
         return search.strategy.plan(search.model, search.job, self._recompute, table)
@@ -104,6 +124,22 @@ class Evaluator:
             axis_lanes = {axis: int(lane) for axis, lane in zip(AXES, codes, strict=True)}
             self._programs[key] = compile_program(phases, axis_lanes, first)
         return self._programs[key]
+
+    def product_seconds(self) -> Array:
+        """Seconds of each product of the micro-step, all its calls together, shape (ops, C)."""
+        return np.stack(
+            [
+                phase.repeats * self.shape_seconds((i, j))[self._shape_of]
+                for i, phase in enumerate(self._shape_plan.microstep)
+                for j, operation in enumerate(phase.operations)
+                if isinstance(operation, Gemm)
+            ]
+        )
+
+    @property
+    def shape_of(self) -> Ints:
+        """Which candidates have kernels of the same sizes, shape (C,)."""
+        return self._shape_of
 
     def shape_seconds(self, index: OpIndex) -> Array:
         """Seconds of a kernel for each distinct shape, shape (K,)."""
@@ -134,6 +170,10 @@ def interference(machine: Machine) -> Interference:
     """What the profile says of kernels and collectives that run together."""
     kernels = machine.kernels
     return Interference(kernels.slowdown_fraction.value, kernels.collective_slowdown_fraction.value)
+
+
+def _same(a: Machine, b: Machine, *fields: str) -> bool:
+    return all(getattr(a, name) is getattr(b, name) for name in fields)
 
 
 LANE_SHAPE = (len(LANES) + 1,) * len(AXES)

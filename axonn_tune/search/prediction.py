@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from axonn_tune.spec.grid import Grid
+
+# Standard deviations from the middle to the ends of an interval of 90 %.
+NORMAL_90 = 1.645
 
 
 @dataclass(frozen=True)
@@ -14,6 +18,8 @@ class Prediction:
 
     `tflops_per_gpu` and `mfu` count the model's FLOPs, `hardware_tflops_per_gpu` and `hfu`
     also those of recomputation; `mfu` and `hfu` are fractions of the advertised peak.
+    `spread_fraction` is the standard deviation of the logarithm of the step time, `p_best` the
+    probability that no other candidate is faster; both are known of the fastest rows only.
     """
 
     rank: int
@@ -36,6 +42,16 @@ class Prediction:
     memory_capacity_bytes: float
     fits: bool
     paper_communication_seconds: float
+    spread_fraction: float | None = None
+    p_best: float | None = None
+
+    @property
+    def step_seconds_interval(self) -> tuple[float, float] | None:
+        """Ends of the interval that holds the step time with 90 % probability."""
+        if self.spread_fraction is None:
+            return None
+        factor = math.exp(NORMAL_90 * self.spread_fraction)
+        return self.step_seconds / factor, self.step_seconds * factor
 
     @property
     def exposed_communication_fraction(self) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from axonn_tune.search.candidates import legal_placements, no_grid_error, with_m
 from axonn_tune.search.evaluate import Evaluator, memory_bytes
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
+from axonn_tune.search.uncertainty import Uncertainty, uncertainty
 from axonn_tune.spec.grid import ORDERS, CandidateTable, Ints, Placements
 from axonn_tune.spec.model import RECOMPUTES
 from axonn_tune.spec.plan import Array
@@ -47,9 +49,23 @@ class Ranking:
         return len(self.table)
 
     def top(self, n: int | None = None) -> list[Prediction]:
-        """The first n predictions, or all."""
+        """The first n predictions, or all, with how far the fastest of them can be trusted."""
         count = len(self) if n is None else min(n, len(self))
-        return [self.prediction(row) for row in range(count)]
+        known = self.uncertainty
+        index = {int(row): i for i, row in enumerate(known.rows)}
+        return [
+            replace(
+                self.prediction(row),
+                spread_fraction=float(known.spread[index[row]]) if row in index else None,
+                p_best=float(known.p_best[index[row]]) if row in index else None,
+            )
+            for row in range(count)
+        ]
+
+    @cached_property
+    def uncertainty(self) -> Uncertainty:
+        """Of the fastest rows that fit."""
+        return uncertainty(self.search, self.table, self.recompute, self.step_seconds, self.fits)
 
     def prediction(self, row: int) -> Prediction:
         """The prediction at one row (row 0 is the best)."""

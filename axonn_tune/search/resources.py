@@ -17,12 +17,12 @@ class Resource:
     """Something of which a machine may have more; of a nuisance, less.
 
     improved: the machine with so many times as much of it (a nuisance divided by it).
-    quantities: the numbers of the profile that say how much there is.
+    quantity: the number of the profile that says how much there is.
     """
 
     name: str
     improved: Callable[[float], Machine]
-    quantities: tuple[Quantity, ...]
+    quantity: Quantity
 
 
 def resources(machine: Machine) -> list[Resource]:
@@ -37,25 +37,25 @@ def resources(machine: Machine) -> list[Resource]:
         Resource(
             "GPU compute rate",
             lambda factor: _with_compute(machine, factor),
-            (machine.gemm.sustained_fraction, kernels.flash_forward_fraction),
+            machine.gemm.sustained_fraction,
         ),
         Resource(
             "GPU memory bandwidth",
             lambda factor: _with_memory(machine, factor),
-            (kernels.memory_fraction,),
+            kernels.memory_fraction,
         ),
         *per_level,
         Resource(
             "interference",
             lambda factor: _with_interference(machine, factor),
-            (kernels.slowdown_fraction, kernels.collective_slowdown_fraction),
+            kernels.slowdown_fraction,
         ),
         Resource(
             "jitter between GPUs",
             lambda factor: replace(
                 machine, jitter_fraction=machine.jitter_fraction.scaled(1.0 / factor)
             ),
-            (machine.jitter_fraction,),
+            machine.jitter_fraction,
         ),
     ]
 
@@ -119,7 +119,7 @@ def _link_bandwidth(machine: Machine, index: int) -> Resource:
             _with_link(machine, index, faster), ring_bandwidths=rings, link_points=points
         )
 
-    return Resource(f"{link.name} bandwidth", improved, (link.bandwidth_bytes_per_s,))
+    return Resource(f"{link.name} bandwidth", improved, link.bandwidth_bytes_per_s)
 
 
 def _link_latency(machine: Machine, index: int) -> Resource:
@@ -136,7 +136,7 @@ def _link_latency(machine: Machine, index: int) -> Resource:
         points = _changed_points(machine, index, latency=factor)
         return replace(_with_link(machine, index, quicker), link_points=points)
 
-    return Resource(f"{link.name} latency", improved, (link.latency_seconds,))
+    return Resource(f"{link.name} latency", improved, link.latency_seconds)
 
 
 def _changed_points(
