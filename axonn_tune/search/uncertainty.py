@@ -63,6 +63,8 @@ def uncertainty(
     """
     candidates = np.flatnonzero(fits)
     rows = candidates[np.argsort(step_seconds[candidates], kind="stable")][:N_ROWS]
+    if not rows.size:
+        return Uncertainty(rows, np.zeros(0), np.zeros(0))
     parts = [
         _Part(search, table, rows, which, RECOMPUTES[value])
         for value in np.unique(recompute[rows])
