@@ -120,3 +120,11 @@ def format_count(value: float) -> str:
         if abs(value) >= scale:
             return f"{value / scale:.4g}{prefix}"
     return f"{value:.4g}"
+
+
+def parse_size(text: str, owner: str) -> int:
+    """``"64 MiB"`` to whole bytes; `owner` names it in errors."""
+    try:
+        return round(parse_quantity(text, "_bytes"))
+    except InputError as error:
+        raise InputError(str(error).replace("_bytes:", f"{owner}:", 1)) from None

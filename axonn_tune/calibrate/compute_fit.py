@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from axonn_tune.calibrate.findings import Findings
-from axonn_tune.calibrate.fit import Floats, fit_affine, residual_scale
+from axonn_tune.calibrate.fit import Floats, residual_scale
 from axonn_tune.cost.gemm import curve_seconds
 from axonn_tune.spec.machine import Gpu, Machine, Quantity, Tile
 from axonn_tune.spec.plan import MODES
@@ -45,19 +45,22 @@ def best_rates(points: Sequence[GemmPoint]) -> dict[str, Quantity]:
 
 
 def copy_rates(points: Sequence[MemoryPoint]) -> tuple[Quantity, Quantity]:
-    """Bytes per second of the largest plain copy, and the time of one that moves nothing."""
-    copies = [p for p in points if p.kernel == "copy"]
-    line = fit_affine([p.nbytes for p in copies], [p.seconds for p in copies])
-    largest = max(copies, key=lambda p: p.nbytes)
-    source = f"fit of {len(copies)} plain copies"
+    """Bytes per second of the largest plain copy, and the time of the smallest one."""
+    copies = sorted((p for p in points if p.kernel == "copy"), key=lambda p: p.nbytes)
+    first, last = copies[0], copies[-1]
     return (
         Quantity(
-            largest.nbytes / largest.seconds,
+            last.nbytes / last.seconds,
             "measured",
-            f"plain copy that moves {largest.nbytes} bytes",
-            largest.spread_fraction,
+            f"plain copy that moves {last.nbytes} bytes",
+            last.spread_fraction,
         ),
-        Quantity(line.intercept_seconds, "measured", source, line.intercept_spread_fraction),
+        Quantity(
+            first.seconds,
+            "measured",
+            f"plain copy that moves {first.nbytes} bytes",
+            first.spread_fraction,
+        ),
     )
 
 

@@ -139,15 +139,3 @@ def level_names(units: Sequence[int], n_per_node: int) -> list[str]:
     if outside:
         names |= {outside[0]: "inter-node"}
     return [names.get(unit, f"units-of-{unit}") for unit in joined]
-
-
-def tree_text(names: Sequence[str], units: Sequence[int], n_ranks: int, device_name: str) -> str:
-    """What was found, as a small tree: outermost first."""
-    sizes = [*units, n_ranks]
-    lines = [f"{n_ranks} ranks"]
-    for depth, (name, size, inner) in enumerate(
-        zip(reversed(names), reversed(sizes), reversed([1, *units]), strict=True)
-    ):
-        what = device_name if inner == 1 else f"units of {inner} ranks"
-        lines.append(f"{'   ' * depth}└─ {name}: joins {size // inner} x {what}")
-    return "\n".join(lines)

@@ -176,11 +176,10 @@ def _write(options: dict[str, Any], findings: Findings, base: Machine | None) ->
     from pathlib import Path
 
     from axonn_tune.calibrate.assemble import machine_of
-    from axonn_tune.calibrate.topology import tree_text
     from axonn_tune.io.presets import preset_machines
     from axonn_tune.io.system import drivers, relevant_variables
     from axonn_tune.io.yaml_files import save_yaml
-    from axonn_tune.report.calibration import calibration_text
+    from axonn_tune.report.profile import calibration_text
     from axonn_tune.spec.calibration import Calibration
 
     output = options["output"]
@@ -200,5 +199,7 @@ def _write(options: dict[str, Any], findings: Findings, base: Machine | None) ->
     name = options["name"] or Path(output).stem
     machine = machine_of(findings, name, calibration, preset_machines(), base)
     save_yaml(output, machine, "Measured by axonn-tune calibrate; see `calibration` at the end.")
-    tree = tree_text(findings.level_names, findings.units, findings.n_ranks, findings.device_name)
-    click.echo(calibration_text(machine, tree, output))
+    click.echo(calibration_text(machine))
+    click.echo(
+        f"\nWritten to {output}. Next: axonn-tune suggest --machine {output} --gpus ... --model ..."
+    )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
+
+from axonn_tune.cli.options import format_option, output_option
 
 
 @click.group("machines")
 def command() -> None:
-    """List and show hardware profiles.
+    """List, show and compare hardware profiles.
 
     \b
     Examples:
@@ -32,15 +36,128 @@ def list_command() -> None:
 
 @command.command("show")
 @click.argument("name")
-def show_command(name: str) -> None:
-    """Show every number of a profile with its origin and source.
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw its rates: .png, .svg, .pdf.")
+def show_command(name: str, plot: str | None) -> None:
+    """Show what was measured, and every number of a profile with its origin and source.
 
     \b
     Examples:
       axonn-tune machines show perlmutter
-      axonn-tune machines show ./mycluster.yaml
+      axonn-tune machines show ./mycluster.yaml --plot rates.png
     """
     from axonn_tune.io.presets import load_machine
     from axonn_tune.report.presets import machine_text
+    from axonn_tune.report.profile import calibration_text
 
-    click.echo(machine_text(load_machine(name)))
+    machine = load_machine(name)
+    if plot is not None:
+        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.report.plots import machine_figure
+
+        write_bytes(plot, machine_figure(machine, plot))
+    parts = [calibration_text(machine), machine_text(machine)]
+    click.echo("\n\n".join(part for part in parts if part))
+
+
+@command.command("diff")
+@click.argument("before")
+@click.argument("after")
+@click.option(
+    "--least",
+    type=click.FloatRange(0, 1),
+    default=0.03,
+    show_default=True,
+    help="Least change to report, as a fraction.",
+)
+@click.option("--all", "show_all", is_flag=True, help="Show what did not change, too.")
+@click.option("--fail", is_flag=True, help="Exit 1 if anything got significantly worse, for CI.")
+@format_option("table", "json")
+@output_option
+def diff_command(
+    before: str,
+    after: str,
+    least: float,
+    show_all: bool,
+    fail: bool,
+    output_format: str,
+    output: str | None,
+) -> None:
+    """Show what changed between two profiles: a slow node, a new driver.
+
+    A change counts if it is larger than the spreads of both explain, with one false alarm in a
+    hundred comparisons of unchanged machines.
+
+    \b
+    Examples:
+      axonn-tune machines diff monday.yaml tuesday.yaml
+      axonn-tune machines diff old.yaml new.yaml --fail --format json
+    """
+    from axonn_tune.cli.output import as_json, emit
+    from axonn_tune.io.presets import load_machine
+    from axonn_tune.report.difference import difference_document, difference_text
+    from axonn_tune.validate.profiles import difference
+
+    machines = load_machine(before), load_machine(after)
+    found = difference(*machines, least_change=least)
+    if output_format == "json":
+        emit(as_json(difference_document(*machines, found)), output)
+    else:
+        emit(difference_text(*machines, found, show_all), output)
+    if fail and (found.slow_ranks or any(change.is_worse for change in found.significant)):
+        sys.exit(1)
+
+
+@command.command("expect")
+@click.argument("name")
+@click.option("--kind", default="all_reduce", show_default=True, help="Kind of collective.")
+@click.option("--nodes", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option("--ranks-per-node", type=click.IntRange(min=1), help="[default: all of a node]")
+@click.option("--least", default="1 KiB", show_default=True, help="Smallest buffer.")
+@click.option("--most", default="1 GiB", show_default=True, help="Largest buffer.")
+@format_option("table", "json")
+@output_option
+def expect_command(
+    name: str,
+    kind: str,
+    nodes: int,
+    ranks_per_node: int | None,
+    least: str,
+    most: str,
+    output_format: str,
+    output: str | None,
+) -> None:
+    """Show what nccl-tests should find: time, algbw and busbw over message size.
+
+    One group of all ranks, or, with fewer ranks per node, as many groups at once as fill the
+    nodes. Where the profile holds a measurement, it stands beside.
+
+    \b
+    Examples:
+      axonn-tune machines expect perlmutter --nodes 16
+      axonn-tune machines expect mycluster.yaml --nodes 4 --ranks-per-node 1 --kind all_gather
+    """
+    from axonn_tune.cli.output import as_json, emit
+    from axonn_tune.errors import InputError
+    from axonn_tune.io.presets import load_machine
+    from axonn_tune.report.profile import expected_document, expected_text
+    from axonn_tune.spec.checks import require_choice
+    from axonn_tune.spec.plan import KINDS
+    from axonn_tune.units import parse_size
+    from axonn_tune.validate.expected import expected
+
+    require_choice("machines expect", "--kind", kind, KINDS)
+    machine = load_machine(name)
+    used = ranks_per_node or machine.ranks_per_node
+    if machine.ranks_per_node % used:
+        raise InputError(
+            f"--ranks-per-node is {used}; allowed: a divisor of {machine.ranks_per_node}"
+        )
+    first, last = parse_size(least, "--least"), parse_size(most, "--most")
+    if not 0 < first <= last:
+        raise InputError(f"--least {least}, --most {most}; allowed: 0 < least <= most")
+    sizes = [first << i for i in range((last // first).bit_length())]
+    entries = expected(machine, kind, machine.ranks_per_node // used, nodes * used, sizes)
+    if output_format == "json":
+        emit(as_json(expected_document(machine, entries)), output)
+    else:
+        emit(expected_text(machine, entries), output)

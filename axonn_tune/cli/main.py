@@ -18,7 +18,7 @@ COMMANDS = {
     "run": "Train on a grid for some steps; compare predicted and measured time.",
     "calibrate": "Measure this machine or a job's nodes, write a hardware profile.",
     "models": "List and show model presets.",
-    "machines": "List and show hardware profiles.",
+    "machines": "List, show and compare hardware profiles.",
     "reproduce": "Compare predictions with published results.",
 }
 

@@ -172,6 +172,14 @@ def write_text(path: FileName, text: str) -> None:
     """
     try:
         data = text.encode()
+    except ValueError as error:  # a lone surrogate in the text
+        raise FileError(one_line(f"{os.fspath(path)!r} cannot be written: {error}")) from None
+    write_bytes(path, data)
+
+
+def write_bytes(path: FileName, data: bytes) -> None:
+    """As `write_text`."""
+    try:
         mode = _mode(path)
         if mode is None or stat.S_ISREG(mode):
             _replace(os.path.realpath(path), data, mode)
@@ -180,7 +188,7 @@ def write_text(path: FileName, text: str) -> None:
                 file.write(data)
     except OSError as error:
         raise os_failure(path, "cannot be written", error) from None
-    except ValueError as error:  # a zero byte in the name, a lone surrogate in the text
+    except ValueError as error:  # a zero byte in the name
         raise FileError(one_line(f"{os.fspath(path)!r} cannot be written: {error}")) from None
 
 

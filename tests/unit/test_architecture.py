@@ -26,7 +26,7 @@ BELOW = {
     "calibrate": {"errors", "units", "spec", "cost", "strategies", "runtime"},
     "validate": {"errors", "units", "spec", "cost", "search"},
     "io": {"errors", "units", "spec"},
-    "report": {"errors", "units", "spec", "search", "validate"},
+    "report": {"errors", "units", "spec", "cost", "search", "validate"},
     "api": {"errors", "units", "spec", "search", "io", "report"},
     "cli": {
         *("", "errors", "units", "spec", "search", "validate", "io", "report", "api"),

@@ -16,7 +16,6 @@ from axonn_tune.calibrate.topology import (
     merged_units,
     pairs_to_measure,
     ranks_per_node,
-    tree_text,
 )
 from axonn_tune.errors import InputError
 
@@ -89,15 +88,8 @@ def test_levels_that_the_user_gives_are_checked():
             checked_units(units, 8)
 
 
-def test_names_and_tree():
+def test_names():
     assert level_names([], 4) == ["intra-node"]
     assert level_names([4], 4) == ["intra-node", "inter-node"]
     assert level_names([2, 8, 32], 8) == ["package", "intra-node", "inter-node", "units-of-32"]
     assert level_names([2], 8) == ["package", "intra-node"]
-    names = level_names([2, 8], 8)
-    assert tree_text(names, [2, 8], 16, "MI250X") == (
-        "16 ranks\n"
-        "└─ inter-node: joins 2 x units of 8 ranks\n"
-        "   └─ intra-node: joins 4 x units of 2 ranks\n"
-        "      └─ package: joins 2 x MI250X"
-    )

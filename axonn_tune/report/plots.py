@@ -1,0 +1,118 @@
+"""Figures, drawn with matplotlib, which is an optional extra."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from axonn_tune.cost.collectives import moved_fraction
+from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
+from axonn_tune.cost.pricing import group_seconds
+from axonn_tune.errors import InputError
+from axonn_tune.spec.job import BYTES_PER_ELEMENT
+from axonn_tune.spec.machine import Machine
+from axonn_tune.validate.expected import groups_of
+
+FORMATS = ("png", "svg", "pdf")
+# Message sizes of curves for a profile that holds no measured collectives.
+CURVE_BYTES = 2.0 ** np.arange(10, 31)
+
+
+def machine_figure(machine: Machine, path: str) -> bytes:
+    """Products under the roofline, and bus bandwidth over message size, as the path's format.
+
+    Raises
+    ------
+    InputError
+        matplotlib is not installed, or the path ends in none of `FORMATS`.
+    """
+    ending = Path(path).suffix.lstrip(".").lower()
+    if ending not in FORMATS:
+        raise InputError(f"--plot {path}: allowed endings: .{', .'.join(FORMATS)}")
+    figure, (left, right) = _figure(2)
+    _draw_products(left, machine)
+    _draw_collectives(right, machine)
+    figure.suptitle(f"{machine.name}: {machine.description or machine.gpu.name}")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=ending, bbox_inches="tight")
+    return buffer.getvalue()
+
+
+def _figure(n_axes: int) -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise InputError("--plot needs matplotlib: pip install 'axonn-tune[plot]'") from None
+    figure = Figure(figsize=(7.0 * n_axes, 5.0), layout="constrained")
+    return figure, figure.subplots(1, n_axes)
+
+
+def _draw_products(axes: Any, machine: Machine) -> None:
+    """Rate over arithmetic intensity; the roofline of each dtype that was measured."""
+    dtypes = dict.fromkeys(p.dtype for p in machine.gemm.points) or machine.gpu.peak_flops_per_s
+    intensities = np.geomspace(1.0, 1e4, 200)
+    for color, dtype in enumerate(dtypes):
+        roof = np.minimum(
+            machine.peak_flops_per_s(dtype), intensities * achieved_memory_bandwidth(machine)
+        )
+        axes.plot(intensities, roof * 1e-12, color=f"C{color}", label=f"{dtype} roofline")
+        for marker, mode in zip("ov^", ("NN", "NT", "TN"), strict=True):
+            points = [p for p in machine.gemm.points if (p.dtype, p.mode) == (dtype, mode)]
+            flops = np.array([2.0 * p.m * p.n * p.k for p in points])
+            elements = np.array([p.m * p.k + p.k * p.n + p.m * p.n for p in points])
+            seconds = np.array([p.seconds for p in points])
+            axes.plot(
+                flops / (elements * BYTES_PER_ELEMENT[dtype]),
+                flops / seconds * 1e-12,
+                marker,
+                color=f"C{color}",
+                markersize=3,
+                alpha=0.6,
+                label=f"{dtype} {mode}" if points else None,
+            )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="arithmetic intensity, FLOP/byte",
+        ylabel="TFLOP/s",
+        title="Products",
+    )
+    axes.legend(fontsize="small")
+    axes.grid(alpha=0.3)
+
+
+def _draw_collectives(axes: Any, machine: Machine) -> None:
+    """Measured bus bandwidth, and a line for what the levels of the profile imply."""
+    measured = groups_of(machine.link_points)
+    without_points = replace(machine, link_points=())
+    whole_node = ("all_reduce", 1, machine.ranks_per_node)
+    two_nodes = ("all_reduce", machine.ranks_per_node, 2)
+    shown = measured or [g for g in (whole_node, two_nodes) if g[2] > 1]
+    for color, (kind, stride, size) in enumerate(shown):
+        points = [
+            p
+            for p in machine.link_points
+            if (p.kind, p.stride, p.size) == (kind, stride, size) and p.is_of_whole_axis
+        ]
+        nbytes = np.array([p.nbytes for p in points]) if points else CURVE_BYTES
+        moved = float(moved_fraction(kind, size)) * nbytes
+        style = {"color": f"C{color % 10}", "label": f"{kind} ({stride}, {size})"}
+        if points:
+            seconds = np.array([p.seconds for p in points])
+            axes.plot(nbytes, moved / seconds * 1e-9, "o", markersize=3, **style)
+            style.pop("label")
+        law = group_seconds(without_points, kind, stride, size, nbytes)
+        axes.plot(nbytes, moved / law * 1e-9, **style, linewidth=0.8)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="message, bytes",
+        ylabel="bus bandwidth, GB/s",
+        title="Collectives (stride, size): measured, and as the levels imply",
+    )
+    axes.legend(fontsize="x-small", ncols=2)
+    axes.grid(alpha=0.3)

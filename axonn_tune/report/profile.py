@@ -1,0 +1,233 @@
+"""What a calibrated profile holds: provenance, topology, rates of products and of collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
+from axonn_tune.report.text import key_values, table
+from axonn_tune.spec.job import BYTES_PER_ELEMENT
+from axonn_tune.spec.machine import LinkLevel, Machine
+from axonn_tune.spec.plan import MODES
+from axonn_tune.units import format_quantity, format_seconds
+from axonn_tune.validate.expected import Expected, expected, groups_of
+
+SHOWN_PRODUCTS = 12
+BAR = "########################"
+
+
+def calibration_text(machine: Machine) -> str:
+    """Everything that a reader of a calibration wants to see first; empty for other profiles."""
+    calibration = machine.calibration
+    if calibration is None:
+        return ""
+    parts = [
+        key_values(
+            [
+                ("measured", f"{calibration.date}, {calibration.seconds:.0f} s"),
+                ("on", f"{calibration.n_ranks} x {calibration.device_name}"),
+                ("hosts", ", ".join(calibration.hosts)),
+                ("with", ", ".join(f"{k} {v}" for k, v in calibration.software.items())),
+                ("by", calibration.command_line),
+            ]
+        ),
+        tree_text(machine.links, calibration.n_ranks, calibration.device_name),
+        _rates_text(machine),
+        _levels_text(machine.links),
+        products_text(machine),
+        collectives_text(machine),
+        *(f"Note: {note}." for note in calibration.notes),
+        *(
+            f"Slow: rank {speed.rank} on {speed.host} multiplies at "
+            f"{100 * speed.speed_fraction:.0f} % of the median rank's rate."
+            for speed in calibration.speeds
+            if speed.speed_fraction < 0.95
+        ),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def tree_text(links: Sequence[LinkLevel], n_ranks: int, device_name: str) -> str:
+    """The link levels as a small tree, outermost first."""
+    sizes = [*(link.unit_ranks for link in links[1:]), n_ranks]
+    lines = [f"{n_ranks} ranks"]
+    for depth, (link, size) in enumerate(zip(reversed(links), reversed(sizes), strict=True)):
+        inner = link.unit_ranks
+        what = device_name if inner == 1 else f"units of {inner} ranks"
+        lines.append(f"{'   ' * depth}└─ {link.name}: joins {max(size // inner, 1)} x {what}")
+    return "\n".join(lines)
+
+
+def _rates_text(machine: Machine) -> str:
+    kernels, gemm = machine.kernels, machine.gemm
+    rows = [
+        [
+            f"large products, {dtype}",
+            format_quantity(peak.value * gemm.sustained_fraction.value, "rate_flops_per_s"),
+            _percent(gemm.sustained_fraction.spread_fraction),
+        ]
+        for dtype, peak in machine.gpu.peak_flops_per_s.items()
+    ]
+    rows += [
+        [
+            "copies",
+            format_quantity(achieved_memory_bandwidth(machine), "copy_bytes_per_s"),
+            _percent(kernels.memory_fraction.spread_fraction),
+        ],
+        [
+            "kernels beside a collective take longer by",
+            f"{100 * kernels.slowdown_fraction.value:.0f} %",
+            _percent(kernels.slowdown_fraction.spread_fraction),
+        ],
+        [
+            "collectives beside kernels take longer by",
+            f"{100 * kernels.collective_slowdown_fraction.value:.0f} %",
+            _percent(kernels.collective_slowdown_fraction.spread_fraction),
+        ],
+    ]
+    return table(rows, ["rate", "value", "spread %"])
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"
+
+
+def _levels_text(links: Sequence[LinkLevel]) -> str:
+    rows = []
+    for link in links:
+        kinds = dict.fromkeys([*link.kind_fraction, *link.kind_latency_seconds])
+        rows.append([link.name, "all_reduce" if kinds else "all", *_level_row(link, 1.0, None)])
+        for kind in kinds:
+            fraction = link.kind_fraction[kind].value if kind in link.kind_fraction else 1.0
+            rows.append(["", kind, *_level_row(link, fraction, kind)])
+    headers = ["link level", "collective", "bandwidth of a unit", "spread %"]
+    return table(rows, [*headers, "latency of a hop", "spread %"])
+
+
+def _level_row(link: LinkLevel, fraction: float, kind: str | None) -> list[str]:
+    bandwidth = link.kind_fraction.get(kind or "", link.bandwidth_bytes_per_s)
+    latency = link.kind_latency_seconds.get(kind or "", link.latency_seconds)
+    rate = link.bandwidth_bytes_per_s.value * fraction
+    return [
+        format_quantity(rate, "rate_bytes_per_s"),
+        _percent(bandwidth.spread_fraction),
+        format_seconds(latency.value),
+        _percent(latency.spread_fraction),
+    ]
+
+
+def products_text(machine: Machine) -> str:
+    """Rates of measured products, some from small to large, by mode, and the roofline."""
+    by_shape: dict[tuple[str, int, int, int], dict[str, float]] = {}
+    for p in machine.gemm.points:
+        flops = 2.0 * p.m * p.n * p.k
+        by_shape.setdefault((p.dtype, p.m, p.n, p.k), {})[p.mode] = flops / p.seconds
+    parts = []
+    for dtype in dict.fromkeys(shape[0] for shape in by_shape):
+        shapes = sorted(
+            (s for s in by_shape if s[0] == dtype), key=lambda s: (s[1] * s[2] * s[3], s)
+        )
+        rows = []
+        for shape in _some(shapes):
+            _, m, n, k = shape
+            moved = BYTES_PER_ELEMENT[dtype] * (m * k + k * n + m * n)
+            intensity = 2.0 * m * n * k / moved
+            roof = min(
+                machine.peak_flops_per_s(dtype), intensity * achieved_memory_bandwidth(machine)
+            )
+            rates = by_shape[shape]
+            best = max(rates.values())
+            rows.append(
+                [f"{m} x {n} x {k}", f"{intensity:.0f}"]
+                + [f"{rates[mode] * 1e-12:.4g}" if mode in rates else "-" for mode in MODES]
+                + [f"{roof * 1e-12:.4g}", f"{100 * best / roof:.0f}", _bar(best / roof)]
+            )
+        headers = [f"{dtype}: m x n x k", "FLOP/byte", *(f"{mode} TFLOP/s" for mode in MODES)]
+        parts.append(table(rows, [*headers, "roofline", "% of it", ""]))
+    return "\n\n".join(parts)
+
+
+def _some(shapes: Sequence[Any]) -> list[Any]:
+    if len(shapes) <= SHOWN_PRODUCTS:
+        return list(shapes)
+    step = (len(shapes) - 1) / (SHOWN_PRODUCTS - 1)
+    return [shapes[round(i * step)] for i in range(SHOWN_PRODUCTS)]
+
+
+def _bar(share: float) -> str:
+    return BAR[: max(round(min(share, 1.0) * len(BAR)), 1)]
+
+
+def collectives_text(machine: Machine) -> str:
+    """Measured bus bandwidth over message size, a line per collective and choice of groups."""
+    series = [expected(machine, *groups, []) for groups in groups_of(machine.link_points)]
+    if not series:
+        return ""
+    columns = sorted({_power(e.nbytes) for entries in series for e in entries})
+    best = max(e.measured_busbw_bytes_per_s or 0.0 for entries in series for e in entries)
+    rows = [_collective_row(entries, columns, best) for entries in series]
+    headers = ["bus bandwidth, GB/s", "stride", "size", *map(_short_bytes, columns), "largest"]
+    return table(rows, headers)
+
+
+def _collective_row(entries: Sequence[Expected], columns: Sequence[int], best: float) -> list[Any]:
+    rates = {_power(e.nbytes): (e.measured_busbw_bytes_per_s or 0.0) for e in entries}
+    first, top = entries[0], max(rates.values())
+    cells = [f"{rates[c] * 1e-9:.3g}" if c in rates else "-" for c in columns]
+    return [first.kind, first.stride, first.size, *cells, _bar(top / best)]
+
+
+def _power(nbytes: int) -> int:
+    """Buffers are rounded up to whole elements for each rank: the power of two below."""
+    return 1 << (nbytes.bit_length() - 1)
+
+
+def _short_bytes(nbytes: int) -> str:
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if nbytes >> shift:
+            return f"{nbytes >> shift} {unit}"
+    return f"{nbytes} B"
+
+
+def expected_text(machine: Machine, entries: Sequence[Expected]) -> str:
+    """Size, time, algbw and busbw as nccl-tests prints them, with what was measured."""
+    rows = [
+        [
+            e.nbytes,
+            f"{1e6 * e.seconds:.1f}",
+            f"{1e-9 * e.algbw_bytes_per_s:.2f}",
+            f"{1e-9 * e.busbw_bytes_per_s:.2f}",
+            "-" if e.measured_seconds is None else f"{1e6 * e.measured_seconds:.1f}",
+            "-"
+            if e.measured_busbw_bytes_per_s is None
+            else f"{1e-9 * e.measured_busbw_bytes_per_s:.2f}",
+            "slower than the levels imply: a sick fabric?" if e.is_sick else "",
+        ]
+        for e in entries
+    ]
+    first = entries[0]
+    title = (
+        f"{machine.name}: {first.kind} over groups of {first.size} ranks, stride {first.stride}, "
+        "all groups at once"
+    )
+    headers = ["size B", "time us", "algbw GB/s", "busbw GB/s", "measured us", "measured busbw", ""]
+    return f"{title}\n\n{table(rows, headers)}"
+
+
+def expected_document(machine: Machine, entries: Sequence[Expected]) -> dict[str, Any]:
+    """What ``machines expect --format json`` prints."""
+    return {
+        "machine": machine.name,
+        "collectives": [
+            {
+                **asdict(e),
+                "algbw_bytes_per_s": e.algbw_bytes_per_s,
+                "busbw_bytes_per_s": e.busbw_bytes_per_s,
+                "measured_busbw_bytes_per_s": e.measured_busbw_bytes_per_s,
+                "is_sick": e.is_sick,
+            }
+            for e in entries
+        ],
+    }
