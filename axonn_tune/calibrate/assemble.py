@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean, stdev
 
@@ -86,7 +87,10 @@ def machine_of(
 
 
 def with_link_points(machine: Machine, points: Sequence[LinkPoint]) -> Machine:
-    """The machine with more collectives; the levels of which they tell are fitted anew."""
+    """The machine with more collectives; the levels of which they tell are fitted anew.
+
+    A level of which they tell too little for that, messages of one size, stays as it is.
+    """
     new = {_key(point): point for point in points}
     kept = [point for point in machine.link_points if _key(point) not in new]
     everything = (*kept, *points)
@@ -94,7 +98,8 @@ def with_link_points(machine: Machine, points: Sequence[LinkPoint]) -> Machine:
     outer_units = [*(shape.unit_ranks for shape in shapes[1:]), None]
     levels = list(machine.links)
     for index in spoken_of(machine.links, points):
-        levels[index] = fitted_level(shapes[index], outer_units[index], everything)
+        with suppress(InputError):
+            levels[index] = fitted_level(shapes[index], outer_units[index], everything)
     return replace(machine, links=tuple(levels), link_points=everything)
 
 

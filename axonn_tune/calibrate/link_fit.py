@@ -102,12 +102,12 @@ def points_of_level(
     return pure or crossing
 
 
-def hops(kind: str, size: int) -> float:
-    """Latencies in the time of a small message, as `cost.collectives` counts them.
+def hops(kind: str, n_units: int) -> float:
+    """Latencies in the time of a small message among units, as `cost.collectives` counts them.
 
     Those of a ring; of an all-reduce, for which a tree then is quicker, those of a tree.
     """
-    return {"all_reduce": 2.0 * math.log2(size), "send_recv": 1.0}.get(kind, size - 1.0)
+    return {"all_reduce": 2.0 * math.log2(n_units), "send_recv": 1.0}.get(kind, n_units - 1.0)
 
 
 def _fitted_series(unit_ranks: int, points: Sequence[LinkPoint]) -> list[_Series]:
@@ -115,15 +115,17 @@ def _fitted_series(unit_ranks: int, points: Sequence[LinkPoint]) -> list[_Series
     for p in points:
         groups[p.kind, p.stride, p.size, p.n_rings, p.everywhere].append(p)
     series = []
-    for (kind, _, size, n_rings, _), members in groups.items():
+    for (kind, stride, size, n_rings, _), members in groups.items():
         if len({p.nbytes for p in members}) < 2:
             continue
+        # Of a group with several ranks in a unit, the hops inside it are short beside those out.
+        n_units = size if stride >= unit_ranks else stride * size // unit_ranks
         line = fit_affine([p.nbytes for p in members], [p.seconds for p in members])
         series.append(
             _Series(
                 kind,
                 min(unit_ranks, n_rings),
-                line.intercept_seconds / hops(kind, size),
+                line.intercept_seconds / hops(kind, n_units),
                 line.intercept_spread_fraction,
                 float(moved_fraction(kind, size)) / line.seconds_per_unit,
                 line.slope_spread_fraction,

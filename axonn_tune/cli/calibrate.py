@@ -29,6 +29,16 @@ _PARTS = ("gemm", "memory", "links")
 )
 @click.option("--resume", is_flag=True, help="Go on with a calibration that was interrupted.")
 @click.option("--machine", help="A profile that says what is not measured (preset or YAML file).")
+@click.option(
+    "--import",
+    "imports",
+    multiple=True,
+    type=click.Path(dir_okay=False),
+    help="Measure nothing: take logs of nccl-tests, rccl-tests or OSU, or products as CSV.",
+)
+@click.option("--kind", help="Kind of collective of the logs, where they do not tell.")
+@click.option("--log-ranks", type=click.IntRange(min=2), help="Ranks of an OSU log.")
+@click.option("--log-ranks-per-node", type=click.IntRange(min=1), help="And those of each node.")
 @click.option("--name", help="Name of the machine.  [default: that of the file]")
 @click.option("--model", help="Measure the products and the attention of this model's search, too.")
 @click.option("--gpus", type=click.IntRange(min=1), help="GPUs of that search.")
@@ -70,8 +80,14 @@ def command(**options: Any) -> None:
       axonn-tune calibrate --output mycluster.yaml
       axonn-tune calibrate --output mycluster.yaml --quick --model 80b --gpus 1024
       srun -N 4 --ntasks-per-node 4 axonn-tune calibrate --output mycluster.yaml
+      axonn-tune calibrate --import all_reduce.log --machine perlmutter --output mycluster.yaml
       axonn-tune suggest --gpus 1024 --model 80b --machine mycluster.yaml
     """
+    if options["imports"]:
+        from axonn_tune.cli.imported import import_logs
+
+        import_logs(options, _base(options["machine"]))
+        return
     from axonn_tune.calibrate.run import measure
     from axonn_tune.errors import AxonnTuneError
     from axonn_tune.io.journal import Journal
