@@ -20,7 +20,6 @@ from axonn_tune.calibrate.links import (
 )
 from axonn_tune.calibrate.setting import Setting
 from axonn_tune.calibrate.topology import (
-    checked_units,
     known_units,
     measured_units,
     merged_units,
@@ -38,7 +37,7 @@ N_ROUNDS = {True: 3, False: 9}  # of interference, in a quick and in a thorough 
 def measure_units(setting: Setting) -> list[int]:
     """Ranks of the units of the link levels: as told, else as names and rates of pairs say."""
     if setting.request.units is not None:
-        return checked_units(setting.request.units, setting.n_ranks)
+        return list(setting.request.units)
     pairs = pairs_to_measure(setting.n_ranks, setting.n_per_node)
     setting.progress.expect(len(pairs))
     rates = {

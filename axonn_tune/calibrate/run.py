@@ -22,7 +22,12 @@ from axonn_tune.calibrate.plan import extent_of
 from axonn_tune.calibrate.progress import Progress
 from axonn_tune.calibrate.setting import Request, Setting
 from axonn_tune.calibrate.timing import ranks_per_core
-from axonn_tune.calibrate.topology import Station, level_names, ranks_per_node
+from axonn_tune.calibrate.topology import (
+    Station,
+    check_units,
+    level_names,
+    ranks_per_node,
+)
 from axonn_tune.runtime.run import device_name, software
 from axonn_tune.runtime.session import Place, idle_bytes, joined, pick_device
 from axonn_tune.spec.points import AttentionPoint, MemoryPoint
@@ -53,6 +58,8 @@ def setting_of(request: Request, place: Place, device: torch.device) -> Setting:
     extent = extent_of(request.is_quick, device.type == "cuda")
     stations = tuple(gathered(Station(_node_name(), device_name(device))))
     n_per_node = ranks_per_node(stations)
+    if request.units is not None:
+        check_units(request.units, len(stations))
     sharing = ranks_per_core(device, place.n_local_ranks)
     progress = Progress(silent=request.quiet or place.rank != 0)
     owner = {

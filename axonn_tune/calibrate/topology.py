@@ -111,8 +111,8 @@ def merged_units(known: Sequence[int], measured: Sequence[int]) -> list[int]:
     return sorted(set(units))
 
 
-def checked_units(units: Sequence[int], n_ranks: int) -> list[int]:
-    """Units that the user gave (``--levels 2,8``).
+def check_units(units: Sequence[int], n_ranks: int) -> None:
+    """Refuse units that the user gave (``--levels 2,8``) and that do not nest.
 
     Raises
     ------
@@ -125,7 +125,6 @@ def checked_units(units: Sequence[int], n_ranks: int) -> list[int]:
             f"--levels {','.join(map(str, units))}: each unit must be a multiple of the one "
             f"before, and less than the {n_ranks} ranks"
         )
-    return list(units)
 
 
 def level_names(units: Sequence[int], n_per_node: int) -> list[str]:

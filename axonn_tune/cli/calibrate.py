@@ -98,6 +98,8 @@ def command(**options: Any) -> None:
         base = _base(options["machine"])
         request = _request(options, base, journal)
         n_ranks = ranks_or_cores(options["ranks"], options["device"])
+        if base is None:
+            _check_that_all_is_measured(request.parts, n_ranks)
     try:
         findings = launch(measure, request, n_ranks, options["device"])
     except AxonnTuneError as error:
@@ -123,8 +125,12 @@ def _request(options: dict[str, Any], base: Machine | None, journal: Journal) ->
     from axonn_tune.calibrate.setting import Request
     from axonn_tune.runtime.launch import default_dtype
     from axonn_tune.search.shapes import kernels_of
+    from axonn_tune.spec.checks import require_choice
+    from axonn_tune.spec.job import BYTES_PER_ELEMENT
 
     dtypes = options["dtypes"] or (default_dtype(options["device"]),)
+    for dtype in dtypes:
+        require_choice("calibrate", "--dtype", dtype, BYTES_PER_ELEMENT)
     search = _search(options, base, dtypes[0])
     products, attentions = ([], []) if search is None else kernels_of(search)
     most = options["most_shapes"]
@@ -143,6 +149,20 @@ def _request(options: dict[str, Any], base: Machine | None, journal: Journal) ->
         timeout_seconds=options["timeout"],
         quiet=options["quiet"],
     )
+
+
+def _check_that_all_is_measured(parts: tuple[str, ...], n_ranks: int) -> None:
+    from axonn_tune.errors import InputError
+
+    missing = [part for part in _PARTS if part not in parts]
+    if missing:
+        raise InputError(
+            f"--only leaves out {' and '.join(missing)}; give --machine, a profile that has them"
+        )
+    if n_ranks == 1:
+        raise InputError(
+            "one rank has no links to measure; start more, or give --machine, a profile with links"
+        )
 
 
 def _search(options: dict[str, Any], base: Machine | None, dtype: str) -> Search | None:

@@ -168,8 +168,10 @@ def joined(place: Place, device: torch.device, timeout_seconds: float) -> Iterat
         own = f"rank {place.rank} failed: {what}"
         first = _first_failure(own)
         raise (AxonnTuneError(own) if own == first else LostRankError(first)) from error
-    dist.destroy_process_group()
-    time.sleep(_CALLBACK_SECONDS)
+    else:
+        dist.destroy_process_group()
+    finally:
+        time.sleep(_CALLBACK_SECONDS)
 
 
 class LostRankError(AxonnTuneError):

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from axonn_tune.io.presets import load_machine
+
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
@@ -12,13 +14,13 @@ SRUN = ["srun", "--nodes", "2", "--ntasks-per-node", "2", sys.executable, "-m"]
 RUN = ["axonn_tune.cli.main", "run", "--model", "tiny", "--seq-len", "16", "--steps", "3"]
 
 
-def srun(slurm, *arguments, **variables):
+def srun(slurm, *arguments, command=RUN, **variables):
     return subprocess.run(
-        [*SRUN, *RUN, *arguments],
+        [*SRUN, *command, *arguments],
         env={**slurm, "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
 
 
@@ -43,3 +45,18 @@ def test_a_meeting_point_without_an_address_is_named(slurm):
     assert said == [
         "axonn-tune: node 'n1', the first of Slurm's, has no address here; set MASTER_ADDR to one"
     ]
+
+
+def test_two_nodes_are_calibrated(slurm, tmp_path):
+    """Both nodes share the host's name; Slurm's own variables tell them apart."""
+    profile = tmp_path / "cluster.yaml"
+    command = ["axonn_tune.cli.main", "calibrate", "--output", str(profile), "--quick"]
+    done = srun(slurm, command=command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("└─ inter-node: joins 2 x units of 2 ranks") == 1
+    machine = load_machine(profile)
+    assert machine.calibration.hosts == ("n1:0", "n2:1")
+    assert (machine.ranks_per_node, [link.unit_ranks for link in machine.links]) == (2, [1, 2])
+    across = {p.n_rings for p in machine.link_points if (p.stride, p.size) == (2, 2)}
+    assert across == {1, 2}
+    assert not (tmp_path / "cluster.yaml.partial").exists()

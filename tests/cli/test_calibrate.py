@@ -1,0 +1,218 @@
+"""``axonn-tune calibrate`` from start to profile, and through everything that interrupts it."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import machine_of
+
+from axonn_tune.cli.main import main
+from axonn_tune.io.presets import load_machine
+from axonn_tune.io.yaml_files import save_yaml
+
+pytest.importorskip("torch")
+
+# As the real command, but each thing is measured for a moment only. HANG: rank 1 does not go on
+# once it times copies.
+BRIEF = """
+import os, sys, time
+from dataclasses import replace
+from axonn_tune.calibrate import compute, plan, run
+from axonn_tune.calibrate.timing import Effort
+from axonn_tune.cli.main import main
+
+brief = replace(
+    plan.extent_of(is_quick=True, on_gpu=False),
+    effort=Effort(1e-4, 3, 1e-3),
+    gemm_sizes=(16, 64),
+    copy_bytes=(2**12, 2**16),
+    kernel_tokens=(64,),
+    n_kernel_steps=1,
+    most_bytes=2**16,
+    sustain_seconds=0.05,
+)
+run.extent_of = lambda *_: brief
+run.ranks_per_core = lambda *_: 1.0
+time_copy = compute.time_copy
+
+def slow_copy(*arguments):
+    time.sleep(float(os.environ.get("SLOW", "0")))
+    if os.environ.get("HANG") and os.environ["RANK"] == "1":
+        time.sleep(600)
+    return time_copy(*arguments)
+
+compute.time_copy = slow_copy
+if __name__ == "__main__":
+    main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def brief(tmp_path):
+    program = tmp_path / "brief.py"
+    program.write_text(BRIEF)
+
+    def start(*arguments, ranks=2, limit=None, prefix=(), **variables):
+        command = [*prefix, sys.executable, str(program), "calibrate", "--output", "cluster.yaml"]
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RANK"))}
+        return subprocess.Popen(
+            [*command, "--quick", "--ranks", str(ranks), *arguments],
+            cwd=tmp_path,
+            env=inherited | {"OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in variables.items()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=limit,
+        )
+
+    return start
+
+
+def finish(process, timeout=100):
+    output, errors = process.communicate(timeout=timeout)
+    return process.returncode, output, errors
+
+
+def said(errors):
+    return [line for line in errors.splitlines() if line.startswith("axonn-tune: ")]
+
+
+def test_a_calibration_gives_a_profile_with_which_to_search(brief, tmp_path, capsys):
+    code, output, errors = finish(brief("--model", "tiny", "--gpus", "4", "--most-shapes", "5"))
+    assert code == 0, errors
+    assert "└─ intra-node: joins 2 x CPU" in output
+    assert "products of the search" in output and "were left out" in output
+    assert not (tmp_path / "cluster.yaml.partial").exists()
+    path = str(tmp_path / "cluster.yaml")
+    machine = load_machine(path)
+    assert machine.calibration.command_line.startswith("axonn-tune calibrate --output cluster")
+    assert len(machine.gemm.points) == 5 + 8 * 3
+    assert machine.links[0].bandwidth_bytes_per_s.origin == "measured"
+    job = ["--gpus", "4", "--model", "tiny", "--machine", path, "--dtype", "fp32"]
+    main(["suggest", *job, "--global-batch", "8"])
+    assert "P(best)" in capsys.readouterr().out
+    main(["explain", *job, "--global-batch", "8", "--grid", "1x1x2x2"])
+    assert "all_gather" in capsys.readouterr().out
+    main(["machines", "show", path])
+    assert "bus bandwidth" in capsys.readouterr().out
+
+
+def wait_for_results(journal, count):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if journal.exists() and journal.read_text().count("\n") > count:
+            return
+        time.sleep(0.02)
+    raise AssertionError("nothing was measured")
+
+
+def children(pid):
+    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
+    return [int(child) for child in listed.stdout.split()]
+
+
+def is_running(pid):
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["interrupt", "kill a rank", "kill the launcher"])
+def test_what_was_measured_survives_and_is_resumed(brief, tmp_path, how):
+    profile, journal = tmp_path / "cluster.yaml", tmp_path / "cluster.yaml.partial"
+    save_yaml(profile, machine_of())
+    before = profile.read_text()
+    process = brief("--quiet", SLOW=1)
+    wait_for_results(journal, 26)
+    ranks = children(process.pid)
+    if how == "kill a rank":
+        os.kill(ranks[-1], signal.SIGKILL)
+    else:
+        process.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGKILL)
+    code, _, errors = finish(process)
+    kept = f"what was measured is kept in {journal.name}: go on with --resume"
+    if how == "interrupt":
+        assert code == 130 and f"axonn-tune: interrupted; {kept}" in errors
+    elif how == "kill a rank":
+        assert code == 2 and said(errors) == [f"axonn-tune: rank 1 was ended by SIGKILL; {kept}"]
+    deadline = time.monotonic() + 40
+    while any(map(is_running, ranks)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, ranks))
+    assert profile.read_text() == before
+    measured = journal.read_text().splitlines()
+    assert finish(brief("--quiet"))[0] == 2  # it is not overwritten
+    assert journal.read_text().splitlines() == measured
+    code, _, errors = finish(brief("--quiet", "--resume"))
+    assert code == 0, errors
+    assert not journal.exists() and load_machine(profile).calibration is not None
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_calibration_in_time(brief, tmp_path):
+    begin = time.monotonic()
+    code, _, errors = finish(brief("--quiet", "--timeout", "4", HANG=1))
+    assert code == 2 and time.monotonic() - begin < 60
+    (line,) = said(errors)
+    assert "failed: " in line and line.endswith("go on with --resume")
+    assert (tmp_path / "cluster.yaml.partial").exists()
+
+
+def test_a_full_disk_is_named_and_nothing_is_lost(brief, tmp_path):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+
+    code, _, errors = finish(brief("--quiet", limit=limit))
+    assert code == 2
+    (line,) = said(errors)
+    assert "cluster.yaml.partial cannot be written: " in line
+    lines = (tmp_path / "cluster.yaml.partial").read_text().splitlines()
+    assert all(json.loads(line) for line in lines[:-1]) and len(lines) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a network without IPv6")
+def test_a_host_without_ipv6(brief):
+    network = 'sysctl -qw net.ipv6.conf.all.disable_ipv6=1; ip link set lo up; exec "$@"'
+    prefix = ["unshare", "--net", "sh", "-c", network, "sh"]
+    code, _, errors = finish(brief("--quiet", prefix=prefix))
+    assert code == 0, errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--model", "tiny"], "--model and --gpus go together"),
+        (["--levels", "two"], "--levels is 'two'"),
+        (["--only", "gemm"], "--only leaves out memory and links; give --machine"),
+        (["--ranks", "1"], "one rank has no links to measure"),
+        (["--machine", "nowhere"], "unknown machine 'nowhere'"),
+        (["--dtype", "fp8"], "dtype"),
+        (["--device", "tpu"], "device is 'tpu'"),
+        (["--resume"], "there is nothing to resume"),
+        (["--import", "x.log"], "--import needs --machine"),
+        (["--ranks", "4", "--levels", "3"], "--levels 3: each unit must be a multiple"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, named, tmp_path, capsys):
+    ranks = [] if "--ranks" in arguments else ["--ranks", "2"]
+    command = ["calibrate", "--output", str(tmp_path / "x.yaml"), "--quick", *ranks, *arguments]
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 2
+    assert named in "".join(said(capsys.readouterr().err))
+
+
+def test_a_folder_that_is_missing_is_named(brief):
+    code, _, errors = finish(brief("--output", "nowhere/x.yaml"))
+    assert code == 2
+    (line,) = said(errors)
+    assert "nowhere/x.yaml.partial cannot be written: no such file" in line
