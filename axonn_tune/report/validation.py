@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from axonn_tune.cost.gemm import CURVE_ERROR
 from axonn_tune.report.text import table
+from axonn_tune.search.uncertainty import MODEL_ERROR, UNSTATED_SPREAD
 from axonn_tune.spec.machine import ORIGINS, Machine
 from axonn_tune.spec.provenance import quantities
 from axonn_tune.validate.reproduce import Comparison, summarise
@@ -102,9 +104,22 @@ def validation_markdown(
         "Constants of the algorithm that are choices of the runtime, not of a machine, stand with",
         "their source in `axonn_tune/strategies/axonn4d.py`: gradient buckets of 25 MiB, fp32",
         "gradient sums, AdamW with an fp32 master copy.",
+        "",
+        *_CONVENTIONS,
     ]
     return "\n".join(parts)
 
+
+_UNSTATED = ", ".join(
+    f"{100 * spread:.0f} % {origin}" for origin, spread in UNSTATED_SPREAD.items()
+)
+_CONVENTIONS = [
+    "Conventions of the intervals and of `P(best)`, which move no prediction",
+    "(`axonn_tune/search/uncertainty.py`, `axonn_tune/cost/gemm.py`): spreads of numbers that",
+    f"state none, {_UNSTATED}; what the model leaves out,",
+    f"{100 * MODEL_ERROR:.0f} % for each candidate; products without measured points, "
+    f"{100 * CURVE_ERROR:.0f} %.",
+]
 
 _READING = """How to read it: an error is predicted over published, minus one. The papers
 do not say which grid they ran, so the best grid of the model stands for it; where they ran
