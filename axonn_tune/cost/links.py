@@ -8,7 +8,7 @@ from math import gcd
 
 import numpy as np
 
-from axonn_tune.cost.collectives import collective_seconds, moved_fraction
+from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.spec.grid import AXES, Ints, Placements
 from axonn_tune.spec.machine import LinkLevel, Machine
 from axonn_tune.spec.plan import KINDS, Array
@@ -68,20 +68,10 @@ def units_visited(stride: Ints, size: Ints, unit_ranks: int) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Measured times of one kind of collective over one choice of groups, by full buffer.
-
-    log_ratio: logarithm of measured time over that of the formula.
-    """
+    """Seconds of one kind of collective over one choice of groups, by full buffer."""
 
     nbytes: Array
     seconds: Array
-    log_ratio: Array
-
-    def correction(self, nbytes: Array) -> Array:
-        """What to multiply the formula's time with; beyond the measured sizes it stays level."""
-        logs = np.log(np.maximum(nbytes, 1.0))
-        factor: Array = np.exp(np.interp(logs, np.log(self.nbytes), self.log_ratio))
-        return factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +81,7 @@ class KindLinks:
     bandwidth_bytes_per_s: of each ring with all groups at once. bounding_level: index of the
     level that bounds it, -1 for a group of one rank. ring_seconds: latency of a chunk's way once
     around the ring (size - 1 hops). tree_seconds: latency of a way up or down a binary tree.
-    curves: measured times, which correct the formula, by index in `curve`; -1 where there are none.
+    curves: measured times that replace these, by index in `curve`; -1 where there are none.
     """
 
     bandwidth_bytes_per_s: Array
@@ -149,10 +139,10 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
         for ring in machine.ring_bandwidths:
             listed = in_node & (stride == ring.stride) & (size == ring.size)
             bandwidth[listed] = ring.bandwidth_bytes_per_s.value
+        curve, curves = _curves(machine, kind, stride, size)
         ring_seconds, tree_seconds = (
             _latency(machine, kind, hops, size.shape) for hops in (ring_hops, tree_hops)
         )
-        curve, curves = _curves(machine, kind, stride, size, bandwidth, ring_seconds, tree_seconds)
         kinds[kind] = KindLinks(bandwidth, bounding, ring_seconds, tree_seconds, curve, curves)
     occupied = _occupied_s_per_byte(machine, crossing, kinds, size)
     return AxisLinks(level, kinds, occupied)
@@ -167,13 +157,7 @@ def _latency(machine: Machine, kind: str, hops: Sequence[Array], shape: tuple[in
 
 
 def _curves(
-    machine: Machine,
-    kind: str,
-    stride: Ints,
-    size: Ints,
-    bandwidth: Array,
-    ring_seconds: Array,
-    tree_seconds: Array,
+    machine: Machine, kind: str, stride: Ints, size: Ints
 ) -> tuple[Ints, tuple[Curve, ...]]:
     """Which measured curve each group has, and the curves."""
     of_groups: dict[tuple[int, int], dict[int, float]] = {}
@@ -181,23 +165,11 @@ def _curves(
         if p.kind == kind and p.is_of_whole_axis:
             of_groups.setdefault((p.stride, p.size), {})[p.nbytes] = p.seconds
     index = np.full(size.shape, -1)
-    curves: list[Curve] = []
-    for (of_stride, of_size), known in of_groups.items():
-        rows = np.flatnonzero((stride == of_stride) & (size == of_size))
-        if not rows.size:
-            continue
-        index[rows], row = len(curves), rows[0]
+    curves = []
+    for number, ((of_stride, of_size), known) in enumerate(of_groups.items()):
+        index[(stride == of_stride) & (size == of_size)] = number
         nbytes, seconds = np.array(sorted(known.items()), dtype=np.float64).T
-        formula = collective_seconds(
-            kind,
-            nbytes,
-            1.0,
-            np.full(nbytes.shape, float(of_size)),
-            bandwidth[row],
-            ring_seconds[row],
-            tree_seconds[row],
-        )
-        curves.append(Curve(nbytes, seconds, np.log(seconds / formula)))
+        curves.append(Curve(nbytes, seconds))
     return index, tuple(curves)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.cost.collectives import collective_seconds
+from axonn_tune.cost.curve import measured_seconds
 from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.links import AxisLinks, KindLinks, axis_links
 from axonn_tune.cost.memory_bound import memory_bound_seconds
@@ -90,7 +91,7 @@ class CollectivePrices:
         )
         links = self._links[operation.axis].kinds[operation.kind]
         if links.curves:
-            _correct(seconds, links, links.curve[self._table.placement], operation)
+            _take_measured(seconds, links, links.curve[self._table.placement], operation)
         return seconds
 
     def busiest_link_seconds(self, phases: Sequence[Phase]) -> Array:
@@ -127,12 +128,14 @@ class CollectivePrices:
         return self._terms[key]
 
 
-def _correct(seconds: Array, links: KindLinks, curve_of: Ints, operation: Collective) -> None:
-    """Correct the times of groups that were measured, in place; `curve_of` has shape (C,)."""
-    each = np.broadcast_to(operation.nbytes / np.asarray(operation.n_calls), seconds.shape)
-    for number, curve in enumerate(links.curves):
-        rows = curve_of == number
-        seconds[rows] *= curve.correction(each[rows])
+def _take_measured(seconds: Array, links: KindLinks, curve_of: Ints, operation: Collective) -> None:
+    """Replace the times of groups that were measured, in place; `curve_of` has shape (C,)."""
+    n_calls = np.broadcast_to(np.asarray(operation.n_calls, dtype=np.float64), seconds.shape)
+    nbytes = np.broadcast_to(np.asarray(operation.nbytes, dtype=np.float64), seconds.shape)
+    for number in np.unique(curve_of[curve_of >= 0]):
+        rows, curve = curve_of == number, links.curves[number]
+        each = measured_seconds(nbytes[rows] / n_calls[rows], curve.nbytes, curve.seconds)
+        seconds[rows] = n_calls[rows] * each
 
 
 def group_seconds(machine: Machine, kind: str, stride: int, size: int, nbytes: Size) -> Array:
@@ -159,5 +162,5 @@ def group_seconds(machine: Machine, kind: str, stride: int, size: int, nbytes: S
         links.ring_seconds,
         links.tree_seconds,
     )
-    _correct(seconds, links, links.curve, Collective("", kind, sizes, ""))
+    _take_measured(seconds, links, links.curve, Collective("", kind, sizes, ""))
     return seconds
