@@ -41,6 +41,7 @@ def measure_products(setting: Setting) -> Products:
         return [least(rate, device) for rate in rates]
 
     first, settled = setting.ledger.result("clocks", settle)
+    setting.progress.restart()
     note = (
         f"products were measured after {extent.sustain_seconds:g} s of products, in which their "
         f"rate changed by {100 * (settled / first - 1):+.1f} %"

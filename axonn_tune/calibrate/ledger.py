@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -49,10 +50,6 @@ class Ledger:
         dist.broadcast_object_list(known)
         self._known = known[0]
 
-    def knows(self, key: str) -> bool:
-        """Whether there is a result."""
-        return key in self._known
-
     def result(self, key: str, find: Callable[[], Any]) -> Any:
         """The result of a key; found now, by all ranks together, if it is not known.
 
@@ -62,11 +59,18 @@ class Ledger:
             Returns the same plain data (numbers, text, lists, dicts) on every rank.
         """
         if key not in self._known:
-            self._known[key] = find()
+            start = time.monotonic()
+            found = find()
+            self._known[key] = [found, time.monotonic() - start]
             if self._rank == 0:
                 self._journal.add(key, self._known[key])
         self._progress.advance(key)
-        return self._known[key]
+        return self._known[key][0]
+
+    @property
+    def seconds(self) -> float:
+        """Time of all measurements, those before an interrupt too."""
+        return float(sum(seconds for _, seconds in self._known.values()))
 
 
 def gathered(own: T) -> list[T]:

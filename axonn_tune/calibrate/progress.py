@@ -22,6 +22,10 @@ class Progress:
         """So many more things to do; fewer if negative."""
         self._total += count
 
+    def restart(self) -> None:
+        """Forget the time so far: what is to come does not take as long."""
+        self._start = time.monotonic()
+
     def advance(self, what: str) -> None:
         """One of them is done."""
         self._done += 1

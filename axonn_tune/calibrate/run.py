@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 
 import torch
 import torch.distributed as dist
@@ -46,9 +45,8 @@ def measure(request: Request, place: Place) -> Findings | None:
     """
     device = pick_device(request.device, place)
     with joined(place, device, request.timeout_seconds):
-        start = time.monotonic()
         setting = setting_of(request, place, device)
-        found = measured(setting, start)
+        found = measured(setting)
         setting.progress.finish()
         return found if place.rank == 0 else None
 
@@ -82,7 +80,7 @@ def setting_of(request: Request, place: Place, device: torch.device) -> Setting:
     )
 
 
-def measured(setting: Setting, start: float) -> Findings:
+def measured(setting: Setting) -> Findings:
     """Go through all parts that were asked for, with every other rank."""
     parts = setting.request.parts
     has_links = "links" in parts and setting.n_ranks > 1
@@ -112,7 +110,7 @@ def measured(setting: Setting, start: float) -> Findings:
         slowdowns=tuple(slowdowns),
         speeds=products.speeds,
         notes=products.notes + links.notes,
-        seconds=time.monotonic() - start,
+        seconds=setting.ledger.seconds,
     )
 
 

@@ -68,8 +68,9 @@ class Timing:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Timing:
-        """From samples."""
-        return cls(median(samples), min(robust_spread_fraction(samples), 1.0))
+        """From samples, in as many digits as a profile needs."""
+        spread = min(robust_spread_fraction(samples), 1.0)
+        return cls(float(f"{median(samples):.6g}"), float(f"{spread:.3g}"))
 
 
 def alone(seconds: float) -> float:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from axonn_tune.cli.options import launch_options
+
 if TYPE_CHECKING:
     from axonn_tune.calibrate.findings import Findings
     from axonn_tune.calibrate.setting import Request
@@ -59,15 +61,7 @@ _PARTS = ("gemm", "memory", "links")
     type=click.IntRange(min=1),
     help="Ranks to start here.  [default: the GPUs, else the cores]",
 )
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda (AMD too).")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=1.0),
-    default=300.0,
-    show_default=True,
-    help="Seconds after which a collective counts as hung.",
-)
-@click.option("--quiet", is_flag=True, help="No progress.")
+@launch_options
 def command(**options: Any) -> None:
     """Measure this machine, or the nodes of a job, and write a hardware profile.
 

@@ -92,6 +92,22 @@ _RUN_OPTIONS = [
 ]
 
 
+# How ranks are started, and what they show.
+_LAUNCH_OPTIONS = [
+    click.option(
+        "--device", default="auto", show_default=True, help="auto, cpu or cuda (AMD too)."
+    ),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(min=1.0),
+        default=300.0,
+        show_default=True,
+        help="Seconds after which a collective counts as hung.",
+    ),
+    click.option("--quiet", is_flag=True, help="No progress."),
+]
+
+
 def search_options(command: Command) -> Command:
     """The options that describe the model, the job, the machine and the constraints."""
     return _with(_SEARCH_OPTIONS, command)
@@ -100,6 +116,11 @@ def search_options(command: Command) -> Command:
 def run_options(command: Command) -> Command:
     """The options that describe what to train on which grid."""
     return _with(_RUN_OPTIONS, command)
+
+
+def launch_options(command: Command) -> Command:
+    """The options of commands that start ranks."""
+    return _with(_LAUNCH_OPTIONS, command)
 
 
 def _with(options: list[Callable[[Any], Any]], command: Command) -> Command:

@@ -8,6 +8,7 @@ import click
 
 from axonn_tune.cli.options import (
     format_option,
+    launch_options,
     output_option,
     run_options,
     search_arguments,
@@ -21,19 +22,11 @@ if TYPE_CHECKING:
 @click.command("run")
 @run_options
 @click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda (AMD too).")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of weights and text.")
 @click.option("--goldfish", type=int, metavar="K", help="Drop 1 in K tokens from the loss.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=1.0),
-    default=300.0,
-    show_default=True,
-    help="Seconds after which a collective counts as hung.",
-)
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write the last step for Perfetto.")
 @click.option("--all", "show_all", is_flag=True, help="Show every operation, not the 25 longest.")
-@click.option("--quiet", is_flag=True, help="No progress.")
+@launch_options
 @format_option("table", "json")
 @output_option
 def command(

@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from conftest import machine_of
+from processes import all_end, children
 
 from axonn_tune.cli.main import main
 from axonn_tune.io.presets import load_machine
@@ -112,18 +112,6 @@ def wait_for_results(journal, count):
     raise AssertionError("nothing was measured")
 
 
-def children(pid):
-    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    return [int(child) for child in listed.stdout.split()]
-
-
-def is_running(pid):
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["interrupt", "kill a rank", "kill the launcher"])
 def test_what_was_measured_survives_and_is_resumed(brief, tmp_path, how):
@@ -143,10 +131,7 @@ def test_what_was_measured_survives_and_is_resumed(brief, tmp_path, how):
         assert code == 130 and f"axonn-tune: interrupted; {kept}" in errors
     elif how == "kill a rank":
         assert code == 2 and said(errors) == [f"axonn-tune: rank 1 was ended by SIGKILL; {kept}"]
-    deadline = time.monotonic() + 40
-    while any(map(is_running, ranks)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_running, ranks))
+    assert all_end(ranks)
     assert profile.read_text() == before
     measured = journal.read_text().splitlines()
     assert finish(brief("--quiet"))[0] == 2  # it is not overwritten

@@ -7,9 +7,9 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from processes import all_end, children
 
 pytest.importorskip("torch")
 
@@ -194,18 +194,6 @@ def test_a_failing_rank_ends_the_job_with_one_message(how):
         assert first.startswith("axonn-tune: rank 0 failed: ") and first.count("\n") == 1
 
 
-def children(pid):
-    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    return [int(child) for child in listed.stdout.split()]
-
-
-def is_running(pid):
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
 def wait_for_steps(process):
     for line in process.stderr:
         if line.startswith("step "):
@@ -226,10 +214,7 @@ def test_no_rank_survives_a_kill(victim):
     if victim == "rank":
         assert code == 2
         assert errors.splitlines()[-1] == "axonn-tune: rank 1 was ended by SIGKILL"
-    deadline = time.monotonic() + 40
-    while any(map(is_running, ranks)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_running, ranks))
+    assert all_end(ranks)
 
 
 @pytest.mark.parametrize(

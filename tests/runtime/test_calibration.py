@@ -47,7 +47,7 @@ def calibrate(rank, n_ranks, path, resume=False, **request):
         **request,
     )
     setting = run.setting_of(request, Place(rank, n_ranks, rank, n_ranks), torch.device("cpu"))
-    return run.measured(setting, 0.0)
+    return run.measured(setting)
 
 
 def everything_is_measured(rank, n_ranks, path):
@@ -86,6 +86,7 @@ def what_is_known_is_not_measured_again(rank, n_ranks, path):
         json.loads(line)["key"] for line in lines[1:]
     ]
     assert first.gemm_points == again.gemm_points
+    assert again.seconds > 0.05  # with what was measured before
     assert [replace(p, seconds=1.0, spread_fraction=0.0) for p in first.link_points] == [
         replace(p, seconds=1.0, spread_fraction=0.0) for p in again.link_points
     ]
