@@ -59,11 +59,11 @@ class Links:
     notes: tuple[str, ...] = ()
 
 
-def measure_links(setting: Setting) -> Links:
+def measure_links(setting: Setting, units: Sequence[int]) -> Links:
     """Every kind of collective that there is, over every choice of groups."""
     extent = setting.extent
     kinds = [kind for kind in plan.kinds(extent) if _is_supported(setting, kind)]
-    choices = plan.group_choices(extent, setting.n_ranks, setting.n_per_node)
+    choices = plan.group_choices(extent, setting.n_ranks, setting.n_per_node, units)
     sizes = plan.message_sizes(extent, MESSAGE_SHARE * setting.memory_bytes)
     setting.progress.expect(len(choices) * len(kinds) * len(sizes))
     points: list[LinkPoint] = []

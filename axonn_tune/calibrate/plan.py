@@ -14,7 +14,6 @@ from axonn_tune.runtime.engine import DTYPES as TRAINED_DTYPES
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import KINDS, MODES
 
-PARTS = ("gemm", "memory", "links")
 SMALLEST_MESSAGE_BYTES = 2**10
 # AxoNN's own collectives; a thorough calibration measures the others too.
 QUICK_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
@@ -150,11 +149,13 @@ def kinds(extent: Extent) -> tuple[str, ...]:
     return QUICK_KINDS if extent.is_quick else KINDS
 
 
-def group_choices(extent: Extent, n_ranks: int, n_per_node: int) -> list[Groups]:
+def group_choices(
+    extent: Extent, n_ranks: int, n_per_node: int, units: Sequence[int]
+) -> list[Groups]:
     """Groups that communicate: those of every axis that a grid can have, then parts of them.
 
-    A quick calibration of many ranks keeps to the axes that fill a unit. Fewer rings at once,
-    and one block alone, show how rings share links.
+    A quick calibration of many ranks keeps to the axes that fill a unit, or that have a rank in
+    each of several. Fewer rings at once, and one block alone, show how rings share links.
     """
     axes = [
         (stride, size)
@@ -162,8 +163,8 @@ def group_choices(extent: Extent, n_ranks: int, n_per_node: int) -> list[Groups]
         if n_ranks % (stride * size) == 0
     ]
     if extent.is_quick and len(axes) > MOST_PAIRS:
-        ends = {n_per_node, n_ranks}
-        axes = [axis for axis in axes if axis[0] * axis[1] in ends or axis[0] == n_per_node]
+        ends = {*units, n_per_node, n_ranks}
+        axes = [axis for axis in axes if axis[0] * axis[1] in ends or axis[0] in ends]
     whole = [Groups(stride, size, stride, True) for stride, size in axes]
     return whole + _parts(extent, axes, n_ranks, n_per_node)
 

@@ -88,7 +88,7 @@ def measured(setting: Setting) -> Findings:
     attention = measure_attention(setting) if "gemm" in parts else []
     kernels = measure_kernels(setting) if "memory" in parts else []
     units = measure_units(setting) if has_links else []
-    links = measure_links(setting) if has_links else Links()
+    links = measure_links(setting, units) if has_links else Links()
     slowdowns = measure_interference(setting) if has_links else []
     return Findings(
         device_name=setting.stations[0].device_name,

@@ -54,7 +54,12 @@ _PARTS = ("gemm", "memory", "links")
     show_default=True,
     help="Products of that search to measure, those of the likeliest grids first.",
 )
-@click.option("--dtype", "dtypes", multiple=True, help="bf16, fp16 or fp32; may be given again.")
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    help="bf16, fp16 or fp32; may be given again.  [default: all on a GPU, --quick bf16; CPU fp32]",
+)
 @click.option("--levels", metavar="2,8", help="Ranks of the units of each link level.")
 @click.option(
     "--ranks",
@@ -122,7 +127,7 @@ def _request(options: dict[str, Any], base: Machine | None, journal: Journal) ->
     from axonn_tune.spec.checks import require_choice
     from axonn_tune.spec.job import BYTES_PER_ELEMENT
 
-    dtypes = options["dtypes"] or (default_dtype(options["device"]),)
+    dtypes = options["dtypes"] or _default_dtypes(default_dtype(options["device"]), options)
     for dtype in dtypes:
         require_choice("calibrate", "--dtype", dtype, BYTES_PER_ELEMENT)
     search = _search(options, base, dtypes[0])
@@ -143,6 +148,11 @@ def _request(options: dict[str, Any], base: Machine | None, journal: Journal) ->
         timeout_seconds=options["timeout"],
         quiet=options["quiet"],
     )
+
+
+def _default_dtypes(first: str, options: dict[str, Any]) -> tuple[str, ...]:
+    """All of them where there are GPUs and time; a CPU is slow at any but fp32."""
+    return (first,) if options["quick"] or first == "fp32" else ("bf16", "fp16", "fp32")
 
 
 def _check_that_all_is_measured(parts: tuple[str, ...], n_ranks: int) -> None:

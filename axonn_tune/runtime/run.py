@@ -144,5 +144,6 @@ def software(device: torch.device) -> dict[str, str]:
     versions = {"torch": str(torch.__version__)}
     if device.type == "cuda":
         versions["cuda"] = str(torch.version.cuda or torch.version.hip)
+        versions["tf32"] = "on" if torch.backends.cuda.matmul.allow_tf32 else "off"
         versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     return versions

@@ -76,6 +76,7 @@ def what_is_known_is_not_measured_again(rank, n_ranks, path):
     torch.distributed.barrier()
     lines = Path(path).read_text().splitlines()
     cut = len(lines) // 2
+    torch.distributed.barrier()  # all have read it
     if rank == 0:
         Path(path).write_text("\n".join(lines[:cut]) + '\n{"key": "cut sho')
     again = calibrate(rank, n_ranks, path, resume=True)

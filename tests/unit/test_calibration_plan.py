@@ -1,5 +1,7 @@
 """What a calibration measures covers what a search asks for."""
 
+from dataclasses import astuple
+
 import pytest
 
 pytest.importorskip("torch")
@@ -7,12 +9,14 @@ pytest.importorskip("torch")
 from axonn_tune.api import build_search
 from axonn_tune.calibrate import plan
 from axonn_tune.calibrate.kernels import points_by_name
+from axonn_tune.calibrate.link_fit import LevelShape, fitted_levels
 from axonn_tune.calibrate.links import whole_bytes
 from axonn_tune.io.presets import load_model
 from axonn_tune.search.shapes import kernels_of
 from axonn_tune.spec.grid import CandidateTable, Grid
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import MEMORY_KERNELS, Attention, Gemm
+from axonn_tune.spec.points import LinkPoint
 from axonn_tune.strategies import axonn4d
 
 THOROUGH = plan.extent_of(is_quick=False, on_gpu=False)
@@ -36,7 +40,7 @@ def test_fp16_has_products_but_no_training_step():
 
 @pytest.mark.parametrize("n_ranks", [2, 4, 6, 8, 32])
 def test_a_thorough_calibration_measures_every_axis(n_ranks):
-    choices = plan.group_choices(THOROUGH, n_ranks, 4 if n_ranks % 4 == 0 else n_ranks)
+    choices = plan.group_choices(THOROUGH, n_ranks, 4 if n_ranks % 4 == 0 else n_ranks, [])
     whole = {(g.stride, g.size) for g in choices if g.everywhere and g.n_rings == g.stride}
     pairs = [(s, g) for s in range(1, n_ranks + 1) for g in range(2, n_ranks + 1)]
     assert whole == {(s, g) for s, g in pairs if n_ranks % (s * g) == 0}
@@ -45,20 +49,24 @@ def test_a_thorough_calibration_measures_every_axis(n_ranks):
 
 def test_rings_across_nodes_share_links_in_every_number():
     for extent in (QUICK, THOROUGH):
-        choices = plan.group_choices(extent, 32, 8)
+        choices = plan.group_choices(extent, 32, 8, [8])
         assert {g.n_rings for g in choices if (g.stride, g.size) == (8, 4)} == {1, 2, 4, 8}
 
 
 def test_one_block_alone_and_one_ring_alone():
-    choices = plan.group_choices(THOROUGH, 8, 8)
+    choices = plan.group_choices(THOROUGH, 8, 8, [])
     assert any(not g.everywhere and g.n_rings == 1 for g in choices)
     assert any(g.everywhere and g.n_rings < g.stride for g in choices)
 
 
 def test_a_quick_calibration_of_many_ranks_keeps_what_fills_units():
-    choices = plan.group_choices(QUICK, 64, 8)
-    assert len({(g.stride, g.size) for g in choices}) < 20
-    assert {(1, 8), (1, 64), (8, 8)} <= {(g.stride, g.size) for g in choices}
+    choices = plan.group_choices(QUICK, 64, 8, [2, 8])
+    assert len({(g.stride, g.size) for g in choices}) < 21
+    assert {(1, 2), (2, 4), (8, 8), (1, 64)} <= {(g.stride, g.size) for g in choices}
+    # Every level has groups all of whose hops are its own.
+    points = [LinkPoint("all_reduce", *astuple(g), n, 1e-3 * n) for g in choices for n in (8, 64)]
+    shapes = [LevelShape(f"level {unit}", unit) for unit in (1, 2, 8)]
+    assert len(fitted_levels(shapes, points)) == 3
 
 
 def test_messages_grow_as_far_as_memory_allows():
