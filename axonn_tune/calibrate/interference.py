@@ -8,9 +8,9 @@ from statistics import fmean
 import torch
 import torch.distributed as dist
 
+from axonn_tune.calibrate.gemm import DTYPES
 from axonn_tune.calibrate.links import AXIS, slowest
 from axonn_tune.runtime.collectives import Collectives, wait
-from axonn_tune.runtime.engine import DTYPES
 from axonn_tune.runtime.gemm import synchronize
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.recorder import Recorder

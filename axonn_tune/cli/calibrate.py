@@ -90,7 +90,12 @@ def command(**options: Any) -> None:
     from axonn_tune.calibrate.run import measure
     from axonn_tune.errors import AxonnTuneError
     from axonn_tune.io.journal import Journal
-    from axonn_tune.runtime.launch import launch, only_rank_0_speaks, ranks_or_cores
+    from axonn_tune.runtime.launch import (
+        is_speaker,
+        launch,
+        only_rank_0_speaks,
+        ranks_or_cores,
+    )
 
     journal = Journal(options["output"] + ".partial")
     with only_rank_0_speaks():
@@ -104,7 +109,8 @@ def command(**options: Any) -> None:
     except AxonnTuneError as error:
         raise AxonnTuneError(str(error) + _what_is_kept(journal, str(error))) from error
     except KeyboardInterrupt:
-        click.echo(f"axonn-tune: interrupted{_what_is_kept(journal)}", err=True)
+        if is_speaker():
+            click.echo(f"axonn-tune: interrupted{_what_is_kept(journal)}", err=True)
         raise
     if findings is not None:
         _write(options, findings, base)
@@ -122,6 +128,8 @@ def _request(options: dict[str, Any], base: Machine | None, journal: Journal) ->
     from axonn_tune.calibrate.gemm import GemmShape
     from axonn_tune.calibrate.plan import GPT_LIKE, LLAMA_LIKE
     from axonn_tune.calibrate.setting import Request
+    from axonn_tune.errors import InputError
+    from axonn_tune.runtime.engine import DTYPES as TRAINED_DTYPES
     from axonn_tune.runtime.launch import default_dtype
     from axonn_tune.search.shapes import kernels_of
     from axonn_tune.spec.checks import require_choice
@@ -130,6 +138,11 @@ def _request(options: dict[str, Any], base: Machine | None, journal: Journal) ->
     dtypes = options["dtypes"] or _default_dtypes(default_dtype(options["device"]), options)
     for dtype in dtypes:
         require_choice("calibrate", "--dtype", dtype, BYTES_PER_ELEMENT)
+    if not set(dtypes) & set(TRAINED_DTYPES):
+        raise InputError(
+            f"--dtype {' '.join(dtypes)}: kernels are timed in small training steps; add one of "
+            f"{', '.join(TRAINED_DTYPES)}"
+        )
     search = _search(options, base, dtypes[0])
     products, attentions = ([], []) if search is None else kernels_of(search)
     most = options["most_shapes"]

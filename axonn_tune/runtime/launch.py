@@ -71,10 +71,15 @@ def only_rank_0_speaks() -> Iterator[None]:
     try:
         yield
     except InputError:
-        place = place_in_job(os.environ)
-        if place is not None and place.rank != 0:
+        if not is_speaker():
             sys.exit(2)
         raise
+
+
+def is_speaker() -> bool:
+    """Whether this is the process of a job that talks to the user."""
+    place = place_in_job(os.environ)
+    return place is None or place.rank == 0
 
 
 def ranks_at_hand(device: str) -> int:
