@@ -169,7 +169,7 @@ def test_a_product_says_most_of_its_own_sizes_in_another_mode():
 @given(st.integers(0, 2**32 - 1))
 def test_a_smooth_correction_is_met_between_the_points(seed):
     random = np.random.default_rng(seed)
-    slopes, bend = random.uniform(-0.1, 0.1, 3), random.uniform(-0.01, 0.01)
+    slopes, bend = random.uniform(-0.1, 0.1, 3), random.uniform(-0.004, 0.004)
 
     def ratio(shape):
         logs = np.log2(np.array(shape, dtype=float)) - 9.0
