@@ -78,6 +78,7 @@ def check_curves(rank):
                     assert step.gradient_norm == pytest.approx(norm, rel=1e-3), f"{name} on {grid}"
 
 
+@pytest.mark.slow
 def test_ten_steps_follow_the_serial_curve():
     on_ranks(4, check_curves)
 
