@@ -17,6 +17,7 @@ COMMANDS = {
     "explain": "Show where the time and the memory of one grid go.",
     "run": "Train on a grid for some steps; compare predicted and measured time.",
     "calibrate": "Measure this machine or a job's nodes, write a hardware profile.",
+    "emulate": "Run a command on an emulated cluster with link levels (Linux, root).",
     "models": "List and show model presets.",
     "machines": "List, show and compare hardware profiles.",
     "reproduce": "Compare predictions with published results.",

@@ -1,4 +1,4 @@
-"""Find models and machines by name or path.
+"""Find models, machines and clusters to emulate by name or path.
 
 A name is looked up in the folders of AXONN_TUNE_PATH, then among the presets; only the
 file that it resolves to is read.
@@ -15,6 +15,7 @@ from pathlib import Path
 from axonn_tune.errors import FileError, InputError, nearest
 from axonn_tune.io.hf_config import model_from_hf
 from axonn_tune.io.yaml_files import load_yaml, read_text
+from axonn_tune.spec.cluster import Cluster
 from axonn_tune.spec.machine import PROFILE_VERSION, Machine
 from axonn_tune.spec.model import Model
 
@@ -34,7 +35,9 @@ class _Kind:
 
 
 _MODEL = _Kind("model", "models", re.compile(r"\bn_layers\b"))
-_MACHINE = _Kind("machine", "hardware_profiles", re.compile(r"\branks_per_node\b"))
+_MACHINE = _Kind("machine", "hardware_profiles", re.compile(r"\bmemory_reserve\b"))
+_CLUSTER = _Kind("cluster", "emulate/clusters", re.compile(r"\blevels:"))
+_KINDS = (_MODEL, _MACHINE, _CLUSTER)
 
 
 def load_model(name_or_path: str | os.PathLike[str]) -> Model:
@@ -76,6 +79,20 @@ def load_machine(name_or_path: str | os.PathLike[str]) -> Machine:
     return load_yaml(path, Machine, "profile_version", PROFILE_VERSION)
 
 
+def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
+    """A ready cluster to emulate by name, or one from a YAML file by path.
+
+    Raises
+    ------
+    InputError
+        No cluster, or more than one, has such a name.
+    FileError
+        The file is missing, malformed, or does not describe a cluster.
+    """
+    given = os.fspath(name_or_path)
+    return load_yaml(given if _is_path(given) else _resolve(given, _CLUSTER), Cluster)
+
+
 def preset_machines() -> list[Machine]:
     """The shipped profiles."""
     return [load_machine(path) for path in _yaml_files(_preset_folder(_MACHINE))]
@@ -89,6 +106,11 @@ def list_models() -> list[str]:
 def list_machines() -> list[str]:
     """Names of all hardware profiles that can be found, in natural order."""
     return _names(_MACHINE)
+
+
+def list_clusters() -> list[str]:
+    """Names of all clusters to emulate that can be found, in natural order."""
+    return _names(_CLUSTER)
 
 
 def _names(kind: _Kind) -> list[str]:
@@ -177,15 +199,15 @@ def _yaml_files(folder: Path) -> Iterator[Path]:
 def _is_of(kind: _Kind, path: Path, asked: str) -> bool:
     """Whether a file of a mixed folder is of this kind, without parsing it.
 
-    A file that bears the very name asked for is taken unless it is of the other kind, so
+    A file that bears the very name asked for is taken unless it is of another kind, so
     that loading it says what is wrong with it.
     """
-    other = _MACHINE if kind is _MODEL else _MODEL
+    others = [other for other in _KINDS if other is not kind]
     try:
         text = read_text(path)
     except FileError:
         return path.stem.lower() == asked
-    named = path.stem.lower() == asked and not other.marker.search(text)
+    named = path.stem.lower() == asked and not any(o.marker.search(text) for o in others)
     return named or bool(kind.marker.search(text))
 
 

@@ -1,4 +1,4 @@
-"""What this machine says of itself: drivers, and variables that change what is measured."""
+"""What this machine says of itself: drivers, processes, variables that change measurements."""
 
 from __future__ import annotations
 
@@ -32,3 +32,14 @@ def drivers() -> dict[str, str]:
 def relevant_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that a measurement may depend on."""
     return {name: environment[name] for name in sorted(environment) if name.startswith(_PREFIXES)}
+
+
+def process_start(pid: int) -> str:
+    """When a process started, in ticks since the system did; empty if there is none.
+
+    Tells it from a later one of the same number. Source: proc(5), field 22 of stat.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

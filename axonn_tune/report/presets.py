@@ -1,4 +1,4 @@
-"""Models and machines as text."""
+"""Models, machines and clusters as text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from axonn_tune.report.text import key_values, table
+from axonn_tune.spec.cluster import Cluster
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.provenance import quantities
@@ -85,3 +86,21 @@ def machine_text(machine: Machine) -> str:
         ]
     )
     return f"{head}\n\n{table(rows, ['quantity', 'value', 'origin', 'source'])}"
+
+
+def clusters_table(clusters: Sequence[Cluster]) -> str:
+    """One line per cluster to emulate."""
+    rows = [
+        [
+            cluster.name,
+            cluster.n_ranks,
+            cluster.ranks_per_node,
+            ", ".join(
+                f"{level.name} {format_quantity(level.bandwidth_bytes_per_s, '_bytes_per_s')}"
+                for level in cluster.levels
+            ),
+            cluster.description,
+        ]
+        for cluster in clusters
+    ]
+    return table(rows, ["cluster", "ranks", "per node", "links, innermost first", "description"])

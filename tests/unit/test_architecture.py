@@ -26,11 +26,12 @@ BELOW = {
     "calibrate": {"errors", "units", "spec", "cost", "strategies", "runtime"},
     "validate": {"errors", "units", "spec", "cost", "search"},
     "io": {"errors", "units", "spec"},
+    "emulate": {"errors", "spec", "io"},
     "report": {"errors", "units", "spec", "cost", "search", "validate"},
     "api": {"errors", "units", "spec", "search", "io", "report"},
     "cli": {
         *("", "errors", "units", "spec", "search", "validate", "io", "report", "api"),
-        *("runtime", "calibrate"),
+        *("runtime", "calibrate", "emulate"),
     },
 }
 # Third-party modules that only these rooms may import, at any depth of the code.

@@ -1,0 +1,53 @@
+"""``axonn-tune emulate``."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+
+@click.command("emulate", context_settings={"ignore_unknown_options": True})
+@click.option("--spec", help="A ready cluster (see --list), or a YAML file.")
+@click.option("--list", "list_ready", is_flag=True, help="List the ready clusters.")
+@click.option("--clean", is_flag=True, help="Remove what killed clusters have left behind.")
+@click.argument("arguments", nargs=-1, metavar="-- COMMAND", type=click.UNPROCESSED)
+def command(
+    spec: str | None, list_ready: bool, clean: bool, arguments: tuple[str, ...]
+) -> None:
+    """Run a command on every rank of a cluster that is emulated on this machine.
+
+    A network namespace for each rank, joined by a tree of links that carry what the spec
+    says. The variables of torchrun are set, so that every command that starts ranks joins
+    these. Rank 0's output is shown; the exit code is that of the first rank that fails.
+    Linux; needs root and iproute2.
+
+    \b
+    Examples:
+      axonn-tune emulate --spec frontier-mini -- axonn-tune calibrate --quick --output mini.yaml
+      axonn-tune emulate --spec ./mine.yaml -- axonn-tune run --grid 2x2x2x1 --model tiny
+      axonn-tune emulate --clean
+    """
+    from axonn_tune.emulate.cluster import EmulatedCluster, ended_by_signals
+    from axonn_tune.emulate.network import check_ability
+    from axonn_tune.emulate.stale import clean as clean_up
+    from axonn_tune.errors import InputError
+    from axonn_tune.io.presets import list_clusters, load_cluster
+    from axonn_tune.report.presets import clusters_table
+
+    if list_ready:
+        click.echo(clusters_table([load_cluster(name) for name in list_clusters()]))
+    if clean:
+        check_ability()
+        removed = clean_up()
+        click.echo(f"removed {len(removed)} stale clusters")
+    if list_ready or clean:
+        return
+    if spec is None or not arguments:
+        raise InputError(
+            "emulate what? Give --spec and, after --, a command: "
+            "axonn-tune emulate --spec frontier-mini -- axonn-tune run --grid 2x2x2x1 --model tiny"
+        )
+    with ended_by_signals(), EmulatedCluster(load_cluster(spec)) as cluster:
+        code = cluster.run(arguments)
+    sys.exit(code)

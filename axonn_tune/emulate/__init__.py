@@ -1,0 +1,1 @@
+"""A cluster of network namespaces with shaped links, on one Linux machine."""

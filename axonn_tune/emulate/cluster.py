@@ -1,0 +1,191 @@
+"""Run a command on every rank of an emulated cluster."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import IO
+
+from axonn_tune.emulate import network
+from axonn_tune.emulate.stale import guard, own_prefix
+from axonn_tune.errors import AxonnTuneError
+from axonn_tune.spec.cluster import Cluster
+
+MASTER_PORT = 29400
+POLL_SECONDS = 0.05
+# When one rank has failed, the others get so long to notice and to end by themselves.
+GRACE_SECONDS = 10.0
+LINES_KEPT = 20
+_numbers = itertools.count()
+
+
+class EmulatedCluster:
+    """A cluster that stands while the context lasts.
+
+    Whatever ends this process, its namespaces are removed and what runs in them is killed.
+
+    Examples
+    --------
+    >>> from axonn_tune.emulate.cluster import EmulatedCluster
+    >>> from axonn_tune.io.presets import load_cluster
+    >>> with EmulatedCluster(load_cluster("frontier-mini")) as cluster:  # doctest: +SKIP
+    ...     cluster.run(["axonn-tune", "calibrate", "--output", "mini.yaml"])
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._prefix = own_prefix(next(_numbers))
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> EmulatedCluster:
+        network.check_ability()
+        self._guard = guard(network.all_namespaces(self.cluster, self._prefix))
+        try:
+            network.build(self.cluster, self._prefix)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Tear it down."""
+        if self._guard is not None:
+            self._guard.communicate()
+            self._guard = None
+
+    def namespace(self, rank: int) -> str:
+        """The network namespace of a rank, for ``ip netns exec``."""
+        return network.rank_namespace(self._prefix, rank)
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """The variables by which torch and gloo find their place, as torchrun sets them."""
+        n_local = self.cluster.ranks_per_node
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.cluster.n_ranks),
+            "LOCAL_RANK": str(rank % n_local),
+            "LOCAL_WORLD_SIZE": str(n_local),
+            "GROUP_RANK": str(rank // n_local),
+            "MASTER_ADDR": network.address(0),
+            "MASTER_PORT": str(MASTER_PORT),
+            "GLOO_SOCKET_IFNAME": network.INTERFACE,
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
+        """Run a command on every rank; rank 0 speaks, of the others the first to fail is heard.
+
+        Returns
+        -------
+        The exit code of the first rank that failed, 0 if none did.
+
+        Raises
+        ------
+        AxonnTuneError
+            The command cannot be started, or a signal ended a rank.
+        """
+        ranks: list[_Rank] = []
+        try:
+            for rank in range(self.cluster.n_ranks):
+                own = {**environment, **self.environment(rank)}
+                ranks.append(_Rank(rank, self.namespace(rank), command, own))
+            failed = _first_failure(ranks)
+        finally:
+            for one in ranks:
+                one.kill()
+        return 0 if failed is None else failed.report()
+
+
+class _Rank:
+    """The process of one rank."""
+
+    def __init__(
+        self, rank: int, namespace: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self.rank = rank
+        speaks = rank == 0
+        try:
+            self.process = subprocess.Popen(
+                ["ip", "netns", "exec", namespace, *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=None if speaks else subprocess.DEVNULL,
+                stderr=None if speaks else subprocess.PIPE,
+            )
+        except OSError as error:
+            raise AxonnTuneError(f"{command[0]} cannot be started: {error.strerror}") from None
+        self._said: deque[bytes] = deque(maxlen=LINES_KEPT)
+        self._reader: threading.Thread | None = None
+        if self.process.stderr is not None:
+            arguments = (self.process.stderr,)
+            self._reader = threading.Thread(target=self._listen, args=arguments, daemon=True)
+            self._reader.start()
+
+    def _listen(self, stream: IO[bytes]) -> None:
+        with stream:
+            self._said.extend(stream)
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def report(self) -> int:
+        """Say what a rank said before it failed; its exit code."""
+        if self._reader is not None:
+            self._reader.join(timeout=1.0)
+        for line in self._said:
+            text = line.decode(errors="replace").rstrip()
+            print(f"rank {self.rank}: {text}", file=sys.stderr, flush=True)
+        code = self.process.returncode
+        if code < 0:
+            raise AxonnTuneError(f"rank {self.rank} was ended by {signal.Signals(-code).name}")
+        return code
+
+
+def _first_failure(ranks: Sequence[_Rank]) -> _Rank | None:
+    """Wait until all have ended, or one has failed and the others had time to end."""
+    failed: _Rank | None = None
+    deadline = float("inf")
+    while any([one.process.poll() is None for one in ranks]) and time.monotonic() < deadline:
+        if failed is None:
+            failed = next((one for one in ranks if one.process.returncode), None)
+            deadline = time.monotonic() + GRACE_SECONDS if failed else deadline
+        time.sleep(POLL_SECONDS)
+    return failed or next((one for one in ranks if one.process.returncode), None)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Within it SIGTERM and SIGHUP end this process as Ctrl-C does, so that it tears down."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
