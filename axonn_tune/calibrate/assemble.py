@@ -154,10 +154,17 @@ def _with_kernels(machine: Machine, findings: Findings) -> Machine:
             ),
             memory_fraction=copies.scaled(1.0 / advertised),
             launch_seconds=launch,
+            gap_seconds=_gap(findings) or machine.kernels.gap_seconds,
             attention_points=findings.attention_points,
             memory_points=findings.memory_points,
         ),
     )
+
+
+def _gap(findings: Findings) -> Quantity | None:
+    if findings.gap_seconds is None:
+        return None
+    return Quantity(findings.gap_seconds, "measured", "steps of small models, the least of them")
 
 
 def _with_links(machine: Machine, findings: Findings) -> Machine:

@@ -100,32 +100,46 @@ def measure_attention(setting: Setting) -> list[AttentionPoint]:
     return points
 
 
-def measure_kernels(setting: Setting) -> list[KernelPoint]:
+@dataclass(frozen=True)
+class Kernels:
+    """Timed kernels, and the host's time between two of them; None where none were timed."""
+
+    points: tuple[KernelPoint, ...] = ()
+    gap_seconds: float | None = None
+
+
+def measure_kernels(setting: Setting) -> Kernels:
     """Everything but products: as small models run it, and plain copies."""
     request, extent, device = setting.request, setting.extent, setting.device
     loads = plan.workloads(extent, request.dtypes, request.models, device.type == "cuda")
     copies = plan.copy_sizes(extent, setting.memory_bytes)
     setting.progress.expect(len(loads) + len(copies))
     points: list[KernelPoint] = []
+    gaps: list[float] = []
     for load in loads:
         found = setting.ledger.result(f"step of {load}", partial(_step_records, setting, load))
-        points += [_POINTS[name](**values) for name, values in found]
+        points += [_POINTS[name](**values) for name, values in found["points"]]
+        gaps.append(found["gap_seconds"])
     for nbytes in copies:
         time_own = partial(time_copy, nbytes, device, setting.effort)
         timings = setting.on_all(f"copy that moves {nbytes} bytes", time_own)
         typical = _typical(timings)
         points.append(MemoryPoint("copy", "fp32", nbytes, typical.seconds, typical.spread_fraction))
-    return points
+    return Kernels(tuple(points), min(gaps, default=None))
 
 
 _POINTS = {point.__name__: point for point in (AttentionPoint, MemoryPoint)}
 
 
-def _step_records(setting: Setting, load: Workload) -> list[tuple[str, dict[str, Any]]]:
-    """Each kernel and size with its median over the ranks, as plain data."""
+def _step_records(setting: Setting, load: Workload) -> dict[str, Any]:
+    """Each kernel and size, and the gap, with its median over the ranks, as plain data."""
     own = time_step(load, setting.device, setting.extent.n_kernel_steps, setting.is_shared)
-    typical = [_median_point(points) for points in zip(*gathered(own), strict=True)]
-    return [(type(point).__name__, asdict(point)) for point in typical]
+    steps = gathered(own)
+    typical = [_median_point(points) for points in zip(*(s.points for s in steps), strict=True)]
+    return {
+        "points": [(type(point).__name__, asdict(point)) for point in typical],
+        "gap_seconds": median(step.gap_seconds for step in steps),
+    }
 
 
 def _median_point(points: Sequence[KernelPoint]) -> KernelPoint:

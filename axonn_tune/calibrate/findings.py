@@ -16,7 +16,7 @@ class Findings:
     memory_bytes: of one rank; idle_bytes: what it holds without training. n_per_node: ranks of
     a node. hosts: the name of each node. units: ranks of the units whose boundaries slow links
     down, innermost first. slowdowns: of a product beside an all-reduce, and of this beside
-    products, by round.
+    products, by round. gap_seconds: host time between two kernels of a step.
     """
 
     device_name: str
@@ -36,6 +36,7 @@ class Findings:
     memory_points: tuple[MemoryPoint, ...]
     link_points: tuple[LinkPoint, ...]
     slowdowns: tuple[tuple[float, float], ...]
+    gap_seconds: float | None
     speeds: tuple[RankSpeed, ...]
     notes: tuple[str, ...]
     seconds: float

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +23,7 @@ from axonn_tune.runtime.optimizer import Optimizer
 from axonn_tune.runtime.trainer import RandomTokens, Trainer
 from axonn_tune.spec.grid import CandidateTable, Grid
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.measurement import HOST
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, MemoryBound
 from axonn_tune.spec.points import AttentionPoint, MemoryPoint
@@ -50,10 +51,16 @@ class Workload:
         )
 
 
-def time_step(
-    workload: Workload, device: torch.device, n_steps: int, is_shared: bool
-) -> list[KernelPoint]:
-    """Train some steps on each rank alone; a point for each kernel and size.
+@dataclass(frozen=True)
+class TimedStep:
+    """A point for each kernel and size, and the host's time between two kernels."""
+
+    points: Sequence[KernelPoint]
+    gap_seconds: float
+
+
+def time_step(workload: Workload, device: torch.device, n_steps: int, is_shared: bool) -> TimedStep:
+    """Train some steps on each rank alone.
 
     All ranks call it together. `is_shared`: several ranks compute on one core.
     """
@@ -65,15 +72,18 @@ def time_step(
     trainer = Trainer(gpt, Optimizer(gpt, engine), tokens, batch, batch)
     samples: dict[KernelPoint, list[float]] = defaultdict(list)
     points = points_by_name(workload)
+    gaps: list[float] = []
     for index in range(WARM_UP_STEPS + n_steps):
-        trainer.step(index)
+        step = trainer.step(index)
         if index < WARM_UP_STEPS:
             continue
+        gaps.append(step.exposed_seconds.get(HOST, 0.0) / len(trainer.last_operations))
         for operation in trainer.last_operations:
             if operation.name in points:
                 samples[points[operation.name]].append(operation.seconds)
     dilation = _dilation(samples.values()) if is_shared else 1.0
-    return [_timed(point, seconds, dilation) for point, seconds in samples.items()]
+    timed = [_timed(point, seconds, dilation) for point, seconds in samples.items()]
+    return TimedStep(timed, fmean(gaps))
 
 
 def _dilation(samples: Collection[Sequence[float]]) -> float:

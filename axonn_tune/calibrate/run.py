@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.calibrate.compute import (
+    Kernels,
     Products,
     measure_attention,
     measure_kernels,
@@ -86,7 +87,7 @@ def measured(setting: Setting) -> Findings:
     has_links = "links" in parts and setting.n_ranks > 1
     products = measure_products(setting) if "gemm" in parts else Products()
     attention = measure_attention(setting) if "gemm" in parts else []
-    kernels = measure_kernels(setting) if "memory" in parts else []
+    kernels = measure_kernels(setting) if "memory" in parts else Kernels()
     units = measure_units(setting) if has_links else []
     links = measure_links(setting, units) if has_links else Links()
     slowdowns = measure_interference(setting) if has_links else []
@@ -104,10 +105,14 @@ def measured(setting: Setting) -> Findings:
         units=tuple(units),
         level_names=tuple(level_names(units, setting.n_per_node)),
         gemm_points=products.points,
-        attention_points=(*attention, *(p for p in kernels if isinstance(p, AttentionPoint))),
-        memory_points=tuple(p for p in kernels if isinstance(p, MemoryPoint)),
+        attention_points=(
+            *attention,
+            *(p for p in kernels.points if isinstance(p, AttentionPoint)),
+        ),
+        memory_points=tuple(p for p in kernels.points if isinstance(p, MemoryPoint)),
         link_points=links.points,
         slowdowns=tuple(slowdowns),
+        gap_seconds=kernels.gap_seconds,
         speeds=products.speeds,
         notes=products.notes + links.notes,
         seconds=setting.ledger.seconds,

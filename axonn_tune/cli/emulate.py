@@ -12,9 +12,7 @@ import click
 @click.option("--list", "list_ready", is_flag=True, help="List the ready clusters.")
 @click.option("--clean", is_flag=True, help="Remove what killed clusters have left behind.")
 @click.argument("arguments", nargs=-1, metavar="-- COMMAND", type=click.UNPROCESSED)
-def command(
-    spec: str | None, list_ready: bool, clean: bool, arguments: tuple[str, ...]
-) -> None:
+def command(spec: str | None, list_ready: bool, clean: bool, arguments: tuple[str, ...]) -> None:
     """Run a command on every rank of a cluster that is emulated on this machine.
 
     A network namespace for each rank, joined by a tree of links that carry what the spec

@@ -16,6 +16,7 @@ COMMANDS = {
     "suggest": "Rank the grids on which to train a model.",
     "explain": "Show where the time and the memory of one grid go.",
     "run": "Train on a grid for some steps; compare predicted and measured time.",
+    "validate": "Run many grids; compare predicted and measured time, for people and CI.",
     "calibrate": "Measure this machine or a job's nodes, write a hardware profile.",
     "emulate": "Run a command on an emulated cluster with link levels (Linux, root).",
     "models": "List and show model presets.",

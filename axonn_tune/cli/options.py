@@ -92,6 +92,25 @@ _RUN_OPTIONS = [
 ]
 
 
+_VALIDATE_OPTIONS = [
+    click.option("--model", help="Preset (80b), YAML file, or Hugging Face config.json."),
+    click.option("--machine", help="The calibrated profile of this machine."),
+    click.option("--gpus", type=_POSITIVE, help="Ranks.  [default: the ranks or GPUs at hand]"),
+    click.option(
+        "--global-batch", type=_POSITIVE, help="Sequences per step.  [default: one per rank]"
+    ),
+    click.option("--micro-batch", type=_POSITIVE, help="Sequences at once.  [default: the best]"),
+    click.option("--dtype", help="bf16 or fp32.  [default: bf16 on a GPU, fp32 on a CPU]"),
+    click.option(
+        "--recompute", default="auto", show_default=True, help="none, selective, full or auto."
+    ),
+    *_EXECUTION_OPTIONS,
+    click.option(
+        "--order", default="xyzd", show_default=True, help="Rank order, fastest first, or all."
+    ),
+    click.option("--max-tp", type=_POSITIVE, help="Largest G_x*G_y*G_z."),
+]
+
 # How ranks are started, and what they show.
 _LAUNCH_OPTIONS = [
     click.option(
@@ -116,6 +135,11 @@ def search_options(command: Command) -> Command:
 def run_options(command: Command) -> Command:
     """The options that describe what to train on which grid."""
     return _with(_RUN_OPTIONS, command)
+
+
+def validate_options(command: Command) -> Command:
+    """The options that describe what to train on every grid."""
+    return _with(_VALIDATE_OPTIONS, command)
 
 
 def launch_options(command: Command) -> Command:

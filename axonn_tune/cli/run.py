@@ -87,7 +87,7 @@ def command(
         from axonn_tune.report.trace import trace_document
 
         title = f"measured on rank 0: {search.model.name}, grid {chosen.grid}"
-        emit(as_json(trace_document(measurement.last_step, title)), trace)
+        emit(as_json(trace_document({title: measurement.last_step})), trace)
     is_predicted = options["machine"] is not None
     explanation = explain(search, chosen) if is_predicted else None
     compared = compare(measurement, explanation)

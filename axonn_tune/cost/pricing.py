@@ -54,6 +54,12 @@ def compute_seconds(operation: Compute, machine: Machine, job: Job) -> Array:
     return seconds * slowest_rank_factor(machine, job.n_gpus)
 
 
+def gap_seconds(kernel_seconds: Array, machine: Machine) -> Array:
+    """Host time behind each kernel, in which nothing else runs; none where nothing is launched."""
+    gap: Array = np.where(kernel_seconds > 0, machine.kernels.gap_seconds.value, 0.0)
+    return gap
+
+
 def lanes(machine: Machine, links: Links) -> np.ndarray:
     """The lane that each axis's collectives occupy: shape (4, P), 0 for a group of one rank."""
     level = np.stack([links[axis].level for axis in AXES])

@@ -165,12 +165,15 @@ def _first_failure(ranks: Sequence[_Rank]) -> _Rank | None:
     """Wait until all have ended, or one has failed and the others had time to end."""
     failed: _Rank | None = None
     deadline = float("inf")
-    while any([one.process.poll() is None for one in ranks]) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        codes = [one.process.poll() for one in ranks]
         if failed is None:
-            failed = next((one for one in ranks if one.process.returncode), None)
+            failed = next((one for one, code in zip(ranks, codes, strict=True) if code), None)
             deadline = time.monotonic() + GRACE_SECONDS if failed else deadline
+        if None not in codes:
+            break
         time.sleep(POLL_SECONDS)
-    return failed or next((one for one in ranks if one.process.returncode), None)
+    return failed
 
 
 @contextmanager

@@ -14,9 +14,13 @@ from axonn_tune.io.yaml_files import os_failure, read_text
 
 @dataclass(frozen=True)
 class Journal:
-    """A file of results by key under a first line that says whose they are."""
+    """A file of results by key under a first line that says whose they are.
+
+    what: is interrupted where there is such a file.
+    """
 
     path: str
+    what: str = "calibration"
 
     def exists(self) -> bool:
         """Whether there is something to go on with."""
@@ -32,12 +36,12 @@ class Journal:
         """
         if self.exists():
             raise FileError(
-                f"{self.path} holds an interrupted calibration; go on with --resume, or delete it"
+                f"{self.path} holds an interrupted {self.what}; go on with --resume, or delete it"
             )
         self._append({"owner": owner}, "x")
 
     def read(self, owner: dict[str, Any]) -> dict[str, Any]:
-        """The results so far; a last line that was cut short is dropped.
+        """The results so far, if this is the journal of `owner`.
 
         Raises
         ------
@@ -51,13 +55,24 @@ class Journal:
             records = [json.loads(line) for line in lines[:1]]
             known = records[0]["owner"]
         except (ValueError, LookupError, TypeError):
-            raise FileError(f"{self.path}: not the journal of an interrupted calibration") from None
+            raise FileError(f"{self.path}: not the journal of an interrupted {self.what}") from None
         for key, value in owner.items():
             if known.get(key) != value:
                 raise FileError(
                     f"{self.path} was begun with {key} {known.get(key)!r}; here it is {value!r}; "
                     "delete the file to begin anew"
                 )
+        return self.results()
+
+    def results(self) -> dict[str, Any]:
+        """The results so far; a last line that was cut short is dropped.
+
+        Raises
+        ------
+        FileError
+            A line that is none of a journal.
+        """
+        lines = read_text(self.path).splitlines()
         results = {}
         for number, line in enumerate(lines[1:], 2):
             try:

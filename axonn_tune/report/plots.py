@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from axonn_tune.cost.pricing import group_seconds
 from axonn_tune.errors import InputError
 from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.validation import Outcome, Validation
 from axonn_tune.validate.expected import groups_of
 
 FORMATS = ("png", "svg", "pdf")
@@ -30,13 +32,73 @@ def machine_figure(machine: Machine, path: str) -> bytes:
     InputError
         matplotlib is not installed, or the path ends in none of `FORMATS`.
     """
-    ending = Path(path).suffix.lstrip(".").lower()
-    if ending not in FORMATS:
-        raise InputError(f"--plot {path}: allowed endings: .{', .'.join(FORMATS)}")
+    ending = _ending(path)
     figure, (left, right) = _figure(2)
     _draw_products(left, machine)
     _draw_collectives(right, machine)
     figure.suptitle(f"{machine.name}: {machine.description or machine.gpu.name}")
+    return _saved(figure, ending)
+
+
+def validation_figure(validation: Validation, path: str) -> bytes:
+    """Predicted over measured steps, and the signed error of each configuration.
+
+    Raises
+    ------
+    InputError
+        matplotlib is not installed, or the path ends in none of `FORMATS`.
+    """
+    ending = _ending(path)
+    figure, (left, right) = _figure(2)
+    ran = sorted(validation.measured, key=lambda outcome: outcome.measured_seconds)
+    _draw_agreement(left, ran)
+    _draw_errors(right, ran)
+    figure.suptitle(
+        f"{validation.model} on {validation.machine}, {validation.n_ranks} ranks, "
+        f"overlap {validation.overlap}"
+    )
+    return _saved(figure, ending)
+
+
+def _draw_agreement(axes: Any, ran: Sequence[Outcome]) -> None:
+    measured = np.array([outcome.measured_seconds for outcome in ran])
+    predicted = np.array([outcome.predicted.step_seconds for outcome in ran])
+    below = measured - np.array([min(outcome.step_seconds) for outcome in ran])
+    above = np.array([max(outcome.step_seconds) for outcome in ran]) - measured
+    ends = np.array([min(*measured, *predicted), max(*measured, *predicted)])
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+    axes.fill_between(ends, 0.9 * ends, 1.1 * ends, alpha=0.15, label="within 10 %")
+    axes.errorbar(measured, predicted, xerr=np.stack([below, above]), fmt="o", markersize=4)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="measured step, s (median; from the fastest to the slowest)",
+        ylabel="predicted step, s",
+        title="Predicted over measured",
+    )
+    axes.legend(fontsize="small")
+    axes.grid(alpha=0.3, which="both")
+
+
+def _draw_errors(axes: Any, ran: Sequence[Outcome]) -> None:
+    names = [str(outcome.configuration.grid) for outcome in ran]
+    errors = [100.0 * outcome.error_fraction for outcome in ran]
+    axes.barh(range(len(ran)), errors, color=["C3" if error < 0 else "C0" for error in errors])
+    axes.set_yticks(range(len(ran)), names, fontsize="small")
+    axes.invert_yaxis()
+    axes.axvline(0.0, color="black", linewidth=0.8)
+    axes.set(xlabel="predicted over measured, less one, %", title="Error, the fastest grid first")
+    axes.grid(alpha=0.3, axis="x")
+
+
+def _ending(path: str) -> str:
+    ending = Path(path).suffix.lstrip(".").lower()
+    if ending not in FORMATS:
+        raise InputError(f"--plot {path}: allowed endings: .{', .'.join(FORMATS)}")
+    return ending
+
+
+def _saved(figure: Any, ending: str) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=ending, bbox_inches="tight")
     return buffer.getvalue()

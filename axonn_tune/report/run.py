@@ -11,8 +11,8 @@ from axonn_tune.report.text import table
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.spec.measurement import WARM_UP_STEPS, Measurement
+from axonn_tune.spec.validation import OperationTime
 from axonn_tune.units import format_count, format_quantity, format_seconds, gib
-from axonn_tune.validate.measured import Compared
 
 
 def rates(search: Search, measurement: Measurement) -> dict[str, float]:
@@ -29,7 +29,7 @@ def rates(search: Search, measurement: Measurement) -> dict[str, float]:
 def run_text(
     search: Search,
     measurement: Measurement,
-    compared: Sequence[Compared],
+    compared: Sequence[OperationTime],
     prediction: Prediction | None,
     limit: int | None,
 ) -> str:
@@ -67,7 +67,7 @@ def run_text(
     return "\n".join([*lines, "", _operations_text(compared, limit)])
 
 
-def _operations_text(compared: Sequence[Compared], limit: int | None) -> str:
+def _operations_text(compared: Sequence[OperationTime], limit: int | None) -> str:
     shown = compared if limit is None else compared[:limit]
     rows = [
         [
@@ -90,7 +90,7 @@ def _operations_text(compared: Sequence[Compared], limit: int | None) -> str:
     return text
 
 
-def _amount(row: Compared) -> str:
+def _amount(row: OperationTime) -> str:
     if row.flops:
         return format_quantity(row.flops, "flops_per_s").removesuffix("/s")
     return format_quantity(row.nbytes, "nbytes_bytes")
@@ -99,7 +99,7 @@ def _amount(row: Compared) -> str:
 def run_document(
     search: Search,
     measurement: Measurement,
-    compared: Sequence[Compared],
+    compared: Sequence[OperationTime],
     prediction: Prediction | None,
 ) -> dict[str, Any]:
     """What ``run --format json`` prints."""

@@ -76,6 +76,11 @@ def only_rank_0_speaks() -> Iterator[None]:
         raise
 
 
+def in_job() -> bool:
+    """Whether torchrun, srun or the like has started this process as one rank of several."""
+    return place_in_job(os.environ) is not None
+
+
 def is_speaker() -> bool:
     """Whether this is the process of a job that talks to the user."""
     place = place_in_job(os.environ)

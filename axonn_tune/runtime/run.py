@@ -70,11 +70,14 @@ def execute(run: Run, place: Place) -> Measurement | None:
     """
     device = pick_device(run.device, place)
     with joined(place, device, run.timeout_seconds):
-        return _train(run, place, device)
+        return train(run, place, device)
 
 
-def _train(run: Run, place: Place, device: torch.device) -> Measurement | None:
+def train(run: Run, place: Place, device: torch.device) -> Measurement | None:
+    """As `execute`, for ranks that have joined."""
     job = run.job
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     mesh = Mesh(run.grid, run.order, device)
     engine = Engine(
         mesh, job.dtype, job.overlap, job.keep_gathered_weights, job.kernel_tuning, record=True

@@ -141,8 +141,16 @@ def pick_device(wanted: str, place: Place) -> torch.device:
 
 
 @contextmanager
-def joined(place: Place, device: torch.device, timeout_seconds: float) -> Iterator[None]:
+def joined(
+    place: Place, device: torch.device, timeout_seconds: float, store: dist.Store | None = None
+) -> Iterator[None]:
     """The default process group; a rank that fails tells the others, so that one message is said.
+
+    Parameters
+    ----------
+    store : Store, optional
+        Where the ranks meet, if not where the environment says; it outlives the group, so that
+        after a failure they can meet again.
 
     Raises
     ------
@@ -154,6 +162,7 @@ def joined(place: Place, device: torch.device, timeout_seconds: float) -> Iterat
     try:
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
+            store=store,
             rank=place.rank,
             world_size=place.n_ranks,
             timeout=timedelta(seconds=timeout_seconds),
@@ -167,11 +176,22 @@ def joined(place: Place, device: torch.device, timeout_seconds: float) -> Iterat
         what = str(error) if isinstance(error, AxonnTuneError) else _described(error)
         own = f"rank {place.rank} failed: {what}"
         first = _first_failure(own)
+        if store is not None:
+            _abandon()
         raise (AxonnTuneError(own) if own == first else LostRankError(first)) from error
     else:
         dist.destroy_process_group()
     finally:
         time.sleep(_CALLBACK_SECONDS)
+
+
+def _abandon() -> None:
+    """Leave a group whose collectives may hang, so that its ranks can meet in another one."""
+    abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
+    if dist.get_backend() == "nccl" and abort is not None:
+        abort()
+    else:
+        dist.destroy_process_group()
 
 
 class LostRankError(AxonnTuneError):

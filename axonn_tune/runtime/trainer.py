@@ -15,7 +15,7 @@ from axonn_tune.runtime.gpt import GPT
 from axonn_tune.runtime.hashing import mix
 from axonn_tune.runtime.loss import IGNORED, goldfish_targets
 from axonn_tune.runtime.optimizer import Optimizer
-from axonn_tune.spec.measurement import Operation, Step
+from axonn_tune.spec.measurement import Operation, Step, exposed_seconds
 
 
 class Batches(Protocol):
@@ -110,7 +110,13 @@ class Trainer:
         # Along X and Y all ranks have the same loss.
         dist.all_reduce(total)
         total /= self._mesh.size("x") * self._mesh.size("y")
-        return Step(seconds, total.item(), norm.item(), _seconds_by_name(self.last_operations))
+        return Step(
+            seconds,
+            total.item(),
+            norm.item(),
+            _seconds_by_name(self.last_operations),
+            exposed_seconds(self.last_operations, seconds),
+        )
 
     def _micro_batches(self, step: int, microstep: int) -> tuple[torch.Tensor, torch.Tensor]:
         n_at_once = self._mesh.size("z") * self._mesh.size("data")

@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from axonn_tune.cost.links import placement_links
-from axonn_tune.cost.pricing import LANES, CollectivePrices, Links, compute_seconds, lanes
+from axonn_tune.cost.pricing import (
+    LANES,
+    CollectivePrices,
+    Links,
+    compute_seconds,
+    gap_seconds,
+    lanes,
+)
 from axonn_tune.search.problem import Search
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.player import Played, play
@@ -163,7 +170,9 @@ class Evaluator:
     def kernel_seconds(self, operation: Operation) -> Array:
         """Seconds of one kernel in the shape of its sizes."""
         assert not isinstance(operation, Collective)
-        return compute_seconds(operation, self._search.machine, self._search.job)
+        machine = self._search.machine
+        seconds = compute_seconds(operation, machine, self._search.job)
+        return seconds + gap_seconds(seconds, machine)
 
 
 def interference(machine: Machine) -> Interference:

@@ -9,7 +9,7 @@ import numpy as np
 
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.links import AxisLinks, placement_links
-from axonn_tune.cost.pricing import CollectivePrices, compute_seconds, lanes
+from axonn_tune.cost.pricing import CollectivePrices, compute_seconds, gap_seconds, lanes
 from axonn_tune.search.evaluate import Evaluator, interference
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
@@ -17,7 +17,9 @@ from axonn_tune.search.resources import resources
 from axonn_tune.simulate.timeline import Event, timeline
 from axonn_tune.spec.grid import AXES, CandidateTable, Grid
 from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.measurement import Operation as MeasuredOperation
 from axonn_tune.spec.plan import (
+    COMPUTE,
     Attention,
     Collective,
     Gemm,
@@ -61,11 +63,15 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A prediction taken apart."""
+    """A prediction taken apart.
+
+    host_seconds: what the host takes between kernels, in no operation.
+    """
 
     prediction: Prediction
     operations: tuple[OperationCost, ...]
     sensitivities: tuple[Sensitivity, ...]
+    host_seconds: float
 
     @property
     def exposed_seconds_by_axis(self) -> dict[str, float]:
@@ -82,11 +88,46 @@ def explain(search: Search, prediction: Prediction) -> Explanation:
     plan = search.strategy.plan(search.model, search.job, prediction.recompute, table)
     links = placement_links(search.machine, table.placements)
     microstep, step_end = _timelines(search, plan, links, table)
-    costs = [*_sum_by_name(microstep, prediction.n_microsteps), *_sum_by_name(step_end, 1)]
+    gap = search.machine.kernels.gap_seconds.value
+    costs = [
+        *_sum_by_name(microstep, prediction.n_microsteps, gap),
+        *_sum_by_name(step_end, 1, gap),
+    ]
     operations = tuple(
         _operation_cost(*cost, links, search.machine, prediction.grid) for cost in costs
     )
-    return Explanation(prediction, operations, _sensitivities(search, prediction))
+    n_kernels = sum(op.n_calls for op in operations if not op.axis)
+    return Explanation(prediction, operations, _sensitivities(search, prediction), n_kernels * gap)
+
+
+def predicted_operations(search: Search, prediction: Prediction) -> list[MeasuredOperation]:
+    """The predicted step in the form in which the runtime records one."""
+    table = CandidateTable.single(prediction.grid, prediction.order, prediction.micro_batch)
+    plan = search.strategy.plan(search.model, search.job, prediction.recompute, table)
+    links = placement_links(search.machine, table.placements)
+    microstep, step_end = _timelines(search, plan, links, table)
+    gap = search.machine.kernels.gap_seconds.value
+    operations, origin = [], 0.0
+    for events in [*[microstep] * prediction.n_microsteps, step_end]:
+        operations += [
+            _as_measured(event, origin, gap) for event in events if _is_launched(event.operation)
+        ]
+        origin += max((event.end_seconds for event in events), default=0.0)
+    return operations
+
+
+def _as_measured(event: Event, origin: float, gap: float) -> MeasuredOperation:
+    op, flops = event.operation, 0.0
+    if isinstance(op, Collective):
+        stream, kind, nbytes = op.axis, op.kind, _number(op.nbytes)
+    elif isinstance(op, MemoryBound):
+        stream, kind, nbytes = COMPUTE, "memory_bound", _number(op.nbytes)
+    else:
+        kind = "gemm" if isinstance(op, Gemm) else "attention"
+        stream, nbytes, flops = COMPUTE, 0.0, _number(op.flops)
+    end = event.end_seconds - (gap if stream == COMPUTE else 0.0)
+    start = origin + event.start_seconds
+    return MeasuredOperation(op.name, stream, kind, nbytes, flops, start, origin + end)
 
 
 def _timelines(
@@ -103,6 +144,7 @@ def _timelines(
                 seconds = collective(operation)
             else:
                 seconds = compute_seconds(operation, machine, search.job)
+                seconds = seconds + gap_seconds(seconds, machine)
             known[id(operation)] = float(np.ravel(seconds)[0])
         return known[id(operation)]
 
@@ -120,15 +162,19 @@ def _timelines(
 
 
 def _sum_by_name(
-    events: list[Event], repeats: int
+    events: list[Event], repeats: int, gap: float
 ) -> Iterator[tuple[Operation, int, float, float, float]]:
-    """Operation, calls, seconds of one call, seconds and exposed seconds of a step, by name."""
+    """Operation, calls, seconds of one call, seconds and exposed seconds of a step, by name.
+
+    `gap`: seconds of the host that the events of kernels include, and their sums do not.
+    """
     groups: dict[str, list[Event]] = {}
     for event in events:
         if _is_launched(event.operation):
             groups.setdefault(event.operation.name, []).append(event)
     for group in groups.values():
-        total = sum(event.seconds for event in group)
+        is_kernel = not isinstance(group[0].operation, Collective)
+        total = sum(event.seconds for event in group) - is_kernel * len(group) * gap
         exposed = sum(event.exposed_seconds for event in group)
         n_calls = len(group) * repeats
         yield group[0].operation, n_calls, total / len(group), total * repeats, exposed * repeats

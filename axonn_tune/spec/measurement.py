@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 from axonn_tune.spec.grid import Grid
+from axonn_tune.spec.plan import COMPUTE
 
 WARM_UP_STEPS = 2  # the papers time the last eight of ten
 
@@ -33,14 +35,64 @@ class Operation:
         return self.end_seconds - self.start_seconds
 
 
+HOST = "host"  # what the compute stream waits for when no collective is under way
+
+
+def exposed_seconds(operations: Sequence[Operation], step_seconds: float) -> dict[str, float]:
+    """For what the compute stream stood still, by name of the collective, and how long.
+
+    A standstill is charged to the collective that ended last in it, as far as that ran
+    meanwhile, then to the one that ended last before that one began, and so on; what remains
+    is the host's, under `HOST`. With the kernels these make up the step.
+    """
+    kernels = sorted((op for op in operations if op.stream == COMPUTE), key=_start)
+    collectives = sorted((op for op in operations if op.stream != COMPUTE), key=_end)
+    exposed: dict[str, float] = defaultdict(float)
+    idle_from = 0.0
+    busy = [*((k.start_seconds, k.end_seconds) for k in kernels), (step_seconds, step_seconds)]
+    for kernel_start, kernel_end in busy:
+        if kernel_start > idle_from:
+            ended = [op for op in collectives if idle_from < op.end_seconds <= kernel_start]
+            _charge(exposed, ended, idle_from, kernel_start)
+        idle_from = max(idle_from, kernel_end)
+    return dict(exposed)
+
+
+def _charge(
+    exposed: dict[str, float], ended: list[Operation], idle_from: float, idle_until: float
+) -> None:
+    while idle_until > idle_from:
+        while ended and ended[-1].end_seconds > idle_until:
+            ended.pop()
+        held_until = ended[-1].end_seconds if ended else idle_from
+        exposed[HOST] += idle_until - held_until
+        if not ended:
+            return
+        operation = ended.pop()
+        idle_until = min(max(operation.start_seconds, idle_from), held_until)
+        exposed[operation.name] += held_until - idle_until
+
+
+def _start(operation: Operation) -> float:
+    return operation.start_seconds
+
+
+def _end(operation: Operation) -> float:
+    return operation.end_seconds
+
+
 @dataclass(frozen=True)
 class Step:
-    """One training step."""
+    """One training step.
+
+    operation_seconds: by name, summed over the step. exposed_seconds: as the function tells.
+    """
 
     seconds: float
     loss: float
     gradient_norm: float
-    operation_seconds: Mapping[str, float]  # by name, summed over the step
+    operation_seconds: Mapping[str, float]
+    exposed_seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -88,7 +140,14 @@ class Measurement:
     @property
     def operation_seconds(self) -> dict[str, float]:
         """Median over the timed steps of each operation's seconds in a step."""
-        return {
-            name: median(step.operation_seconds[name] for step in self.timed_steps)
-            for name in self.timed_steps[0].operation_seconds
-        }
+        return _medians([step.operation_seconds for step in self.timed_steps])
+
+    @property
+    def exposed_seconds(self) -> dict[str, float]:
+        """Median over the timed steps of how long a step stood still for each."""
+        return _medians([step.exposed_seconds for step in self.timed_steps])
+
+
+def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {name: median(step.get(name, 0.0) for step in steps) for name in names}

@@ -3,56 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from axonn_tune.search.explain import Explanation
-from axonn_tune.spec.measurement import Measurement, Operation
+from axonn_tune.spec.measurement import HOST, Measurement, Operation
+from axonn_tune.spec.plan import COMPUTE
+from axonn_tune.spec.validation import OperationTime
 
 
-@dataclass(frozen=True)
-class Compared:
-    """One operation, summed over a step.
+def compare(measurement: Measurement, explanation: Explanation | None) -> list[OperationTime]:
+    """Every operation that was measured, with its prediction, longest first.
 
-    nbytes, flops: of all its calls. predicted_seconds is None without a hardware profile.
+    The last row, `HOST`, is what the host took between operations.
     """
-
-    name: str
-    kind: str
-    axis: str  # empty for kernels
-    n_calls: int
-    nbytes: float
-    flops: float
-    measured_seconds: float
-    predicted_seconds: float | None
-
-    @property
-    def predicted_over_measured(self) -> float | None:
-        """Above one where the prediction is too slow."""
-        if self.predicted_seconds is None or not self.measured_seconds:
-            return None
-        return self.predicted_seconds / self.measured_seconds
-
-
-def compare(measurement: Measurement, explanation: Explanation | None) -> list[Compared]:
-    """Every operation that was measured, with its prediction, longest first."""
     predicted = {}
     if explanation is not None:
-        predicted = {op.name: op.total_seconds for op in explanation.operations}
-    measured = measurement.operation_seconds
-    rows = [
-        Compared(
-            name=name,
-            kind=calls[0].kind,
-            axis="" if calls[0].stream == "compute" else calls[0].stream,
-            n_calls=len(calls),
-            nbytes=sum(call.nbytes for call in calls),
-            flops=sum(call.flops for call in calls),
-            measured_seconds=measured[name],
-            predicted_seconds=predicted.get(name),
+        predicted = {op.name: op for op in explanation.operations}
+    measured, exposed = measurement.operation_seconds, measurement.exposed_seconds
+    rows = []
+    for name, calls in _by_name(measurement.last_step).items():
+        cost = predicted.get(name)
+        is_collective = calls[0].stream != COMPUTE
+        rows.append(
+            OperationTime(
+                name=name,
+                kind=calls[0].kind,
+                axis=calls[0].stream if is_collective else "",
+                n_calls=len(calls),
+                nbytes=sum(call.nbytes for call in calls),
+                flops=sum(call.flops for call in calls),
+                measured_seconds=measured[name],
+                measured_exposed_seconds=exposed.get(name, 0.0),
+                predicted_seconds=cost.total_seconds if cost else None,
+                predicted_exposed_seconds=cost.exposed_seconds if cost else None,
+            )
         )
-        for name, calls in _by_name(measurement.last_step).items()
-    ]
-    return sorted(rows, key=lambda row: -row.measured_seconds)
+    rows.sort(key=lambda row: -row.measured_seconds)
+    host = exposed.get(HOST, 0.0)
+    known = explanation.host_seconds if explanation else None
+    return [*rows, OperationTime(HOST, HOST, "", 0, 0.0, 0.0, host, 0.0, known)]
 
 
 def _by_name(operations: Iterable[Operation]) -> dict[str, list[Operation]]:

@@ -197,6 +197,7 @@ def findings_of(machine, n_ranks, **changes):
         attention_points=tuple(attention),
         memory_points=tuple(copies),
         link_points=tuple(measured(machine, n_ranks, 0.01, random)),
+        gap_seconds=2e-6,
         slowdowns=((0.2, 0.1), (0.1, 0.0)),
         speeds=tuple(RankSpeed(i, "ab"[i // 4], s) for i, s in enumerate([1.0] * 7 + [0.9])),
         notes=("a note",),

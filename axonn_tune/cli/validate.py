@@ -1,0 +1,315 @@
+"""``axonn-tune validate``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from axonn_tune.cli.options import launch_options, search_arguments, validate_options
+
+if TYPE_CHECKING:
+    from axonn_tune.io.journal import Journal
+    from axonn_tune.io.measurements import MeasurementJournal
+    from axonn_tune.runtime.series import Series
+    from axonn_tune.search.prediction import Prediction
+    from axonn_tune.search.problem import Search
+    from axonn_tune.search.rank import Ranking
+    from axonn_tune.spec.validation import Validation
+    from axonn_tune.validate.limits import Check
+
+
+@click.command("validate")
+@click.option(
+    "--output", type=click.Path(dir_okay=False), help="The report, as JSON; with it, --resume."
+)
+@click.option("--resume", is_flag=True, help="Go on with a validation that was interrupted.")
+@click.option(
+    "--grids",
+    default="all",
+    show_default=True,
+    help="Which to run: all, top:N, or spread:N, evenly over the ranking.",
+)
+@click.option("--grid", "explicit", multiple=True, metavar="GRID", help="Run this one; repeatable.")
+@click.option(
+    "--steps", type=click.IntRange(min=3), default=10, show_default=True, help="Steps of each."
+)
+@validate_options
+@click.option(
+    "--from", "source", type=click.Path(dir_okay=False), help="Run nothing: read this report."
+)
+@click.option("--max-error", type=click.FloatRange(min=0), help="Exit 1 if the MAPE is above, 0.2.")
+@click.option("--max-regret", type=click.FloatRange(min=0), help="Exit 1 if regret is above, 0.1.")
+@click.option(
+    "--baseline",
+    type=click.Path(dir_okay=False),
+    help="Exit 1 if anything is significantly worse than in this report.",
+)
+@click.option(
+    "--least-change",
+    type=click.FloatRange(min=0),
+    default=0.05,
+    show_default=True,
+    help="Smaller changes against the baseline are none.",
+)
+@click.option("--csv", type=click.Path(dir_okay=False), help="Write a line per configuration.")
+@click.option("--junit", type=click.Path(dir_okay=False), help="Write JUnit XML for CI.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw predicted over measured.")
+@click.option("--trace", type=click.Path(dir_okay=False), help="Write both steps for Perfetto.")
+@launch_options
+def command(**options: Any) -> None:
+    """Run many grids of a model; compare each predicted with its measured step.
+
+    Starts the ranks on this machine, or joins those that torchrun, srun or emulate has
+    started. Reports the error of each grid with its cause, MAPE, rank correlation, and regret:
+    how much slower the suggested grid is than the best one measured.
+
+    \b
+    Examples:
+      axonn-tune validate --model tiny --machine mycluster.yaml --gpus 4 --output report.json
+      srun -N 2 axonn-tune validate --model 5b --machine mycluster.yaml --grids spread:8
+      axonn-tune validate --model tiny --machine m.yaml --max-error 0.2 --baseline last.json
+      axonn-tune validate --from report.json --plot report.png
+    """
+    from axonn_tune.errors import InputError
+    from axonn_tune.io.json_files import load_json
+    from axonn_tune.spec.validation import Validation
+
+    if options["source"] is not None:
+        if options["trace"] is not None:
+            raise InputError("--trace needs a run: a report does not hold every operation")
+        _conclude(load_json(options["source"], Validation), options)
+        return
+    for name in ("model", "machine"):
+        if options[name] is None:
+            raise InputError(f"give --{name}, or --from with a report")
+    validation = _run(options)
+    if validation is not None:
+        _conclude(validation, options)
+
+
+def _run(options: dict[str, Any]) -> Validation | None:
+    """Run what was chosen; None on a rank that does not speak."""
+    import tempfile
+    from pathlib import Path
+
+    from axonn_tune.io.journal import Journal
+    from axonn_tune.io.measurements import MeasurementJournal
+    from axonn_tune.runtime.launch import is_speaker, only_rank_0_speaks
+
+    with only_rank_0_speaks(), tempfile.TemporaryDirectory() as folder:
+        path = options["output"] or str(Path(folder) / "report.json")
+        keeper = MeasurementJournal(Journal(path + ".partial", "validation"))
+        search, ranking, chosen = _choose(options)
+        if is_speaker():
+            _open(keeper.journal, search, options)
+        _measure(search, chosen, keeper, options)
+        if not is_speaker():
+            return None
+        validation = _validation(search, ranking, chosen, keeper)
+        if options["output"] is not None:
+            from axonn_tune.io.json_files import save_json
+
+            save_json(options["output"], validation)
+        if options["trace"] is not None:
+            _write_trace(search, chosen, keeper, options["trace"])
+        keeper.journal.remove()
+        return validation
+
+
+def _choose(options: dict[str, Any]) -> tuple[Search, Ranking, list[Prediction]]:
+    from axonn_tune.api import build_search
+    from axonn_tune.runtime.launch import default_dtype, ranks_at_hand
+    from axonn_tune.search.rank import run as rank
+    from axonn_tune.validate.choice import choose, choose_grids
+
+    arguments = search_arguments({name: options[name] for name in _SEARCHED})
+    arguments["gpus"] = arguments["gpus"] or ranks_at_hand(options["device"])
+    arguments["dtype"] = arguments["dtype"] or default_dtype(options["device"])
+    arguments["global_batch"] = arguments["global_batch"] or arguments["gpus"]
+    search = build_search(**arguments)
+    ranking = rank(search)
+    if options["explicit"]:
+        return search, ranking, choose_grids(ranking, options["explicit"])
+    return search, ranking, choose(ranking, options["grids"])
+
+
+# Options that describe the search.
+_SEARCHED = (
+    *("model", "machine", "gpus", "global_batch", "micro_batch", "dtype", "recompute", "seq_len"),
+    *("attention", "overlap", "oar", "ors", "oag", "kernel_tuning", "keep_gathered_weights"),
+    *("order", "max_tp"),
+)
+
+
+def _open(journal: Journal, search: Search, options: dict[str, Any]) -> None:
+    """Begin a journal, or check that the one that is there is of this validation."""
+    from dataclasses import asdict
+
+    owner = {
+        "model": search.model.name,
+        "machine": search.machine.name,
+        "job": asdict(search.job),
+        "steps": options["steps"],
+    }
+    if options["resume"]:
+        journal.read(owner)
+    else:
+        journal.begin(owner)
+
+
+def _measure(
+    search: Search,
+    chosen: list[Prediction],
+    keeper: MeasurementJournal,
+    options: dict[str, Any],
+) -> None:
+    """Run everything that is left.
+
+    A rank that is started here and dies takes the configuration with it; one of another
+    launcher takes the job, which can be resumed.
+    """
+    from axonn_tune.errors import AxonnTuneError
+    from axonn_tune.runtime.launch import in_job, launch
+    from axonn_tune.runtime.series import execute_series
+
+    series = _series(search, chosen, keeper, options)
+    n_ranks, device = search.job.n_gpus, options["device"]
+    if in_job():
+        launch(execute_series, series, n_ranks, device)
+        return
+    while any(key not in keeper.ended() for key, _ in series.runs):
+        try:
+            launch(execute_series, series, n_ranks, device)
+        except AxonnTuneError as error:
+            begun = keeper.under_way()
+            if not begun:
+                raise
+            keeper.keep_failure(begun[-1], str(error))
+
+
+def _series(
+    search: Search,
+    chosen: list[Prediction],
+    keeper: MeasurementJournal,
+    options: dict[str, Any],
+) -> Series:
+    from axonn_tune.runtime.run import Run
+    from axonn_tune.runtime.series import Series
+    from axonn_tune.validate.outcomes import configuration_of
+
+    runs = [
+        (
+            str(configuration_of(prediction)),
+            Run(
+                model=search.model,
+                job=search.job,
+                grid=prediction.grid,
+                order=prediction.order,
+                micro_batch=prediction.micro_batch,
+                recompute=prediction.recompute,
+                n_steps=options["steps"],
+                device=options["device"],
+                timeout_seconds=options["timeout"],
+                quiet=True,
+            ),
+        )
+        for prediction in chosen
+    ]
+    return Series(runs, keeper, options["device"], options["timeout"], options["quiet"])
+
+
+def _validation(
+    search: Search,
+    ranking: Ranking,
+    chosen: list[Prediction],
+    keeper: MeasurementJournal,
+) -> Validation:
+    import shlex
+    from datetime import datetime, timezone
+
+    from axonn_tune.io.system import drivers, relevant_variables
+    from axonn_tune.spec.measurement import Measurement
+    from axonn_tune.spec.validation import Validation
+    from axonn_tune.validate.outcomes import configuration_of, outcome_of
+
+    results = keeper.ended()
+    ran = [result for result in results.values() if isinstance(result, Measurement)]
+    job = search.job
+    return Validation(
+        model=search.model.name,
+        machine=search.machine.name,
+        n_ranks=job.n_gpus,
+        global_batch=job.global_batch,
+        seq_len=job.seq_len,
+        dtype=job.dtype,
+        attention=job.attention,
+        overlap=str(job.overlap),
+        device=ran[0].device_name if ran else "unknown device",
+        backend=ran[0].backend if ran else "unknown backend",
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command_line=shlex.join(["axonn-tune", *sys.argv[1:]]),
+        n_ranked=len(ranking),
+        outcomes=tuple(
+            outcome_of(search, prediction, results[str(configuration_of(prediction))])
+            for prediction in chosen
+        ),
+        software={**drivers(), **(ran[0].software if ran else {})},
+        environment=relevant_variables(),
+    )
+
+
+def _write_trace(
+    search: Search, chosen: list[Prediction], keeper: MeasurementJournal, path: str
+) -> None:
+    from axonn_tune.cli.output import as_json, emit
+    from axonn_tune.report.trace import trace_document
+    from axonn_tune.search.explain import predicted_operations
+    from axonn_tune.spec.measurement import Measurement, Operation
+    from axonn_tune.validate.outcomes import configuration_of
+
+    results = keeper.ended()
+    steps: dict[str, Sequence[Operation]] = {}
+    for prediction in chosen:
+        name = str(configuration_of(prediction))
+        steps[f"{name}: predicted"] = predicted_operations(search, prediction)
+        if isinstance(result := results[name], Measurement):
+            steps[f"{name}: measured on rank 0"] = result.last_step
+    emit(as_json(trace_document(steps)), path)
+
+
+def _conclude(validation: Validation, options: dict[str, Any]) -> None:
+    """Report, and exit 1 if a limit is broken."""
+    from axonn_tune.cli.output import as_csv, emit
+    from axonn_tune.report.agreement import agreement_text, junit_text, outcome_records
+    from axonn_tune.validate.agreement import agreement
+    from axonn_tune.validate.limits import check_limits
+
+    found = agreement(validation)
+    checks = check_limits(found, options["max_error"], options["max_regret"])
+    checks += _regressions(validation, options)
+    if options["plot"] is not None:
+        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.report.plots import validation_figure
+
+        write_bytes(options["plot"], validation_figure(validation, options["plot"]))
+    if options["csv"] is not None:
+        emit(as_csv(outcome_records(validation)), options["csv"])
+    if options["junit"] is not None:
+        emit(junit_text(validation, checks), options["junit"])
+    click.echo(agreement_text(validation, found, checks))
+    if found is None or not all(check.holds for check in checks):
+        sys.exit(1)
+
+
+def _regressions(validation: Validation, options: dict[str, Any]) -> list[Check]:
+    from axonn_tune.io.json_files import load_json
+    from axonn_tune.spec.validation import Validation
+    from axonn_tune.validate.regression import check_regressions
+
+    if options["baseline"] is None:
+        return []
+    baseline = load_json(options["baseline"], Validation)
+    return check_regressions(baseline, validation, options["least_change"])

@@ -1,0 +1,84 @@
+"""How well predicted and measured steps agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from axonn_tune.spec.validation import Outcome, Validation
+
+# From here on the operation that causes an error is named.
+LARGE_ERROR = 0.1
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Over all configurations that ran; fractions, not percent.
+
+    mape: mean absolute error. bias: mean signed error. worst: the largest error. spearman,
+    kendall: rank correlations, None for fewer than three configurations. regret: how much slower
+    the suggested configuration is than the best one measured, None where it failed. memory_mape:
+    None where memory was not counted.
+    """
+
+    n_measured: int
+    n_failed: int
+    mape: float
+    bias: float
+    worst: Outcome
+    spearman: float | None
+    kendall: float | None
+    best: Outcome
+    regret: float | None
+    memory_mape: float | None
+
+
+def agreement(validation: Validation) -> Agreement | None:
+    """Sum up a validation; None where nothing ran."""
+    ran = validation.measured
+    if not ran:
+        return None
+    best = min(ran, key=lambda outcome: outcome.measured_seconds)
+    suggested = validation.suggested
+    spearman, kendall = _rank_correlations(ran)
+    memory = [
+        abs(o.predicted.memory_bytes / o.peak_memory_bytes - 1.0)
+        for o in ran
+        if o.peak_memory_bytes is not None
+    ]
+    return Agreement(
+        n_measured=len(ran),
+        n_failed=len(validation.outcomes) - len(ran),
+        mape=mape(ran),
+        bias=fmean(outcome.error_fraction for outcome in ran),
+        worst=max(ran, key=lambda outcome: abs(outcome.error_fraction)),
+        spearman=spearman,
+        kendall=kendall,
+        best=best,
+        regret=None
+        if suggested.failure
+        else suggested.measured_seconds / best.measured_seconds - 1.0,
+        memory_mape=fmean(memory) if memory else None,
+    )
+
+
+def mape(outcomes: Sequence[Outcome]) -> float:
+    """Mean absolute error of the predicted step times, relative to the measured ones."""
+    return fmean(abs(outcome.error_fraction) for outcome in outcomes)
+
+
+def _rank_correlations(outcomes: Sequence[Outcome]) -> tuple[float | None, float | None]:
+    """Spearman's rho and Kendall's tau-b."""
+    if len(outcomes) < 3:
+        return None, None
+    from scipy.stats import kendalltau, spearmanr
+
+    predicted = [outcome.predicted.step_seconds for outcome in outcomes]
+    measured = [outcome.measured_seconds for outcome in outcomes]
+    if len(set(predicted)) == 1 or len(set(measured)) == 1:
+        return None, None
+    found = (test(predicted, measured).statistic for test in (spearmanr, kendalltau))
+    rho, tau = (float(value) for value in found)
+    return (None if math.isnan(rho) else rho), (None if math.isnan(tau) else tau)

@@ -1,0 +1,36 @@
+"""Whether a validation keeps the limits that a user sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from axonn_tune.validate.agreement import Agreement
+
+
+@dataclass(frozen=True)
+class Check:
+    """A limit, whether it holds, and one line that says so."""
+
+    name: str
+    holds: bool
+    text: str
+
+
+def check_limits(
+    found: Agreement | None, max_error: float | None, max_regret: float | None
+) -> list[Check]:
+    """The limits that were given (fractions); none holds where nothing ran."""
+    checks = []
+    if max_error is not None:
+        checks.append(_at_most("MAPE", found.mape if found else None, max_error))
+    if max_regret is not None:
+        checks.append(_at_most("regret", found.regret if found else None, max_regret))
+    return checks
+
+
+def _at_most(name: str, value: float | None, limit: float) -> Check:
+    if value is None:
+        return Check(name, False, f"FAILED  {name} is unknown; allowed: {100 * limit:g} %")
+    holds = value <= limit
+    verdict, sign = ("passed", "<=") if holds else ("FAILED", ">")
+    return Check(name, holds, f"{verdict}  {name} {100 * value:.1f} % {sign} {100 * limit:g} %")
