@@ -29,9 +29,7 @@ class Work(Protocol):
 
 
 class HostClock:
-    """Times on a CPU: kernels end when their call returns, collectives when gloo says so."""
-
-    collectives_queue = False  # gloo works on two of a group at once
+    """Times on a CPU: kernels end when their call returns, collectives when their thread says so."""
 
     now = staticmethod(time.perf_counter)
 
@@ -46,8 +44,6 @@ class HostClock:
 
 class CudaClock:
     """Times on a GPU: events, read once the step has ended."""
-
-    collectives_queue = True
 
     def __init__(self) -> None:
         self._watchers: dict[str, torch.cuda.Stream] = {}
@@ -143,16 +139,16 @@ class Recorder:
     def take_step(self) -> list[Operation]:
         """What was recorded since `start_step`, in the order of issue.
 
-        The device must be idle. A collective that queued behind another of its axis, as on
-        a GPU, starts when that one ends.
+        The device must be idle. A collective that queued behind another of its axis starts
+        when that one ends.
         """
         axis_free: dict[str, float] = {}
         operations = []
         for entry in self._entries:
-            while entry.end is None:  # gloo tells a moment after the wait for it returns
+            while entry.end is None:  # its thread tells a moment after the wait for it returns
                 time.sleep(1e-5)
             start, end = (self._clock.resolve(p, self._origin) for p in (entry.start, entry.end))
-            if entry.stream != COMPUTE and self._clock.collectives_queue:
+            if entry.stream != COMPUTE:
                 start = max(start, axis_free.get(entry.stream, start))
                 axis_free[entry.stream] = end
             operations.append(
