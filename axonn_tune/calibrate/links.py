@@ -32,6 +32,11 @@ class Groups:
         where = "everywhere" if self.everywhere else "in the first block"
         return f"{self.n_rings} of {self.stride} groups of {self.size} {where}"
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all groups of an axis."""
+        return self.everywhere and self.n_rings == self.stride
+
     def mesh(self, device: torch.device) -> Mesh:
         """A mesh whose `AXIS` these are; all ranks call it."""
         n_blocks = dist.get_world_size() // (self.stride * self.size)

@@ -31,6 +31,8 @@ from axonn_tune.spec.points import LinkPoint
 PAIR_BYTES, PAIR_REPEATS = 2**18, 5
 # Share of a rank's memory that one message may take; a collective holds a few of its size.
 MESSAGE_SHARE = 1 / 8
+# How much longer a message may take that a search asks for.
+WANTED_LONGER = 10.0
 N_ROUNDS = {True: 3, False: 9}  # of interference, in a quick and in a thorough calibration
 
 
@@ -66,11 +68,13 @@ def measure_links(setting: Setting, units: Sequence[int]) -> Links:
     choices = plan.group_choices(extent, setting.n_ranks, setting.n_per_node, units)
     sizes = plan.message_sizes(extent, MESSAGE_SHARE * setting.memory_bytes)
     setting.progress.expect(len(choices) * len(kinds) * len(sizes))
+    wanted = setting.request.largest_messages
     points: list[LinkPoint] = []
     for groups in choices:
         mesh = _LazyMesh(groups, setting.device)
         for kind in kinds:
-            points += _series(setting, kind, groups, mesh, sizes)
+            largest = wanted.get((kind, groups.stride, groups.size), 0) if groups.is_whole else 0
+            points += _series(setting, kind, groups, mesh, sizes, largest)
         mesh.close()
     lacking = sorted(set(plan.kinds(extent)) - set(kinds))
     backend = dist.get_backend()
@@ -89,14 +93,23 @@ def _is_supported(setting: Setting, kind: str) -> bool:
 
 
 def _series(
-    setting: Setting, kind: str, groups: Groups, mesh: _LazyMesh, sizes: Sequence[int]
+    setting: Setting,
+    kind: str,
+    groups: Groups,
+    mesh: _LazyMesh,
+    sizes: Sequence[int],
+    largest: int,
 ) -> list[LinkPoint]:
-    """One kind over one choice of groups, from small messages to those that take too long."""
+    """One kind over one choice of groups, from small messages to those that take too long.
+
+    Up to the first that is at least as large as `largest`, they may take longer.
+    """
     points: list[LinkPoint] = []
     for nbytes in dict.fromkeys(whole_bytes(size, groups.size) for size in sizes):
         if points:
             expected = points[-1].seconds * nbytes / points[-1].nbytes
-            if expected > setting.extent.longest_seconds:
+            is_wanted = points[-1].nbytes < largest
+            if expected > setting.extent.longest_seconds * (WANTED_LONGER if is_wanted else 1.0):
                 break
 
         def find(nbytes: int = nbytes) -> tuple[float, float]:

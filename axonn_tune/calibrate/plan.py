@@ -49,7 +49,7 @@ def extent_of(is_quick: bool, on_gpu: bool) -> Extent:
             copy_bytes=(2**14, 2**20, 2**26),
             kernel_tokens=(1024, 8192) if on_gpu else (128, 1024),
             n_kernel_steps=4,
-            message_growth=8,
+            message_growth=4,
             most_bytes=2**28 if on_gpu else 2**24,
             longest_seconds=0.4,
             sustain_seconds=1.0,

@@ -55,11 +55,13 @@ def measure(request: Request, place: Place) -> Findings | None:
 def setting_of(request: Request, place: Place, device: torch.device) -> Setting:
     """Meet the other ranks and learn where all of them stand."""
     extent = extent_of(request.is_quick, device.type == "cuda")
-    stations = tuple(gathered(Station(_node_name(), device_name(device))))
+    own = Station(_host_name(), _node_name(), device_name(device))
+    stations = tuple(gathered(own))
     n_per_node = ranks_per_node(stations)
     if request.units is not None:
         check_units(request.units, len(stations))
-    sharing = ranks_per_core(device, place.n_local_ranks)
+    n_on_host = sum(station.host == own.host for station in stations)
+    sharing = ranks_per_core(device, n_on_host)
     progress = Progress(silent=request.quiet or place.rank != 0)
     owner = {
         "device": stations[0].device_name,
@@ -119,10 +121,13 @@ def measured(setting: Setting) -> Findings:
     )
 
 
+def _host_name() -> str:
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
 def _node_name() -> str:
-    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     numbers = (os.environ[name] for name in NODE_VARIABLES if name in os.environ)
-    return f"{host}:{next(numbers, 0)}"
+    return f"{_host_name()}:{next(numbers, 0)}"
 
 
 def _memory_bytes(device: torch.device, n_per_node: int) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,8 @@ class Request:
     """What to measure.
 
     gemm_shapes, attention_shapes: beside the grid of shapes; n_shapes_left_out: products that
-    a search asks for and that are not among them. models: whose kinds of kernels
+    a search asks for and that are not among them. largest_messages: bytes, by kind of collective,
+    stride and size of the groups, up to which that search asks. models: whose kinds of kernels
     to time. units: ranks of the units of the link levels, if the user says so. resume: go on
     with the journal.
     """
@@ -37,6 +38,7 @@ class Request:
     gemm_shapes: tuple[GemmShape, ...] = ()
     attention_shapes: tuple[AttentionShape, ...] = ()
     n_shapes_left_out: int = 0
+    largest_messages: Mapping[tuple[str, int, int], int] = field(default_factory=dict)
     units: tuple[int, ...] | None = None
     device: str = "auto"
     timeout_seconds: float = 300.0

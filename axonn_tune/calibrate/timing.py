@@ -56,7 +56,7 @@ def ranks_per_core(device: torch.device, n_local_ranks: int) -> float:
     if device.type == "cuda":
         return 0.0
     n_threads = n_local_ranks * int(torch.get_num_threads())
-    return n_threads / len(os.sched_getaffinity(0))
+    return n_threads / (os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)

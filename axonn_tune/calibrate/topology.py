@@ -19,8 +19,12 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Station:
-    """Where one rank stands, as it tells the others."""
+    """Where one rank stands, as it tells the others.
 
+    host: the machine's name; one that emulates several nodes has the same for all of them.
+    """
+
+    host: str
     node: str
     device_name: str
 

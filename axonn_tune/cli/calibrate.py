@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from axonn_tune.spec.machine import Machine
 
 _PARTS = ("gemm", "memory", "links")
+MOST_SHAPES = {True: 60, False: 600}  # in a quick and in a thorough calibration
 
 
 @click.command("calibrate")
@@ -50,9 +51,7 @@ _PARTS = ("gemm", "memory", "links")
 @click.option(
     "--most-shapes",
     type=click.IntRange(min=1),
-    default=600,
-    show_default=True,
-    help="Products of that search to measure, those of the likeliest grids first.",
+    help="Products of that search to measure, the likeliest grids' first.  [default: 600, or 60]",
 )
 @click.option(
     "--dtype",
@@ -131,7 +130,7 @@ def _request(options: dict[str, Any], base: Machine | None, journal: Journal) ->
     from axonn_tune.errors import InputError
     from axonn_tune.runtime.engine import DTYPES as TRAINED_DTYPES
     from axonn_tune.runtime.launch import default_dtype
-    from axonn_tune.search.shapes import kernels_of
+    from axonn_tune.search.shapes import kernels_of, largest_messages
     from axonn_tune.spec.checks import require_choice
     from axonn_tune.spec.job import BYTES_PER_ELEMENT
 
@@ -145,7 +144,7 @@ def _request(options: dict[str, Any], base: Machine | None, journal: Journal) ->
         )
     search = _search(options, base, dtypes[0])
     products, attentions = ([], []) if search is None else kernels_of(search)
-    most = options["most_shapes"]
+    most = options["most_shapes"] or MOST_SHAPES[options["quick"]]
     return Request(
         parts=options["only"] or _PARTS,
         is_quick=options["quick"],
@@ -156,6 +155,7 @@ def _request(options: dict[str, Any], base: Machine | None, journal: Journal) ->
         gemm_shapes=tuple(GemmShape(*product, dtypes[0]) for product in products[:most]),
         attention_shapes=tuple(AttentionShape(*sizes, dtypes[0]) for sizes in attentions[:most]),
         n_shapes_left_out=max(len(products) - most, 0),
+        largest_messages={} if search is None else largest_messages(search),
         units=_units(options["levels"]),
         device=options["device"],
         timeout_seconds=options["timeout"],

@@ -16,8 +16,8 @@ def measured_seconds(work: Size, sizes: Sequence[float], seconds: Sequence[float
     """Time of some work, by straight lines between the sizes that were measured.
 
     A latency and a bandwidth make a straight line, so that between points of one regime this
-    is exact. Less work than the least takes as long as that; more than the most takes longer
-    in proportion.
+    is exact. Less work than the least takes as long as that; more than the most goes on along
+    the last line, as long as that does not fall and passes above zero.
 
     Parameters
     ----------
@@ -29,8 +29,18 @@ def measured_seconds(work: Size, sizes: Sequence[float], seconds: Sequence[float
     known, which = np.unique(np.asarray(sizes, dtype=np.float64), return_inverse=True)
     mean = np.bincount(which, np.asarray(seconds, dtype=np.float64)) / np.bincount(which)
     work = np.asarray(work, dtype=np.float64)
-    result: Array = np.interp(work, known, mean) * np.maximum(work / known[-1], 1.0)
+    beyond = np.maximum(work - known[-1], 0.0)
+    result: Array = np.interp(work, known, mean) + beyond * _last_slope(known, mean)
     return result
+
+
+def _last_slope(sizes: Array, seconds: Array) -> float:
+    """Of the line through the two largest sizes; between level and proportional."""
+    proportional = float(seconds[-1] / sizes[-1])
+    if sizes.size == 1:
+        return proportional
+    slope = float((seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
+    return min(max(slope, 0.0), proportional)
 
 
 # Standard deviation over the median absolute value, of a normal law.

@@ -87,6 +87,7 @@ class EmulatedCluster:
             "MASTER_PORT": str(MASTER_PORT),
             "GLOO_SOCKET_IFNAME": network.INTERFACE,
             "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # the ranks' addresses have no names
         }
 
     def run(self, command: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:

@@ -22,7 +22,7 @@ BURST_BYTES = 4096
 QUEUE_BYTES = 2**26
 # A flow may have so much under way, as hardware with credits bounds it: the most that links
 # of these rates need, and so little that a short message seldom waits behind a long one.
-WINDOW_BYTES = 2**16
+WINDOW_BYTES = 2**15
 _SETTINGS = {
     "net/ipv4/tcp_rmem": f"4096 {WINDOW_BYTES} {WINDOW_BYTES}",
     "net/ipv4/tcp_wmem": f"4096 {WINDOW_BYTES} {WINDOW_BYTES}",

@@ -29,7 +29,7 @@ class Work(Protocol):
 
 
 class HostClock:
-    """Times on a CPU: kernels end when their call returns, collectives when their thread says so."""
+    """Times on a CPU: kernels end when their call returns, collectives when their thread says."""
 
     now = staticmethod(time.perf_counter)
 

@@ -157,7 +157,7 @@ def joined(
     AxonnTuneError
         What went wrong, with the rank on which it did.
     """
-    if device.type == "cpu":
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.n_local_ranks))
     try:
         dist.init_process_group(

@@ -11,8 +11,8 @@ from axonn_tune.cost.links import placement_links
 from axonn_tune.search.candidates import legal_placements, with_micro_batches
 from axonn_tune.search.evaluate import memory_bytes
 from axonn_tune.search.problem import Search
-from axonn_tune.spec.grid import CandidateTable
-from axonn_tune.spec.plan import MODES, Attention, Gemm
+from axonn_tune.spec.grid import AXES, CandidateTable
+from axonn_tune.spec.plan import MODES, Attention, Collective, Gemm
 
 # m, n, k and mode of a product; sequences, heads, length and head size of attention.
 Product: TypeAlias = tuple[int, int, int, str]
@@ -46,6 +46,40 @@ def kernels_of(search: Search) -> tuple[list[Product], list[AttentionSizes]]:
     return sorted(products, key=products.__getitem__), sorted(
         attentions, key=attentions.__getitem__
     )
+
+
+# Kind of collective, stride and size of the groups.
+GroupKind: TypeAlias = tuple[str, int, int]
+
+
+def largest_messages(search: Search) -> dict[GroupKind, int]:
+    """Bytes of the largest message of every kind over every choice of groups of the search."""
+    placements, _ = legal_placements(search.job.n_gpus, search.constraints, search.rules)
+    table, _ = with_micro_batches(placements, search.job.global_batch, search.constraints)
+    table = table.take(_fits(search, table))
+    largest: dict[GroupKind, int] = {}
+    for recompute in search.recomputes:
+        plan = search.strategy.plan(search.model, search.job, recompute, table)
+        for operation in (op for phase in plan.phases for op in phase.operations):
+            if isinstance(operation, Collective):
+                _note_largest(largest, operation, table)
+    return largest
+
+
+def _note_largest(
+    largest: dict[GroupKind, int], operation: Collective, table: CandidateTable
+) -> None:
+    axis = AXES.index(operation.axis)
+    stride, size = (
+        values[axis][table.placement]
+        for values in (table.placements.strides, table.placements.sizes)
+    )
+    each = np.broadcast_to(operation.nbytes / np.asarray(operation.n_calls), size.shape)
+    for of_stride, of_size in np.unique(np.stack([stride, size]), axis=1).T.tolist():
+        rows = (stride == of_stride) & (size == of_size)
+        if of_size > 1:
+            key = (operation.kind, of_stride, of_size)
+            largest[key] = max(int(each[rows].max()), largest.get(key, 0))
 
 
 def _fits(search: Search, table: CandidateTable) -> np.ndarray:

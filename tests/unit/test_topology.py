@@ -58,7 +58,7 @@ def test_pairs_of_the_first_node_and_one_of_each_distance_are_enough():
 
 
 def stations(*nodes, device="CPU"):
-    return [Station(node, device) for node in nodes]
+    return [Station(node, node, device) for node in nodes]
 
 
 def test_ranks_of_a_node():
