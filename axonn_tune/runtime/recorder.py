@@ -25,7 +25,7 @@ class Work(Protocol):
         """Let what follows wait for it."""
 
     def get_future(self) -> Any:
-        """Completes when it has ended (CPU)."""
+        """Completes when it has ended, with the time (CPU)."""
 
 
 class HostClock:
@@ -34,8 +34,8 @@ class HostClock:
     now = staticmethod(time.perf_counter)
 
     def at_completion(self, work: Work, stream: str, tell: Callable[[float], None]) -> None:
-        """Call `tell` with the time at which a collective ends."""
-        work.get_future().add_done_callback(lambda _: tell(time.perf_counter()))
+        """Call `tell` with the time at which a collective ends, which its future holds."""
+        work.get_future().add_done_callback(lambda future: tell(future.value()))
 
     def resolve(self, point: float, origin: float) -> float:
         """Seconds since the origin."""
