@@ -87,14 +87,9 @@ def command(**options: Any) -> None:
         import_logs(options, _base(options["machine"]))
         return
     from axonn_tune.calibrate.run import measure
-    from axonn_tune.errors import AxonnTuneError
+    from axonn_tune.cli.interrupts import resumable
     from axonn_tune.io.journal import Journal
-    from axonn_tune.runtime.launch import (
-        is_speaker,
-        launch,
-        only_rank_0_speaks,
-        ranks_or_cores,
-    )
+    from axonn_tune.runtime.launch import launch, only_rank_0_speaks, ranks_or_cores
 
     journal = Journal(options["output"] + ".partial")
     with only_rank_0_speaks():
@@ -103,14 +98,8 @@ def command(**options: Any) -> None:
         n_ranks = ranks_or_cores(options["ranks"], options["device"])
         if base is None:
             _check_that_all_is_measured(request.parts, n_ranks)
-    try:
+    with resumable(journal):
         findings = launch(measure, request, n_ranks, options["device"])
-    except AxonnTuneError as error:
-        raise AxonnTuneError(str(error) + _what_is_kept(journal, str(error))) from error
-    except KeyboardInterrupt:
-        if is_speaker():
-            click.echo(f"axonn-tune: interrupted{_what_is_kept(journal)}", err=True)
-        raise
     if findings is not None:
         _write(options, findings, base)
         journal.remove()
@@ -214,12 +203,6 @@ def _units(text: str | None) -> tuple[int, ...] | None:
             f"--levels is '{text}'; allowed: ranks of the units of each level, such as 2,8"
         )
     return tuple(int(unit) for unit in units)
-
-
-def _what_is_kept(journal: Journal, said: str = "") -> str:
-    if "--resume" in said or not journal.exists():
-        return ""
-    return f"; what was measured is kept in {journal.path}: go on with --resume"
 
 
 def _write(options: dict[str, Any], findings: Findings, base: Machine | None) -> None:

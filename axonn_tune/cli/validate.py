@@ -93,8 +93,10 @@ def command(**options: Any) -> None:
 def _run(options: dict[str, Any]) -> Validation | None:
     """Run what was chosen; None on a rank that does not speak."""
     import tempfile
+    from contextlib import nullcontext
     from pathlib import Path
 
+    from axonn_tune.cli.interrupts import resumable
     from axonn_tune.io.journal import Journal
     from axonn_tune.io.measurements import MeasurementJournal
     from axonn_tune.runtime.launch import is_speaker, only_rank_0_speaks
@@ -105,7 +107,8 @@ def _run(options: dict[str, Any]) -> Validation | None:
         search, ranking, chosen = _choose(options)
         if is_speaker():
             _open(keeper.journal, search, options)
-        _measure(search, chosen, keeper, options)
+        with resumable(keeper.journal) if options["output"] else nullcontext():
+            _measure(search, chosen, keeper, options)
         if not is_speaker():
             return None
         validation = _validation(search, ranking, chosen, keeper)

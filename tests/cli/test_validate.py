@@ -1,0 +1,230 @@
+"""``axonn-tune validate``: rows, limits, failures that are rows, resuming, reports read again."""
+
+import csv
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+pytest.importorskip("torch")
+
+MODULE = [sys.executable, "-m", "axonn_tune.cli.main"]
+# Two ranks, made-up machine: what is checked here is not how good the prediction is.
+ARGUMENTS = ["--model", "tiny", "--machine", "dgx-a100", "--gpus", "2", "--seq-len", "16"]
+QUICK = [*ARGUMENTS, "--steps", "3", "--device", "cpu"]
+# Fails on the grid and in the way that the environment says.
+FAILING = """
+import os, signal, sys, time
+from axonn_tune.cli.main import main
+from axonn_tune.runtime import series
+
+train = series.train
+
+def failing(run, place, device):
+    if str(run.grid) == os.environ["FAILING_GRID"] and place.rank == 1:
+        if os.environ["FAIL"] == "raise":
+            raise MemoryError("no more pages")
+        if os.environ["FAIL"] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+    return train(run, place, device)
+
+series.train = failing
+if __name__ == "__main__":  # ranks that it starts import this file
+    main(sys.argv[1:])
+"""
+
+
+def validate(*arguments, program=MODULE, **variables):
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RANK"))}
+    return subprocess.run(
+        [*program, "validate", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**inherited, "OMP_NUM_THREADS": "1", **variables},
+    )
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A validation of all four grids of two ranks, with everything that it can write."""
+    folder = tmp_path_factory.mktemp("report")
+    files = [f"--{kind}={folder / f'report.{kind}'}" for kind in ("csv", "junit", "trace")]
+    done = validate(*QUICK, "--output", str(folder / "report.json"), *files)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_every_grid_is_a_row(report):
+    folder, text = report
+    grids = {"2x1x1x1", "1x2x1x1", "1x1x2x1", "1x1x1x2"}
+    assert all(grid in text for grid in grids) and "MAPE" in text and "regret" in text
+    document = json.loads((folder / "report.json").read_text())
+    assert len(document["outcomes"]) == 4
+    for outcome in document["outcomes"]:
+        assert len(outcome["step_seconds"]) == 1  # the first two are not timed
+        names = {operation["name"] for operation in outcome["operations"]}
+        assert {"forward.qkv.gemm", "host"} <= names
+    with (folder / "report.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 and all(float(row["measured_seconds"]) > 0 for row in rows)
+    assert ElementTree.parse(folder / "report.junit").find("testsuite").get("failures") == "0"
+    assert not (folder / "report.json.partial").exists()
+
+
+def test_the_trace_has_predicted_and_measured_steps(report):
+    events = json.loads((report[0] / "report.trace").read_text())["traceEvents"]
+    titles = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert len(titles) == 8
+    assert sum("predicted" in title for title in titles) == 4
+    assert len({event["pid"] for event in events}) == 8
+
+
+def test_a_report_is_read_again_and_compared(report):
+    path = str(report[0] / "report.json")
+    again = validate("--from", path)
+    assert again.returncode == 0 and again.stdout == report[1]
+    limited = validate("--from", path, "--max-error", "0")
+    assert limited.returncode == 1 and "FAILED  MAPE" in limited.stdout
+    compared = validate("--from", path, "--baseline", path)
+    assert compared.returncode == 0 and "4 configurations are in the baseline" in compared.stdout
+
+
+def test_limits_decide_the_exit_code():
+    passed = validate(*QUICK, "--grid", "1x1x1x2", "--max-regret", "9", "--quiet")
+    assert passed.returncode == 0 and "passed  regret" in passed.stdout and not passed.stderr
+
+
+@pytest.fixture
+def failing_program(tmp_path):
+    path = tmp_path / "failing.py"
+    path.write_text(FAILING)
+    return [sys.executable, str(path)]
+
+
+def failures_of(path):
+    outcomes = json.loads(path.read_text())["outcomes"]
+    return [(o["configuration"]["grid"], o["failure"]) for o in outcomes if "failure" in o]
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "seconds"),
+    [
+        ("raise", "rank 1 failed: MemoryError: no more pages", "60"),
+        ("kill", "rank 1 was ended by SIGKILL", "60"),
+        ("hang", "rank 0 failed:", "5"),
+    ],
+)
+def test_a_grid_that_fails_is_a_row_and_the_others_run(
+    how, said, seconds, failing_program, tmp_path
+):
+    output = tmp_path / "report.json"
+    arguments = [*QUICK, "--output", str(output), "--timeout", seconds]
+    done = validate(*arguments, program=failing_program, FAILING_GRID="1x2x1x1", FAIL=how)
+    assert done.returncode == 0, done.stderr
+    ((grid, failure),) = failures_of(output)
+    assert grid == {"x": 1, "y": 2, "z": 1, "data": 1} and failure.startswith(said)
+    assert "1x2x1x1 xyzd" in done.stdout and "failed" in done.stdout
+
+
+def in_a_job(program, *arguments, **variables):
+    """Two ranks as torchrun would start them; exit codes, output and errors by rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RANK"))},
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        **variables,
+    }
+    ranks = [
+        subprocess.Popen(
+            [*program, "validate", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=200) for rank in ranks]
+    return [(rank.returncode, *texts) for rank, texts in zip(ranks, said, strict=True)]
+
+
+def test_ranks_of_a_job_meet_again_after_a_failure(failing_program, tmp_path):
+    output = tmp_path / "report.json"
+    arguments = [*QUICK, "--output", str(output)]
+    first, second = in_a_job(failing_program, *arguments, FAILING_GRID="2x1x1x1", FAIL="raise")
+    assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+    assert "MAPE" in first[1] and second[1:] == ("", "")
+    assert [failure for _, failure in failures_of(output)] == [
+        "rank 1 failed: MemoryError: no more pages"
+    ]
+
+
+def test_a_grid_that_ends_the_job_twice_is_given_up(failing_program, tmp_path):
+    output = tmp_path / "report.json"
+    arguments = [*QUICK, "--output", str(output), "--timeout", "20"]
+    killing = {"FAILING_GRID": "1x1x2x1", "FAIL": "kill"}
+    for resume in ([], ["--resume"]):
+        (_, second) = in_a_job(failing_program, *arguments, *resume, **killing)
+        assert second[0] == -9 and not output.exists()
+    first, second = in_a_job(failing_program, *arguments, "--resume", **killing)
+    assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+    assert [failure for _, failure in failures_of(output)] == ["the job ended 2 times while it ran"]
+
+
+def test_bad_input_is_one_line(tmp_path):
+    cases = {
+        ("--model", "tiny"): "give --machine",
+        ("--machine", "dgx-a100"): "give --model",
+        (*QUICK, "--grids", "some"): "allowed: all, top:N or spread:N",
+        (*QUICK, "--grid", "4x1x1x1"): "4x1x1x1 is not among",
+        (*QUICK, "--resume", "--output", str(tmp_path / "none.json")): "nothing to resume",
+        ("--from", str(tmp_path / "none.json")): "none.json",
+        ("--from", "x.json", "--trace", "t.json"): "--trace needs a run",
+    }
+    for arguments, said in cases.items():
+        done = validate(*arguments)
+        assert done.returncode == 2 and said in done.stderr, (arguments, done.stderr)
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_an_interrupted_validation_goes_on(report, tmp_path):
+    output = tmp_path / "report.json"
+    partial = Path(f"{output}.partial")
+    document = json.loads((report[0] / "report.json").read_text())
+    first = document["outcomes"][0]["configuration"]
+    assert first
+    begun = subprocess.Popen(
+        [*MODULE, "validate", *QUICK, "--output", str(output)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for line in begun.stderr:
+        if line.startswith("3 of 4"):
+            break
+    begun.terminate()
+    begun.wait(timeout=60)
+    kept = [json.loads(line) for line in partial.read_text().splitlines()[1:]]
+    ended = [record["key"] for record in kept if "measurement" in record["result"]]
+    assert len(ended) >= 2
+    refused = validate(*QUICK, "--output", str(output))
+    assert refused.returncode == 2 and "--resume" in refused.stderr
+    other = validate(*QUICK[:-4], "--steps", "4", "--resume", "--output", str(output))
+    assert other.returncode == 2 and "steps 3; here it is 4" in other.stderr
+    done = validate(*QUICK, "--output", str(output), "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "1 of 4" not in done.stderr and "4 of 4" in done.stderr
+    assert len(json.loads(output.read_text())["outcomes"]) == 4 and not partial.exists()

@@ -1,0 +1,38 @@
+"""The whole loop on three link levels: calibrate, suggest, run, compare."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+COMMAND = [sys.executable, "-m", "axonn_tune.cli.main"]
+# What a noisy machine of two cores always keeps; docs/validate.md has what it usually reaches.
+LIMITS = ["--max-error", "0.2", "--max-regret", "0.1"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_predictions_hold_on_frontier_mini(emulation, tmp_path, capsys):
+    profile = str(tmp_path / "mini.yaml")
+    search = ["--model", "tiny", "--gpus", "8", "--global-batch", "8"]
+
+    def on_all_ranks(*command):
+        return subprocess.run(
+            [*COMMAND, "emulate", "--spec", "frontier-mini", "--", *COMMAND, *command],
+            capture_output=True,
+            text=True,
+        )
+
+    few = ["--quick", "--most-shapes", "10", "--quiet"]
+    calibrated = on_all_ranks("calibrate", "--output", profile, *few, *search)
+    assert calibrated.returncode == 0, calibrated.stderr
+    assert "package: joins" in calibrated.stdout and "intra-node: joins" in calibrated.stdout
+    validated = on_all_ranks(
+        *("validate", "--machine", profile, "--grids", "spread:6", "--steps", "5", "--quiet"),
+        *LIMITS,
+        *search,
+    )
+    with capsys.disabled():
+        print(f"\n{validated.stdout}")
+    assert validated.returncode == 0, validated.stderr
