@@ -102,13 +102,14 @@ def _series(
 ) -> list[LinkPoint]:
     """One kind over one choice of groups, from small messages to those that take too long.
 
-    Up to the first that is at least as large as `largest`, they may take longer.
+    Up to `largest`, which is among them, they may take longer.
     """
     points: list[LinkPoint] = []
-    for nbytes in dict.fromkeys(whole_bytes(size, groups.size) for size in sizes):
+    steps = sorted({*sizes, largest} - {0})
+    for nbytes in dict.fromkeys(whole_bytes(size, groups.size) for size in steps):
         if points:
             expected = points[-1].seconds * nbytes / points[-1].nbytes
-            is_wanted = points[-1].nbytes < largest
+            is_wanted = nbytes <= whole_bytes(largest, groups.size)
             if expected > setting.extent.longest_seconds * (WANTED_LONGER if is_wanted else 1.0):
                 break
 

@@ -21,10 +21,6 @@ from axonn_tune.spec.plan import Array, Attention, Collective, Compute, Gemm, Ph
 
 Links: TypeAlias = Mapping[str, AxisLinks]
 
-# The links that a collective occupies: those inside a node, or those between nodes.
-INSIDE, ACROSS = 1, 2
-LANES = (INSIDE, ACROSS)
-
 
 def slowest_rank_factor(machine: Machine, n_ranks: int) -> float:
     """How much slower than the mean the slowest of N equal GPUs computes.
@@ -60,11 +56,15 @@ def gap_seconds(kernel_seconds: Array, machine: Machine) -> Array:
     return gap
 
 
-def lanes(machine: Machine, links: Links) -> np.ndarray:
-    """The lane that each axis's collectives occupy: shape (4, P), 0 for a group of one rank."""
+def lanes(links: Links) -> np.ndarray:
+    """The lane that each axis's collectives occupy: shape (4, P), 0 for a group of one rank.
+
+    Groups whose outermost links are of the same level share them, and queue; others have the
+    links that bound them for themselves. A lane has the number of the first axis on it.
+    """
     level = np.stack([links[axis].level for axis in AXES])
-    lane: np.ndarray = np.where(level < 0, 0, np.where(level < machine.node_level, INSIDE, ACROSS))
-    return lane
+    first_on_it: np.ndarray = 1 + (level[None] == level[:, None]).argmax(axis=1)
+    return np.where(level < 0, 0, first_on_it)
 
 
 class CollectivePrices:

@@ -43,12 +43,12 @@ class GlooGroup:
         """Fill `gathered` with the shards of all ranks, in their order."""
         parts = gathered.view(-1).tensor_split(self._n)
         parts[self._me].copy_(shard.view(-1))
-        self._gather(parts, gathered.nbytes)
+        self._gather(parts, self._is_short(gathered.nbytes))
 
     def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor) -> None:
         """Sum `full` over the ranks and leave each its part."""
         parts = full.view(-1).tensor_split(self._n)
-        shard.view(-1).copy_(self._scatter(parts, full.nbytes, dist.ReduceOp.SUM))
+        shard.view(-1).copy_(self._scattered(parts, self._is_short(full.nbytes), dist.ReduceOp.SUM))
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
         """Sum a contiguous tensor, or take the maximum, over the ranks; all get the same bits."""
@@ -58,8 +58,9 @@ class GlooGroup:
             _FOLDS[op](self._exchanged([flat] * n, flat), 0, out=flat)
             return
         parts = flat.tensor_split(n)
-        parts[self._me].copy_(self._scatter(parts, tensor.nbytes, op))
-        self._gather(parts, tensor.nbytes)
+        directly = (n / 2 - on_ring) * tensor.nbytes <= EXTRA_BYTES
+        parts[self._me].copy_(self._scattered(parts, directly, op))
+        self._gather(parts, directly)
 
     def _is_short(self, full_bytes: int) -> bool:
         """Whether to gather or scatter directly."""
@@ -67,19 +68,19 @@ class GlooGroup:
         is_of_few = n <= FEW_RANKS and full_bytes <= FEW_RANKS_BYTES
         return is_of_few or (n / 4 - (n - 1) / n) * full_bytes <= EXTRA_BYTES
 
-    def _gather(self, parts: Parts, full_bytes: int) -> None:
+    def _gather(self, parts: Parts, directly: bool) -> None:
         """Fill the parts, of which each rank has its own."""
         n, me = self._n, self._me
-        if self._is_short(full_bytes):
+        if directly:
             self._exchange([parts[me]] * n, parts)
             return
         for step in range(n - 1):
             self._shift(parts[(me - step) % n], parts[(me - step - 1) % n])
 
-    def _scatter(self, parts: Parts, full_bytes: int, op: Any) -> torch.Tensor:
+    def _scattered(self, parts: Parts, directly: bool, op: Any) -> torch.Tensor:
         """The own part, reduced over the ranks."""
         n, me = self._n, self._me
-        if self._is_short(full_bytes):
+        if directly:
             return _FOLDS[op](self._exchanged(parts, parts[me]), 0)
         partial = parts[(me - 1) % n]
         for step in range(2, n + 1):

@@ -15,7 +15,6 @@ import numpy as np
 
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.pricing import (
-    LANES,
     CollectivePrices,
     Links,
     compute_seconds,
@@ -63,7 +62,7 @@ class Evaluator:
         machine = search.machine
         self._search, self._recompute, self._table = search, recompute, table
         self._links = placement_links(machine, table.placements) if links is None else links
-        self._lane_code = _lane_code(lanes(machine, self._links))
+        self._lane_code = _lane_code(lanes(self._links))
         self._shape_rows, self._shape_of = _distinct_shapes(search.strategy.COMPUTE_KEY, table)
         self._shape_plan = self._plan(table.take(self._shape_rows))
         self._shape_seconds: dict[OpIndex, Array] = {}
@@ -98,7 +97,7 @@ class Evaluator:
         Micro-steps use the lanes of x, y and z only: `data`, the last digit of the code,
         takes part in the step's end.
         """
-        n_codes = LANE_SHAPE[-1]
+        n_codes = _LANE_SHAPE[-1]
         seconds, exposed = np.zeros((2, *lane_code.shape))
         for phases, first, code, times in (
             (plan.microstep, 0, lane_code // n_codes * n_codes, plan.n_microsteps),
@@ -127,7 +126,7 @@ class Evaluator:
         """The schedule of phases, the first of which has that index in the plan."""
         key = (first, lane_code)
         if key not in self._programs:
-            codes = np.unravel_index(lane_code, LANE_SHAPE)
+            codes = np.unravel_index(lane_code, _LANE_SHAPE)
             axis_lanes = {axis: int(lane) for axis, lane in zip(AXES, codes, strict=True)}
             self._programs[key] = compile_program(phases, axis_lanes, first)
         return self._programs[key]
@@ -185,12 +184,12 @@ def _same(a: Machine, b: Machine, *fields: str) -> bool:
     return all(getattr(a, name) is getattr(b, name) for name in fields)
 
 
-LANE_SHAPE = (len(LANES) + 1,) * len(AXES)
+_LANE_SHAPE = (len(AXES) + 1,) * len(AXES)
 
 
 def _lane_code(axis_lanes: Ints) -> Ints:
     """The lanes of the four axes as one number, shape (P,)."""
-    code: Ints = np.ravel_multi_index(tuple(axis_lanes), LANE_SHAPE)
+    code: Ints = np.ravel_multi_index(tuple(axis_lanes), _LANE_SHAPE)
     return code
 
 

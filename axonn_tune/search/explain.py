@@ -135,7 +135,7 @@ def _timelines(
 ) -> tuple[list[Event], list[Event]]:
     machine = search.machine
     collective = CollectivePrices(links, table)
-    axis_lanes = {axis: int(lanes(machine, links)[i, 0]) for i, axis in enumerate(AXES)}
+    axis_lanes = {axis: int(lanes(links)[i, 0]) for i, axis in enumerate(AXES)}
     known: dict[int, float] = {}
 
     def seconds_of(operation: Operation) -> float:

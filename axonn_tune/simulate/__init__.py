@@ -5,7 +5,7 @@
 the plain twin of the two. The rules are those of `spec.plan`: in-order streams, an
 operation starts when its stream is free and everything that it waits for has ended, a
 collective over one rank is not issued. Collectives queue on the links that they occupy:
-those that stay inside nodes on one lane, those that cross on another, as process groups
-of their own do. While any of them runs, kernels run slower by the machine's interference
+those whose outermost links are of one level on one lane, as process groups of their own
+do. While any of them runs, kernels run slower by the machine's interference
 (a collective takes multiprocessors and memory bandwidth).
 """

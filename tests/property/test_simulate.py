@@ -31,7 +31,7 @@ def plain_twin(model, job, machine, recompute, table, row):
     links = placement_links(machine, table.placements)
     collective = CollectivePrices(links, single)
     at = int(single.placement[0])
-    axis_lanes = {axis: int(lanes(machine, links)[i, at]) for i, axis in enumerate(AXES)}
+    axis_lanes = {axis: int(lanes(links)[i, at]) for i, axis in enumerate(AXES)}
 
     def seconds_of(op):
         priced = collective(op) if isinstance(op, Collective) else compute_seconds(op, machine, job)

@@ -40,7 +40,7 @@ ONLY_IN = {
     "click": {"cli"},
     "torch": {"calibrate", "runtime"},
     "pandas": {"api", "report"},
-    "scipy": {"calibrate"},
+    "scipy": {"calibrate", "validate"},
     "matplotlib": {"report"},
 }
 # Never on the start-up path, so never at the top of a module.
