@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from axonn_tune.search.problem import Search
     from axonn_tune.search.rank import Ranking
     from axonn_tune.spec.validation import Validation
-    from axonn_tune.validate.limits import Check
 
 
 @click.command("validate")
@@ -73,21 +72,39 @@ def command(**options: Any) -> None:
       axonn-tune validate --model tiny --machine m.yaml --max-error 0.2 --baseline last.json
       axonn-tune validate --from report.json --plot report.png
     """
-    from axonn_tune.errors import InputError
     from axonn_tune.io.json_files import load_json
     from axonn_tune.spec.validation import Validation
 
     if options["source"] is not None:
-        if options["trace"] is not None:
-            raise InputError("--trace needs a run: a report does not hold every operation")
-        _conclude(load_json(options["source"], Validation), options)
+        baseline = _checked(options)
+        _conclude(load_json(options["source"], Validation), baseline, options)
         return
-    for name in ("model", "machine"):
-        if options[name] is None:
-            raise InputError(f"give --{name}, or --from with a report")
-    validation = _run(options)
+
+    from axonn_tune.runtime.launch import only_rank_0_speaks
+
+    with only_rank_0_speaks():
+        baseline = _checked(options)
+        validation = _run(options)
     if validation is not None:
-        _conclude(validation, options)
+        _conclude(validation, baseline, options)
+
+
+def _checked(options: dict[str, Any]) -> Validation | None:
+    """The baseline; whatever would fail after a long run fails now."""
+    from axonn_tune.errors import InputError
+    from axonn_tune.io.json_files import load_json
+    from axonn_tune.spec.validation import Validation
+
+    if options["plot"] is not None:
+        from axonn_tune.report.plots import check_plot
+
+        check_plot(options["plot"])
+    if options["source"] is not None and options["trace"] is not None:
+        raise InputError("--trace needs a run: a report does not hold every operation")
+    for name in ("model", "machine"):
+        if options["source"] is None and options[name] is None:
+            raise InputError(f"give --{name}, or --from with a report")
+    return None if options["baseline"] is None else load_json(options["baseline"], Validation)
 
 
 def _run(options: dict[str, Any]) -> Validation | None:
@@ -99,9 +116,9 @@ def _run(options: dict[str, Any]) -> Validation | None:
     from axonn_tune.cli.interrupts import resumable
     from axonn_tune.io.journal import Journal
     from axonn_tune.io.measurements import MeasurementJournal
-    from axonn_tune.runtime.launch import is_speaker, only_rank_0_speaks
+    from axonn_tune.runtime.launch import is_speaker
 
-    with only_rank_0_speaks(), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         path = options["output"] or str(Path(folder) / "report.json")
         keeper = MeasurementJournal(Journal(path + ".partial", "validation"))
         search, ranking, chosen = _choose(options)
@@ -174,7 +191,7 @@ def _measure(
     A rank that is started here and dies takes the configuration with it; one of another
     launcher takes the job, which can be resumed.
     """
-    from axonn_tune.errors import AxonnTuneError
+    from axonn_tune.errors import AxonnTuneError, InputError
     from axonn_tune.runtime.launch import in_job, launch
     from axonn_tune.runtime.series import execute_series
 
@@ -186,6 +203,8 @@ def _measure(
     while any(key not in keeper.ended() for key, _ in series.runs):
         try:
             launch(execute_series, series, n_ranks, device)
+        except InputError:
+            raise
         except AxonnTuneError as error:
             begun = keeper.under_way()
             if not begun:
@@ -283,16 +302,18 @@ def _write_trace(
     emit(as_json(trace_document(steps)), path)
 
 
-def _conclude(validation: Validation, options: dict[str, Any]) -> None:
+def _conclude(validation: Validation, baseline: Validation | None, options: dict[str, Any]) -> None:
     """Report, and exit 1 if a limit is broken."""
     from axonn_tune.cli.output import as_csv, emit
     from axonn_tune.report.agreement import agreement_text, junit_text, outcome_records
     from axonn_tune.validate.agreement import agreement
     from axonn_tune.validate.limits import check_limits
+    from axonn_tune.validate.regression import check_regressions
 
     found = agreement(validation)
     checks = check_limits(found, options["max_error"], options["max_regret"])
-    checks += _regressions(validation, options)
+    if baseline is not None:
+        checks += check_regressions(baseline, validation, options["least_change"])
     if options["plot"] is not None:
         from axonn_tune.io.yaml_files import write_bytes
         from axonn_tune.report.plots import validation_figure
@@ -305,14 +326,3 @@ def _conclude(validation: Validation, options: dict[str, Any]) -> None:
     click.echo(agreement_text(validation, found, checks))
     if found is None or not all(check.holds for check in checks):
         sys.exit(1)
-
-
-def _regressions(validation: Validation, options: dict[str, Any]) -> list[Check]:
-    from axonn_tune.io.json_files import load_json
-    from axonn_tune.spec.validation import Validation
-    from axonn_tune.validate.regression import check_regressions
-
-    if options["baseline"] is None:
-        return []
-    baseline = load_json(options["baseline"], Validation)
-    return check_regressions(baseline, validation, options["least_change"])

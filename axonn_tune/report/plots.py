@@ -32,7 +32,7 @@ def machine_figure(machine: Machine, path: str) -> bytes:
     InputError
         matplotlib is not installed, or the path ends in none of `FORMATS`.
     """
-    ending = _ending(path)
+    ending = check_plot(path)
     figure, (left, right) = _figure(2)
     _draw_products(left, machine)
     _draw_collectives(right, machine)
@@ -48,7 +48,7 @@ def validation_figure(validation: Validation, path: str) -> bytes:
     InputError
         matplotlib is not installed, or the path ends in none of `FORMATS`.
     """
-    ending = _ending(path)
+    ending = check_plot(path)
     figure, (left, right) = _figure(2)
     ran = sorted(validation.measured, key=lambda outcome: outcome.measured_seconds)
     _draw_agreement(left, ran)
@@ -91,10 +91,21 @@ def _draw_errors(axes: Any, ran: Sequence[Outcome]) -> None:
     axes.grid(alpha=0.3, axis="x")
 
 
-def _ending(path: str) -> str:
+def check_plot(path: str) -> str:
+    """The format in which a path asks for a figure.
+
+    Raises
+    ------
+    InputError
+        The path ends in none of `FORMATS`, or matplotlib is not installed.
+    """
     ending = Path(path).suffix.lstrip(".").lower()
     if ending not in FORMATS:
         raise InputError(f"--plot {path}: allowed endings: .{', .'.join(FORMATS)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        raise InputError("--plot needs matplotlib: pip install 'axonn-tune[plot]'") from None
     return ending
 
 
@@ -105,10 +116,8 @@ def _saved(figure: Any, ending: str) -> bytes:
 
 
 def _figure(n_axes: int) -> tuple[Any, Any]:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise InputError("--plot needs matplotlib: pip install 'axonn-tune[plot]'") from None
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7.0 * n_axes, 5.0), layout="constrained")
     return figure, figure.subplots(1, n_axes)
 

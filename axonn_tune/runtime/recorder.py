@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,7 +35,12 @@ class HostClock:
 
     def at_completion(self, work: Work, stream: str, tell: Callable[[float], None]) -> None:
         """Call `tell` with the time at which a collective ends, which its future holds."""
-        work.get_future().add_done_callback(lambda future: tell(future.value()))
+
+        def told(future: Any) -> None:
+            with suppress(Exception):  # whoever waits for the collective hears that it failed
+                tell(future.value())
+
+        work.get_future().add_done_callback(told)
 
     def resolve(self, point: float, origin: float) -> float:
         """Seconds since the origin."""
