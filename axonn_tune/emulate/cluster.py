@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from types import TracebackType
 from typing import IO
 
 from axonn_tune.emulate import network
-from axonn_tune.emulate.stale import guard, own_prefix
+from axonn_tune.emulate.stale import guard
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.spec.cluster import Cluster
 
@@ -25,7 +24,6 @@ POLL_SECONDS = 0.05
 # When one rank has failed, the others get so long to notice and to end by themselves.
 GRACE_SECONDS = 10.0
 LINES_KEPT = 20
-_numbers = itertools.count()
 
 
 class EmulatedCluster:
@@ -43,7 +41,7 @@ class EmulatedCluster:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._prefix = own_prefix(next(_numbers))
+        self._prefix = network.own_prefix()
         self._guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> EmulatedCluster:

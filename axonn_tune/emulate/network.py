@@ -7,12 +7,14 @@ directions have the link's rate.
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 from collections.abc import Iterable, Sequence
 from shutil import which
 
 from axonn_tune.errors import AxonnTuneError, InputError
+from axonn_tune.io.system import process_start
 from axonn_tune.spec.cluster import Cluster, Unit
 
 INTERFACE = "eth0"
@@ -31,6 +33,12 @@ _SETTINGS = {
 }
 _NEEDED = ("ip", "tc")
 PREFIX = "axonn-tune-"
+_numbers = itertools.count()
+
+
+def own_prefix() -> str:
+    """How the names of the next cluster of this process begin: they say whose it is."""
+    return f"{PREFIX}{os.getpid()}-{process_start(os.getpid())}-{next(_numbers)}-"
 
 
 def check_ability() -> None:
@@ -46,7 +54,7 @@ def check_ability() -> None:
         raise InputError(f"emulate needs iproute2: {' and '.join(missing)} not found (Linux only)")
     if os.geteuid() != 0:
         raise InputError("emulate needs root, to build network namespaces; you are not")
-    probe = f"{PREFIX}probe-{os.getpid()}"
+    probe = f"{own_prefix()}probe"
     try:
         _run("ip", ["netns", "add", probe])
         _run("ip", ["-n", probe, "link", "add", "probe0", "type", "veth", "peer", "name", "probe1"])

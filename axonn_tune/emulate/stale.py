@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Sequence
@@ -40,11 +39,6 @@ def guard(names: Sequence[str]) -> subprocess.Popen[bytes]:
 def tear_down(names: Sequence[str]) -> None:
     """Remove namespaces and end what runs in them."""
     guard(names).communicate()
-
-
-def own_prefix(number: int) -> str:
-    """How the names of a cluster of this process begin."""
-    return f"{PREFIX}{os.getpid()}-{process_start(os.getpid())}-{number}-"
 
 
 def clean() -> list[str]:
