@@ -1,0 +1,18 @@
+#!/bin/sh
+# Calibrate an emulated cluster once, then run all grids of the tiny model on it, with overlap and
+# without; a quarter of an hour or two. Needs root.
+#
+#   sudo env "PATH=$PATH" sh docs/examples/validate_emulated.sh frontier-mini FOLDER
+set -e
+spec=$1
+folder=$2
+on_cluster() { axonn-tune emulate --spec "$spec" -- axonn-tune "$@"; }
+
+mkdir -p "$folder"
+on_cluster calibrate --quick --most-shapes 20 --model tiny --gpus 8 --global-batch 8 \
+  --name "$spec" --output "$folder/$spec.yaml"
+for overlap in overlap no-overlap; do
+  report=$folder/$spec-$overlap
+  on_cluster validate --model tiny --machine "$folder/$spec.yaml" --steps 5 --$overlap \
+    --output "$report.json" --plot "$report.svg" | tee "$report.txt"
+done
