@@ -12,10 +12,10 @@ from axonn_tune.calibrate.kernels import points_by_name
 from axonn_tune.calibrate.link_fit import LevelShape, fitted_levels
 from axonn_tune.calibrate.links import whole_bytes
 from axonn_tune.io.presets import load_model
-from axonn_tune.search.shapes import kernels_of
+from axonn_tune.search.shapes import kernels_of, largest_messages
 from axonn_tune.spec.grid import CandidateTable, Grid
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.plan import MEMORY_KERNELS, Attention, Gemm
+from axonn_tune.spec.plan import MEMORY_KERNELS, Attention, Collective, Gemm
 from axonn_tune.spec.points import LinkPoint
 from axonn_tune.strategies import axonn4d
 
@@ -104,6 +104,21 @@ def test_grids_that_move_least_come_first():
     first = operations(best.model, best.job, grid)
     shapes = {(*map(number, (op.m, op.n, op.k)), op.mode) for op in first if isinstance(op, Gemm)}
     assert shapes <= set(products[: len(products) // 4])
+
+
+def test_messages_are_measured_up_to_the_largest_of_the_search():
+    search = build_search("tiny", 8, global_batch=8, recompute="none")
+    largest = largest_messages(search)
+    met = set()
+    for grid in (Grid(1, 1, 1, 8), Grid(2, 2, 1, 2), Grid(1, 4, 2, 1), Grid(8, 1, 1, 1)):
+        strides = {"x": 1, "y": grid.x, "z": grid.x * grid.y, "data": grid.x * grid.y * grid.z}
+        for op in operations(search.model, search.job, grid):
+            if isinstance(op, Collective) and (size := getattr(grid, op.axis)) > 1:
+                key = (op.kind, strides[op.axis], size)
+                assert number(op.nbytes) / number(op.n_calls) <= largest[key]
+                met.add(key)
+    assert ("all_reduce", 1, 8) in met and ("all_gather", 4, 2) in met
+    assert not any(size == 1 for _, _, size in largest)
 
 
 def operations(model, job: Job, grid):

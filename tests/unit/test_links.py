@@ -11,6 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from axonn_tune.cost.links import axis_links, placement_links, rings_through_boundary
+from axonn_tune.cost.pricing import lanes
+from axonn_tune.io.presets import load_machine
 from axonn_tune.spec.grid import AXES, ORDERS, Grid, Placements
 
 GIB = 2.0**30
@@ -281,3 +283,16 @@ def test_every_axis_of_a_placement_gets_the_links_of_its_own_groups(sizes, order
         own, other = (x.kinds["all_reduce"] for x in (links[axis], alone))
         assert own.ring_seconds[0] == other.ring_seconds[0]
         assert own.bandwidth_bytes_per_s == other.bandwidth_bytes_per_s
+
+
+def test_axes_queue_on_one_lane_where_their_outermost_links_are_of_one_level():
+    machine = load_machine("frontier")  # packages of two, nodes of eight
+    grids = [
+        (Grid(2, 4, 4, 1), [1, 2, 3, 0]),  # a level each
+        (Grid(1, 2, 4, 4), [0, 2, 3, 4]),
+        (Grid(2, 2, 2, 4), [1, 2, 2, 4]),  # Y and Z inside a node
+        (Grid(1, 1, 16, 4), [0, 0, 3, 3]),  # both across nodes
+    ]
+    placements = Placements.of([grid for grid, _ in grids])
+    found = lanes(placement_links(machine, placements))
+    assert found.T.tolist() == [expected for _, expected in grids]

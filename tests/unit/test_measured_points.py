@@ -117,7 +117,7 @@ def test_kernels_take_the_time_of_their_kind():
     machine = machine_of()
     machine = replace(machine, kernels=replace(machine.kernels, memory_points=points))
     got = memory_bound_seconds([0.0, 500.0, 2000.0, 6000.0], machine, "gelu", "bf16")
-    assert got == pytest.approx([0.0, 1e-5, 1.5e-5, 4e-5])
+    assert got == pytest.approx([0.0, 1e-5, 1.5e-5, 3.5e-5])
     assert memory_bound_seconds(1000.0, machine, "gelu", "fp16") > 0
     plain = memory_bound_seconds(1000.0, machine_of(), "add", "bf16")
     assert memory_bound_seconds(1000.0, machine, "add", "bf16") == plain
@@ -170,3 +170,20 @@ def test_placements_of_a_search_find_their_curves():
     placements = Placements.of([Grid(2, 4, 1, 1), Grid(4, 2, 1, 1)], ("xyzd",))
     curve = placement_links(machine, placements)["y"].kinds["all_reduce"].curve
     assert curve.tolist() == [0, -1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "beyond"),
+    [
+        ((1.0, 2.0), 3.0),  # along the line
+        ((2.0, 2.0), 2.0),  # level
+        ((3.0, 2.0), 2.0),  # a line that falls is level
+        ((0.1, 2.0), 3.0),  # no steeper than in proportion
+    ],
+)
+def test_beyond_the_largest_size_the_last_line_goes_on(seconds, beyond):
+    assert measured_seconds(15.0, (5.0, 10.0), seconds) == pytest.approx(beyond)
+
+
+def test_one_size_says_all_in_proportion():
+    assert measured_seconds([5.0, 20.0], [10.0], [1.0]) == pytest.approx([1.0, 2.0])
