@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from axonn_tune.errors import FileError, InputError
+from axonn_tune.emulate import network
+from axonn_tune.errors import AxonnTuneError, FileError, InputError
 from axonn_tune.io.presets import list_clusters, load_cluster
 from axonn_tune.spec.cluster import Cluster, OddUnit, ShapedLevel
 
@@ -60,3 +61,32 @@ def test_ready_clusters():
     rates = [level.bandwidth_bytes_per_s for level in frontier.levels]
     assert [rate / rates[-1] for rate in rates] == [8.0, 2.0, 1.0]
     assert load_cluster("frontier") == frontier
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    monkeypatch.setattr(network.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(network, "which", lambda tool: f"/sbin/{tool}")
+    with pytest.raises(InputError, match="needs root"):
+        network.check_ability()
+    monkeypatch.setattr(network, "which", lambda tool: None)
+    with pytest.raises(InputError, match="needs iproute2: ip and tc not found"):
+        network.check_ability()
+
+
+def test_a_kernel_without_shaped_links_is_refused_and_nothing_is_left(monkeypatch):
+    commands = []
+
+    def run(tool, arguments, text=""):
+        commands.append(arguments)
+        if tool == "tc":
+            raise AxonnTuneError("tc qdisc add: Specified qdisc kind is unknown.")
+        return ""
+
+    monkeypatch.setattr(network.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(network, "which", lambda tool: tool)
+    monkeypatch.setattr(network, "_run", run)
+    deleted = []
+    monkeypatch.setattr(network.subprocess, "run", lambda command, **_: deleted.append(command))
+    with pytest.raises(InputError, match="tbf here: tc qdisc add: Specified qdisc kind"):
+        network.check_ability()
+    assert deleted == [["ip", "netns", "del", commands[0][-1]]]
