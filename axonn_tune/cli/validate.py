@@ -188,8 +188,8 @@ def _measure(
 ) -> None:
     """Run everything that is left.
 
-    A rank that is started here and dies takes the configuration with it; one of another
-    launcher takes the job, which can be resumed.
+    A rank that is started here and dies takes the configuration with it, and one that hangs
+    is replaced; of another launcher it takes the job, which can be resumed.
     """
     from axonn_tune.errors import AxonnTuneError, InputError
     from axonn_tune.runtime.launch import in_job, launch
@@ -200,16 +200,17 @@ def _measure(
     if in_job():
         launch(execute_series, series, n_ranks, device)
         return
-    while any(key not in keeper.ended() for key, _ in series.runs):
+    while n_left := sum(key not in keeper.ended() for key, _ in series.runs):
         try:
             launch(execute_series, series, n_ranks, device)
         except InputError:
             raise
         except AxonnTuneError as error:
             begun = keeper.under_way()
-            if not begun:
+            if begun:
+                keeper.keep_failure(begun[-1], str(error))
+            elif n_left == sum(key not in keeper.ended() for key, _ in series.runs):
                 raise
-            keeper.keep_failure(begun[-1], str(error))
 
 
 def _series(

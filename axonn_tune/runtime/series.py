@@ -15,7 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.runtime.run import Run, train
-from axonn_tune.runtime.session import Place, joined, pick_device
+from axonn_tune.runtime.session import MeetingError, Place, joined, pick_device
 from axonn_tune.spec.measurement import Measurement
 
 
@@ -52,7 +52,7 @@ def execute_series(series: Series, place: Place) -> bool:
     Raises
     ------
     AxonnTuneError
-        The ranks cannot meet, or a result cannot be kept.
+        The ranks cannot meet (again), or a result cannot be kept.
     """
     device = pick_device(series.device, place)
     timeout = timedelta(seconds=series.timeout_seconds)
@@ -61,15 +61,20 @@ def execute_series(series: Series, place: Place) -> bool:
     for number, (key, run) in enumerate(series.runs, 1):
         if key not in left:
             continue
-        if place.rank == 0:
-            series.keeper.begin(key)
-            if not series.quiet:
-                print(f"{number} of {len(series.runs)}: {key}", file=sys.stderr, flush=True)
-        measurement, reason = _attempt(key, run, place, device, store)
-        if place.rank == 0 and measurement is not None:
-            series.keeper.keep(key, measurement)
-        elif place.rank == 0:
-            series.keeper.keep_failure(key, reason)
+        try:
+            with joined(place, device, run.timeout_seconds, dist.PrefixStore(key, store)):
+                if place.rank == 0:
+                    _announce(series, number, key)
+                measurement = train(run, place, device)
+            if measurement is not None:
+                series.keeper.keep(key, measurement)
+        except MeetingError:
+            raise
+        except AxonnTuneError as error:
+            if place.rank == 0:
+                series.keeper.keep_failure(key, str(error))
+        finally:
+            _free_memory(device)
     _part(store, place, timeout)
     return True
 
@@ -82,19 +87,16 @@ def _left_to_do(series: Series, place: Place, store: dist.Store) -> set[str]:
     return set(store.get("left to do").decode().split("\n"))
 
 
-def _attempt(
-    key: str, run: Run, place: Place, device: torch.device, store: dist.Store
-) -> tuple[Measurement | None, str]:
-    """The measurement on rank 0, or why there is none."""
-    try:
-        with joined(place, device, run.timeout_seconds, dist.PrefixStore(key, store)):
-            return train(run, place, device), ""
-    except AxonnTuneError as error:
-        return None, str(error)
-    finally:
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+def _announce(series: Series, number: int, key: str) -> None:
+    series.keeper.begin(key)
+    if not series.quiet:
+        print(f"{number} of {len(series.runs)}: {key}", file=sys.stderr, flush=True)
+
+
+def _free_memory(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _meeting_point(place: Place, timeout: timedelta) -> dist.Store:
@@ -103,11 +105,14 @@ def _meeting_point(place: Place, timeout: timedelta) -> dist.Store:
         url = f"env://?rank={place.rank}&world_size={place.n_ranks}"
         return next(rendezvous(url, timeout=timeout))[0]
     except (RuntimeError, ValueError) as error:
-        raise AxonnTuneError(f"rank {place.rank} cannot join the others: {error}") from error
+        raise MeetingError(f"rank {place.rank} cannot join the others: {error}") from error
 
 
 def _part(store: dist.Store, place: Place, timeout: timedelta) -> None:
     """Rank 0, which may hold the store, leaves last."""
     store.set(f"parted/{place.rank}", "")
     if place.rank == 0:
-        store.wait([f"parted/{rank}" for rank in range(place.n_ranks)], timeout)
+        try:
+            store.wait([f"parted/{rank}" for rank in range(place.n_ranks)], timeout)
+        except RuntimeError as error:
+            raise MeetingError(f"not all ranks have come to the end: {error}") from error

@@ -169,7 +169,7 @@ def joined(
             device_id=device if device.type == "cuda" else None,
         )
     except (RuntimeError, ValueError) as error:
-        raise AxonnTuneError(f"rank {place.rank} cannot join the others: {error}") from error
+        raise MeetingError(f"rank {place.rank} cannot join the others: {error}") from error
     try:
         yield
     except Exception as error:
@@ -192,6 +192,10 @@ def _abandon() -> None:
         abort()
     else:
         dist.destroy_process_group()
+
+
+class MeetingError(AxonnTuneError):
+    """Not all ranks came: one has died, or hangs."""
 
 
 class LostRankError(AxonnTuneError):

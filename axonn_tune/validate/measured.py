@@ -31,16 +31,21 @@ def compare(measurement: Measurement, explanation: Explanation | None) -> list[O
                 n_calls=len(calls),
                 nbytes=sum(call.nbytes for call in calls),
                 flops=sum(call.flops for call in calls),
-                measured_seconds=measured[name],
-                measured_exposed_seconds=exposed.get(name, 0.0),
-                predicted_seconds=cost.total_seconds if cost else None,
-                predicted_exposed_seconds=cost.exposed_seconds if cost else None,
+                measured_seconds=_rounded(measured[name]),
+                measured_exposed_seconds=_rounded(exposed.get(name, 0.0)),
+                predicted_seconds=_rounded(cost.total_seconds) if cost else None,
+                predicted_exposed_seconds=_rounded(cost.exposed_seconds) if cost else None,
             )
         )
     rows.sort(key=lambda row: -row.measured_seconds)
-    host = exposed.get(HOST, 0.0)
-    known = explanation.host_seconds if explanation else None
+    host = _rounded(exposed.get(HOST, 0.0))
+    known = _rounded(explanation.host_seconds) if explanation else None
     return [*rows, OperationTime(HOST, HOST, "", 0, 0.0, 0.0, host, 0.0, known)]
+
+
+def _rounded(seconds: float) -> float:
+    """In as many digits as a report needs."""
+    return float(f"{seconds:.6g}")
 
 
 def _by_name(operations: Iterable[Operation]) -> dict[str, list[Operation]]:

@@ -26,7 +26,7 @@ from axonn_tune.runtime import series
 train = series.train
 
 def failing(run, place, device):
-    if str(run.grid) == os.environ["FAILING_GRID"] and place.rank == 1:
+    if str(run.grid) == os.environ["FAILING_GRID"] and place.rank == int(os.environ["FAILING_RANK"]):
         if os.environ["FAIL"] == "raise":
             raise MemoryError("no more pages")
         if os.environ["FAIL"] == "kill":
@@ -108,11 +108,30 @@ def failing_program(tmp_path):
     return [sys.executable, str(path)]
 
 
+@pytest.mark.slow
+def test_a_job_that_loses_a_rank_is_resumed(failing_program, tmp_path):
+    output = tmp_path / "report.json"
+    arguments = [*QUICK, "--output", str(output), "--timeout", "20"]
+    killing = failing("1x1x2x1", "kill")
+    first, second = in_a_job(failing_program, *arguments, **killing)
+    assert (first[0], second[0]) == (2, -9) and "go on with --resume" in first[2]
+    assert len(first[2].strip().splitlines()[-1].split(": ")) > 2 and "Traceback" not in first[2]
+    first, second = in_a_job(failing_program, *arguments, "--resume", **killing)
+    assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+    ((grid, failure),) = failures_of(output)
+    assert grid == {"x": 1, "y": 1, "z": 2, "data": 1} and failure.startswith("rank 0 failed")
+
+
+def failing(grid, how, rank=1):
+    return {"FAILING_GRID": grid, "FAIL": how, "FAILING_RANK": str(rank)}
+
+
 def failures_of(path):
     outcomes = json.loads(path.read_text())["outcomes"]
     return [(o["configuration"]["grid"], o["failure"]) for o in outcomes if "failure" in o]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "said", "seconds"),
     [
@@ -126,7 +145,7 @@ def test_a_grid_that_fails_is_a_row_and_the_others_run(
 ):
     output = tmp_path / "report.json"
     arguments = [*QUICK, "--output", str(output), "--timeout", seconds]
-    done = validate(*arguments, program=failing_program, FAILING_GRID="1x2x1x1", FAIL=how)
+    done = validate(*arguments, program=failing_program, **failing("1x2x1x1", how))
     assert done.returncode == 0, done.stderr
     ((grid, failure),) = failures_of(output)
     assert grid == {"x": 1, "y": 2, "z": 1, "data": 1} and failure.startswith(said)
@@ -161,10 +180,11 @@ def in_a_job(program, *arguments, **variables):
     return [(rank.returncode, *texts) for rank, texts in zip(ranks, said, strict=True)]
 
 
+@pytest.mark.slow
 def test_ranks_of_a_job_meet_again_after_a_failure(failing_program, tmp_path):
     output = tmp_path / "report.json"
     arguments = [*QUICK, "--output", str(output)]
-    first, second = in_a_job(failing_program, *arguments, FAILING_GRID="2x1x1x1", FAIL="raise")
+    first, second = in_a_job(failing_program, *arguments, **failing("2x1x1x1", "raise"))
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
     assert "MAPE" in first[1] and second[1:] == ("", "")
     assert [failure for _, failure in failures_of(output)] == [
@@ -172,18 +192,20 @@ def test_ranks_of_a_job_meet_again_after_a_failure(failing_program, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_grid_that_ends_the_job_twice_is_given_up(failing_program, tmp_path):
     output = tmp_path / "report.json"
     arguments = [*QUICK, "--output", str(output), "--timeout", "20"]
-    killing = {"FAILING_GRID": "1x1x2x1", "FAIL": "kill"}
+    killing = failing("1x1x2x1", "kill", rank=0)
     for resume in ([], ["--resume"]):
-        (_, second) = in_a_job(failing_program, *arguments, *resume, **killing)
-        assert second[0] == -9 and not output.exists()
+        first, second = in_a_job(failing_program, *arguments, *resume, **killing)
+        assert (first[0], second[0]) == (-9, 2) and not output.exists()
     first, second = in_a_job(failing_program, *arguments, "--resume", **killing)
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
     assert [failure for _, failure in failures_of(output)] == ["the job ended 2 times while it ran"]
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line(tmp_path):
     cases = {
         ("--model", "tiny"): "give --machine",
@@ -200,23 +222,19 @@ def test_bad_input_is_one_line(tmp_path):
         assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_an_interrupted_validation_goes_on(report, tmp_path):
+@pytest.mark.slow
+def test_an_interrupted_validation_goes_on(tmp_path):
     output = tmp_path / "report.json"
     partial = Path(f"{output}.partial")
-    document = json.loads((report[0] / "report.json").read_text())
-    first = document["outcomes"][0]["configuration"]
-    assert first
-    begun = subprocess.Popen(
-        [*MODULE, "validate", *QUICK, "--output", str(output)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    for line in begun.stderr:
-        if line.startswith("3 of 4"):
-            break
-    begun.terminate()
-    begun.wait(timeout=60)
+    command = [*MODULE, "validate", *QUICK, "--output", str(output)]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as begun:
+        for line in begun.stderr:
+            if line.startswith("3 of 4"):
+                break
+        begun.terminate()
+        begun.wait(timeout=60)
     kept = [json.loads(line) for line in partial.read_text().splitlines()[1:]]
     ended = [record["key"] for record in kept if "measurement" in record["result"]]
     assert len(ended) >= 2
