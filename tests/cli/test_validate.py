@@ -26,7 +26,8 @@ from axonn_tune.runtime import series
 train = series.train
 
 def failing(run, place, device):
-    if str(run.grid) == os.environ["FAILING_GRID"] and place.rank == int(os.environ["FAILING_RANK"]):
+    is_here = str(place.rank) == os.environ["FAILING_RANK"]
+    if is_here and str(run.grid) == os.environ["FAILING_GRID"]:
         if os.environ["FAIL"] == "raise":
             raise MemoryError("no more pages")
         if os.environ["FAIL"] == "kill":
