@@ -24,12 +24,12 @@ def test_predictions_hold_on_frontier_mini(emulation, tmp_path, capsys):
             text=True,
         )
 
-    few = ["--quick", "--most-shapes", "10", "--quiet"]
+    few = ["--quick", "--most-shapes", "5", "--quiet"]
     calibrated = on_all_ranks("calibrate", "--output", profile, *few, *search)
     assert calibrated.returncode == 0, calibrated.stderr
     assert "package: joins" in calibrated.stdout and "intra-node: joins" in calibrated.stdout
     validated = on_all_ranks(
-        *("validate", "--machine", profile, "--grids", "spread:6", "--steps", "5", "--quiet"),
+        *("validate", "--machine", profile, "--grids", "spread:6", "--steps", "4", "--quiet"),
         *LIMITS,
         *search,
     )
