@@ -25,7 +25,6 @@ from axonn_tune.spec.plan import (
     Gemm,
     MemoryBound,
     Operation,
-    StepPlan,
 )
 
 IMPROVEMENT = 1.1  # what a sensitivity gives to a resource: 10 % more of it
@@ -84,10 +83,7 @@ class Explanation:
 
 def explain(search: Search, prediction: Prediction) -> Explanation:
     """Play the configuration operation by operation and try each resource 10 % better."""
-    table = CandidateTable.single(prediction.grid, prediction.order, prediction.micro_batch)
-    plan = search.strategy.plan(search.model, search.job, prediction.recompute, table)
-    links = placement_links(search.machine, table.placements)
-    microstep, step_end = _timelines(search, plan, links, table)
+    microstep, step_end, links = _timelines(search, prediction)
     gap = search.machine.kernels.gap_seconds.value
     costs = [
         *_sum_by_name(microstep, prediction.n_microsteps, gap),
@@ -102,10 +98,7 @@ def explain(search: Search, prediction: Prediction) -> Explanation:
 
 def predicted_operations(search: Search, prediction: Prediction) -> list[MeasuredOperation]:
     """The predicted step in the form in which the runtime records one."""
-    table = CandidateTable.single(prediction.grid, prediction.order, prediction.micro_batch)
-    plan = search.strategy.plan(search.model, search.job, prediction.recompute, table)
-    links = placement_links(search.machine, table.placements)
-    microstep, step_end = _timelines(search, plan, links, table)
+    microstep, step_end, _ = _timelines(search, prediction)
     gap = search.machine.kernels.gap_seconds.value
     operations, origin = [], 0.0
     for events in [*[microstep] * prediction.n_microsteps, step_end]:
@@ -131,9 +124,13 @@ def _as_measured(event: Event, origin: float, gap: float) -> MeasuredOperation:
 
 
 def _timelines(
-    search: Search, plan: StepPlan, links: Mapping[str, AxisLinks], table: CandidateTable
-) -> tuple[list[Event], list[Event]]:
+    search: Search, prediction: Prediction
+) -> tuple[list[Event], list[Event], Mapping[str, AxisLinks]]:
+    """A micro-step and the step's end, operation by operation, and the links of the axes."""
     machine = search.machine
+    table = CandidateTable.single(prediction.grid, prediction.order, prediction.micro_batch)
+    plan = search.strategy.plan(search.model, search.job, prediction.recompute, table)
+    links = placement_links(machine, table.placements)
     collective = CollectivePrices(links, table)
     axis_lanes = {axis: int(lanes(links)[i, 0]) for i, axis in enumerate(AXES)}
     known: dict[int, float] = {}
@@ -158,7 +155,7 @@ def _timelines(
         )
         for phases in (plan.microstep, plan.step_end)
     )
-    return microstep, step_end
+    return microstep, step_end, links
 
 
 def _sum_by_name(
