@@ -105,6 +105,8 @@ def test_ranks_of_its_own_report_time_loss_memory_operations_and_a_trace(tmp_pat
     assert report["peak_memory_bytes"] > 1e7 and report["memory_is_of_process"]
     assert all(5.0 < step["loss"] < 7.5 for step in report["steps"])  # ln 512 = 6.2
     operations = {op["name"]: op for op in report["operations"]}
+    host = operations.pop("host")  # between the others
+    assert host["measured_seconds"] > 0 and host["predicted_seconds"] == 0.0
     gemm = operations["forward.qkv.gemm"]
     assert (gemm["n_calls"], gemm["flops"]) == (4, 4 * 2 * 16 * 128 * 384 / 2)
     assert all(
