@@ -107,7 +107,8 @@ def test_an_odd_unit_has_a_rate_of_its_own(capfd):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP])
 def test_nothing_is_left_behind_when_it_is_ended(number):
-    command = [*COMMAND, "--spec", "single-node-4", "--", "sh", "-c", "echo ready; exec sleep 600"]
+    ready = "[ $RANK != 0 ] || { sleep 1; echo ready; }; exec sleep 600"  # once all have started
+    command = [*COMMAND, "--spec", "single-node-4", "--", "sh", "-c", ready]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True) as process:
         assert process.stdout.readline() == "ready\n"
