@@ -27,7 +27,8 @@ from axonn_tune.spec.measurement import HOST
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, MemoryBound
 from axonn_tune.spec.points import AttentionPoint, MemoryPoint
-from axonn_tune.strategies import axonn4d
+from axonn_tune.spec.variant import Variant
+from axonn_tune.strategies.axonn4d import AXONN
 
 WARM_UP_STEPS = 2
 
@@ -120,7 +121,7 @@ def _job(workload: Workload) -> Job:
 def points_by_name(workload: Workload) -> dict[str, KernelPoint]:
     """What each operation of the step is, without its time."""
     table = CandidateTable.single(Grid(1, 1, 1, 1), micro_batch=workload.n_sequences)
-    plan = axonn4d.plan(workload.model, _job(workload), "none", table)
+    plan = AXONN.plan(workload.model, _job(workload), Variant(), table)
     points: dict[str, KernelPoint] = {}
     for phase in plan.phases:
         for op in phase.operations:

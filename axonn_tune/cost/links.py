@@ -9,7 +9,7 @@ from math import gcd
 import numpy as np
 
 from axonn_tune.cost.collectives import moved_fraction
-from axonn_tune.spec.grid import AXES, Ints, Placements
+from axonn_tune.spec.grid import Ints, Placements
 from axonn_tune.spec.machine import LinkLevel, Machine
 from axonn_tune.spec.plan import KINDS, Array
 
@@ -224,8 +224,8 @@ def ring_share(link: LinkLevel, kind: str, rings: Ints) -> Array:
 
 
 def placement_links(machine: Machine, placements: Placements) -> dict[str, AxisLinks]:
-    """`AxisLinks` of each axis for every placement, shape (P,)."""
-    strides = placements.strides
+    """`AxisLinks` of each group for every placement, shape (P,)."""
     return {
-        axis: axis_links(machine, strides[i], placements.sizes[i]) for i, axis in enumerate(AXES)
+        group: axis_links(machine, placements.stride(group), placements.size(group))
+        for group in placements.axes.groups
     }

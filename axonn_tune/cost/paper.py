@@ -61,7 +61,7 @@ def all_reduce_data_seconds(
 
 def layer_seconds(linear: Linear, m_local: Array, sizes: Array, betas: dict[str, Array]) -> Array:
     """Two gathers and one scatter over Z, the all-reduces over X, Y and data, of one layer."""
-    x, y, z, data = sizes
+    x, y, z, data = sizes[:4]
     over_z, over_data = betas["z"], betas["data"]
     kn = linear.parameters
     total = 2.0 * all_gather_z_seconds(kn, x, y, z, over_z)

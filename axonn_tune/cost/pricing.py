@@ -14,7 +14,7 @@ from axonn_tune.cost.curve import measured_seconds
 from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.links import AxisLinks, KindLinks, axis_links
 from axonn_tune.cost.memory_bound import memory_bound_seconds
-from axonn_tune.spec.grid import AXES, CandidateTable, Ints
+from axonn_tune.spec.grid import CandidateTable, Ints
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Array, Attention, Collective, Compute, Gemm, Phase, Size
@@ -57,12 +57,12 @@ def gap_seconds(kernel_seconds: Array, machine: Machine) -> Array:
 
 
 def lanes(links: Links) -> np.ndarray:
-    """The lane that each axis's collectives occupy: shape (4, P), 0 for a group of one rank.
+    """The lane that each group's collectives occupy: shape (G, P), 0 for a group of one rank.
 
     Groups whose outermost links are of the same level share them, and queue; others have the
     links that bound them for themselves. A lane has the number of the first axis on it.
     """
-    level = np.stack([links[axis].level for axis in AXES])
+    level = np.stack([of_group.level for of_group in links.values()])
     first_on_it: np.ndarray = 1 + (level[None] == level[:, None]).argmax(axis=1)
     return np.where(level < 0, 0, first_on_it)
 
@@ -106,7 +106,7 @@ class CollectivePrices:
         Collectives of different axes may run at the same time, on lanes of their own, and
         still pass through the same links, those of a GPU itself for one.
         """
-        carried = {axis: np.zeros(len(self._table)) for axis in AXES}
+        carried = {group: np.zeros(len(self._table)) for group in self._links}
         for phase in phases:
             for op in phase.operations:
                 if isinstance(op, Collective):

@@ -10,7 +10,6 @@ from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import Ranking
 from axonn_tune.search.uncertainty import tied
-from axonn_tune.spec.grid import AXES
 from axonn_tune.units import format_count, format_quantity, format_seconds, gib
 
 # Likelier than this to be the fastest, a row is the winner; otherwise those that share so much of
@@ -194,7 +193,7 @@ def _rate(op: OperationCost) -> str:
 
 def _axes_text(explanation: Explanation) -> str:
     exposed = explanation.exposed_seconds_by_axis
-    parts = (f"{axis} {exposed[axis]:.4f} s" for axis in AXES)
+    parts = (f"{axis} {seconds:.4f} s" for axis, seconds in exposed.items())
     return "Exposed communication by axis: " + ", ".join(parts)
 
 

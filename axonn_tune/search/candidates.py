@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,9 +10,14 @@ import numpy as np
 
 from axonn_tune.errors import NoCandidateError
 from axonn_tune.spec.grid import AXES, PAPER_ORDER, CandidateTable, Ints, Placements
+from axonn_tune.strategies.axonn4d import AXONN
+from axonn_tune.strategies.strategy import Strategy
 
 # How far from a count that admits no grid the nearest ones that do are looked for.
 NEAREST_TRIED = 1024
+
+# Axes that split the products of one token.
+TENSOR_AXES = ("x", "y", "z", "tensor")
 
 Rules = Callable[[Placements], Mapping[str, np.ndarray]]
 
@@ -34,27 +40,44 @@ def divisors(n: int) -> Ints:
     return np.concatenate([small, large[large > small[-1]]])
 
 
-def factorisations(n_gpus: int) -> Ints:
-    """All ordered factorisations into four factors, shape (4, number of grids)."""
+def factorisations(n_gpus: int, n_factors: int = 4) -> Ints:
+    """All ordered factorisations into so many factors, shape (factors, number of grids)."""
     factors = divisors(n_gpus)
-    x, y = (a.ravel() for a in np.meshgrid(factors, factors, indexing="ij"))
-    kept = n_gpus % (x * y) == 0
-    xy = np.stack([x[kept], y[kept]])
-    x, y = np.repeat(xy, factors.size, axis=1)
-    z = np.tile(factors, xy.shape[1])
-    kept = n_gpus % (x * y * z) == 0
-    x, y, z = x[kept], y[kept], z[kept]
-    return np.stack([x, y, z, n_gpus // (x * y * z)])
+    chosen = np.ones((0, 1), dtype=np.int64)
+    for _ in range(n_factors - 1):
+        chosen = np.concatenate(
+            [
+                np.repeat(chosen, factors.size, axis=1),
+                np.tile(factors, chosen.shape[1])[None],
+            ]
+        )
+        chosen = chosen[:, n_gpus % chosen.prod(axis=0) == 0]
+    return np.concatenate([chosen, n_gpus // chosen.prod(axis=0, keepdims=True)])
+
+
+def _sizes(n_gpus: int, constraints: Constraints, strategy: Strategy) -> Ints:
+    """Sizes of all axes: the free ones in every way, the others as they are fixed, or one."""
+    names, free = strategy.axes.names, strategy.free_axes
+    fixed = {axis: constraints.axes.get(axis, 1) for axis in names if axis not in free}
+    rest, remainder = divmod(n_gpus, math.prod(fixed.values()))
+    found = factorisations(rest, len(free)) if not remainder else np.ones((len(free), 0), int)
+    return np.stack(
+        [
+            found[free.index(axis)] if axis in free else np.full(found.shape[1], fixed[axis])
+            for axis in names
+        ]
+    ).astype(np.int64)
 
 
 def legal_placements(
-    n_gpus: int, constraints: Constraints, rules: Rules
+    n_gpus: int, constraints: Constraints, rules: Rules, strategy: Strategy = AXONN
 ) -> tuple[Placements, dict[str, int]]:
     """The placements that keep every rule, and how many fell to each reason.
 
     A placement that breaks several rules counts for the first.
     """
-    placements = Placements.of_sizes(factorisations(n_gpus), constraints.orders)
+    sizes = _sizes(n_gpus, constraints, strategy)
+    placements = Placements.of_sizes(sizes, constraints.orders, strategy.axes)
     broken = broken_rules(placements, constraints, rules)
     legal = np.ones(len(placements), dtype=bool)
     rejected: dict[str, int] = {}
@@ -66,17 +89,21 @@ def legal_placements(
     return placements.take(legal), rejected
 
 
+def _shown(axis: str) -> str:
+    return f"G_{axis}" if axis in AXES else axis
+
+
 def broken_rules(
     placements: Placements, constraints: Constraints, rules: Rules
 ) -> Mapping[str, np.ndarray]:
     """For each reason the placements it rejects, the user's constraints first."""
     masks: dict[str, np.ndarray] = {}
     for axis, size in constraints.axes.items():
-        masks[f"G_{axis} fixed to {size}"] = placements.sizes[AXES.index(axis)] != size
+        masks[f"{_shown(axis)} fixed to {size}"] = placements.size(axis) != size
     if constraints.max_tp is not None:
-        tensor_parallel = placements.sizes[:3].prod(axis=0)
-        masks[f"G_x*G_y*G_z above --max-tp {constraints.max_tp}"] = (
-            tensor_parallel > constraints.max_tp
+        split = [axis for axis in placements.axes.names if axis in TENSOR_AXES]
+        masks[f"{'*'.join(map(_shown, split))} above --max-tp {constraints.max_tp}"] = (
+            placements.size("*".join(split)) > constraints.max_tp
         )
     return {**masks, **rules(placements)}
 
@@ -85,7 +112,7 @@ def with_micro_batches(
     placements: Placements, global_batch: int, constraints: Constraints
 ) -> tuple[CandidateTable, dict[str, int]]:
     """Each placement with every micro-batch that divides its share of the global batch."""
-    share = global_batch // (placements.sizes[2] * placements.sizes[3])
+    share = global_batch // placements.size("*".join(placements.axes.batch))
     shares, which = np.unique(share, return_inverse=True)
     choices = [divisors(int(local)) for local in shares]
     if constraints.micro_batch is not None:
@@ -102,11 +129,19 @@ def with_micro_batches(
 
 
 def no_grid_error(
-    n_gpus: int, constraints: Constraints, rules: Rules, rejected: Mapping[str, int]
+    n_gpus: int,
+    constraints: Constraints,
+    rules: Rules,
+    rejected: Mapping[str, int],
+    strategy: Strategy = AXONN,
 ) -> NoCandidateError:
     """Says what each grid fell to and which counts of GPUs nearby do admit one."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.items())
-    near = nearest_counts(n_gpus, lambda n: len(legal_placements(n, constraints, rules)[0]) > 0)
+
+    def admits(n: int) -> bool:
+        return len(legal_placements(n, constraints, rules, strategy)[0]) > 0
+
+    near = nearest_counts(n_gpus, admits)
     hint = f"; nearest counts that do: {', '.join(map(str, near))}" if near else ""
     return NoCandidateError(f"no grid for {n_gpus} GPUs ({reasons}){hint}")
 

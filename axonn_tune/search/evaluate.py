@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -22,30 +23,50 @@ from axonn_tune.cost.pricing import (
     lanes,
 )
 from axonn_tune.search.problem import Search
+from axonn_tune.search.steps import step_times
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.player import Played, play
 from axonn_tune.simulate.program import OpIndex, Program, compile_program
-from axonn_tune.spec.grid import AXES, CandidateTable, Ints, distinct
+from axonn_tune.spec.grid import PIPELINE, CandidateTable, Ints, distinct
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Array, Collective, Gemm, Operation, Phase, StepPlan
+from axonn_tune.spec.variant import Variant
 
 CHUNK_ROWS = 16384
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Predicted times of candidates, arrays of shape (C,)."""
+    """Predicted times of candidates, arrays of shape (C,).
+
+    bubble_seconds: in which a rank of the last stage waits for its pipeline.
+    """
 
     step_seconds: Array
     exposed_communication_seconds: Array
+    bubble_seconds: Array
+
+
+def rows_by_stages(search: Search, variant: Variant, table: CandidateTable) -> Iterator[Ints]:
+    """Rows of candidates that the variant admits, those with as many stages together."""
+    if PIPELINE not in table.placements.axes.names:
+        yield np.arange(len(table))
+        return
+    stages = table.placements.size(PIPELINE)[table.placement]
+    for n_stages in np.unique(stages):
+        rows = np.flatnonzero(stages == n_stages)
+        part = table.take(rows)
+        admitted = rows[search.strategy.can_run(search.model, search.job, variant, part)]
+        if admitted.size:
+            yield admitted
 
 
 def memory_bytes(
-    search: Search, recompute: str, table: CandidateTable
+    search: Search, variant: Variant, table: CandidateTable
 ) -> tuple[Array, dict[str, Array]]:
     """Peak bytes of one rank with fragmentation and reserve, and its terms, shape (C,)."""
     reserve = search.machine.memory_reserve
-    terms = search.strategy.memory(search.model, search.job, recompute, table)
+    terms = search.strategy.memory(search.model, search.job, variant, table)
     allocated = sum(terms.values(), start=np.zeros(len(table)))
     terms["fragmentation"] = allocated * reserve.fragmentation_fraction.value
     terms["reserved"] = np.full(len(table), reserve.reserved_bytes.value)
@@ -54,19 +75,20 @@ def memory_bytes(
 
 
 class Evaluator:
-    """Evaluates the candidates of one table, for one recomputation."""
+    """Evaluates the candidates of one table, which have the same variant and stages."""
 
     def __init__(
-        self, search: Search, recompute: str, table: CandidateTable, links: Links | None = None
+        self, search: Search, variant: Variant, table: CandidateTable, links: Links | None = None
     ) -> None:
         machine = search.machine
-        self._search, self._recompute, self._table = search, recompute, table
+        self._search, self._variant, self._table = search, variant, table
+        self._groups = table.placements.axes.groups
         self._links = placement_links(machine, table.placements) if links is None else links
         self._lane_code = _lane_code(lanes(self._links))
-        self._shape_rows, self._shape_of = _distinct_shapes(search.strategy.COMPUTE_KEY, table)
+        self._shape_rows, self._shape_of = _distinct_shapes(search.strategy.compute_key, table)
         self._shape_plan = self._plan(table.take(self._shape_rows))
         self._shape_seconds: dict[OpIndex, Array] = {}
-        self._programs: dict[tuple[int, int], Program] = {}
+        self._programs: dict[tuple[int, int, int], Program] = {}
         self._only_plan: StepPlan | None = None
 
     def on(self, machine: Machine) -> Evaluator:
@@ -83,32 +105,34 @@ class Evaluator:
         """Times of every candidate of the table."""
         lane_code = self._lane_code[self._table.placement]
         by_lanes = np.argsort(lane_code, kind="stable")
-        step, exposed = np.empty((2, len(self._table)))
+        step, exposed, bubble = np.empty((3, len(self._table)))
         for start in range(0, len(self._table), CHUNK_ROWS):
             rows = by_lanes[start : start + CHUNK_ROWS]
             plan = self._chunk_plan(rows)
             prices = _ChunkPrices(self, plan, self._shape_of[rows])
-            step[rows], exposed[rows] = self._play(plan, prices, lane_code[rows])
-        return Evaluation(step, exposed)
+            play = partial(self._play, prices, lane_code[rows])
+            step[rows], exposed[rows], bubble[rows] = step_times(plan, play, prices.message)
+        return Evaluation(step, exposed, bubble)
 
-    def _play(self, plan: StepPlan, prices: _ChunkPrices, lane_code: Ints) -> tuple[Array, Array]:
-        """Step and exposed seconds of a chunk, candidates with the same lanes together.
-
-        Micro-steps use the lanes of x, y and z only: `data`, the last digit of the code,
-        takes part in the step's end.
-        """
-        n_codes = _LANE_SHAPE[-1]
+    def _play(
+        self, prices: _ChunkPrices, lane_code: Ints, phases: Sequence[Phase], first: int
+    ) -> Played:
+        """Phases of a chunk, the first of which has that index; same lanes together."""
         seconds, exposed = np.zeros((2, *lane_code.shape))
-        for phases, first, code, times in (
-            (plan.microstep, 0, lane_code // n_codes * n_codes, plan.n_microsteps),
-            (plan.step_end, len(plan.microstep), lane_code, np.ones(lane_code.shape)),
-        ):
-            least = prices.busiest_link_seconds(phases)
-            for run, run_code in _runs(code):
-                played = prices.play(self._program(phases, first, run_code), run, least[run])
-                seconds[run] += times[run] * played.seconds
-                exposed[run] += times[run] * played.exposed_seconds
-        return seconds, exposed
+        least = prices.busiest_link_seconds(phases)
+        for run, run_code in _runs(self._used_code(phases, lane_code)):
+            program = self._program(phases, first, run_code)
+            played = prices.play(program, run, least[run])
+            seconds[run], exposed[run] = played.seconds, played.exposed_seconds
+        return Played(seconds, exposed)
+
+    def _used_code(self, phases: Sequence[Phase], lane_code: Ints) -> Ints:
+        """The code without the lanes of groups over which the phases run no collective."""
+        used = {op.axis for p in phases for op in p.operations if isinstance(op, Collective)}
+        digits = np.unravel_index(lane_code, _lane_shape(len(self._groups)))
+        return _lane_code(
+            np.stack([d * (g in used) for d, g in zip(digits, self._groups, strict=True)])
+        )
 
     def _chunk_plan(self, rows: Ints) -> StepPlan:
         """The plan of a chunk; it is kept where there is but one."""
@@ -120,14 +144,14 @@ class Evaluator:
 
     def _plan(self, table: CandidateTable) -> StepPlan:
         search = self._search
-        return search.strategy.plan(search.model, search.job, self._recompute, table)
+        return search.strategy.plan(search.model, search.job, self._variant, table)
 
     def _program(self, phases: Sequence[Phase], first: int, lane_code: int) -> Program:
         """The schedule of phases, the first of which has that index in the plan."""
-        key = (first, lane_code)
+        key = (first, len(phases), lane_code)
         if key not in self._programs:
-            codes = np.unravel_index(lane_code, _LANE_SHAPE)
-            axis_lanes = {axis: int(lane) for axis, lane in zip(AXES, codes, strict=True)}
+            codes = np.unravel_index(lane_code, _lane_shape(len(self._groups)))
+            axis_lanes = {group: int(lane) for group, lane in zip(self._groups, codes, strict=True)}
             self._programs[key] = compile_program(phases, axis_lanes, first)
         return self._programs[key]
 
@@ -184,20 +208,20 @@ def _same(a: Machine, b: Machine, *fields: str) -> bool:
     return all(getattr(a, name) is getattr(b, name) for name in fields)
 
 
-_LANE_SHAPE = (len(AXES) + 1,) * len(AXES)
+def _lane_shape(n_groups: int) -> tuple[int, ...]:
+    return (n_groups + 1,) * n_groups
 
 
-def _lane_code(axis_lanes: Ints) -> Ints:
-    """The lanes of the four axes as one number, shape (P,)."""
-    code: Ints = np.ravel_multi_index(tuple(axis_lanes), _LANE_SHAPE)
+def _lane_code(group_lanes: Ints) -> Ints:
+    """The lanes of the groups as one number, shape (P,)."""
+    code: Ints = np.ravel_multi_index(tuple(group_lanes), _lane_shape(len(group_lanes)))
     return code
 
 
 def _distinct_shapes(compute_key: tuple[str, ...], table: CandidateTable) -> tuple[Ints, Ints]:
     """`distinct` of the columns of the key: grid axes by placement, then micro-batch."""
-    sizes = table.placements.sizes
-    axes = [sizes[AXES.index(axis)] for axis in compute_key if axis in AXES]
-    _, by_placement = distinct(*axes)
+    axes = [table.placements.size(axis) for axis in compute_key if axis != "micro_batch"]
+    _, by_placement = distinct(*axes, np.zeros(len(table.placements), dtype=np.int64))
     return distinct(by_placement[table.placement], table.micro_batch)
 
 
@@ -247,4 +271,8 @@ class _ChunkPrices:
         """Seconds of a collective, shape (chunk,)."""
         operation = self._plan.phases[index[0]].operations[index[1]]
         assert isinstance(operation, Collective)
+        return self.message(operation)
+
+    def message(self, operation: Collective) -> Array:
+        """Seconds of a collective, shape (chunk,)."""
         return self._collective(operation)

@@ -15,7 +15,7 @@ from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.resources import resources
 from axonn_tune.simulate.timeline import Event, timeline
-from axonn_tune.spec.grid import AXES, CandidateTable, Grid
+from axonn_tune.spec.grid import CandidateTable
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.measurement import Operation as MeasuredOperation
 from axonn_tune.spec.plan import (
@@ -25,6 +25,7 @@ from axonn_tune.spec.plan import (
     Gemm,
     MemoryBound,
     Operation,
+    Phase,
 )
 
 IMPROVEMENT = 1.1  # what a sensitivity gives to a resource: 10 % more of it
@@ -62,46 +63,48 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A prediction taken apart.
+    """A prediction taken apart; in a pipeline, the work of a rank of the last stage.
 
-    host_seconds: what the host takes between kernels, in no operation.
+    host_seconds: what the host takes between kernels, in no operation. groups: over which
+    collectives run.
     """
 
     prediction: Prediction
     operations: tuple[OperationCost, ...]
     sensitivities: tuple[Sensitivity, ...]
     host_seconds: float
+    groups: tuple[str, ...]
 
     @property
     def exposed_seconds_by_axis(self) -> dict[str, float]:
-        """Exposed communication of each grid axis in a step."""
+        """Exposed communication of each axis, or product of axes, in a step."""
         return {
             axis: sum(op.exposed_seconds for op in self.operations if op.axis == axis)
-            for axis in AXES
+            for axis in self.groups
         }
 
 
 def explain(search: Search, prediction: Prediction) -> Explanation:
     """Play the configuration operation by operation and try each resource 10 % better."""
-    microstep, step_end, links = _timelines(search, prediction)
+    parts, links, table = _timelines(search, prediction)
     gap = search.machine.kernels.gap_seconds.value
-    costs = [
-        *_sum_by_name(microstep, prediction.n_microsteps, gap),
-        *_sum_by_name(step_end, 1, gap),
-    ]
     operations = tuple(
-        _operation_cost(*cost, links, search.machine, prediction.grid) for cost in costs
+        _operation_cost(*cost, links, search.machine, table)
+        for events, repeats in parts
+        for cost in _sum_by_name(events, repeats, gap)
     )
     n_kernels = sum(op.n_calls for op in operations if not op.axis)
-    return Explanation(prediction, operations, _sensitivities(search, prediction), n_kernels * gap)
+    sensitivities = _sensitivities(search, prediction)
+    groups = search.strategy.axes.groups
+    return Explanation(prediction, operations, sensitivities, n_kernels * gap, groups)
 
 
 def predicted_operations(search: Search, prediction: Prediction) -> list[MeasuredOperation]:
     """The predicted step in the form in which the runtime records one."""
-    microstep, step_end, _ = _timelines(search, prediction)
+    parts, _, _ = _timelines(search, prediction)
     gap = search.machine.kernels.gap_seconds.value
     operations, origin = [], 0.0
-    for events in [*[microstep] * prediction.n_microsteps, step_end]:
+    for events in (events for events, repeats in parts for _ in range(repeats)):
         operations += [
             _as_measured(event, origin, gap) for event in events if _is_launched(event.operation)
         ]
@@ -123,16 +126,22 @@ def _as_measured(event: Event, origin: float, gap: float) -> MeasuredOperation:
     return MeasuredOperation(op.name, stream, kind, nbytes, flops, start, origin + end)
 
 
+def _single(search: Search, prediction: Prediction) -> CandidateTable:
+    axes = search.strategy.axes
+    return CandidateTable.single(prediction.grid, prediction.order, prediction.micro_batch, axes)
+
+
 def _timelines(
     search: Search, prediction: Prediction
-) -> tuple[list[Event], list[Event], Mapping[str, AxisLinks]]:
-    """A micro-step and the step's end, operation by operation, and the links of the axes."""
+) -> tuple[list[tuple[list[Event], int]], Mapping[str, AxisLinks], CandidateTable]:
+    """Micro-step, synchronising one and step's end, operation by operation, with their counts;
+    the links of the groups, and the candidate."""
     machine = search.machine
-    table = CandidateTable.single(prediction.grid, prediction.order, prediction.micro_batch)
-    plan = search.strategy.plan(search.model, search.job, prediction.recompute, table)
+    table = _single(search, prediction)
+    plan = search.strategy.plan(search.model, search.job, prediction.variant, table)
     links = placement_links(machine, table.placements)
     collective = CollectivePrices(links, table)
-    axis_lanes = {axis: int(lanes(links)[i, 0]) for i, axis in enumerate(AXES)}
+    axis_lanes = {group: int(lane) for group, lane in zip(links, lanes(links)[:, 0], strict=True)}
     known: dict[int, float] = {}
 
     def seconds_of(operation: Operation) -> float:
@@ -145,17 +154,17 @@ def _timelines(
             known[id(operation)] = float(np.ravel(seconds)[0])
         return known[id(operation)]
 
-    microstep, step_end = (
-        timeline(
-            phases,
-            seconds_of,
-            axis_lanes,
-            interference(machine),
-            float(collective.busiest_link_seconds(phases)[0]),
-        )
-        for phases in (plan.microstep, plan.step_end)
-    )
-    return microstep, step_end, links
+    def played(phases: tuple[Phase, ...]) -> list[Event]:
+        least = float(collective.busiest_link_seconds(phases)[0])
+        return timeline(phases, seconds_of, axis_lanes, interference(machine), least)
+
+    n_sync = int(bool(plan.sync_microstep))
+    parts = [
+        (played(plan.microstep), prediction.n_microsteps - n_sync),
+        (played(plan.sync_microstep), n_sync),
+        (played(plan.step_end), 1),
+    ]
+    return [(events, count) for events, count in parts if count], links, table
 
 
 def _sum_by_name(
@@ -193,7 +202,7 @@ def _operation_cost(
     exposed: float,
     links: Mapping[str, AxisLinks],
     machine: Machine,
-    grid: Grid,
+    table: CandidateTable,
 ) -> OperationCost:
     axis, shape, nbytes, bound_by, n_calls = "", "", 0.0, "compute", n_issued
     if isinstance(operation, Collective):
@@ -204,7 +213,7 @@ def _operation_cost(
         bound_by = machine.links[level].name if level >= 0 else ""
         rate = float(of_kind.bandwidth_bytes_per_s[0])
         if of_kind.curve[0] >= 0:
-            rate = float(moved_fraction(kind, getattr(grid, axis))) * nbytes / per_issue
+            rate = float(moved_fraction(kind, table.size(axis)[0])) * nbytes / per_issue
     elif isinstance(operation, MemoryBound):
         kind, bound_by, nbytes = "memory-bound", "memory", _number(operation.nbytes)
         rate = nbytes / per_issue
@@ -237,10 +246,10 @@ def _kind_and_shape(operation: Gemm | Attention) -> tuple[str, str]:
 
 def _sensitivities(search: Search, prediction: Prediction) -> tuple[Sensitivity, ...]:
     """Seconds saved by 10 % more of each resource (10 % less of a nuisance), largest first."""
-    table = CandidateTable.single(prediction.grid, prediction.order, prediction.micro_batch)
+    table = _single(search, prediction)
 
     def step_seconds(changed: Machine) -> float:
-        evaluator = Evaluator(replace(search, machine=changed), prediction.recompute, table)
+        evaluator = Evaluator(replace(search, machine=changed), prediction.variant, table)
         return float(evaluator.evaluate().step_seconds[0])
 
     base = step_seconds(search.machine)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from axonn_tune.spec.grid import Grid
+from axonn_tune.spec.grid import AnyGrid
+from axonn_tune.spec.variant import Variant
 
 # Standard deviations from the middle to the ends of an interval of 90 %.
 NORMAL_90 = 1.645
@@ -24,14 +25,15 @@ class Prediction:
 
     rank: int
     strategy: str
-    grid: Grid
+    grid: AnyGrid
     order: str
     micro_batch: int
     n_microsteps: int
-    recompute: str
+    variant: Variant
     step_seconds: float
     compute_seconds: float
     exposed_communication_seconds: float
+    bubble_seconds: float
     tflops_per_gpu: float
     hardware_tflops_per_gpu: float
     mfu: float
@@ -41,9 +43,14 @@ class Prediction:
     memory_terms_bytes: Mapping[str, float]
     memory_capacity_bytes: float
     fits: bool
-    paper_communication_seconds: float
+    paper_communication_seconds: float | None
     spread_fraction: float | None = None
     p_best: float | None = None
+
+    @property
+    def recompute(self) -> str:
+        """What is recomputed in the backward pass."""
+        return self.variant.recompute
 
     @property
     def step_seconds_interval(self) -> tuple[float, float] | None:

@@ -12,13 +12,12 @@ from axonn_tune.cost import paper
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.pricing import Links
 from axonn_tune.errors import InputError, NoCandidateError
-from axonn_tune.search.candidates import legal_placements, no_grid_error, with_micro_batches
-from axonn_tune.search.evaluate import Evaluator, memory_bytes
+from axonn_tune.search.candidates import with_micro_batches
+from axonn_tune.search.evaluate import Evaluation, Evaluator, memory_bytes, rows_by_stages
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.uncertainty import Uncertainty, uncertainty
-from axonn_tune.spec.grid import ORDERS, CandidateTable, Ints, Placements
-from axonn_tune.spec.model import RECOMPUTES
+from axonn_tune.spec.grid import AXES, ORDERS, CandidateTable, Ints, Placements
 from axonn_tune.spec.plan import Array
 from axonn_tune.units import gib
 
@@ -36,12 +35,13 @@ class Ranking:
 
     search: Search
     table: CandidateTable
-    recompute: Ints  # indexes RECOMPUTES
+    variant: Ints  # indexes the search's variants
     step_seconds: Array
     exposed_seconds: Array
+    bubble_seconds: Array
     memory_bytes: Array
     fits: np.ndarray
-    paper_seconds: Array
+    paper_seconds: Array | None
     rejected: Mapping[str, int]
     n_evaluated: int  # configurations
 
@@ -65,32 +65,37 @@ class Ranking:
     @cached_property
     def uncertainty(self) -> Uncertainty:
         """Of the fastest rows that fit."""
-        return uncertainty(self.search, self.table, self.recompute, self.step_seconds, self.fits)
+        return uncertainty(self.search, self.table, self.variant, self.step_seconds, self.fits)
 
     def prediction(self, row: int) -> Prediction:
         """The prediction at one row (row 0 is the best)."""
         search = self.search
         model, job, machine = search.model, search.job, search.machine
-        recompute = RECOMPUTES[int(self.recompute[row])]
+        variant = search.variants[int(self.variant[row])]
         single = self.table.take(slice(row, row + 1))
-        _, terms = memory_bytes(search, recompute, single)
-        seconds, exposed = float(self.step_seconds[row]), float(self.exposed_seconds[row])
+        _, terms = memory_bytes(search, variant, single)
+        seconds, exposed, bubble = (
+            float(column[row])
+            for column in (self.step_seconds, self.exposed_seconds, self.bubble_seconds)
+        )
         per_gpu = 1e-12 / (seconds * job.n_gpus)
         tflops = model.model_flops(job.tokens, job.seq_len) * per_gpu
-        hardware_tflops = model.hardware_flops(job.tokens, job.seq_len, recompute) * per_gpu
+        hardware_flops = model.hardware_flops(job.tokens, job.seq_len, variant.recompute)
+        hardware_tflops = hardware_flops * per_gpu
         peak_tflops = machine.peak_flops_per_s(job.dtype) * 1e-12
         placement = int(self.table.placement[row])
         return Prediction(
             rank=row + 1,
-            strategy=search.strategy.NAME,
+            strategy=search.strategy.name,
             grid=self.table.placements.grid(placement),
             order=ORDERS[int(self.table.placements.order[placement])],
             micro_batch=int(self.table.micro_batch[row]),
             n_microsteps=int(single.n_microsteps(job.global_batch)[0]),
-            recompute=recompute,
+            variant=variant,
             step_seconds=seconds,
-            compute_seconds=seconds - exposed,
+            compute_seconds=seconds - exposed - bubble,
             exposed_communication_seconds=exposed,
+            bubble_seconds=bubble,
             tflops_per_gpu=tflops,
             hardware_tflops_per_gpu=hardware_tflops,
             mfu=tflops / peak_tflops,
@@ -100,7 +105,9 @@ class Ranking:
             memory_terms_bytes={term: float(values[0]) for term, values in terms.items()},
             memory_capacity_bytes=search.memory_capacity_bytes,
             fits=bool(self.fits[row]),
-            paper_communication_seconds=float(self.paper_seconds[placement]),
+            paper_communication_seconds=None
+            if self.paper_seconds is None
+            else float(self.paper_seconds[placement]),
         )
 
 
@@ -118,28 +125,35 @@ def run(search: Search) -> Ranking:
     )
     rejected |= without_micro_batch
     if not len(table):
-        raise no_grid_error(search.job.n_gpus, search.constraints, search.rules, rejected)
+        raise search.no_grid_error(rejected)
     links = placement_links(search.machine, placements)
-    parts = [_evaluate(search, table, links, recompute) for recompute in search.recomputes]
-    n_oom = sum(int((~part.fits).sum()) for part in parts)
+    parts = [
+        _evaluate(search, table, rows, links, index)
+        for index, variant in enumerate(search.variants)
+        for rows in rows_by_stages(search, variant, table)
+    ]
+    n_oom = sum(part.n_oom for part in parts)
     if n_oom:
         rejected[MEMORY_REASON] = n_oom
-    if n_oom == len(table) * len(parts) and not search.include_oom:
-        raise _nothing_fits(search, min(float(part.memory.min()) for part in parts))
-    paper_seconds = paper.communication_seconds(search.model, search.job, placements, links)
+    if not sum(part.rows.size for part in parts):
+        raise _nothing_fits(search, min(part.least_bytes for part in parts))
+    paper_seconds = None
+    if placements.axes.names[: len(AXES)] == AXES:
+        paper_seconds = paper.communication_seconds(search.model, search.job, placements, links)
     return _ranked(search, table, parts, rejected, paper_seconds)
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """One recomputation: which rows of the table were timed, and with what result."""
+    """One variant: which rows of the table were timed, and with what result."""
 
-    recompute: str
+    variant: int
     rows: Ints
-    step_seconds: Array
-    exposed_seconds: Array
+    times: Evaluation
     memory: Array
     fits: np.ndarray
+    n_oom: int
+    least_bytes: float
 
 
 def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
@@ -148,22 +162,26 @@ def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
         raise InputError(
             f"--gpus {n_gpus} is above {LARGEST_GPU_COUNT}, the largest count searched"
         )
-    placements, rejected = legal_placements(n_gpus, search.constraints, search.rules)
+    placements, rejected = search.legal_placements(n_gpus)
     if not len(placements):
-        raise no_grid_error(n_gpus, search.constraints, search.rules, rejected)
+        raise search.no_grid_error(rejected)
     return placements, rejected
 
 
-def _evaluate(search: Search, table: CandidateTable, links: Links, recompute: str) -> _Part:
-    memory, _ = memory_bytes(search, recompute, table)
+def _evaluate(
+    search: Search, table: CandidateTable, rows: Ints, links: Links, index: int
+) -> _Part:
+    """Time those of the rows that fit, or all of them, in the variant with that index."""
+    variant = search.variants[index]
+    memory, _ = memory_bytes(search, variant, table.take(rows))
     fits = memory <= search.memory_capacity_bytes
-    rows = np.arange(len(table)) if search.include_oom else np.flatnonzero(fits)
-    if not rows.size:
-        return _Part(recompute, rows, np.zeros(0), np.zeros(0), memory, fits)
-    times = Evaluator(search, recompute, table.take(rows), links).evaluate()
-    return _Part(
-        recompute, rows, times.step_seconds, times.exposed_communication_seconds, memory, fits
-    )
+    n_oom, least = int((~fits).sum()), float(memory.min())
+    if not search.include_oom:
+        rows, memory, fits = rows[fits], memory[fits], fits[fits]
+    times = Evaluation(*np.zeros((3, 0)))
+    if rows.size:
+        times = Evaluator(search, variant, table.take(rows), links).evaluate()
+    return _Part(index, rows, times, memory, fits, n_oom, least)
 
 
 def _ranked(
@@ -171,20 +189,19 @@ def _ranked(
     table: CandidateTable,
     parts: Sequence[_Part],
     rejected: Mapping[str, int],
-    paper_seconds: Array,
+    paper_seconds: Array | None,
 ) -> Ranking:
     rows = np.concatenate([part.rows for part in parts])
-    recompute = np.concatenate(
-        [np.full(part.rows.size, RECOMPUTES.index(part.recompute)) for part in parts]
-    )
-    step = np.concatenate([part.step_seconds for part in parts])
-    exposed = np.concatenate([part.exposed_seconds for part in parts])
-    memory = np.concatenate([part.memory[part.rows] for part in parts])
-    fits = np.concatenate([part.fits[part.rows] for part in parts])
+    variant = np.concatenate([np.full(part.rows.size, part.variant) for part in parts])
+    step = np.concatenate([part.times.step_seconds for part in parts])
+    exposed = np.concatenate([part.times.exposed_communication_seconds for part in parts])
+    bubble = np.concatenate([part.times.bubble_seconds for part in parts])
+    memory = np.concatenate([part.memory for part in parts])
+    fits = np.concatenate([part.fits for part in parts])
     candidates = table.take(rows)
     # What does not fit comes last, the leanest first.
     keys = [memory, np.where(fits, step, memory), ~fits]
-    if search.cost_model == "paper":
+    if search.cost_model == "paper" and paper_seconds is not None:
         keys.insert(2, np.where(fits, paper_seconds[candidates.placement], 0.0))
     order = np.lexsort(keys)
     if not search.every_configuration:
@@ -193,9 +210,10 @@ def _ranked(
     return Ranking(
         search,
         candidates.take(order),
-        recompute[order],
+        variant[order],
         step[order],
         exposed[order],
+        bubble[order],
         memory[order],
         fits[order],
         paper_seconds,
@@ -219,11 +237,12 @@ def _gpus_that_fit(search: Search) -> int | None:
     """The first doubling of the GPU count on which some candidate fits."""
     n_gpus = 2 * search.job.n_gpus
     while n_gpus <= LARGEST_GPU_COUNT:
-        placements, _ = legal_placements(n_gpus, search.constraints, search.rules)
+        placements, _ = search.legal_placements(n_gpus)
         table, _ = with_micro_batches(placements, search.job.global_batch, search.constraints)
-        for recompute in search.recomputes if len(table) else ():
-            memory, _ = memory_bytes(search, recompute, table)
-            if (memory <= search.memory_capacity_bytes).any():
-                return n_gpus
+        for variant in search.variants if len(table) else ():
+            for rows in rows_by_stages(search, variant, table):
+                memory, _ = memory_bytes(search, variant, table.take(rows))
+                if (memory <= search.memory_capacity_bytes).any():
+                    return n_gpus
         n_gpus *= 2
     return None

@@ -8,10 +8,10 @@ import numpy as np
 
 from axonn_tune.cost import paper
 from axonn_tune.cost.links import placement_links
-from axonn_tune.search.candidates import legal_placements, with_micro_batches
-from axonn_tune.search.evaluate import memory_bytes
+from axonn_tune.search.candidates import with_micro_batches
+from axonn_tune.search.evaluate import memory_bytes, rows_by_stages
 from axonn_tune.search.problem import Search
-from axonn_tune.spec.grid import AXES, CandidateTable
+from axonn_tune.spec.grid import CandidateTable
 from axonn_tune.spec.plan import MODES, Attention, Collective, Gemm
 
 # m, n, k and mode of a product; sequences, heads, length and head size of attention.
@@ -25,7 +25,7 @@ def kernels_of(search: Search) -> tuple[list[Product], list[AttentionSizes]]:
     Those of the candidates that move least between GPUs come first (by AxoNN's own
     communication model), so that whoever stops early has those that matter.
     """
-    placements, _ = legal_placements(search.job.n_gpus, search.constraints, search.rules)
+    placements, _ = search.legal_placements()
     links = placement_links(search.machine, placements)
     seconds = paper.communication_seconds(search.model, search.job, placements, links)
     best_first = placements.take(np.argsort(seconds, kind="stable"))
@@ -54,25 +54,27 @@ GroupKind: TypeAlias = tuple[str, int, int]
 
 def largest_messages(search: Search) -> dict[GroupKind, int]:
     """Bytes of the largest message of every kind over every choice of groups of the search."""
-    placements, _ = legal_placements(search.job.n_gpus, search.constraints, search.rules)
+    placements, _ = search.legal_placements()
     table, _ = with_micro_batches(placements, search.job.global_batch, search.constraints)
     table = table.take(_fits(search, table))
     largest: dict[GroupKind, int] = {}
-    for recompute in search.recomputes:
-        plan = search.strategy.plan(search.model, search.job, recompute, table)
-        for operation in (op for phase in plan.phases for op in phase.operations):
-            if isinstance(operation, Collective):
-                _note_largest(largest, operation, table)
+    for variant in search.variants:
+        for rows in rows_by_stages(search, variant, table):
+            part = table.take(rows)
+            plan = search.strategy.plan(search.model, search.job, variant, part)
+            for operation in (op for phase in plan.phases for op in phase.operations):
+                if isinstance(operation, Collective):
+                    _note_largest(largest, operation, part)
     return largest
 
 
 def _note_largest(
     largest: dict[GroupKind, int], operation: Collective, table: CandidateTable
 ) -> None:
-    axis = AXES.index(operation.axis)
+    placements = table.placements
     stride, size = (
-        values[axis][table.placement]
-        for values in (table.placements.strides, table.placements.sizes)
+        of_group(operation.axis)[table.placement]
+        for of_group in (placements.stride, placements.size)
     )
     each = np.broadcast_to(operation.nbytes / np.asarray(operation.n_calls), size.shape)
     for of_stride, of_size in np.unique(np.stack([stride, size]), axis=1).T.tolist():
@@ -86,13 +88,17 @@ def _fits(search: Search, table: CandidateTable) -> np.ndarray:
     """Whether a candidate fits with its leanest recomputation, shape (C,)."""
     if search.include_oom:
         return np.ones(len(table), dtype=bool)
-    totals = [memory_bytes(search, recompute, table)[0] for recompute in search.recomputes]
-    fits: np.ndarray = np.minimum.reduce(totals) <= search.memory_capacity_bytes
+    least = np.full(len(table), np.inf)
+    for variant in search.variants:
+        for rows in rows_by_stages(search, variant, table):
+            total, _ = memory_bytes(search, variant, table.take(rows))
+            least[rows] = np.minimum(least[rows], total)
+    fits: np.ndarray = least <= search.memory_capacity_bytes
     return fits
 
 
 def _operations(search: Search, table: CandidateTable) -> list[Gemm | Attention]:
-    plan = search.strategy.plan(search.model, search.job, search.recomputes[0], table)
+    plan = search.strategy.plan(search.model, search.job, search.variants[0], table)
     by_name = {op.name: op for phase in plan.phases for op in phase.operations}
     return [op for op in by_name.values() if isinstance(op, Gemm | Attention)]
 

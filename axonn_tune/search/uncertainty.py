@@ -9,6 +9,7 @@ drawn at random.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +18,10 @@ from axonn_tune.cost.gemm import interpolation_error
 from axonn_tune.search.evaluate import Evaluator
 from axonn_tune.search.problem import Search
 from axonn_tune.search.resources import Resource, resources
-from axonn_tune.spec.grid import CandidateTable, Ints, distinct
+from axonn_tune.spec.grid import PIPELINE, CandidateTable, Ints, distinct
 from axonn_tune.spec.machine import Quantity
-from axonn_tune.spec.model import RECOMPUTES
 from axonn_tune.spec.plan import Array
+from axonn_tune.spec.variant import Variant
 
 # Relative standard deviations of numbers that state none. Conventions, not measurements: repeated
 # benchmarks differ by a few percent, published figures between papers by about a tenth, and a
@@ -53,39 +54,49 @@ def spread_of(quantity: Quantity) -> float:
 
 
 def uncertainty(
-    search: Search, table: CandidateTable, recompute: Ints, step_seconds: Array, fits: np.ndarray
+    search: Search, table: CandidateTable, variant: Ints, step_seconds: Array, fits: np.ndarray
 ) -> Uncertainty:
     """Compare the fastest rows that fit.
 
     Parameters
     ----------
-    table, recompute, step_seconds, fits : of the ranking, arrays of shape (C,)
+    table, variant, step_seconds, fits : of the ranking, arrays of shape (C,)
     """
     candidates = np.flatnonzero(fits)
     rows = candidates[np.argsort(step_seconds[candidates], kind="stable")][:N_ROWS]
     if not rows.size:
         return Uncertainty(rows, np.zeros(0), np.zeros(0))
     parts = [
-        _Part(search, table, rows, which, RECOMPUTES[value])
-        for value in np.unique(recompute[rows])
-        for which in [np.flatnonzero(recompute[rows] == value)]
+        _Part(search, table, rows, which, search.variants[int(index)])
+        for index, which in _alike(table, rows, variant[rows])
     ]
     effects, own = np.zeros((len(resources(search.machine)), rows.size)), np.zeros(rows.size)
     for part in parts:
         effects[:, part.which] = part.effects
         own[part.which] = part.own_error
-    axes = table.placements.sizes[:, table.placement[rows]]
-    _, shape_of = distinct(axes[0], axes[1], table.micro_batch[rows])
+    key = [axis for axis in search.strategy.compute_key if axis != "micro_batch"]
+    sizes = [table.placements.size(axis)[table.placement[rows]] for axis in key]
+    _, shape_of = distinct(*sizes, table.micro_batch[rows])
     spread: Array = np.sqrt((effects**2).sum(axis=0) + own**2 + MODEL_ERROR**2)
     log_seconds = np.log(step_seconds[rows])
     return Uncertainty(rows, spread, _p_best(log_seconds, effects, own, shape_of))
 
 
+def _alike(table: CandidateTable, rows: Ints, variant: Ints) -> Iterator[tuple[int, Ints]]:
+    """Variant and places of rows that share it and the number of stages."""
+    stages = np.ones(rows.size, dtype=np.int64)
+    if PIPELINE in table.placements.axes.names:
+        stages = table.placements.size(PIPELINE)[table.placement[rows]]
+    first, group = distinct(variant, stages)
+    for number, row in enumerate(first):
+        yield int(variant[row]), np.flatnonzero(group == number)
+
+
 class _Part:
-    """Rows with the same recomputation: how a standard deviation of each number moves them."""
+    """Rows with one variant and number of stages: how a deviation of each number moves them."""
 
     def __init__(
-        self, search: Search, table: CandidateTable, rows: Ints, which: Ints, recompute: str
+        self, search: Search, table: CandidateTable, rows: Ints, which: Ints, variant: Variant
     ) -> None:
         self.which = which
         own_rows = rows[which]
@@ -94,7 +105,7 @@ class _Part:
             np.arange(own_rows.size),
             table.micro_batch[own_rows],
         )
-        evaluator = Evaluator(search, recompute, own_table)
+        evaluator = Evaluator(search, variant, own_table)
         base = evaluator.evaluate().step_seconds
         self.effects = [_effect(evaluator, r, base) for r in resources(search.machine)]
         products = evaluator.product_seconds() * own_table.n_microsteps(search.job.global_batch)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import permutations
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,31 +19,51 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 AXES = ("x", "y", "z", "data")
+PIPELINE = "pipeline"
 PAPER_ORDER = "xyzd"
 # Fastest varying axis of the rank number first; the paper's order comes first.
 ORDERS = tuple("".join(letters) for letters in permutations(PAPER_ORDER))
 
 
+@dataclass(frozen=True)
+class Axes:
+    """The axes along which a strategy arranges its ranks.
+
+    names: in rank order, fastest varying first; of the first four the order may be changed.
+    batch: those that split the global batch. groups: over what collectives run, axes or
+    products of neighbouring ones, such as ``context*data``.
+    """
+
+    names: tuple[str, ...]
+    batch: tuple[str, ...]
+    groups: tuple[str, ...]
+
+
+AXONN_AXES = Axes(AXES, ("z", "data"), AXES)
+
+
 @dataclass(frozen=True, order=True)
 class Grid:
-    """One G_x x G_y x G_z x G_data grid."""
+    """One G_x x G_y x G_z x G_data grid, on each of so many stages of a pipeline."""
 
     x: int
     y: int
     z: int
     data: int
+    pipeline: int = 1
 
     @classmethod
     def parse(cls, text: str) -> Grid:
-        """Read ``'8x4x4x8'``: x, y, z, data.
+        """Read ``'8x4x4x8'``: x, y, z, data, and if there is a fifth, stages.
 
         Raises
         ------
         InputError
-            Not four whole numbers above zero.
+            Not four or five whole numbers above zero.
         """
         sizes = re.split(r"[x×,]", text.strip())
-        if len(sizes) != 4 or not all(re.fullmatch(r"[1-9]\d{0,8}", size) for size in sizes):
+        are_sizes = all(re.fullmatch(r"[1-9]\d{0,8}", size) for size in sizes)
+        if len(sizes) not in (4, 5) or not are_sizes:
             raise InputError(
                 f"grid '{text}' is not four sizes; write G_x x G_y x G_z x G_data, "
                 "for example 8x4x4x8"
@@ -49,12 +71,63 @@ class Grid:
         return cls(*(int(size) for size in sizes))
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Size by axis."""
+        of_axes = {axis: getattr(self, axis) for axis in AXES}
+        return of_axes if self.pipeline == 1 else {**of_axes, PIPELINE: self.pipeline}
+
+    @property
     def n_ranks(self) -> int:
-        """Product of the four sizes."""
-        return self.x * self.y * self.z * self.data
+        """Product of the sizes."""
+        return self.x * self.y * self.z * self.data * self.pipeline
 
     def __str__(self) -> str:
-        return f"{self.x}x{self.y}x{self.z}x{self.data}"
+        return "x".join(str(size) for size in self.sizes.values())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of the axes of a strategy other than AxoNN's, in rank order."""
+
+    items: tuple[tuple[str, int], ...]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size by axis."""
+        return dict(self.items)
+
+    @property
+    def n_ranks(self) -> int:
+        """Product of the sizes."""
+        return math.prod(self.sizes.values())
+
+    def __str__(self) -> str:
+        return ",".join(f"{axis}={size}" for axis, size in self.items)
+
+
+AnyGrid: TypeAlias = Grid | Layout
+
+
+def parse_grid(text: str, axes: Axes) -> AnyGrid:
+    """Read ``'8x4x4x8'`` for AxoNN, ``'tensor=8,data=16'`` for others; axes left out are 1.
+
+    Raises
+    ------
+    InputError
+        Not sizes of the axes.
+    """
+    if axes.names[: len(AXES)] == AXES:
+        return Grid.parse(text)
+    sizes: dict[str, int] = dict.fromkeys(axes.names, 1)
+    for part in text.strip().split(","):
+        name, _, size = (word.strip() for word in part.partition("="))
+        if name not in sizes or not re.fullmatch(r"[1-9]\d{0,8}", size):
+            example = ",".join(f"{axis}=2" for axis in axes.names)
+            raise InputError(
+                f"layout '{text}': '{part}' is not the size of an axis; for example {example}"
+            )
+        sizes[name] = int(size)
+    return Layout(tuple(sizes.items()))
 
 
 def check_order(text: str) -> str:
@@ -72,66 +145,95 @@ def check_order(text: str) -> str:
     return text
 
 
-def _axes_before() -> npt.NDArray[np.bool_]:
-    """``[order, axis, other]``: whether `other` varies faster than `axis`."""
+@lru_cache
+def _axes_before(n_axes: int) -> npt.NDArray[np.bool_]:
+    """``[order, axis, other]``: whether `other` varies faster than `axis`.
+
+    An order is one of the first four axes; the others follow as they are listed.
+    """
     letters = [axis[0] for axis in AXES]
-    return np.array([[[o.index(b) < o.index(a) for b in letters] for a in letters] for o in ORDERS])
-
-
-_BEFORE = _axes_before()
+    places = [[*(o.index(a) for a in letters), *range(len(AXES), n_axes)] for o in ORDERS]
+    place = np.array(places)[:, :n_axes]
+    before: npt.NDArray[np.bool_] = place[:, None, :] < place[:, :, None]
+    return before
 
 
 @dataclass(frozen=True, eq=False)
 class Placements:
     """Grids with a rank order each, as columns of shape (P,).
 
-    `sizes` has shape (4, P), the axes in the order x, y, z, data; `order` indexes `ORDERS`.
+    `sizes` has shape (A, P), the axes as they are listed; `order` indexes `ORDERS`.
     """
 
     sizes: Ints
     order: Ints
+    axes: Axes = AXONN_AXES
 
     @classmethod
-    def of(cls, grids: Sequence[Grid], orders: Sequence[str] = (PAPER_ORDER,)) -> Placements:
+    def of(
+        cls,
+        grids: Sequence[AnyGrid],
+        orders: Sequence[str] = (PAPER_ORDER,),
+        axes: Axes = AXONN_AXES,
+    ) -> Placements:
         """Every grid in every order; orders that place a grid's ranks alike are kept once.
 
         An axis of size one has no place, so of the orders that differ only in where such
         axes stand the first one listed is kept.
         """
-        sizes = np.array([[g.x, g.y, g.z, g.data] for g in grids], dtype=np.int64).reshape(-1, 4).T
-        return cls.of_sizes(sizes, orders)
+        columns = [[grid.sizes.get(axis, 1) for axis in axes.names] for grid in grids]
+        sizes = np.array(columns, dtype=np.int64).reshape(-1, len(axes.names)).T
+        return cls.of_sizes(sizes, orders, axes)
 
     @classmethod
-    def of_sizes(cls, sizes: Ints, orders: Sequence[str] = (PAPER_ORDER,)) -> Placements:
-        """As `of`, from an array of shape (4, number of grids)."""
+    def of_sizes(
+        cls, sizes: Ints, orders: Sequence[str] = (PAPER_ORDER,), axes: Axes = AXONN_AXES
+    ) -> Placements:
+        """As `of`, from an array of shape (A, number of grids)."""
         n_grids = sizes.shape[1]
         if len(orders) == 1:
             index = np.full(n_grids, ORDERS.index(orders[0]), dtype=np.int64)
-            return cls(sizes, index)
-        pattern = (sizes > 1).T @ np.array([1, 2, 4, 8])
+            return cls(sizes, index, axes)
+        pattern = (sizes[: len(AXES)] > 1).T @ np.array([1, 2, 4, 8])
         kept_by_pattern = [_distinct_orders(orders, bits) for bits in range(16)]
         counts = np.array([len(kept) for kept in kept_by_pattern])[pattern]
         order = np.concatenate([kept_by_pattern[bits] for bits in pattern] or [[]])
-        return cls(np.repeat(sizes, counts, axis=1), order.astype(np.int64))
+        return cls(np.repeat(sizes, counts, axis=1), order.astype(np.int64), axes)
 
     def __len__(self) -> int:
         return int(self.order.size)
 
     def take(self, rows: Ints | slice | npt.NDArray[np.bool_]) -> Placements:
         """The placements of the given rows."""
-        return Placements(self.sizes[:, rows], self.order[rows])
+        return Placements(self.sizes[:, rows], self.order[rows], self.axes)
 
     @cached_property
     def strides(self) -> Ints:
-        """Distance in rank numbers between neighbours of each axis's group, shape (4, P)."""
-        before = _BEFORE[self.order]  # (P, axis, other)
+        """Distance in rank numbers between neighbours of each axis's group, shape (A, P)."""
+        before = _axes_before(len(self.axes.names))[self.order]  # (P, axis, other)
         factors = np.where(before, self.sizes.T[:, None, :], 1)
         product: Ints = factors.prod(axis=2).T
         return product
 
-    def grid(self, row: int) -> Grid:
+    def size(self, group: str) -> Ints:
+        """Ranks of each group of an axis, or of a product of axes, shape (P,)."""
+        product: Ints = self.sizes[self._rows(group)].prod(axis=0)
+        return product
+
+    def stride(self, group: str) -> Ints:
+        """Distance in rank numbers between neighbours of each group, shape (P,)."""
+        nearest: Ints = self.strides[self._rows(group)].min(axis=0)
+        return nearest
+
+    def _rows(self, group: str) -> list[int]:
+        return [self.axes.names.index(axis) for axis in group.split("*")]
+
+    def grid(self, row: int) -> AnyGrid:
         """The grid of one row."""
-        return Grid(*(int(size) for size in self.sizes[:, row]))
+        sizes = [int(size) for size in self.sizes[:, row]]
+        if self.axes.names[: len(AXES)] == AXES:
+            return Grid(*sizes)
+        return Layout(tuple(zip(self.axes.names, sizes, strict=True)))
 
 
 def _distinct_orders(orders: Sequence[str], present_bits: int) -> list[int]:
@@ -155,9 +257,15 @@ class CandidateTable:
     micro_batch: Ints
 
     @classmethod
-    def single(cls, grid: Grid, order: str = PAPER_ORDER, micro_batch: int = 1) -> CandidateTable:
+    def single(
+        cls,
+        grid: AnyGrid,
+        order: str = PAPER_ORDER,
+        micro_batch: int = 1,
+        axes: Axes = AXONN_AXES,
+    ) -> CandidateTable:
         """A table of length one."""
-        placements = Placements.of([grid], (check_order(order),))
+        placements = Placements.of([grid], (check_order(order),), axes)
         return cls(placements, np.zeros(1, np.int64), np.array([micro_batch], np.int64))
 
     def __len__(self) -> int:
@@ -167,14 +275,24 @@ class CandidateTable:
         """The candidates of the given rows, over the same placements."""
         return CandidateTable(self.placements, self.placement[rows], self.micro_batch[rows])
 
-    def size(self, axis: str) -> Floats:
-        """Ranks along one axis, shape (C,)."""
-        sizes: Floats = self._sizes[AXES.index(axis)]
-        return sizes
+    def size(self, group: str) -> Floats:
+        """Ranks along an axis, or a product of axes, shape (C,)."""
+        if group not in self._sizes:
+            self._sizes[group] = self.placements.size(group).astype(np.float64)[self.placement]
+        return self._sizes[group]
 
     @cached_property
-    def _sizes(self) -> Floats:
-        return self.placements.sizes.astype(np.float64)[:, self.placement]
+    def _sizes(self) -> dict[str, Floats]:
+        return {}
+
+    @property
+    def n_stages(self) -> int:
+        """Stages of the pipeline, which all candidates of a plan share."""
+        if PIPELINE not in self.placements.axes.names or not len(self):
+            return 1
+        sizes = self.size(PIPELINE)
+        assert (sizes == sizes[0]).all(), "candidates of one plan have the same stages"
+        return int(sizes[0])
 
     @cached_property
     def sequences_at_once(self) -> Floats:
@@ -183,7 +301,8 @@ class CandidateTable:
 
     def n_microsteps(self, global_batch: int) -> Floats:
         """Gradient accumulation: micro-steps that make one global batch, shape (C,)."""
-        per_microstep = self.size("z") * self.size("data") * self.sequences_at_once
+        over = "*".join(self.placements.axes.batch)
+        per_microstep = self.size(over) * self.sequences_at_once
         steps: Floats = global_batch / per_microstep
         return steps
 

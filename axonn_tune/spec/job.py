@@ -40,6 +40,7 @@ class Job:
     overlap: Overlap = field(default_factory=Overlap)
     kernel_tuning: bool = True
     keep_gathered_weights: bool = False
+    dropout: bool = False  # after attention's softmax, and before both additions of a block
 
     def __post_init__(self) -> None:
         for name in ("n_gpus", "global_batch", "seq_len"):

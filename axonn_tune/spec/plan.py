@@ -13,6 +13,7 @@ FLOPs; numbers stand for arrays that hold the same value everywhere.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -122,18 +123,70 @@ class Phase:
 
 
 @dataclass(frozen=True, eq=False)
+class Stage:
+    """What a rank does with one micro-batch for one (virtual) stage of a pipeline.
+
+    sync_forward, sync_backward: the same for the first and for the last micro-batch of a step,
+    with the collectives that bring new weights and reduce gradients beside them.
+    """
+
+    forward: tuple[Phase, ...]
+    backward: tuple[Phase, ...]
+    sync_forward: tuple[Phase, ...] = ()
+    sync_backward: tuple[Phase, ...] = ()
+
+    @property
+    def parts(self) -> tuple[tuple[Phase, ...], ...]:
+        """Forward, backward, and the two of a synchronising micro-batch."""
+        return (
+            self.forward,
+            self.backward,
+            self.sync_forward or self.forward,
+            self.sync_backward or self.backward,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """Stages through which every micro-batch passes, with a transfer between neighbours.
+
+    Of a rank's `n_virtual` stages all are `middle`, but the very first and the very last.
+    """
+
+    n_stages: int
+    n_virtual: int
+    first: Stage
+    middle: Stage
+    last: Stage
+    transfer: Collective
+
+
+@dataclass(frozen=True, eq=False)
 class StepPlan:
     """One training step: the micro-step, `n_microsteps` times, then the step's end.
 
-    Both streams are idle at the end of each micro-step.
+    All streams are idle at the end of each micro-step. One of them is `sync_microstep`, if
+    there is one: it brings new weights and reduces gradients beside its computation. In a
+    `pipeline` micro-batches overlap as its schedule says, and `microstep` is what the rank of
+    the last stage does for one of them.
     """
 
     candidates: CandidateTable
     microstep: tuple[Phase, ...]
     step_end: tuple[Phase, ...]
     n_microsteps: Array  # shape (C,)
+    sync_microstep: tuple[Phase, ...] = ()
+    pipeline: Pipeline | None = None
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """All phases in the order of issue; those of other stages come last."""
+        return self.microstep + self.step_end + self.sync_microstep + self._of_stages
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
-        """All phases in the order of issue."""
-        return self.microstep + self.step_end
+    def _of_stages(self) -> tuple[Phase, ...]:
+        if self.pipeline is None:
+            return ()
+        stages = (self.pipeline.first, self.pipeline.middle, self.pipeline.last)
+        transfer = Phase("transfer", (self.pipeline.transfer,))
+        return (*(phase for stage in stages for part in stage.parts for phase in part), transfer)

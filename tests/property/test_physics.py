@@ -15,7 +15,8 @@ from axonn_tune.spec.grid import AXES, ORDERS, CandidateTable, Grid, Placements
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
-from axonn_tune.strategies import axonn4d
+from axonn_tune.spec.variant import Variant
+from axonn_tune.strategies.axonn4d import AXONN
 
 SLACK = 1 + 1e-9
 
@@ -24,14 +25,14 @@ def step_seconds(world, **changes):
     model, job, machine, recompute, table = world
     job = replace(job, **changes.pop("job", {}))
     machine = changes.pop("machine", machine)
-    return Evaluator(Search(model, job, machine), recompute, table).evaluate().step_seconds
+    return Evaluator(Search(model, job, machine), Variant(recompute), table).evaluate().step_seconds
 
 
 @given(worlds())
 def test_never_faster_than_the_flops_at_peak(world):
     """All products, and the causal half of attention, at the advertised rate."""
     model, job, machine, recompute, table = world
-    plan = axonn4d.plan(model, job, recompute, table)
+    plan = AXONN.plan(model, job, Variant(recompute), table)
     flops = sum(
         phase.repeats * op.flops * (0.5 if isinstance(op, Attention) else 1.0)
         for phase in plan.microstep
@@ -46,7 +47,7 @@ def test_never_faster_than_the_flops_at_peak(world):
 def test_never_faster_than_the_memory(world):
     """The bytes of the kernels that move bytes, at the advertised bandwidth."""
     model, job, machine, recompute, table = world
-    plan = axonn4d.plan(model, job, recompute, table)
+    plan = AXONN.plan(model, job, Variant(recompute), table)
     moved = np.zeros(len(table))
     for phases, times in ((plan.microstep, plan.n_microsteps), (plan.step_end, 1.0)):
         for phase in phases:
@@ -85,7 +86,7 @@ def rings_by_unit(stride, size, n_ranks, unit_ranks):
 def boundary_seconds(world):
     """For each candidate, how long the busiest unit's boundary is at work at least."""
     model, job, machine, recompute, table = world
-    plan = axonn4d.plan(model, job, recompute, table)
+    plan = AXONN.plan(model, job, Variant(recompute), table)
     bounds = np.zeros(len(table))
     for row, placement in enumerate(table.placement):
         strides = table.placements.strides[:, placement]
@@ -239,10 +240,10 @@ def test_one_rank_does_not_communicate(world):
     model, job, machine, recompute, _ = world
     alone = replace(job, n_gpus=1)
     table = CandidateTable.single(Grid(1, 1, 1, 1))
-    times = Evaluator(Search(model, alone, machine), recompute, table).evaluate()
+    times = Evaluator(Search(model, alone, machine), Variant(recompute), table).evaluate()
     assert times.exposed_communication_seconds[0] == 0.0
     no_links = faster_links(shorter_latency(machine, 1e9), 1e-9)
-    again = Evaluator(Search(model, alone, no_links), recompute, table).evaluate()
+    again = Evaluator(Search(model, alone, no_links), Variant(recompute), table).evaluate()
     assert again.step_seconds[0] == times.step_seconds[0]
 
 
@@ -259,7 +260,7 @@ def test_permuting_candidates_permutes_results(world, random):
 def test_one_at_a_time_equals_all_at_once(world):
     model, job, machine, recompute, table = world
     together = step_seconds(world)
-    memory, _ = memory_bytes(Search(model, job, machine), recompute, table)
+    memory, _ = memory_bytes(Search(model, job, machine), Variant(recompute), table)
     for row in range(len(table)):
         placement = table.placements.take(
             slice(int(table.placement[row]), int(table.placement[row]) + 1)
@@ -267,7 +268,7 @@ def test_one_at_a_time_equals_all_at_once(world):
         single = CandidateTable(placement, np.zeros(1, np.int64), table.micro_batch[row : row + 1])
         alone = (model, job, machine, recompute, single)
         assert step_seconds(alone) == pytest.approx(together[row : row + 1], rel=1e-12)
-        assert memory_bytes(Search(model, job, machine), recompute, single)[0] == memory[row]
+        assert memory_bytes(Search(model, job, machine), Variant(recompute), single)[0] == memory[row]
 
 
 @given(worlds())
@@ -288,7 +289,7 @@ def test_orders_that_move_only_axes_of_one_rank_agree(world):
 @given(worlds())
 def test_exposed_time_lies_within_the_step(world):
     model, job, machine, recompute, table = world
-    times = Evaluator(Search(model, job, machine), recompute, table).evaluate()
+    times = Evaluator(Search(model, job, machine), Variant(recompute), table).evaluate()
     assert (times.exposed_communication_seconds >= -1e-12 * times.step_seconds).all()
     assert (times.exposed_communication_seconds < times.step_seconds).all()
 
@@ -297,10 +298,10 @@ def test_exposed_time_lies_within_the_step(world):
 def test_memory_shrinks_with_recomputation_and_grows_with_the_micro_batch(world):
     model, job, machine, _, table = world
     held = [
-        memory_bytes(Search(model, job, machine), r, table)[0]
+        memory_bytes(Search(model, job, machine), Variant(r), table)[0]
         for r in ("none", "selective", "full")
     ]
     assert (held[0] >= held[1]).all()
     assert (held[1] * SLACK >= held[2]).all()
     larger = CandidateTable(table.placements, table.placement, 2 * table.micro_batch)
-    assert (memory_bytes(Search(model, job, machine), "none", larger)[0] > held[0]).all()
+    assert (memory_bytes(Search(model, job, machine), Variant("none"), larger)[0] > held[0]).all()

@@ -18,7 +18,8 @@ from axonn_tune.spec.grid import AXES, CandidateTable, Grid, Placements
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import COMPUTE, Collective, MemoryBound, Phase
-from axonn_tune.strategies import axonn4d
+from axonn_tune.spec.variant import Variant
+from axonn_tune.strategies.axonn4d import AXONN
 
 NONE, SOME, MUCH = Interference(), Interference(0.2), Interference(1.0)
 BACK, BOTH = Interference(0.0, 0.5), Interference(0.3, 0.5)
@@ -27,7 +28,7 @@ BACK, BOTH = Interference(0.0, 0.5), Interference(0.3, 0.5)
 def plain_twin(model, job, machine, recompute, table, row):
     """Step and exposed seconds of one candidate, every repeat played."""
     single = table.take(slice(row, row + 1))
-    plan = axonn4d.plan(model, job, recompute, single)
+    plan = AXONN.plan(model, job, Variant(recompute), single)
     links = placement_links(machine, table.placements)
     collective = CollectivePrices(links, single)
     at = int(single.placement[0])
@@ -49,7 +50,7 @@ def plain_twin(model, job, machine, recompute, table, row):
 @given(worlds())
 def test_whole_steps_equal_the_plain_twin(world):
     model, job, machine, recompute, table = world
-    fast = Evaluator(Search(model, job, machine), recompute, table).evaluate()
+    fast = Evaluator(Search(model, job, machine), Variant(recompute), table).evaluate()
     for row in range(len(table)):
         step, exposed = plain_twin(*world, row)
         assert fast.step_seconds[row] == pytest.approx(step, rel=1e-12)
@@ -277,7 +278,7 @@ def test_a_deep_model_on_a_real_machine_equals_the_plain_twin(perlmutter, n_laye
     rows = np.arange(len(placements))
     table = CandidateTable(placements, rows, np.ones(rows.shape, np.int64))
     for recompute in ("none", "full"):
-        fast = Evaluator(Search(model, job, perlmutter), recompute, table).evaluate()
+        fast = Evaluator(Search(model, job, perlmutter), Variant(recompute), table).evaluate()
         for row in rows:
             step, exposed = plain_twin(model, job, perlmutter, recompute, table, int(row))
             assert fast.step_seconds[row] == pytest.approx(step, rel=1e-12)

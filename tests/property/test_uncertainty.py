@@ -107,7 +107,7 @@ def test_true_times_lie_in_their_intervals_and_the_likeliest_wins_as_often(seed)
         np.arange(rows.size),
         ranking.table.micro_batch[rows],
     )
-    evaluator = Evaluator(search, RECOMPUTES[int(ranking.recompute[rows[0]])], table)
+    evaluator = Evaluator(search, search.variants[int(ranking.variant[rows[0]])], table)
     shares = evaluator.product_seconds() * table.n_microsteps(search.job.global_batch)
     base = ranking.step_seconds[rows]
     own = uncertainty.interpolation_error(machine, "bf16") * np.sqrt(((shares / base) ** 2).sum(0))

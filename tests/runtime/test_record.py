@@ -9,7 +9,8 @@ from axonn_tune.runtime.trainer import RandomTokens, Trainer
 from axonn_tune.spec.grid import CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Collective, Gemm
-from axonn_tune.strategies import axonn4d
+from axonn_tune.spec.variant import Variant
+from axonn_tune.strategies.axonn4d import AXONN
 
 BUCKETED = "gradient.all_reduce"
 
@@ -32,7 +33,7 @@ def planned_step(case):
         keep_gathered_weights=case.keep_gathered_weights,
     )
     table = CandidateTable.single(case.grid, case.order, micro_batch)
-    plan = axonn4d.plan(spec, job, case.recompute, table)
+    plan = AXONN.plan(spec, job, Variant(case.recompute), table)
     assert number(plan.n_microsteps) == case.n_microsteps
     operations = []
     for phase in [*plan.microstep * case.n_microsteps, *plan.step_end]:

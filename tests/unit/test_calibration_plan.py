@@ -17,7 +17,8 @@ from axonn_tune.spec.grid import CandidateTable, Grid
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import MEMORY_KERNELS, Attention, Collective, Gemm
 from axonn_tune.spec.points import LinkPoint
-from axonn_tune.strategies import axonn4d
+from axonn_tune.spec.variant import Variant
+from axonn_tune.strategies.axonn4d import AXONN
 
 THOROUGH = plan.extent_of(is_quick=False, on_gpu=False)
 QUICK = plan.extent_of(is_quick=True, on_gpu=False)
@@ -123,7 +124,7 @@ def test_messages_are_measured_up_to_the_largest_of_the_search():
 
 def operations(model, job: Job, grid):
     table = CandidateTable.single(grid, micro_batch=1)
-    return [op for p in axonn4d.plan(model, job, "none", table).phases for op in p.operations]
+    return [op for p in AXONN.plan(model, job, Variant("none"), table).phases for op in p.operations]
 
 
 def number(size):

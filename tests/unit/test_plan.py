@@ -12,7 +12,8 @@ from axonn_tune.spec.grid import AXES, CandidateTable, Grid
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
-from axonn_tune.strategies import axonn4d
+from axonn_tune.spec.variant import Variant
+from axonn_tune.strategies.axonn4d import AXONN, stored_parameters
 
 MODEL = Model("toy", n_layers=3, hidden_size=64, n_heads=4, vocab_size=256, seq_len=16)
 GRID = Grid(2, 4, 2, 2)
@@ -21,7 +22,7 @@ JOB = Job(n_gpus=GRID.n_ranks, global_batch=16, seq_len=16)
 
 def plan_of(recompute="none", job=JOB, model=MODEL, grid=GRID, micro_batch=2):
     table = CandidateTable.single(grid, micro_batch=micro_batch)
-    return axonn4d.plan(model, job, recompute, table)
+    return AXONN.plan(model, job, Variant(recompute), table)
 
 
 def operations(plan, phase=None):
@@ -99,7 +100,7 @@ def test_buffers_and_axes_are_the_designs_table():
     assert buffers["backward.down.all_reduce"] == ("all_reduce", "x", 2 * 32 * 256 / 4)
     assert buffers["forward.embedding.all_reduce"] == ("all_reduce", "y", 2 * 32 * 64 / 2)
     assert buffers["forward.norm1.all_reduce"] == ("all_reduce", "x", 2 * 4 * 32)
-    sharded, replicated = (size(v) for v in axonn4d.stored_parameters(MODEL, plan.candidates))
+    sharded, replicated = (size(v) for v in stored_parameters(MODEL, plan.candidates))
     assert buffers["gradient.all_reduce"] == ("all_reduce", "data", 4 * (sharded + replicated))
 
 
@@ -170,7 +171,7 @@ def test_ors_waits_for_the_last_but_one_reduce_scatter():
 def test_at_most_two_weight_gradients_await_their_reduce_scatter(world):
     """With ORS one is under way while the next one forms; without, none."""
     model, job, _, recompute, table = world
-    plan = axonn4d.plan(model, job, recompute, table)
+    plan = AXONN.plan(model, job, Variant(recompute), table)
     under_way, n_formed = [], 0
     for phase in plan.microstep:
         for _ in range(min(phase.repeats, 3)):
@@ -259,7 +260,7 @@ def test_how_often_a_weight_is_gathered(oag, recompute, keep):
 def test_every_gathered_weight_is_awaited_before_its_product(world):
     """Whatever the switches: play the host program and watch what has been awaited."""
     model, job, _, recompute, table = world
-    plan = axonn4d.plan(model, job, recompute, table)
+    plan = AXONN.plan(model, job, Variant(recompute), table)
     awaited = set()
     for phase in plan.microstep:
         for _ in range(min(phase.repeats, 2)):
@@ -300,7 +301,7 @@ def test_flops_over_all_ranks_are_the_models(recompute):
 @given(worlds())
 def test_products_of_random_models_add_up(world):
     model, job, _, recompute, table = world
-    plan = axonn4d.plan(model, job, recompute, table)
+    plan = AXONN.plan(model, job, Variant(recompute), table)
     per_rank = np.zeros(len(table))
     for phase in plan.microstep:
         for op in phase.operations:
@@ -316,7 +317,7 @@ def test_products_of_random_models_add_up(world):
 @given(models())
 def test_stored_parameters_add_up_to_the_models(model):
     table = CandidateTable.single(Grid(2, 2, 1, 1))
-    sharded, replicated = (size(v) for v in axonn4d.stored_parameters(model, table))
+    sharded, replicated = (size(v) for v in stored_parameters(model, table))
     n_embeddings = 1 if model.tied_embeddings else 2
     padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * n_embeddings
     # Vectors are split over X or Y and replicated over the other: two ranks hold each.
@@ -326,8 +327,8 @@ def test_stored_parameters_add_up_to_the_models(model):
 def test_memory_by_hand():
     """Grid 2 x 4 x 2 x 2, bf16, T = 32 tokens, h = 64; bytes of one rank."""
     table = CandidateTable.single(GRID, micro_batch=2)
-    terms = {k: size(v) for k, v in axonn4d.memory(MODEL, JOB, "none", table).items()}
-    sharded, replicated = (size(v) for v in axonn4d.stored_parameters(MODEL, table))
+    terms = {k: size(v) for k, v in AXONN.memory(MODEL, JOB, Variant("none"), table).items()}
+    sharded, replicated = (size(v) for v in stored_parameters(MODEL, table))
     residual, qkv, up = 2 * 32 * 64 / 2, 2 * 32 * 192 / 4, 2 * 32 * 256 / 4
     attention_out = 2 * 32 * 64 / 4
     block = 4 * residual + qkv + attention_out + 2 * up
@@ -347,7 +348,7 @@ def test_memory_by_hand():
 def test_recomputation_saves_activations_in_order():
     table = CandidateTable.single(GRID, micro_batch=2)
     held = [
-        size(axonn4d.memory(MODEL, JOB, recompute, table)["activations"])
+        size(AXONN.memory(MODEL, JOB, Variant(recompute), table)["activations"])
         for recompute in ("none", "selective", "full")
     ]
     assert held[0] > held[1] > held[2]
@@ -356,7 +357,7 @@ def test_recomputation_saves_activations_in_order():
 def test_unfused_attention_keeps_its_scores():
     table = CandidateTable.single(GRID, micro_batch=2)
     flash, unfused = (
-        size(axonn4d.memory(MODEL, replace(JOB, attention=a), "none", table)["activations"])
+        size(AXONN.memory(MODEL, replace(JOB, attention=a), Variant("none"), table)["activations"])
         for a in ("flash", "unfused")
     )
     scores = 2 * 2 * 16 * 16 * 4 / 4  # bf16, sequences x s x s x heads over Y
@@ -723,7 +724,7 @@ def test_gradients_travel_in_buckets_of_25_mebibytes(gpt_80b):
 
 def test_stored_parameters_by_hand():
     table = CandidateTable.single(GRID)
-    assert [size(v) for v in axonn4d.stored_parameters(MODEL, table)] == [SHARDED, VECTORS]
+    assert [size(v) for v in stored_parameters(MODEL, table)] == [SHARDED, VECTORS]
 
 
 @pytest.mark.parametrize(
@@ -752,7 +753,7 @@ def test_stored_parameters_by_hand():
 )
 def test_gathered_bytes_by_hand(model, job, grid, gathered):
     table = CandidateTable.single(grid, micro_batch=2)
-    assert size(axonn4d.memory(model, job, "none", table)["gathered_weights"]) == gathered
+    assert size(AXONN.memory(model, job, Variant("none"), table)["gathered_weights"]) == gathered
 
 
 @pytest.mark.parametrize(
@@ -767,14 +768,14 @@ def test_gathered_bytes_by_hand(model, job, grid, gathered):
 )
 def test_activations_by_hand(recompute, saved, working):
     table = CandidateTable.single(GRID, micro_batch=2)
-    terms = axonn4d.memory(MODEL, JOB, recompute, table)
+    terms = AXONN.memory(MODEL, JOB, Variant(recompute), table)
     assert size(terms["activations"]) == 3 * saved + RESIDUAL
     assert size(terms["working_set"]) == working
 
 
 def test_fp32_keeps_no_master_copy():
     table = CandidateTable.single(GRID, micro_batch=2)
-    terms = axonn4d.memory(MODEL, replace(JOB, dtype="fp32"), "none", table)
+    terms = AXONN.memory(MODEL, replace(JOB, dtype="fp32"), Variant("none"), table)
     stored = SHARDED + VECTORS
     assert size(terms["weights"]) == 4 * stored
     assert size(terms["gradients"]) == (4 + 4) * stored

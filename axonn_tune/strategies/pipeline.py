@@ -1,0 +1,132 @@
+"""Layers cut into the stages of a pipeline: rules, the plan of each stage, and its memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from axonn_tune.spec.grid import PIPELINE, CandidateTable, Placements
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Array, Collective, Pipeline, Stage, StepPlan
+from axonn_tune.spec.variant import Variant
+from axonn_tune.strategies.transformer import Transformer
+
+
+def _are_cut(n_layers: int, n_chunks: np.ndarray | int) -> np.ndarray:
+    """Whether layers can be cut evenly, embedding and head counted as layers or not."""
+    layers = np.asarray(n_layers)
+    even: np.ndarray = (layers % n_chunks == 0) & (layers >= n_chunks)
+    counted = ((layers + 2) % n_chunks == 0) & (layers + 2 >= 2 * np.asarray(n_chunks))
+    return even | counted
+
+
+def broken_pipeline_rules(model: Model, placements: Placements) -> dict[str, np.ndarray]:
+    """Placements whose stages cannot have the same number of layers."""
+    if PIPELINE not in placements.axes.names:
+        return {}
+    stages = placements.size(PIPELINE)
+    reason = "layers (or layers + 2, embedding and head counted) not divisible by the stages"
+    return {reason: ~_are_cut(model.n_layers, stages)}
+
+
+def admits_virtual(
+    model: Model, job: Job, variant: Variant, table: CandidateTable
+) -> np.ndarray:
+    """Whether a rank's layers can be cut into the variant's virtual stages, shape (C,).
+
+    Interleaving needs a pipeline, and micro-batches in multiples of the stages (Narayanan et
+    al., SC21, section 2.2).
+    """
+    n_virtual, n_stages = variant.n_virtual, table.n_stages
+    if n_virtual == 1:
+        return np.ones(len(table), dtype=bool)
+    if n_stages == 1 or model.n_layers % (n_stages * n_virtual):
+        return np.zeros(len(table), dtype=bool)
+    admitted: np.ndarray = table.n_microsteps(job.global_batch) % n_stages == 0
+    return admitted
+
+
+def chunk_layers(model: Model, n_stages: int, n_virtual: int, stage: int) -> list[int]:
+    """Layers of each virtual stage of one rank.
+
+    Where embedding and head count as layers the first and the last stage have one less.
+    """
+    n_chunks = n_stages * n_virtual
+    each = math.ceil(model.n_layers / n_chunks)
+    layers = [each] * n_virtual
+    if model.n_layers % n_chunks:
+        layers[0] -= stage == 0
+        layers[-1] -= stage == n_stages - 1
+    return layers
+
+
+def pipelined_plan(planner: Transformer, transfer_bytes: Array) -> StepPlan:
+    """A plan with stages; neighbours exchange `transfer_bytes` for each micro-batch."""
+    table, model = planner.table, planner.model
+    n_stages, n_virtual = table.n_stages, planner.n_virtual
+    transfer = Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE)
+    first = _stage(planner, chunk_layers(model, n_stages, n_virtual, 0)[0], True, False)
+    last = _stage(planner, chunk_layers(model, n_stages, n_virtual, n_stages - 1)[-1], False, True)
+    middle = first
+    if n_stages * n_virtual > 2:
+        each = math.ceil(model.n_layers / (n_stages * n_virtual))
+        middle = _stage(planner, each, False, False)
+    others = (middle.forward + middle.backward) * (n_virtual - 1)
+    return StepPlan(
+        table,
+        others + last.forward + last.backward,
+        planner.step_end(),
+        table.n_microsteps(planner.job.global_batch),
+        pipeline=Pipeline(n_stages, n_virtual, first, middle, last, transfer),
+    )
+
+
+def _stage(planner: Transformer, n_layers: int, first: bool, last: bool) -> Stage:
+    forward = planner.forward_pass(n_layers, first, last)
+    backward = planner.backward_pass(n_layers, first, last)
+    if not planner.has_sync:
+        return Stage(forward, backward)
+    planner.is_sync = True
+    stage = Stage(
+        forward,
+        backward,
+        planner.forward_pass(n_layers, first, last),
+        planner.backward_pass(n_layers, first, last),
+    )
+    planner.is_sync = False
+    return stage
+
+
+# Layers, whether first and last stage, and layers' activations held at once -> bytes by term.
+StageMemory = Callable[[int, bool, bool, Array], dict[str, Array]]
+
+
+def stage_memory(planner: Transformer, of_stage: StageMemory) -> dict[str, Array]:
+    """Bytes by term of the rank that needs most: of the first or of the last stage.
+
+    The first stage holds the activations of as many micro-batches as there are stages (1F1B),
+    and with v virtual stages (p - 1) / (p v) of that more (Korthikanti et al.,
+    arXiv 2205.05198, section 4.2.3); the last stage holds one.
+    """
+    table, model, job = planner.table, planner.model, planner.job
+    n_stages, n_virtual = table.n_stages, planner.n_virtual
+    if n_stages == 1:
+        return of_stage(model.n_layers, True, True, np.full(len(table), float(model.n_layers)))
+    n_micro = table.n_microsteps(job.global_batch)
+    firsts, lasts = (
+        sum(chunk_layers(model, n_stages, n_virtual, stage)) for stage in (0, n_stages - 1)
+    )
+    in_flight = float(n_stages)
+    if n_virtual > 1:
+        in_flight *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
+    terms = of_stage(firsts, True, False, firsts * np.minimum(n_micro, in_flight))
+    held_by_last = 1.0 if n_virtual == 1 else 1.0 + (n_virtual - 1) / n_virtual * n_stages
+    of_last = of_stage(lasts, False, True, lasts * np.minimum(n_micro, held_by_last))
+    total, total_of_last = (
+        sum(each.values(), start=np.zeros(len(table))) for each in (terms, of_last)
+    )
+    is_last = total_of_last > total
+    return {term: np.where(is_last, of_last[term], value) for term, value in terms.items()}
