@@ -13,10 +13,10 @@ from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Array, Attention
 
-# Unfused attention writes scores, and reads and writes them in the softmax and in the
-# second product; backward reads and writes them and their gradient: passes over the scores.
-UNFUSED_FORWARD_PASSES = 4.0
-UNFUSED_BACKWARD_PASSES = 8.0
+# Passes of the softmax over the scores: forward reads and writes them; backward reads them and
+# their gradient and writes one. What the products read and write is in their own time.
+UNFUSED_FORWARD_PASSES = 2.0
+UNFUSED_BACKWARD_PASSES = 3.0
 
 
 def attention_seconds(operation: Attention, machine: Machine, dtype: str) -> Array:

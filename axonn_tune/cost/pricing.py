@@ -17,7 +17,16 @@ from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.spec.grid import CandidateTable, Ints
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.plan import Array, Attention, Collective, Compute, Gemm, Phase, Size
+from axonn_tune.spec.plan import (
+    Array,
+    Attention,
+    Collective,
+    Compute,
+    Gemm,
+    MemoryBound,
+    Phase,
+    Size,
+)
 
 Links: TypeAlias = Mapping[str, AxisLinks]
 
@@ -54,6 +63,20 @@ def gap_seconds(kernel_seconds: Array, machine: Machine) -> Array:
     """Host time behind each kernel, in which nothing else runs; none where nothing is launched."""
     gap: Array = np.where(kernel_seconds > 0, machine.kernels.gap_seconds.value, 0.0)
     return gap
+
+
+def issue_seconds(phases: Sequence[Phase], table: CandidateTable, machine: Machine) -> Array:
+    """Host time to issue all operations of the phases, shape (C,)."""
+    count = np.zeros(len(table))
+    for phase in phases:
+        for op in phase.operations:
+            if isinstance(op, Collective):
+                count += phase.repeats * (table.size(op.axis) > 1)
+            elif isinstance(op, MemoryBound):
+                count += phase.repeats * (np.asarray(op.nbytes) > 0)
+            else:
+                count += phase.repeats
+    return count * machine.kernels.issue_seconds.value
 
 
 def lanes(links: Links) -> np.ndarray:

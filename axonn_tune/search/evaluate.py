@@ -20,6 +20,7 @@ from axonn_tune.cost.pricing import (
     Links,
     compute_seconds,
     gap_seconds,
+    issue_seconds,
     lanes,
 )
 from axonn_tune.search.problem import Search
@@ -124,6 +125,9 @@ class Evaluator:
             program = self._program(phases, first, run_code)
             played = prices.play(program, run, least[run])
             seconds[run], exposed[run] = played.seconds, played.exposed_seconds
+        if self._search.machine.kernels.issue_seconds.value:
+            host = issue_seconds(phases, prices.table, self._search.machine)
+            np.maximum(seconds, host, out=seconds)
         return Played(seconds, exposed)
 
     def _used_code(self, phases: Sequence[Phase], lane_code: Ints) -> Ints:
@@ -237,6 +241,7 @@ class _ChunkPrices:
 
     def __init__(self, evaluator: Evaluator, plan: StepPlan, shape_of: Ints) -> None:
         self._evaluator, self._plan, self._shape_of = evaluator, plan, shape_of
+        self.table = plan.candidates
         self._collective = CollectivePrices(evaluator.links, plan.candidates)
         self._kernels_seconds: dict[tuple[OpIndex, ...], Array] = {}
 

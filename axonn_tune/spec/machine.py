@@ -113,6 +113,8 @@ class KernelRates:
     slowdown_fraction: how much longer a kernel takes while a collective runs beside it;
     collective_slowdown_fraction: how much longer a collective, while a kernel runs.
     gap_seconds: how long the host keeps the device idle between two kernels.
+    issue_seconds: what the host needs to issue one operation, while the device works on those
+    before; a step takes at least so long for each.
     attention_points correct the rates of attention, as GEMM points do the efficiency curve;
     memory_points, where a kernel has them, replace bandwidth and launch.
     """
@@ -124,11 +126,17 @@ class KernelRates:
     slowdown_fraction: Quantity
     collective_slowdown_fraction: Quantity = Quantity(0.0, "assumed", "not measured: taken as none")
     gap_seconds: Quantity = Quantity(0.0, "assumed", "not measured: the host runs ahead")
+    issue_seconds: Quantity = Quantity(0.0, "assumed", "not measured: the host runs ahead")
     attention_points: tuple[AttentionPoint, ...] = ()
     memory_points: tuple[MemoryPoint, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("slowdown_fraction", "collective_slowdown_fraction", "gap_seconds"):
+        for name in (
+            "slowdown_fraction",
+            "collective_slowdown_fraction",
+            "gap_seconds",
+            "issue_seconds",
+        ):
             if not 0 <= getattr(self, name).value < math.inf:
                 raise InputError(f"kernels: {name} must be finite and not negative")
         for name in (

@@ -290,7 +290,7 @@ class _Planner(Transformer):
         nbytes = kept * (2.0 * GRADIENT_BYTES + 2.0 * state_bytes(self.job) + weight_bytes)
         host.memory_bound("optimizer.step", nbytes, "optimizer")
         if self._sharded_optimizer:
-            host.run("weights.all_gather", "all_gather", stored * self.element_bytes, "data")
+            host.issue("weights.all_gather", "all_gather", stored * self.element_bytes, "data")
         return (host.phase("step_end", over_storage=True),)
 
 

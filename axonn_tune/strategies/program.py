@@ -50,9 +50,20 @@ class HostProgram:
             Attention(name, n_sequences, n_heads, seq_len, head_dim, backward, fused, waits_for)
         )
 
-    def issue(self, name: str, kind: str, nbytes: Size, axis: str, n_calls: Size = 1.0) -> None:
-        """Start a collective beside the computation that is issued after it."""
-        waits_for = (COMPUTE, *self._awaited)
+    def issue(
+        self,
+        name: str,
+        kind: str,
+        nbytes: Size,
+        axis: str,
+        n_calls: Size = 1.0,
+        after: tuple[str, ...] = (),
+    ) -> None:
+        """Start a collective beside the computation that is issued after it.
+
+        It waits for the collectives named in `after`, without holding computation up.
+        """
+        waits_for = (COMPUTE, *self._awaited, *after)
         self._operations.append(Collective(name, kind, nbytes, axis, n_calls, waits_for))
 
     def wait(self, name: str) -> None:
