@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,10 +13,12 @@ from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import COST_MODELS, Search
 from axonn_tune.search.rank import Ranking, run
 from axonn_tune.spec.checks import require_choice, require_count
-from axonn_tune.spec.grid import AXES, ORDERS, PAPER_ORDER, Grid, check_order
+from axonn_tune.spec.grid import AXES, ORDERS, PAPER_ORDER, AnyGrid, check_order, parse_grid
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.strategies.named import Switches, strategy_named
+from axonn_tune.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     import pandas
@@ -45,6 +48,7 @@ def build_search(
     oag: bool = True,
     kernel_tuning: bool = True,
     keep_gathered_weights: bool = False,
+    dropout: bool = False,
     order: str = PAPER_ORDER,
     cost_model: str = "full",
     max_tp: int | None = None,
@@ -52,6 +56,9 @@ def build_search(
     gy: int | None = None,
     gz: int | None = None,
     gdata: int | None = None,
+    fix: Mapping[str, int] | None = None,
+    strategy: str | Strategy = "axonn",
+    switches: Switches | None = None,
     include_oom: bool = False,
     every_configuration: bool = False,
 ) -> Search:
@@ -68,7 +75,11 @@ def build_search(
     require_count("job", "seq_len", seq_len)
     require_choice("job", "recompute", recompute, ("auto", *RECOMPUTES))
     require_choice("search", "cost_model", cost_model, COST_MODELS)
+    chosen = strategy_named(strategy, switches) if isinstance(strategy, str) else strategy
     axes = {axis: size for axis, size in zip(AXES, (gx, gy, gz, gdata), strict=True) if size}
+    axes |= fix or {}
+    for axis in axes:
+        require_choice(f"strategy {chosen.name}", "axis", axis, chosen.axes.names)
     for name, count in {**axes, "micro_batch": micro_batch, "max_tp": max_tp}.items():
         if count is not None:
             require_count("search", name, count)
@@ -81,13 +92,20 @@ def build_search(
         overlap=Overlap(oar, ors, oag),
         kernel_tuning=kernel_tuning,
         keep_gathered_weights=keep_gathered_weights,
+        dropout=dropout,
     )
+    if chosen.axes.names[: len(AXES)] != AXES and (order != PAPER_ORDER or cost_model != "full"):
+        raise InputError(
+            f"strategy {chosen.name} has one rank order and one cost model; --order and "
+            "--cost-model are AxoNN's"
+        )
     orders = ORDERS if order == "all" else (check_order(order),)
     loaded_machine.peak_flops_per_s(dtype)
     return Search(
         model=loaded_model,
         job=job,
         machine=loaded_machine,
+        strategy=chosen,
         constraints=Constraints(axes, max_tp, orders, micro_batch),
         recomputes=RECOMPUTES if recompute == "auto" else (recompute,),
         cost_model=cost_model,
@@ -146,6 +164,9 @@ def suggest(
         selective, full, auto), ``oar``, ``ors``, ``oag``, ``kernel_tuning``,
         ``keep_gathered_weights``, ``order`` (such as ``"xyzd"``, or ``"all"``),
         ``cost_model`` (full, paper), ``max_tp``, ``gx``, ``gy``, ``gz``, ``gdata``,
+        ``fix`` (sizes of any axes, by name), ``strategy`` (axonn, axonn-pipeline, megatron,
+        zero3, zeropp, zero-topo, or an object with the protocol `Strategy`), ``switches``
+        (`strategies.named.Switches`), ``dropout``,
         ``include_oom``, ``every_configuration`` (every micro-batch and recomputation of a
         grid, not its best only).
 
@@ -171,7 +192,7 @@ def suggest(
 def predict(
     model: ModelLike,
     gpus: int,
-    grid: Grid | str,
+    grid: AnyGrid | str,
     machine: MachineLike = DEFAULT_MACHINE,
     **options: Any,
 ) -> Prediction:
@@ -187,14 +208,15 @@ def predict(
     return predict_search(build_search(model, gpus, machine, **options), grid)
 
 
-def predict_search(search: Search, grid: Grid | str) -> Prediction:
+def predict_search(search: Search, grid: AnyGrid | str) -> Prediction:
     """As `predict`, for a search that is already built."""
     from dataclasses import replace
 
     from axonn_tune.search.absence import broken_by
 
-    wanted = Grid.parse(grid) if isinstance(grid, str) else grid
-    axes = dict(zip(AXES, (wanted.x, wanted.y, wanted.z, wanted.data), strict=True))
+    names = search.strategy.axes.names
+    wanted = parse_grid(grid, search.strategy.axes) if isinstance(grid, str) else grid
+    axes = {axis: wanted.sizes.get(axis, 1) for axis in names}
     reasons = broken_by(search, wanted)
     if reasons:
         raise InputError(f"grid {wanted} is not allowed: {'; '.join(reasons)}")

@@ -14,6 +14,7 @@ from axonn_tune.errors import AxonnTuneError
 
 COMMANDS = {
     "suggest": "Rank the grids on which to train a model.",
+    "compare": "Rank the best configuration of every strategy.",
     "explain": "Show where the time and the memory of one grid go.",
     "run": "Train on a grid for some steps; compare predicted and measured time.",
     "validate": "Run many grids; compare predicted and measured time, for people and CI.",

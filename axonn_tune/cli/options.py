@@ -39,6 +39,43 @@ _EXECUTION_OPTIONS = [
     ),
 ]
 
+# What a strategy may do.
+_SWITCH_OPTIONS = [
+    click.option(
+        "--sequence-parallel/--no-sequence-parallel",
+        default=True,
+        show_default=True,
+        help="megatron: split the residual stream by tokens.",
+    ),
+    click.option(
+        "--overlap-grad-reduce/--no-overlap-grad-reduce",
+        default=True,
+        show_default=True,
+        help="megatron: reduce gradients beside the last backward pass.",
+    ),
+    click.option(
+        "--distributed-optimizer/--no-distributed-optimizer",
+        default=None,
+        help="Shard optimizer states over replicas.  [default: megatron yes, axonn no]",
+    ),
+    click.option(
+        "--virtual-stages",
+        type=_POSITIVE,
+        help="megatron: virtual stages of a rank's pipeline.  [default: try 1, 2, 4]",
+    ),
+    click.option("--qwz/--no-qwz", default=True, show_default=True, help="INT8 weights."),
+    click.option(
+        "--hpz/--no-hpz", default=True, show_default=True, help="zeropp: second copy of weights."
+    ),
+    click.option("--qgz/--no-qgz", default=True, show_default=True, help="INT4 gradients."),
+    click.option("--dropout/--no-dropout", default=False, show_default=True, help="With dropout."),
+]
+
+_SWITCHES = (
+    *("sequence_parallel", "overlap_grad_reduce", "distributed_optimizer", "virtual_stages"),
+    *("qwz", "hpz", "qgz"),
+)
+
 _SEARCH_OPTIONS = [
     click.option("--gpus", type=_POSITIVE, required=True, help="Number of GPUs (dies on MI250X)."),
     _MODEL_OPTION,
@@ -55,17 +92,31 @@ _SEARCH_OPTIONS = [
         "--recompute", default="auto", show_default=True, help="none, selective, full or auto."
     ),
     *_EXECUTION_OPTIONS,
+    click.option("--max-tp", type=_POSITIVE, help="Largest G_x*G_y*G_z, or tensor group."),
+    *_SWITCH_OPTIONS,
+]
+
+# What a search of one strategy may be held to.
+_LAYOUT_OPTIONS = [
+    click.option(
+        "--strategy",
+        default="axonn",
+        show_default=True,
+        help="axonn, axonn-pipeline, megatron, zero3, zeropp, zero-topo, or all (as compare).",
+    ),
     click.option(
         "--order",
         default="xyzd",
         show_default=True,
         help="Rank order, fastest varying axis first; 'all' searches every order.",
     ),
-    click.option("--max-tp", type=_POSITIVE, help="Largest G_x*G_y*G_z."),
     click.option("--gx", type=_POSITIVE, help="Fix G_x."),
     click.option("--gy", type=_POSITIVE, help="Fix G_y."),
     click.option("--gz", type=_POSITIVE, help="Fix G_z."),
     click.option("--gdata", type=_POSITIVE, help="Fix G_data."),
+    click.option(
+        "--fix", multiple=True, metavar="AXIS=SIZE", help="Fix an axis of any strategy: tensor=8."
+    ),
 ]
 
 _RUN_OPTIONS = [
@@ -129,6 +180,11 @@ _LAUNCH_OPTIONS = [
 
 def search_options(command: Command) -> Command:
     """The options that describe the model, the job, the machine and the constraints."""
+    return _with(_SEARCH_OPTIONS + _LAYOUT_OPTIONS, command)
+
+
+def job_options(command: Command) -> Command:
+    """As `search_options`, without the strategy and its layout."""
     return _with(_SEARCH_OPTIONS, command)
 
 
@@ -155,11 +211,22 @@ def _with(options: list[Callable[[Any], Any]], command: Command) -> Command:
 
 def search_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """Options of the command line as arguments of `api.build_search`."""
+    from axonn_tune.strategies.named import Switches
+
     arguments = {**options, **overlap_arguments(options)}
     del arguments["overlap"]
+    arguments["switches"] = Switches(**{name: arguments.pop(name) for name in _SWITCHES})
+    arguments["fix"] = dict(_fixed(text) for text in options.get("fix", ()))
     if arguments["machine"] is None:
         del arguments["machine"]
     return arguments
+
+
+def _fixed(text: str) -> tuple[str, int]:
+    axis, _, size = text.partition("=")
+    if not axis or not size.isdecimal() or int(size) < 1:
+        raise click.BadParameter(f"'{text}' is not AXIS=SIZE, such as tensor=8", param_hint="--fix")
+    return axis.strip(), int(size)
 
 
 def overlap_arguments(options: dict[str, Any]) -> dict[str, bool]:

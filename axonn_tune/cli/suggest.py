@@ -50,18 +50,24 @@ def command(
       axonn-tune suggest --gpus 1024 --model 80b
       axonn-tune suggest --gpus 512 --model llama3-70b --machine frontier --order all
       axonn-tune suggest --gpus 1024 --model 80b --why-not 8x4x4x8
+      axonn-tune suggest --gpus 1024 --model 80b --strategy megatron --fix tensor=4
       axonn-tune suggest --gpus 64 --model ./config.json --format json --output ranking.json
     """
     from axonn_tune.api import build_search
     from axonn_tune.cli.output import as_csv, as_json, emit
     from axonn_tune.search.rank import run
-    from axonn_tune.spec.grid import Grid
+    from axonn_tune.spec.grid import parse_grid
 
+    if options["strategy"] == "all":
+        from axonn_tune.cli.compare import emit_comparison
+
+        emit_comparison(options, output_format, output)
+        return
     search = build_search(**search_arguments(options))
     if why_not is not None:
         from axonn_tune.search.absence import why_not as reason_of
 
-        emit(reason_of(search, Grid.parse(why_not)), output)
+        emit(reason_of(search, parse_grid(why_not, search.strategy.axes)), output)
         return
     ranking = run(search)
     if output_format == "table":
@@ -93,8 +99,10 @@ def _next_command(given: dict[str, Any], grid: str, order: str) -> str:
         flag = name.replace("_", "-")
         if name == "order":
             words += ["--order", order]
+        elif isinstance(value, tuple):
+            words += [word for each in value for word in (f"--{flag}", each)]
         elif isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif name not in ("gx", "gy", "gz", "gdata", "max_tp"):
+        elif name not in ("gx", "gy", "gz", "gdata", "max_tp", "fix"):
             words += [f"--{flag}", str(value)]
     return shlex.join([*words, "--grid", grid])

@@ -52,7 +52,7 @@ def machines_table(machines: Sequence[Machine]) -> str:
             machine.name,
             machine.gpu.name,
             f"{gib(machine.gpu.memory_bytes.value):.0f}",
-            f"{machine.peak_flops_per_s('bf16') * 1e-12:.1f}",
+            f"{max(_half_precision_peaks(machine)) * 1e-12:.1f}",
             machine.ranks_per_node,
             ", ".join(
                 f"{link.name} {format_quantity(link.bandwidth_bytes_per_s.value, '_bytes_per_s')}"
@@ -61,8 +61,13 @@ def machines_table(machines: Sequence[Machine]) -> str:
         ]
         for machine in machines
     ]
-    headers = ["machine", "GPU", "GiB", "bf16 TFLOP/s", "per node", "links, innermost first"]
+    headers = ["machine", "GPU", "GiB", "16-bit TFLOP/s", "per node", "links, innermost first"]
     return table(rows, headers)
+
+
+def _half_precision_peaks(machine: Machine) -> list[float]:
+    known = machine.gpu.peak_flops_per_s
+    return [known[dtype].value for dtype in ("bf16", "fp16") if dtype in known] or [0.0]
 
 
 def machine_text(machine: Machine) -> str:

@@ -10,6 +10,7 @@ from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import Ranking
 from axonn_tune.search.uncertainty import tied
+from axonn_tune.spec.grid import AXES
 from axonn_tune.units import format_count, format_quantity, format_seconds, gib
 
 # Likelier than this to be the fastest, a row is the winner; otherwise those that share so much of
@@ -46,7 +47,8 @@ def assumption_line(search: Search, machine_was_given: bool = True) -> str:
     return (
         f"Assumed: machine {search.machine.name}{default}, global batch {job.global_batch} "
         f"sequences ({format_count(job.tokens)} tokens), sequence length {job.seq_len}, "
-        f"{job.dtype}, {job.attention} attention, overlap {job.overlap}, kernel tuning {tuning}."
+        f"{job.dtype}, {job.attention} attention{', dropout' if job.dropout else ''}, "
+        f"overlap {job.overlap}, kernel tuning {tuning}."
     )
 
 
@@ -59,8 +61,11 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
     what = "configurations" if search.every_configuration else what
     show_order = len({p.order for p in predictions} | set(search.constraints.orders)) > 1
     paper = search.cost_model == "paper"
-    headers = ["#", "G_x", "G_y", "G_z", "G_data"] + ["order"] * show_order
-    headers += ["mbs", "recompute"] + ["paper s"] * paper
+    axes = search.strategy.axes.names
+    virtual = any(p.variant.n_virtual > 1 for p in predictions)
+    bubble = any(p.bubble_seconds > 0 for p in predictions)
+    headers = ["#", *(f"G_{axis}" if is_grid(search) and axis in AXES else axis for axis in axes)] + ["order"] * show_order
+    headers += ["virtual"] * virtual + ["mbs", "recompute"] + ["paper s"] * paper
     headers += [
         "step s",
         "90 % interval",
@@ -70,19 +75,22 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
         "HFU %",
         "exposed %",
     ]
-    headers += [f"GiB of {gib(capacity):.0f}"]
+    headers += ["bubble %"] * bubble + [f"GiB of {gib(capacity):.0f}"]
     rows = []
     for p in predictions:
         memory = f"{gib(p.memory_bytes):.1f}" + ("" if p.fits else f" OOM: {p.largest_memory_term}")
         rows.append(
-            [p.rank, p.grid.x, p.grid.y, p.grid.z, p.grid.data]
+            [p.rank, *(p.grid.sizes.get(axis, 1) for axis in axes)]
             + [p.order] * show_order
+            + [p.variant.n_virtual] * virtual
             + [p.micro_batch, p.recompute]
-            + [f"{p.paper_communication_seconds:.3f}"] * paper
+            + [f"{p.paper_communication_seconds or 0.0:.3f}"] * paper
             + [f"{p.step_seconds:.3f}", _interval(p), _percent(p.p_best)]
             + [f"{p.tflops_per_gpu:.1f}"]
             + [f"{100 * p.mfu:.1f}", f"{100 * p.hfu:.1f}"]
-            + [f"{100 * p.exposed_communication_fraction:.1f}", memory]
+            + [f"{100 * p.exposed_communication_fraction:.1f}"]
+            + [f"{100 * p.bubble_seconds / p.step_seconds:.1f}"] * bubble
+            + [memory]
         )
     return "\n".join(
         [
@@ -96,6 +104,11 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
             assumption_line(search, machine_was_given),
         ]
     )
+
+
+def is_grid(search: Search) -> bool:
+    """Whether layouts are AxoNN's grids."""
+    return search.strategy.axes.names[: len(AXES)] == AXES
 
 
 def _interval(prediction: Prediction) -> str:
@@ -130,11 +143,17 @@ def rejected_text(rejected: Mapping[str, int]) -> str:
 def explanation_text(search: Search, explanation: Explanation, n_operations: int | None) -> str:
     """A configuration's time by operation, its memory, and what would help."""
     p = explanation.prediction
+    layout = f"layout {p.grid}"
+    if is_grid(search):
+        layout = f"grid {p.grid} (x, y, z, data), order {p.order}"
+    if p.variant.n_virtual > 1:
+        layout += f", {p.variant.n_virtual} virtual stages"
+    bubble = f" + {p.bubble_seconds:.3f} s pipeline bubble" if p.bubble_seconds else ""
     parts = [
-        f"{search.model.name} on {search.job.n_gpus} {search.machine.gpu.name}, grid {p.grid} "
-        f"(x, y, z, data), order {p.order}, micro-batch {p.micro_batch}, recompute {p.recompute}",
+        f"{search.model.name} on {search.job.n_gpus} {search.machine.gpu.name}, {layout}, "
+        f"micro-batch {p.micro_batch}, recompute {p.recompute}",
         f"step {p.step_seconds:.3f} s = {p.compute_seconds:.3f} s compute + "
-        f"{p.exposed_communication_seconds:.3f} s exposed communication; "
+        f"{p.exposed_communication_seconds:.3f} s exposed communication{bubble}; "
         f"{p.n_microsteps} micro-steps; {p.tflops_per_gpu:.1f} TFLOP/s per GPU, "
         f"MFU {100 * p.mfu:.1f} %, HFU {100 * p.hfu:.1f} %",
         "",

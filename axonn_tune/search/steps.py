@@ -45,18 +45,18 @@ def _through_pipeline(
 ) -> tuple[Array, Played]:
     """Seconds until all ranks have done all passes, and the work of a rank of the last stage."""
     first = len(plan.microstep) + len(plan.step_end) + len(plan.sync_microstep)
-    parts: list[list[Played]] = []
-    for stage in (pipeline.first, pipeline.middle, pipeline.last):
-        parts.append([])
+    passes: list[list[Played]] = []
+    for stage in (pipeline.first, pipeline.middle, pipeline.last, pipeline.sync):
+        passes.append([])
         for phases in stage.parts:
-            parts[-1].append(play(phases, first))
+            passes[-1].append(play(phases, first))
             first += len(phases)
+    *passes, sync = passes
     shape = plan.n_microsteps.shape
     durations = np.zeros((N_KINDS, *shape))
-    for place, played in enumerate(parts):
-        for number, part in enumerate(played):
-            direction = (FORWARD, BACKWARD)[number % 2]
-            durations[kind_of(direction, place, number >= 2)] = part.seconds
+    for place, of_stage in enumerate(passes):
+        for direction in (FORWARD, BACKWARD):
+            durations[kind_of(direction, place)] = of_stage[direction].seconds
     transfer = np.broadcast_to(message(pipeline.transfer), shape)
     seconds = np.empty(shape)
     for n_micro in np.unique(plan.n_microsteps):
@@ -68,18 +68,22 @@ def _through_pipeline(
             durations[:, rows],
             transfer[rows],
         )
-    return seconds, _work(plan, pipeline, parts)
+    longer = [after.seconds - usual.seconds for after, usual in zip(sync, passes[0], strict=True)]
+    synchronising = sum(longer, start=np.zeros(shape))
+    work = _work(plan, pipeline, passes)
+    return seconds + synchronising, Played(
+        work.seconds + synchronising, work.exposed_seconds + synchronising
+    )
 
 
-def _work(plan: StepPlan, pipeline: Pipeline, parts: list[list[Played]]) -> Played:
+def _work(plan: StepPlan, pipeline: Pipeline, passes: list[list[Played]]) -> Played:
     """All passes of a rank of the last stage, without its waits for others."""
-    _, middle, last = parts
-    totals = []
-    for name in ("seconds", "exposed_seconds"):
-        forward, backward, first, final = (
+    _, middle, last = passes
+    each = [
+        sum(
             getattr(last[i], name) + (pipeline.n_virtual - 1) * getattr(middle[i], name)
-            for i in range(4)
+            for i in (FORWARD, BACKWARD)
         )
-        usual = plan.n_microsteps - 1.0
-        totals.append(usual * (forward + backward) + first + final)
-    return Played(*totals)
+        for name in ("seconds", "exposed_seconds")
+    ]
+    return Played(plan.n_microsteps * each[0], plan.n_microsteps * each[1])

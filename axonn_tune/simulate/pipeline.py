@@ -65,13 +65,13 @@ class _Schedule:
     steady: tuple[np.ndarray, np.ndarray]  # passes of the last two rounds before the drain
 
 
-# Kinds of passes: (FORWARD or BACKWARD, first, middle or last stage, synchronising or not).
-def kind_of(direction: int, place: int, is_sync: bool) -> int:
-    """Index of a pass's duration; `place` is 0, 1 or 2 for the first, a middle, the last stage."""
-    return (direction * 3 + place) * 2 + int(is_sync)
+FIRST, MIDDLE, LAST = range(3)
+N_KINDS = 6
 
 
-N_KINDS = 12
+def kind_of(direction: int, place: int) -> int:
+    """Index of a pass's duration; `place`: of the first, a middle or the last stage."""
+    return direction * 3 + place
 
 
 @lru_cache(maxsize=256)
@@ -104,9 +104,8 @@ def _schedule(n_stages: int, n_virtual: int, n_micro: int) -> _Schedule:
                 previous = own - 1 if place[rank] else 0
                 level[own] = 1 + max(level[previous], level[needs])
                 before[own], needed[own] = previous, needs
-                is_sync = micro == (0 if direction == FORWARD else n_micro - 1)
-                where = 0 if stage == 0 else 2 if stage == last else 1
-                kind[own] = kind_of(direction, where, is_sync)
+                where = FIRST if stage == 0 else LAST if stage == last else MIDDLE
+                kind[own] = kind_of(direction, where)
                 place[rank] += 1
                 progress = True
     by_level = np.argsort(level, kind="stable")

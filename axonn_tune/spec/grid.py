@@ -117,7 +117,10 @@ def parse_grid(text: str, axes: Axes) -> AnyGrid:
         Not sizes of the axes.
     """
     if axes.names[: len(AXES)] == AXES:
-        return Grid.parse(text)
+        grid = Grid.parse(text)
+        if grid.pipeline > 1 and PIPELINE not in axes.names:
+            raise InputError(f"grid '{text}' has a fifth size, the stages of axonn-pipeline")
+        return grid
     sizes: dict[str, int] = dict.fromkeys(axes.names, 1)
     for part in text.strip().split(","):
         name, _, size = (word.strip() for word in part.partition("="))

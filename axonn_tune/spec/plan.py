@@ -124,26 +124,15 @@ class Phase:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """What a rank does with one micro-batch for one (virtual) stage of a pipeline.
-
-    sync_forward, sync_backward: the same for the first and for the last micro-batch of a step,
-    with the collectives that bring new weights and reduce gradients beside them.
-    """
+    """What a rank does with one micro-batch for one (virtual) stage of a pipeline."""
 
     forward: tuple[Phase, ...]
     backward: tuple[Phase, ...]
-    sync_forward: tuple[Phase, ...] = ()
-    sync_backward: tuple[Phase, ...] = ()
 
     @property
     def parts(self) -> tuple[tuple[Phase, ...], ...]:
-        """Forward, backward, and the two of a synchronising micro-batch."""
-        return (
-            self.forward,
-            self.backward,
-            self.sync_forward or self.forward,
-            self.sync_backward or self.backward,
-        )
+        """Forward and backward."""
+        return (self.forward, self.backward)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +140,9 @@ class Pipeline:
     """Stages through which every micro-batch passes, with a transfer between neighbours.
 
     Of a rank's `n_virtual` stages all are `middle`, but the very first and the very last.
+    sync: the first stage once more, for a micro-batch with the collectives that bring new
+    weights and reduce gradients beside it. Other ranks have time for theirs while they wait
+    for the first micro-batch, or for the last ranks to end.
     """
 
     n_stages: int
@@ -158,6 +150,7 @@ class Pipeline:
     first: Stage
     middle: Stage
     last: Stage
+    sync: Stage
     transfer: Collective
 
 
@@ -187,6 +180,7 @@ class StepPlan:
     def _of_stages(self) -> tuple[Phase, ...]:
         if self.pipeline is None:
             return ()
-        stages = (self.pipeline.first, self.pipeline.middle, self.pipeline.last)
+        p = self.pipeline
+        stages = (p.first, p.middle, p.last, p.sync)
         transfer = Phase("transfer", (self.pipeline.transfer,))
         return (*(phase for stage in stages for part in stage.parts for phase in part), transfer)

@@ -55,10 +55,18 @@ class Axonn4D:
 
     pipelined: bool = False
     sharded_optimizer: bool = False
-    name: str = "axonn"
     compute_key: tuple[str, ...] = ("x", "y", "micro_batch")
-    free_axes: tuple[str, ...] = AXES
     n_virtual: Sequence[int] = (1,)
+
+    @property
+    def name(self) -> str:
+        """As users know it."""
+        return "axonn-pipeline" if self.pipelined else "axonn"
+
+    @property
+    def free_axes(self) -> tuple[str, ...]:
+        """All."""
+        return self.axes.names
 
     @property
     def axes(self) -> Axes:

@@ -39,8 +39,6 @@ from axonn_tune.strategies.transformer import (
     state_bytes,
 )
 
-# --accumulate-allreduce-grads-in-fp32, which bf16 implies.
-GRADIENT_BYTES = FP32_BYTES
 # Elements of a bucket of gradients: Megatron Core's default for --ddp-bucket-size.
 BUCKET_ELEMENTS = 40e6
 # Tensor is the fastest axis of the rank number, pipeline the slowest (--use-tp-pp-dp-mapping off).
@@ -59,13 +57,15 @@ class Megatron3D:
     overlap_grad_reduce: reduce gradients beside the last backward pass, and gather updated
     weights beside the first forward pass (--overlap-grad-reduce, --overlap-param-gather).
     fused_accumulation: the product that forms dW adds to the fp32 gradient
-    (--no-gradient-accumulation-fusion off).
+    (--no-gradient-accumulation-fusion off). fp32_gradients: sum and reduce them in fp32
+    (--accumulate-allreduce-grads-in-fp32, which bf16 implies), not in the weights' dtype.
     """
 
     sequence_parallel: bool = True
     distributed_optimizer: bool = True
     overlap_grad_reduce: bool = True
     fused_accumulation: bool = True
+    fp32_gradients: bool = True
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
     compute_key: tuple[str, ...] = ("tensor", "context", "micro_batch")
@@ -127,6 +127,7 @@ class _Planner(Transformer):
         tokens = table.sequences_at_once * job.seq_len / self.context
         one = np.ones(len(table))
         super().__init__(model, job, variant, table, one, self.tensor, ("", "tensor"), tokens)
+        self.gradient_bytes = FP32_BYTES if options.fp32_gradients else job.element_bytes
         self.stream_bytes = self.residual_bytes  # of all tokens of the tensor group
         if options.sequence_parallel:
             self.residual_bytes = self.stream_bytes / self.tensor
@@ -152,7 +153,7 @@ class _Planner(Transformer):
         shape = self.shapes[weight.name]
         if not shape.linear.transposed:
             return
-        kind = "reduce_scatter" if self.options.sequence_parallel else "all_reduce"
+        kind = self._sum_kind
         self.run(host, f"{weight}.{kind}", kind, shape.output_bytes, "tensor")
 
     def before_gradients(self, host: HostProgram, weight: Weight) -> None:
@@ -170,7 +171,7 @@ class _Planner(Transformer):
         shape = self.shapes[weight.name]
         if shape.linear.transposed:
             return ""
-        kind = "reduce_scatter" if self.options.sequence_parallel else "all_reduce"
+        kind = self._sum_kind
         host.issue(f"{weight}.{kind}", kind, shape.input_bytes, "tensor")
         return f"{weight}.{kind}"
 
@@ -181,12 +182,17 @@ class _Planner(Transformer):
             host.wait(f"backward.{name}.all_gather")
 
     def sum_embedding(self, host: HostProgram, weight: Weight) -> None:
-        """Sum the rows that ranks of the tensor group have found, and wait."""
-        kind = "reduce_scatter" if self.options.sequence_parallel else "all_reduce"
-        self.run(host, f"{weight}.{kind}", kind, self.stream_bytes, "tensor")
+        """Sum the rows that ranks of the tensor group have found."""
+        host.issue(f"{weight}.sum", self._sum_kind, self.stream_bytes, "tensor")
 
     def wait_for_embedding(self, host: HostProgram) -> None:
-        """`sum_embedding` has waited."""
+        """Wait for `sum_embedding`."""
+        host.wait("forward.embedding.sum")
+
+    @property
+    def _sum_kind(self) -> str:
+        """How partial sums over the tensor group become the residual stream."""
+        return "reduce_scatter" if self.options.sequence_parallel else "all_reduce"
 
     # Context and pipeline ----------------------------------------------------------
 
@@ -238,7 +244,7 @@ class _Planner(Transformer):
     def end_block_backward(self, host: HostProgram) -> None:
         """The block's gradients are reduced beside what follows."""
         if self.is_sync:
-            nbytes = self._block_parameters * GRADIENT_BYTES
+            nbytes = self._block_parameters * self.gradient_bytes
             self._over_replicas(host, "gradient.block.reduce", self._reduce_kind, nbytes)
 
     def _over_replicas(self, host: HostProgram, name: str, kind: str, nbytes: Array) -> None:
@@ -265,7 +271,7 @@ class _Planner(Transformer):
             return ()
         _, stored = self._largest_stage()
         host = HostProgram()
-        nbytes = stored * (self.element_bytes + 2.0 * GRADIENT_BYTES) / self.n_virtual
+        nbytes = stored * (self.element_bytes + 2.0 * self.gradient_bytes) / self.n_virtual
         host.memory_bound("gradient.accumulate", nbytes, "add")
         return (host.phase("accumulate", over_storage=True),)
 
@@ -274,24 +280,24 @@ class _Planner(Transformer):
         host, options = HostProgram(), self.options
         n_layers, stored = self._largest_stage()
         if self.model.tied_embeddings and self.table.n_stages > 1:
-            shared_bytes = self.model.head.parameters * GRADIENT_BYTES / self.tensor
+            shared_bytes = self.model.head.parameters * self.gradient_bytes / self.tensor
             host.run("gradient.embedding.send_recv", "send_recv", shared_bytes, PIPELINE)
         if options.sequence_parallel:
             norm_bytes = np.full(
-                len(self.table), 2.0 * n_layers * self.model.norm_parameters * GRADIENT_BYTES
+                len(self.table), 2.0 * n_layers * self.model.norm_parameters * self.gradient_bytes
             )
             host.run("gradient.norms.all_reduce", "all_reduce", norm_bytes, "tensor")
         left = stored - n_layers * self._block_parameters if self.has_sync else stored
-        self._over_replicas(host, "gradient.reduce", self._reduce_kind, left * GRADIENT_BYTES)
+        self._over_replicas(host, "gradient.reduce", self._reduce_kind, left * self.gradient_bytes)
         host.wait("gradient.reduce")
         owned = stored / self.table.size(_REPLICAS) if options.distributed_optimizer else stored
-        host.memory_bound("gradient.norm", owned * GRADIENT_BYTES, "reduce")
+        host.memory_bound("gradient.norm", owned * self.gradient_bytes, "reduce")
         for axis in ("tensor", PIPELINE):
             host.run(f"gradient.norm.all_reduce_{axis}", "all_reduce", FP32_BYTES, axis)
-        host.memory_bound("gradient.clip", 2.0 * owned * GRADIENT_BYTES, "scale")
+        host.memory_bound("gradient.clip", 2.0 * owned * self.gradient_bytes, "scale")
         weight_bytes = self.element_bytes * (1.0 if has_master_copy(self.job) else 2.0)
-        nbytes = owned * (GRADIENT_BYTES + 2.0 * state_bytes(self.job) + weight_bytes)
-        nbytes = nbytes + stored * GRADIENT_BYTES  # cleared
+        nbytes = owned * (self.gradient_bytes + 2.0 * state_bytes(self.job) + weight_bytes)
+        nbytes = nbytes + stored * self.gradient_bytes  # cleared
         host.memory_bound("optimizer.step", nbytes, "optimizer")
         if options.distributed_optimizer:
             self._over_replicas(host, "weights.all_gather", "all_gather", left * self.element_bytes)
@@ -320,7 +326,7 @@ class _Planner(Transformer):
             working = np.maximum(working, logits * (job.element_bytes + FP32_BYTES))
         return {
             "weights": stored * job.element_bytes,
-            "gradients": stored * GRADIENT_BYTES,
+            "gradients": stored * self.gradient_bytes,
             "optimizer_states": owned * state_bytes(job),
             "activations": held * saved,
             "working_set": working,

@@ -19,8 +19,7 @@ def _are_cut(n_layers: int, n_chunks: np.ndarray | int) -> np.ndarray:
     """Whether layers can be cut evenly, embedding and head counted as layers or not."""
     layers = np.asarray(n_layers)
     even: np.ndarray = (layers % n_chunks == 0) & (layers >= n_chunks)
-    counted = ((layers + 2) % n_chunks == 0) & (layers + 2 >= 2 * np.asarray(n_chunks))
-    return even | counted
+    return even | ((layers + 2) % n_chunks == 0)
 
 
 def broken_pipeline_rules(model: Model, placements: Placements) -> dict[str, np.ndarray]:
@@ -43,7 +42,7 @@ def admits_virtual(
     n_virtual, n_stages = variant.n_virtual, table.n_stages
     if n_virtual == 1:
         return np.ones(len(table), dtype=bool)
-    if n_stages == 1 or model.n_layers % (n_stages * n_virtual):
+    if n_stages == 1 or not _are_cut(model.n_layers, n_stages * n_virtual).all():
         return np.zeros(len(table), dtype=bool)
     admitted: np.ndarray = table.n_microsteps(job.global_batch) % n_stages == 0
     return admitted
@@ -70,6 +69,9 @@ def pipelined_plan(planner: Transformer, transfer_bytes: Array) -> StepPlan:
     transfer = Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE)
     first = _stage(planner, chunk_layers(model, n_stages, n_virtual, 0)[0], True, False)
     last = _stage(planner, chunk_layers(model, n_stages, n_virtual, n_stages - 1)[-1], False, True)
+    planner.is_sync = planner.has_sync
+    sync = _stage(planner, chunk_layers(model, n_stages, n_virtual, 0)[0], True, False)
+    planner.is_sync = False
     middle = first
     if n_stages * n_virtual > 2:
         each = math.ceil(model.n_layers / (n_stages * n_virtual))
@@ -80,24 +82,14 @@ def pipelined_plan(planner: Transformer, transfer_bytes: Array) -> StepPlan:
         others + last.forward + last.backward,
         planner.step_end(),
         table.n_microsteps(planner.job.global_batch),
-        pipeline=Pipeline(n_stages, n_virtual, first, middle, last, transfer),
+        pipeline=Pipeline(n_stages, n_virtual, first, middle, last, sync, transfer),
     )
 
 
 def _stage(planner: Transformer, n_layers: int, first: bool, last: bool) -> Stage:
-    forward = planner.forward_pass(n_layers, first, last)
-    backward = planner.backward_pass(n_layers, first, last)
-    if not planner.has_sync:
-        return Stage(forward, backward)
-    planner.is_sync = True
-    stage = Stage(
-        forward,
-        backward,
-        planner.forward_pass(n_layers, first, last),
-        planner.backward_pass(n_layers, first, last),
+    return Stage(
+        planner.forward_pass(n_layers, first, last), planner.backward_pass(n_layers, first, last)
     )
-    planner.is_sync = False
-    return stage
 
 
 # Layers, whether first and last stage, and layers' activations held at once -> bytes by term.

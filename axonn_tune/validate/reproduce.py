@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import mean, median
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,51 +14,11 @@ from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import run
 from axonn_tune.spec.grid import AXES, Grid
 from axonn_tune.spec.job import Job, Overlap
-from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.model import Model
+from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.validate.comparison import Comparison
+from axonn_tune.validate.loaders import Loaders, Row
 
-Row = Mapping[str, str]
 GIB = 2.0**30
-NOT_MODELLED = {"speedup_over_megatron_lm": "needs the Megatron-LM strategy, not modelled yet"}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One published number with its prediction; None where it is not predicted."""
-
-    machine: str
-    subject: str
-    metric: str
-    published: float
-    predicted: float | None
-    setting: str
-    certainty: str
-    source: str
-
-    @property
-    def error_fraction(self) -> float | None:
-        """Signed relative error of the prediction."""
-        return None if self.predicted is None else self.predicted / self.published - 1.0
-
-
-@dataclass(frozen=True)
-class ErrorSummary:
-    """Errors of a set of comparisons, as fractions."""
-
-    n: int
-    bias: float
-    mape: float
-    median: float
-    p90: float
-    max_error: float
-
-
-@dataclass(frozen=True)
-class Loaders:
-    """How to find presets by name; validation itself touches no files."""
-
-    model: Callable[[str], Model]
-    machine: Callable[[str], Machine]
 
 
 def compare_runs(rows: Sequence[Row], loaders: Loaders) -> list[Comparison]:
@@ -68,9 +27,7 @@ def compare_runs(rows: Sequence[Row], loaders: Loaders) -> list[Comparison]:
 
 
 def _compare_run(row: Row, loaders: Loaders) -> Comparison:
-    predicted, setting = None, NOT_MODELLED.get(row["metric"], "")
-    if not setting:
-        predicted, setting = _METRICS[row["metric"]](row, loaders)
+    predicted, setting = _METRICS[row["metric"]](row, loaders)
     return Comparison(
         machine=row["machine"],
         subject=f"{row['model']} on {row['gpus']} GPUs",
@@ -142,6 +99,14 @@ def _improvement_from_overlap(row: Row, loaders: Loaders) -> tuple[float, str]:
     return improvements[0], f"{_setting(best)}; up to {max(improvements):.2f} on other grids"
 
 
+def _speedup_over_megatron(row: Row, loaders: Loaders) -> tuple[float, str]:
+    """Of the best grid over Megatron-LM's best layout, both with full recomputation."""
+    search = _search(row, loaders, row["gpus"], row["model"])
+    best, megatron = run(search).prediction(0), run(replace(search, strategy=Megatron3D())).prediction(0)
+    setting = f"{_setting(best)}; Megatron-LM {megatron.grid}, micro-batch {megatron.micro_batch}"
+    return megatron.step_seconds / best.step_seconds, setting
+
+
 def _key(prediction: Prediction) -> tuple[Grid, int]:
     return prediction.grid, prediction.micro_batch
 
@@ -152,6 +117,7 @@ _METRICS: dict[str, Callable[[Row, Loaders], tuple[float, str]]] = {
     "step_seconds": _step_seconds,
     "weak_scaling_efficiency": _weak_scaling_efficiency,
     "improvement_from_overlap": _improvement_from_overlap,
+    "speedup_over_megatron_lm": _speedup_over_megatron,
 }
 
 
@@ -175,19 +141,3 @@ def compare_links(rows: Sequence[Row], loaders: Loaders) -> list[Comparison]:
             )
         )
     return comparisons
-
-
-def summarise(comparisons: Sequence[Comparison]) -> ErrorSummary | None:
-    """Errors over all predicted comparisons; None if there are none."""
-    errors = [c.error_fraction for c in comparisons if c.error_fraction is not None]
-    if not errors:
-        return None
-    sizes = [abs(error) for error in errors]
-    return ErrorSummary(
-        n=len(errors),
-        bias=mean(errors),
-        mape=mean(sizes),
-        median=median(sizes),
-        p90=float(np.percentile(sizes, 90)),
-        max_error=max(sizes),
-    )

@@ -1,0 +1,67 @@
+"""``axonn-tune compare``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from axonn_tune.cli.options import (
+    format_option,
+    job_options,
+    output_option,
+    search_arguments,
+)
+
+
+@click.command("compare")
+@job_options
+@click.option(
+    "--strategies",
+    help="Comma-separated: axonn,megatron.  [default: all of them]",
+)
+@format_option("table", "json", "csv", "yaml")
+@output_option
+def command(strategies: str | None, output_format: str, output: str | None, **options: Any) -> None:
+    """Rank the best configuration of every strategy in one table.
+
+    \b
+    Examples:
+      axonn-tune compare --gpus 1024 --model 80b
+      axonn-tune compare --gpus 384 --model 20b --machine frontier --strategies zero3,zeropp
+    """
+    emit_comparison(options, output_format, output, strategies)
+
+
+def emit_comparison(
+    options: dict[str, Any], output_format: str, output: str | None, strategies: str | None = None
+) -> None:
+    """Compare strategies, all of them unless some are named, with options of a search."""
+    from axonn_tune.api import build_search
+    from axonn_tune.cli.output import as_csv, as_json, emit
+    from axonn_tune.search.compare import compare
+    from axonn_tune.strategies.named import STRATEGIES
+
+    names = strategies.split(",") if strategies else list(STRATEGIES)
+    arguments = search_arguments(options)
+    contenders = compare(
+        [build_search(**{**arguments, "strategy": name.strip()}) for name in names]
+    )
+    if output_format == "table":
+        from axonn_tune.report.comparison import comparison_text
+
+        emit(comparison_text(contenders, options["machine"] is not None), output)
+    elif output_format == "csv":
+        from axonn_tune.report.records import flat_record
+
+        emit(as_csv([flat_record(c.best) for c in contenders if c.best is not None]), output)
+    else:
+        from axonn_tune.report.comparison import comparison_document
+
+        document = comparison_document(contenders)
+        if output_format == "json":
+            emit(as_json(document), output)
+        else:
+            from axonn_tune.io.yaml_files import dump_yaml
+
+            emit(dump_yaml(document), output)
