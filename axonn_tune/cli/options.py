@@ -215,7 +215,8 @@ def search_arguments(options: dict[str, Any]) -> dict[str, Any]:
 
     arguments = {**options, **overlap_arguments(options)}
     del arguments["overlap"]
-    arguments["switches"] = Switches(**{name: arguments.pop(name) for name in _SWITCHES})
+    switches = {name: arguments.pop(name) for name in _SWITCHES if name in arguments}
+    arguments["switches"] = Switches(**switches)
     arguments["fix"] = dict(_fixed(text) for text in options.get("fix", ()))
     if arguments["machine"] is None:
         del arguments["machine"]

@@ -8,29 +8,43 @@ from axonn_tune.cli.options import format_option, output_option
 
 
 @click.command("reproduce")
-@format_option("table", "markdown", "json")
+@click.option("--plot", metavar="FILE", help="Draw predicted over published (.png, .svg, .pdf).")
+@format_option("table", "markdown", "json", "csv")
 @output_option
-def command(output_format: str, output: str | None) -> None:
-    """Predict the published results of AxoNN's papers and compare.
+def command(plot: str | None, output_format: str, output: str | None) -> None:
+    """Predict published results of AxoNN, Megatron-LM, ZeRO and others, and compare.
 
     \b
     Examples:
       axonn-tune reproduce
-      axonn-tune reproduce --format markdown --output docs/validation.md
+      axonn-tune reproduce --format csv --output rows.csv
+      axonn-tune reproduce --format markdown --output docs/validation.md --plot docs/validation.svg
     """
-    from axonn_tune.cli.output import as_json, emit
+    from axonn_tune.cli.output import as_csv, as_json, emit
     from axonn_tune.io.presets import list_machines, load_machine, load_model
     from axonn_tune.io.published import load_published
+    from axonn_tune.io.yaml_files import write_bytes
     from axonn_tune.report import validation
-    from axonn_tune.validate.reproduce import Loaders, compare_links, compare_runs
+    from axonn_tune.validate.everything import reproduce
+    from axonn_tune.validate.loaders import Loaders
 
-    loaders = Loaders(load_model, load_machine)
-    runs = compare_runs(load_published("axonn"), loaders)
-    links = compare_links(load_published("axonn_links"), loaders)
+    if plot is not None:
+        from axonn_tune.report.plots import check_plot
+
+        check_plot(plot)
+    found = reproduce(load_published, Loaders(load_model, load_machine))
+    if plot is not None:
+        from axonn_tune.report.plots import published_figure
+
+        write_bytes(plot, published_figure(found, plot))
     if output_format == "json":
-        emit(as_json(validation.validation_document(runs, links)), output)
+        emit(as_json(validation.validation_document(found)), output)
     elif output_format == "markdown":
         machines = [load_machine(name) for name in list_machines()]
-        emit(validation.validation_markdown(runs, links, machines), output)
+        emit(validation.validation_markdown(found, machines), output)
+    elif output_format == "csv":
+        steps = [timed.comparison for table in found.steps.values() for timed in table]
+        rows = [*found.results, *steps, *found.links]
+        emit(as_csv([validation.comparison_record(row) for row in rows]), output)
     else:
-        emit(validation.validation_text(runs, links), output)
+        emit(validation.validation_text(found), output)

@@ -17,6 +17,8 @@ from axonn_tune.errors import InputError
 from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.validation import Outcome, Validation
+from axonn_tune.validate.comparison import grouped
+from axonn_tune.validate.everything import Reproduction
 from axonn_tune.validate.expected import groups_of
 
 FORMATS = ("png", "svg", "pdf")
@@ -58,6 +60,51 @@ def validation_figure(validation: Validation, path: str) -> bytes:
         f"overlap {validation.overlap}"
     )
     return _saved(figure, ending)
+
+
+def published_figure(reproduction: Reproduction, path: str) -> bytes:
+    """Predicted over published: end results relative to the machine's peak, and measured steps.
+
+    Raises
+    ------
+    InputError
+        matplotlib is not installed, or the path ends in none of `FORMATS`.
+    """
+    ending = check_plot(path)
+    figure, (left, right) = _figure(2)
+    results = [c for c in reproduction.results if c.error_fraction is not None]
+    for color, (system, group) in enumerate(grouped(results, lambda c: c.system).items()):
+        ratios = [1.0 + (c.error_fraction or 0.0) for c in group]
+        left.plot(ratios, [color] * len(group), "o", color=f"C{color % 10}", alpha=0.6)
+    systems = list(dict.fromkeys(c.system for c in results))
+    left.set_yticks(range(len(systems)), systems, fontsize="small")
+    left.invert_yaxis()
+    _draw_band(left, [0.5, 2.0])
+    left.set(xscale="log", xlabel="predicted over published", title="End results")
+    left.set_xticks([0.5, 0.8, 1.0, 1.25, 2.0, 3.0], ["0.5", "0.8", "1", "1.25", "2", "3"])
+    for color, (name, timed) in enumerate(reproduction.steps.items()):
+        measured = [t.measured_seconds for t in timed]
+        predicted = [t.predicted_seconds for t in timed]
+        right.plot(measured, predicted, "o", color=f"C{color}", markersize=3, alpha=0.6, label=name)
+    ends = np.array(right.get_xlim())
+    right.plot(ends, ends, color="black", linewidth=0.8)
+    right.fill_between(ends, 0.9 * ends, 1.1 * ends, alpha=0.15, label="within 10 %")
+    right.set(
+        xscale="log",
+        yscale="log",
+        xlabel="measured step, s",
+        ylabel="predicted step, s",
+        title="Steps of Megatron-LM on A100 (vTrain)",
+    )
+    right.legend(fontsize="small")
+    return _saved(figure, ending)
+
+
+def _draw_band(axes: Any, ends: Sequence[float]) -> None:
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.axvspan(0.9, 1.1, alpha=0.15)
+    axes.set_xlim(min(ends[0], axes.get_xlim()[0]), max(ends[1], axes.get_xlim()[1]))
+    axes.grid(alpha=0.3, axis="x")
 
 
 def _draw_agreement(axes: Any, ran: Sequence[Outcome]) -> None:

@@ -1,8 +1,8 @@
-"""Predicted against published, as text or as the page docs/validation.md."""
+"""Predicted against published, as text, as plain data, or as the page docs/validation.md."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from axonn_tune.cost.gemm import CURVE_ERROR
@@ -10,9 +10,23 @@ from axonn_tune.report.text import table
 from axonn_tune.search.uncertainty import MODEL_ERROR, UNSTATED_SPREAD
 from axonn_tune.spec.machine import ORIGINS, Machine
 from axonn_tune.spec.provenance import quantities
-from axonn_tune.validate.reproduce import Comparison, summarise
+from axonn_tune.validate.comparison import (
+    Comparison,
+    ErrorSummary,
+    grouped,
+    ordered_pairs,
+    summarise,
+)
+from axonn_tune.validate.everything import Reproduction
+from axonn_tune.validate.published import GroupError, group_errors
 
 HEADERS = ("machine", "run", "metric", "published", "predicted", "error %", "how", "certainty")
+SUMMARY_HEADERS = ("system", "numbers", "mean %", "bias %", "median %", "p90 %", "largest %")
+SUMMARY_HEADERS = (*SUMMARY_HEADERS, "pairs in order")
+STEP_HEADERS = (
+    *("steps", "group", "rows", "mean %", "bias %", "median %", "p90 %", "largest %"),
+    *("Spearman", "regret %", "naive mean %"),
+)
 
 
 def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
@@ -24,7 +38,7 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
             c.metric,
             f"{c.published:.4g}",
             "-" if c.predicted is None else f"{c.predicted:.4g}",
-            "-" if c.error_fraction is None else f"{100 * c.error_fraction:+.1f}",
+            _error(c),
             c.setting,
             c.certainty,
         ]
@@ -32,64 +46,118 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
     ]
 
 
-def summary_line(name: str, comparisons: Sequence[Comparison]) -> str:
-    """Bias, mean, median, 90th percentile and largest error of a set."""
-    errors = summarise(comparisons)
-    if errors is None:
-        return f"{name}: nothing predicted"
-    return (
-        f"{name}: {errors.n} predicted, mean error {100 * errors.mape:.1f} %, bias "
-        f"{100 * errors.bias:+.1f} %, median {100 * errors.median:.1f} %, "
-        f"p90 {100 * errors.p90:.1f} %, largest {100 * errors.max_error:.1f} %"
-    )
+def _error(c: Comparison) -> str:
+    if c.is_verdict and c.predicted is not None:
+        return "right" if c.predicted == c.published else "wrong"
+    return "-" if c.error_fraction is None else f"{100 * c.error_fraction:+.1f}"
 
 
-def by_machine(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
-    """Comparisons grouped by machine, in order of appearance."""
-    groups: dict[str, list[Comparison]] = {}
-    for comparison in comparisons:
-        groups.setdefault(comparison.machine, []).append(comparison)
-    return groups
+def _figures(errors: ErrorSummary) -> list[str]:
+    signed = f"{100 * errors.bias:+.1f}"
+    others = (errors.median, errors.p90, errors.max_error)
+    return [f"{100 * errors.mape:.1f}", signed, *(f"{100 * value:.1f}" for value in others)]
 
 
-def validation_text(runs: Sequence[Comparison], links: Sequence[Comparison]) -> str:
-    """For the terminal."""
-    parts = [table(comparison_rows(runs), HEADERS), ""]
-    parts += [summary_line(machine, group) for machine, group in by_machine(runs).items()]
-    parts += [summary_line("all runs", runs), "", table(comparison_rows(links), HEADERS)]
-    return "\n".join([*parts, "", summary_line("links, sharing law", _law(links))])
+def summary_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
+    """One row per system, and one over all."""
+    groups = {**grouped(comparisons, lambda c: c.system), "all": list(comparisons)}
+    rows = []
+    for system, group in groups.items():
+        errors = summarise(group)
+        right, total = ordered_pairs(group)
+        pairs = f"{right} of {total}" if total else "-"
+        figures = ["-"] * 5 if errors is None else _figures(errors)
+        rows.append([system, str(0 if errors is None else errors.n), *figures, pairs])
+    return rows
 
 
-def _law(links: Sequence[Comparison]) -> list[Comparison]:
+def step_rows(reproduction: Reproduction) -> list[list[str]]:
+    """One row per group of measured steps."""
+    return [
+        [
+            name,
+            group.name,
+            str(group.model.n),
+            *_figures(group.model),
+            f"{group.spearman:.3f}",
+            f"{100 * group.regret:.1f}",
+            f"{100 * group.naive.mape:.1f}",
+        ]
+        for name, timed in reproduction.steps.items()
+        for group in group_errors(timed)
+    ]
+
+
+def law(links: Sequence[Comparison]) -> list[Comparison]:
+    """Rings that follow from the sharing law, not from an entry of the profile."""
     return [c for c in links if c.setting == "sharing law"]
 
 
-def validation_markdown(
-    runs: Sequence[Comparison], links: Sequence[Comparison], machines: Sequence[Machine]
-) -> str:
+def validation_text(reproduction: Reproduction) -> str:
+    """For the terminal."""
+    return "\n".join(
+        [
+            table(comparison_rows(reproduction.results), HEADERS),
+            "",
+            table(summary_rows(reproduction.results), SUMMARY_HEADERS),
+            "",
+            table(step_rows(reproduction), STEP_HEADERS),
+            "",
+            table(comparison_rows(reproduction.links), HEADERS),
+            "",
+            _link_line(reproduction),
+        ]
+    )
+
+
+def _link_line(reproduction: Reproduction) -> str:
+    errors = summarise(law(reproduction.links))
+    assert errors is not None
+    return (
+        f"Rings by the sharing law: {errors.n}, mean error {100 * errors.mape:.1f} %, largest "
+        f"{100 * errors.max_error:.1f} %"
+    )
+
+
+def validation_markdown(reproduction: Reproduction, machines: Sequence[Machine]) -> str:
     """The page docs/validation.md."""
+    results = reproduction.results
     parts = [
         "# Validation: predicted against published",
         "",
         "Written by `axonn-tune reproduce --format markdown --output docs/validation.md`; a test",
-        "fails when this page and the code disagree. No constant is fitted to a row: each profile",
-        "holds for all rows of its machine, and every number in it is published, measured by",
-        "others, or assumed, as `axonn-tune machines show NAME` lists.",
+        "fails when this page and the code disagree. One profile holds for all rows of a machine,",
+        "and no constant belongs to a row. `--format csv` prints every row, also of the measured",
+        "steps.",
         "",
-        "## End results of AxoNN's papers",
+        "![Predicted over published](validation.svg)",
         "",
-        _markdown_table(comparison_rows(runs), HEADERS),
+        "## By system",
         "",
-        *[f"- {summary_line(machine, group)}" for machine, group in by_machine(runs).items()],
-        f"- {summary_line('all runs', runs)}",
+        "An error is predicted over published, minus one. *Pairs in order*: pairs of",
+        "configurations that a source compares, of which the prediction has the order right.",
+        "",
+        markdown_table(summary_rows(results), SUMMARY_HEADERS),
         "",
         _READING,
         "",
+        "## Measured steps of Megatron-LM on A100",
+        "",
+        markdown_table(step_rows(reproduction), STEP_HEADERS),
+        "",
+        _STEPS_READING,
+    ]
+    for system, group in grouped(results, lambda c: c.system).items():
+        sources = ", ".join(dict.fromkeys(c.source for c in group))
+        parts += ["", f"## {system}", "", f"Sources: {sources}.", ""]
+        parts += [markdown_table(comparison_rows(group), HEADERS)]
+    parts += [
+        "",
         "## Bandwidth of rings",
         "",
-        _markdown_table(comparison_rows(links), HEADERS),
+        markdown_table(comparison_rows(reproduction.links), HEADERS),
         "",
-        f"- {summary_line('sharing law', _law(links))}",
+        f"{_link_line(reproduction)}.",
         "",
         "Rings inside a node are entries of the profiles and agree by construction; rings across",
         "nodes follow from one bandwidth per machine and the law",
@@ -101,14 +169,22 @@ def validation_markdown(
         "",
         *_parameter_lines(machines),
         "",
-        "Constants of the algorithm that are choices of the runtime, not of a machine, stand with",
-        "their source in `axonn_tune/strategies/axonn4d.py`: gradient buckets of 25 MiB, fp32",
-        "gradient sums, AdamW with an fp32 master copy.",
+        *_FITTED,
+        "",
+        "Constants of the algorithm that are choices of a system, not of a machine, stand with",
+        "their source in `axonn_tune/strategies/`: gradient buckets, dtypes of gradients and",
+        "optimizer states, the bytes of quantised messages.",
         "",
         *_CONVENTIONS,
     ]
     return "\n".join(parts)
 
+
+_FITTED = [
+    "One number is fitted: `kernels.issue_seconds` of the A100 profiles with eight GPUs in a",
+    "node, to the steps of one node with hidden size 1024 (table above); it serves for all other",
+    "rows of those machines.",
+]
 
 _UNSTATED = ", ".join(
     f"{100 * spread:.0f} % {origin}" for origin, spread in UNSTATED_SPREAD.items()
@@ -121,16 +197,27 @@ _CONVENTIONS = [
     f"{100 * CURVE_ERROR:.0f} %.",
 ]
 
-_READING = """How to read it: an error is predicted over published, minus one. The papers
-do not say which grid they ran, so the best grid of the model stands for it; where they ran
-another, or the shipped profile is too kind to the machine, the prediction is too fast. Rows
-marked `recalled` are from memory and count as hints. The two step times come from public logs
-that do not state gradient accumulation; one micro-step per step is assumed. 6144 GPUs cannot
-share 8192 sequences evenly, so a factor of three must go to X, across nodes of four; the
-paper's batch for that run is not known."""
+_READING = """How to read it: where a source does not say what was run (AxoNN's grids, the
+micro-batch of SC21's Table 1, all of Megatron-DeepSpeed on Frontier), the best configuration of
+the model stands for it; where they ran another, or a shipped profile is too kind to the machine,
+the prediction is too fast. Rows marked `recalled` are from memory and count as hints. Known
+misses: DeepSpeed's ZeRO-3 of 2021 exposes far more communication than its volumes and latencies
+explain; the two public logs of AxoNN do not state gradient accumulation (one micro-step is
+assumed); 6144 GPUs cannot share 8192 sequences evenly; of ZeRO++ only the 18B shape is stated;
+on Frontier no batch, layout or version is known, and quantised messages were slower there than
+their bytes say. MegaScale's parallel blocks and sliding windows are not modelled."""
+
+_STEPS_READING = """Layouts that vTrain published with their times (VIA-Research/vTrain, data/,
+MIT licence). Recomputation and vocabulary are not in the files: full recomputation and 51200 are
+taken for all rows. *naive*: FLOPs at one fraction of the peak, fitted to these very rows, times
+the bubble. *regret*: how much slower the layout that is predicted to be the fastest is than the
+fastest measured one, mean over jobs (same model, GPUs and batch). For comparison, published for
+the same rows: Calculon 15.3 % on several nodes and 38.9 % on one; vTrain's own claim 14.7 % and
+8.4 %."""
 
 
-def _markdown_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
+def markdown_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
+    """A table in Markdown."""
     lines = [headers, ["---"] * len(headers), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -149,25 +236,36 @@ def _parameter_lines(machines: Sequence[Machine]) -> list[str]:
     return lines
 
 
-def validation_document(runs: Sequence[Comparison], links: Sequence[Comparison]) -> dict[str, Any]:
+def validation_document(reproduction: Reproduction) -> dict[str, Any]:
     """What ``reproduce --format json`` prints."""
+    results = reproduction.results
+    by_system = {**grouped(results, lambda c: c.system), "all": list(results)}
     return {
-        "schema_version": 1,
-        "runs": [_comparison_record(c) for c in runs],
-        "links": [_comparison_record(c) for c in links],
+        "schema_version": 2,
+        "results": [comparison_record(c) for c in results],
+        "links": [comparison_record(c) for c in reproduction.links],
+        "steps": [
+            comparison_record(t.comparison) | {"naive": t.naive_seconds, "table": name}
+            for name, timed in reproduction.steps.items()
+            for t in timed
+        ],
         "summary": {
-            name: _summary_record(group)
-            for name, group in {
-                **by_machine(runs),
-                "all_runs": runs,
-                "sharing_law": _law(links),
-            }.items()
+            system: {**_summary_record(group), "pairs": ordered_pairs(group)}
+            for system, group in by_system.items()
+        },
+        "links_summary": _summary_record(law(reproduction.links)),
+        "steps_summary": {
+            name: [_group_record(group) for group in group_errors(timed)]
+            for name, timed in reproduction.steps.items()
         },
     }
 
 
-def _comparison_record(c: Comparison) -> dict[str, Any]:
+def comparison_record(c: Comparison) -> dict[str, Any]:
+    """One row, flat."""
     return {
+        "system": c.system,
+        "group": c.group,
         "machine": c.machine,
         "run": c.subject,
         "metric": c.metric,
@@ -180,6 +278,16 @@ def _comparison_record(c: Comparison) -> dict[str, Any]:
     }
 
 
-def _summary_record(comparisons: Sequence[Comparison]) -> Mapping[str, float] | None:
+def _summary_record(comparisons: Sequence[Comparison]) -> dict[str, float]:
     errors = summarise(comparisons)
-    return None if errors is None else vars(errors)
+    return {} if errors is None else dict(vars(errors))
+
+
+def _group_record(group: GroupError) -> dict[str, Any]:
+    return {
+        "group": group.name,
+        "model": vars(group.model),
+        "naive": vars(group.naive),
+        "spearman": group.spearman,
+        "regret": group.regret,
+    }

@@ -9,7 +9,13 @@ import numpy as np
 
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.links import AxisLinks, placement_links
-from axonn_tune.cost.pricing import CollectivePrices, compute_seconds, gap_seconds, lanes
+from axonn_tune.cost.pricing import (
+    CollectivePrices,
+    compute_seconds,
+    gap_seconds,
+    issue_seconds,
+    lanes,
+)
 from axonn_tune.search.evaluate import Evaluator, interference
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
@@ -90,13 +96,14 @@ def explain(search: Search, prediction: Prediction) -> Explanation:
     gap = search.machine.kernels.gap_seconds.value
     operations = tuple(
         _operation_cost(*cost, links, search.machine, table)
-        for events, repeats in parts
-        for cost in _sum_by_name(events, repeats, gap)
+        for part in parts
+        for cost in _sum_by_name(part.events, part.repeats, gap)
     )
+    host = sum(part.repeats * (part.seconds - _end(part.events)) for part in parts)
     n_kernels = sum(op.n_calls for op in operations if not op.axis)
     sensitivities = _sensitivities(search, prediction)
     groups = search.strategy.axes.groups
-    return Explanation(prediction, operations, sensitivities, n_kernels * gap, groups)
+    return Explanation(prediction, operations, sensitivities, n_kernels * gap + host, groups)
 
 
 def predicted_operations(search: Search, prediction: Prediction) -> list[MeasuredOperation]:
@@ -104,12 +111,26 @@ def predicted_operations(search: Search, prediction: Prediction) -> list[Measure
     parts, _, _ = _timelines(search, prediction)
     gap = search.machine.kernels.gap_seconds.value
     operations, origin = [], 0.0
-    for events in (events for events, repeats in parts for _ in range(repeats)):
+    for part in (part for part in parts for _ in range(part.repeats)):
+        events = part.events
         operations += [
             _as_measured(event, origin, gap) for event in events if _is_launched(event.operation)
         ]
-        origin += max((event.end_seconds for event in events), default=0.0)
+        origin += part.seconds
     return operations
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Phases that are played together, so many times; the host may need longer than they."""
+
+    events: list[Event]
+    repeats: int
+    seconds: float
+
+
+def _end(events: list[Event]) -> float:
+    return max((event.end_seconds for event in events), default=0.0)
 
 
 def _as_measured(event: Event, origin: float, gap: float) -> MeasuredOperation:
@@ -133,7 +154,7 @@ def _single(search: Search, prediction: Prediction) -> CandidateTable:
 
 def _timelines(
     search: Search, prediction: Prediction
-) -> tuple[list[tuple[list[Event], int]], Mapping[str, AxisLinks], CandidateTable]:
+) -> tuple[list[_Part], Mapping[str, AxisLinks], CandidateTable]:
     """Micro-step, synchronising one and step's end, operation by operation, with their counts;
     the links of the groups, and the candidate."""
     machine = search.machine
@@ -154,17 +175,19 @@ def _timelines(
             known[id(operation)] = float(np.ravel(seconds)[0])
         return known[id(operation)]
 
-    def played(phases: tuple[Phase, ...]) -> list[Event]:
+    def played(phases: tuple[Phase, ...], repeats: int) -> _Part:
         least = float(collective.busiest_link_seconds(phases)[0])
-        return timeline(phases, seconds_of, axis_lanes, interference(machine), least)
+        events = timeline(phases, seconds_of, axis_lanes, interference(machine), least)
+        host = float(issue_seconds(phases, table, machine)[0])
+        return _Part(events, repeats, max(host, _end(events)))
 
     n_sync = int(bool(plan.sync_microstep))
     parts = [
-        (played(plan.microstep), prediction.n_microsteps - n_sync),
-        (played(plan.sync_microstep), n_sync),
-        (played(plan.step_end), 1),
+        played(plan.microstep, prediction.n_microsteps - n_sync),
+        played(plan.sync_microstep, n_sync),
+        played(plan.step_end, 1),
     ]
-    return [(events, count) for events, count in parts if count], links, table
+    return [part for part in parts if part.repeats], links, table
 
 
 def _sum_by_name(

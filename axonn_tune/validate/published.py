@@ -52,26 +52,28 @@ def predict_run(run: Run) -> Prediction | None:
 
 def compare_published(runs: Iterable[Run]) -> list[Comparison]:
     """One comparison for each number of each run."""
-    comparisons = []
-    for run in runs:
-        prediction = predict_run(run)
-        setting = "no layout of the model fits" if prediction is None else _setting(prediction)
-        for metric, published in run.published.items():
-            comparisons.append(
-                Comparison(
-                    machine=run.search.machine.name,
-                    subject=run.subject,
-                    metric=metric,
-                    published=published,
-                    predicted=None if prediction is None else _METRICS[metric](prediction, run),
-                    setting=setting,
-                    certainty=run.certainty,
-                    source=run.source,
-                    system=run.system,
-                    group=run.group,
-                )
-            )
-    return comparisons
+    return [
+        _comparison(run, metric, prediction)
+        for run in runs
+        for prediction in [predict_run(run)]
+        for metric in run.published
+    ]
+
+
+def _comparison(run: Run, metric: str, prediction: Prediction | None) -> Comparison:
+    setting = "no layout of the model fits" if prediction is None else _setting(prediction)
+    return Comparison(
+        machine=run.search.machine.name,
+        subject=run.subject,
+        metric=metric,
+        published=run.published[metric],
+        predicted=None if prediction is None else _METRICS[metric](prediction, run),
+        setting=setting,
+        certainty=run.certainty,
+        source=run.source,
+        system=run.system,
+        group=run.group,
+    )
 
 
 def _setting(p: Prediction) -> str:
@@ -125,11 +127,40 @@ _UNKNOWN = {
 
 
 @dataclass(frozen=True)
+class Timed:
+    """A measured step, the predicted one, and what the naive baseline says.
+
+    naive_seconds: FLOPs at one fitted fraction of the peak, times the bubble of the pipeline.
+    """
+
+    run: Run
+    comparison: Comparison
+    naive_seconds: float
+
+    @property
+    def measured_seconds(self) -> float:
+        """As published."""
+        return self.comparison.published
+
+    @property
+    def predicted_seconds(self) -> float:
+        """By this model."""
+        assert self.comparison.predicted is not None
+        return self.comparison.predicted
+
+    @property
+    def job(self) -> tuple[str, int, int]:
+        """What was trained: layouts of one job are alternatives."""
+        search = self.run.search
+        return search.model.name, search.job.n_gpus, search.job.global_batch
+
+
+@dataclass(frozen=True)
 class GroupError:
     """Errors of a group of measured steps, beside those of a naive baseline.
 
     spearman: rank correlation of predicted with measured times. regret: how much slower the
-    layout predicted to be the fastest is than the fastest measured one.
+    layout predicted to be the fastest is than the fastest measured one, mean over jobs.
     """
 
     name: str
@@ -139,46 +170,58 @@ class GroupError:
     regret: float
 
 
-def group_errors(runs: Sequence[Run]) -> list[GroupError]:
-    """Predict measured steps; per group of rows, and over all."""
-    predicted, measured, naive_work = [], [], []
+def time_runs(runs: Sequence[Run]) -> list[Timed]:
+    """Predict measured steps, and fit the naive baseline's one parameter to all of them."""
+    comparisons, at_peak = [], []
     for run in runs:
         prediction = predict_run(run)
         assert prediction is not None, "searches of measured runs include what does not fit"
-        predicted.append(prediction.step_seconds)
-        measured.append(run.published["step_seconds"])
-        naive_work.append(_naive_seconds(run, prediction))
-    times, known, work = (np.array(values) for values in (predicted, measured, naive_work))
-    naive = work / _fitted_hfu(work, known)
-    names = grouped(range(len(runs)), lambda i: runs[i].group)
-    groups = {"all": list(range(len(runs))), **names}
-    return [_group_error(name, times[i], known[i], naive[i]) for name, i in groups.items()]
+        comparisons.append(_comparison(run, "step_seconds", prediction))
+        at_peak.append(_seconds_at_peak(run, prediction))
+    hfu = _fitted_hfu(np.array(at_peak), np.array([c.published for c in comparisons]))
+    return [
+        Timed(run, comparison, seconds / hfu)
+        for run, comparison, seconds in zip(runs, comparisons, at_peak, strict=True)
+    ]
 
 
-def _naive_seconds(run: Run, p: Prediction) -> float:
-    """FLOPs at the peak, times the bubble of a pipeline (published peers' baseline)."""
+def _seconds_at_peak(run: Run, p: Prediction) -> float:
     search, job = run.search, run.search.job
     flops = search.model.hardware_flops(job.tokens, job.seq_len, p.recompute)
     at_peak = flops / (job.n_gpus * search.machine.peak_flops_per_s(job.dtype))
     return at_peak * (1.0 + (p.grid.sizes["pipeline"] - 1) / p.n_microsteps)
 
 
-def _fitted_hfu(work: np.ndarray, measured: np.ndarray) -> float:
+def _fitted_hfu(at_peak: np.ndarray, measured: np.ndarray) -> float:
     """The one fraction of peak with the least mean error over all rows."""
     fractions = np.linspace(0.05, 0.95, 901)
-    errors = [np.abs(work / fraction / measured - 1.0).mean() for fraction in fractions]
+    errors = [np.abs(at_peak / fraction / measured - 1.0).mean() for fraction in fractions]
     return float(fractions[int(np.argmin(errors))])
 
 
-def _group_error(
-    name: str, predicted: np.ndarray, measured: np.ndarray, naive: np.ndarray
-) -> GroupError:
+def group_errors(timed: Sequence[Timed]) -> list[GroupError]:
+    """Over all, and per group of rows."""
+    groups = {"all": list(timed), **grouped(timed, lambda t: t.run.group)}
+    return [_group_error(name, group) for name, group in groups.items()]
+
+
+def _group_error(name: str, timed: Sequence[Timed]) -> GroupError:
     from scipy.stats import spearmanr
 
-    own, baseline = (
-        summary_of(list(values / measured - 1.0)) for values in (predicted, naive)
-    )
+    predicted = np.array([t.predicted_seconds for t in timed])
+    measured = np.array([t.measured_seconds for t in timed])
+    naive = np.array([t.naive_seconds for t in timed])
+    own, baseline = (summary_of(list(values / measured - 1.0)) for values in (predicted, naive))
     assert own is not None and baseline is not None
-    chosen = measured[int(np.argmin(predicted))]
     correlation = float(spearmanr(predicted, measured).statistic)
-    return GroupError(name, own, baseline, correlation, float(chosen / measured.min() - 1.0))
+    return GroupError(name, own, baseline, correlation, _regret(timed))
+
+
+def _regret(timed: Sequence[Timed]) -> float:
+    losses = []
+    for layouts in grouped(timed, lambda t: t.job).values():
+        if len(layouts) > 1:
+            chosen = min(layouts, key=lambda t: t.predicted_seconds)
+            fastest = min(t.measured_seconds for t in layouts)
+            losses.append(chosen.measured_seconds / fastest - 1.0)
+    return float(np.mean(losses)) if losses else 0.0

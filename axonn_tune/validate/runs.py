@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from axonn_tune.search.candidates import Constraints
@@ -34,8 +34,8 @@ MEGATRON_CORE = Megatron3D()
 class Run:
     """One published configuration: what was run, and what was measured of it, by metric.
 
-    group: runs that their paper compares with each other. limit_memory: what the paper does not
-    say is chosen as the best that fits.
+    group: runs that their paper compares with each other. What the paper does not say is
+    searched: the best that fits.
     """
 
     system: str
@@ -329,9 +329,24 @@ def vtrain(rows: Sequence[Row], machine: Machine) -> Iterator[Run]:
             row, model, machine, MEGATRON_2022, micro_batch=int(row["micro_batch"])
         )
         group = f"{row['parameters_b']}B" if "parameters_b" in row else f"hidden {row['hidden']}"
-        layout = f"{row['tensor']}x{row['data']}x{row['pipeline']}, micro-batch {row['micro_batch']}"
+        layout = f"{row['layers']} x {row['hidden']} on {row['gpus']}"
         published = {"step_seconds": 1e-3 * float(row["step_milliseconds"])}
         yield paper.run(group, layout, search, published)
+
+
+def all_runs(load: Callable[[str], Sequence[Row]], loaders: Loaders) -> list[Run]:
+    """Every run of the tables of end results but AxoNN's own; `load` finds a table by name."""
+    layouts = load("korthikanti22_table5")
+    return [
+        *weak_scaling(load("megatron_sc21_table1"), loaders),
+        *against_zero3(load("megatron_sc21_zero3"), loaders),
+        *sequence_parallelism(layouts, loaders),
+        *activation_memory(load("korthikanti22_memory"), layouts, loaders),
+        *bigscience(load("bigscience_176b"), loaders),
+        *megascale(load("megascale_table"), loaders),
+        *llama3(load("llama3"), loaders),
+        *zero_plus_plus(load("zeropp"), loaders),
+    ]
 
 
 def sharded_on_frontier(loaders: Loaders) -> dict[str, Search]:

@@ -190,7 +190,7 @@ def test_models_and_machines(capsys):
         (["explain", "--gpus", "64", "--model", "20b", "--grid", "1x64x1x1"], "attention heads"),
         (["models", "show", "zebra"], "zebra"),
         (["machines", "show", "fronteir"], "frontier"),
-        (["reproduce", "--format", "csv"], "csv"),
+        (["reproduce", "--format", "xml"], "xml"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys, args, culprit):

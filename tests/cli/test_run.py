@@ -93,7 +93,7 @@ def torchrun_variables(**more):
 
 def test_ranks_of_its_own_report_time_loss_memory_operations_and_a_trace(tmp_path):
     trace = tmp_path / "trace.json"
-    grid = ["--grid", "1x2x1x1", "--steps", "4", "--machine", "dgx-a100", "--trace", str(trace)]
+    grid = ["--grid", "1x2x1x1", "--steps", "4", "--machine", "perlmutter", "--trace", str(trace)]
     done = run(*TINY, *grid, "--format", "json", "--dtype", "fp32")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

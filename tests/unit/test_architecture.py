@@ -24,14 +24,14 @@ BELOW = {
     "search": {"errors", "units", "spec", "cost", "strategies", "simulate"},
     "runtime": {"errors", "spec", "strategies"},
     "calibrate": {"errors", "units", "spec", "cost", "strategies", "runtime"},
-    "validate": {"errors", "units", "spec", "cost", "search"},
+    "validate": {"errors", "units", "spec", "cost", "strategies", "search"},
     "io": {"errors", "units", "spec"},
     "emulate": {"errors", "spec", "io"},
     "report": {"errors", "units", "spec", "cost", "search", "validate"},
-    "api": {"errors", "units", "spec", "search", "io", "report"},
+    "api": {"errors", "units", "spec", "strategies", "search", "io", "report"},
     "cli": {
-        *("", "errors", "units", "spec", "search", "validate", "io", "report", "api"),
-        *("runtime", "calibrate", "emulate"),
+        *("", "errors", "units", "spec", "strategies", "search", "validate", "io", "report"),
+        *("api", "runtime", "calibrate", "emulate"),
     },
 }
 # Third-party modules that only these rooms may import, at any depth of the code.

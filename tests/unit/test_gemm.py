@@ -211,15 +211,15 @@ def test_columns_are_priced_one_by_one(shapes, measured, tuning):
 def test_unfused_attention_is_two_batched_products_and_its_scores(backward):
     """Q K^T and P V over all heads at once; backward does each twice, for its two operands.
 
-    Forward writes the scores, reads and writes them in the softmax, reads them in P V: four
-    passes. Backward does as much for the scores and for their gradient: eight.
+    The softmax reads and writes the scores: two passes; backward it reads the softmax and its
+    gradient and writes that of the scores: three. What products move is in their own time.
     """
     n_sequences, heads, seq_len, head_dim = 2, 4, 512, 64
     machine = machine_of(modes=(1.0, 0.7, 0.4), memory_bandwidth=1e11)
     batch = n_sequences * heads
     products = seconds(machine, seq_len * batch, seq_len, head_dim, "NT")
     products += seconds(machine, seq_len * batch, head_dim, seq_len, "NN")
-    passes = 8 if backward else 4
+    passes = 3 if backward else 2
     scores = passes * 2 * batch * seq_len**2 / (0.8 * 1e11) + 3 * LAUNCH
     operation = Attention(
         "a", float(n_sequences), float(heads), seq_len, head_dim, backward, fused=False

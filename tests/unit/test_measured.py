@@ -44,7 +44,7 @@ MEASUREMENT = Measurement(
 
 
 def search():
-    return build_search("tiny", 2, "dgx-a100", global_batch=1, micro_batch=1, recompute="none")
+    return build_search("tiny", 2, "perlmutter", global_batch=1, micro_batch=1, recompute="none")
 
 
 def test_the_warm_up_is_not_timed():
@@ -80,7 +80,7 @@ def test_without_a_profile_nothing_is_predicted():
 def test_the_text_states_the_error_of_the_prediction():
     prediction = replace(predict_search(search(), "2x1x1x1"), step_seconds=2.4)
     text = run_text(search(), MEASUREMENT, compare(MEASUREMENT, None), prediction, 1)
-    assert "predicted 2.4 s on dgx-a100 (-20.0 % of the median)" in text
+    assert "predicted 2.4 s on perlmutter (-20.0 % of the median)" in text
     assert "(3 more operations, 500.000 ms; --all shows them)" in text
 
 
@@ -133,7 +133,7 @@ def test_a_hidden_collective_is_not_exposed_and_one_under_way_not_to_blame():
 
 
 def test_the_predicted_step_reads_as_a_recorded_one():
-    chosen = build_search("tiny", 4, "dgx-a100", global_batch=4, micro_batch=1, recompute="none")
+    chosen = build_search("tiny", 4, "perlmutter", global_batch=4, micro_batch=1, recompute="none")
     prediction = predict_search(chosen, "2x1x2x1")
     operations = predicted_operations(chosen, prediction)
     ends = max(op.end_seconds for op in operations)
@@ -149,7 +149,7 @@ def test_the_predicted_step_reads_as_a_recorded_one():
 
 
 def test_the_host_takes_its_time_behind_each_kernel():
-    chosen = build_search("tiny", 1, "dgx-a100", global_batch=2, micro_batch=1, recompute="none")
+    chosen = build_search("tiny", 1, "perlmutter", global_batch=2, micro_batch=1, recompute="none")
     gap = 1e-3
     kernels = replace(chosen.machine.kernels, gap_seconds=Quantity(gap, "measured", "test"))
     slower = replace(chosen, machine=replace(chosen.machine, kernels=kernels))
@@ -164,3 +164,20 @@ def test_the_host_takes_its_time_behind_each_kernel():
     assert exposed_seconds(
         predicted_operations(slower, after), after.step_seconds
     ) == pytest.approx({"host": n_kernels * gap})
+
+
+def test_a_host_that_issues_operations_slowly_bounds_the_step():
+    chosen = build_search("tiny", 4, "perlmutter", global_batch=4, micro_batch=1, recompute="none")
+    issue = 1e-3
+    kernels = replace(chosen.machine.kernels, issue_seconds=Quantity(issue, "measured", "test"))
+    slower = replace(chosen, machine=replace(chosen.machine, kernels=kernels))
+    before, after = (predict_search(s, "2x1x2x1") for s in (chosen, slower))
+    operations = predicted_operations(slower, after)
+    assert after.step_seconds == pytest.approx(len(operations) * issue)
+    assert after.exposed_communication_seconds == before.exposed_communication_seconds
+    exposed = exposed_seconds(operations, after.step_seconds)
+    busy = sum(op.seconds for op in operations if op.stream == "compute")
+    assert sum(exposed.values()) + busy == pytest.approx(after.step_seconds)
+    assert explain(slower, after).host_seconds == pytest.approx(
+        after.step_seconds - before.step_seconds
+    )
