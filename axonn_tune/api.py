@@ -94,11 +94,10 @@ def build_search(
         keep_gathered_weights=keep_gathered_weights,
         dropout=dropout,
     )
-    if chosen.axes.names[: len(AXES)] != AXES and (order != PAPER_ORDER or cost_model != "full"):
-        raise InputError(
-            f"strategy {chosen.name} has one rank order and one cost model; --order and "
-            "--cost-model are AxoNN's"
-        )
+    if order != PAPER_ORDER and not chosen.axes.has_orders:
+        raise InputError(f"strategy {chosen.name} has one rank order; --order is axonn's")
+    if cost_model != "full" and not chosen.axes.is_grid:
+        raise InputError(f"strategy {chosen.name} has one cost model; --cost-model is AxoNN's")
     orders = ORDERS if order == "all" else (check_order(order),)
     loaded_machine.peak_flops_per_s(dtype)
     return Search(

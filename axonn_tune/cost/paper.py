@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from axonn_tune.cost.links import AxisLinks
-from axonn_tune.spec.grid import Placements
+from axonn_tune.spec.grid import AXES, Placements
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Linear, Model
 from axonn_tune.spec.plan import Array
@@ -61,7 +61,7 @@ def all_reduce_data_seconds(
 
 def layer_seconds(linear: Linear, m_local: Array, sizes: Array, betas: dict[str, Array]) -> Array:
     """Two gathers and one scatter over Z, the all-reduces over X, Y and data, of one layer."""
-    x, y, z, data = sizes[:4]
+    x, y, z, data = sizes
     over_z, over_data = betas["z"], betas["data"]
     kn = linear.parameters
     total = 2.0 * all_gather_z_seconds(kn, x, y, z, over_z)
@@ -78,7 +78,7 @@ def communication_seconds(
     model: Model, job: Job, placements: Placements, links: Mapping[str, AxisLinks]
 ) -> Array:
     """The paper's cost of each placement: the sum over the linear layers of all blocks."""
-    sizes = placements.sizes.astype(np.float64)
+    sizes = np.stack([placements.size(axis) for axis in AXES]).astype(np.float64)
     m_local = job.tokens / (sizes[2] * sizes[3])
     betas = {
         axis: of_axis.kinds["all_reduce"].bandwidth_bytes_per_s for axis, of_axis in links.items()

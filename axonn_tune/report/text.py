@@ -64,7 +64,7 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
     axes = search.strategy.axes.names
     virtual = any(p.variant.n_virtual > 1 for p in predictions)
     bubble = any(p.bubble_seconds > 0 for p in predictions)
-    headers = ["#", *(f"G_{axis}" if is_grid(search) and axis in AXES else axis for axis in axes)] + ["order"] * show_order
+    headers = ["#", *(f"G_{axis}" if search.strategy.axes.is_grid and axis in AXES else axis for axis in axes)] + ["order"] * show_order
     headers += ["virtual"] * virtual + ["mbs", "recompute"] + ["paper s"] * paper
     headers += [
         "step s",
@@ -106,9 +106,6 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
     )
 
 
-def is_grid(search: Search) -> bool:
-    """Whether layouts are AxoNN's grids."""
-    return search.strategy.axes.names[: len(AXES)] == AXES
 
 
 def _interval(prediction: Prediction) -> str:
@@ -144,7 +141,7 @@ def explanation_text(search: Search, explanation: Explanation, n_operations: int
     """A configuration's time by operation, its memory, and what would help."""
     p = explanation.prediction
     layout = f"layout {p.grid}"
-    if is_grid(search):
+    if search.strategy.axes.is_grid:
         layout = f"grid {p.grid} (x, y, z, data), order {p.order}"
     if p.variant.n_virtual > 1:
         layout += f", {p.variant.n_virtual} virtual stages"

@@ -17,7 +17,7 @@ from axonn_tune.search.evaluate import Evaluation, Evaluator, memory_bytes, rows
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.uncertainty import Uncertainty, uncertainty
-from axonn_tune.spec.grid import AXES, ORDERS, CandidateTable, Ints, Placements
+from axonn_tune.spec.grid import ORDERS, CandidateTable, Ints, Placements
 from axonn_tune.spec.plan import Array
 from axonn_tune.units import gib
 
@@ -138,7 +138,7 @@ def run(search: Search) -> Ranking:
     if not sum(part.rows.size for part in parts):
         raise _nothing_fits(search, min(part.least_bytes for part in parts))
     paper_seconds = None
-    if placements.axes.names[: len(AXES)] == AXES:
+    if placements.axes.is_grid:
         paper_seconds = paper.communication_seconds(search.model, search.job, placements, links)
     return _ranked(search, table, parts, rejected, paper_seconds)
 

@@ -29,14 +29,24 @@ ORDERS = tuple("".join(letters) for letters in permutations(PAPER_ORDER))
 class Axes:
     """The axes along which a strategy arranges its ranks.
 
-    names: in rank order, fastest varying first; of the first four the order may be changed.
-    batch: those that split the global batch. groups: over what collectives run, axes or
-    products of neighbouring ones, such as ``context*data``.
+    names: in rank order, fastest varying first. batch: those that split the global batch.
+    groups: over what collectives run, axes or products of neighbouring ones, such as
+    ``context*data``.
     """
 
     names: tuple[str, ...]
     batch: tuple[str, ...]
     groups: tuple[str, ...]
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether its layouts are grids of AxoNN, with or without a pipeline."""
+        return set(AXES) <= set(self.names)
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether the rank order is part of a candidate: that of the four axes alone."""
+        return self.names == AXES
 
 
 AXONN_AXES = Axes(AXES, ("z", "data"), AXES)
@@ -116,7 +126,7 @@ def parse_grid(text: str, axes: Axes) -> AnyGrid:
     InputError
         Not sizes of the axes.
     """
-    if axes.names[: len(AXES)] == AXES:
+    if axes.is_grid:
         grid = Grid.parse(text)
         if grid.pipeline > 1 and PIPELINE not in axes.names:
             raise InputError(f"grid '{text}' has a fifth size, the stages of axonn-pipeline")
@@ -149,14 +159,11 @@ def check_order(text: str) -> str:
 
 
 @lru_cache
-def _axes_before(n_axes: int) -> npt.NDArray[np.bool_]:
-    """``[order, axis, other]``: whether `other` varies faster than `axis`.
-
-    An order is one of the first four axes; the others follow as they are listed.
-    """
-    letters = [axis[0] for axis in AXES]
-    places = [[*(o.index(a) for a in letters), *range(len(AXES), n_axes)] for o in ORDERS]
-    place = np.array(places)[:, :n_axes]
+def _axes_before(axes: Axes) -> npt.NDArray[np.bool_]:
+    """``[order, axis, other]``: whether `other` varies faster than `axis`."""
+    place = np.arange(len(axes.names))[None]
+    if axes.has_orders:
+        place = np.array([[order.index(axis[0]) for axis in AXES] for order in ORDERS])
     before: npt.NDArray[np.bool_] = place[:, None, :] < place[:, :, None]
     return before
 
@@ -213,7 +220,7 @@ class Placements:
     @cached_property
     def strides(self) -> Ints:
         """Distance in rank numbers between neighbours of each axis's group, shape (A, P)."""
-        before = _axes_before(len(self.axes.names))[self.order]  # (P, axis, other)
+        before = _axes_before(self.axes)[self.order]  # (P, axis, other)
         factors = np.where(before, self.sizes.T[:, None, :], 1)
         product: Ints = factors.prod(axis=2).T
         return product
@@ -234,9 +241,8 @@ class Placements:
     def grid(self, row: int) -> AnyGrid:
         """The grid of one row."""
         sizes = [int(size) for size in self.sizes[:, row]]
-        if self.axes.names[: len(AXES)] == AXES:
-            return Grid(*sizes)
-        return Layout(tuple(zip(self.axes.names, sizes, strict=True)))
+        of_axes = dict(zip(self.axes.names, sizes, strict=True))
+        return Grid(**of_axes) if self.axes.is_grid else Layout(tuple(of_axes.items()))
 
 
 def _distinct_orders(orders: Sequence[str], present_bits: int) -> list[int]:

@@ -46,7 +46,9 @@ from axonn_tune.strategies.transformer import (
 GRADIENT_BYTES = FP32_BYTES
 # Bytes of gradients that one data-parallel all-reduce carries: torch DDP's bucket_cap_mb default.
 BUCKET_BYTES = 25.0 * 2**20
-_PIPELINED_AXES = Axes((*AXES, PIPELINE), AXONN_AXES.batch, ("x", "y", "z", PIPELINE, "data"))
+# As AxoNN numbers its ranks: stages between the ranks of a tensor group and the replicas.
+_PIPELINED_NAMES = ("x", "y", "z", PIPELINE, "data")
+_PIPELINED_AXES = Axes(_PIPELINED_NAMES, AXONN_AXES.batch, _PIPELINED_NAMES)
 
 
 @dataclass(frozen=True)
