@@ -16,6 +16,7 @@ COMMANDS = {
     "suggest": "Rank the grids on which to train a model.",
     "compare": "Rank the best configuration of every strategy.",
     "explain": "Show where the time and the memory of one grid go.",
+    "launch": "Write a job script and the flags or files of the framework.",
     "run": "Train on a grid for some steps; compare predicted and measured time.",
     "validate": "Run many grids; compare predicted and measured time, for people and CI.",
     "calibrate": "Measure this machine or a job's nodes, write a hardware profile.",

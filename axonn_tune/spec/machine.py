@@ -20,7 +20,7 @@ from axonn_tune.spec.plan import KINDS, MODES
 from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
 
 # Raised when a profile gains fields that an older axonn-tune cannot read.
-PROFILE_VERSION = 2
+PROFILE_VERSION = 3
 ORIGINS = ("measured", "published", "assumed")
 
 
@@ -237,6 +237,19 @@ class MemoryReserve:
 
 
 @dataclass(frozen=True)
+class JobScript:
+    """What this machine's batch scripts need besides nodes and GPUs, all of it for Slurm.
+
+    sbatch, srun: options. environment: variables of every rank. modules: to load.
+    """
+
+    sbatch: tuple[str, ...] = ()
+    srun: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Machine:
     """A cluster of equal nodes.
 
@@ -257,6 +270,7 @@ class Machine:
     ring_bandwidths: tuple[RingBandwidth, ...] = ()
     link_points: tuple[LinkPoint, ...] = ()
     description: str = ""
+    job_script: JobScript = field(default_factory=JobScript)
     calibration: Calibration | None = None
     profile_version: int = PROFILE_VERSION
 

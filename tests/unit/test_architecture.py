@@ -27,11 +27,12 @@ BELOW = {
     "validate": {"errors", "units", "spec", "cost", "strategies", "search"},
     "io": {"errors", "units", "spec"},
     "emulate": {"errors", "spec", "io"},
+    "launch": {"errors", "spec", "strategies", "search"},
     "report": {"errors", "units", "spec", "cost", "search", "validate"},
     "api": {"errors", "units", "spec", "strategies", "search", "io", "report"},
     "cli": {
         *("", "errors", "units", "spec", "strategies", "search", "validate", "io", "report"),
-        *("api", "runtime", "calibrate", "emulate"),
+        *("api", "launch", "runtime", "calibrate", "emulate"),
     },
 }
 # Third-party modules that only these rooms may import, at any depth of the code.

@@ -1,0 +1,50 @@
+"""``axonn-tune launch``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from axonn_tune.cli.options import search_arguments, search_options
+
+
+@click.command("launch")
+@search_options
+@click.option("--grid", metavar="LAYOUT", help="8x4x4x8, or tensor=8,data=16.  [default: the best]")
+@click.option("--framework", help="axonn, megatron, fsdp2 or deepspeed.  [default: the strategy's]")
+@click.option("--train", metavar="SCRIPT", help="Training script.  [default: train.py]")
+@click.option("--sbatch", multiple=True, metavar="OPTION", help="Option of sbatch: --account=abc.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False),
+    default="launch",
+    show_default=True,
+    help="Directory for the files.",
+)
+def command(
+    grid: str | None,
+    framework: str | None,
+    train: str | None,
+    sbatch: tuple[str, ...],
+    output: str,
+    **options: Any,
+) -> None:
+    """Write a job script and what AxoNN, Megatron-LM, DeepSpeed or FSDP2 need.
+
+    \b
+    Examples:
+      axonn-tune launch --gpus 1024 --model 80b --sbatch=--account=m1234
+      axonn-tune launch --gpus 512 --model llama3-70b --strategy megatron --output run
+      axonn-tune launch --gpus 384 --model 20b --machine frontier --strategy zeropp
+    """
+    from axonn_tune.api import build_search, predict_search
+    from axonn_tune.io.directories import write_files
+    from axonn_tune.launch.script import launch_files
+    from axonn_tune.search.rank import run
+
+    search = build_search(**search_arguments(options))
+    chosen = run(search).prediction(0) if grid is None else predict_search(search, grid)
+    files = launch_files(search, chosen, framework, train, sbatch)
+    for path in write_files(output, files):
+        click.echo(path)

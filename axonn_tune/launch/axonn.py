@@ -1,0 +1,84 @@
+"""AxoNN: the arguments of ``ax.init`` and of ``optimize_communication``."""
+
+from __future__ import annotations
+
+from axonn_tune.search.prediction import Prediction
+from axonn_tune.search.problem import Search
+from axonn_tune.spec.grid import PAPER_ORDER, Grid
+
+NAME = "axonn_init.py"
+
+_TEMPLATE = '''"""AxoNN for {model} on {gpus} GPUs: call `initialise`, then train inside `overlapped(model)`."""
+
+from axonn import axonn as ax
+from axonn.intra_layer import optimize_communication
+
+MICRO_BATCH = {micro_batch}  # sequences that one rank processes at once
+MICRO_STEPS = {micro_steps}  # of gradient accumulation, for {global_batch} sequences in a step
+RECOMPUTE = "{recompute}"
+
+
+def initialise():
+    """G_x is AxoNN's column group, G_y its row group, G_z its depth group."""
+    ax.init(
+        G_inter={inter},
+        G_data={data},
+        G_intra_r={rows},
+        G_intra_c={columns},
+        G_intra_d={depth},
+        gpus_per_node={per_node},
+    )
+
+
+def overlapped(model):
+    """The overlaps that the prediction assumed."""
+    return optimize_communication(
+        overlap_all_reduce={oar},
+        overlap_reduce_scatter={ors},
+        overlap_all_gather={oag},
+        model_object_for_overlapping_allgathers=model,
+    )
+'''
+
+
+def files(search: Search, prediction: Prediction) -> dict[str, str]:
+    """The module to import (arguments as in AxoNN's axonn/axonn.py and intra_layer/)."""
+    grid, overlap = prediction.grid, search.job.overlap
+    assert isinstance(grid, Grid)
+    text = _TEMPLATE.format(
+        model=search.model.name,
+        gpus=search.job.n_gpus,
+        micro_batch=prediction.micro_batch,
+        micro_steps=prediction.n_microsteps,
+        global_batch=search.job.global_batch,
+        recompute=prediction.recompute,
+        inter=grid.pipeline,
+        data=grid.data,
+        rows=grid.y,
+        columns=grid.x,
+        depth=grid.z,
+        per_node=search.machine.ranks_per_node,
+        oar=overlap.oar,
+        ors=overlap.ors,
+        oag=overlap.oag,
+    )
+    return {NAME: text}
+
+
+def rank_lines(prediction: Prediction) -> list[str]:
+    """Shell that gives each process AxoNN's rank, where the order is another than AxoNN's.
+
+    AxoNN numbers X first, then Y, Z, data. A process that stands at p in the order of the
+    prediction has coordinates from which its rank follows.
+    """
+    grid, order = prediction.grid, prediction.order
+    if order == PAPER_ORDER:
+        return []
+    assert isinstance(grid, Grid)
+    sizes = {"x": grid.x, "y": grid.y, "z": grid.z, "d": grid.data}
+    lines = [f"# The prediction has rank order {order}; AxoNN numbers xyzd."]
+    lines.append("place=$SLURM_PROCID")
+    for axis in order:
+        lines.append(f"{axis}=$((place % {sizes[axis]})); place=$((place / {sizes[axis]}))")
+    lines.append(f"export RANK=$((x + {grid.x} * (y + {grid.y} * (z + {grid.z} * d))))")
+    return lines

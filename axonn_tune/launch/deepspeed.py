@@ -1,0 +1,46 @@
+"""DeepSpeed: the JSON of ZeRO-3, of MiCS for hybrid sharding, and of ZeRO++.
+
+Keys as DeepSpeed documents them (deepspeed.ai, "DeepSpeed Configuration JSON" and the ZeRO++
+and MiCS tutorials; deepspeed/runtime/zero/config.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from axonn_tune.search.prediction import Prediction
+from axonn_tune.search.problem import Search
+from axonn_tune.strategies.zero import Zero
+
+NAME = "ds_config.json"
+
+
+def files(search: Search, prediction: Prediction) -> dict[str, str]:
+    """The configuration to pass as ``--deepspeed_config``."""
+    job, sizes = search.job, prediction.grid.sizes
+    options = search.strategy
+    assert isinstance(options, Zero)
+    zero: dict[str, Any] = {
+        "stage": 3,
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+    }
+    if sizes.get("replica", 1) > 1:
+        zero["mics_shard_size"] = sizes["shard"]
+    if options.sharding.copy:
+        zero["zero_hpz_partition_size"] = sizes[options.sharding.copy]
+    if options.quantised_weights:
+        zero["zero_quantized_weights"] = True
+    if options.quantised_gradients:
+        zero["zero_quantized_gradients"] = True
+    document = {
+        "train_batch_size": job.global_batch,
+        "train_micro_batch_size_per_gpu": prediction.micro_batch,
+        "gradient_accumulation_steps": prediction.n_microsteps,
+        "gradient_clipping": 1.0,
+        "zero_optimization": zero,
+    }
+    if job.dtype != "fp32":
+        document[job.dtype] = {"enabled": True}
+    return {NAME: json.dumps(document, indent=2) + "\n"}

@@ -1,0 +1,55 @@
+"""FSDP2: the device mesh and how to shard a model over it."""
+
+from __future__ import annotations
+
+from axonn_tune.search.prediction import Prediction
+from axonn_tune.search.problem import Search
+
+NAME = "fsdp2_setup.py"
+
+_TEMPLATE = '''"""FSDP2 for {model} on {gpus} GPUs: call `shard(model, blocks)` once the process group stands."""
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+MICRO_BATCH = {micro_batch}  # sequences that one rank processes at once
+MICRO_STEPS = {micro_steps}  # of gradient accumulation, for {global_batch} sequences in a step
+RECOMPUTE = "{recompute}"
+
+
+def mesh(device_type="cuda"):
+    """Shards are neighbours in rank order; replicas of a shard lie {shard} ranks apart."""
+    return init_device_mesh(device_type, {shape}, mesh_dim_names={names})
+
+
+def shard(model, blocks, device_type="cuda"):
+    """Shard each block, then what is outside of blocks."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.{dtype}, reduce_dtype=torch.{dtype})
+    over = mesh(device_type)
+    for block in blocks:
+        fully_shard(block, mesh=over, mp_policy=policy, reshard_after_forward=True)
+    return fully_shard(model, mesh=over, mp_policy=policy)
+'''
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def files(search: Search, prediction: Prediction) -> dict[str, str]:
+    """The module to import."""
+    sizes = prediction.grid.sizes
+    shape, names = (sizes["shard"],), ("shard",)
+    if sizes["replica"] > 1:
+        shape, names = (sizes["replica"], sizes["shard"]), ("replicate", "shard")
+    text = _TEMPLATE.format(
+        model=search.model.name,
+        gpus=search.job.n_gpus,
+        micro_batch=prediction.micro_batch,
+        micro_steps=prediction.n_microsteps,
+        global_batch=search.job.global_batch,
+        recompute=prediction.recompute,
+        shard=sizes["shard"],
+        shape=repr(shape),
+        names=repr(names).replace("'", '"'),
+        dtype=_DTYPES[search.job.dtype],
+    )
+    return {NAME: text}

@@ -1,0 +1,112 @@
+"""The job script, and with it all files that start a configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from axonn_tune.errors import InputError
+from axonn_tune.launch import axonn, deepspeed, fsdp2, megatron
+from axonn_tune.search.prediction import Prediction
+from axonn_tune.search.problem import Search
+
+SCRIPT = "launch.sbatch"
+# Frameworks that run a strategy, the usual one first.
+FRAMEWORKS = {
+    "axonn": ("axonn",),
+    "axonn-pipeline": ("axonn",),
+    "megatron": ("megatron",),
+    "zero3": ("fsdp2", "deepspeed"),
+    "zeropp": ("deepspeed",),
+    "zero-topo": (),
+}
+_FILES: dict[str, Callable[[Search, Prediction], dict[str, str]]] = {
+    "axonn": axonn.files,
+    "deepspeed": deepspeed.files,
+    "fsdp2": fsdp2.files,
+    "megatron": lambda search, prediction: {},
+}
+
+
+def launch_files(
+    search: Search,
+    prediction: Prediction,
+    framework: str | None = None,
+    train: str | None = None,
+    sbatch: Sequence[str] = (),
+) -> dict[str, str]:
+    """Every file by name: the job script and what the framework reads.
+
+    Parameters
+    ----------
+    framework : of `FRAMEWORKS` for the strategy; its first if not given
+    train : the training script, for frameworks that have none of their own
+    sbatch : further options of sbatch, such as ``--account=abc``
+
+    Raises
+    ------
+    InputError
+        No released framework runs the strategy, or not this one.
+    """
+    name = search.strategy.name
+    allowed = FRAMEWORKS.get(name, ())
+    if not allowed:
+        raise InputError(f"strategy {name} has no released implementation to launch")
+    framework = allowed[0] if framework is None else framework
+    if framework not in allowed:
+        raise InputError(
+            f"--framework {framework} does not run {name}; allowed: {', '.join(allowed)}"
+        )
+    return {
+        SCRIPT: _script(search, prediction, framework, train or "train.py", sbatch),
+        **_FILES[framework](search, prediction),
+    }
+
+
+def _script(
+    search: Search, prediction: Prediction, framework: str, train: str, sbatch: Sequence[str]
+) -> str:
+    machine, per_node = search.machine, search.machine.ranks_per_node
+    n_nodes = math.ceil(search.job.n_gpus / per_node)
+    tasks = min(per_node, search.job.n_gpus)
+    host = machine.job_script
+    ranks = axonn.rank_lines(prediction) if framework == "axonn" else []
+    command = _command(search, prediction, framework, train)
+    lines = [
+        "#!/bin/bash",
+        f"# {search.model.name} on {search.job.n_gpus} {machine.gpu.name}: {prediction.strategy}, "
+        f"{prediction.grid}, micro-batch {prediction.micro_batch}, "
+        f"recompute {prediction.recompute}.",
+        f"# Predicted: {prediction.step_seconds:.3f} s a step, "
+        f"{prediction.tflops_per_gpu:.1f} TFLOP/s per GPU.",
+        f"#SBATCH --job-name={search.model.name}",
+        f"#SBATCH --nodes={n_nodes}",
+        f"#SBATCH --ntasks={search.job.n_gpus}",
+        f"#SBATCH --ntasks-per-node={tasks}",
+        f"#SBATCH --gpus-per-node={tasks}",
+        *(f"#SBATCH {option}" for option in (*host.sbatch, *sbatch)),
+        "",
+        "set -euo pipefail",
+        *(f"module load {module}" for module in host.modules),
+        'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        "export MASTER_PORT=29500",
+        "export WORLD_SIZE=$SLURM_NTASKS",
+        *(f"export {variable}={value}" for variable, value in host.environment.items()),
+        "",
+        "# Ranks fill one node after the other, as the prediction assumed.",
+        f"srun {' '.join(['--distribution=block:block', *host.srun])} bash -c '",
+        *(f"  {line}" for line in ranks or ["export RANK=$SLURM_PROCID"]),
+        "  export LOCAL_RANK=$SLURM_LOCALID",
+        f"  exec {command}",
+        "'",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _command(search: Search, prediction: Prediction, framework: str, train: str) -> str:
+    if framework == "megatron":
+        flags = " \\\n    ".join(megatron.flags(search, prediction))
+        return f"python {megatron.SCRIPT} \\\n    {flags}"
+    if framework == "deepspeed":
+        return f"python {train} --deepspeed --deepspeed_config {deepspeed.NAME}"
+    return f"python {train}"
