@@ -159,7 +159,13 @@ _VALIDATE_OPTIONS = [
     click.option(
         "--order", default="xyzd", show_default=True, help="Rank order, fastest first, or all."
     ),
-    click.option("--max-tp", type=_POSITIVE, help="Largest G_x*G_y*G_z."),
+    click.option("--max-tp", type=_POSITIVE, help="Largest G_x*G_y*G_z, or tensor group."),
+    click.option(
+        "--strategy",
+        default="axonn",
+        show_default=True,
+        help="axonn; through torch zero3 (FSDP2), hsdp (with replicas) or megatron-tp.",
+    ),
 ]
 
 # How ranks are started, and what they show.

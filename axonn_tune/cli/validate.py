@@ -149,11 +149,29 @@ def _choose(options: dict[str, Any]) -> tuple[Search, Ranking, list[Prediction]]
     arguments["gpus"] = arguments["gpus"] or ranks_at_hand(options["device"])
     arguments["dtype"] = arguments["dtype"] or default_dtype(options["device"])
     arguments["global_batch"] = arguments["global_batch"] or arguments["gpus"]
-    search = build_search(**arguments)
+    search = build_search(**{**arguments, **_strategy(options)})
     ranking = rank(search)
     if options["explicit"]:
         return search, ranking, choose_grids(ranking, options["explicit"])
     return search, ranking, choose(ranking, options["grids"])
+
+
+def _strategy(options: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of the search for a strategy that torch executes."""
+    from axonn_tune.errors import InputError
+    from axonn_tune.strategies.megatron3d import Megatron3D
+    from axonn_tune.strategies.zero import zero3
+
+    name = options["strategy"]
+    if name == "axonn":
+        return {}
+    if name not in _THROUGH_TORCH:
+        allowed = ", ".join(["axonn", *_THROUGH_TORCH])
+        raise InputError(f"--strategy {name} cannot be run here; allowed: {allowed}")
+    strategy, fixed = _THROUGH_TORCH[name]
+    if strategy == "zero3":
+        return {"strategy": zero3(), "fix": fixed}
+    return {"strategy": Megatron3D(False, False, False, False, n_virtual=(1,)), "fix": fixed}
 
 
 # Options that describe the search.
@@ -162,6 +180,13 @@ _SEARCHED = (
     *("attention", "overlap", "oar", "ors", "oag", "kernel_tuning", "keep_gathered_weights"),
     *("order", "max_tp"),
 )
+# Strategies that the runtime runs through torch: the model's name, axes that are fixed, and
+# whether collectives run beside computation (FSDP2 waits for its reduce-scatter on a CPU).
+_THROUGH_TORCH = {
+    "zero3": ("zero3", {"replica": 1}),
+    "hsdp": ("zero3", {}),
+    "megatron-tp": ("megatron", {"context": 1, "pipeline": 1}),
+}
 
 
 def _open(journal: Journal, search: Search, options: dict[str, Any]) -> None:
@@ -237,6 +262,7 @@ def _series(
                 device=options["device"],
                 timeout_seconds=options["timeout"],
                 quiet=True,
+                strategy=search.strategy.name,
             ),
         )
         for prediction in chosen
@@ -270,6 +296,7 @@ def _validation(
         dtype=job.dtype,
         attention=job.attention,
         overlap=str(job.overlap),
+        strategy=search.strategy.name,
         device=ran[0].device_name if ran else "unknown device",
         backend=ran[0].backend if ran else "unknown backend",
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -92,6 +92,8 @@ def _reader(hint: Any, name: str) -> Reader:
         inner = [argument for argument in arguments if argument is not NoneType]
         if len(inner) == 1 and len(arguments) == 2:
             return _optional(_reader(inner[0], name))
+        if len(inner) == len(arguments) and all(is_dataclass(each) for each in inner):
+            return _one_of([_reader(each, name) for each in inner])
     elif origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         listed = _sequence(_reader(arguments[0], name))
         return _table(listed, arguments[0]) if name.endswith("points") else listed
@@ -159,6 +161,20 @@ def _failed_check(message: str, path: KeyPath, known: Mapping[object, Reader]) -
 def _optional(reader: Reader) -> Reader:
     def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
         return None if value is None else reader(value, path, problems)
+
+    return read
+
+
+def _one_of(readers: Sequence[Reader]) -> Reader:
+    """The first of several records whose keys a value has; else what the first one says."""
+
+    def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
+        for reader in readers:
+            found: list[Problem] = []
+            result = reader(value, path, found)
+            if not found:
+                return result
+        return readers[0](value, path, problems)
 
     return read
 

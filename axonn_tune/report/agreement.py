@@ -97,7 +97,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
     ran = not outcome.failure
     return {
         "rank": p.rank,
-        **{f"g_{axis}": getattr(c.grid, axis) for axis in ("x", "y", "z", "data")},
+        **{f"g_{axis}": size for axis, size in c.grid.sizes.items()},
         "order": c.order,
         "micro_batch": c.micro_batch,
         "recompute": c.recompute,

@@ -113,7 +113,7 @@ def run_document(
         "device": m.device_name,
         "backend": m.backend,
         "software": dict(m.software),
-        "grid": {"x": grid.x, "y": grid.y, "z": grid.z, "data": grid.data},
+        "grid": dict(grid.sizes),
         "order": m.order,
         "micro_batch": m.micro_batch,
         "recompute": m.recompute,

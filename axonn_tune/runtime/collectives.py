@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,8 +27,7 @@ class Collectives:
     def __init__(self, mesh: Mesh, recorder: Recorder) -> None:
         self._recorder = recorder
         axes = [axis for axis in AXES if mesh.size(axis) > 1]
-        make = _OnHost if mesh.device.type == "cpu" else _OnDevice
-        self._axes = {axis: make(mesh.group(axis)) for axis in axes}
+        self._axes = {axis: issuer_of(mesh.group(axis), mesh.device.type) for axis in axes}
 
     def all_reduce(
         self, name: str, tensor: torch.Tensor, axis: str, op: Any = dist.ReduceOp.SUM
@@ -56,6 +55,21 @@ class Collectives:
             return None
         start = getattr(issuer, kind)
         return self._recorder.collective(name, kind, full.nbytes, axis, lambda: start(*arguments))
+
+
+def issuer_of(group: dist.ProcessGroup, device_type: str) -> Issuer:
+    """What starts the collectives of a group of ranks."""
+    return _OnHost(group) if device_type == "cpu" else _OnDevice(group)
+
+
+class Issuer(Protocol):
+    """Starts collectives of one group, one after the other."""
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Work: ...
+
+    def all_gather(self, gathered: torch.Tensor, shard: torch.Tensor) -> Work: ...
+
+    def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor) -> Work: ...
 
 
 class _OnDevice:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,9 +19,9 @@ from axonn_tune.runtime.optimizer import Optimizer
 from axonn_tune.runtime.session import DEVICES, Place, joined, peak_memory_bytes, pick_device
 from axonn_tune.runtime.trainer import RandomTokens, Trainer
 from axonn_tune.spec.checks import require_choice, require_count
-from axonn_tune.spec.grid import Grid
+from axonn_tune.spec.grid import AnyGrid, Grid
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.measurement import Measurement, Step
+from axonn_tune.spec.measurement import Measurement, Operation, Step
 from axonn_tune.spec.model import RECOMPUTES, Model
 
 PROGRESS_SECONDS = 0.5  # between two lines of progress
@@ -35,7 +36,7 @@ class Run:
 
     model: Model
     job: Job
-    grid: Grid
+    grid: AnyGrid
     order: str
     micro_batch: int
     recompute: str
@@ -45,12 +46,16 @@ class Run:
     goldfish: int | None = None
     timeout_seconds: float = 300.0
     quiet: bool = False
+    strategy: str = "axonn"
 
     def __post_init__(self) -> None:
         owner, model, seq_len = "run", self.model, self.job.seq_len
         require_choice(owner, "dtype", self.job.dtype, DTYPES)
         require_choice(owner, "device", self.device, DEVICES)
         require_choice(owner, "recompute", self.recompute, RECOMPUTES)
+        require_choice(owner, "strategy", self.strategy, RUNNABLE)
+        if self.strategy != "axonn":
+            self._check_torch()
         if self.goldfish is not None:
             require_count(owner, "goldfish", self.goldfish, least=2)
         if model.position == "learned" and seq_len > model.seq_len:
@@ -58,6 +63,22 @@ class Run:
                 f"{owner}: seq_len is {seq_len}; allowed: at most {model.seq_len}, the learned "
                 f"positions of model '{model.name}'"
             )
+
+
+    def _check_torch(self) -> None:
+        """What torch's own parallelism does not do here."""
+        if self.recompute == "selective":
+            raise InputError(
+                f"run: recompute is 'selective'; allowed with {self.strategy}: none, full"
+            )
+        if self.model.parallel_block:
+            raise InputError(f"run: {self.strategy} does not run models with parallel blocks")
+        if self.goldfish is not None:
+            raise InputError(f"run: goldfish is of axonn; {self.strategy} does not have it")
+
+
+# Strategies that the bundled runtime executes: its own, and two of torch's.
+RUNNABLE = ("axonn", "zero3", "megatron")
 
 
 def execute(run: Run, place: Place) -> Measurement | None:
@@ -75,22 +96,9 @@ def execute(run: Run, place: Place) -> Measurement | None:
 
 def train(run: Run, place: Place, device: torch.device) -> Measurement | None:
     """As `execute`, for ranks that have joined."""
-    job = run.job
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    mesh = Mesh(run.grid, run.order, device)
-    engine = Engine(
-        mesh, job.dtype, job.overlap, job.keep_gathered_weights, job.kernel_tuning, record=True
-    )
-    model = GPT(engine, run.model, attention=job.attention, recompute=run.recompute, seed=run.seed)
-    trainer = Trainer(
-        model,
-        Optimizer(model, engine),
-        RandomTokens(run.model.vocab_size, job.seq_len, run.seed),
-        job.global_batch,
-        run.micro_batch,
-        run.goldfish,
-    )
+    trainer, modes = _trainer(run, device)
     progress = _Progress(run.n_steps, silent=run.quiet or place.rank != 0)
     steps = []
     for index in range(run.n_steps):
@@ -109,11 +117,42 @@ def train(run: Run, place: Place, device: torch.device) -> Measurement | None:
         last_step=tuple(trainer.last_operations),
         peak_memory_bytes=peak.item(),
         memory_is_of_process=device.type != "cuda",
-        gemm_modes=dict(engine.gemms.modes),
+        gemm_modes=modes,
         device_name=device_name(device),
         backend=dist.get_backend(),
         software=software(device),
     )
+
+
+class _Steps(Protocol):
+    """Trains step by step."""
+
+    last_operations: list[Operation]
+
+    def step(self, index: int) -> Step: ...
+
+
+def _trainer(run: Run, device: torch.device) -> tuple[_Steps, dict[str, str]]:
+    """What trains the model with the run's strategy, and the modes that products will have."""
+    if run.strategy != "axonn":
+        from axonn_tune.runtime.sharded import sharded_trainer
+        from axonn_tune.runtime.tensor_parallel import tensor_parallel_trainer
+
+        make = sharded_trainer if run.strategy == "zero3" else tensor_parallel_trainer
+        arguments = (run.model, run.job, run.grid, run.micro_batch, run.recompute, device, run.seed)
+        return make(*arguments), {}
+    assert isinstance(run.grid, Grid)
+    job, mesh = run.job, Mesh(run.grid, run.order, device)
+    engine = Engine(
+        mesh, job.dtype, job.overlap, job.keep_gathered_weights, job.kernel_tuning, record=True
+    )
+    model = GPT(engine, run.model, attention=job.attention, recompute=run.recompute, seed=run.seed)
+    batches = RandomTokens(run.model.vocab_size, job.seq_len, run.seed)
+    optimizer = Optimizer(model, engine)
+    trainer = Trainer(
+        model, optimizer, batches, job.global_batch, run.micro_batch, run.goldfish
+    )
+    return trainer, engine.gemms.modes
 
 
 class _Progress:

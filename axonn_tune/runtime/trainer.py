@@ -114,7 +114,7 @@ class Trainer:
             seconds,
             total.item(),
             norm.item(),
-            _seconds_by_name(self.last_operations),
+            seconds_by_name(self.last_operations),
             exposed_seconds(self.last_operations, seconds),
         )
 
@@ -137,7 +137,8 @@ class Trainer:
         return counts[0] / counts[1].clamp(min=1.0)
 
 
-def _seconds_by_name(operations: list[Operation]) -> dict[str, float]:
+def seconds_by_name(operations: list[Operation]) -> dict[str, float]:
+    """Sum of the operations of each name."""
     seconds: dict[str, float] = defaultdict(float)
     for operation in operations:
         seconds[operation.name] += operation.seconds

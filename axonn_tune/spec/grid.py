@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import permutations
@@ -97,14 +97,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of the axes of a strategy other than AxoNN's, in rank order."""
+    """Sizes of the axes of a strategy other than AxoNN's, by name in rank order."""
 
-    items: tuple[tuple[str, int], ...]
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Size by axis."""
-        return dict(self.items)
+    sizes: Mapping[str, int]
 
     @property
     def n_ranks(self) -> int:
@@ -112,7 +107,7 @@ class Layout:
         return math.prod(self.sizes.values())
 
     def __str__(self) -> str:
-        return ",".join(f"{axis}={size}" for axis, size in self.items)
+        return ",".join(f"{axis}={size}" for axis, size in self.sizes.items())
 
 
 AnyGrid: TypeAlias = Grid | Layout
@@ -140,7 +135,7 @@ def parse_grid(text: str, axes: Axes) -> AnyGrid:
                 f"layout '{text}': '{part}' is not the size of an axis; for example {example}"
             )
         sizes[name] = int(size)
-    return Layout(tuple(sizes.items()))
+    return Layout(sizes)
 
 
 def check_order(text: str) -> str:
@@ -242,7 +237,7 @@ class Placements:
         """The grid of one row."""
         sizes = [int(size) for size in self.sizes[:, row]]
         of_axes = dict(zip(self.axes.names, sizes, strict=True))
-        return Grid(**of_axes) if self.axes.is_grid else Layout(tuple(of_axes.items()))
+        return Grid(**of_axes) if self.axes.is_grid else Layout(of_axes)
 
 
 def _distinct_orders(orders: Sequence[str], present_bits: int) -> list[int]:

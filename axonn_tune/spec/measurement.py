@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from axonn_tune.spec.grid import Grid
+from axonn_tune.spec.grid import AnyGrid
 from axonn_tune.spec.plan import COMPUTE
 
 WARM_UP_STEPS = 2  # the papers time the last eight of ten
@@ -35,6 +35,8 @@ class Operation:
         return self.end_seconds - self.start_seconds
 
 
+# All that is not a recorded collective, where kernels are not told apart.
+COMPUTATION = "computation"
 HOST = "host"  # what the compute stream waits for when no collective is under way
 
 
@@ -109,7 +111,7 @@ class Measurement:
     software : versions by name
     """
 
-    grid: Grid
+    grid: AnyGrid
     order: str
     micro_batch: int
     recompute: str

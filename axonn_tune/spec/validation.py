@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.grid import Grid
+from axonn_tune.spec.grid import AnyGrid, Grid
 
 # Raised when the file's fields change their meaning.
 VALIDATION_VERSION = 1
@@ -55,13 +55,14 @@ class OperationTime:
 class Configuration:
     """A grid, and how it is trained on."""
 
-    grid: Grid
+    grid: AnyGrid
     order: str
     micro_batch: int
     recompute: str
 
     def __str__(self) -> str:
-        return f"{self.grid} {self.order}, micro-batch {self.micro_batch}, {self.recompute}"
+        order = f" {self.order}" if isinstance(self.grid, Grid) else ""
+        return f"{self.grid}{order}, micro-batch {self.micro_batch}, {self.recompute}"
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ class Validation:
     outcomes: tuple[Outcome, ...]
     software: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    strategy: str = "axonn"
     validation_version: int = VALIDATION_VERSION
 
     def __post_init__(self) -> None:

@@ -213,17 +213,26 @@ class _Planner(Transformer):
         return float(self.n_tensors)
 
     def _have(self, host: HostProgram, chain: str, unit: str, parameters: float) -> None:
-        """Wait for a gather, and unpack it."""
+        """Wait for a gather, and copy or unpack what came to where it is used."""
+        if not self.overlap.oag:
+            self._gather(host, chain, unit, parameters)
         group, quantised = self._source(chain)
         host.wait(f"{chain}.{unit}.all_gather")
+        came = (self.table.size(group) > 1) * parameters
         if quantised:
-            is_packed = self.table.size(group) > 1
-            nbytes = is_packed * parameters * (INT8_BYTES + self.element_bytes)
+            nbytes = came * (INT8_BYTES + self.element_bytes)
             host.memory_bound(f"{chain}.{unit}.dequantise", nbytes, "scale")
+        else:
+            host.memory_bound(f"{chain}.{unit}.copy", came * (2.0 * self.element_bytes), "copy")
+
+    def _prefetch(self, host: HostProgram, chain: str) -> None:
+        """Gather the next block's weights beside this one."""
+        if self.overlap.oag:
+            self._gather(host, chain, "block", self.block)
 
     def prefetch(self, host: HostProgram, weight: Weight) -> None:
-        """The embedding, the head and the first block before all else."""
-        if weight.name == "embedding":
+        """The embedding and the head before all else."""
+        if weight.name == "embedding" and self.overlap.oag:
             self._gather(host, "forward", "root", self.root)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
@@ -231,11 +240,11 @@ class _Planner(Transformer):
         chain = weight.chain
         if weight.name == "embedding":
             self._have(host, "forward", "root", self.root)
-            self._gather(host, "forward", "block", self.block)
+            self._prefetch(host, "forward")
         elif str(weight) == "backward.head":
-            self._gather(host, self.backward_entry.chain, "block", self.block)
+            self._prefetch(host, self.backward_entry.chain)
         elif self._has_next and weight.name == _SECOND.get(chain) and not self._is_kept(chain):
-            self._gather(host, chain, "block", self.block)
+            self._prefetch(host, chain)
 
     _has_next = True
 
@@ -262,20 +271,24 @@ class _Planner(Transformer):
 
     def before_weight_gradient(self, host: HostProgram, name: str) -> None:
         """Before a block's last product the gradients of the block before have been reduced."""
-        if name in ("qkv", "embedding"):
-            self._wait_reduced(host, "block")
+        if name in ("qkv", "embedding") and self.overlap.ors:
+            self._have_reduced(host, "block", self.block)
 
     def end_block_backward(self, host: HostProgram) -> None:
-        """Start to reduce this block's gradients."""
+        """Start to reduce this block's gradients; without overlap, wait."""
         self._reduce(host, "block", self.block)
-        if self.is_sync:
-            self._sum_replicas(host, "block", self.block)
+        if not self.overlap.ors:
+            self._have_reduced(host, "block", self.block)
 
     def finish_embedding_gradient(self, host: HostProgram) -> None:
         """Embedding, head and final norm."""
         self._reduce(host, "root", self.root)
-        if self.is_sync:
-            self._sum_replicas(host, "root", self.root)
+
+    def accumulate(self, last_scatter: str) -> tuple[Phase, ...]:
+        """The micro-step ends when the last gradients have been reduced."""
+        host = HostProgram()
+        self._have_reduced(host, "root", self.root)
+        return (host.phase("accumulate", over_storage=True),)
 
     def _reduce(self, host: HostProgram, unit: str, parameters: float) -> None:
         """Over each group in turn; what is left of a message shrinks by the group's size.
@@ -286,21 +299,21 @@ class _Planner(Transformer):
         before: tuple[str, ...] = ()
         for group in self.sharding.reduced_over:
             name, size = f"gradient.{unit}.{group}", self.table.size(group)
-            nbytes = left * self.element_bytes
+            sent, kind, element = (size > 1) * left, "reduce_scatter", self.element_bytes
             if self.options.quantised_gradients:
-                nbytes = left * INT4_BYTES
-                moved = (size > 1) * left * (self.element_bytes + INT4_BYTES)
-                host.memory_bound(f"{name}.quantise", moved, "scale")
+                host.memory_bound(f"{name}.quantise", sent * (element + INT4_BYTES), "scale")
+                kind, element = "all_to_all", INT4_BYTES
+            else:
+                host.memory_bound(f"{name}.copy", sent * (2.0 * element), "copy")
             n_calls = self._n_calls(unit)
-            host.issue(f"{name}.reduce", self._reduce_kind, nbytes, group, n_calls, before)
+            host.issue(f"{name}.reduce", kind, left * element, group, n_calls, before)
             left, before = left / size, (f"{name}.reduce",)
+        if self.is_sync and self.sharding.replicas:
+            name, nbytes = f"gradient.{unit}.all_reduce", left * self.element_bytes
+            host.issue(name, "all_reduce", nbytes, self.sharding.replicas, 1.0, before)
 
-    @property
-    def _reduce_kind(self) -> str:
-        return "all_to_all" if self.options.quantised_gradients else "reduce_scatter"
-
-    def _wait_reduced(self, host: HostProgram, unit: str) -> None:
-        parameters = self.block if unit == "block" else self.root
+    def _have_reduced(self, host: HostProgram, unit: str, parameters: float) -> None:
+        """Wait, unpack, and add what came to the sums."""
         left = np.full(len(self.table), float(parameters))
         for group in self.sharding.reduced_over:
             name, size = f"gradient.{unit}.{group}", self.table.size(group)
@@ -309,27 +322,14 @@ class _Planner(Transformer):
                 moved = (size > 1) * left * (INT4_BYTES + self.element_bytes / size)
                 host.memory_bound(f"{name}.dequantise", moved, "reduce")
             left = left / size
-
-    def _sum_replicas(self, host: HostProgram, unit: str, parameters: float) -> None:
-        if self.sharding.replicas:
-            reduced = (f"gradient.{unit}.{self.sharding.gradients}.reduce",)
-            shard = parameters / self.table.size(self.sharding.gradients)
-            nbytes = shard * self.element_bytes
-            name = f"gradient.{unit}.all_reduce"
-            host.issue(name, "all_reduce", nbytes, self.sharding.replicas, 1.0, reduced)
+        if self.is_sync and self.sharding.replicas:
+            host.wait(f"gradient.{unit}.all_reduce")
+        host.memory_bound(f"gradient.{unit}.accumulate", left * (3.0 * self.element_bytes), "add")
 
     @property
     def has_sync(self) -> bool:
         """Once in a step replicas are summed, and a second copy of the weights comes to be."""
         return bool(self.sharding.replicas or self.sharding.copy)
-
-    def accumulate(self, last_scatter: str) -> tuple[Phase, ...]:
-        """Add the shards of the micro-step's gradients to the sums."""
-        host = HostProgram()
-        self._wait_reduced(host, "root")
-        shard = self.parameters / self.table.size(self.sharding.gradients)
-        host.memory_bound("gradient.accumulate", shard * (3.0 * self.element_bytes), "add")
-        return (host.phase("accumulate", over_storage=True),)
 
     def step_end(self) -> tuple[Phase, ...]:
         """Reduce what is not yet, clip, update the shard, have the weights where they are kept."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from axonn_tune.errors import InputError
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.rank import Ranking
-from axonn_tune.spec.grid import Grid
+from axonn_tune.spec.grid import parse_grid
 
 _CHOICE = re.compile(r"all|(top|spread):([1-9]\d*)")
 
@@ -49,7 +49,8 @@ def choose_grids(ranking: Ranking, grids: Sequence[str]) -> list[Prediction]:
         A grid that is not among those of the ranking.
     """
     everything = ranking.top()
-    wanted = [Grid.parse(text) for text in grids]
+    axes = ranking.search.strategy.axes
+    wanted = [parse_grid(text, axes) for text in grids]
     found = [p for p in everything if p.grid in wanted]
     missing = [grid for grid in wanted if grid not in [p.grid for p in found]]
     if missing:

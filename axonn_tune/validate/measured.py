@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from axonn_tune.search.explain import Explanation
-from axonn_tune.spec.measurement import HOST, Measurement, Operation
+from axonn_tune.search.explain import Explanation, OperationCost
+from axonn_tune.spec.measurement import COMPUTATION, HOST, Measurement, Operation
 from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.spec.validation import OperationTime
 
@@ -18,6 +18,7 @@ def compare(measurement: Measurement, explanation: Explanation | None) -> list[O
     predicted = {}
     if explanation is not None:
         predicted = {op.name: op for op in explanation.operations}
+        predicted |= _not_told_apart(measurement, explanation)
     measured, exposed = measurement.operation_seconds, measurement.exposed_seconds
     rows = []
     for name, calls in _by_name(measurement.last_step).items():
@@ -40,7 +41,22 @@ def compare(measurement: Measurement, explanation: Explanation | None) -> list[O
     rows.sort(key=lambda row: -row.measured_seconds)
     host = _rounded(exposed.get(HOST, 0.0))
     known = _rounded(explanation.host_seconds) if explanation else None
+    if COMPUTATION in measured:
+        known = 0.0 if explanation else None
     return [*rows, OperationTime(HOST, HOST, "", 0, 0.0, 0.0, host, 0.0, known)]
+
+
+def _not_told_apart(
+    measurement: Measurement, explanation: Explanation
+) -> dict[str, OperationCost]:
+    """Where kernels are measured as one: all of the predicted step but recorded collectives."""
+    names = {op.name for op in measurement.last_step}
+    if COMPUTATION not in names:
+        return {}
+    recorded = sum(op.exposed_seconds for op in explanation.operations if op.name in names)
+    seconds = explanation.prediction.step_seconds - recorded
+    cost = OperationCost(COMPUTATION, COMPUTATION, "", 0.0, 1, seconds, seconds, 0.0, 0.0, "", "")
+    return {COMPUTATION: cost}
 
 
 def _rounded(seconds: float) -> float:
