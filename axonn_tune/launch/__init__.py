@@ -1,1 +1,1 @@
-"""What starts a chosen configuration for real: flags and files of its framework, and a job script."""
+"""What starts a configuration for real: its framework's flags and files, and a job script."""

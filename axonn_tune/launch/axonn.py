@@ -8,7 +8,7 @@ from axonn_tune.spec.grid import PAPER_ORDER, Grid
 
 NAME = "axonn_init.py"
 
-_TEMPLATE = '''"""AxoNN for {model} on {gpus} GPUs: call `initialise`, then train inside `overlapped(model)`."""
+_TEMPLATE = '''"""AxoNN, {model} on {gpus} GPUs: `initialise`, then train in `overlapped(model)`."""
 
 from axonn import axonn as ax
 from axonn.intra_layer import optimize_communication

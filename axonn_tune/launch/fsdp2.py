@@ -7,7 +7,7 @@ from axonn_tune.search.problem import Search
 
 NAME = "fsdp2_setup.py"
 
-_TEMPLATE = '''"""FSDP2 for {model} on {gpus} GPUs: call `shard(model, blocks)` once the process group stands."""
+_TEMPLATE = '''"""FSDP2, {model} on {gpus} GPUs: `shard(model, blocks)` in a process group."""
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -37,7 +37,8 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 def files(search: Search, prediction: Prediction) -> dict[str, str]:
     """The module to import."""
     sizes = prediction.grid.sizes
-    shape, names = (sizes["shard"],), ("shard",)
+    shape: tuple[int, ...] = (sizes["shard"],)
+    names: tuple[str, ...] = ("shard",)
     if sizes["replica"] > 1:
         shape, names = (sizes["replica"], sizes["shard"]), ("replicate", "shard")
     text = _TEMPLATE.format(

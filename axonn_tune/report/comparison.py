@@ -15,8 +15,8 @@ from axonn_tune.units import format_count, gib
 NOTES = {
     "zeropp": "zeropp quantises messages (INT8 weights, INT4 gradients): the loss may change, and "
     "DeepSpeed's kernels do not support every GPU (MI200: check).",
-    "zero-topo": "zero-topo quantises messages (INT8 weights, INT4 gradients): the loss may change; "
-    "no released implementation is known.",
+    "zero-topo": "zero-topo quantises messages (INT8 weights, INT4 gradients): the loss may "
+    "change; no released implementation is known.",
 }
 
 
@@ -57,7 +57,8 @@ def comparison_text(contenders: Sequence[Contender], machine_was_given: bool) ->
     return "\n".join(
         [
             f"{search.model.name} ({format_count(search.model.parameters)} parameters) on "
-            f"{search.job.n_gpus} {search.machine.gpu.name}: the best of {len(contenders)} strategies",
+            f"{search.job.n_gpus} {search.machine.gpu.name}: the best of "
+            f"{len(contenders)} strategies",
             "",
             *([table(rows, headers), ""] if rows else []),
             *without,

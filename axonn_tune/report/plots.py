@@ -73,11 +73,11 @@ def published_figure(reproduction: Reproduction, path: str) -> bytes:
     ending = check_plot(path)
     figure, (left, right) = _figure(2)
     results = [c for c in reproduction.results if c.error_fraction is not None]
-    for color, (system, group) in enumerate(grouped(results, lambda c: c.system).items()):
+    systems = grouped(results, lambda c: c.system)
+    for color, group in enumerate(systems.values()):
         ratios = [1.0 + (c.error_fraction or 0.0) for c in group]
         left.plot(ratios, [color] * len(group), "o", color=f"C{color % 10}", alpha=0.6)
-    systems = list(dict.fromkeys(c.system for c in results))
-    left.set_yticks(range(len(systems)), systems, fontsize="small")
+    left.set_yticks(range(len(systems)), list(systems), fontsize="small")
     left.invert_yaxis()
     _draw_band(left, [0.5, 2.0])
     left.set(xscale="log", xlabel="predicted over published", title="End results")

@@ -64,7 +64,10 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
     axes = search.strategy.axes.names
     virtual = any(p.variant.n_virtual > 1 for p in predictions)
     bubble = any(p.bubble_seconds > 0 for p in predictions)
-    headers = ["#", *(f"G_{axis}" if search.strategy.axes.is_grid and axis in AXES else axis for axis in axes)] + ["order"] * show_order
+    headers = [
+        "#",
+        *(f"G_{axis}" if search.strategy.axes.is_grid and axis in AXES else axis for axis in axes),
+    ] + ["order"] * show_order
     headers += ["virtual"] * virtual + ["mbs", "recompute"] + ["paper s"] * paper
     headers += [
         "step s",
@@ -104,8 +107,6 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
             assumption_line(search, machine_was_given),
         ]
     )
-
-
 
 
 def _interval(prediction: Prediction) -> str:

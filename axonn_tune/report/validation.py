@@ -21,8 +21,10 @@ from axonn_tune.validate.everything import Reproduction
 from axonn_tune.validate.published import GroupError, group_errors
 
 HEADERS = ("machine", "run", "metric", "published", "predicted", "error %", "how", "certainty")
-SUMMARY_HEADERS = ("system", "numbers", "mean %", "bias %", "median %", "p90 %", "largest %")
-SUMMARY_HEADERS = (*SUMMARY_HEADERS, "pairs in order")
+SUMMARY_HEADERS = (
+    *("system", "numbers", "mean %", "bias %", "median %", "p90 %", "largest %"),
+    "pairs in order",
+)
 STEP_HEADERS = (
     *("steps", "group", "rows", "mean %", "bias %", "median %", "p90 %", "largest %"),
     *("Spearman", "regret %", "naive mean %"),

@@ -65,11 +65,14 @@ def issuer_of(group: dist.ProcessGroup, device_type: str) -> Issuer:
 class Issuer(Protocol):
     """Starts collectives of one group, one after the other."""
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Work: ...
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Work:
+        """Sum a tensor, or take the maximum, in place."""
 
-    def all_gather(self, gathered: torch.Tensor, shard: torch.Tensor) -> Work: ...
+    def all_gather(self, gathered: torch.Tensor, shard: torch.Tensor) -> Work:
+        """Fill `gathered` with the shards of all ranks."""
 
-    def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor) -> Work: ...
+    def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor) -> Work:
+        """Sum `full` and leave each rank its part."""
 
 
 class _OnDevice:

@@ -64,7 +64,6 @@ class Run:
                 f"positions of model '{model.name}'"
             )
 
-
     def _check_torch(self) -> None:
         """What torch's own parallelism does not do here."""
         if self.recompute == "selective":
@@ -149,9 +148,7 @@ def _trainer(run: Run, device: torch.device) -> tuple[_Steps, dict[str, str]]:
     model = GPT(engine, run.model, attention=job.attention, recompute=run.recompute, seed=run.seed)
     batches = RandomTokens(run.model.vocab_size, job.seq_len, run.seed)
     optimizer = Optimizer(model, engine)
-    trainer = Trainer(
-        model, optimizer, batches, job.global_batch, run.micro_batch, run.goldfish
-    )
+    trainer = Trainer(model, optimizer, batches, job.global_batch, run.micro_batch, run.goldfish)
     return trainer, engine.gemms.modes
 
 

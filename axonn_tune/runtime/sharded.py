@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ def sharded_trainer(
         module.set_custom_reduce_scatter(_ReduceScatter(comm, unit))
     blocks = list(model.blocks)
     if job.overlap.oag:
-        for block, following in zip(blocks, blocks[1:], strict=False):
+        for block, following in pairwise(blocks):
             block.set_modules_to_forward_prefetch([following])
     else:
         for block in blocks:
@@ -77,9 +78,7 @@ def sharded_trainer(
 def _mesh(device: torch.device, shard: int, replica: int) -> DeviceMesh:
     if replica == 1:
         return init_device_mesh(device.type, (shard,), mesh_dim_names=("shard",))
-    return init_device_mesh(
-        device.type, (replica, shard), mesh_dim_names=("replicate", "shard")
-    )
+    return init_device_mesh(device.type, (replica, shard), mesh_dim_names=("replicate", "shard"))
 
 
 class _Entered(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -55,20 +54,6 @@ def factorisations(n_gpus: int, n_factors: int = 4) -> Ints:
     return np.concatenate([chosen, n_gpus // chosen.prod(axis=0, keepdims=True)])
 
 
-def _sizes(n_gpus: int, constraints: Constraints, strategy: Strategy) -> Ints:
-    """Sizes of all axes: the free ones in every way, the others as they are fixed, or one."""
-    names, free = strategy.axes.names, strategy.free_axes
-    fixed = {axis: constraints.axes.get(axis, 1) for axis in names if axis not in free}
-    rest, remainder = divmod(n_gpus, math.prod(fixed.values()))
-    found = factorisations(rest, len(free)) if not remainder else np.ones((len(free), 0), int)
-    return np.stack(
-        [
-            found[free.index(axis)] if axis in free else np.full(found.shape[1], fixed[axis])
-            for axis in names
-        ]
-    ).astype(np.int64)
-
-
 def legal_placements(
     n_gpus: int, constraints: Constraints, rules: Rules, strategy: Strategy = AXONN
 ) -> tuple[Placements, dict[str, int]]:
@@ -76,7 +61,7 @@ def legal_placements(
 
     A placement that breaks several rules counts for the first.
     """
-    sizes = _sizes(n_gpus, constraints, strategy)
+    sizes = factorisations(n_gpus, len(strategy.axes.names))
     placements = Placements.of_sizes(sizes, constraints.orders, strategy.axes)
     broken = broken_rules(placements, constraints, rules)
     legal = np.ones(len(placements), dtype=bool)

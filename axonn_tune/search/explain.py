@@ -111,7 +111,7 @@ def predicted_operations(search: Search, prediction: Prediction) -> list[Measure
     parts, _, _ = _timelines(search, prediction)
     gap = search.machine.kernels.gap_seconds.value
     operations, origin = [], 0.0
-    for part in (part for part in parts for _ in range(part.repeats)):
+    for part in (each for each in parts for _ in range(each.repeats)):
         events = part.events
         operations += [
             _as_measured(event, origin, gap) for event in events if _is_launched(event.operation)
@@ -155,8 +155,7 @@ def _single(search: Search, prediction: Prediction) -> CandidateTable:
 def _timelines(
     search: Search, prediction: Prediction
 ) -> tuple[list[_Part], Mapping[str, AxisLinks], CandidateTable]:
-    """Micro-step, synchronising one and step's end, operation by operation, with their counts;
-    the links of the groups, and the candidate."""
+    """The parts of a step, operation by operation; links of the groups; the candidate."""
     machine = search.machine
     table = _single(search, prediction)
     plan = search.strategy.plan(search.model, search.job, prediction.variant, table)

@@ -48,9 +48,7 @@ class Search:
 
     def no_grid_error(self, rejected: Mapping[str, int]) -> NoCandidateError:
         """See `candidates.no_grid_error`."""
-        return no_grid_error(
-            self.job.n_gpus, self.constraints, self.rules, rejected, self.strategy
-        )
+        return no_grid_error(self.job.n_gpus, self.constraints, self.rules, rejected, self.strategy)
 
     @property
     def variants(self) -> tuple[Variant, ...]:

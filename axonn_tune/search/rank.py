@@ -168,9 +168,7 @@ def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
     return placements, rejected
 
 
-def _evaluate(
-    search: Search, table: CandidateTable, rows: Ints, links: Links, index: int
-) -> _Part:
+def _evaluate(search: Search, table: CandidateTable, rows: Ints, links: Links, index: int) -> _Part:
     """Time those of the rows that fit, or all of them, in the variant with that index."""
     variant = search.variants[index]
     memory, _ = memory_bytes(search, variant, table.take(rows))

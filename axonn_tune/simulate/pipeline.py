@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -23,7 +24,9 @@ PERIODIC_TOLERANCE = 1e-12
 # Entries of the table of ends that are held at once.
 CHUNK_ENTRIES = 4_000_000
 
-Pass: TypeAlias = tuple[int, int, int]  # FORWARD or BACKWARD, virtual stage of the rank, micro-batch
+Pass: TypeAlias = tuple[
+    int, int, int
+]  # FORWARD or BACKWARD, virtual stage of the rank, micro-batch
 
 
 def rank_order(rank: int, n_stages: int, n_virtual: int, n_micro: int) -> list[Pass]:
@@ -112,7 +115,7 @@ def _schedule(n_stages: int, n_virtual: int, n_micro: int) -> _Schedule:
     cuts = np.searchsorted(level[by_level], np.arange(1, level.max() + 2))
     levels = tuple(
         (rows, before[rows], needed[rows], kind[rows])
-        for start, end in zip(cuts[:-1], cuts[1:], strict=True)
+        for start, end in pairwise(cuts)
         for rows in [by_level[start:end]]
     )
     final = n_micro - ROUNDS_OF_DRAIN * n_stages

@@ -66,11 +66,6 @@ class Axonn4D:
         return "axonn-pipeline" if self.pipelined else "axonn"
 
     @property
-    def free_axes(self) -> tuple[str, ...]:
-        """All."""
-        return self.axes.names
-
-    @property
     def axes(self) -> Axes:
         """The four axes, and the pipeline's."""
         return _PIPELINED_AXES if self.pipelined else AXONN_AXES
@@ -99,7 +94,9 @@ class Axonn4D:
         }
         return broken | broken_pipeline_rules(model, placements)
 
-    def can_run(self, model: Model, job: Job, variant: Variant, table: CandidateTable) -> np.ndarray:
+    def can_run(
+        self, model: Model, job: Job, variant: Variant, table: CandidateTable
+    ) -> np.ndarray:
         """Which candidates admit so many virtual stages."""
         return admits_virtual(model, job, variant, table)
 
@@ -122,7 +119,9 @@ class Axonn4D:
         the larger of logits and one block's working set counts.
         """
         shapes = _Planner(model, job, variant, table, self.sharded_optimizer)
-        return stage_memory(shapes, lambda n, first, last, held: _memory(shapes, n, first, last, held))
+        return stage_memory(
+            shapes, lambda n, first, last, held: _memory(shapes, n, first, last, held)
+        )
 
 
 AXONN = Axonn4D()
@@ -229,8 +228,7 @@ class _Planner(Transformer):
     @property
     def is_embedding_cleared(self) -> Array | float:
         """Where Z does not split it, a shared weight has the head's gradient to add to."""
-        cleared: Array | float = (self.z > 1) if self.model.tied_embeddings else 1.0
-        return cleared
+        return (self.z > 1).astype(np.float64) if self.model.tied_embeddings else 1.0
 
     def finish_embedding_gradient(self, host: HostProgram) -> None:
         """Scatter over Z."""

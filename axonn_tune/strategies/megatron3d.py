@@ -69,7 +69,6 @@ class Megatron3D:
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
     compute_key: tuple[str, ...] = ("tensor", "context", "micro_batch")
-    free_axes: tuple[str, ...] = _AXES.names
 
     @property
     def axes(self) -> Axes:
@@ -93,7 +92,9 @@ class Megatron3D:
             broken[reason] = job.seq_len % (tensor * context) != 0
         return broken | broken_pipeline_rules(model, placements)
 
-    def can_run(self, model: Model, job: Job, variant: Variant, table: CandidateTable) -> np.ndarray:
+    def can_run(
+        self, model: Model, job: Job, variant: Variant, table: CandidateTable
+    ) -> np.ndarray:
         """Which candidates admit so many virtual stages."""
         return admits_virtual(model, job, variant, table)
 

@@ -19,7 +19,8 @@ def _are_cut(n_layers: int, n_chunks: np.ndarray | int) -> np.ndarray:
     """Whether layers can be cut evenly, embedding and head counted as layers or not."""
     layers = np.asarray(n_layers)
     even: np.ndarray = (layers % n_chunks == 0) & (layers >= n_chunks)
-    return even | ((layers + 2) % n_chunks == 0)
+    cut: np.ndarray = even | ((layers + 2) % n_chunks == 0)
+    return cut
 
 
 def broken_pipeline_rules(model: Model, placements: Placements) -> dict[str, np.ndarray]:
@@ -31,9 +32,7 @@ def broken_pipeline_rules(model: Model, placements: Placements) -> dict[str, np.
     return {reason: ~_are_cut(model.n_layers, stages)}
 
 
-def admits_virtual(
-    model: Model, job: Job, variant: Variant, table: CandidateTable
-) -> np.ndarray:
+def admits_virtual(model: Model, job: Job, variant: Variant, table: CandidateTable) -> np.ndarray:
     """Whether a rank's layers can be cut into the variant's virtual stages, shape (C,).
 
     Interleaving needs a pipeline, and micro-batches in multiples of the stages (Narayanan et

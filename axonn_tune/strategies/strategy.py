@@ -15,34 +15,38 @@ from axonn_tune.spec.variant import Variant
 
 
 class Strategy(Protocol):
-    """The algorithm side of a prediction; it knows no hardware.
-
-    name: as results name it. axes: along which it arranges ranks. compute_key: the columns
-    (axes and ``micro_batch``) on which the sizes of a micro-step's kernels depend, so that
-    equal ones are priced once. free_axes: those that a search tries sizes of; others are 1
-    unless they are fixed. n_virtual: numbers of virtual stages that it tries.
-    """
+    """The algorithm side of a prediction; it knows no hardware."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As results name it."""
+        ...
 
     @property
-    def axes(self) -> Axes: ...
+    def axes(self) -> Axes:
+        """Along which it arranges ranks."""
+        ...
 
     @property
-    def compute_key(self) -> tuple[str, ...]: ...
+    def compute_key(self) -> tuple[str, ...]:
+        """Columns on which the sizes of a micro-step's kernels depend.
+
+        Axes and ``micro_batch``; candidates that agree in them are priced once.
+        """
+        ...
 
     @property
-    def free_axes(self) -> tuple[str, ...]: ...
-
-    @property
-    def n_virtual(self) -> Sequence[int]: ...
+    def n_virtual(self) -> Sequence[int]:
+        """Numbers of virtual stages that a search tries."""
+        ...
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """For each rule of the algorithm the placements that break it, bool of shape (P,)."""
         ...
 
-    def can_run(self, model: Model, job: Job, variant: Variant, table: CandidateTable) -> np.ndarray:
+    def can_run(
+        self, model: Model, job: Job, variant: Variant, table: CandidateTable
+    ) -> np.ndarray:
         """Which candidates the variant admits, bool of shape (C,)."""
         ...
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from axonn_tune.spec.grid import CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Linear, Model

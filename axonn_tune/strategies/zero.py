@@ -65,8 +65,8 @@ class Zero:
     """A strategy of the family; see `zero3`, `zeropp` and `zero_topo` for its members.
 
     quantised_weights: INT8 gathers (qwZ), except from a second copy. quantised_gradients: INT4
-    all-to-all instead of reduce-scatter (qgZ). calls_per_block: gathers of a block's parameters, 0 for one each (DeepSpeed), 1 for
-    all together (FSDP2).
+    all-to-all instead of reduce-scatter (qgZ). calls_per_block: gathers of a block's
+    parameters, 0 for one each (DeepSpeed), 1 for all together (FSDP2).
     """
 
     name: str
@@ -82,17 +82,14 @@ class Zero:
         """Kernels that pack messages work on shards."""
         return (*self.axes.names, "micro_batch")
 
-    @property
-    def free_axes(self) -> tuple[str, ...]:
-        """All."""
-        return self.axes.names
-
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """What the algorithm refuses, by reason, bool of shape (P,)."""
         ranks = placements.size("*".join(self.axes.names))
         return {"global batch not divisible by the ranks": job.global_batch % ranks != 0}
 
-    def can_run(self, model: Model, job: Job, variant: Variant, table: CandidateTable) -> np.ndarray:
+    def can_run(
+        self, model: Model, job: Job, variant: Variant, table: CandidateTable
+    ) -> np.ndarray:
         """All of them: there is no pipeline."""
         return np.ones(len(table), dtype=bool)
 
@@ -152,9 +149,7 @@ def zero_topo(quantised: bool = True, calls_per_block: int = 1) -> Zero:
     everyone = "weights*gradients*states"
     outer = "gradients*states"
     axes = Axes(names, names, ("weights", inner, "states", outer, everyone))
-    sharding = Sharding(
-        "weights", inner, everyone, (inner,), outer="states", updated_over=outer
-    )
+    sharding = Sharding("weights", inner, everyone, (inner,), outer="states", updated_over=outer)
     return Zero("zero-topo", axes, sharding, quantised, quantised, calls_per_block)
 
 
@@ -200,9 +195,7 @@ class _Planner(Transformer):
         name, nbytes = f"{chain}.{unit}", parameters * self.element_bytes
         if quantised:
             packed = parameters * INT8_BYTES
-            host.memory_bound(
-                f"{name}.quantise", (size > 1) * (nbytes + packed) / size, "scale"
-            )
+            host.memory_bound(f"{name}.quantise", (size > 1) * (nbytes + packed) / size, "scale")
             nbytes = packed
         full = np.full(len(self.table), nbytes)
         host.issue(f"{name}.all_gather", "all_gather", full, group, self._n_calls(unit))

@@ -46,9 +46,7 @@ def compare(measurement: Measurement, explanation: Explanation | None) -> list[O
     return [*rows, OperationTime(HOST, HOST, "", 0, 0.0, 0.0, host, 0.0, known)]
 
 
-def _not_told_apart(
-    measurement: Measurement, explanation: Explanation
-) -> dict[str, OperationCost]:
+def _not_told_apart(measurement: Measurement, explanation: Explanation) -> dict[str, OperationCost]:
     """Where kernels are measured as one: all of the predicted step but recorded collectives."""
     names = {op.name for op in measurement.last_step}
     if COMPUTATION not in names:

@@ -12,7 +12,7 @@ from axonn_tune.search.candidates import Constraints
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import run
-from axonn_tune.spec.grid import AXES, Grid
+from axonn_tune.spec.grid import AXES, AnyGrid, Grid
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.validate.comparison import Comparison
@@ -102,12 +102,15 @@ def _improvement_from_overlap(row: Row, loaders: Loaders) -> tuple[float, str]:
 def _speedup_over_megatron(row: Row, loaders: Loaders) -> tuple[float, str]:
     """Of the best grid over Megatron-LM's best layout, both with full recomputation."""
     search = _search(row, loaders, row["gpus"], row["model"])
-    best, megatron = run(search).prediction(0), run(replace(search, strategy=Megatron3D())).prediction(0)
+    best, megatron = (
+        run(search).prediction(0),
+        run(replace(search, strategy=Megatron3D())).prediction(0),
+    )
     setting = f"{_setting(best)}; Megatron-LM {megatron.grid}, micro-batch {megatron.micro_batch}"
     return megatron.step_seconds / best.step_seconds, setting
 
 
-def _key(prediction: Prediction) -> tuple[Grid, int]:
+def _key(prediction: Prediction) -> tuple[AnyGrid, int]:
     return prediction.grid, prediction.micro_batch
 
 

@@ -56,12 +56,8 @@ class _Paper:
     machine: Machine
     certainty: str = "table"
 
-    def run(
-        self, group: str, subject: str, search: Search, published: Mapping[str, float]
-    ) -> Run:
-        return Run(
-            self.system, group, subject, search, published, self.certainty, self.source
-        )
+    def run(self, group: str, subject: str, search: Search, published: Mapping[str, float]) -> Run:
+        return Run(self.system, group, subject, search, published, self.certainty, self.source)
 
 
 def gpt(row: Row, seq_len: int, vocabulary: int = 51200, heads: int | None = None) -> Model:
@@ -147,7 +143,9 @@ def against_zero3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             )
         published = {"hardware_tflops_per_gpu": float(row["tflops_per_gpu"])}
         subject = f"{row['parameters_b']}B on {row['gpus']}"
-        yield paper.run(f"ZeRO-3 and Megatron-LM, {row['parameters_b']}B", subject, search, published)
+        yield paper.run(
+            f"ZeRO-3 and Megatron-LM, {row['parameters_b']}B", subject, search, published
+        )
 
 
 def _sharded(
@@ -176,7 +174,9 @@ def _sharded(
 def sequence_parallelism(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Full recomputation beside sequence parallelism with selective recomputation."""
     paper = _Paper(
-        "Megatron-LM 2022", "Korthikanti et al., arXiv 2205.05198, Table 5", loaders.machine("dgx-a100")
+        "Megatron-LM 2022",
+        "Korthikanti et al., arXiv 2205.05198, Table 5",
+        loaders.machine("dgx-a100"),
     )
     for row in rows:
         is_full = row["recompute"] == "full"
@@ -198,7 +198,9 @@ def activation_memory(
 ) -> Iterator[Run]:
     """Figure 1 of the same paper, at the layouts of Table 5."""
     paper = _Paper(
-        "Megatron-LM 2022", "Korthikanti et al., arXiv 2205.05198, Fig. 1", loaders.machine("dgx-a100")
+        "Megatron-LM 2022",
+        "Korthikanti et al., arXiv 2205.05198, Fig. 1",
+        loaders.machine("dgx-a100"),
     )
     by_model = {row["model"]: row for row in layouts}
     for row in rows:
@@ -274,7 +276,9 @@ def megascale(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def llama3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """405B with sharded optimizer states and overlapped reductions, one sequence at once."""
-    paper = _Paper("Llama 3", "Llama 3 herd, arXiv 2407.21783, Table 4", loaders.machine("dgx-h100"))
+    paper = _Paper(
+        "Llama 3", "Llama 3 herd, arXiv 2407.21783, Table 4", loaders.machine("dgx-h100")
+    )
     model = loaders.model("llama3-405b")
     for row in rows:
         batch = int(row["batch_per_data"]) * int(row["data"])
@@ -296,7 +300,12 @@ def llama3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 # Sizes of a GPT with so many billions of parameters; of ZeRO++ only 18B is stated, the others are
 # the nearest usual shapes (12 l h^2).
-_ZEROPP_SHAPES = {"18": (40, 6144, 32), "49": (61, 8192, 64), "91": (89, 9216, 72), "138": (76, 12288, 96)}
+_ZEROPP_SHAPES = {
+    "18": (40, 6144, 32),
+    "49": (61, 8192, 64),
+    "91": (89, 9216, 72),
+    "138": (76, 12288, 96),
+}
 
 
 def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
@@ -325,9 +334,7 @@ def vtrain(rows: Sequence[Row], machine: Machine) -> Iterator[Run]:
     paper = _Paper("vTrain", "VIA-Research/vTrain, data/ (MIT)", machine)
     for row in rows:
         model = gpt(row, int(row["seq_len"]))
-        search = _megatron(
-            row, model, machine, MEGATRON_2022, micro_batch=int(row["micro_batch"])
-        )
+        search = _megatron(row, model, machine, MEGATRON_2022, micro_batch=int(row["micro_batch"]))
         group = f"{row['parameters_b']}B" if "parameters_b" in row else f"hidden {row['hidden']}"
         layout = f"{row['layers']} x {row['hidden']} on {row['gpus']}"
         published = {"step_seconds": 1e-3 * float(row["step_milliseconds"])}
@@ -362,8 +369,7 @@ def sharded_on_frontier(loaders: Loaders) -> dict[str, Search]:
     )
     row = {"gpus": "384", "global_batch": "1536"}
     return {
-        name: _sharded(row, model, machine, strategy, sizes, 1)
-        for name, strategy, sizes in members
+        name: _sharded(row, model, machine, strategy, sizes, 1) for name, strategy, sizes in members
     }
 
 

@@ -40,7 +40,9 @@ def test_validation_page_is_up_to_date():
 
 def test_json_summary_follows_from_the_rows():
     document = json.loads(json.dumps(validation.validation_document(everything())))
-    errors = [abs(r["error_fraction"]) for r in document["results"] if r["error_fraction"] is not None]
+    errors = [
+        abs(r["error_fraction"]) for r in document["results"] if r["error_fraction"] is not None
+    ]
     summary = document["summary"]["all"]
     assert summary["n"] == len(errors)
     assert summary["mape"] == pytest.approx(sum(errors) / len(errors))
@@ -81,8 +83,9 @@ def test_no_published_table_is_left_out(table):
         return
     source, each = sources[table]
     found = [c for c in everything().results if c.source == source]
-    assert len(found) == (sum(1 if r["memory_gb"] == "OOM" else 3 for r in rows)
-                          if each is None else each * len(rows))
+    assert len(found) == (
+        sum(1 if r["memory_gb"] == "OOM" else 3 for r in rows) if each is None else each * len(rows)
+    )
 
 
 def test_what_is_not_predicted_says_why():

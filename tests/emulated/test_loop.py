@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +37,22 @@ def test_predictions_hold_on_frontier_mini(emulation, tmp_path, capsys):
     with capsys.disabled():
         print(f"\n{validated.stdout}")
     assert validated.returncode == 0, validated.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("strategy", ["hsdp", "megatron-tp"])
+def test_predictions_of_torch_s_own_parallelism_hold(emulation, capsys, strategy):
+    """On flat-8, with the profile that docs/emulated has of it."""
+    profile = Path(__file__).parents[2] / "docs" / "emulated" / "flat-8.yaml"
+    command = ["validate", "--model", "tiny", "--machine", str(profile), "--gpus", "8"]
+    command += ["--global-batch", "8", "--strategy", strategy, "--no-ors", "--steps", "4"]
+    done = subprocess.run(
+        [*COMMAND, "emulate", "--spec", "flat-8", "--", *COMMAND, *command, "--quiet"]
+        + ["--recompute", "none", "--max-error", "0.25", "--max-regret", "0.15"],
+        capture_output=True,
+        text=True,
+    )
+    with capsys.disabled():
+        print(f"\n{done.stdout}")
+    assert done.returncode == 0, done.stderr

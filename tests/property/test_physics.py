@@ -268,7 +268,9 @@ def test_one_at_a_time_equals_all_at_once(world):
         single = CandidateTable(placement, np.zeros(1, np.int64), table.micro_batch[row : row + 1])
         alone = (model, job, machine, recompute, single)
         assert step_seconds(alone) == pytest.approx(together[row : row + 1], rel=1e-12)
-        assert memory_bytes(Search(model, job, machine), Variant(recompute), single)[0] == memory[row]
+        assert (
+            memory_bytes(Search(model, job, machine), Variant(recompute), single)[0] == memory[row]
+        )
 
 
 @given(worlds())

@@ -13,7 +13,6 @@ from axonn_tune.search.prediction import NORMAL_90
 from axonn_tune.search.rank import run
 from axonn_tune.search.resources import resources
 from axonn_tune.spec.grid import CandidateTable
-from axonn_tune.spec.model import RECOMPUTES
 
 
 def spread_machine(spread, **numbers):

@@ -124,7 +124,9 @@ def test_messages_are_measured_up_to_the_largest_of_the_search():
 
 def operations(model, job: Job, grid):
     table = CandidateTable.single(grid, micro_batch=1)
-    return [op for p in AXONN.plan(model, job, Variant("none"), table).phases for op in p.operations]
+    return [
+        op for p in AXONN.plan(model, job, Variant("none"), table).phases for op in p.operations
+    ]
 
 
 def number(size):

@@ -1,4 +1,4 @@
-"""AxoNN for gpt-80b on 1024 GPUs: call `initialise`, then train inside `overlapped(model)`."""
+"""AxoNN, gpt-80b on 1024 GPUs: `initialise`, then train in `overlapped(model)`."""
 
 from axonn import axonn as ax
 from axonn.intra_layer import optimize_communication

@@ -1,4 +1,4 @@
-"""FSDP2 for gpt-20b on 64 GPUs: call `shard(model, blocks)` once the process group stands."""
+"""FSDP2, gpt-20b on 64 GPUs: `shard(model, blocks)` in a process group."""
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh

@@ -1,0 +1,133 @@
+"""Strategies side by side: `compare`, and `suggest`, `explain` of one of them."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from axonn_tune.cli.main import main
+from axonn_tune.strategies.named import STRATEGIES
+
+JOB = ["--gpus", "64", "--model", "5b", "--global-batch", "256"]
+
+
+def said(capsys, *arguments):
+    try:
+        main(list(arguments))
+        code = 0
+    except SystemExit as ended:
+        code = ended.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_best_of_every_strategy_is_a_row_the_fastest_first(capsys):
+    _, text, _ = said(capsys, "compare", *JOB, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert {row["strategy"] for row in rows} == set(STRATEGIES)
+    seconds = [float(row["step_seconds"]) for row in rows]
+    assert seconds == sorted(seconds)
+    for row in rows:
+        _, own, _ = said(capsys, "suggest", *JOB, "--strategy", row["strategy"], "--format", "json")
+        best = json.loads(own)["results"][0]
+        assert best["step_seconds"] == pytest.approx(float(row["step_seconds"]))
+
+
+def test_suggest_all_is_compare(capsys):
+    _, compared, _ = said(capsys, "compare", *JOB)
+    _, suggested, _ = said(capsys, "suggest", *JOB, "--strategy", "all")
+    assert compared == suggested
+    for name in STRATEGIES:
+        assert f"\n{name} " in compared
+    assert "the loss may change" in compared  # what quantised messages cost
+
+
+def test_strategies_without_a_layout_say_why(capsys):
+    _, text, _ = said(capsys, "compare", "--gpus", "8", "--model", "80b")
+    assert text.count("fits on no grid of 8") == len(STRATEGIES)
+    _, text, _ = said(capsys, "compare", "--gpus", "8", "--model", "80b", "--format", "json")
+    document = json.loads(text)
+    assert all(each["best"] is None and each["reason"] for each in document["strategies"])
+
+
+def test_some_strategies_are_compared_when_named(capsys):
+    _, text, _ = said(
+        capsys, "compare", *JOB, "--strategies", "zero3, megatron", "--format", "json"
+    )
+    names = [each["strategy"] for each in json.loads(text)["strategies"]]
+    assert sorted(names) == ["megatron", "zero3"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "layout"),
+    [
+        ("megatron", "tensor=2,pipeline=4,data=8"),
+        ("zero3", "shard=8,replica=8"),
+        ("zeropp", "secondary=4,across=16"),
+        ("zero-topo", "weights=2,gradients=2,states=16"),
+        ("axonn-pipeline", "1x1x4x8x2"),
+    ],
+)
+def test_explain_takes_a_layout_of_any_strategy_apart(capsys, strategy, layout):
+    arguments = ["explain", *JOB, "--strategy", strategy, "--grid", layout]
+    code, text, _ = said(capsys, *arguments)
+    assert code == 0 and "exposed communication" in text
+    assert ("pipeline bubble" in text) == ("pipeline" in strategy + layout)
+    _, text, _ = said(capsys, *arguments, "--format", "json")
+    document = json.loads(text)
+    assert document["assumptions"]["strategy"] == strategy
+    groups = document["exposed_seconds_by_axis"]
+    used = {op["axis"] for op in document["operations"] if op["axis"]}
+    assert used <= set(groups)
+
+
+def test_an_axis_of_any_strategy_is_fixed(capsys):
+    _, text, _ = said(
+        capsys,
+        "suggest",
+        *JOB,
+        "--strategy",
+        "megatron",
+        "--fix",
+        "tensor=2",
+        "--fix",
+        "pipeline=4",
+        "--format",
+        "json",
+    )
+    grids = [result["grid"] for result in json.loads(text)["results"]]
+    assert grids and all((g["tensor"], g["pipeline"]) == (2, 4) for g in grids)
+
+
+def test_why_not_knows_layouts_of_other_strategies(capsys):
+    base = ["suggest", *JOB, "--strategy", "megatron", "--why-not"]
+    _, text, _ = said(capsys, *base, "tensor=8,data=8")
+    assert "it ranks" in text
+    _, text, _ = said(capsys, *base, "tensor=64")
+    assert "attention heads not divisible by tensor" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--strategy", "zero4"], "strategy is 'zero4'; allowed: axonn, axonn-pipeline, megatron"),
+        (["--strategy", "megatron", "--fix", "shard=4"], "axis is 'shard'; allowed: tensor"),
+        (["--fix", "tensor"], "'tensor' is not AXIS=SIZE"),
+        (["--fix", "x=0"], "'x=0' is not AXIS=SIZE"),
+        (["--strategy", "zero3", "--order", "zxyd"], "has one rank order"),
+        (["--strategy", "zero3", "--cost-model", "paper"], "has one cost model"),
+        (["--strategy", "megatron", "--why-not", "8x8"], "'8x8' is not the size of an axis"),
+        (["--why-not", "2x2x2x2x4"], "the stages of axonn-pipeline"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, arguments, message):
+    code, out, err = said(capsys, "suggest", *JOB, *arguments)
+    assert code == 2 and out == "" and message in err and len(err.splitlines()) == 1
+
+
+def test_the_next_command_explains_the_best_layout(capsys):
+    _, text, _ = said(capsys, "suggest", *JOB, "--strategy", "megatron", "--fix", "tensor=2")
+    command = text.rstrip().splitlines()[-1].removeprefix("Next: axonn-tune ").split()
+    code, explained, _ = said(capsys, *command)
+    assert code == 0 and "tensor=2" in explained

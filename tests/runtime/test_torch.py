@@ -1,0 +1,119 @@
+"""Training through torch's own parallelism: the same losses on every layout, named collectives."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ranks import on_ranks  # noqa: E402
+
+from axonn_tune.api import build_search, predict_search  # noqa: E402
+from axonn_tune.errors import InputError  # noqa: E402
+from axonn_tune.io.presets import load_model  # noqa: E402
+from axonn_tune.runtime.run import Run  # noqa: E402
+from axonn_tune.search.explain import explain  # noqa: E402
+from axonn_tune.spec.grid import Layout  # noqa: E402
+from axonn_tune.spec.job import Job, Overlap  # noqa: E402
+from axonn_tune.spec.model import Model  # noqa: E402
+
+MODELS = {
+    "gpt": Model("gpt", 2, 32, 4, 256, 16),
+    "llama": Model(
+        "llama",
+        2,
+        32,
+        4,
+        256,
+        16,
+        n_kv_heads=2,
+        ffn_hidden_size=48,
+        gated_mlp=True,
+        norm="rms",
+        position="rotary",
+        bias=False,
+        tied_embeddings=False,
+    ),
+}
+
+
+def train(rank, model, strategy, sizes, recompute, overlap):
+    from axonn_tune.runtime.sharded import sharded_trainer
+    from axonn_tune.runtime.tensor_parallel import tensor_parallel_trainer
+
+    make = sharded_trainer if strategy == "zero3" else tensor_parallel_trainer
+    job = Job(4, 8, 16, dtype="fp32", overlap=Overlap(oar=True, ors=False, oag=overlap))
+    trainer = make(MODELS[model], job, Layout(sizes), 1, recompute, torch.device("cpu"), seed=3)
+    steps = [trainer.step(index) for index in range(3)]
+    return [(s.loss, s.gradient_norm) for s in steps], [op.name for op in trainer.last_operations]
+
+
+def losses_of(rank, model, cases):
+    expected = None
+    for case in cases:
+        found, _ = train(rank, model, *case)
+        flat = torch.tensor(found, dtype=torch.float64)
+        if expected is None:
+            expected = flat
+        torch.testing.assert_close(flat, expected, rtol=2e-4, atol=1e-6, msg=str(case))
+    assert expected[-1, 0] < expected[0, 0]  # it learns
+
+
+CASES = [
+    ("zero3", {"shard": 4, "replica": 1}, "none", True),
+    ("zero3", {"shard": 4, "replica": 1}, "full", False),
+    ("zero3", {"shard": 2, "replica": 2}, "none", True),
+    ("zero3", {"shard": 1, "replica": 4}, "none", False),
+    ("megatron", {"tensor": 1, "data": 4}, "none", True),
+    ("megatron", {"tensor": 2, "data": 2}, "none", True),
+]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_layout_learns_the_same(model):
+    on_ranks(4, losses_of, model, CASES)
+
+
+def names_of(rank, recompute, expected):
+    _, names = train(rank, "gpt", "zero3", {"shard": 4, "replica": 1}, recompute, True)
+    assert set(names) == expected, set(names) ^ expected
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_collectives_have_the_names_of_the_step_plan(recompute):
+    search = build_search(
+        MODELS["gpt"],
+        4,
+        strategy="zero3",
+        global_batch=8,
+        micro_batch=1,
+        recompute=recompute,
+        dtype="fp32",
+        seq_len=16,
+    )
+    explained = explain(search, predict_search(search, "shard=4"))
+    planned = {op.name for op in explained.operations if op.axis} - {"gradient.norm.all_reduce"}
+    on_ranks(4, names_of, recompute, planned | {"computation"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recompute": "selective"}, "recompute is 'selective'"),
+        ({"goldfish": 3}, "goldfish is of axonn"),
+        ({"strategy": "zeropp"}, "strategy is 'zeropp'; allowed: axonn, zero3, megatron"),
+        ({"model": Model("p", 2, 32, 4, 256, 16, parallel_block=True)}, "parallel blocks"),
+    ],
+)
+def test_what_torch_does_not_run_is_refused(options, message):
+    arguments = {
+        "model": load_model("tiny"),
+        "job": Job(4, 8, 16, dtype="fp32"),
+        "grid": Layout({"shard": 4, "replica": 1}),
+        "order": "xyzd",
+        "micro_batch": 1,
+        "recompute": "none",
+        "n_steps": 1,
+        "strategy": "zero3",
+        **options,
+    }
+    with pytest.raises(InputError, match=message):
+        Run(**arguments)
