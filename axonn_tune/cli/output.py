@@ -24,12 +24,13 @@ def as_json(document: Any) -> str:
 
 
 def as_csv(records: list[dict[str, Any]]) -> str:
-    """One line per record under a header."""
+    """One line per record under a header of all their fields."""
     import csv
     import io
 
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(records[0]), lineterminator="\n")
+    fields = list(dict.fromkeys(name for record in records for name in record))
+    writer = csv.DictWriter(buffer, fields, lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
     return buffer.getvalue().rstrip("\n")

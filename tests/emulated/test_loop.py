@@ -45,11 +45,13 @@ def test_predictions_hold_on_frontier_mini(emulation, tmp_path, capsys):
 def test_predictions_of_torch_s_own_parallelism_hold(emulation, capsys, strategy):
     """On flat-8, with the profile that docs/emulated has of it."""
     profile = Path(__file__).parents[2] / "docs" / "emulated" / "flat-8.yaml"
-    command = ["validate", "--model", "tiny", "--machine", str(profile), "--gpus", "8"]
-    command += ["--global-batch", "8", "--strategy", strategy, "--no-ors", "--steps", "4"]
     done = subprocess.run(
-        [*COMMAND, "emulate", "--spec", "flat-8", "--", *COMMAND, *command, "--quiet"]
-        + ["--recompute", "none", "--max-error", "0.25", "--max-regret", "0.15"],
+        [
+            *(*COMMAND, "emulate", "--spec", "flat-8", "--", *COMMAND, "validate"),
+            *("--model", "tiny", "--machine", str(profile), "--gpus", "8", "--global-batch", "8"),
+            *("--strategy", strategy, "--no-ors", "--steps", "4", "--recompute", "none"),
+            *("--quiet", "--max-error", "0.25", "--max-regret", "0.15"),
+        ],
         capture_output=True,
         text=True,
     )
