@@ -13,7 +13,15 @@ from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import COST_MODELS, Search
 from axonn_tune.search.rank import Ranking, run
 from axonn_tune.spec.checks import require_choice, require_count
-from axonn_tune.spec.grid import AXES, ORDERS, PAPER_ORDER, AnyGrid, check_order, parse_grid
+from axonn_tune.spec.grid import (
+    ALIASES,
+    AXES,
+    ORDERS,
+    PAPER_ORDER,
+    AnyGrid,
+    check_order,
+    parse_grid,
+)
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
@@ -77,7 +85,7 @@ def build_search(
     require_choice("search", "cost_model", cost_model, COST_MODELS)
     chosen = strategy_named(strategy, switches) if isinstance(strategy, str) else strategy
     axes = {axis: size for axis, size in zip(AXES, (gx, gy, gz, gdata), strict=True) if size}
-    axes |= fix or {}
+    axes |= {ALIASES.get(axis, axis): size for axis, size in (fix or {}).items()}
     for axis in axes:
         require_choice(f"strategy {chosen.name}", "axis", axis, chosen.axes.names)
     for name, count in {**axes, "micro_batch": micro_batch, "max_tp": max_tp}.items():

@@ -115,7 +115,10 @@ _LAYOUT_OPTIONS = [
     click.option("--gz", type=_POSITIVE, help="Fix G_z."),
     click.option("--gdata", type=_POSITIVE, help="Fix G_data."),
     click.option(
-        "--fix", multiple=True, metavar="AXIS=SIZE", help="Fix an axis of any strategy: tensor=8."
+        "--fix",
+        multiple=True,
+        metavar="AXIS=SIZE",
+        help="Fix an axis of any strategy: tensor=8, or tp=8.",
     ),
 ]
 

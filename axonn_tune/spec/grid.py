@@ -20,6 +20,8 @@ Floats = npt.NDArray[np.float64]
 
 AXES = ("x", "y", "z", "data")
 PIPELINE = "pipeline"
+# What users call them too.
+ALIASES = {"tp": "tensor", "cp": "context", "dp": "data", "pp": PIPELINE}
 PAPER_ORDER = "xyzd"
 # Fastest varying axis of the rank number first; the paper's order comes first.
 ORDERS = tuple("".join(letters) for letters in permutations(PAPER_ORDER))
@@ -129,6 +131,7 @@ def parse_grid(text: str, axes: Axes) -> AnyGrid:
     sizes: dict[str, int] = dict.fromkeys(axes.names, 1)
     for part in text.strip().split(","):
         name, _, size = (word.strip() for word in part.partition("="))
+        name = ALIASES.get(name, name)
         if name not in sizes or not re.fullmatch(r"[1-9]\d{0,8}", size):
             example = ",".join(f"{axis}=2" for axis in axes.names)
             raise InputError(

@@ -92,7 +92,7 @@ def test_an_axis_of_any_strategy_is_fixed(capsys):
         "--fix",
         "tensor=2",
         "--fix",
-        "pipeline=4",
+        "pp=4",
         "--format",
         "json",
     )
@@ -102,7 +102,7 @@ def test_an_axis_of_any_strategy_is_fixed(capsys):
 
 def test_why_not_knows_layouts_of_other_strategies(capsys):
     base = ["suggest", *JOB, "--strategy", "megatron", "--why-not"]
-    _, text, _ = said(capsys, *base, "tensor=8,data=8")
+    _, text, _ = said(capsys, *base, "tp=8,dp=8")
     assert "it ranks" in text
     _, text, _ = said(capsys, *base, "tensor=64")
     assert "attention heads not divisible by tensor" in text
