@@ -88,7 +88,7 @@ class Evaluator:
         self._lane_code = _lane_code(lanes(self._links))
         self._shape_rows, self._shape_of = _distinct_shapes(search.strategy.compute_key, table)
         self._shape_plan = self._plan(table.take(self._shape_rows))
-        self._shape_seconds: dict[OpIndex, Array] = {}
+        self._shape_seconds: dict[str, Array] = {}
         self._programs: dict[tuple[int, int, int], Program] = {}
         self._only_plan: StepPlan | None = None
 
@@ -176,13 +176,16 @@ class Evaluator:
         return self._shape_of
 
     def shape_seconds(self, index: OpIndex) -> Array:
-        """Seconds of a kernel for each distinct shape, shape (K,)."""
-        if index not in self._shape_seconds:
-            phase, op = index
-            operation = self._shape_plan.phases[phase].operations[op]
+        """Seconds of a kernel for each distinct shape, shape (K,).
+
+        Kernels of one name have the same sizes in all phases of a plan.
+        """
+        phase, op = index
+        operation = self._shape_plan.phases[phase].operations[op]
+        if operation.name not in self._shape_seconds:
             seconds = self.kernel_seconds(operation)
-            self._shape_seconds[index] = np.broadcast_to(seconds, self._shape_rows.shape)
-        return self._shape_seconds[index]
+            self._shape_seconds[operation.name] = np.broadcast_to(seconds, self._shape_rows.shape)
+        return self._shape_seconds[operation.name]
 
     @property
     def interference(self) -> Interference:

@@ -158,6 +158,8 @@ class Pipeline:
 class StepPlan:
     """One training step: the micro-step, `n_microsteps` times, then the step's end.
 
+    Kernels of one name have the same sizes in all phases that are not `over_storage`.
+
     All streams are idle at the end of each micro-step. One of them is `sync_microstep`, if
     there is one: it brings new weights and reduces gradients beside its computation. In a
     `pipeline` micro-batches overlap as its schedule says, and `microstep` is what the rank of

@@ -9,7 +9,7 @@ import pytest
 from axonn_tune.cli.main import main
 from axonn_tune.strategies.named import STRATEGIES
 
-JOB = ["--gpus", "64", "--model", "5b", "--global-batch", "256"]
+JOB = ["--gpus", "64", "--model", "5b", "--global-batch", "64"]
 
 
 def said(capsys, *arguments):

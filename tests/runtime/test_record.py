@@ -91,6 +91,6 @@ def check_times(operations):
             free = op.end_seconds
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("n_ranks", [1, 2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_record_equals_plan(n_ranks):
     on_ranks(n_ranks, check_records, list(telling_cases(n_ranks)))

@@ -368,6 +368,22 @@ def test_operations_and_waits_make_up_the_step(name, recompute):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_kernels_of_one_name_are_alike_in_all_phases(name, recompute):
+    search = search_of(name, recompute=recompute)
+    prediction = predict_search(search, LAYOUTS[name])
+    at = CandidateTable.single(prediction.grid, axes=search.strategy.axes)
+    plan = search.strategy.plan(search.model, search.job, prediction.variant, at)
+    known = {}
+    for phase in plan.phases:
+        for op in phase.operations if not phase.over_storage else ():
+            if not isinstance(op, Collective):
+                sizes = [vars(op)[k] for k in vars(op) if k not in ("name", "waits_for")]
+                sizes = [float(np.ravel(v)[0]) if isinstance(v, np.ndarray) else v for v in sizes]
+                assert known.setdefault(op.name, sizes) == sizes, op.name
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_is_the_same_alone_and_among_others(name):
     search = search_of(name)
     ranking = run(replace(search, every_configuration=True, include_oom=True))
