@@ -11,7 +11,12 @@ from axonn_tune.cli.options import format_option, output_option, search_argument
 
 @click.command("explain")
 @search_options
-@click.option("--grid", required=True, metavar="GRID", help="G_x x G_y x G_z x G_data: 8x4x4x8.")
+@click.option(
+    "--grid",
+    required=True,
+    metavar="GRID",
+    help="8x4x4x8 (G_x, G_y, G_z, G_data), or tensor=8,data=16.",
+)
 @click.option("--all", "show_all", is_flag=True, help="Show every operation, not the 25 longest.")
 @format_option("table", "json")
 @output_option

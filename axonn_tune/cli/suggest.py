@@ -30,7 +30,9 @@ from axonn_tune.cli.options import (
     is_flag=True,
     help="Show every micro-batch and recomputation of a grid, not its best only.",
 )
-@click.option("--why-not", metavar="GRID", help="Say why a grid (8x4x4x8) is not suggested.")
+@click.option(
+    "--why-not", metavar="GRID", help="Say why 8x4x4x8, or tensor=8,data=16, is not suggested."
+)
 @click.option("--top-n", type=click.IntRange(min=1), default=10, show_default=True, help="Rows.")
 @click.option("--verbose", is_flag=True, help="Say how many grids were rejected for what.")
 @format_option("table", "json", "csv", "yaml")

@@ -57,7 +57,8 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
     predictions = ranking.top(top_n)
     search = ranking.search
     capacity = search.memory_capacity_bytes
-    what = "grids" if len(search.constraints.orders) == 1 else "grids and orders"
+    what = "grids" if search.strategy.axes.is_grid else "layouts"
+    what = what if len(search.constraints.orders) == 1 else f"{what} and orders"
     what = "configurations" if search.every_configuration else what
     show_order = len({p.order for p in predictions} | set(search.constraints.orders)) > 1
     paper = search.cost_model == "paper"

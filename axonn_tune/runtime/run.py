@@ -54,6 +54,8 @@ class Run:
         require_choice(owner, "device", self.device, DEVICES)
         require_choice(owner, "recompute", self.recompute, RECOMPUTES)
         require_choice(owner, "strategy", self.strategy, RUNNABLE)
+        if self.job.dropout:
+            raise InputError("run: dropout is not executed; allowed: a job without it")
         if self.strategy != "axonn":
             self._check_torch()
         if self.goldfish is not None:

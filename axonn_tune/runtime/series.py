@@ -81,10 +81,14 @@ def execute_series(series: Series, place: Place) -> bool:
 
 def _left_to_do(series: Series, place: Place, store: dist.Store) -> set[str]:
     """What rank 0 has no result of."""
-    if place.rank == 0:
-        ended = series.keeper.ended()
-        store.set("left to do", "\n".join(key for key, _ in series.runs if key not in ended))
-    return set(store.get("left to do").decode().split("\n"))
+    try:
+        if place.rank == 0:
+            ended = series.keeper.ended()
+            left = "\n".join(key for key, _ in series.runs if key not in ended)
+            store.set("left to do", left)
+        return set(store.get("left to do").decode().split("\n"))
+    except RuntimeError as error:
+        raise MeetingError(f"rank {place.rank} has lost the others: {error}") from error
 
 
 def _announce(series: Series, number: int, key: str) -> None:
@@ -110,9 +114,9 @@ def _meeting_point(place: Place, timeout: timedelta) -> dist.Store:
 
 def _part(store: dist.Store, place: Place, timeout: timedelta) -> None:
     """Rank 0, which may hold the store, leaves last."""
-    store.set(f"parted/{place.rank}", "")
-    if place.rank == 0:
-        try:
+    try:
+        store.set(f"parted/{place.rank}", "")
+        if place.rank == 0:
             store.wait([f"parted/{rank}" for rank in range(place.n_ranks)], timeout)
-        except RuntimeError as error:
-            raise MeetingError(f"not all ranks have come to the end: {error}") from error
+    except RuntimeError as error:
+        raise MeetingError(f"not all ranks have come to the end: {error}") from error

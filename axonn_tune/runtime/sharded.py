@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from axonn_tune.errors import InputError
 from axonn_tune.runtime.collectives import issuer_of
 from axonn_tune.runtime.engine import DTYPES
 from axonn_tune.runtime.plain import PlainGPT
@@ -32,6 +33,11 @@ def sharded_trainer(
     seed: int,
 ) -> TorchTrainer:
     """A trainer on `shard` x `replica` ranks; neighbours share the shards."""
+    if not hasattr(FSDPModule, "set_custom_all_gather"):
+        raise InputError(
+            f"torch {torch.__version__} cannot record FSDP2's collectives "
+            "(FSDPModule.set_custom_all_gather); allowed: a newer torch"
+        )
     sizes, recorder = layout.sizes, Recorder(device)
     mesh = _mesh(device, sizes["shard"], sizes["replica"])
     model = PlainGPT(spec, job.attention, recompute).initialise(seed).to(device)

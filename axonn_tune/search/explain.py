@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -92,23 +92,42 @@ class Explanation:
 
 def explain(search: Search, prediction: Prediction) -> Explanation:
     """Play the configuration operation by operation and try each resource 10 % better."""
-    parts, links, table = _timelines(search, prediction)
+    played = _play(search, prediction)
     gap = search.machine.kernels.gap_seconds.value
-    operations = tuple(
-        _operation_cost(*cost, links, search.machine, table)
-        for part in parts
+    operations = _merged(
+        _operation_cost(*cost, played.links, search.machine, played.table)
+        for part in [*played.parts, *played.transfers]
         for cost in _sum_by_name(part.events, part.repeats, gap)
     )
-    host = sum(part.repeats * (part.seconds - _end(part.events)) for part in parts)
+    host = sum(part.repeats * (part.seconds - _end(part.events)) for part in played.parts)
     n_kernels = sum(op.n_calls for op in operations if not op.axis)
     sensitivities = _sensitivities(search, prediction)
     groups = search.strategy.axes.groups
     return Explanation(prediction, operations, sensitivities, n_kernels * gap + host, groups)
 
 
+def _merged(costs: Iterable[OperationCost]) -> tuple[OperationCost, ...]:
+    """One of each name: a synchronising micro-step has the operations of the others too."""
+    by_name: dict[str, OperationCost] = {}
+    for cost in costs:
+        known = by_name.get(cost.name)
+        if known is not None:
+            n_calls = known.n_calls + cost.n_calls
+            total = known.total_seconds + cost.total_seconds
+            cost = replace(
+                known,
+                n_calls=n_calls,
+                total_seconds=total,
+                seconds_per_call=total / n_calls,
+                exposed_seconds=known.exposed_seconds + cost.exposed_seconds,
+            )
+        by_name[cost.name] = cost
+    return tuple(by_name.values())
+
+
 def predicted_operations(search: Search, prediction: Prediction) -> list[MeasuredOperation]:
     """The predicted step in the form in which the runtime records one."""
-    parts, _, _ = _timelines(search, prediction)
+    parts = _play(search, prediction).parts
     gap = search.machine.kernels.gap_seconds.value
     operations, origin = [], 0.0
     for part in (each for each in parts for _ in range(each.repeats)):
@@ -127,6 +146,16 @@ class _Part:
     events: list[Event]
     repeats: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class _Played:
+    """A step's parts; the transfers of a pipeline, which no part holds; links, the candidate."""
+
+    parts: list[_Part]
+    transfers: list[_Part]
+    links: Mapping[str, AxisLinks]
+    table: CandidateTable
 
 
 def _end(events: list[Event]) -> float:
@@ -152,10 +181,8 @@ def _single(search: Search, prediction: Prediction) -> CandidateTable:
     return CandidateTable.single(prediction.grid, prediction.order, prediction.micro_batch, axes)
 
 
-def _timelines(
-    search: Search, prediction: Prediction
-) -> tuple[list[_Part], Mapping[str, AxisLinks], CandidateTable]:
-    """The parts of a step, operation by operation; links of the groups; the candidate."""
+def _play(search: Search, prediction: Prediction) -> _Played:
+    """Play each part of a step, operation by operation."""
     machine = search.machine
     table = _single(search, prediction)
     plan = search.strategy.plan(search.model, search.job, prediction.variant, table)
@@ -186,7 +213,13 @@ def _timelines(
         played(plan.sync_microstep, n_sync),
         played(plan.step_end, 1),
     ]
-    return [part for part in parts if part.repeats], links, table
+    transfers = []
+    if plan.pipeline is not None:
+        transfer, n_passes = plan.pipeline.transfer, 2 * plan.pipeline.n_virtual
+        seconds = seconds_of(transfer)
+        event = Event("transfer", transfer, axis_lanes[transfer.axis], 0.0, seconds)
+        transfers.append(_Part([event], n_passes * prediction.n_microsteps, seconds))
+    return _Played([part for part in parts if part.repeats], transfers, links, table)
 
 
 def _sum_by_name(

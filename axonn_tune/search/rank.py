@@ -23,6 +23,7 @@ from axonn_tune.units import gib
 
 LARGEST_GPU_COUNT = 2**22
 MEMORY_REASON = "out of memory"
+VARIANT_REASON = "not to be cut into so many virtual stages"
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +133,8 @@ def run(search: Search) -> Ranking:
         for index, variant in enumerate(search.variants)
         for rows in rows_by_stages(search, variant, table)
     ]
+    if not parts:
+        raise search.no_grid_error({**rejected, VARIANT_REASON: len(table)})
     n_oom = sum(part.n_oom for part in parts)
     if n_oom:
         rejected[MEMORY_REASON] = n_oom

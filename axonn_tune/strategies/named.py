@@ -60,4 +60,4 @@ def strategy_named(name: str, switches: Switches | None = None) -> Strategy:
         )
     if name == "zeropp":
         return zeropp(on.qwz, on.hpz, on.qgz)
-    return zero3() if name == "zero3" else zero_topo(on.qwz and on.qgz)
+    return zero3() if name == "zero3" else zero_topo(on.qwz, on.qgz)

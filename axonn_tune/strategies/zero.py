@@ -138,7 +138,9 @@ def zeropp(
     return Zero("zeropp", axes, sharding, quantised_weights, quantised_gradients, calls_per_block)
 
 
-def zero_topo(quantised: bool = True, calls_per_block: int = 1) -> Zero:
+def zero_topo(
+    quantised_weights: bool = True, quantised_gradients: bool = True, calls_per_block: int = 1
+) -> Zero:
     """Three levels: weights over a package, gradients over a node, states over all ranks.
 
     The groups nest: `weights` ranks hold a copy of the weights, `weights*gradients` one of the
@@ -150,7 +152,9 @@ def zero_topo(quantised: bool = True, calls_per_block: int = 1) -> Zero:
     outer = "gradients*states"
     axes = Axes(names, names, ("weights", inner, "states", outer, everyone))
     sharding = Sharding("weights", inner, everyone, (inner,), outer="states", updated_over=outer)
-    return Zero("zero-topo", axes, sharding, quantised, quantised, calls_per_block)
+    return Zero(
+        "zero-topo", axes, sharding, quantised_weights, quantised_gradients, calls_per_block
+    )
 
 
 class _Planner(Transformer):
@@ -290,20 +294,27 @@ class _Planner(Transformer):
         """
         left = np.full(len(self.table), float(parameters))
         before: tuple[str, ...] = ()
+        kind = "all_to_all" if self.options.quantised_gradients else "reduce_scatter"
+        element = np.where(self._packs_gradients, INT4_BYTES, self.element_bytes)
         for group in self.sharding.reduced_over:
             name, size = f"gradient.{unit}.{group}", self.table.size(group)
-            sent, kind, element = (size > 1) * left, "reduce_scatter", self.element_bytes
-            if self.options.quantised_gradients:
-                host.memory_bound(f"{name}.quantise", sent * (element + INT4_BYTES), "scale")
-                kind, element = "all_to_all", INT4_BYTES
-            else:
-                host.memory_bound(f"{name}.copy", sent * (2.0 * element), "copy")
+            sent = (size > 1) * left
+            host.memory_bound(f"{name}.pack", sent * (self.element_bytes + element), "copy")
             n_calls = self._n_calls(unit)
             host.issue(f"{name}.reduce", kind, left * element, group, n_calls, before)
             left, before = left / size, (f"{name}.reduce",)
         if self.is_sync and self.sharding.replicas:
             name, nbytes = f"gradient.{unit}.all_reduce", left * self.element_bytes
             host.issue(name, "all_reduce", nbytes, self.sharding.replicas, 1.0, before)
+
+    @property
+    def _packs_gradients(self) -> np.ndarray:
+        """Whether gradients are quantised: DeepSpeed does so across nodes only, shape (C,)."""
+        groups = self.sharding.reduced_over
+        across = np.ones(len(self.table), dtype=bool)
+        if len(groups) > 1:
+            across = self.table.size(groups[-1]) > 1
+        return across & self.options.quantised_gradients
 
     def _have_reduced(self, host: HostProgram, unit: str, parameters: float) -> None:
         """Wait, unpack, and add what came to the sums."""
@@ -313,6 +324,7 @@ class _Planner(Transformer):
             host.wait(f"{name}.reduce")
             if self.options.quantised_gradients:
                 moved = (size > 1) * left * (INT4_BYTES + self.element_bytes / size)
+                moved = np.where(self._packs_gradients, moved, 0.0)
                 host.memory_bound(f"{name}.dequantise", moved, "reduce")
             left = left / size
         if self.is_sync and self.sharding.replicas:

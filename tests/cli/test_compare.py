@@ -114,6 +114,10 @@ def test_why_not_knows_layouts_of_other_strategies(capsys):
         (["--strategy", "zero4"], "strategy is 'zero4'; allowed: axonn, axonn-pipeline, megatron"),
         (["--strategy", "megatron", "--fix", "shard=4"], "axis is 'shard'; allowed: tensor"),
         (["--fix", "tensor"], "'tensor' is not AXIS=SIZE"),
+        (
+            ["--strategy", "megatron", "--virtual-stages", "7"],
+            "not to be cut into so many virtual stages",
+        ),
         (["--fix", "x=0"], "'x=0' is not AXIS=SIZE"),
         (["--strategy", "zero3", "--order", "zxyd"], "has one rank order"),
         (["--strategy", "zero3", "--cost-model", "paper"], "has one cost model"),

@@ -9,6 +9,7 @@ from ranks import on_ranks  # noqa: E402
 from axonn_tune.api import build_search, predict_search  # noqa: E402
 from axonn_tune.errors import InputError  # noqa: E402
 from axonn_tune.io.presets import load_model  # noqa: E402
+from axonn_tune.launch.script import launch_files  # noqa: E402
 from axonn_tune.runtime.run import Run  # noqa: E402
 from axonn_tune.search.explain import explain  # noqa: E402
 from axonn_tune.spec.grid import Layout  # noqa: E402
@@ -94,11 +95,32 @@ def test_collectives_have_the_names_of_the_step_plan(recompute):
     on_ranks(4, names_of, recompute, planned | {"computation"})
 
 
+def shard_as_launched(rank, text):
+    from axonn_tune.runtime.plain import PlainGPT
+
+    module = {}
+    exec(text, module)
+    model = PlainGPT(MODELS["gpt"], "flash", "none").initialise(0)
+    n_elements = sum(p.numel() for p in model.parameters())
+    sharded = module["shard"](model, list(model.blocks), "cpu")
+    assert sum(p.to_local().numel() for p in sharded.parameters()) < 0.6 * n_elements
+    sharded(torch.zeros(1, 16, dtype=torch.int64)).sum().backward()
+    assert all(p.grad is not None for p in sharded.parameters())
+
+
+@pytest.mark.parametrize("layout", ["shard=4", "shard=2,replica=2"])
+def test_what_launch_writes_for_fsdp2_runs(layout):
+    search = build_search("tiny", 4, strategy="zero3", global_batch=4, dtype="fp32")
+    text = launch_files(search, predict_search(search, layout))["fsdp2_setup.py"]
+    on_ranks(4, shard_as_launched, text)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"recompute": "selective"}, "recompute is 'selective'"),
         ({"goldfish": 3}, "goldfish is of axonn"),
+        ({"job": Job(4, 8, 16, dtype="fp32", dropout=True)}, "dropout is not executed"),
         ({"strategy": "zeropp"}, "strategy is 'zeropp'; allowed: axonn, zero3, megatron"),
         ({"model": Model("p", 2, 32, 4, 256, 16, parallel_block=True)}, "parallel blocks"),
     ],

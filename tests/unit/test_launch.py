@@ -3,6 +3,8 @@
 import json
 import os
 import subprocess
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +70,49 @@ def test_files_can_be_read_by_shell_and_python(case):
             compile(text, name, "exec")
         elif name.endswith(".sbatch"):
             subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+class Axonn:
+    """What AxoNN is told."""
+
+    def __init__(self):
+        self.said = {}
+
+    def init(self, **sizes):
+        self.said["init"] = sizes
+
+    def optimize_communication(self, **switches):
+        self.said["overlap"] = switches
+
+
+@pytest.mark.parametrize("case", ["axonn", "axonn-order", "axonn-pipeline"])
+def test_axonn_is_told_the_grid(monkeypatch, case):
+    """Columns are X, rows Y, depth Z (AxoNN's communication handle)."""
+    told, package = Axonn(), types.ModuleType("axonn")
+    package.axonn, layers = told, types.ModuleType("axonn.intra_layer")
+    layers.optimize_communication = told.optimize_communication
+    monkeypatch.setitem(sys.modules, "axonn", package)
+    monkeypatch.setitem(sys.modules, "axonn.intra_layer", layers)
+    module = {}
+    exec(files_of(case)["axonn_init.py"], module)
+    module["initialise"]()
+    module["overlapped"]("a model")
+    grid = Grid.parse(CASES[case][4])
+    sizes = told.said["init"]
+    assert sizes.pop("gpus_per_node") in (4, 8)
+    assert sizes == {
+        "G_inter": grid.pipeline,
+        "G_data": grid.data,
+        "G_intra_r": grid.y,
+        "G_intra_c": grid.x,
+        "G_intra_d": grid.z,
+    }
+    assert told.said["overlap"] == {
+        "overlap_all_reduce": True,
+        "overlap_reduce_scatter": True,
+        "overlap_all_gather": True,
+        "model_object_for_overlapping_allgathers": "a model",
+    }
 
 
 def documented_keys():

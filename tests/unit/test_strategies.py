@@ -283,6 +283,12 @@ def test_each_part_of_zeropp_is_switched_alone(off):
         assert "all_to_all" not in kinds and usual[everyone] == pytest.approx(2 * PSI * 15 / 16)
 
 
+def test_gradients_are_quantised_across_nodes_only():
+    plan = plan_of(zeropp(), secondary=16)
+    gradients = sent(plan.microstep, plan.candidates, only="gradient")
+    assert gradients == {"secondary": pytest.approx(2 * PSI * 15 / 16, rel=1e-12)}
+
+
 def test_three_levels_stay_in_the_node_until_the_step_ends():
     plan = plan_of(zero_topo(), weights=2, gradients=4, states=2)
     usual = sent(plan.microstep, plan.candidates)
@@ -365,6 +371,19 @@ def test_operations_and_waits_make_up_the_step(name, recompute):
         assert kernels + exposed == pytest.approx(prediction.step_seconds, rel=1e-6)
         ends = max(op.end_seconds for op in predicted_operations(search, prediction))
         assert ends == pytest.approx(prediction.step_seconds, rel=1e-6)
+
+
+def test_explain_has_one_row_of_a_name_and_the_transfers_of_a_pipeline():
+    search = search_of("zeropp")
+    names = [
+        op.name for op in explain(search, predict_search(search, LAYOUTS["zeropp"])).operations
+    ]
+    assert len(names) == len(set(names))
+    search = search_of("megatron")
+    prediction = predict_search(search, LAYOUTS["megatron"])
+    rows = {op.name: op for op in explain(search, prediction).operations}
+    n_passes = 2 * prediction.variant.n_virtual * prediction.n_microsteps
+    assert rows["pipeline.send_recv"].n_calls == n_passes
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
