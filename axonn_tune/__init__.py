@@ -9,15 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from axonn_tune.api import predict, suggest
+    from axonn_tune.api import compare, predict, suggest
     from axonn_tune.io.presets import load_machine, load_model
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "load_machine", "load_model", "predict", "suggest"]
+__all__ = ["__version__", "compare", "load_machine", "load_model", "predict", "suggest"]
 
 _HOME = {
     "suggest": "axonn_tune.api",
+    "compare": "axonn_tune.api",
     "predict": "axonn_tune.api",
     "load_model": "axonn_tune.io.presets",
     "load_machine": "axonn_tune.io.presets",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,7 +25,7 @@ from axonn_tune.spec.grid import (
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
-from axonn_tune.strategies.named import Switches, strategy_named
+from axonn_tune.strategies.named import STRATEGIES, Switches, strategy_named
 from axonn_tune.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -194,6 +194,41 @@ def suggest(
 
     predictions = rank(model, gpus, machine, **options).top(top_n)
     return pandas.DataFrame([flat_record(prediction) for prediction in predictions])
+
+
+def compare(
+    model: ModelLike,
+    gpus: int,
+    machine: MachineLike = DEFAULT_MACHINE,
+    strategies: Sequence[str] = tuple(STRATEGIES),
+    **options: Any,
+) -> pandas.DataFrame:
+    """The best configuration of every strategy that has one, the fastest first.
+
+    Parameters
+    ----------
+    strategies : names; all of them if not given
+    **options
+        As those of `suggest`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per strategy; axes that a strategy does not have are NaN.
+
+    Raises
+    ------
+    AxonnTuneError
+        Bad input.
+    """
+    import pandas
+
+    from axonn_tune.report.records import flat_record
+    from axonn_tune.search.compare import compare as compare_searches
+
+    searches = [build_search(model, gpus, machine, strategy=s, **options) for s in strategies]
+    found = [contender.best for contender in compare_searches(searches)]
+    return pandas.DataFrame([flat_record(best) for best in found if best is not None])
 
 
 def predict(

@@ -60,7 +60,7 @@ def command(
     from axonn_tune.search.rank import run
     from axonn_tune.spec.grid import parse_grid
 
-    if options["strategy"] == "all":
+    if options["strategy"] == "all" and why_not is None:
         from axonn_tune.cli.compare import emit_comparison
 
         emit_comparison(options, output_format, output)

@@ -213,9 +213,9 @@ _STEPS_READING = """Layouts that vTrain published with their times (VIA-Research
 MIT licence). Recomputation and vocabulary are not in the files: full recomputation and 51200 are
 taken for all rows. *naive*: FLOPs at one fraction of the peak, fitted to these very rows, times
 the bubble. *regret*: how much slower the layout that is predicted to be the fastest is than the
-fastest measured one, mean over jobs (same model, GPUs and batch). For comparison, published for
-the same rows: Calculon 15.3 % on several nodes and 38.9 % on one; vTrain's own claim 14.7 % and
-8.4 %."""
+fastest measured one, mean over jobs (same model, GPUs and batch). For comparison, on the
+whole sets of 109 and 1,440 rows of which these are a part: Calculon 15.3 % on several nodes and
+38.9 % on one; vTrain's own claim 14.7 % and 8.4 %."""
 
 
 def markdown_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:

@@ -85,8 +85,8 @@ def broken_rules(
     masks: dict[str, np.ndarray] = {}
     for axis, size in constraints.axes.items():
         masks[f"{_shown(axis)} fixed to {size}"] = placements.size(axis) != size
-    if constraints.max_tp is not None:
-        split = [axis for axis in placements.axes.names if axis in TENSOR_AXES]
+    split = [axis for axis in placements.axes.names if axis in TENSOR_AXES]
+    if constraints.max_tp is not None and split:
         masks[f"{'*'.join(map(_shown, split))} above --max-tp {constraints.max_tp}"] = (
             placements.size("*".join(split)) > constraints.max_tp
         )

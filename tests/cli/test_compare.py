@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import axonn_tune
 from axonn_tune.cli.main import main
 from axonn_tune.strategies.named import STRATEGIES
 
@@ -32,6 +33,21 @@ def test_the_best_of_every_strategy_is_a_row_the_fastest_first(capsys):
         _, own, _ = said(capsys, "suggest", *JOB, "--strategy", row["strategy"], "--format", "json")
         best = json.loads(own)["results"][0]
         assert best["step_seconds"] == pytest.approx(float(row["step_seconds"]))
+
+
+def test_a_limit_of_tensor_parallelism_is_for_those_that_have_it(capsys):
+    limited = ["--max-tp", "2", "--strategies", "megatron,zero3", "--format", "json"]
+    _, text, _ = said(capsys, "compare", *JOB, *limited)
+    best = {each["strategy"]: each["best"]["grid"] for each in json.loads(text)["strategies"]}
+    assert best["megatron"]["tensor"] <= 2 and best["zero3"]["shard"] >= 1
+
+
+def test_python_has_the_same_comparison(capsys):
+    _, text, _ = said(capsys, "compare", *JOB, "--strategies", "zero3,megatron", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    frame = axonn_tune.compare("5b", 64, strategies=["zero3", "megatron"], global_batch=64)
+    assert list(frame["strategy"]) == [row["strategy"] for row in rows]
+    assert list(frame["step_seconds"]) == pytest.approx([float(r["step_seconds"]) for r in rows])
 
 
 def test_suggest_all_is_compare(capsys):
