@@ -151,6 +151,7 @@ def test_a_rank_that_hangs_ends_the_calibration_in_time(brief, tmp_path):
     assert (tmp_path / "cluster.yaml.partial").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_nothing_is_lost(brief, tmp_path):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
@@ -197,6 +198,7 @@ def test_bad_input_is_one_line(arguments, named, tmp_path, capsys):
     assert named in "".join(said(capsys.readouterr().err))
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_missing_is_named(brief):
     code, _, errors = finish(brief("--output", "nowhere/x.yaml"))
     assert code == 2

@@ -30,6 +30,7 @@ def of_system(system):
     return [c for c in everything().results if c.system == system]
 
 
+@pytest.mark.slow
 def test_validation_page_is_up_to_date():
     page = Path(__file__).parents[2] / "docs" / "validation.md"
     machines = [load_machine(name) for name in list_machines()]
@@ -38,6 +39,7 @@ def test_validation_page_is_up_to_date():
     ), "run: axonn-tune reproduce --format markdown --output docs/validation.md"
 
 
+@pytest.mark.slow
 def test_json_summary_follows_from_the_rows():
     document = json.loads(json.dumps(validation.validation_document(everything())))
     errors = [
@@ -59,6 +61,7 @@ def test_the_command_prints_every_row(capsys):
     assert n_steps == 55 + 360
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "table",
     [
@@ -88,12 +91,14 @@ def test_no_published_table_is_left_out(table):
     )
 
 
+@pytest.mark.slow
 def test_what_is_not_predicted_says_why():
     for c in everything().results:
         assert c.source and c.certainty
         assert c.predicted is not None or "not predicted" in c.setting
 
 
+@pytest.mark.slow
 def test_sequence_parallelism_is_met_better_than_by_the_best_peer():
     """Calculon on these eight: mean 3.65 %, largest 8.87 % (the bar)."""
     times = [c for c in of_system("Megatron-LM 2022") if c.metric == "step_seconds"]
@@ -101,17 +106,20 @@ def test_sequence_parallelism_is_met_better_than_by_the_best_peer():
     assert errors.n == 8 and errors.mape < 0.0365 and errors.max_error < 0.0887
 
 
+@pytest.mark.slow
 def test_published_memory_is_met():
     sizes = [c for c in of_system("Megatron-LM 2022") if c.metric.endswith("_gib")]
     assert len(sizes) == 12 and summarise(sizes).max_error < 0.03
 
 
+@pytest.mark.slow
 def test_what_did_not_fit_is_predicted_not_to_fit():
     verdicts = [c for c in everything().results if c.is_verdict]
     assert len(verdicts) == 5 and [c.published for c in verdicts].count(0.0) == 1
     assert all(c.predicted == c.published for c in verdicts)
 
 
+@pytest.mark.slow
 def test_measured_steps_beat_the_naive_baseline_in_every_group():
     bars = {"several nodes": 0.10, "one node": 0.20}
     for name, timed in everything().steps.items():
@@ -120,6 +128,7 @@ def test_measured_steps_beat_the_naive_baseline_in_every_group():
         assert all(group.model.mape < group.naive.mape for group in groups)
 
 
+@pytest.mark.slow
 def test_most_compared_pairs_are_in_order():
     right, total = ordered_pairs(everything().results)
     assert total > 150 and right / total > 0.85

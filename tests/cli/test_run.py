@@ -202,6 +202,7 @@ def wait_for_steps(process):
             return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["rank", "launcher", "launcher, gently"])
 def test_no_rank_survives_a_kill(victim):
     process = start(COMMAND, [*TINY, "--grid", "1x1x1x2", "--steps", "1000000"])

@@ -97,6 +97,7 @@ def test_a_report_is_read_again_and_compared(report):
     assert compared.returncode == 0 and "4 configurations are in the baseline" in compared.stdout
 
 
+@pytest.mark.slow
 def test_limits_decide_the_exit_code():
     passed = validate(*QUICK, "--grid", "1x1x1x2", "--max-regret", "9", "--quiet")
     assert passed.returncode == 0 and "passed  regret" in passed.stdout and not passed.stderr

@@ -158,7 +158,9 @@ def check_cases(rank, cases):
                 check(case, mesh)
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "n_ranks", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))]
+)
 def test_every_grid_equals_plain_torch(n_ranks):
     on_ranks(n_ranks, check_cases, list(telling_cases(n_ranks)))
 

@@ -91,6 +91,8 @@ def check_times(operations):
             free = op.end_seconds
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "n_ranks", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))]
+)
 def test_record_equals_plan(n_ranks):
     on_ranks(n_ranks, check_records, list(telling_cases(n_ranks)))

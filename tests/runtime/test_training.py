@@ -103,6 +103,7 @@ def check_bf16(rank):
             assert torch.equal(rounded, ours.optimizer.weights)
 
 
+@pytest.mark.slow
 def test_bf16_with_fp32_master_weights_stays_within_its_rounding():
     on_ranks(4, check_bf16)
 
@@ -138,6 +139,7 @@ def fresh(mesh, seed=0):
     return trainer_of(ours), ours
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_with_the_same_curve_on_other_grids(tmp_path):
     on_ranks(4, check_save, tmp_path)
     on_ranks(2, check_load, tmp_path)
