@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from axonn_tune.launch.facts import facts
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.spec.grid import PAPER_ORDER, Grid
@@ -46,12 +47,7 @@ def files(search: Search, prediction: Prediction) -> dict[str, str]:
     grid, overlap = prediction.grid, search.job.overlap
     assert isinstance(grid, Grid)
     text = _TEMPLATE.format(
-        model=search.model.name,
-        gpus=search.job.n_gpus,
-        micro_batch=prediction.micro_batch,
-        micro_steps=prediction.n_microsteps,
-        global_batch=search.job.global_batch,
-        recompute=prediction.recompute,
+        **facts(search, prediction),
         inter=grid.pipeline,
         data=grid.data,
         rows=grid.y,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from axonn_tune.launch.facts import facts
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 
@@ -42,12 +43,7 @@ def files(search: Search, prediction: Prediction) -> dict[str, str]:
     if sizes["replica"] > 1:
         shape, names = (sizes["replica"], sizes["shard"]), ("replicate", "shard")
     text = _TEMPLATE.format(
-        model=search.model.name,
-        gpus=search.job.n_gpus,
-        micro_batch=prediction.micro_batch,
-        micro_steps=prediction.n_microsteps,
-        global_batch=search.job.global_batch,
-        recompute=prediction.recompute,
+        **facts(search, prediction),
         shard=sizes["shard"],
         shape=repr(shape),
         names=repr(names).replace("'", '"'),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
-from axonn_tune.report.text import assumption_line, table
+from axonn_tune.report.text import assumption_line, interval_text, table
 from axonn_tune.search.compare import Contender
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.units import format_count, gib
@@ -39,7 +39,7 @@ def comparison_text(contenders: Sequence[Contender], machine_was_given: bool) ->
             p.micro_batch,
             p.recompute,
             f"{p.step_seconds:.3f}",
-            _interval(p),
+            interval_text(p),
             f"{p.step_seconds / found[0].step_seconds:.3f}",
             f"{p.tflops_per_gpu:.1f}",
             f"{100 * p.mfu:.1f}",
@@ -66,11 +66,6 @@ def comparison_text(contenders: Sequence[Contender], machine_was_given: bool) ->
             assumption_line(search, machine_was_given),
         ]
     )
-
-
-def _interval(prediction: Prediction) -> str:
-    low, high = prediction.step_seconds_interval or (0.0, 0.0)
-    return f"{low:.3f}-{high:.3f}"
 
 
 def comparison_document(contenders: Sequence[Contender]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
             + [p.variant.n_virtual] * virtual
             + [p.micro_batch, p.recompute]
             + [f"{p.paper_communication_seconds or 0.0:.3f}"] * paper
-            + [f"{p.step_seconds:.3f}", _interval(p), _percent(p.p_best)]
+            + [f"{p.step_seconds:.3f}", interval_text(p), _percent(p.p_best)]
             + [f"{p.tflops_per_gpu:.1f}"]
             + [f"{100 * p.mfu:.1f}", f"{100 * p.hfu:.1f}"]
             + [f"{100 * p.exposed_communication_fraction:.1f}"]
@@ -110,7 +110,8 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
     )
 
 
-def _interval(prediction: Prediction) -> str:
+def interval_text(prediction: Prediction) -> str:
+    """Ends of the 90 % interval, if it is known."""
     interval = prediction.step_seconds_interval
     return "-" if interval is None else f"{interval[0]:.3f}-{interval[1]:.3f}"
 

@@ -30,8 +30,8 @@ from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_pipeline_rules,
     chunk_layers,
-    pipelined_plan,
     stage_memory,
+    step_plan,
 )
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.transformer import (
@@ -39,6 +39,7 @@ from axonn_tune.strategies.transformer import (
     Transformer,
     Weight,
     has_master_copy,
+    stage_parameters,
     state_bytes,
 )
 
@@ -103,10 +104,7 @@ class Axonn4D:
     def plan(self, model: Model, job: Job, variant: Variant, table: CandidateTable) -> StepPlan:
         """The operations of one rank in one training step, for every candidate of the table."""
         planner = _Planner(model, job, variant, table, self.sharded_optimizer)
-        if self.pipelined and table.n_stages > 1:
-            return pipelined_plan(planner, planner.residual_bytes)
-        n_microsteps = table.n_microsteps(job.global_batch)
-        return StepPlan(table, planner.microstep(), planner.step_end(), n_microsteps)
+        return step_plan(planner)
 
     def memory(
         self, model: Model, job: Job, variant: Variant, table: CandidateTable
@@ -147,20 +145,9 @@ def stored_parameters(
         Matrices are split over X, Y and Z; vectors over X or Y only.
     """
     n_layers = model.n_layers if n_layers is None else n_layers
+    matrices, over_x, over_y = stage_parameters(model, n_layers, first, last)
     x, y = table.size("x"), table.size("y")
-    is_shared = model.tied_embeddings and first and last
-    n_embeddings = first + last - is_shared
-    matrices = n_layers * model.block_matmul_parameters
-    sharded = (matrices + n_embeddings * model.head.parameters) / (x * y * table.size("z"))
-    n_norms = 2 * n_layers + last
-    over_x = float(n_norms * model.norm_parameters + first * model.position_parameters)
-    over_y = 0.0
-    for linear in model.block_linears:
-        if linear.bias and linear.transposed:
-            over_x += n_layers * linear.n_out
-        elif linear.bias:
-            over_y += n_layers * linear.n_out
-    return sharded, over_x / x + over_y / y
+    return matrices / (x * y * table.size("z")), over_x / x + over_y / y
 
 
 # At most two weight gradients wait for their reduce-scatter: before the product that forms
@@ -316,10 +303,6 @@ def _memory(
         "selective": saved_selective,
         "full": shapes.residual_bytes,
     }[shapes.recompute]
-    working = saved_all - per_layer + shapes.shapes["up"].output_bytes + shapes.mlp_bytes
-    if last:
-        logits = shapes.tokens * (model.head.n_out / shapes.y) * (job.element_bytes + FP32_BYTES)
-        working = np.maximum(working, logits)
     return {
         "weights": stored * job.element_bytes,
         # The fp32 sums, and what the micro-step's reduce-scatters have brought.
@@ -327,7 +310,7 @@ def _memory(
         "optimizer_states": states * state_bytes(job),
         "gathered_weights": _gathered_bytes(shapes, n_layers),
         "activations": held * per_layer + shapes.residual_bytes,
-        "working_set": working,
+        "working_set": shapes.working_set(saved_all, per_layer, last),
     }
 
 

@@ -26,8 +26,8 @@ from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_pipeline_rules,
     chunk_layers,
-    pipelined_plan,
     stage_memory,
+    step_plan,
 )
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.transformer import (
@@ -36,6 +36,7 @@ from axonn_tune.strategies.transformer import (
     Transformer,
     Weight,
     has_master_copy,
+    stage_parameters,
     state_bytes,
 )
 
@@ -101,13 +102,7 @@ class Megatron3D:
     def plan(self, model: Model, job: Job, variant: Variant, table: CandidateTable) -> StepPlan:
         """The operations of one rank in one training step, for every candidate of the table."""
         planner = _Planner(self, model, job, variant, table)
-        if table.n_stages > 1:
-            return pipelined_plan(planner, planner.transfer_bytes)
-        microstep = planner.microstep()
-        planner.is_sync = planner.has_sync
-        sync = planner.microstep() if planner.has_sync else ()
-        n_microsteps = table.n_microsteps(job.global_batch)
-        return StepPlan(table, microstep, planner.step_end(), n_microsteps, sync)
+        return step_plan(planner)
 
     def memory(
         self, model: Model, job: Job, variant: Variant, table: CandidateTable
@@ -321,16 +316,12 @@ class _Planner(Transformer):
             "selective": without_scores,
             "full": self.residual_bytes,
         }[self.recompute]
-        working = everything - saved + self.shapes["up"].output_bytes + self.mlp_bytes
-        if last:
-            logits = self.tokens * (model.head.n_out / self.tensor)
-            working = np.maximum(working, logits * (job.element_bytes + FP32_BYTES))
         return {
             "weights": stored * job.element_bytes,
             "gradients": stored * self.gradient_bytes,
             "optimizer_states": owned * state_bytes(job),
             "activations": held * saved,
-            "working_set": working,
+            "working_set": self.working_set(everything, saved, last),
         }
 
     def _saved_by_block(self) -> tuple[Array, Array]:
@@ -353,14 +344,6 @@ class _Planner(Transformer):
 
 def _stored(model: Model, tensor: Array, n_layers: int, first: bool, last: bool) -> Array:
     """Parameters of one rank of a stage: matrices and their biases split, vectors not."""
-    is_shared = model.tied_embeddings and first and last
-    n_embeddings = first + last - is_shared
-    split = n_layers * model.block_matmul_parameters + n_embeddings * model.head.parameters
-    whole = float((2 * n_layers + last) * model.norm_parameters + first * model.position_parameters)
-    for linear in model.block_linears:
-        if linear.bias and linear.transposed:
-            whole += n_layers * linear.n_out
-        elif linear.bias:
-            split += n_layers * linear.n_out
-    stored: Array = split / tensor + whole
+    matrices, whole, split = stage_parameters(model, n_layers, first, last)
+    stored: Array = (matrices + split) / tensor + whole
     return stored

@@ -10,7 +10,7 @@ import numpy as np
 from axonn_tune.spec.grid import PIPELINE, CandidateTable, Placements
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Array, Collective, Pipeline, Stage, StepPlan
+from axonn_tune.spec.plan import Array, Collective, Phase, Pipeline, Stage, StepPlan
 from axonn_tune.spec.variant import Variant
 from axonn_tune.strategies.transformer import Transformer
 
@@ -61,11 +61,25 @@ def chunk_layers(model: Model, n_stages: int, n_virtual: int, stage: int) -> lis
     return layers
 
 
-def pipelined_plan(planner: Transformer, transfer_bytes: Array) -> StepPlan:
-    """A plan with stages; neighbours exchange `transfer_bytes` for each micro-batch."""
+def step_plan(planner: Transformer) -> StepPlan:
+    """The plan of a step, through a pipeline if there are stages."""
+    table = planner.table
+    n_microsteps = table.n_microsteps(planner.job.global_batch)
+    if table.n_stages > 1:
+        return _pipelined_plan(planner, n_microsteps)
+    microstep = planner.microstep()
+    sync: tuple[Phase, ...] = ()
+    if planner.has_sync:
+        planner.is_sync = True
+        sync = planner.microstep()
+        planner.is_sync = False
+    return StepPlan(table, microstep, planner.step_end(), n_microsteps, sync)
+
+
+def _pipelined_plan(planner: Transformer, n_microsteps: Array) -> StepPlan:
     table, model = planner.table, planner.model
     n_stages, n_virtual = table.n_stages, planner.n_virtual
-    transfer = Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE)
+    transfer = Collective("pipeline.send_recv", "send_recv", planner.transfer_bytes, PIPELINE)
     first = _stage(planner, chunk_layers(model, n_stages, n_virtual, 0)[0], True, False)
     last = _stage(planner, chunk_layers(model, n_stages, n_virtual, n_stages - 1)[-1], False, True)
     planner.is_sync = planner.has_sync
@@ -80,7 +94,7 @@ def pipelined_plan(planner: Transformer, transfer_bytes: Array) -> StepPlan:
         table,
         others + last.forward + last.backward,
         planner.step_end(),
-        table.n_microsteps(planner.job.global_batch),
+        n_microsteps,
         pipeline=Pipeline(n_stages, n_virtual, first, middle, last, sync, transfer),
     )
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from axonn_tune.spec.grid import CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Linear, Model
@@ -36,6 +38,30 @@ def has_master_copy(job: Job) -> bool:
 def state_bytes(job: Job) -> float:
     """Optimizer states of one parameter: the moments, and a master copy in mixed precision."""
     return MOMENT_BYTES + (FP32_BYTES if has_master_copy(job) else 0.0)
+
+
+def stage_parameters(
+    model: Model, n_layers: int, first: bool, last: bool
+) -> tuple[float, float, float]:
+    """Parameters of so many layers, with embedding (`first`) and final norm and head (`last`).
+
+    Returns
+    -------
+    matrices, over_x, over_y
+        Vectors lie along the residual stream, which X splits, or along what Y splits.
+    """
+    is_shared = model.tied_embeddings and first and last
+    n_embeddings = first + last - is_shared
+    matrices = n_layers * model.block_matmul_parameters + n_embeddings * model.head.parameters
+    n_norms = 2 * n_layers + last
+    over_x = float(n_norms * model.norm_parameters + first * model.position_parameters)
+    over_y = 0.0
+    for linear in model.block_linears:
+        if linear.bias and linear.transposed:
+            over_x += n_layers * linear.n_out
+        elif linear.bias:
+            over_y += n_layers * linear.n_out
+    return matrices, over_x, over_y
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,6 +308,22 @@ class Transformer:
         """The scores of unfused attention, or the softmax of them."""
         scores = self.tokens * (float(self.job.seq_len) * self.model.n_heads) / self.y
         return scores * self.element_bytes
+
+    def working_set(self, everything: Array, saved: Array, last: bool) -> Array:
+        """Bytes in work beside what is saved of each block (`saved` of `everything`).
+
+        One block's activations and gradients, or the logits, once in fp32.
+        """
+        working: Array = everything - saved + self.shapes["up"].output_bytes + self.mlp_bytes
+        if last:
+            logits = self.tokens * (self.model.head.n_out / self.y)
+            working = np.maximum(working, logits * (self.element_bytes + FP32_BYTES))
+        return working
+
+    @property
+    def transfer_bytes(self) -> Array:
+        """What a rank sends to the next stage of a pipeline."""
+        return self.residual_bytes
 
     def _rotary(self, host: HostProgram, name: str) -> None:
         """Rotary position embedding of q and k, read and written."""

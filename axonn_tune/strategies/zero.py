@@ -21,12 +21,14 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Phase, StepPlan
 from axonn_tune.spec.variant import Variant
+from axonn_tune.strategies.pipeline import step_plan
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.transformer import (
     FP32_BYTES,
     Transformer,
     Weight,
     has_master_copy,
+    stage_parameters,
     state_bytes,
 )
 
@@ -95,11 +97,7 @@ class Zero:
 
     def plan(self, model: Model, job: Job, variant: Variant, table: CandidateTable) -> StepPlan:
         """The operations of one rank in one training step, for every candidate of the table."""
-        planner = _Planner(self, model, job, variant, table)
-        microstep, n_microsteps = planner.microstep(), table.n_microsteps(job.global_batch)
-        planner.is_sync = planner.has_sync
-        sync = planner.microstep() if planner.has_sync else ()
-        return StepPlan(table, microstep, planner.step_end(), n_microsteps, sync)
+        return step_plan(_Planner(self, model, job, variant, table))
 
     def memory(
         self, model: Model, job: Job, variant: Variant, table: CandidateTable
@@ -167,14 +165,8 @@ class _Planner(Transformer):
         one = np.ones(len(table))
         tokens = table.sequences_at_once * job.seq_len
         super().__init__(model, job, variant, table, one, one, ("", ""), tokens)
-        vectors = 2.0 * model.norm_parameters + sum(
-            linear.n_out for linear in model.block_linears if linear.bias
-        )
-        self.block = model.block_matmul_parameters + vectors
-        n_embeddings = 1 if model.tied_embeddings else 2
-        self.root = (
-            n_embeddings * model.head.parameters + model.position_parameters + model.norm_parameters
-        )
+        self.block = sum(stage_parameters(model, 1, False, False))
+        self.root = sum(stage_parameters(model, 0, True, True))
         self.parameters = model.n_layers * self.block + self.root
         n_biases = sum(linear.bias for linear in model.block_linears)
         n_norms = 2 * (2 if model.norm == "layer" else 1)
@@ -370,18 +362,17 @@ class _Planner(Transformer):
             "selective": saved_all - self._scores,
             "full": self.residual_bytes,
         }[self.recompute]
-        logits = self.tokens * model.head.n_out * (element + FP32_BYTES)
-        working = saved_all - saved + self.shapes["up"].output_bytes + self.mlp_bytes
         is_gathered = table.size(sharding.weights) > 1
         in_flight = is_gathered * (2.0 * self.block + self.root) * element
         unreduced = (2.0 * self.block + self.root) * element
+        gathered: Array = in_flight + unreduced
         return {
             "weights": weights,
             "gradients": self.parameters * element / table.size(sharding.gradients),
             "optimizer_states": self.parameters * state_bytes(job) / table.size(sharding.states),
-            "gathered_weights": in_flight + unreduced,
+            "gathered_weights": gathered,
             "activations": model.n_layers * saved + self.residual_bytes,
-            "working_set": np.maximum(working, logits),
+            "working_set": self.working_set(saved_all, saved, last=True),
         }
 
     @property
