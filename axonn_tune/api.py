@@ -85,7 +85,10 @@ def build_search(
     require_choice("search", "cost_model", cost_model, COST_MODELS)
     chosen = strategy_named(strategy, switches) if isinstance(strategy, str) else strategy
     axes = {axis: size for axis, size in zip(AXES, (gx, gy, gz, gdata), strict=True) if size}
-    axes |= {ALIASES.get(axis, axis): size for axis, size in (fix or {}).items()}
+    for axis, size in (fix or {}).items():
+        name = ALIASES.get(axis, axis)
+        if axes.setdefault(name, size) != size:
+            raise InputError(f"axis {name} is fixed to {axes[name]} and to {size}; give one size")
     for axis in axes:
         require_choice(f"strategy {chosen.name}", "axis", axis, chosen.axes.names)
     for name, count in {**axes, "micro_batch": micro_batch, "max_tp": max_tp}.items():

@@ -40,7 +40,7 @@ def command(
     """
     from axonn_tune.api import build_search, predict_search
     from axonn_tune.io.directories import write_files
-    from axonn_tune.launch.script import launch_files
+    from axonn_tune.launch.script import launch_files, memory_warning
     from axonn_tune.search.rank import run
 
     search = build_search(**search_arguments(options))
@@ -48,3 +48,5 @@ def command(
     files = launch_files(search, chosen, framework, train, sbatch)
     for path in write_files(output, files):
         click.echo(path)
+    for line in memory_warning(chosen):
+        click.echo(line.removeprefix("# "), err=True)

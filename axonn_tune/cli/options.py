@@ -226,7 +226,10 @@ def search_arguments(options: dict[str, Any]) -> dict[str, Any]:
     del arguments["overlap"]
     switches = {name: arguments.pop(name) for name in _SWITCHES if name in arguments}
     arguments["switches"] = Switches(**switches)
-    arguments["fix"] = dict(_fixed(text) for text in options.get("fix", ()))
+    fixed = [_fixed(text) for text in options.get("fix", ())]
+    arguments["fix"] = dict(fixed)
+    if len(set(fixed)) > len(arguments["fix"]):
+        raise click.BadParameter("an axis has two sizes; give one", param_hint="--fix")
     if arguments["machine"] is None:
         del arguments["machine"]
     return arguments

@@ -9,6 +9,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.launch import axonn, deepspeed, fsdp2, megatron
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
+from axonn_tune.units import gib
 
 SCRIPT = "launch.sbatch"
 # Frameworks that run a strategy, the usual one first.
@@ -63,6 +64,14 @@ def launch_files(
     }
 
 
+def memory_warning(prediction: Prediction) -> list[str]:
+    """A line for a configuration that is predicted not to fit; none for one that does."""
+    if prediction.fits:
+        return []
+    needed, there = gib(prediction.memory_bytes), gib(prediction.memory_capacity_bytes)
+    return [f"# Predicted to run out of memory: {needed:.1f} GiB of {there:.1f} GiB per GPU."]
+
+
 def _script(
     search: Search, prediction: Prediction, framework: str, train: str, sbatch: Sequence[str]
 ) -> str:
@@ -79,6 +88,7 @@ def _script(
         f"recompute {prediction.recompute}.",
         f"# Predicted: {prediction.step_seconds:.3f} s a step, "
         f"{prediction.tflops_per_gpu:.1f} TFLOP/s per GPU.",
+        *memory_warning(prediction),
         f"#SBATCH --job-name={search.model.name}",
         f"#SBATCH --nodes={n_nodes}",
         f"#SBATCH --ntasks={search.job.n_gpus}",

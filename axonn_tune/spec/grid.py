@@ -128,17 +128,18 @@ def parse_grid(text: str, axes: Axes) -> AnyGrid:
         if grid.pipeline > 1 and PIPELINE not in axes.names:
             raise InputError(f"grid '{text}' has a fifth size, the stages of axonn-pipeline")
         return grid
-    sizes: dict[str, int] = dict.fromkeys(axes.names, 1)
+    given: dict[str, int] = {}
     for part in text.strip().split(","):
         name, _, size = (word.strip() for word in part.partition("="))
         name = ALIASES.get(name, name)
-        if name not in sizes or not re.fullmatch(r"[1-9]\d{0,8}", size):
+        if name not in axes.names or not re.fullmatch(r"[1-9]\d{0,8}", size):
             example = ",".join(f"{axis}=2" for axis in axes.names)
             raise InputError(
                 f"layout '{text}': '{part}' is not the size of an axis; for example {example}"
             )
-        sizes[name] = int(size)
-    return Layout(sizes)
+        if given.setdefault(name, int(size)) != int(size):
+            raise InputError(f"layout '{text}': {name} has two sizes; give one")
+    return Layout({axis: given.get(axis, 1) for axis in axes.names})
 
 
 def check_order(text: str) -> str:

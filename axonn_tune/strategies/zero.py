@@ -362,10 +362,9 @@ class _Planner(Transformer):
             "selective": saved_all - self._scores,
             "full": self.residual_bytes,
         }[self.recompute]
-        is_gathered = table.size(sharding.weights) > 1
-        in_flight = is_gathered * (2.0 * self.block + self.root) * element
-        unreduced = (2.0 * self.block + self.root) * element
-        gathered: Array = in_flight + unreduced
+        # Two blocks and the root: their weights where they are gathered, and their gradients.
+        at_once = (2.0 * self.block + self.root) * element
+        gathered: Array = at_once * np.where(table.size(sharding.weights) > 1, 2.0, 1.0)
         return {
             "weights": weights,
             "gradients": self.parameters * element / table.size(sharding.gradients),

@@ -135,6 +135,13 @@ def test_why_not_knows_layouts_of_other_strategies(capsys):
             "not to be cut into so many virtual stages",
         ),
         (["--fix", "x=0"], "'x=0' is not AXIS=SIZE"),
+        (["--fix", "x=2", "--fix", "x=4"], "an axis has two sizes"),
+        (["--fix", "x=2", "--gx", "4"], "axis x is fixed to 4 and to 2"),
+        (
+            ["--strategy", "megatron", "--fix", "tp=2", "--fix", "tensor=4"],
+            "axis tensor is fixed to 2 and to 4",
+        ),
+        (["--strategy", "megatron", "--why-not", "tp=2,tensor=4"], "tensor has two sizes"),
         (["--strategy", "zero3", "--order", "zxyd"], "has one rank order"),
         (["--strategy", "zero3", "--cost-model", "paper"], "has one cost model"),
         (["--strategy", "megatron", "--why-not", "8x8"], "'8x8' is not the size of an axis"),

@@ -27,7 +27,7 @@ BELOW = {
     "validate": {"errors", "units", "spec", "cost", "strategies", "search"},
     "io": {"errors", "units", "spec"},
     "emulate": {"errors", "spec", "io"},
-    "launch": {"errors", "spec", "strategies", "search"},
+    "launch": {"errors", "units", "spec", "strategies", "search"},
     "report": {"errors", "units", "spec", "cost", "search", "validate"},
     "api": {"errors", "units", "spec", "strategies", "search", "io", "report"},
     "cli": {

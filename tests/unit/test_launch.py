@@ -184,6 +184,15 @@ def test_the_command_writes_into_a_directory(tmp_path, capsys):
     assert sorted(paths) == sorted(str(path) for path in folder.iterdir())
 
 
+def test_a_script_for_what_does_not_fit_says_so(tmp_path, capsys):
+    arguments = ["--gpus", "8", "--model", "80b", "--grid", "1x1x8x1", "--output", str(tmp_path)]
+    main(["launch", *arguments])
+    said = "Predicted to run out of memory: "
+    assert capsys.readouterr().err.startswith(said)
+    assert f"# {said}" in (tmp_path / "launch.sbatch").read_text()
+    assert not any(said in text for text in files_of("axonn").values())
+
+
 def test_a_directory_that_is_a_file_is_named(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit) as ended:
