@@ -14,7 +14,9 @@ from axonn_tune.errors import InputError
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+DAY_SECONDS, YEAR_SECONDS = 86400.0, 365.25 * 86400.0
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_SECONDS |= {"d": DAY_SECONDS, "y": YEAR_SECONDS}
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\s\d]\S*)?\s*")
 
 # The suffix of a field's name fixes the unit in which it is written; longest suffix first.
@@ -24,7 +26,11 @@ _EXAMPLES = {
     "_bytes": "40 GB",
     "_seconds": "5 us",
     "_fraction": "0.9",
+    "_watts": "2.4 kW",
 }
+
+# Units that take a prefix.
+_UNITS = {"_bytes_per_s": "B/s", "_bytes": "B", "_flops_per_s": "FLOP/s", "_watts": "W"}
 
 
 def suffix_of(field_name: str) -> str | None:
@@ -70,8 +76,7 @@ def _scale(unit: str, suffix: str | None) -> float | None:
         return _SECONDS.get(unit)
     if suffix == "_fraction":
         return 0.01 if unit == "%" else None
-    endings = {"_bytes_per_s": "B/s", "_bytes": "B", "_flops_per_s": "FLOP/s"}
-    ending = endings.get(suffix or "")
+    ending = _UNITS.get(suffix or "")
     if ending is None or not unit.endswith(ending):
         return None
     prefix = unit[: -len(ending)]
@@ -95,7 +100,7 @@ def format_quantity(value: float, field_name: str, digits: int = 4) -> str:
     suffix = suffix_of(field_name)
     if suffix == "_seconds":
         return format_seconds(value, digits)
-    unit = {"_bytes_per_s": "B/s", "_bytes": "B", "_flops_per_s": "FLOP/s"}.get(suffix or "")
+    unit = _UNITS.get(suffix or "")
     return f"{value:.{digits}g}" if unit is None else _with_prefix(value, unit, digits)
 
 
@@ -103,6 +108,10 @@ def format_seconds(seconds: float, digits: int = 4) -> str:
     """``0.0123`` to ``'12.3 ms'``."""
     if seconds == 0 or not math.isfinite(seconds):
         return f"{seconds:g} s"
+    if abs(seconds) >= 2 * DAY_SECONDS:
+        return f"{seconds / DAY_SECONDS:.{digits}g} d"
+    if abs(seconds) >= 2 * 3600.0:
+        return f"{seconds / 3600.0:.{digits}g} h"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(seconds) >= scale:
             return f"{seconds / scale:.{digits}g} {unit}"
@@ -120,6 +129,15 @@ def format_count(value: float) -> str:
         if abs(value) >= scale:
             return f"{value / scale:.4g}{prefix}"
     return f"{value:.4g}"
+
+
+def parse_count(text: str, owner: str) -> float:
+    """``"2T"`` or ``"300B"`` to a number; `owner` names it in errors."""
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)(e\d+)?\s*([kKMBGT]?)\s*", text)
+    if match is None:
+        raise InputError(f"{owner}: '{text}' is not a count, for example 2T or 300B")
+    number = float(match[1] + (match[2] or ""))
+    return number * {**_DECIMAL, "B": 1e9}[match[3]]
 
 
 def parse_size(text: str, owner: str) -> int:

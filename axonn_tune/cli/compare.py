@@ -12,6 +12,7 @@ from axonn_tune.cli.options import (
     output_option,
     search_arguments,
 )
+from axonn_tune.cli.progress import Progress, quiet_option
 
 
 @click.command("compare")
@@ -20,9 +21,12 @@ from axonn_tune.cli.options import (
     "--strategies",
     help="Comma-separated: axonn,megatron.  [default: all of them]",
 )
+@quiet_option
 @format_option("table", "json", "csv", "yaml")
 @output_option
-def command(strategies: str | None, output_format: str, output: str | None, **options: Any) -> None:
+def command(
+    strategies: str | None, quiet: bool, output_format: str, output: str | None, **options: Any
+) -> None:
     """Rank the best configuration of every strategy in one table.
 
     \b
@@ -30,11 +34,15 @@ def command(strategies: str | None, output_format: str, output: str | None, **op
       axonn-tune compare --gpus 1024 --model 80b
       axonn-tune compare --gpus 384 --model 20b --machine frontier --strategies zero3,zeropp
     """
-    emit_comparison(options, output_format, output, strategies)
+    emit_comparison(options, output_format, output, strategies, quiet)
 
 
 def emit_comparison(
-    options: dict[str, Any], output_format: str, output: str | None, strategies: str | None = None
+    options: dict[str, Any],
+    output_format: str,
+    output: str | None,
+    strategies: str | None = None,
+    quiet: bool = False,
 ) -> None:
     """Compare strategies, all of them unless some are named, with options of a search."""
     from axonn_tune.api import build_search
@@ -45,7 +53,8 @@ def emit_comparison(
     names = strategies.split(",") if strategies else list(STRATEGIES)
     arguments = search_arguments(options)
     contenders = compare(
-        [build_search(**{**arguments, "strategy": name.strip()}) for name in names]
+        [build_search(**{**arguments, "strategy": name.strip()}) for name in names],
+        Progress("Searching", quiet),
     )
     if output_format == "table":
         from axonn_tune.report.comparison import comparison_text

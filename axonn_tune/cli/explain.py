@@ -6,7 +6,13 @@ from typing import Any
 
 import click
 
-from axonn_tune.cli.options import format_option, output_option, search_arguments, search_options
+from axonn_tune.cli.options import (
+    format_option,
+    output_option,
+    plot_option,
+    search_arguments,
+    search_options,
+)
 
 
 @click.command("explain")
@@ -18,10 +24,16 @@ from axonn_tune.cli.options import format_option, output_option, search_argument
     help="8x4x4x8 (G_x, G_y, G_z, G_data), or tensor=8,data=16.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Show every operation, not the 25 longest.")
+@plot_option
 @format_option("table", "json")
 @output_option
 def command(
-    grid: str, show_all: bool, output_format: str, output: str | None, **options: Any
+    grid: str,
+    show_all: bool,
+    plot: str | None,
+    output_format: str,
+    output: str | None,
+    **options: Any,
 ) -> None:
     """Show where the time and the memory of one grid go.
 
@@ -31,14 +43,24 @@ def command(
     Examples:
       axonn-tune explain --gpus 1024 --model 80b --grid 8x4x4x8
       axonn-tune explain --gpus 64 --model 20b --grid 1x4x16x1 --machine frontier --format json
+      axonn-tune explain --gpus 1024 --model 80b --grid 1x4x64x4 --plot step.png
     """
     from axonn_tune.api import build_search, predict_search
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.search.explain import explain
 
+    if plot is not None:
+        from axonn_tune.report.figure import check_plot
+
+        check_plot(plot)
     search = build_search(**search_arguments(options))
     prediction = predict_search(search, grid)
     explanation = explain(search, prediction)
+    if plot is not None:
+        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.report.search_plots import explanation_figure
+
+        write_bytes(plot, explanation_figure(search, explanation, plot))
     if output_format == "json":
         from axonn_tune.report.records import explanation_document
 

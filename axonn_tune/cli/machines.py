@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from axonn_tune.cli.options import format_option, output_option
+from axonn_tune.cli.options import format_option, output_option, plot_option
 
 
 @click.group("machines")
@@ -36,7 +36,7 @@ def list_command() -> None:
 
 @command.command("show")
 @click.argument("name")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Draw its rates: .png, .svg, .pdf.")
+@plot_option
 def show_command(name: str, plot: str | None) -> None:
     """Show what was measured, and every number of a profile with its origin and source.
 

@@ -197,6 +197,21 @@ def job_options(command: Command) -> Command:
     return _with(_SEARCH_OPTIONS, command)
 
 
+def scale_options(command: Command) -> Command:
+    """As `search_options`, for several GPU counts, and for models that grow with them."""
+    counts = click.option(
+        "--gpus", required=True, metavar="COUNTS", help="128..16384 (doublings), or 96,384,1536."
+    )
+    model = click.option("--model", help="Of every count: preset, YAML file, config.json.")
+    return _with([counts, model, *_SEARCH_OPTIONS[2:], *_LAYOUT_OPTIONS], command)
+
+
+def plan_options(command: Command) -> Command:
+    """As `search_options`, with the number of GPUs left open."""
+    gpus = click.option("--gpus", type=_POSITIVE, help="Plan on so many.  [or give --deadline]")
+    return _with([gpus, *_SEARCH_OPTIONS[1:], *_LAYOUT_OPTIONS], command)
+
+
 def run_options(command: Command) -> Command:
     """The options that describe what to train on which grid."""
     return _with(_RUN_OPTIONS, command)
@@ -273,6 +288,10 @@ def format_option(*formats: str) -> Callable[[Command], Command]:
         help="How to print the result.",
     )
 
+
+plot_option = click.option(
+    "--plot", type=click.Path(dir_okay=False), help="Draw it, too: .png, .svg or .pdf."
+)
 
 output_option = click.option(
     "--output", type=click.Path(dir_okay=False), help="Write to a file instead of printing."

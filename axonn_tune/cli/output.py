@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from typing import Any
 
 import click
+
+# What stands out on a terminal: a table's head, the line above its dashes; what does not fit;
+# what is not sure.
+_STYLES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
+    (re.compile(r"^.+(?=\n-+(?:  -+)+$)", re.MULTILINE), {"bold": True}),
+    (re.compile(r"\bOOM\b|\bout of memory\b|\bnothing fits\b"), {"fg": "red"}),
+    (re.compile(r"^No clear winner:.*$", re.MULTILINE), {"fg": "yellow"}),
+)
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print with colors where a terminal shows them, unless NO_COLOR is set (no-color.org)."""
+    click.echo(_styled(text), err=err, color=False if os.environ.get("NO_COLOR") else None)
+
+
+def _styled(text: str) -> str:
+    for pattern, style in _STYLES:
+        before, after = click.style("|", **style).split("|")
+        text = pattern.sub(rf"{before}\g<0>{after}", text)
+    return text
 
 
 def emit(text: str, output: str | None) -> None:
     """Print, or write to `output`."""
     if output is None:
-        click.echo(text)
+        say(text)
         return
     from axonn_tune.io.yaml_files import write_text
 

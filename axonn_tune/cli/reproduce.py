@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import click
 
-from axonn_tune.cli.options import format_option, output_option
+from axonn_tune.cli.options import format_option, output_option, plot_option
+from axonn_tune.cli.progress import Progress, quiet_option
 
 
 @click.command("reproduce")
-@click.option("--plot", metavar="FILE", help="Draw predicted over published (.png, .svg, .pdf).")
+@plot_option
+@quiet_option
 @format_option("table", "markdown", "json", "csv")
 @output_option
-def command(plot: str | None, output_format: str, output: str | None) -> None:
+def command(plot: str | None, quiet: bool, output_format: str, output: str | None) -> None:
     """Predict published results of AxoNN, Megatron-LM, ZeRO and others, and compare.
 
     \b
@@ -29,10 +31,12 @@ def command(plot: str | None, output_format: str, output: str | None) -> None:
     from axonn_tune.validate.loaders import Loaders
 
     if plot is not None:
-        from axonn_tune.report.plots import check_plot
+        from axonn_tune.report.figure import check_plot
 
         check_plot(plot)
-    found = reproduce(load_published, Loaders(load_model, load_machine))
+    found = reproduce(
+        load_published, Loaders(load_model, load_machine), Progress("Predicting", quiet)
+    )
     if plot is not None:
         from axonn_tune.report.plots import published_figure
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of weights and text.")
 @click.option("--goldfish", type=int, metavar="K", help="Drop 1 in K tokens from the loss.")
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write the last step for Perfetto.")
+@click.option("--record", type=click.Path(dir_okay=False), help="Write all that was measured.")
 @click.option("--all", "show_all", is_flag=True, help="Show every operation, not the 25 longest.")
 @launch_options
 @format_option("table", "json")
@@ -39,6 +40,7 @@ def command(
     goldfish: int | None,
     timeout: float,
     trace: str | None,
+    record: str | None,
     show_all: bool,
     quiet: bool,
     output_format: str,
@@ -83,11 +85,17 @@ def command(
         measurement = launch(execute, run, run.grid.n_ranks, device)
     if measurement is None:
         return
+    if record is not None:
+        from axonn_tune.io.json_files import save_json
+
+        save_json(record, measurement)
     if trace is not None:
         from axonn_tune.report.trace import trace_document
+        from axonn_tune.search.played import step_timeline
 
         title = f"measured on rank 0: {search.model.name}, grid {chosen.grid}"
-        emit(as_json(trace_document({title: measurement.last_step})), trace)
+        waits_for = step_timeline(search, chosen).waits_for
+        emit(as_json(trace_document({title: measurement.last_step}, waits_for)), trace)
     is_predicted = options["machine"] is not None
     explanation = explain(search, chosen) if is_predicted else None
     compared = compare(measurement, explanation)

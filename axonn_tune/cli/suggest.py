@@ -11,6 +11,7 @@ from axonn_tune.cli.options import (
     format_option,
     given_options,
     output_option,
+    plot_option,
     search_arguments,
     search_options,
 )
@@ -35,12 +36,16 @@ from axonn_tune.cli.options import (
 )
 @click.option("--top-n", type=click.IntRange(min=1), default=10, show_default=True, help="Rows.")
 @click.option("--verbose", is_flag=True, help="Say how many grids were rejected for what.")
+@plot_option
+@click.option("--html", type=click.Path(dir_okay=False), help="Write the page of `report`, too.")
 @format_option("table", "json", "csv", "yaml")
 @output_option
 def command(
     why_not: str | None,
     top_n: int,
     verbose: bool,
+    plot: str | None,
+    html: str | None,
     output_format: str,
     output: str | None,
     **options: Any,
@@ -53,14 +58,26 @@ def command(
       axonn-tune suggest --gpus 512 --model llama3-70b --machine frontier --order all
       axonn-tune suggest --gpus 1024 --model 80b --why-not 8x4x4x8
       axonn-tune suggest --gpus 1024 --model 80b --strategy megatron --fix tensor=4
+      axonn-tune suggest --gpus 1024 --model 80b --plot ranking.png --html report.html
       axonn-tune suggest --gpus 64 --model ./config.json --format json --output ranking.json
     """
     from axonn_tune.api import build_search
     from axonn_tune.cli.output import as_csv, as_json, emit
+    from axonn_tune.errors import InputError
     from axonn_tune.search.rank import run
     from axonn_tune.spec.grid import parse_grid
 
+    if plot is not None:
+        from axonn_tune.report.figure import check_plot
+
+        check_plot(plot)
+    if html is not None and why_not is None:
+        from axonn_tune.cli.report import write_report
+
+        write_report(options, html)
     if options["strategy"] == "all" and why_not is None:
+        if plot is not None:
+            raise InputError("--plot draws one strategy; --html shows all")
         from axonn_tune.cli.compare import emit_comparison
 
         emit_comparison(options, output_format, output)
@@ -72,6 +89,11 @@ def command(
         emit(reason_of(search, parse_grid(why_not, search.strategy.axes)), output)
         return
     ranking = run(search)
+    if plot is not None:
+        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.report.search_plots import ranking_figure
+
+        write_bytes(plot, ranking_figure(ranking, top_n, plot))
     if output_format == "table":
         from axonn_tune.report.text import ranking_text, rejected_text
 

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.options import launch_options, search_arguments, validate_options
+from axonn_tune.cli.options import (
+    launch_options,
+    plot_option,
+    search_arguments,
+    validate_options,
+)
 
 if TYPE_CHECKING:
     from axonn_tune.io.journal import Journal
@@ -55,7 +60,7 @@ if TYPE_CHECKING:
 )
 @click.option("--csv", type=click.Path(dir_okay=False), help="Write a line per configuration.")
 @click.option("--junit", type=click.Path(dir_okay=False), help="Write JUnit XML for CI.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Draw predicted over measured.")
+@plot_option
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write both steps for Perfetto.")
 @launch_options
 def command(**options: Any) -> None:
@@ -96,7 +101,7 @@ def _checked(options: dict[str, Any]) -> Validation | None:
     from axonn_tune.spec.validation import Validation
 
     if options["plot"] is not None:
-        from axonn_tune.report.plots import check_plot
+        from axonn_tune.report.figure import check_plot
 
         check_plot(options["plot"])
     if options["source"] is not None and options["trace"] is not None:
@@ -316,18 +321,21 @@ def _write_trace(
 ) -> None:
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.report.trace import trace_document
-    from axonn_tune.search.explain import predicted_operations
+    from axonn_tune.search.played import step_timeline
     from axonn_tune.spec.measurement import Measurement, Operation
     from axonn_tune.validate.outcomes import configuration_of
 
     results = keeper.ended()
     steps: dict[str, Sequence[Operation]] = {}
+    waits_for: dict[str, tuple[str, ...]] = {}
     for prediction in chosen:
         name = str(configuration_of(prediction))
-        steps[f"{name}: predicted"] = predicted_operations(search, prediction)
+        predicted = step_timeline(search, prediction)
+        steps[f"{name}: predicted"] = predicted.operations
+        waits_for |= predicted.waits_for
         if isinstance(result := results[name], Measurement):
             steps[f"{name}: measured on rank 0"] = result.last_step
-    emit(as_json(trace_document(steps)), path)
+    emit(as_json(trace_document(steps, waits_for)), path)
 
 
 def _conclude(validation: Validation, baseline: Validation | None, options: dict[str, Any]) -> None:

@@ -79,6 +79,24 @@ def load_machine(name_or_path: str | os.PathLike[str]) -> Machine:
     return load_yaml(path, Machine, "profile_version", PROFILE_VERSION)
 
 
+def machine_of_gpu(name: str) -> Machine:
+    """A profile by name or path, or else the first preset whose GPU has that in its name.
+
+    Raises
+    ------
+    InputError
+        No profile has such a GPU.
+    """
+    if _is_path(name) or name.lower() in _files(_MACHINE):
+        return load_machine(name)
+    machines = preset_machines()
+    for machine in machines:
+        if name.lower() in re.split(r"[^a-z0-9]+", machine.gpu.name.lower()):
+            return machine
+    known = ", ".join(dict.fromkeys(machine.gpu.name for machine in machines))
+    raise InputError(f"no preset has a GPU '{name}'; allowed: a profile, or part of {known}")
+
+
 def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
     """A ready cluster to emulate by name, or one from a YAML file by path.
 

@@ -1,11 +1,9 @@
-"""Figures, drawn with matplotlib, which is an optional extra."""
+"""Figures of machines, validations and published results."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ import numpy as np
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
 from axonn_tune.cost.pricing import group_seconds
-from axonn_tune.errors import InputError
+from axonn_tune.report.figure import check_plot, new_figure, saved
 from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.validation import Outcome, Validation
@@ -21,7 +19,6 @@ from axonn_tune.validate.comparison import grouped
 from axonn_tune.validate.everything import Reproduction
 from axonn_tune.validate.expected import groups_of
 
-FORMATS = ("png", "svg", "pdf")
 # Message sizes of curves for a profile that holds no measured collectives.
 CURVE_BYTES = 2.0 ** np.arange(10, 31)
 
@@ -35,11 +32,11 @@ def machine_figure(machine: Machine, path: str) -> bytes:
         matplotlib is not installed, or the path ends in none of `FORMATS`.
     """
     ending = check_plot(path)
-    figure, (left, right) = _figure(2)
+    figure, (left, right) = new_figure(1, 2)
     _draw_products(left, machine)
     _draw_collectives(right, machine)
     figure.suptitle(f"{machine.name}: {machine.description or machine.gpu.name}")
-    return _saved(figure, ending)
+    return saved(figure, ending)
 
 
 def validation_figure(validation: Validation, path: str) -> bytes:
@@ -51,7 +48,7 @@ def validation_figure(validation: Validation, path: str) -> bytes:
         matplotlib is not installed, or the path ends in none of `FORMATS`.
     """
     ending = check_plot(path)
-    figure, (left, right) = _figure(2)
+    figure, (left, right) = new_figure(1, 2)
     ran = sorted(validation.measured, key=lambda outcome: outcome.measured_seconds)
     _draw_agreement(left, ran)
     _draw_errors(right, ran)
@@ -59,7 +56,7 @@ def validation_figure(validation: Validation, path: str) -> bytes:
         f"{validation.model} on {validation.machine}, {validation.n_ranks} ranks, "
         f"overlap {validation.overlap}"
     )
-    return _saved(figure, ending)
+    return saved(figure, ending)
 
 
 def published_figure(reproduction: Reproduction, path: str) -> bytes:
@@ -71,7 +68,7 @@ def published_figure(reproduction: Reproduction, path: str) -> bytes:
         matplotlib is not installed, or the path ends in none of `FORMATS`.
     """
     ending = check_plot(path)
-    figure, (left, right) = _figure(2)
+    figure, (left, right) = new_figure(1, 2)
     results = [c for c in reproduction.results if c.error_fraction is not None]
     systems = grouped(results, lambda c: c.system)
     for color, group in enumerate(systems.values()):
@@ -97,7 +94,7 @@ def published_figure(reproduction: Reproduction, path: str) -> bytes:
         title="Steps of Megatron-LM on A100 (vTrain)",
     )
     right.legend(fontsize="small")
-    return _saved(figure, ending)
+    return saved(figure, ending)
 
 
 def _draw_band(axes: Any, ends: Sequence[float]) -> None:
@@ -136,37 +133,6 @@ def _draw_errors(axes: Any, ran: Sequence[Outcome]) -> None:
     axes.axvline(0.0, color="black", linewidth=0.8)
     axes.set(xlabel="predicted over measured, less one, %", title="Error, the fastest grid first")
     axes.grid(alpha=0.3, axis="x")
-
-
-def check_plot(path: str) -> str:
-    """The format in which a path asks for a figure.
-
-    Raises
-    ------
-    InputError
-        The path ends in none of `FORMATS`, or matplotlib is not installed.
-    """
-    ending = Path(path).suffix.lstrip(".").lower()
-    if ending not in FORMATS:
-        raise InputError(f"--plot {path}: allowed endings: .{', .'.join(FORMATS)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError:
-        raise InputError("--plot needs matplotlib: pip install 'axonn-tune[plot]'") from None
-    return ending
-
-
-def _saved(figure: Any, ending: str) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=ending, bbox_inches="tight")
-    return buffer.getvalue()
-
-
-def _figure(n_axes: int) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.0 * n_axes, 5.0), layout="constrained")
-    return figure, figure.subplots(1, n_axes)
 
 
 def _draw_products(axes: Any, machine: Machine) -> None:

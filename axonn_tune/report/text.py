@@ -180,13 +180,13 @@ def _operations_text(
             op.name,
             op.kind,
             op.axis or "-",
-            op.shape or format_quantity(op.nbytes, "size_bytes"),
+            operation_size(op),
             op.n_calls,
             format_seconds(op.seconds_per_call, 3),
             f"{op.total_seconds:.4f}",
             f"{op.exposed_seconds:.4f}" if op.axis else "-",
             f"{op.hidden_seconds:.4f}" if op.axis else "-",
-            _rate(op),
+            operation_rate(op),
             op.bound_by,
         ]
         for op in shown
@@ -204,7 +204,13 @@ def _operations_text(
     return table(rows, headers) + note
 
 
-def _rate(op: OperationCost) -> str:
+def operation_size(op: OperationCost) -> str:
+    """The shape of a kernel, or the buffer of a collective."""
+    return op.shape or format_quantity(op.nbytes, "size_bytes")
+
+
+def operation_rate(op: OperationCost) -> str:
+    """FLOP/s of a product, bytes/s of what moves bytes."""
     if op.kind.startswith(("GEMM", "attention")):
         return format_quantity(op.rate_per_s, "rate_flops_per_s")
     return format_quantity(op.rate_per_s, "rate_bytes_per_s")

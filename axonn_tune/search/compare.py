@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from axonn_tune.errors import NoCandidateError
+from axonn_tune.search.each import Each
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import run
@@ -20,10 +21,10 @@ class Contender:
     reason: str = ""
 
 
-def compare(searches: Sequence[Search]) -> list[Contender]:
+def compare(searches: Sequence[Search], each: Each = iter) -> list[Contender]:
     """Search each strategy; the fastest first, those without a configuration last."""
     contenders = []
-    for search in searches:
+    for search in each(searches):
         try:
             contenders.append(Contender(search, run(search).top(1)[0]))
         except NoCandidateError as error:

@@ -5,34 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from axonn_tune.cost.collectives import moved_fraction
-from axonn_tune.cost.links import AxisLinks, placement_links
-from axonn_tune.cost.pricing import (
-    CollectivePrices,
-    compute_seconds,
-    gap_seconds,
-    issue_seconds,
-    lanes,
-)
-from axonn_tune.search.evaluate import Evaluator, interference
+from axonn_tune.cost.links import AxisLinks
+from axonn_tune.search.evaluate import Evaluator
+from axonn_tune.search.played import is_launched, number, play_step, single_candidate
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.resources import resources
-from axonn_tune.simulate.timeline import Event, timeline
+from axonn_tune.simulate.timeline import Event
 from axonn_tune.spec.grid import CandidateTable
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.measurement import Operation as MeasuredOperation
-from axonn_tune.spec.plan import (
-    COMPUTE,
-    Attention,
-    Collective,
-    Gemm,
-    MemoryBound,
-    Operation,
-    Phase,
-)
+from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound, Operation
 
 IMPROVEMENT = 1.1  # what a sensitivity gives to a resource: 10 % more of it
 
@@ -90,18 +73,18 @@ class Explanation:
         }
 
 
-def explain(search: Search, prediction: Prediction) -> Explanation:
+def explain(search: Search, prediction: Prediction, with_sensitivities: bool = True) -> Explanation:
     """Play the configuration operation by operation and try each resource 10 % better."""
-    played = _play(search, prediction)
+    played = play_step(search, prediction)
     gap = search.machine.kernels.gap_seconds.value
     operations = _merged(
         _operation_cost(*cost, played.links, search.machine, played.table)
         for part in [*played.parts, *played.transfers]
         for cost in _sum_by_name(part.events, part.repeats, gap)
     )
-    host = sum(part.repeats * (part.seconds - _end(part.events)) for part in played.parts)
+    host = sum(part.repeats * part.host_seconds for part in played.parts)
     n_kernels = sum(op.n_calls for op in operations if not op.axis)
-    sensitivities = _sensitivities(search, prediction)
+    sensitivities = _sensitivities(search, prediction) if with_sensitivities else ()
     groups = search.strategy.axes.groups
     return Explanation(prediction, operations, sensitivities, n_kernels * gap + host, groups)
 
@@ -125,103 +108,6 @@ def _merged(costs: Iterable[OperationCost]) -> tuple[OperationCost, ...]:
     return tuple(by_name.values())
 
 
-def predicted_operations(search: Search, prediction: Prediction) -> list[MeasuredOperation]:
-    """The predicted step in the form in which the runtime records one."""
-    parts = _play(search, prediction).parts
-    gap = search.machine.kernels.gap_seconds.value
-    operations, origin = [], 0.0
-    for part in (each for each in parts for _ in range(each.repeats)):
-        events = part.events
-        operations += [
-            _as_measured(event, origin, gap) for event in events if _is_launched(event.operation)
-        ]
-        origin += part.seconds
-    return operations
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Phases that are played together, so many times; the host may need longer than they."""
-
-    events: list[Event]
-    repeats: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class _Played:
-    """A step's parts; the transfers of a pipeline, which no part holds; links, the candidate."""
-
-    parts: list[_Part]
-    transfers: list[_Part]
-    links: Mapping[str, AxisLinks]
-    table: CandidateTable
-
-
-def _end(events: list[Event]) -> float:
-    return max((event.end_seconds for event in events), default=0.0)
-
-
-def _as_measured(event: Event, origin: float, gap: float) -> MeasuredOperation:
-    op, flops = event.operation, 0.0
-    if isinstance(op, Collective):
-        stream, kind, nbytes = op.axis, op.kind, _number(op.nbytes)
-    elif isinstance(op, MemoryBound):
-        stream, kind, nbytes = COMPUTE, "memory_bound", _number(op.nbytes)
-    else:
-        kind = "gemm" if isinstance(op, Gemm) else "attention"
-        stream, nbytes, flops = COMPUTE, 0.0, _number(op.flops)
-    end = event.end_seconds - (gap if stream == COMPUTE else 0.0)
-    start = origin + event.start_seconds
-    return MeasuredOperation(op.name, stream, kind, nbytes, flops, start, origin + end)
-
-
-def _single(search: Search, prediction: Prediction) -> CandidateTable:
-    axes = search.strategy.axes
-    return CandidateTable.single(prediction.grid, prediction.order, prediction.micro_batch, axes)
-
-
-def _play(search: Search, prediction: Prediction) -> _Played:
-    """Play each part of a step, operation by operation."""
-    machine = search.machine
-    table = _single(search, prediction)
-    plan = search.strategy.plan(search.model, search.job, prediction.variant, table)
-    links = placement_links(machine, table.placements)
-    collective = CollectivePrices(links, table)
-    axis_lanes = {group: int(lane) for group, lane in zip(links, lanes(links)[:, 0], strict=True)}
-    known: dict[int, float] = {}
-
-    def seconds_of(operation: Operation) -> float:
-        if id(operation) not in known:
-            if isinstance(operation, Collective):
-                seconds = collective(operation)
-            else:
-                seconds = compute_seconds(operation, machine, search.job)
-                seconds = seconds + gap_seconds(seconds, machine)
-            known[id(operation)] = float(np.ravel(seconds)[0])
-        return known[id(operation)]
-
-    def played(phases: tuple[Phase, ...], repeats: int) -> _Part:
-        least = float(collective.busiest_link_seconds(phases)[0])
-        events = timeline(phases, seconds_of, axis_lanes, interference(machine), least)
-        host = float(issue_seconds(phases, table, machine)[0])
-        return _Part(events, repeats, max(host, _end(events)))
-
-    n_sync = int(bool(plan.sync_microstep))
-    parts = [
-        played(plan.microstep, prediction.n_microsteps - n_sync),
-        played(plan.sync_microstep, n_sync),
-        played(plan.step_end, 1),
-    ]
-    transfers = []
-    if plan.pipeline is not None:
-        transfer, n_passes = plan.pipeline.transfer, 2 * plan.pipeline.n_virtual
-        seconds = seconds_of(transfer)
-        event = Event("transfer", transfer, axis_lanes[transfer.axis], 0.0, seconds)
-        transfers.append(_Part([event], n_passes * prediction.n_microsteps, seconds))
-    return _Played([part for part in parts if part.repeats], transfers, links, table)
-
-
 def _sum_by_name(
     events: list[Event], repeats: int, gap: float
 ) -> Iterator[tuple[Operation, int, float, float, float]]:
@@ -231,7 +117,7 @@ def _sum_by_name(
     """
     groups: dict[str, list[Event]] = {}
     for event in events:
-        if _is_launched(event.operation):
+        if is_launched(event.operation):
             groups.setdefault(event.operation.name, []).append(event)
     for group in groups.values():
         is_kernel = not isinstance(group[0].operation, Collective)
@@ -239,14 +125,6 @@ def _sum_by_name(
         exposed = sum(event.exposed_seconds for event in group)
         n_calls = len(group) * repeats
         yield group[0].operation, n_calls, total / len(group), total * repeats, exposed * repeats
-
-
-def _is_launched(operation: Operation) -> bool:
-    return not isinstance(operation, MemoryBound) or _number(operation.nbytes) > 0
-
-
-def _number(size: object) -> float:
-    return float(np.ravel(np.asarray(size, dtype=np.float64))[0])
 
 
 def _operation_cost(
@@ -261,8 +139,8 @@ def _operation_cost(
 ) -> OperationCost:
     axis, shape, nbytes, bound_by, n_calls = "", "", 0.0, "compute", n_issued
     if isinstance(operation, Collective):
-        kind, axis, nbytes = operation.kind, operation.axis, _number(operation.nbytes)
-        n_calls = int(n_issued * _number(operation.n_calls))
+        kind, axis, nbytes = operation.kind, operation.axis, number(operation.nbytes)
+        n_calls = int(n_issued * number(operation.n_calls))
         of_kind = links[axis].kinds[kind]
         level = int(of_kind.bounding_level[0])
         bound_by = machine.links[level].name if level >= 0 else ""
@@ -270,11 +148,11 @@ def _operation_cost(
         if of_kind.curve[0] >= 0:
             rate = float(moved_fraction(kind, table.size(axis)[0])) * nbytes / per_issue
     elif isinstance(operation, MemoryBound):
-        kind, bound_by, nbytes = "memory-bound", "memory", _number(operation.nbytes)
+        kind, bound_by, nbytes = "memory-bound", "memory", number(operation.nbytes)
         rate = nbytes / per_issue
     else:
         kind, shape = _kind_and_shape(operation)
-        rate = _number(operation.flops) / per_issue
+        rate = number(operation.flops) / per_issue
     return OperationCost(
         name=operation.name,
         kind=kind,
@@ -293,15 +171,15 @@ def _operation_cost(
 def _kind_and_shape(operation: Gemm | Attention) -> tuple[str, str]:
     if isinstance(operation, Gemm):
         sizes = (operation.m, operation.n, operation.k)
-        return f"GEMM {operation.mode}", " x ".join(f"{_number(size):.0f}" for size in sizes)
-    sequences, heads = _number(operation.n_sequences), _number(operation.n_heads)
+        return f"GEMM {operation.mode}", " x ".join(f"{number(size):.0f}" for size in sizes)
+    sequences, heads = number(operation.n_sequences), number(operation.n_heads)
     each = f"{operation.seq_len} x {operation.head_dim}"
     return "attention", f"{sequences:.0f} x {heads:.0f} heads x {each}"
 
 
 def _sensitivities(search: Search, prediction: Prediction) -> tuple[Sensitivity, ...]:
     """Seconds saved by 10 % more of each resource (10 % less of a nuisance), largest first."""
-    table = _single(search, prediction)
+    table = single_candidate(search, prediction)
 
     def step_seconds(changed: Machine) -> float:
         evaluator = Evaluator(replace(search, machine=changed), prediction.variant, table)

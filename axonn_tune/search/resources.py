@@ -16,13 +16,17 @@ AnyPoint = TypeVar("AnyPoint", GemmPoint, AttentionPoint, MemoryPoint, LinkPoint
 class Resource:
     """Something of which a machine may have more; of a nuisance, less.
 
+    key: the name under which it can be set. field: of the profile, with the unit's suffix.
     improved: the machine with so many times as much of it (a nuisance divided by it).
-    quantity: the number of the profile that says how much there is.
+    quantity: the number of the profile that says how much there is, and how surely.
     """
 
     name: str
+    key: str
+    field: str
     improved: Callable[[float], Machine]
     quantity: Quantity
+    is_nuisance: bool = False
 
 
 def resources(machine: Machine) -> list[Resource]:
@@ -36,26 +40,36 @@ def resources(machine: Machine) -> list[Resource]:
     return [
         Resource(
             "GPU compute rate",
+            "gpu.compute",
+            "peak_flops_per_s",
             lambda factor: _with_compute(machine, factor),
             machine.gemm.sustained_fraction,
         ),
         Resource(
             "GPU memory bandwidth",
+            "gpu.memory_bandwidth",
+            "memory_bandwidth_bytes_per_s",
             lambda factor: _with_memory(machine, factor),
             kernels.memory_fraction,
         ),
         *per_level,
         Resource(
             "interference",
+            "interference",
+            "slowdown_fraction",
             lambda factor: _with_interference(machine, factor),
             kernels.slowdown_fraction,
+            is_nuisance=True,
         ),
         Resource(
             "jitter between GPUs",
+            "jitter",
+            "jitter_fraction",
             lambda factor: replace(
                 machine, jitter_fraction=machine.jitter_fraction.scaled(1.0 / factor)
             ),
             machine.jitter_fraction,
+            is_nuisance=True,
         ),
     ]
 
@@ -119,7 +133,8 @@ def _link_bandwidth(machine: Machine, index: int) -> Resource:
             _with_link(machine, index, faster), ring_bandwidths=rings, link_points=points
         )
 
-    return Resource(f"{link.name} bandwidth", improved, link.bandwidth_bytes_per_s)
+    key, field = f"{link.name}.bandwidth", "bandwidth_bytes_per_s"
+    return Resource(f"{link.name} bandwidth", key, field, improved, link.bandwidth_bytes_per_s)
 
 
 def _link_latency(machine: Machine, index: int) -> Resource:
@@ -136,7 +151,8 @@ def _link_latency(machine: Machine, index: int) -> Resource:
         points = _changed_points(machine, index, latency=factor)
         return replace(_with_link(machine, index, quicker), link_points=points)
 
-    return Resource(f"{link.name} latency", improved, link.latency_seconds)
+    key, field = f"{link.name}.latency", "latency_seconds"
+    return Resource(f"{link.name} latency", key, field, improved, link.latency_seconds, True)
 
 
 def _changed_points(

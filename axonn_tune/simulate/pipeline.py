@@ -53,6 +53,45 @@ def _forward(index: int, n_stages: int, n_virtual: int) -> Pass:
     return FORWARD, chunk, group * n_stages + micro
 
 
+@dataclass(frozen=True)
+class PlayedPass:
+    """A pass of one rank with its start and end; `stage` counts through all virtual stages."""
+
+    rank: int
+    stage: int
+    direction: int
+    micro_batch: int
+    start_seconds: float
+    end_seconds: float
+
+
+def passes(
+    n_stages: int, n_virtual: int, n_micro: int, seconds: Array, transfer_seconds: float
+) -> list[PlayedPass]:
+    """Every pass of one candidate, rank by rank in the order in which each runs its own.
+
+    Parameters
+    ----------
+    seconds : array, shape (N_KINDS,)
+        Durations of passes; see `kind_of`. A pass takes its part in the transfer too.
+    """
+    schedule = _schedule(n_stages, n_virtual, n_micro)
+    of_kind = seconds + transfer_seconds
+    ends, starts = np.zeros((2, schedule.n_passes + 1))
+    for own, before, needed, kind in schedule.levels:
+        starts[own] = np.maximum(ends[before], ends[needed])
+        ends[own] = starts[own] + of_kind[kind]
+    in_order = (
+        (rank, chunk * n_stages + rank, direction, micro)
+        for rank in range(n_stages)
+        for direction, chunk, micro in rank_order(rank, n_stages, n_virtual, n_micro)
+    )
+    return [
+        PlayedPass(*which, float(start), float(end))
+        for which, start, end in zip(in_order, starts[1:], ends[1:], strict=True)
+    ]
+
+
 @dataclass(frozen=True, eq=False)
 class _Schedule:
     """Passes by level: those of one level need only those of the levels before.

@@ -20,7 +20,7 @@ from axonn_tune.spec.plan import KINDS, MODES
 from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
 
 # Raised when a profile gains fields that an older axonn-tune cannot read.
-PROFILE_VERSION = 3
+PROFILE_VERSION = 4
 ORIGINS = ("measured", "published", "assumed")
 
 
@@ -250,6 +250,41 @@ class JobScript:
 
 
 @dataclass(frozen=True)
+class Facility:
+    """What a whole training run needs to know of the place where the machine stands.
+
+    n_nodes: that the machine has. node_power_watts: of one at work. node_hour_price: of one for
+    an hour, in `currency`.
+    gpu_mtbf_seconds: mean time between interruptions of a job on a single GPU, whatever fails;
+    that of a job is as many times shorter as it has GPUs. checkpoint_bytes_per_s: at which all
+    nodes together write a checkpoint, and read it. restart_seconds: from an interruption to the
+    first step, without reading the checkpoint.
+    """
+
+    n_nodes: Quantity | None = None
+    node_power_watts: Quantity | None = None
+    node_hour_price: Quantity | None = None
+    currency: str = ""
+    gpu_mtbf_seconds: Quantity = Quantity(
+        16384 * 54 * 86400 / 419,
+        "published",
+        "419 unexpected interruptions in 54 days on 16,384 H100 (Llama 3, arXiv 2407.21783, "
+        "section 3.3.4)",
+    )
+    checkpoint_bytes_per_s: Quantity = Quantity(
+        273e9, "published", "384 nodes on Selene (Narayanan et al., SC21, section 5.10)"
+    )
+    restart_seconds: Quantity = Quantity(
+        600.0, "assumed", "to notice, to replace a node, to start all ranks"
+    )
+
+    def __post_init__(self) -> None:
+        _all_positive("facility", self)
+        if self.node_hour_price is not None and not self.currency:
+            raise InputError("facility: currency is empty; say of what node_hour_price is")
+
+
+@dataclass(frozen=True)
 class Machine:
     """A cluster of equal nodes.
 
@@ -271,6 +306,7 @@ class Machine:
     link_points: tuple[LinkPoint, ...] = ()
     description: str = ""
     job_script: JobScript = field(default_factory=JobScript)
+    facility: Facility = field(default_factory=Facility)
     calibration: Calibration | None = None
     profile_version: int = PROFILE_VERSION
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from axonn_tune.search.each import Each
 from axonn_tune.validate.comparison import Comparison
 from axonn_tune.validate.loaders import Loaders, Row
 from axonn_tune.validate.published import Timed, compare_frontier, compare_published, time_runs
@@ -27,17 +28,19 @@ class Reproduction:
     steps: Mapping[str, Sequence[Timed]]
 
 
-def reproduce(load: Callable[[str], Sequence[Row]], loaders: Loaders) -> Reproduction:
+def reproduce(
+    load: Callable[[str], Sequence[Row]], loaders: Loaders, each: Each = iter
+) -> Reproduction:
     """Predict everything; `load` finds a published table by name."""
     return Reproduction(
         [
-            *compare_runs(load("axonn"), loaders),
-            *compare_published(all_runs(load, loaders)),
+            *compare_runs(load("axonn"), loaders, each),
+            *compare_published(list(all_runs(load, loaders)), each),
             *compare_frontier(load("frontier"), loaders),
         ],
         compare_links(load("axonn_links"), loaders),
         {
-            name: time_runs(list(vtrain(load(table), loaders.machine(machine))))
+            name: time_runs(list(vtrain(load(table), loaders.machine(machine))), each)
             for name, (table, machine) in STEPS.items()
         },
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from axonn_tune.errors import NoCandidateError
+from axonn_tune.search.each import Each
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.rank import run as search_best
 from axonn_tune.validate.comparison import Comparison, ErrorSummary, grouped, summary_of
@@ -50,11 +51,11 @@ def predict_run(run: Run) -> Prediction | None:
         return None
 
 
-def compare_published(runs: Iterable[Run]) -> list[Comparison]:
+def compare_published(runs: Sequence[Run], each: Each = iter) -> list[Comparison]:
     """One comparison for each number of each run."""
     return [
         _comparison(run, metric, prediction)
-        for run in runs
+        for run in each(runs)
         for prediction in [predict_run(run)]
         for metric in run.published
     ]
@@ -170,10 +171,10 @@ class GroupError:
     regret: float
 
 
-def time_runs(runs: Sequence[Run]) -> list[Timed]:
+def time_runs(runs: Sequence[Run], each: Each = iter) -> list[Timed]:
     """Predict measured steps, and fit the naive baseline's one parameter to all of them."""
     comparisons, at_peak = [], []
-    for run in runs:
+    for run in each(runs):
         prediction = predict_run(run)
         assert prediction is not None, "searches of measured runs include what does not fit"
         comparisons.append(_comparison(run, "step_seconds", prediction))

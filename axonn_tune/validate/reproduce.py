@@ -9,6 +9,7 @@ import numpy as np
 
 from axonn_tune.cost.links import axis_links
 from axonn_tune.search.candidates import Constraints
+from axonn_tune.search.each import Each
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import run
@@ -21,9 +22,9 @@ from axonn_tune.validate.loaders import Loaders, Row
 GIB = 2.0**30
 
 
-def compare_runs(rows: Sequence[Row], loaders: Loaders) -> list[Comparison]:
+def compare_runs(rows: Sequence[Row], loaders: Loaders, each: Each = iter) -> list[Comparison]:
     """Predict each row of the table of end results."""
-    return [_compare_run(row, loaders) for row in rows]
+    return [_compare_run(row, loaders) for row in each(rows)]
 
 
 def _compare_run(row: Row, loaders: Loaders) -> Comparison:

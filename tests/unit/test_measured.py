@@ -8,7 +8,8 @@ import pytest
 from axonn_tune.api import build_search, predict_search
 from axonn_tune.report.run import run_document, run_text
 from axonn_tune.report.trace import trace_document
-from axonn_tune.search.explain import explain, predicted_operations
+from axonn_tune.search.explain import explain
+from axonn_tune.search.played import step_timeline
 from axonn_tune.spec.grid import Grid
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.measurement import Measurement, Operation, Step, exposed_seconds
@@ -135,7 +136,7 @@ def test_a_hidden_collective_is_not_exposed_and_one_under_way_not_to_blame():
 def test_the_predicted_step_reads_as_a_recorded_one():
     chosen = build_search("tiny", 4, "perlmutter", global_batch=4, micro_batch=1, recompute="none")
     prediction = predict_search(chosen, "2x1x2x1")
-    operations = predicted_operations(chosen, prediction)
+    operations = step_timeline(chosen, prediction).operations
     ends = max(op.end_seconds for op in operations)
     assert ends == pytest.approx(prediction.step_seconds)
     exposed = exposed_seconds(operations, prediction.step_seconds)
@@ -162,7 +163,7 @@ def test_the_host_takes_its_time_behind_each_kernel():
         [op.total_seconds for op in explain(chosen, before).operations]
     )
     assert exposed_seconds(
-        predicted_operations(slower, after), after.step_seconds
+        step_timeline(slower, after).operations, after.step_seconds
     ) == pytest.approx({"host": n_kernels * gap})
 
 
@@ -172,7 +173,7 @@ def test_a_host_that_issues_operations_slowly_bounds_the_step():
     kernels = replace(chosen.machine.kernels, issue_seconds=Quantity(issue, "measured", "test"))
     slower = replace(chosen, machine=replace(chosen.machine, kernels=kernels))
     before, after = (predict_search(s, "2x1x2x1") for s in (chosen, slower))
-    operations = predicted_operations(slower, after)
+    operations = step_timeline(slower, after).operations
     assert after.step_seconds == pytest.approx(len(operations) * issue)
     assert after.exposed_communication_seconds == before.exposed_communication_seconds
     exposed = exposed_seconds(operations, after.step_seconds)

@@ -7,7 +7,8 @@ import pytest
 
 from axonn_tune.api import build_search, predict_search
 from axonn_tune.search.candidates import Constraints
-from axonn_tune.search.explain import explain, predicted_operations
+from axonn_tune.search.explain import explain
+from axonn_tune.search.played import step_timeline
 from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import run
 from axonn_tune.spec.grid import CandidateTable, Layout
@@ -369,7 +370,7 @@ def test_operations_and_waits_make_up_the_step(name, recompute):
     if not prediction.bubble_seconds:
         # Kernels are slower beside collectives; their sum is what they took.
         assert kernels + exposed == pytest.approx(prediction.step_seconds, rel=1e-6)
-        ends = max(op.end_seconds for op in predicted_operations(search, prediction))
+        ends = max(op.end_seconds for op in step_timeline(search, prediction).operations)
         assert ends == pytest.approx(prediction.step_seconds, rel=1e-6)
 
 

@@ -1,0 +1,142 @@
+"""``axonn-tune plan``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from axonn_tune.cli.options import (
+    format_option,
+    output_option,
+    plan_options,
+    search_arguments,
+)
+from axonn_tune.cli.progress import Progress, quiet_option
+
+if TYPE_CHECKING:
+    from axonn_tune.search.problem import Search
+
+
+@click.command("plan")
+@plan_options
+@click.option(
+    "--tokens", help="Of the whole run: 2T, 300B.  [default: 20 for each parameter, Chinchilla]"
+)
+@click.option("--deadline", metavar="TIME", help="30d, 12h: find the GPUs that meet it.")
+@click.option("--gpu-mtbf", metavar="TIME", help="Mean time between interruptions of one GPU: 6y.")
+@click.option("--restart", metavar="TIME", help="From an interruption to the next step: 10min.")
+@click.option("--storage", metavar="RATE", help="At which a checkpoint is written: 1TB/s.")
+@click.option("--node-power", metavar="POWER", help="Of a node at work: 2.5kW.")
+@click.option(
+    "--node-hour-price", metavar="PRICE", help="Of a node for an hour, with its currency: 20USD."
+)
+@quiet_option
+@format_option("table", "json", "csv")
+@output_option
+def command(
+    gpus: int | None,
+    tokens: str | None,
+    deadline: str | None,
+    quiet: bool,
+    output_format: str,
+    output: str | None,
+    **options: Any,
+) -> None:
+    """Plan a whole training run: GPUs, days, node-hours, energy, money.
+
+    The best layout's step, times the steps, with failures at random and checkpoints as often
+    as is best. What the machine's profile does not say of its site can be given here.
+
+    \b
+    Examples:
+      axonn-tune plan --model 80b --tokens 2T --deadline 30d
+      axonn-tune plan --model 80b --tokens 2T --gpus 4096 --node-hour-price 12.5USD
+      axonn-tune plan --model 20b --gpus 512 --machine frontier --gpu-mtbf 3y
+    """
+    from axonn_tune.api import build_search
+    from axonn_tune.cli.output import as_csv, as_json, emit
+    from axonn_tune.errors import InputError
+    from axonn_tune.report import training as report
+    from axonn_tune.search.training import (
+        CHINCHILLA_TOKENS_PER_PARAMETER,
+        meet_deadline,
+        training_run,
+    )
+    from axonn_tune.units import parse_count
+
+    if (gpus is None) == (deadline is None):
+        raise InputError("give either --gpus, or --deadline, such as 30d")
+    of_site = {name: options.pop(name) for name in _OF_SITE}
+    arguments = search_arguments({**options, "gpus": gpus or 1})
+    search = _at_site(build_search(**arguments), of_site)
+    n_tokens = CHINCHILLA_TOKENS_PER_PARAMETER * search.model.parameters
+    if tokens is not None:
+        n_tokens = parse_count(tokens, "--tokens")
+        if not n_tokens > 0:
+            raise InputError(f"--tokens {tokens}: allowed: above zero")
+    if deadline is None:
+        runs = [training_run(search, n_tokens)]
+    else:
+        seconds = _amount(deadline, "deadline_seconds", "--deadline")
+        runs = meet_deadline(search, n_tokens, seconds, Progress("Searching", quiet))
+    if output_format == "json":
+        emit(as_json(report.training_document(runs)), output)
+    elif output_format == "csv":
+        records = [report.training_record(run) for run in runs]
+        emit(as_csv([{k: v for k, v in r.items() if k != "prediction"} for r in records]), output)
+    else:
+        emit(report.training_text(runs, options["machine"] is not None), output)
+
+
+_OF_SITE = ("gpu_mtbf", "restart", "storage", "node_power", "node_hour_price")
+
+
+def _at_site(search: Search, given: dict[str, str | None]) -> Search:
+    """The search with what was given of the site in its machine's profile."""
+    from axonn_tune.spec.machine import Quantity
+
+    fields = {
+        "gpu_mtbf": "gpu_mtbf_seconds",
+        "restart": "restart_seconds",
+        "storage": "checkpoint_bytes_per_s",
+        "node_power": "node_power_watts",
+    }
+    changes: dict[str, Any] = {}
+    for name, field in fields.items():
+        text, flag = given[name], f"--{name.replace('_', '-')}"
+        if text is not None:
+            changes[field] = Quantity(_amount(text, field, flag), "assumed", f"given with {flag}")
+    if given["node_hour_price"] is not None:
+        price, currency = _price(given["node_hour_price"])
+        changes["node_hour_price"] = Quantity(price, "assumed", "given with --node-hour-price")
+        changes["currency"] = currency
+    facility = replace(search.machine.facility, **changes)
+    return replace(search, machine=replace(search.machine, facility=facility))
+
+
+def _amount(text: str, field: str, flag: str) -> float:
+    """A quantity above zero, in the unit that the field's name ends in."""
+    from axonn_tune.errors import InputError
+    from axonn_tune.units import parse_quantity
+
+    try:
+        value = parse_quantity(text, field)
+    except InputError as error:
+        raise InputError(f"{flag}: {str(error).removeprefix(f'{field}: ')}") from None
+    if not 0 < value < float("inf"):
+        raise InputError(f"{flag} {text}: allowed: above zero")
+    return value
+
+
+def _price(text: str) -> tuple[float, str]:
+    import re
+
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([^\s\d]+)\s*", text)
+    if match is None:
+        raise click.BadParameter(
+            f"'{text}' is not a price with its currency, such as 20USD",
+            param_hint="--node-hour-price",
+        )
+    return float(match[1]), match[2]

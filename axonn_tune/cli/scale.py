@@ -1,0 +1,109 @@
+"""``axonn-tune scale``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from axonn_tune.cli.options import (
+    format_option,
+    output_option,
+    plot_option,
+    scale_options,
+    search_arguments,
+)
+from axonn_tune.cli.progress import Progress, quiet_option
+
+
+@click.command("scale")
+@scale_options
+@click.option(
+    "--weak", metavar="MODELS", help="Weak scaling: one model for each count, 5b,10b,20b,40b."
+)
+@click.option(
+    "--batch-per-gpu",
+    type=click.IntRange(min=1),
+    help="Weak scaling: the global batch grows, so many sequences for each GPU.",
+)
+@plot_option
+@quiet_option
+@format_option("table", "json", "csv")
+@output_option
+def command(
+    gpus: str,
+    model: str | None,
+    weak: str | None,
+    batch_per_gpu: int | None,
+    plot: str | None,
+    quiet: bool,
+    output_format: str,
+    output: str | None,
+    **options: Any,
+) -> None:
+    """Show the best layout at each GPU count, and how efficient each is against the first.
+
+    Strong scaling, with one model and one global batch, unless --weak or --batch-per-gpu is
+    given.
+
+    \b
+    Examples:
+      axonn-tune scale --model 80b --gpus 128..16384
+      axonn-tune scale --weak 5b,10b,20b,40b --gpus 512..4096
+      axonn-tune scale --weak 5b,10b,20b,40b,80b,160b,320b --gpus 512..32768 --machine frontier
+      axonn-tune scale --model llama3-8b --gpus 8..512 --batch-per-gpu 2 --machine alps --plot s.svg
+    """
+    from axonn_tune.cli.output import as_csv, as_json, emit
+    from axonn_tune.report import scaling
+    from axonn_tune.search.scaling import scale
+
+    if plot is not None:
+        from axonn_tune.report.figure import check_plot
+
+        check_plot(plot)
+    searches = _searches(gpus, model, weak, batch_per_gpu, options)
+    points = scale(searches, Progress("Searching", quiet))
+    if plot is not None:
+        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.report.search_plots import scaling_figure
+
+        write_bytes(plot, scaling_figure(points, plot))
+    if output_format == "json":
+        emit(as_json(scaling.scaling_document(points)), output)
+    elif output_format == "csv":
+        emit(as_csv(scaling.scaling_records(points)), output)
+    else:
+        emit(scaling.scaling_text(points, options["machine"] is not None), output)
+
+
+def _searches(
+    gpus: str,
+    model: str | None,
+    weak: str | None,
+    batch_per_gpu: int | None,
+    options: dict[str, Any],
+) -> list[Any]:
+    """One for each count."""
+    from axonn_tune.api import build_search
+    from axonn_tune.errors import InputError
+    from axonn_tune.search.scaling import parse_counts
+
+    counts = parse_counts(gpus)
+    if (model is None) == (weak is None):
+        raise InputError("give either --model, or --weak with a model for each count")
+    models = [str(model)] * len(counts) if weak is None else weak.split(",")
+    if len(models) != len(counts):
+        raise InputError(
+            f"--weak names {len(models)} models for {len(counts)} counts "
+            f"({', '.join(map(str, counts))}); give as many"
+        )
+    given = options["global_batch"] or options["global_batch_tokens"]
+    if batch_per_gpu is not None and given is not None:
+        raise InputError("give either --batch-per-gpu or a global batch, not both")
+    searches = []
+    for count, name in zip(counts, models, strict=True):
+        arguments = search_arguments({**options, "model": name.strip(), "gpus": count})
+        if batch_per_gpu is not None:
+            arguments["global_batch"] = batch_per_gpu * count
+        searches.append(build_search(**arguments))
+    return searches

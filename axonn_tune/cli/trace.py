@@ -1,0 +1,78 @@
+"""``axonn-tune trace``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from axonn_tune.cli.options import search_arguments, search_options
+
+
+@click.command("trace")
+@search_options
+@click.option("--grid", metavar="GRID", help="8x4x4x8, or tensor=8,data=16.  [default: the best]")
+@click.option(
+    "--measured",
+    type=click.Path(dir_okay=False),
+    help="What `run --record` wrote of this grid: both steps in one trace.",
+)
+@click.option("--microsteps", type=click.IntRange(min=1), help="Draw so many only.  [default: all]")
+@click.option(
+    "--layers",
+    type=click.IntRange(min=1),
+    help="Draw so many equal layers in a row only.  [default: all]",
+)
+@click.option(
+    "--output", type=click.Path(dir_okay=False), required=True, help="The trace, as JSON."
+)
+def command(
+    grid: str | None,
+    measured: str | None,
+    microsteps: int | None,
+    layers: int | None,
+    output: str,
+    **options: Any,
+) -> None:
+    """Write a step as a Chrome trace, which ui.perfetto.dev opens.
+
+    One row for computation and one for each axis over which collectives run, with an arrow
+    from each to what waited for it; of a pipeline, a row for the passes of every stage.
+
+    \b
+    Examples:
+      axonn-tune trace --gpus 1024 --model 80b --grid 1x4x64x4 --output trace.json
+      axonn-tune trace --gpus 1024 --model 80b --strategy megatron --layers 2 --output trace.json
+      axonn-tune run --grid 2x2x1x1 --model tiny --record run.json
+      axonn-tune trace --gpus 4 --model tiny --grid 2x2x1x1 --dtype fp32 --machine mycluster.yaml \\
+        --global-batch 1 --measured run.json --output trace.json
+    """
+    from axonn_tune.api import build_search, predict_search
+    from axonn_tune.cli.output import as_json, emit
+    from axonn_tune.report.trace import trace_document
+    from axonn_tune.search.played import step_timeline
+    from axonn_tune.search.rank import run
+
+    search = build_search(**search_arguments(options))
+    chosen = run(search).prediction(0) if grid is None else predict_search(search, grid)
+    predicted = step_timeline(search, chosen, layers, microsteps)
+    steps = {f"predicted: {search.model.name}, {chosen.grid}": predicted.operations}
+    if measured is not None:
+        from axonn_tune.errors import InputError
+        from axonn_tune.io.json_files import load_json
+        from axonn_tune.spec.measurement import Measurement
+
+        measurement = load_json(measured, Measurement)
+        if measurement.grid != chosen.grid:
+            raise InputError(
+                f"--measured {measured} is of grid {measurement.grid}, the trace of {chosen.grid}"
+            )
+        name = f"measured on rank 0: {measurement.grid} on {measurement.device_name}"
+        steps[name] = list(measurement.last_step)
+    emit(as_json(trace_document(steps, predicted.waits_for)), output)
+    n_drawn, seconds = len(predicted.operations), predicted.seconds
+    click.echo(
+        f"{output}: {n_drawn} operations, {seconds:.3f} s of {chosen.step_seconds:.3f} s "
+        "predicted; open it at https://ui.perfetto.dev",
+        err=True,
+    )

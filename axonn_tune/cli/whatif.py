@@ -1,0 +1,107 @@
+"""``axonn-tune whatif``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from axonn_tune.cli.options import (
+    format_option,
+    output_option,
+    search_arguments,
+    search_options,
+)
+from axonn_tune.cli.progress import Progress, quiet_option
+
+if TYPE_CHECKING:
+    from axonn_tune.search.problem import Search
+    from axonn_tune.spec.machine import Machine
+
+
+@click.command("whatif")
+@search_options
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="inter_node.bandwidth=2x, gpu.memory=80GiB, jitter=-50%, gpu=h200; repeatable.",
+)
+@click.option(
+    "--by",
+    type=click.FloatRange(min=1.0, min_open=True),
+    default=1.1,
+    show_default=True,
+    help="Factor of the table of sensitivities.",
+)
+@click.option(
+    "--sensitivities/--no-sensitivities",
+    default=None,
+    help="The table of sensitivities.  [default: without --set]",
+)
+@quiet_option
+@format_option("table", "json", "csv")
+@output_option
+def command(
+    settings: tuple[str, ...],
+    by: float,
+    sensitivities: bool | None,
+    quiet: bool,
+    output_format: str,
+    output: str | None,
+    **options: Any,
+) -> None:
+    """Show how the best layout and its time change on another machine.
+
+    A setting is a number with its unit, a factor, or a change in percent, of one of the names
+    that the table of sensitivities lists; intra_node and inter_node name the links on both
+    sides of the node's boundary. Measured points follow. gpu=NAME takes the GPU of a profile.
+
+    \b
+    Examples:
+      axonn-tune whatif --gpus 1024 --model 80b --set inter_node.bandwidth=2x
+      axonn-tune whatif --gpus 1024 --model 80b --set gpu=h200 --set inter_node.latency=-50%
+      axonn-tune whatif --gpus 1024 --model 80b --set "gpu.memory=80 GiB" --sensitivities
+      axonn-tune whatif --gpus 512 --model 40b --machine frontier --by 2 --format csv
+    """
+    from axonn_tune.api import build_search
+    from axonn_tune.cli.output import as_csv, as_json, emit
+    from axonn_tune.report import whatif as report
+    from axonn_tune.search.whatif import best, influences, what_if
+
+    search = build_search(**search_arguments(options))
+    found = None
+    if settings:
+        found = what_if(search, _changed(search, settings))
+    is_listed = not settings if sensitivities is None else sensitivities
+    listed = influences(search, by, Progress("Searching", quiet)) if is_listed else []
+    if output_format == "json":
+        emit(as_json(report.what_if_document(search, settings, found, listed, by)), output)
+        return
+    base = best(search) if found is None else found.before
+    if output_format == "csv":
+        emit(as_csv(report.influence_records(base, listed)), output)
+        return
+    parts = []
+    if found is not None:
+        given = options["machine"] is not None
+        parts.append(report.what_if_text(search, settings, found, given))
+    if listed:
+        parts.append(report.influences_text(base, listed, by))
+    emit("\n\n".join(parts), output)
+
+
+def _changed(search: Search, settings: tuple[str, ...]) -> Machine:
+    """The machine with everything set, its GPU first."""
+    from axonn_tune.io.presets import machine_of_gpu
+    from axonn_tune.search.parameters import with_gpu, with_settings
+
+    machine, dtype = search.machine, search.job.dtype
+    gpus = [setting for setting in settings if setting.partition("=")[0].strip() == "gpu"]
+    for setting in gpus:
+        machine = with_gpu(machine, machine_of_gpu(setting.partition("=")[2].strip()))
+    machine.peak_flops_per_s(dtype)
+    others = [setting for setting in settings if setting not in gpus]
+    return with_settings(replace(machine), others, dtype)

@@ -1,0 +1,159 @@
+"""A whole training run as text and as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
+from axonn_tune.report.text import assumption_line, key_values, table
+from axonn_tune.search.training import CHINCHILLA_TOKENS_PER_PARAMETER, TrainingRun
+from axonn_tune.units import DAY_SECONDS, format_count, format_quantity, format_seconds
+
+JOULES_PER_MWH = 3.6e9
+
+
+def training_text(runs: Sequence[TrainingRun], machine_was_given: bool) -> str:
+    """A line for each GPU count, and the last one, which is the plan, in full."""
+    plan = runs[-1]
+    parts = [
+        f"{plan.search.model.name} on {plan.search.machine.gpu.name}: {_tokens_text(plan)}",
+        "",
+    ]
+    parts += [table([_row(each) for each in runs], _HEADERS), ""]
+    parts += [_plan_text(plan), "", assumption_line(plan.search, machine_was_given)]
+    return "\n".join(parts)
+
+
+_HEADERS = (
+    *("GPUs", "nodes", "layout", "step s", "MFU %", "useful %", "days", "90 % interval"),
+    *("node-hours", "GPU-hours", "MWh"),
+)
+
+
+def _row(run: TrainingRun) -> list[Any]:
+    energy = run.energy_joules
+    return [
+        run.search.job.n_gpus,
+        run.n_nodes,
+        run.best.grid,
+        f"{run.best.step_seconds:.3f}",
+        f"{100 * run.best.mfu:.1f}",
+        f"{100 * run.useful_fraction:.1f}",
+        _days(run.wall_seconds),
+        _range(run),
+        f"{run.node_hours:.0f}",
+        format_count(run.gpu_hours),
+        "-" if energy is None else f"{energy / JOULES_PER_MWH:.0f}",
+    ]
+
+
+def _tokens_text(run: TrainingRun) -> str:
+    per_parameter = run.tokens / run.search.model.parameters
+    best = CHINCHILLA_TOKENS_PER_PARAMETER
+    optimum = format_count(best * run.search.model.parameters)
+    return (
+        f"{format_count(run.tokens)} tokens, {per_parameter:.3g} for each parameter "
+        f"(compute-optimal, after Chinchilla: about {best:g}, {optimum}), {run.n_steps} steps, "
+        f"{run.model_flops:.3g} FLOPs of the model"
+    )
+
+
+def _plan_text(run: TrainingRun) -> str:
+    failures, facility, best = run.failures, run.search.machine.facility, run.best
+    energy, cost, power = run.energy_joules, run.cost, facility.node_power_watts
+    pairs = [
+        ("GPUs", f"{run.search.job.n_gpus} on {run.n_nodes} nodes of {run.search.machine.name}"),
+        (
+            "layout",
+            f"{best.grid}, order {best.order}, micro-batch {best.micro_batch}, recompute "
+            f"{best.recompute}: {best.step_seconds:.3f} s a step, {best.tflops_per_gpu:.1f} "
+            f"TFLOP/s per GPU",
+        ),
+        (
+            "time",
+            f"{_days(run.wall_seconds)} days ({_range(run)} with the 90 % interval of the step); "
+            f"{_days(run.work_seconds)} without failures and checkpoints",
+        ),
+        (
+            "failures",
+            f"one every {format_seconds(failures.mtbf_seconds, 3)}, about "
+            f"{run.n_interruptions:.0f} in all ({facility.gpu_mtbf_seconds.origin}: "
+            f"{facility.gpu_mtbf_seconds.source})",
+        ),
+        (
+            "checkpoints",
+            f"{format_quantity(run.checkpoint_bytes, '_bytes')} in "
+            f"{format_seconds(failures.checkpoint_seconds, 3)}, best every "
+            f"{failures.interval_seconds / 60:.0f} min ("
+            f"{failures.interval_seconds / best.step_seconds:.0f} steps); a restart takes "
+            f"{failures.restart_seconds / 60:.0f} min",
+        ),
+        ("node-hours", f"{run.node_hours:.0f} ({format_count(run.gpu_hours)} GPU-hours)"),
+        (
+            "energy",
+            "not known: the profile has no facility.node_power_watts; give --node-power"
+            if energy is None or power is None
+            else f"{energy / JOULES_PER_MWH:.0f} MWh, without cooling: "
+            f"{format_quantity(power.value, '_watts')} a node ({power.origin}: {power.source})",
+        ),
+        (
+            "money",
+            "not known: the profile has no facility.node_hour_price; give --node-hour-price"
+            if cost is None
+            else f"{cost:,.0f} {facility.currency}",
+        ),
+    ]
+    return key_values(pairs)
+
+
+def _range(run: TrainingRun) -> str:
+    return "-".join(_days(seconds) for seconds in run.wall_seconds_range)
+
+
+def _days(seconds: float) -> str:
+    days = seconds / DAY_SECONDS
+    return "never" if math.isinf(days) else f"{days:.1f}" if days >= 1 else f"{days:.2g}"
+
+
+def training_document(runs: Sequence[TrainingRun]) -> dict[str, Any]:
+    """What ``plan --format json`` prints; the last run is the plan."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "assumptions": assumptions(runs[-1].search),
+        "runs": [training_record(run) for run in runs],
+    }
+
+
+def training_record(run: TrainingRun) -> dict[str, Any]:
+    """One GPU count."""
+    low, high = run.wall_seconds_range
+    return {
+        "gpus": run.search.job.n_gpus,
+        "nodes": run.n_nodes,
+        "tokens": run.tokens,
+        "steps": run.n_steps,
+        "work_seconds": run.work_seconds,
+        "wall_seconds": _finite(run.wall_seconds),
+        "wall_seconds_low": _finite(low),
+        "wall_seconds_high": _finite(high),
+        "useful_fraction": run.useful_fraction,
+        "mtbf_seconds": run.failures.mtbf_seconds,
+        "interruptions": _finite(run.n_interruptions),
+        "checkpoint_bytes": run.checkpoint_bytes,
+        "checkpoint_seconds": run.failures.checkpoint_seconds,
+        "checkpoint_interval_seconds": run.failures.interval_seconds,
+        "restart_seconds": run.failures.restart_seconds,
+        "node_hours": _finite(run.node_hours),
+        "gpu_hours": _finite(run.gpu_hours),
+        "energy_joules": _finite(run.energy_joules),
+        "cost": _finite(run.cost),
+        "currency": run.search.machine.facility.currency or None,
+        "model_flops": run.model_flops,
+        "prediction": record(run.best),
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or math.isinf(value) else value

@@ -1,0 +1,530 @@
+"use strict";
+
+// The page: unpacks its data, then a table, figures and one opened candidate, all drawn from
+// `state`. Plot and d3 are globals of the scripts before this one.
+
+const $ = (selector) => document.querySelector(selector);
+
+function element(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+async function unpacked(base64) {
+  const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+}
+
+// Operations of a candidate, the longest, before it is asked for all of them.
+const FEW_OPERATIONS = 20;
+
+const seconds = (value) => (value >= 100 ? value.toFixed(1) : value.toPrecision(4));
+const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)} %`;
+const gib = (value) => value.toFixed(1);
+
+/** Columns of the table: title, value to sort by, text, and the words by which a filter names it. */
+function columnsOf(data) {
+  const several = data.strategies.length > 1;
+  const some = (key, usual) => data.rows[key].some((value) => value !== usual);
+  return [
+    { title: "#", value: (row) => row.number, text: (row) => `${row.number + 1}` },
+    several && { title: "Strategy", isText: true, value: (row) => row.strategyName },
+    { title: "Layout", isText: true, value: (row) => row.layout },
+    some("order", data.rows.order[0]) && { title: "Order", isText: true, value: (row) => row.order },
+    some("n_virtual", 1) && { title: "Virtual", names: ["virtual"], value: (row) => row.n_virtual },
+    { title: "Micro-batch", names: ["mbs"], value: (row) => row.micro_batch },
+    { title: "Recompute", isText: true, value: (row) => row.recompute },
+    { title: "Step s", names: ["step"], value: (row) => row.step, text: (row) => seconds(row.step) },
+    {
+      title: "90 % interval", value: (row) => row.low ?? Infinity,
+      text: (row) => (row.low === null ? "–" : `${seconds(row.low)}–${seconds(row.high)}`),
+    },
+    !several && {
+      title: "P(best)", names: ["p"], value: (row) => row.p_best ?? -1,
+      text: (row) => (row.p_best === null ? "–" : percent(row.p_best, 0)),
+    },
+    Object.keys(data.measured).length > 0 && {
+      title: "Measured s", names: ["measured"], value: (row) => row.measured?.step ?? Infinity,
+      text: (row) => (row.measured ? seconds(row.measured.step) : "–"),
+    },
+    { title: "TFLOP/s/GPU", names: ["tflops"], value: (row) => row.tflops, text: (row) => row.tflops.toFixed(1) },
+    { title: "MFU", names: ["mfu"], value: (row) => row.mfu, text: (row) => percent(row.mfu) },
+    {
+      title: "Exposed", names: ["exposed"], value: (row) => row.exposed / row.step,
+      text: (row) => percent(row.exposed / row.step),
+    },
+    some("bubble", 0) && {
+      title: "Bubble", names: ["bubble"], value: (row) => row.bubble / row.step,
+      text: (row) => percent(row.bubble / row.step),
+    },
+    {
+      title: `GiB of ${data.capacity_gib.toFixed(0)}`, names: ["memory", "gib"],
+      value: (row) => row.memory, text: (row) => gib(row.memory) + (row.fits ? "" : " OOM"),
+    },
+  ].filter(Boolean);
+}
+
+function rowsOf(data) {
+  const columns = data.rows;
+  return columns.layout.map((layout, number) => {
+    const row = { number, layout, measured: data.measured[number], detail: data.details[number] };
+    for (const [name, values] of Object.entries(columns)) {
+      if (Array.isArray(values)) row[name] = values[number];
+    }
+    row.strategyName = data.strategies[row.strategy];
+    row.memoryTerms = Object.entries(columns.memory_terms).map(([term, of]) => ({ term, gib: of[number] }));
+    row.sizes = Object.fromEntries(Object.entries(columns.axes).map(([axis, of]) => [axis, of[number]]));
+    row.words = [row.strategyName, layout, row.order, row.recompute, row.fits ? "" : "oom"].join(" ").toLowerCase();
+    return row;
+  });
+}
+
+const COMPARISONS = {
+  "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b,
+  ">=": (a, b) => a >= b, "=": (a, b) => a === b, "!=": (a, b) => a !== b,
+};
+
+/** A test of rows for a filter's text; words that are no comparison must appear in the row. */
+function testOf(text, columns, axes) {
+  const tests = text.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
+    const [, name, sign, size] = /^([a-z_()]+)(<=|>=|!=|<|>|=)(-?[\d.]+)$/.exec(word) ?? [];
+    const column = columns.find((each) => each.names?.includes(name));
+    const axis = axes.find((each) => each === name || `g_${each}` === name);
+    if (column) {
+      const scale = ["p", "mfu", "exposed", "bubble"].includes(name) ? 100 : 1;
+      return (row) => COMPARISONS[sign](scale * column.value(row), Number(size));
+    }
+    if (axis) return (row) => row.sizes[axis] !== null && COMPARISONS[sign](row.sizes[axis], Number(size));
+    return (row) => row.words.includes(word);
+  });
+  return (row) => tests.every((test) => test(row));
+}
+
+function compare(a, b) {
+  if (typeof a === "string") return a.localeCompare(b, "en", { numeric: true });
+  return a === b ? 0 : a < b ? -1 : 1;
+}
+
+class Page {
+  constructor(data) {
+    this.data = data;
+    this.rows = rowsOf(data);
+    this.columns = columnsOf(data);
+    this.state = { sortedBy: this.columns[0], descending: false, page: 0, chosen: this.fromAddress() };
+    this.visible = this.rows;
+    // The same colours on every page of the table, and for every candidate.
+    this.parts = orderedParts(this.rows.flatMap((row) => Object.keys(this.partsOf(row))));
+    this.kinds = distinct(Object.values(data.details).flatMap((each) => each.timeline.kinds)).sort();
+    this.group = data.strategies.length > 1 ? "strategyName" : "recompute";
+    this.groups = distinct(this.rows.map((row) => row[this.group])).sort();
+  }
+
+  fromAddress() {
+    const number = Number(/^#candidate=(\d+)$/.exec(location.hash)?.[1] ?? 1) - 1;
+    return this.rows[number] ?? this.rows[0];
+  }
+
+  start() {
+    this.writeHead();
+    this.makeTable();
+    this.listen();
+    $("main").hidden = false;
+    this.update();
+    this.open(this.state.chosen);
+    this.drawMeasured();
+    let width = document.body.clientWidth;
+    new ResizeObserver(() => {
+      if (document.body.clientWidth === width) return;
+      width = document.body.clientWidth;
+      clearTimeout(this.redrawing);
+      this.redrawing = setTimeout(() => this.drawAll(), 150);
+    }).observe(document.body);
+  }
+
+  writeHead() {
+    const { data, rows } = this;
+    $("h1").textContent = data.title;
+    $("#subtitle").textContent = data.subtitle;
+    const best = rows[0];
+    const left = data.n_candidates - rows.length;
+    $("#verdict").textContent = best.fits
+      ? `Fastest: ${this.nameOf(best)}, ${seconds(best.step)} s a step`
+        + (best.low === null ? "" : ` (90 % between ${seconds(best.low)} and ${seconds(best.high)})`)
+        + `, ${best.tflops.toFixed(1)} TFLOP/s per GPU, MFU ${percent(best.mfu)}.`
+      : "No candidate fits in a GPU's memory.";
+    $("#assumptions").textContent = data.assumptions.join(" ");
+    $("#rejected").textContent = `${data.evaluated} configurations evaluated`
+      + (left ? `; the ${left} slowest candidates are not in this page` : "") + ". "
+      + Object.entries(data.rejected).map(([strategy, reasons]) =>
+        Object.entries(reasons).map(([reason, count]) => `${count} ${reason}`).join(", ")
+        && `Rejected of ${strategy}: ${Object.entries(reasons).map(([r, n]) => `${n} ${r}`).join("; ")}.`).join(" ");
+    $("#written").textContent = data.written;
+    const strategy = $("#strategy");
+    strategy.append(element("option", { value: "", textContent: "all" }),
+      ...data.strategies.map((name) => element("option", { textContent: name })));
+    $("#strategy-tool").hidden = data.strategies.length < 2;
+    if (rows.every((row) => !row.fits)) $("#hide-oom").checked = false;
+  }
+
+  nameOf(row) {
+    const strategy = this.data.strategies.length > 1 ? `${row.strategyName} ` : "";
+    const virtual = row.n_virtual > 1 ? `, ${row.n_virtual} virtual stages` : "";
+    return `${strategy}${row.layout}, micro-batch ${row.micro_batch}, recompute ${row.recompute}${virtual}`;
+  }
+
+  makeTable() {
+    $("#table thead tr").append(...this.columns.map((column) => {
+      const button = element("button", { type: "button", textContent: column.title });
+      const head = element("th", { scope: "col", className: column.isText ? "text" : "" }, button);
+      button.addEventListener("click", () => this.sortBy(column));
+      column.head = head;
+      return head;
+    }));
+  }
+
+  listen() {
+    for (const id of ["#filter", "#strategy", "#hide-oom", "#page-size"]) {
+      $(id).addEventListener("input", () => { this.state.page = 0; this.update(); });
+    }
+    $("#previous").addEventListener("click", () => this.turn(-1));
+    $("#next").addEventListener("click", () => this.turn(1));
+    window.addEventListener("hashchange", () => this.open(this.fromAddress()));
+    const body = $("#table tbody");
+    body.addEventListener("click", (event) => {
+      const line = event.target.closest("tr");
+      if (line) this.choose(this.rows[line.dataset.number], line);
+    });
+    body.addEventListener("keydown", (event) => {
+      const line = event.target.closest("tr");
+      const next = { ArrowDown: line.nextElementSibling, ArrowUp: line.previousElementSibling }[event.key];
+      if (next) this.choose(this.rows[next.dataset.number], next);
+      if (event.key === "Enter" || event.key === " ") {
+        this.choose(this.rows[line.dataset.number], line);
+        $("#detail").focus();
+      }
+      if (next || event.key === "Enter" || event.key === " ") event.preventDefault();
+    });
+  }
+
+  sortBy(column) {
+    const again = this.state.sortedBy === column;
+    Object.assign(this.state, { sortedBy: column, descending: again && !this.state.descending, page: 0 });
+    this.update();
+  }
+
+  turn(by) {
+    this.state.page += by;
+    this.update();
+  }
+
+  get pageSize() { return Number($("#page-size").value); }
+
+  get shown() {
+    const start = this.state.page * this.pageSize;
+    return this.visible.slice(start, start + this.pageSize);
+  }
+
+  update() {
+    const { sortedBy, descending } = this.state;
+    const test = testOf($("#filter").value, this.columns, Object.keys(this.data.rows.axes));
+    const strategy = $("#strategy").value, hide = $("#hide-oom").checked;
+    const sign = descending ? -1 : 1;
+    this.visible = this.rows
+      .filter((row) => (row.fits || !hide) && (!strategy || row.strategyName === strategy) && test(row))
+      .sort((a, b) => sign * compare(sortedBy.value(a), sortedBy.value(b)) || a.number - b.number);
+    for (const column of this.columns) {
+      if (column !== sortedBy) column.head.removeAttribute("aria-sort");
+      else column.head.setAttribute("aria-sort", descending ? "descending" : "ascending");
+    }
+    this.fillTable();
+    this.drawTradeoff();
+    this.drawBreakdown();
+  }
+
+  fillTable() {
+    const shown = this.shown, first = this.state.page * this.pageSize;
+    $("#table tbody").replaceChildren(...shown.map((row) => {
+      const line = element("tr", { tabIndex: -1 }, ...this.columns.map((column) => element("td", {
+        textContent: column.text ? column.text(row) : `${column.value(row)}`,
+        className: column.isText ? "text" : row.fits ? "" : "oom",
+      })));
+      line.dataset.number = row.number;
+      return line;
+    }));
+    this.markChosen();
+    $("#count").textContent = shown.length
+      ? `${first + 1}–${first + shown.length} of ${this.visible.length} candidates`
+      : "No candidate passes the filter.";
+    $("#previous").disabled = first === 0;
+    $("#next").disabled = first + shown.length >= this.visible.length;
+  }
+
+  /** One line of the table can be reached with the tabulator key, the arrows move from there. */
+  markChosen() {
+    const lines = [...document.querySelectorAll("#table tbody tr")];
+    for (const line of lines) {
+      const isChosen = Number(line.dataset.number) === this.state.chosen.number;
+      line.setAttribute("aria-selected", isChosen);
+      line.tabIndex = isChosen ? 0 : -1;
+    }
+    if (lines.length && !lines.some((line) => line.tabIndex === 0)) lines[0].tabIndex = 0;
+  }
+
+  choose(row, line) {
+    history.replaceState(null, "", `#candidate=${row.number + 1}`);
+    this.open(row);
+    line?.focus();
+  }
+
+  open(row) {
+    this.state.chosen = row;
+    this.markChosen();
+    $("#detail-title").textContent = `Candidate ${row.number + 1}: ${this.nameOf(row)}`;
+    const facts = [
+      ["Step", `${seconds(row.step)} s`],
+      row.low !== null && ["90 % interval", `${seconds(row.low)} to ${seconds(row.high)} s`],
+      row.p_best !== null && this.data.strategies.length === 1 && ["Chance to be the fastest", percent(row.p_best, 0)],
+      row.measured && ["Measured", `${seconds(row.measured.step)} s (predicted there ${seconds(row.measured.predicted)} s)`],
+      ["Compute", `${seconds(row.compute)} s`],
+      ["Exposed communication", `${seconds(row.exposed)} s`],
+      row.bubble > 0 && ["Pipeline bubble", `${seconds(row.bubble)} s`],
+      ["Micro-steps", `${row.n_microsteps}`],
+      ["TFLOP/s per GPU", row.tflops.toFixed(1)],
+      ["MFU, HFU", `${percent(row.mfu)}, ${percent(row.hfu)}`],
+      ["Memory", `${gib(row.memory)} of ${gib(this.data.capacity_gib)} GiB${row.fits ? "" : ": does not fit"}`],
+    ].filter(Boolean);
+    $("#summary").replaceChildren(...facts.map(([name, value]) =>
+      element("div", {}, element("dt", { textContent: name }), element("dd", { textContent: value }))));
+    this.writeCommands(row);
+    const missing = $("#undetailed");
+    missing.hidden = Boolean(row.detail);
+    missing.textContent = "This page holds the timelines and operations of the fastest candidates and of the "
+      + "Pareto front only; the command explain shows those of this one.";
+    $("#operations").hidden = $("#timeline").hidden = !row.detail;
+    if (row.detail) this.writeOperations(row.detail);
+    this.drawDetail();
+    this.drawTradeoff();
+  }
+
+  writeCommands(row) {
+    const strategy = row.strategyName === "axonn" ? "" : ` --strategy ${row.strategyName}`;
+    const order = row.order === "xyzd" ? "" : ` --order ${row.order}`;
+    const virtual = row.n_virtual > 1 ? ` --virtual-stages ${row.n_virtual}` : "";
+    const what = `${this.data.options}${strategy} --grid ${row.layout}${order} --micro-batch ${row.micro_batch}`
+      + ` --recompute ${row.recompute}${virtual}`;
+    const commands = [
+      ["Write its job script", `axonn-tune launch ${what}`],
+      ["Explain it", `axonn-tune explain ${what}`],
+      ["Write its step for Perfetto", `axonn-tune trace ${what} --output trace.json`],
+    ];
+    $("#commands").replaceChildren(element("h3", { textContent: "Commands" }), ...commands.map(([title, text]) => {
+      const code = element("pre", { textContent: text, tabIndex: 0 });
+      const copy = element("button", { type: "button", textContent: "Copy", ariaLabel: `Copy: ${title}` });
+      copy.addEventListener("click", async () => {
+        getSelection().selectAllChildren(code);
+        await navigator.clipboard?.writeText(text).catch(() => document.execCommand("copy"));
+        copy.textContent = "Copied";
+        setTimeout(() => { copy.textContent = "Copy"; }, 1500);
+      });
+      return element("div", {}, element("p", { textContent: title }), element("div", { className: "command" }, code, copy));
+    }));
+  }
+
+  writeOperations(detail) {
+    const titles = ["Operation", "Kind", "Axis", "Size", "Calls", "Total s", "Exposed s", "Rate", "Bound by"];
+    const isText = [1, 1, 1, 1, 0, 0, 0, 0, 1];
+    const cell = (tag, content, place) =>
+      element(tag, { textContent: content, className: isText[place] ? "text" : "", ...(tag === "th" && { scope: "col" }) });
+    $("#operations thead tr").replaceChildren(...titles.map((title, place) => cell("th", title, place)));
+    const all = $("#all-operations");
+    all.hidden = detail.operations.length <= FEW_OPERATIONS;
+    all.textContent = `Show all ${detail.operations.length} operations`;
+    all.onclick = () => { all.hidden = true; this.listOperations(detail.operations, cell); };
+    this.listOperations(detail.operations.slice(0, FEW_OPERATIONS), cell);
+  }
+
+  listOperations(operations, cell) {
+    $("#operations tbody").replaceChildren(...operations.map((operation) => element("tr", {},
+      ...operation.map((value, place) => cell("td", value === null || value === "" ? "–"
+        : place === 5 || place === 6 ? value.toPrecision(4) : value, place)))));
+  }
+
+  drawAll() {
+    this.drawTradeoff();
+    this.drawBreakdown();
+    this.drawDetail();
+    this.drawMeasured();
+  }
+
+  drawTradeoff() {
+    const { data, visible, state } = this;
+    const isShown = new Set(visible);
+    const front = data.front.map((number) => this.rows[number]).filter((row) => isShown.has(row));
+    draw("#tradeoff .plot", "Step time against memory of the candidates", (width) => ({
+      width, height: 380, marginLeft: 50, grid: true,
+      x: { type: "log", label: "memory of one GPU, GiB →", tickFormat: (value) => d3.format("~g")(value) },
+      y: { type: "log", label: "↑ step, s", tickFormat: (value) => d3.format("~g")(value) },
+      color: { ...colors(this.groups, this.groups), legend: true },
+      marks: visible.length ? [
+        Plot.ruleX([data.capacity_gib], { strokeDasharray: "4 4" }),
+        Plot.line(front, { x: "memory", y: "step", curve: "step-after", strokeOpacity: 0.6 }),
+        Plot.dot(visible, {
+          x: "memory", y: "step", r: 2.5, fill: this.group, fillOpacity: 0.7,
+        }),
+        isShown.has(state.chosen) && Plot.dot([state.chosen], { x: "memory", y: "step", r: 8, strokeWidth: 2.5 }),
+        Plot.tip(visible, Plot.pointer({ x: "memory", y: "step", maxRadius: 30, title: (row) => this.tipOf(row) })),
+      ] : [],
+    }), (plot) => this.openOnClick(plot, (row) => row));
+  }
+
+  tipOf(row) {
+    return `${row.number + 1}: ${this.nameOf(row)}\n${seconds(row.step)} s, ${gib(row.memory)} GiB, MFU ${percent(row.mfu)}`;
+  }
+
+  openOnClick(plot, rowOf) {
+    plot.addEventListener("click", () => {
+      if (!plot.value) return;
+      this.choose(rowOf(plot.value));
+      $("#detail").scrollIntoView({ block: "nearest" });
+    });
+    plot.style.cursor = "pointer";
+  }
+
+  drawBreakdown() {
+    const parts = this.shown.flatMap((row) => Object.entries(this.partsOf(row)).map(([part, value]) =>
+      ({ row, name: barName(row), part, value })));
+    const order = this.parts.filter((part) => parts.some((each) => each.part === part));
+    draw("#breakdown .plot", "Parts of the step of each candidate shown in the table", (width) => ({
+      width, height: 70 + 24 * Math.max(this.shown.length, 4), marginLeft: 130,
+      x: { label: "step, s →", grid: true },
+      y: { label: null, domain: this.shown.map(barName), tickFormat: (name) => clipped(name, 22) },
+      color: { ...colors(this.parts, order), legend: true },
+      marks: parts.length ? [
+        Plot.barX(parts, { x: "value", y: "name", fill: "part", order, insetTop: 1, insetBottom: 1 }),
+        Plot.tip(parts, Plot.pointerY(Plot.stackX({
+          x: "value", y: "name", z: "part", order,
+          title: (each) => `${this.tipOf(each.row)}\n${each.part}: ${seconds(each.value)} s`,
+        }))),
+      ] : [],
+    }), (plot) => this.openOnClick(plot, (part) => part.row));
+  }
+
+  /** Where a row has no detail, its exposed communication is not told apart by axis. */
+  partsOf(row) {
+    if (row.detail) return row.detail.parts;
+    const parts = { compute: row.compute, "exposed communication": row.exposed, bubble: row.bubble };
+    return Object.fromEntries(Object.entries(parts).filter(([, value]) => value > 0));
+  }
+
+  drawDetail() {
+    const row = this.state.chosen;
+    if (row.detail) this.drawTimeline(row.detail.timeline);
+    const terms = row.memoryTerms.filter((term) => term.gib > 0);
+    draw("#memory .plot", "Terms of the memory of one GPU", (width) => ({
+      width, height: 60 + 24 * terms.length, marginLeft: 150,
+      x: { label: "GiB →", grid: true, domain: [0, Math.max(this.data.capacity_gib, row.memory)] },
+      y: { label: null, domain: terms.map((each) => each.term) },
+      marks: [
+        Plot.barX(terms, { ...stacked(terms), y: "term", fill: "#4269d0", insetTop: 2, insetBottom: 2 }),
+        Plot.text(terms, { x: (_, i) => stacked(terms).x2[i], y: "term", text: (each) => gib(each.gib), dx: 4, textAnchor: "start" }),
+        Plot.ruleX([this.data.capacity_gib], { strokeDasharray: "4 4" }),
+      ],
+    }));
+  }
+
+  drawTimeline(packed) {
+    const scale = 1e6 * packed.tick;
+    const [unit, factor] = scale < 1e-3 ? ["us", 1e6] : scale < 1 ? ["ms", 1e3] : ["s", 1];
+    const free = packed.streams.map(() => 0);
+    const operations = packed.operations.map(([stream, name, kind, idle, length]) => {
+      const start = free[stream] + idle;
+      free[stream] = start + length;
+      return {
+        stream: packed.streams[stream], name: packed.names[name], kind: packed.kinds[kind],
+        start: start * packed.tick * factor, end: free[stream] * packed.tick * factor,
+      };
+    });
+    $("#timeline-note").textContent = `Predicted, ${packed.note}, with ${packed.layers} of the equal layers in a row `
+      + "drawn, and the end of the step: one row for computation, one for each axis of communication.";
+    draw("#timeline .plot", "Operations of a micro-step over time, a row for each stream", (width) => ({
+      width, height: 90 + 42 * packed.streams.length, marginLeft: 150,
+      x: { label: `${unit} →`, grid: true },
+      y: { label: null, domain: packed.streams },
+      color: { ...colors(this.kinds, packed.kinds), legend: true },
+      marks: [
+        Plot.barX(operations, { x1: "start", x2: "end", y: "stream", fill: "kind", stroke: "var(--ground)", strokeWidth: 0.3 }),
+        Plot.tip(operations, Plot.pointer({
+          x: (each) => (each.start + each.end) / 2, y: "stream", maxRadius: 60,
+          title: (each) => `${each.name} (${each.kind})\n${each.start.toPrecision(4)} to ${each.end.toPrecision(4)} ${unit}`,
+        })),
+      ],
+    }));
+  }
+
+  drawMeasured() {
+    const measured = this.rows.filter((row) => row.measured);
+    $("#measured").hidden = !measured.length;
+    if (!measured.length) return;
+    const ends = d3.extent(measured.flatMap(({ measured: m }) => [m.low, m.high, m.predicted]));
+    draw("#measured .plot", "Predicted over measured steps", (width) => ({
+      width: Math.min(width, 640), height: 420, marginLeft: 60, grid: true,
+      x: { type: "log", label: "measured step, s →", tickFormat: (value) => d3.format("~g")(value) },
+      y: { type: "log", label: "↑ predicted step, s", tickFormat: (value) => d3.format("~g")(value) },
+      marks: [
+        Plot.areaY(ends, { x: (end) => end, y1: (end) => 0.9 * end, y2: (end) => 1.1 * end, fillOpacity: 0.15 }),
+        Plot.line(ends, { x: (end) => end, y: (end) => end }),
+        Plot.ruleY(measured, { x1: (row) => row.measured.low, x2: (row) => row.measured.high, y: (row) => row.measured.predicted }),
+        Plot.dot(measured, { x: (row) => row.measured.step, y: (row) => row.measured.predicted, fill: "#4269d0" }),
+        Plot.tip(measured, Plot.pointer({
+          x: (row) => row.measured.step, y: (row) => row.measured.predicted,
+          title: (row) => `${this.nameOf(row)}\nmeasured ${seconds(row.measured.step)} s, predicted ${seconds(row.measured.predicted)} s`,
+        })),
+      ],
+    }), (plot) => this.openOnClick(plot, (row) => row));
+  }
+}
+
+/** Computation first, then what is exposed, the bubble last. */
+function orderedParts(parts) {
+  const rank = (part) => (part.startsWith("exposed") ? 3 : { compute: 0, optimizer: 1, host: 2, bubble: 4 }[part]);
+  return distinct(parts).sort((a, b) => rank(a) - rank(b));
+}
+
+const distinct = (values) => [...new Set(values)];
+
+/** A color scale of the names that are shown, each with the color that it has among all. */
+function colors(all, shown) {
+  const palette = [...d3.schemeObservable10, ...d3.schemeSet2, ...d3.schemeSet3];
+  return { domain: shown, range: shown.map((name) => palette[all.indexOf(name) % palette.length]) };
+}
+
+/** Short: axes by their first letters. */
+const barName = (row) => `${row.number + 1}: ${row.layout.replace(/([a-z])[a-z]*=/g, "$1")}`;
+const clipped = (text, length) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
+
+function stacked(terms) {
+  const x2 = d3.cumsum(terms, (each) => each.gib);
+  return { x1: d3.map(x2, (end, i) => end - terms[i].gib), x2 };
+}
+
+function draw(selector, label, optionsOf, then) {
+  const place = $(selector);
+  const width = Math.max(place.clientWidth, 280);
+  const plot = Plot.plot({ ...optionsOf(width), ariaLabel: label, style: { background: "none" } });
+  then?.(plot);
+  place.replaceChildren(plot);
+}
+
+unpacked($("#data").textContent).then(
+  (data) => {
+    const page = new Page(data);
+    page.start();
+    document.documentElement.dataset.ready = "true";
+  },
+).catch((error) => {
+  $("#failure").hidden = false;
+  $("#failure").textContent = `This page cannot be drawn: ${error.message}. It needs a browser of 2023 or later.`;
+  throw error;
+});

@@ -1,0 +1,106 @@
+"""How the best configuration changes with the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from axonn_tune.errors import NoCandidateError
+from axonn_tune.search.each import Each
+from axonn_tune.search.parameters import Parameter, parameters
+from axonn_tune.search.prediction import Prediction
+from axonn_tune.search.problem import Search
+from axonn_tune.search.rank import Ranking, run
+from axonn_tune.spec.machine import Machine
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The best on the machine as it is, on the changed one, and the former there.
+
+    kept : the configuration that was the best, on the changed machine
+    """
+
+    before: Prediction
+    after: Prediction
+    kept: Prediction
+
+
+@dataclass(frozen=True)
+class Influence:
+    """What less and more of one number does to the best step; None where nothing fits."""
+
+    parameter: Parameter
+    less: Prediction | None
+    more: Prediction | None
+
+    def moves(self, base: Prediction) -> float:
+        """The larger of both changes of the step, relative; infinite where nothing fits."""
+        changes = [
+            float("inf") if p is None else abs(p.step_seconds / base.step_seconds - 1.0)
+            for p in (self.less, self.more)
+        ]
+        return max(changes)
+
+
+def what_if(search: Search, machine: Machine) -> WhatIf:
+    """Search on both machines.
+
+    Raises
+    ------
+    NoCandidateError
+        Nothing is legal, or fits, on one of them.
+    """
+    before = best(search)
+    changed = replace(search, machine=machine)
+    return WhatIf(before, best(changed), same_configuration(changed, before))
+
+
+def influences(search: Search, factor: float, each: Each = iter) -> list[Influence]:
+    """Search again with each number of the machine divided and multiplied by `factor`.
+
+    The one that moves the best step most comes first; numbers that are zero are left out.
+    """
+    base = best(search)
+    known = [p for p in parameters(search.machine, search.job.dtype) if p.value]
+    found = [
+        Influence(
+            parameter,
+            _best_on(search, parameter.changed(parameter.value / factor)),
+            _best_on(search, parameter.changed(parameter.value * factor)),
+        )
+        for parameter in each(known)
+    ]
+    return sorted(found, key=lambda influence: -influence.moves(base))
+
+
+def best(search: Search) -> Prediction:
+    """The fastest configuration that fits."""
+    return run(search).top(1)[0]
+
+
+def _best_on(search: Search, machine: Machine) -> Prediction | None:
+    try:
+        return run(replace(search, machine=machine)).prediction(0)
+    except NoCandidateError:
+        return None
+
+
+def same_configuration(search: Search, wanted: Prediction) -> Prediction:
+    """That configuration alone, whether it fits or not."""
+    constraints = replace(
+        search.constraints,
+        axes={axis: wanted.grid.sizes.get(axis, 1) for axis in search.strategy.axes.names},
+        orders=(wanted.order,),
+        micro_batch=wanted.micro_batch,
+    )
+    ranking: Ranking = run(
+        replace(
+            search,
+            constraints=constraints,
+            recomputes=(wanted.recompute,),
+            include_oom=True,
+            every_configuration=True,
+        )
+    )
+    rows = ranking.top()
+    return next(row for row in rows if row.variant == wanted.variant)
