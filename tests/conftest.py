@@ -23,7 +23,7 @@ from axonn_tune.spec.machine import (
 )
 from axonn_tune.spec.model import RECOMPUTES, Model
 
-pytest_plugins = ["slurm.cluster", "emulated.ability"]
+pytest_plugins = ["slurm.cluster", "emulated.ability", "browser.chromium"]
 
 settings.register_profile(
     "quick", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]

@@ -17,10 +17,11 @@ JOULES_PER_MWH = 3.6e9
 def training_text(runs: Sequence[TrainingRun], machine_was_given: bool) -> str:
     """A line for each GPU count, and the last one, which is the plan, in full."""
     plan = runs[-1]
-    parts = [
-        f"{plan.search.model.name} on {plan.search.machine.gpu.name}: {_tokens_text(plan)}",
-        "",
-    ]
+    model, machine = plan.search.model, plan.search.machine
+    parts = [f"{model.name} on {machine.gpu.name}: {_tokens_text(plan)}", ""]
+    there = machine.facility.n_nodes
+    if there is not None and plan.n_nodes > there.value:
+        parts += [f"{machine.name} has no more than {there.value:.0f} nodes.", ""]
     parts += [table([_row(each) for each in runs], _HEADERS), ""]
     parts += [_plan_text(plan), "", assumption_line(plan.search, machine_was_given)]
     return "\n".join(parts)

@@ -40,6 +40,7 @@ from axonn_tune.spec.plan import (
     StepPlan,
 )
 
+RANK_OF_PIPELINE = "pipeline rank"
 PASS_NAMES = {FORWARD: "forward", BACKWARD: "backward"}
 
 
@@ -227,6 +228,13 @@ class _Player:
                 part = played[kind_of(each.direction, place)]
                 operations += self.measured(part, each.start_seconds + transfer)
         end = max(each.end_seconds for each in every)
+        longer = sum(
+            self.play(sync, 1).seconds - played[kind_of(direction, 0)].seconds
+            for direction, sync in zip((FORWARD, BACKWARD), pipeline.sync.parts, strict=True)
+        )
+        if longer > 0:
+            operations.append(_of_sync(end, end + longer))
+            end += longer
         operations += self.measured(self.play(self.plan.step_end, 1), end)
         return StepTimeline(operations, {**waits_of(self.plan), **_waits_of_passes(every, last)})
 
@@ -259,7 +267,13 @@ def _of_pass(each: PlayedPass) -> MeasuredOperation:
     name = _pass_name(each.direction, each.stage, each.micro_batch)
     ends = each.start_seconds, each.end_seconds
     kind = f"{PASS_NAMES[each.direction]} pass"
-    return MeasuredOperation(name, f"rank {each.rank} of the pipeline", kind, 0.0, 0.0, *ends)
+    return MeasuredOperation(name, f"{RANK_OF_PIPELINE} {each.rank}", kind, 0.0, 0.0, *ends)
+
+
+def _of_sync(start: float, end: float) -> MeasuredOperation:
+    """What the first stage's collectives for new weights and gradients add to the pipeline."""
+    name, stream = "synchronisation of the first stage", f"{RANK_OF_PIPELINE} 0"
+    return MeasuredOperation(name, stream, "exposed collectives", 0.0, 0.0, start, end)
 
 
 def _waits_of_passes(every: list[PlayedPass], last: int) -> dict[str, tuple[str, ...]]:

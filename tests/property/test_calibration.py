@@ -253,7 +253,7 @@ def test_what_was_not_measured_comes_from_the_base():
         ("NVIDIA H100 80GB HBM3", 79.1, "dgx-h100"),
         ("AMD Instinct MI250X", 64.0, "frontier"),
         ("NVIDIA GH200 120GB", 94.5, "alps"),
-        ("NVIDIA H200", 139.8, None),
+        ("NVIDIA H200", 139.8, "dgx-h200"),
         ("CPU, 2 cores", 24.0, None),
         ("NVIDIA RTX A4000", 16.0, None),
     ],

@@ -373,7 +373,7 @@ class Page {
         Plot.dot(visible, {
           x: "memory", y: "step", r: 2.5, fill: this.group, fillOpacity: 0.7,
         }),
-        isShown.has(state.chosen) && Plot.dot([state.chosen], { x: "memory", y: "step", r: 8, strokeWidth: 2.5 }),
+        Plot.dot(isShown.has(state.chosen) ? [state.chosen] : [], { x: "memory", y: "step", r: 8, strokeWidth: 2.5 }),
         Plot.tip(visible, Plot.pointer({ x: "memory", y: "step", maxRadius: 30, title: (row) => this.tipOf(row) })),
       ] : [],
     }), (plot) => this.openOnClick(plot, (row) => row));
@@ -521,6 +521,7 @@ unpacked($("#data").textContent).then(
   (data) => {
     const page = new Page(data);
     page.start();
+    window.readyAfter = performance.now();
     document.documentElement.dataset.ready = "true";
   },
 ).catch((error) => {
