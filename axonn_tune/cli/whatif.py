@@ -95,13 +95,18 @@ def command(
 
 def _changed(search: Search, settings: tuple[str, ...]) -> Machine:
     """The machine with everything set, its GPU first."""
+    from axonn_tune.errors import InputError
     from axonn_tune.io.presets import machine_of_gpu
     from axonn_tune.search.parameters import with_gpu, with_settings
 
     machine, dtype = search.machine, search.job.dtype
     gpus = [setting for setting in settings if setting.partition("=")[0].strip() == "gpu"]
     for setting in gpus:
-        machine = with_gpu(machine, machine_of_gpu(setting.partition("=")[2].strip()))
+        try:
+            other = machine_of_gpu(setting.partition("=")[2].strip())
+        except InputError as error:
+            raise InputError(f"--set {setting}: {error}") from None
+        machine = with_gpu(machine, other)
     machine.peak_flops_per_s(dtype)
     others = [setting for setting in settings if setting not in gpus]
     return with_settings(replace(machine), others, dtype)

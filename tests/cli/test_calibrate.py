@@ -83,6 +83,7 @@ def said(errors):
     return [line for line in errors.splitlines() if line.startswith("axonn-tune: ")]
 
 
+@pytest.mark.slow
 def test_a_calibration_gives_a_profile_with_which_to_search(brief, tmp_path, capsys):
     code, output, errors = finish(brief("--model", "tiny", "--gpus", "4", "--most-shapes", "5"))
     assert code == 0, errors

@@ -23,6 +23,7 @@ def said(capsys, *arguments):
     return code, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_the_best_of_every_strategy_is_a_row_the_fastest_first(capsys):
     _, text, _ = said(capsys, "compare", *JOB, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -50,6 +51,7 @@ def test_python_has_the_same_comparison(capsys):
     assert list(frame["step_seconds"]) == pytest.approx([float(r["step_seconds"]) for r in rows])
 
 
+@pytest.mark.slow
 def test_suggest_all_is_compare(capsys):
     _, compared, _ = said(capsys, "compare", *JOB)
     _, suggested, _ = said(capsys, "suggest", *JOB, "--strategy", "all")

@@ -118,6 +118,7 @@ def test_ranks_of_its_own_report_time_loss_memory_operations_and_a_trace(tmp_pat
     assert "step 4 of 4: loss" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_table_names_the_grid_the_step_and_the_longest_operations():
     done = run(*TINY, "--grid", "1x1x1x1", "--steps", "3", "--quiet")
     assert done.returncode == 0, done.stderr
@@ -127,6 +128,7 @@ def test_the_table_names_the_grid_the_step_and_the_longest_operations():
     assert "give --machine" in done.stdout and "more operations" in done.stdout
 
 
+@pytest.mark.slow
 def test_suggest_runs_the_best_grid():
     done = run(
         *TINY, "--suggest", "--gpus", "2", "--machine", "dgx-a100", "--steps", "1", "--quiet"
@@ -143,6 +145,7 @@ def test_suggest_runs_the_best_grid():
     assert "grid {g_x}x{g_y}x{g_z}x{g_data} ".format(**best) in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 def test_given_ranks_join_and_rank_0_speaks_alone(launcher):
     variables_of = torchrun_variables()

@@ -67,6 +67,7 @@ def everything_is_measured(rank, n_ranks, path):
     assert any("rate changed" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_everything_is_measured(tmp_path):
     on_ranks(4, everything_is_measured, 4, str(tmp_path / "journal"))
 

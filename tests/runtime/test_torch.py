@@ -68,6 +68,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_layout_learns_the_same(model):
     on_ranks(4, losses_of, model, CASES)

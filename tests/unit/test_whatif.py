@@ -112,6 +112,7 @@ def test_the_same_configuration_is_found_again_with_its_virtual_stages():
         assert found.step_seconds == pytest.approx(wanted.step_seconds)
 
 
+@pytest.mark.slow
 def test_influences_are_searches_anew_the_strongest_first():
     search = build_search("5b", 64, global_batch=256)
     found = influences(search, 2.0)

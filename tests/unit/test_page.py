@@ -1,0 +1,129 @@
+"""The report page's data, and that the page brings along all that it needs."""
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.api import build_search, rank
+from axonn_tune.errors import InputError
+from axonn_tune.io.assets import page_parts
+from axonn_tune.io.json_files import load_json
+from axonn_tune.report.page import page_document, page_html
+from axonn_tune.search.rank import run
+from axonn_tune.spec.validation import Validation
+
+ROOT = Path(__file__).parents[2]
+VENDOR = ROOT / "axonn_tune" / "report" / "web" / "vendor"
+
+
+def rankings_of(*strategies):
+    options = {"global_batch": 128, "include_oom": True}
+    return [rank("5b", 32, strategy=strategy, **options) for strategy in strategies]
+
+
+@pytest.fixture(scope="module")
+def document():
+    rankings = rankings_of("axonn", "megatron")
+    return page_document(rankings, "--gpus 32 --model 5b", "written today", 60, 10)
+
+
+def test_rows_are_the_fastest_of_all_rankings_and_what_does_not_fit_comes_last(document):
+    rows = document["rows"]
+    fits = rows["fits"]
+    assert len(fits) == 60 < document["n_candidates"] and fits == sorted(fits, reverse=True)
+    steps = rows["step"][: sum(fits)]
+    assert steps == sorted(steps)
+    assert set(rows["strategy"]) == {0, 1}
+    best = min(r.step_seconds[r.fits].min() for r in rankings_of("axonn", "megatron"))
+    assert rows["step"][0] == pytest.approx(best, rel=1e-4)
+    for row, layout in enumerate(rows["layout"]):
+        of_strategy = ("x", "y", "z") if rows["strategy"][row] == 0 else ("tensor", "context")
+        assert all(
+            (rows["axes"][a][row] is None) == (a not in of_strategy) for a in ("x", "tensor")
+        )
+        assert str(rows["axes"][of_strategy[0]][row]) in layout
+
+
+def test_details_are_of_the_fastest_and_the_front_and_their_parts_make_up_the_step(document):
+    details = {int(row): detail for row, detail in document["details"].items()}
+    assert set(details) == {*range(10), *document["front"]}
+    for row, detail in details.items():
+        assert sum(detail["parts"].values()) == pytest.approx(
+            document["rows"]["step"][row], rel=1e-3
+        )
+        assert min(detail["parts"].values()) > 0
+        totals = [operation[5] for operation in detail["operations"]]
+        assert totals == sorted(totals, reverse=True)
+
+
+def test_a_packed_timeline_unpacks_to_streams_that_never_overlap(document):
+    for detail in document["details"].values():
+        packed = detail["timeline"]
+        assert packed["streams"][0] == "compute"
+        ends = dict.fromkeys(range(len(packed["streams"])), 0)
+        for stream, name, kind, idle, length in packed["operations"]:
+            assert name < len(packed["names"]) and kind < len(packed["kinds"])
+            assert idle >= -1 and length >= 0  # a tick of rounding
+            ends[stream] += idle + length
+        assert max(ends.values()) == pytest.approx(1e6, abs=2)
+
+
+def test_memory_terms_sum_up(document):
+    rows = document["rows"]
+    for row, total in enumerate(rows["memory"]):
+        terms = sum(of[row] for of in rows["memory_terms"].values())
+        assert terms == pytest.approx(total, rel=1e-3)
+
+
+def test_the_page_holds_its_data_and_asks_for_nothing(document):
+    page = page_html({**document, "title": "<b> & 'co'"}, page_parts())
+    assert "<title>&lt;b&gt; &amp; &#x27;co&#x27;</title>" in page
+    packed = re.search(r'type="application/octet-stream">([^<]+)<', page)[1]
+    assert json.loads(gzip.decompress(base64.b64decode(packed)))["rows"] == document["rows"]
+    assert "default-src 'none'" in page
+    assert not re.search(r'<(script|link|img)[^>]+(src|href)="', page)
+    assert len(page) < 1.5e6
+
+
+def test_the_same_search_writes_the_same_page(document):
+    again = page_document(
+        rankings_of("axonn", "megatron"), "--gpus 32 --model 5b", "written today", 60, 10
+    )
+    assert page_html(again, page_parts()) == page_html(document, page_parts())
+
+
+def test_the_plotting_library_is_as_it_was_published():
+    for line in (VENDOR / "SOURCES.txt").read_text().splitlines()[3:]:
+        digest, name, _ = line.split(maxsplit=2)
+        assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == digest
+        assert (VENDOR / f"{name.split('.')[0]}.LICENSE").exists()
+
+
+def test_measured_steps_go_to_their_candidates_and_others_are_refused():
+    folder = ROOT / "docs" / "emulated"
+    validation = load_json(folder / "frontier-mini-overlap.json", Validation)
+    search = build_search(
+        "tiny",
+        validation.n_ranks,
+        str(folder / "frontier-mini.yaml"),
+        global_batch=validation.global_batch,
+        seq_len=validation.seq_len,
+        dtype="fp32",
+        every_configuration=True,
+        include_oom=True,
+    )
+    document = page_document([run(search)], "", "", 1000, 1, validation)
+    assert len(document["measured"]) == len(validation.measured)
+    by_step = {outcome.measured_seconds for outcome in validation.measured}
+    assert {m["step"] for m in document["measured"].values()} == {
+        float(f"{seconds:.5g}") for seconds in by_step
+    }
+    other = replace(search, job=replace(search.job, n_gpus=16, global_batch=16))
+    with pytest.raises(InputError, match="holds none of the candidates"):
+        page_document([run(other)], "", "", 10, 1, validation)
