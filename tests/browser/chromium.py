@@ -15,39 +15,42 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="session")
-def open_page():
-    """A context manager that opens a file and waits until its script has drawn it."""
-    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not (browser and driver):
-        if os.environ.get("CI"):
-            pytest.fail("CI needs Debian's chromium and chromium-driver")
-        pytest.skip("no chromium and chromedriver here")
+@contextmanager
+def chromium():
+    """A browser of one's own."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
-    options.binary_location = browser
+    options.binary_location = shutil.which("chromium")
     for flag in FLAGS:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(driver)
+    chrome = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        yield chrome
+    finally:
+        chrome.quit()
+
+
+@pytest.fixture(scope="session")
+def open_page():
+    """A context manager that opens a file and waits until its script has drawn it."""
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        if os.environ.get("CI"):
+            pytest.fail("CI needs Debian's chromium and chromium-driver")
+        pytest.skip("no chromium and chromedriver here")
 
     @contextmanager
-    def opened(path: Path, width=1400, height=1000, media=()):
-        chrome = webdriver.Chrome(options=options, service=service)
-        try:
-            chrome.set_window_size(width, height)
-            chrome.execute_cdp_cmd(
-                "Emulation.setEmulatedMedia",
-                {"features": [{"name": name, "value": value} for name, value in media]},
-            )
+    def opened(path: Path, media=()):
+        with chromium() as chrome:
+            chrome.set_window_size(1400, 1000)
+            features = [{"name": name, "value": value} for name, value in media]
+            chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
             chrome.get(path.as_uri())
             until(lambda: chrome.execute_script("return document.documentElement.dataset.ready"))
             yield chrome
             errors = [entry for entry in chrome.get_log("browser") if entry["level"] == "SEVERE"]
             assert errors == []
-        finally:
-            chrome.quit()
 
     return opened
 

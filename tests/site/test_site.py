@@ -1,0 +1,73 @@
+"""The documentation: it builds without a warning, and its tutorials print what they show."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+# A session: a command after a dollar sign, and what it prints; "..." stands for any lines.
+SESSION = re.compile(r"^```console\n\$ (?P<command>.+)\n(?P<output>(?:.*\n)*?)```$", re.MULTILINE)
+WRITE = os.environ.get("AXONN_TUNE_WRITE_GOLDEN")
+ELLIPSIS = "..."
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    built = subprocess.run([*command, DOCS, tmp_path], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    index = (tmp_path / "index.html").read_text()
+    for page in DOCS.rglob("*.md"):
+        if "emulated" not in page.parts:
+            name = page.relative_to(DOCS).with_suffix(".html")
+            assert (tmp_path / name).exists()
+            assert name.name == "index.html" or f'href="{name.as_posix()}"' in index
+
+
+def printed_by(command, folder):
+    """Lines on both streams."""
+    words = shlex.split(command)
+    assert words[0] == "axonn-tune", "a tutorial shows this program"
+    done = subprocess.run(
+        [sys.executable, "-m", "axonn_tune.cli.main", *words[1:]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return [line.rstrip() for line in done.stdout.splitlines()]
+
+
+def cut(lines, shown):
+    """The lines, with what the shown ones leave out left out."""
+    if ELLIPSIS not in shown:
+        return lines
+    place = shown.index(ELLIPSIS)
+    n_after = len(shown) - place - 1
+    return [*lines[:place], ELLIPSIS, *lines[len(lines) - n_after :]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_prints_what_it_shows(tutorial, tmp_path):
+    (tmp_path / "emulated").symlink_to(DOCS / "emulated")
+    text = tutorial.read_text()
+    sessions = list(SESSION.finditer(text))
+    assert len(sessions) == text.count("```console")
+    for session in sessions:
+        lines = printed_by(session["command"], tmp_path)
+        shown = cut(lines, session["output"].splitlines())
+        now = "\n".join(["```console", f"$ {session['command']}", *shown, "```"])
+        if WRITE:
+            text = text.replace(session[0], now)
+        else:
+            assert now == session[0], f"{tutorial.name}: {session['command']}"
+    if WRITE:
+        tutorial.write_text(text)
