@@ -15,6 +15,7 @@ from axonn_tune.cli.options import (
     search_arguments,
     search_options,
 )
+from axonn_tune.cli.progress import quiet_option
 
 
 @click.command("suggest")
@@ -38,6 +39,7 @@ from axonn_tune.cli.options import (
 @click.option("--verbose", is_flag=True, help="Say how many grids were rejected for what.")
 @plot_option
 @click.option("--html", type=click.Path(dir_okay=False), help="Write the page of `report`, too.")
+@quiet_option
 @format_option("table", "json", "csv", "yaml")
 @output_option
 def command(
@@ -46,6 +48,7 @@ def command(
     verbose: bool,
     plot: str | None,
     html: str | None,
+    quiet: bool,
     output_format: str,
     output: str | None,
     **options: Any,
@@ -71,16 +74,16 @@ def command(
         from axonn_tune.report.figure import check_plot
 
         check_plot(plot)
+        if options["strategy"] == "all":
+            raise InputError("--plot draws one strategy; --html shows all")
     if html is not None and why_not is None:
         from axonn_tune.cli.report import write_report
 
-        write_report(options, html)
+        write_report(options, html, quiet=quiet)
     if options["strategy"] == "all" and why_not is None:
-        if plot is not None:
-            raise InputError("--plot draws one strategy; --html shows all")
         from axonn_tune.cli.compare import emit_comparison
 
-        emit_comparison(options, output_format, output)
+        emit_comparison(options, output_format, output, quiet=quiet)
         return
     search = build_search(**search_arguments(options))
     if why_not is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.text import assumption_line, interval_text, table
-from axonn_tune.search.compare import Contender
+from axonn_tune.search.best import Best
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.units import format_count, gib
 
@@ -28,7 +28,7 @@ def layout_text(prediction: Prediction) -> str:
     return " ".join(sizes) or "one rank"
 
 
-def comparison_text(contenders: Sequence[Contender], machine_was_given: bool) -> str:
+def comparison_text(contenders: Sequence[Best], machine_was_given: bool) -> str:
     """One row per strategy, the fastest first."""
     search = contenders[0].search
     found = [c.best for c in contenders if c.best is not None]
@@ -68,7 +68,7 @@ def comparison_text(contenders: Sequence[Contender], machine_was_given: bool) ->
     )
 
 
-def comparison_document(contenders: Sequence[Contender]) -> dict[str, Any]:
+def comparison_document(contenders: Sequence[Best]) -> dict[str, Any]:
     """What ``compare --format json`` prints."""
     return {
         "schema_version": SCHEMA_VERSION,

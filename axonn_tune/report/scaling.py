@@ -7,7 +7,8 @@ from typing import Any
 
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record
 from axonn_tune.report.text import assumption_line, interval_text, table
-from axonn_tune.search.scaling import ScalePoint, efficiencies
+from axonn_tune.search.best import Best
+from axonn_tune.search.scaling import efficiencies
 from axonn_tune.units import format_count, gib
 
 HEADERS = (
@@ -16,7 +17,7 @@ HEADERS = (
 )
 
 
-def scaling_text(points: Sequence[ScalePoint], machine_was_given: bool) -> str:
+def scaling_text(points: Sequence[Best], machine_was_given: bool) -> str:
     """A line for each count, and why some have none."""
     rows = [
         _row(point, efficiency)
@@ -41,7 +42,7 @@ def scaling_text(points: Sequence[ScalePoint], machine_was_given: bool) -> str:
     )
 
 
-def _row(point: ScalePoint, efficiency: float | None) -> list[Any]:
+def _row(point: Best, efficiency: float | None) -> list[Any]:
     head: list[Any] = [point.search.job.n_gpus, point.search.model.name]
     best = point.best
     if best is None or efficiency is None:
@@ -63,7 +64,7 @@ def _row(point: ScalePoint, efficiency: float | None) -> list[Any]:
     ]
 
 
-def scaling_records(points: Sequence[ScalePoint]) -> list[dict[str, Any]]:
+def scaling_records(points: Sequence[Best]) -> list[dict[str, Any]]:
     """One flat record per count that has a candidate."""
     return [
         {
@@ -78,7 +79,7 @@ def scaling_records(points: Sequence[ScalePoint]) -> list[dict[str, Any]]:
     ]
 
 
-def scaling_document(points: Sequence[ScalePoint]) -> dict[str, Any]:
+def scaling_document(points: Sequence[Best]) -> dict[str, Any]:
     """What ``scale --format json`` prints."""
     return {
         "schema_version": SCHEMA_VERSION,

@@ -9,18 +9,21 @@ import numpy as np
 
 from axonn_tune.report.figure import check_plot, new_figure, saved
 from axonn_tune.report.parts import step_parts
+from axonn_tune.search.best import Best
 from axonn_tune.search.explain import Explanation, explain
 from axonn_tune.search.pareto import pareto_front
 from axonn_tune.search.played import step_timeline
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import Ranking
-from axonn_tune.search.scaling import ScalePoint, efficiencies
+from axonn_tune.search.scaling import efficiencies
 from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.units import gib
 
 # Equal layers in a row, and micro-batches of a pipeline, that a timeline draws.
 DRAWN_LAYERS, DRAWN_MICROBATCHES = 3, 8
+# Candidates whose steps are drawn as bars.
+MOST_BARS = 30
 
 
 def ranking_figure(ranking: Ranking, top_n: int, path: str) -> bytes:
@@ -33,7 +36,7 @@ def ranking_figure(ranking: Ranking, top_n: int, path: str) -> bytes:
     """
     ending = check_plot(path)
     figure, (left, right) = new_figure(1, 2)
-    predictions = ranking.top(top_n)
+    predictions = ranking.top(min(top_n, MOST_BARS))
     _draw_parts(left, ranking.search, predictions)
     _draw_tradeoff(right, ranking)
     search = ranking.search
@@ -66,7 +69,7 @@ def explanation_figure(search: Search, explanation: Explanation, path: str) -> b
     return saved(figure, ending)
 
 
-def scaling_figure(points: Sequence[ScalePoint], path: str) -> bytes:
+def scaling_figure(points: Sequence[Best], path: str) -> bytes:
     """Step time with its interval, and efficiency, over the GPU count.
 
     Raises

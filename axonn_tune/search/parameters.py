@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from axonn_tune.errors import InputError, nearest
-from axonn_tune.search.resources import Resource, resources
+from axonn_tune.search.resources import Resource, faster, resources
 from axonn_tune.spec.machine import Machine, Quantity
 from axonn_tune.units import parse_quantity
 
@@ -38,9 +38,31 @@ def parameters(machine: Machine, dtype: str) -> list[Parameter]:
     """
     return [
         *(_of_resource(machine, resource, dtype) for resource in resources(machine)),
-        *_of_memory(machine),
-        *_of_host(machine),
+        _of_products(machine),
+        _of_attention(machine),
+        *(
+            _plain(machine, name, part, field)
+            for name, part, field in _PLAIN
+            # Measured kernels hold their launch in their times.
+            if name != "host.launch" or not machine.kernels.memory_points
+        ),
     ]
+
+
+# Numbers with which no measured point goes along: name, and where they stand in a profile.
+_PLAIN = (
+    ("gemm.k_overhead", "gemm", "k_overhead"),
+    ("gpu.memory", "gpu", "memory_bytes"),
+    ("memory.reserved", "memory_reserve", "reserved_bytes"),
+    ("memory.fragmentation", "memory_reserve", "fragmentation_fraction"),
+    ("host.launch", "kernels", "launch_seconds"),
+    ("host.gap", "kernels", "gap_seconds"),
+    ("host.issue", "kernels", "issue_seconds"),
+)
+_MAY_BE_ZERO = (
+    *("gemm.k_overhead", "memory.reserved", "memory.fragmentation"),
+    *("host.gap", "host.issue"),
+)
 
 
 def _of_resource(machine: Machine, resource: Resource, dtype: str) -> Parameter:
@@ -59,63 +81,44 @@ def _of_resource(machine: Machine, resource: Resource, dtype: str) -> Parameter:
     return Parameter(resource.key, resource.field, quantity.value, quantity.origin, changed)
 
 
-def _of_memory(machine: Machine) -> list[Parameter]:
-    capacity, reserve = machine.gpu.memory_bytes, machine.memory_reserve
+def _of_products(machine: Machine) -> Parameter:
+    gemm, quantity = machine.gemm, machine.gemm.sustained_fraction
 
-    def with_capacity(value: float) -> Machine:
-        return replace(machine, gpu=replace(machine.gpu, memory_bytes=_set(capacity, value)))
+    def changed(value: float) -> Machine:
+        points = faster(gemm.points, value / quantity.value)
+        rates = replace(gemm, sustained_fraction=replace(quantity, value=value), points=points)
+        return replace(machine, gemm=rates)
 
-    def with_reserved(value: float) -> Machine:
-        changed = replace(reserve, reserved_bytes=_set(reserve.reserved_bytes, value))
-        return replace(machine, memory_reserve=changed)
-
-    def with_fragmentation(value: float) -> Machine:
-        fraction = _set(reserve.fragmentation_fraction, value)
-        return replace(machine, memory_reserve=replace(reserve, fragmentation_fraction=fraction))
-
-    return [
-        _parameter("gpu.memory", "memory_bytes", capacity, with_capacity),
-        _parameter("memory.reserved", "reserved_bytes", reserve.reserved_bytes, with_reserved),
-        _parameter(
-            "memory.fragmentation",
-            "fragmentation_fraction",
-            reserve.fragmentation_fraction,
-            with_fragmentation,
-        ),
-    ]
+    return Parameter("gemm.rate", "sustained_fraction", quantity.value, quantity.origin, changed)
 
 
-def _of_host(machine: Machine) -> list[Parameter]:
-    kernels = machine.kernels
+def _of_attention(machine: Machine) -> Parameter:
+    """Forward; backward changes along with it."""
+    kernels, quantity = machine.kernels, machine.kernels.flash_forward_fraction
 
-    def setter(field: str, quantity: Quantity) -> Callable[[float], Machine]:
-        def changed(value: float) -> Machine:
-            new: dict[str, Any] = {field: _set(quantity, value)}
-            return replace(machine, kernels=replace(kernels, **new))
-
-        return changed
-
-    fields = ["gap_seconds", "issue_seconds"]
-    # Measured kernels hold their launch in their times.
-    if not kernels.memory_points:
-        fields.insert(0, "launch_seconds")
-    return [
-        _parameter(
-            f"host.{field.removesuffix('_seconds')}", field, quantity, setter(field, quantity)
+    def changed(value: float) -> Machine:
+        factor = value / quantity.value
+        rates = replace(
+            kernels,
+            flash_forward_fraction=quantity.scaled(factor),
+            flash_backward_fraction=kernels.flash_backward_fraction.scaled(factor),
+            attention_points=faster(kernels.attention_points, factor),
         )
-        for field in fields
-        for quantity in [getattr(kernels, field)]
-    ]
+        return replace(machine, kernels=rates)
+
+    field = "flash_forward_fraction"
+    return Parameter("attention.rate", field, quantity.value, quantity.origin, changed)
 
 
-def _parameter(
-    name: str, field: str, quantity: Quantity, changed: Callable[[float], Machine]
-) -> Parameter:
+def _plain(machine: Machine, name: str, part: str, field: str) -> Parameter:
+    owner: Any = getattr(machine, part)
+    quantity: Quantity = getattr(owner, field)
+
+    def changed(value: float) -> Machine:
+        new: dict[str, Any] = {part: replace(owner, **{field: replace(quantity, value=value)})}
+        return replace(machine, **new)
+
     return Parameter(name, field, quantity.value, quantity.origin, changed)
-
-
-def _set(quantity: Quantity, value: float) -> Quantity:
-    return replace(quantity, value=value)
 
 
 def with_settings(machine: Machine, settings: Sequence[str], dtype: str) -> Machine:
@@ -181,9 +184,6 @@ def _new_value(setting: str, text: str, parameter: Parameter) -> float:
     if value < 0 or (not value and parameter.name not in _MAY_BE_ZERO):
         raise InputError(f"--set {setting}: the value must be above zero")
     return value
-
-
-_MAY_BE_ZERO = ("memory.reserved", "memory.fragmentation", "host.gap", "host.issue")
 
 
 def with_gpu(machine: Machine, other: Machine) -> Machine:

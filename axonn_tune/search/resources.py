@@ -74,7 +74,8 @@ def resources(machine: Machine) -> list[Resource]:
     ]
 
 
-def _faster(points: tuple[AnyPoint, ...], factor: float) -> tuple[AnyPoint, ...]:
+def faster(points: tuple[AnyPoint, ...], factor: float) -> tuple[AnyPoint, ...]:
+    """Measured points in so many times less time."""
     return tuple(replace(point, seconds=point.seconds / factor) for point in points)
 
 
@@ -84,8 +85,8 @@ def _with_compute(machine: Machine, factor: float) -> Machine:
     return replace(
         machine,
         gpu=replace(machine.gpu, peak_flops_per_s=peak),
-        gemm=replace(machine.gemm, points=_faster(machine.gemm.points, factor)),
-        kernels=replace(kernels, attention_points=_faster(kernels.attention_points, factor)),
+        gemm=replace(machine.gemm, points=faster(machine.gemm.points, factor)),
+        kernels=replace(kernels, attention_points=faster(kernels.attention_points, factor)),
     )
 
 
@@ -95,7 +96,7 @@ def _with_memory(machine: Machine, factor: float) -> Machine:
     return replace(
         machine,
         gpu=replace(machine.gpu, memory_bandwidth_bytes_per_s=bandwidth),
-        kernels=replace(kernels, memory_points=_faster(kernels.memory_points, factor)),
+        kernels=replace(kernels, memory_points=faster(kernels.memory_points, factor)),
     )
 
 

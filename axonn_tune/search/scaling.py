@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from axonn_tune.errors import InputError, NoCandidateError
+from axonn_tune.search.best import Best, best_of
 from axonn_tune.search.each import Each
-from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
-from axonn_tune.search.rank import LARGEST_GPU_COUNT, run
+from axonn_tune.search.rank import LARGEST_GPU_COUNT
 
 
-@dataclass(frozen=True)
-class ScalePoint:
-    """The best of one search, or why there is none."""
-
-    search: Search
-    best: Prediction | None
-    reason: str = ""
-
-
-def scale(searches: Sequence[Search], each: Each = iter) -> list[ScalePoint]:
+def scale(searches: Sequence[Search], each: Each = iter) -> list[Best]:
     """Search each.
 
     Raises
@@ -29,20 +19,13 @@ def scale(searches: Sequence[Search], each: Each = iter) -> list[ScalePoint]:
     NoCandidateError
         None of them has a candidate that fits.
     """
-    points = [_point(search) for search in each(searches)]
+    points = [best_of(search) for search in each(searches)]
     if all(point.best is None for point in points):
         raise NoCandidateError(points[-1].reason)
     return points
 
 
-def _point(search: Search) -> ScalePoint:
-    try:
-        return ScalePoint(search, run(search).top(1)[0])
-    except NoCandidateError as error:
-        return ScalePoint(search, None, str(error))
-
-
-def efficiencies(points: Sequence[ScalePoint]) -> list[float | None]:
+def efficiencies(points: Sequence[Best]) -> list[float | None]:
     """Model FLOP/s of each GPU over those of the first point that has a candidate.
 
     With one model and batch that is the usual strong-scaling efficiency (seconds times GPUs of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from axonn_tune.errors import NoCandidateError
+from axonn_tune.search.best import best_of
 from axonn_tune.search.each import Each
 from axonn_tune.search.parameters import Parameter, parameters
 from axonn_tune.search.prediction import Prediction
@@ -65,8 +65,10 @@ def influences(search: Search, factor: float, each: Each = iter) -> list[Influen
     found = [
         Influence(
             parameter,
-            _best_on(search, parameter.changed(parameter.value / factor)),
-            _best_on(search, parameter.changed(parameter.value * factor)),
+            *(
+                best_of(replace(search, machine=parameter.changed(value)), False).best
+                for value in (parameter.value / factor, parameter.value * factor)
+            ),
         )
         for parameter in each(known)
     ]
@@ -76,13 +78,6 @@ def influences(search: Search, factor: float, each: Each = iter) -> list[Influen
 def best(search: Search) -> Prediction:
     """The fastest configuration that fits."""
     return run(search).top(1)[0]
-
-
-def _best_on(search: Search, machine: Machine) -> Prediction | None:
-    try:
-        return run(replace(search, machine=machine)).prediction(0)
-    except NoCandidateError:
-        return None
 
 
 def same_configuration(search: Search, wanted: Prediction) -> Prediction:

@@ -71,6 +71,12 @@ def test_a_plot_that_cannot_be_drawn_says_so_before_the_work(capsys, monkeypatch
     assert code == 2 and "pip install 'axonn-tune[plot]'" in err and err.count("\n") == 1
 
 
+def test_one_strategy_is_drawn_at_a_time(capsys, tmp_path):
+    path = tmp_path / "figure.svg"
+    code, _, err = said(capsys, "suggest", *JOB, "--strategy", "all", "--plot", path)
+    assert code == 2 and "--plot" in err and not path.exists()
+
+
 def test_a_page_beside_a_ranking(capsys, tmp_path):
     page = tmp_path / "report.html"
     code, out, _ = said(capsys, "suggest", *JOB, "--html", page)
