@@ -83,6 +83,7 @@ def write_report(
     from axonn_tune.cli.output import emit
     from axonn_tune.io.assets import page_parts
     from axonn_tune.io.json_files import load_json
+    from axonn_tune.launch.script import FRAMEWORKS
     from axonn_tune.report.page import page_document, page_html
     from axonn_tune.spec.validation import Validation
 
@@ -90,6 +91,7 @@ def write_report(
     document = page_document(
         _rankings(options, quiet),
         _common_options(options),
+        [name for name, frameworks in FRAMEWORKS.items() if frameworks],
         f"Written by axonn-tune {__version__} on {datetime.now():%Y-%m-%d}.",
         n_candidates,
         n_details,

@@ -58,6 +58,7 @@ def command(
     A setting is a number with its unit, a factor, or a change in percent, of one of the names
     that the table of sensitivities lists; intra_node and inter_node name the links on both
     sides of the node's boundary. Measured points follow. gpu=NAME takes the GPU of a profile.
+    CSV holds the machines with --set, and the table of sensitivities without.
 
     \b
     Examples:
@@ -82,7 +83,8 @@ def command(
         return
     base = best(search) if found is None else found.before
     if output_format == "csv":
-        emit(as_csv(report.influence_records(base, listed)), output)
+        records = [] if found is None else report.what_if_records(found)
+        emit(as_csv(records or report.influence_records(base, listed)), output)
         return
     parts = []
     if found is not None:

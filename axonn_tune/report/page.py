@@ -60,6 +60,7 @@ def _rank_key(prediction: Prediction) -> float:
 def page_document(
     rankings: Sequence[Ranking],
     options: str,
+    launched: Sequence[str],
     written: str,
     most_candidates: int,
     most_details: int,
@@ -72,6 +73,7 @@ def page_document(
     ----------
     rankings : one for each strategy
     options : what the commands that the page shows have in common, such as ``--gpus 8``
+    launched : strategies for which `launch` writes a job script
     written : by what and when
     most_candidates, most_details : rows, and those that can be opened: the fastest, and the
         Pareto front of time and memory
@@ -101,6 +103,7 @@ def page_document(
         "n_candidates": n_all,
         "capacity_gib": gib(search.memory_capacity_bytes),
         "options": options,
+        "launched": list(launched),
         "strategies": [ranking.search.strategy.name for ranking in rankings],
         "rows": _columns(rows, [ranking.search.strategy.name for ranking in rankings]),
         "front": front,

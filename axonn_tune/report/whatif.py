@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
+from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
 from axonn_tune.report.text import assumption_line, interval_text, table
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
@@ -130,6 +130,12 @@ def what_if_document(
             for influence in table_of
         ],
     }
+
+
+def what_if_records(found: WhatIf) -> list[dict[str, Any]]:
+    """One flat record for each of the three."""
+    named = {"as it is": found.before, "changed": found.after, "layout kept": found.kept}
+    return [{"machine": name, **flat_record(best)} for name, best in named.items()]
 
 
 def influence_records(base: Prediction, found: Sequence[Influence]) -> list[dict[str, Any]]:

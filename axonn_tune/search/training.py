@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from axonn_tune.cost.failures import Failures
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.each import Each
 from axonn_tune.search.prediction import Prediction
@@ -21,43 +22,6 @@ CHECKPOINT_BYTES_PER_PARAMETER = 13.8e12 / 1008e9
 CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
 # Steps between two powers of two at which GPU counts are tried.
 COUNTS_PER_DOUBLING = 2
-
-
-@dataclass(frozen=True)
-class Failures:
-    """How often a job is interrupted, and what a checkpoint and a restart cost it."""
-
-    mtbf_seconds: float
-    checkpoint_seconds: float
-    restart_seconds: float
-
-    @property
-    def interval_seconds(self) -> float:
-        """Best time between the end of a checkpoint and the start of the next.
-
-        Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
-        FGCS 22 (2006), eq. 37.
-        """
-        delta, mtbf = self.checkpoint_seconds, self.mtbf_seconds
-        if delta >= 2.0 * mtbf:
-            return mtbf
-        share = delta / (2.0 * mtbf)
-        return math.sqrt(2.0 * delta * mtbf) * (1.0 + math.sqrt(share) / 3.0 + share / 9.0) - delta
-
-    def wall_seconds(self, work_seconds: float) -> float:
-        """Expected time of so much work with checkpoints and failures at random (Daly, eq. 20)."""
-        interval = min(self.interval_seconds, work_seconds)
-        mtbf = self.mtbf_seconds
-        cycle = (interval + self.checkpoint_seconds) / mtbf
-        if cycle + self.restart_seconds / mtbf > math.log(1e6):
-            return math.inf
-        return (
-            mtbf
-            * math.exp(self.restart_seconds / mtbf)
-            * math.expm1(cycle)
-            * work_seconds
-            / interval
-        )
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,10 @@ def test_what_if_says_what_changes(capsys):
     assert f"The best step takes {100 * (after / before - 1):+.1f} %" in out and "of 139" in out
     assert f"{before:.3f}" in out and f"{after:.3f}" in out
     assert found["influences"] == [] and found["settings"] == settings[1::2]
+    _, table, _ = said(capsys, "whatif", *JOB, *settings, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(table)))
+    assert [row["machine"] for row in rows] == ["as it is", "changed", "layout kept"]
+    assert float(rows[1]["step_seconds"]) == pytest.approx(after)
 
 
 def test_sensitivities_list_every_parameter(capsys, tmp_path):

@@ -30,7 +30,7 @@ def rankings_of(*strategies):
 @pytest.fixture(scope="module")
 def document():
     rankings = rankings_of("axonn", "megatron")
-    return page_document(rankings, "--gpus 32 --model 5b", "written today", 60, 10)
+    return page_document(rankings, "--gpus 32 --model 5b", ["axonn"], "written today", 60, 10)
 
 
 def test_rows_are_the_fastest_of_all_rankings_and_what_does_not_fit_comes_last(document):
@@ -93,7 +93,7 @@ def test_the_page_holds_its_data_and_asks_for_nothing(document):
 
 def test_the_same_search_writes_the_same_page(document):
     again = page_document(
-        rankings_of("axonn", "megatron"), "--gpus 32 --model 5b", "written today", 60, 10
+        rankings_of("axonn", "megatron"), "--gpus 32 --model 5b", ["axonn"], "written today", 60, 10
     )
     assert page_html(again, page_parts()) == page_html(document, page_parts())
 
@@ -118,7 +118,7 @@ def test_measured_steps_go_to_their_candidates_and_others_are_refused():
         every_configuration=True,
         include_oom=True,
     )
-    document = page_document([run(search)], "", "", 1000, 1, validation)
+    document = page_document([run(search)], "", [], "", 1000, 1, validation)
     assert len(document["measured"]) == len(validation.measured)
     by_step = {outcome.measured_seconds for outcome in validation.measured}
     assert {m["step"] for m in document["measured"].values()} == {
@@ -126,4 +126,4 @@ def test_measured_steps_go_to_their_candidates_and_others_are_refused():
     }
     other = replace(search, job=replace(search.job, n_gpus=16, global_batch=16))
     with pytest.raises(InputError, match="holds none of the candidates"):
-        page_document([run(other)], "", "", 10, 1, validation)
+        page_document([run(other)], "", [], "", 10, 1, validation)

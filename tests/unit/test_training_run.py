@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from axonn_tune.api import build_search
+from axonn_tune.cost.failures import Failures
 from axonn_tune.errors import InputError
-from axonn_tune.search.training import Failures, meet_deadline, training_run
+from axonn_tune.search.training import meet_deadline, training_run
 from axonn_tune.spec.machine import Facility, Quantity
 
 DAY = 86400.0

@@ -155,11 +155,12 @@ class Page {
         + `, ${best.tflops.toFixed(1)} TFLOP/s per GPU, MFU ${percent(best.mfu)}.`
       : "No candidate fits in a GPU's memory.";
     $("#assumptions").textContent = data.assumptions.join(" ");
-    $("#rejected").textContent = `${data.evaluated} configurations evaluated`
-      + (left ? `; the ${left} slowest candidates are not in this page` : "") + ". "
-      + Object.entries(data.rejected).map(([strategy, reasons]) =>
-        Object.entries(reasons).map(([reason, count]) => `${count} ${reason}`).join(", ")
-        && `Rejected of ${strategy}: ${Object.entries(reasons).map(([r, n]) => `${n} ${r}`).join("; ")}.`).join(" ");
+    const rejected = Object.entries(data.rejected)
+      .filter(([, reasons]) => Object.keys(reasons).length)
+      .map(([strategy, reasons]) => `Rejected of ${strategy}: `
+        + `${Object.entries(reasons).map(([reason, count]) => `${count} ${reason}`).join("; ")}.`);
+    const missing = left ? `; the ${left} slowest candidates are not in this page` : "";
+    $("#rejected").textContent = [`${data.evaluated} configurations evaluated${missing}.`, ...rejected].join(" ");
     $("#written").textContent = data.written;
     const strategy = $("#strategy");
     strategy.append(element("option", { value: "", textContent: "all" }),
@@ -315,10 +316,10 @@ class Page {
     const what = `${this.data.options}${strategy} --grid ${row.layout}${order} --micro-batch ${row.micro_batch}`
       + ` --recompute ${row.recompute}${virtual}`;
     const commands = [
-      ["Write its job script", `axonn-tune launch ${what}`],
+      this.data.launched.includes(row.strategyName) && ["Write its job script", `axonn-tune launch ${what}`],
       ["Explain it", `axonn-tune explain ${what}`],
       ["Write its step for Perfetto", `axonn-tune trace ${what} --output trace.json`],
-    ];
+    ].filter(Boolean);
     $("#commands").replaceChildren(element("h3", { textContent: "Commands" }), ...commands.map(([title, text]) => {
       const code = element("pre", { textContent: text, tabIndex: 0 });
       const copy = element("button", { type: "button", textContent: "Copy", ariaLabel: `Copy: ${title}` });
