@@ -40,9 +40,10 @@ def emit(text: str, output: str | None) -> None:
     write_text(output, text.rstrip("\n") + "\n")
 
 
-def as_json(document: Any) -> str:
-    """JSON without NaN."""
-    return json.dumps(document, indent=2, allow_nan=False)
+def as_json(document: Any, compact: bool = False) -> str:
+    """JSON without NaN, for people to read or compact."""
+    layout: dict[str, Any] = {"separators": (",", ":")} if compact else {"indent": 2}
+    return json.dumps(document, allow_nan=False, **layout)
 
 
 def as_csv(records: list[dict[str, Any]]) -> str:

@@ -94,8 +94,9 @@ def command(
         from axonn_tune.search.played import step_timeline
 
         title = f"measured on rank 0: {search.model.name}, grid {chosen.grid}"
-        waits_for = step_timeline(search, chosen).waits_for
-        emit(as_json(trace_document({title: measurement.last_step}, waits_for)), trace)
+        waits_for = step_timeline(search, chosen, 1, 1).waits_for
+        document = trace_document({title: measurement.last_step}, waits_for)
+        emit(as_json(document, compact=True), trace)
     is_predicted = options["machine"] is not None
     explanation = explain(search, chosen) if is_predicted else None
     compared = compare(measurement, explanation)

@@ -8,6 +8,9 @@ import click
 
 from axonn_tune.cli.options import search_arguments, search_options
 
+# Of a trace that does not say how many micro-steps it wants; Perfetto opens far more.
+MOST_OPERATIONS = 100_000
+
 
 @click.command("trace")
 @search_options
@@ -17,7 +20,11 @@ from axonn_tune.cli.options import search_arguments, search_options
     type=click.Path(dir_okay=False),
     help="What `run --record` wrote of this grid: both steps in one trace.",
 )
-@click.option("--microsteps", type=click.IntRange(min=1), help="Draw so many only.  [default: all]")
+@click.option(
+    "--microsteps",
+    type=click.IntRange(min=1),
+    help="Draw so many only.  [default: all, or those with 100,000 operations]",
+)
 @click.option(
     "--layers",
     type=click.IntRange(min=1),
@@ -50,12 +57,13 @@ def command(
     from axonn_tune.api import build_search, predict_search
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.report.trace import trace_document
-    from axonn_tune.search.played import step_timeline
+    from axonn_tune.search.played import drawable_microsteps, step_timeline
     from axonn_tune.search.rank import run
 
     search = build_search(**search_arguments(options))
     chosen = run(search).prediction(0) if grid is None else predict_search(search, grid)
-    predicted = step_timeline(search, chosen, layers, microsteps)
+    n_micro = microsteps or drawable_microsteps(search, chosen, MOST_OPERATIONS)
+    predicted = step_timeline(search, chosen, layers, n_micro)
     steps = {f"predicted: {search.model.name}, {chosen.grid}": predicted.operations}
     if measured is not None:
         from axonn_tune.errors import InputError
@@ -69,10 +77,10 @@ def command(
             )
         name = f"measured on rank 0: {measurement.grid} on {measurement.device_name}"
         steps[name] = list(measurement.last_step)
-    emit(as_json(trace_document(steps, predicted.waits_for)), output)
-    n_drawn, seconds = len(predicted.operations), predicted.seconds
+    emit(as_json(trace_document(steps, predicted.waits_for), compact=True), output)
+    drawn = f"{min(n_micro, chosen.n_microsteps)} of {chosen.n_microsteps} micro-steps"
     click.echo(
-        f"{output}: {n_drawn} operations, {seconds:.3f} s of {chosen.step_seconds:.3f} s "
-        "predicted; open it at https://ui.perfetto.dev",
+        f"{output}: {drawn}, {len(predicted.operations)} operations, {predicted.seconds:.3f} s of "
+        f"{chosen.step_seconds:.3f} s predicted; open it at https://ui.perfetto.dev",
         err=True,
     )

@@ -335,7 +335,7 @@ def _write_trace(
         waits_for |= predicted.waits_for
         if isinstance(result := results[name], Measurement):
             steps[f"{name}: measured on rank 0"] = result.last_step
-    emit(as_json(trace_document(steps, waits_for)), path)
+    emit(as_json(trace_document(steps, waits_for), compact=True), path)
 
 
 def _conclude(validation: Validation, baseline: Validation | None, options: dict[str, Any]) -> None:

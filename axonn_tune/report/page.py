@@ -21,7 +21,7 @@ from axonn_tune.report.text import assumption_line, operation_rate, operation_si
 from axonn_tune.search.each import Each
 from axonn_tune.search.explain import explain
 from axonn_tune.search.pareto import pareto_front
-from axonn_tune.search.played import StepTimeline, step_timeline
+from axonn_tune.search.played import StepTimeline, microstep_timeline, pass_timeline
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import Ranking
@@ -29,8 +29,8 @@ from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.spec.validation import Outcome, Validation
 from axonn_tune.units import format_count, gib
 
-# Equal layers in a row that a timeline draws, and micro-batches and passes of a pipeline.
-DRAWN_LAYERS, DRAWN_PASSES = 3, 256
+# Equal layers in a row that a timeline draws, and passes of a pipeline.
+DRAWN_LAYERS, DRAWN_PASSES = 3, 512
 DIGITS = 5
 
 
@@ -101,6 +101,7 @@ def page_document(
         "assumptions": [assumption_line(search)],
         "evaluated": sum(ranking.n_evaluated for ranking in rankings),
         "n_candidates": n_all,
+        "drawn_layers": DRAWN_LAYERS,
         "capacity_gib": gib(search.memory_capacity_bytes),
         "options": options,
         "launched": list(launched),
@@ -190,22 +191,18 @@ def _detail(search: Search, prediction: Prediction) -> dict[str, Any]:
             ]
             for op in sorted(explanation.operations, key=lambda op: -op.total_seconds)
         ],
-        "timeline": _timeline(search, prediction),
+        "timeline": _packed(microstep_timeline(search, prediction, DRAWN_LAYERS)),
+        "passes": _passes(search, prediction),
     }
 
 
-def _timeline(search: Search, prediction: Prediction) -> dict[str, Any]:
-    n_passes = 2 * prediction.variant.n_virtual
-    n_stages = prediction.grid.sizes.get("pipeline", 1)
-    n_micro = 1
-    if n_stages > 1:
-        n_micro = max(min(2 * n_stages, DRAWN_PASSES // (n_passes * n_stages)), n_stages)
-    played = step_timeline(search, prediction, DRAWN_LAYERS, n_micro)
-    note = f"one of {prediction.n_microsteps} micro-steps"
-    if n_stages > 1:
-        n_micro = min(n_micro, prediction.n_microsteps)
-        note = f"{n_micro} of {prediction.n_microsteps} micro-batches"
-    return {**_packed(played), "note": note, "layers": DRAWN_LAYERS}
+def _passes(search: Search, prediction: Prediction) -> dict[str, Any] | None:
+    """The passes of a pipeline, if there is one and it is not too deep to draw."""
+    found = pass_timeline(search, prediction, DRAWN_PASSES)
+    if found is None:
+        return None
+    timeline, n_micro = found
+    return {**_packed(timeline), "n_microbatches": n_micro}
 
 
 def _packed(played: StepTimeline) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from axonn_tune.simulate.pipeline import (
     passes,
 )
 from axonn_tune.simulate.timeline import Event, timeline
-from axonn_tune.spec.grid import CandidateTable
+from axonn_tune.spec.grid import PIPELINE, CandidateTable
 from axonn_tune.spec.measurement import Operation as MeasuredOperation
 from axonn_tune.spec.plan import (
     COMPUTE,
@@ -113,32 +113,64 @@ def step_timeline(
     most_layers: int | None = None,
     most_microsteps: int | None = None,
 ) -> StepTimeline:
-    """The predicted step as a timeline, in a pipeline of a rank of the last stage.
+    """The predicted step, in a pipeline with the passes of all ranks.
+
+    Operations are those of one rank, in a pipeline of one of the last stage.
 
     Parameters
     ----------
     most_layers, most_microsteps : int or None
         Draw no more equal layers in a row, or micro-steps, than these: the schedule of a
-        smaller model or batch, which begins, repeats and ends as the whole one does.
+        smaller model or batch, which begins, repeats and ends as the whole one does. Virtual
+        stages take micro-steps in multiples of the stages.
     """
     player = _Player(search, prediction, most_layers)
-    plan = player.plan
-    n_micro = min(prediction.n_microsteps, most_microsteps or prediction.n_microsteps)
-    if plan.pipeline is not None:
-        return player.pipelined(plan.pipeline, n_micro)
-    n_sync = int(bool(plan.sync_microstep))
-    operations: list[MeasuredOperation] = []
-    origin = 0.0
-    for phases, repeats in (
-        (plan.microstep, n_micro - n_sync),
-        (plan.sync_microstep, n_sync),
-        (plan.step_end, 1),
-    ):
-        part = player.play(phases, repeats)
-        for _ in range(part.repeats):
-            operations += player.measured(part, origin)
-            origin += part.seconds
-    return StepTimeline(operations, waits_of(plan))
+    n_micro = _whole_rounds(prediction, most_microsteps or prediction.n_microsteps)
+    if player.plan.pipeline is not None:
+        return player.pipelined(player.plan.pipeline, n_micro)
+    return player.sequential(n_micro)
+
+
+def microstep_timeline(search: Search, prediction: Prediction, most_layers: int) -> StepTimeline:
+    """One micro-step of a rank, of the last stage in a pipeline, and the end of the step."""
+    return _Player(search, prediction, most_layers).sequential(1)
+
+
+def pass_timeline(
+    search: Search, prediction: Prediction, most_passes: int
+) -> tuple[StepTimeline, int] | None:
+    """The passes of a pipeline's ranks for some of the micro-batches, and for how many.
+
+    None where there is no pipeline, or already one round of micro-batches has more passes.
+    """
+    player = _Player(search, prediction)
+    pipeline = player.plan.pipeline
+    if pipeline is None:
+        return None
+    each = 2 * pipeline.n_stages * pipeline.n_virtual
+    n_micro = min(most_passes // each, 2 * pipeline.n_stages) // pipeline.n_stages
+    n_micro = _whole_rounds(prediction, n_micro * pipeline.n_stages)
+    if not n_micro:
+        return None
+    every, _ = player.passes(pipeline, n_micro)
+    return StepTimeline([_of_pass(one) for one in every], {}), n_micro
+
+
+def drawable_microsteps(search: Search, prediction: Prediction, most_operations: int) -> int:
+    """Micro-steps of which a whole step's timeline has about so many operations, at least one."""
+    player = _Player(search, prediction)
+    each = len(player.play(player.plan.microstep, 1).events)
+    if player.plan.pipeline is not None:
+        each += 2 * player.plan.pipeline.n_stages * player.plan.pipeline.n_virtual
+    return _whole_rounds(prediction, max(most_operations // each, 1))
+
+
+def _whole_rounds(prediction: Prediction, n_micro: int) -> int:
+    """So many micro-steps, but multiples of the stages where those are virtual ones."""
+    if prediction.variant.n_virtual > 1:
+        stages = prediction.grid.sizes[PIPELINE]
+        n_micro = -(-n_micro // stages) * stages
+    return min(n_micro, prediction.n_microsteps)
 
 
 def waits_of(plan: StepPlan) -> dict[str, tuple[str, ...]]:
@@ -208,9 +240,25 @@ class _Player:
             if is_launched(event.operation)
         ]
 
-    def pipelined(self, pipeline: Pipeline, n_micro: int) -> StepTimeline:
-        """Passes of every stage, and the operations of the rank of the last stage in its own."""
-        n_stages, n_virtual = pipeline.n_stages, pipeline.n_virtual
+    def sequential(self, n_micro: int) -> StepTimeline:
+        """Micro-steps one after another, the last one with the step's synchronisation."""
+        plan = self.plan
+        n_sync = int(bool(plan.sync_microstep))
+        operations: list[MeasuredOperation] = []
+        origin = 0.0
+        for phases, repeats in (
+            (plan.microstep, n_micro - n_sync),
+            (plan.sync_microstep, n_sync),
+            (plan.step_end, 1),
+        ):
+            part = self.play(phases, repeats)
+            for _ in range(part.repeats):
+                operations += self.measured(part, origin)
+                origin += part.seconds
+        return StepTimeline(operations, waits_of(plan))
+
+    def passes(self, pipeline: Pipeline, n_micro: int) -> tuple[list[PlayedPass], dict[int, Part]]:
+        """Passes of every rank, and the parts that they consist of, by `kind_of`."""
         of_place = (pipeline.first, pipeline.middle, pipeline.last)
         played = {
             kind_of(direction, place): self.play(stage.parts[direction], 1)
@@ -219,11 +267,17 @@ class _Player:
         }
         seconds = np.array([played[kind].seconds for kind in range(N_KINDS)])
         transfer = self.seconds_of(pipeline.transfer)
-        every = passes(n_stages, n_virtual, n_micro, seconds, transfer)
-        last = n_stages * n_virtual - 1
+        every = passes(pipeline.n_stages, pipeline.n_virtual, n_micro, seconds, transfer)
+        return every, played
+
+    def pipelined(self, pipeline: Pipeline, n_micro: int) -> StepTimeline:
+        """Passes of every rank, and the operations of the rank of the last stage in its own."""
+        every, played = self.passes(pipeline, n_micro)
+        transfer = self.seconds_of(pipeline.transfer)
+        last = pipeline.n_stages * pipeline.n_virtual - 1
         operations = [_of_pass(each) for each in every]
         for each in every:
-            if each.rank == n_stages - 1:
+            if each.rank == pipeline.n_stages - 1:
                 place = 2 if each.stage == last else 0 if each.stage == 0 else 1
                 part = played[kind_of(each.direction, place)]
                 operations += self.measured(part, each.start_seconds + transfer)

@@ -209,8 +209,12 @@ def test_strategies_stand_beside_each_other(open_page, pages):
         assert set(column(chrome, "Strategy")) == {"megatron"}
         find(chrome, "#table tbody tr").click()
         assert "--strategy megatron" in texts(chrome, "#commands pre")[0]
-        rows = texts(chrome, "#timeline svg [aria-label='y-axis tick label'] text")
-        assert any(row.startswith("pipeline rank") for row in rows)
+        rows = texts(chrome, "#passes svg [aria-label='y-axis tick label'] text")
+        assert rows and all(row.startswith("pipeline rank") for row in rows)
+        assert "compute" in texts(chrome, "#timeline svg [aria-label='y-axis tick label'] text")
+        type_filter(chrome, "pipeline=1")
+        find(chrome, "#table tbody tr").click()
+        assert not find(chrome, "#passes").is_displayed()
 
 
 def test_five_thousand_candidates_open_fast_in_a_small_file(open_page, pages):

@@ -63,9 +63,11 @@ def test_details_are_of_the_fastest_and_the_front_and_their_parts_make_up_the_st
 
 
 def test_a_packed_timeline_unpacks_to_streams_that_never_overlap(document):
-    for detail in document["details"].values():
-        packed = detail["timeline"]
-        assert packed["streams"][0] == "compute"
+    packed_ones = [detail["timeline"] for detail in document["details"].values()]
+    assert all(packed["streams"][0] == "compute" for packed in packed_ones)
+    packed_ones += [detail["passes"] for detail in document["details"].values() if detail["passes"]]
+    assert len(packed_ones) > len(document["details"])
+    for packed in packed_ones:
         ends = dict.fromkeys(range(len(packed["streams"])), 0)
         for stream, name, kind, idle, length in packed["operations"]:
             assert name < len(packed["names"]) and kind < len(packed["kinds"])

@@ -9,9 +9,11 @@ import pytest
 
 from axonn_tune.api import build_search, predict_search
 from axonn_tune.report.trace import trace_document
-from axonn_tune.search.played import step_timeline
+from axonn_tune.search.played import drawable_microsteps, step_timeline
+from axonn_tune.search.rank import run
 from axonn_tune.simulate.pipeline import N_KINDS, passes, pipeline_seconds
 from axonn_tune.spec.measurement import Operation
+from axonn_tune.strategies.named import Switches
 
 STEPS = {
     "axonn": "1x4x8x2",
@@ -67,6 +69,28 @@ def test_a_shorter_timeline_has_fewer_equal_layers_and_the_same_kinds_of_work():
     assert len(short.operations) < len(whole.operations) / 5
     assert {op.name for op in short.operations} == {op.name for op in whole.operations}
     assert sum(op.name == "optimizer.step" for op in short.operations) == 1
+
+
+def test_virtual_stages_take_micro_steps_in_rounds():
+    options = {"switches": Switches(virtual_stages=2), "fix": {"pipeline": 4}}
+    search = build_search("5b", 64, global_batch=128, strategy="megatron", **options)
+    prediction = run(search).prediction(0)
+    assert prediction.variant.n_virtual == 2
+    timeline = step_timeline(search, prediction, 2, 3)
+    micro_batches = {op.name.split()[1] for op in timeline.operations if "pass" in op.kind}
+    assert micro_batches == {"0", "1", "2", "3"}
+    whole = step_timeline(search, prediction)
+    assert whole.seconds == pytest.approx(prediction.step_seconds)
+
+
+def test_a_trace_draws_about_as_many_operations_as_it_may():
+    search = build_search("5b", 64, global_batch=1024, micro_batch=1)
+    prediction = predict_search(search, "1x4x8x2")
+    n_micro = drawable_microsteps(search, prediction, 5000)
+    assert 1 < n_micro < prediction.n_microsteps
+    n_drawn = len(step_timeline(search, prediction, None, n_micro).operations)
+    assert 0.5 * 5000 < n_drawn < 1.1 * 5000
+    assert drawable_microsteps(search, prediction, 10**9) == prediction.n_microsteps
 
 
 def test_passes_of_a_pipeline_end_when_the_pipeline_does():

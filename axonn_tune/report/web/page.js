@@ -116,7 +116,8 @@ class Page {
     this.visible = this.rows;
     // The same colours on every page of the table, and for every candidate.
     this.parts = orderedParts(this.rows.flatMap((row) => Object.keys(this.partsOf(row))));
-    this.kinds = distinct(Object.values(data.details).flatMap((each) => each.timeline.kinds)).sort();
+    const drawn = Object.values(data.details).flatMap(({ timeline, passes }) => (passes ? [timeline, passes] : [timeline]));
+    this.kinds = distinct(drawn.flatMap((each) => each.kinds)).sort();
     this.group = data.strategies.length > 1 ? "strategyName" : "recompute";
     this.groups = distinct(this.rows.map((row) => row[this.group])).sort();
   }
@@ -303,7 +304,7 @@ class Page {
     missing.hidden = Boolean(row.detail);
     missing.textContent = "This page holds the timelines and operations of the fastest candidates and of the "
       + "Pareto front only; the command explain shows those of this one.";
-    $("#operations").hidden = $("#timeline").hidden = !row.detail;
+    for (const part of ["#operations", "#timeline", "#passes"]) $(part).hidden = !row.detail;
     if (row.detail) this.writeOperations(row.detail);
     this.drawDetail();
     this.drawTradeoff();
@@ -421,7 +422,7 @@ class Page {
 
   drawDetail() {
     const row = this.state.chosen;
-    if (row.detail) this.drawTimeline(row.detail.timeline);
+    if (row.detail) this.drawTimelines(row);
     const terms = row.memoryTerms.filter((term) => term.gib > 0);
     draw("#memory .plot", "Terms of the memory of one GPU", (width) => ({
       width, height: 60 + 24 * terms.length, marginLeft: 150,
@@ -435,7 +436,22 @@ class Page {
     }));
   }
 
-  drawTimeline(packed) {
+  drawTimelines(row) {
+    const { timeline, passes } = row.detail;
+    $("#timeline-note").textContent = `Predicted: one of ${row.n_microsteps} micro-steps`
+      + (row.sizes.pipeline > 1 ? " of a rank of the last stage" : "")
+      + `, with ${this.data.drawn_layers} of the equal layers in a row drawn, and the end of the step; one row for `
+      + "computation, one for each axis of communication.";
+    this.drawTimeline("#timeline .plot", "Operations of a micro-step over time, a row for each stream", timeline);
+    $("#passes").hidden = !(row.sizes.pipeline > 1);
+    $("#passes .plot").hidden = !passes;
+    $("#passes-note").textContent = passes
+      ? `The passes of ${passes.n_microbatches} of ${row.n_microsteps} micro-batches, a row for each rank; the gaps are the bubble.`
+      : "Its passes are too many to draw here; the command trace writes them for Perfetto.";
+    if (passes) this.drawTimeline("#passes .plot", "Passes of the pipeline over time, a row for each rank", passes);
+  }
+
+  drawTimeline(selector, label, packed) {
     const scale = 1e6 * packed.tick;
     const [unit, factor] = scale < 1e-3 ? ["us", 1e6] : scale < 1 ? ["ms", 1e3] : ["s", 1];
     const free = packed.streams.map(() => 0);
@@ -447,10 +463,8 @@ class Page {
         start: start * packed.tick * factor, end: free[stream] * packed.tick * factor,
       };
     });
-    $("#timeline-note").textContent = `Predicted, ${packed.note}, with ${packed.layers} of the equal layers in a row `
-      + "drawn, and the end of the step: one row for computation, one for each axis of communication.";
-    draw("#timeline .plot", "Operations of a micro-step over time, a row for each stream", (width) => ({
-      width, height: 90 + 42 * packed.streams.length, marginLeft: 150,
+    draw(selector, label, (width) => ({
+      width, height: 90 + Math.max(42 - packed.streams.length, 14) * packed.streams.length, marginLeft: 150,
       x: { label: `${unit} →`, grid: true },
       y: { label: null, domain: packed.streams },
       color: { ...colors(this.kinds, packed.kinds), legend: true },
