@@ -174,6 +174,7 @@ def test_a_host_without_ipv6(brief):
     assert code == 0, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -43,6 +43,7 @@ def test_a_limit_of_tensor_parallelism_is_for_those_that_have_it(capsys):
     assert best["megatron"]["tensor"] <= 2 and best["zero3"]["shard"] >= 1
 
 
+@pytest.mark.slow
 def test_python_has_the_same_comparison(capsys):
     _, text, _ = said(capsys, "compare", *JOB, "--strategies", "zero3,megatron", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))

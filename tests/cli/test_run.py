@@ -178,6 +178,7 @@ def test_given_ranks_report_bad_input_once():
     assert second[1:] == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["raise", "kill", pytest.param("hang", marks=pytest.mark.slow)])
 def test_a_failing_rank_ends_the_job_with_one_message(how):
     arguments = ["run", *TINY, "--grid", "1x1x1x2", "--steps", "5", "--quiet", "--timeout", "4"]

@@ -87,7 +87,9 @@ def test_a_page_beside_a_ranking(capsys, tmp_path):
 def test_a_page_needs_a_validation_of_its_candidates(capsys, tmp_path):
     code, _, err = said(capsys, "report", *JOB, "--validation", tmp_path / "none.json")
     assert code == 2 and "none.json" in err
-    code, _, err = said(capsys, "report", *JOB, "--output", tmp_path / "no" / "page.html")
+    code, _, err = said(
+        capsys, "report", *JOB, "--details", "1", "--output", tmp_path / "no" / "page.html"
+    )
     assert code == 2 and "page.html" in err
 
 

@@ -267,6 +267,7 @@ def test_the_timeline_keeps_its_own_rules(program, slowdown):
     assert busy + exposed == pytest.approx(end, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_layers", [2, 7, 100])
 @pytest.mark.parametrize("overlap", [Overlap(), Overlap(False, False, False)])
 def test_a_deep_model_on_a_real_machine_equals_the_plain_twin(perlmutter, n_layers, overlap):

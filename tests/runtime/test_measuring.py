@@ -94,6 +94,7 @@ def what_is_known_is_not_measured_again(rank, n_ranks, path):
     ]
 
 
+@pytest.mark.slow
 def test_what_is_known_is_not_measured_again(tmp_path):
     on_ranks(2, what_is_known_is_not_measured_again, 2, str(tmp_path / "journal"))
 
@@ -121,6 +122,7 @@ def levels_as_told(rank, n_ranks, path):
     assert calibrate(rank, n_ranks, path, parts=("links",), units=(2,)).units == (2,)
 
 
+@pytest.mark.slow
 def test_levels_as_told(tmp_path):
     on_ranks(4, levels_as_told, 4, str(tmp_path / "journal"))
 

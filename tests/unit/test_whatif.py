@@ -102,6 +102,7 @@ def test_what_if_compares_the_best_before_and_after():
     assert not what_if(search, smaller).kept.fits
 
 
+@pytest.mark.slow
 def test_the_same_configuration_is_found_again_with_its_virtual_stages():
     search = build_search("20b", 64, global_batch=256, strategy="megatron")
     ranking = run(search)
