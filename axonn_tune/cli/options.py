@@ -277,6 +277,19 @@ def given_options(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def words_of(options: dict[str, Any]) -> list[str]:
+    """Options as the words of a command line."""
+    words: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            each = value if isinstance(value, tuple) else (value,)
+            words += (word for one in each for word in (f"--{flag}", str(one)))
+    return words
+
+
 def format_option(*formats: str) -> Callable[[Command], Command]:
     """``--format`` with the given choices; the first is the default."""
     return click.option(

@@ -7,7 +7,12 @@ from typing import Any
 
 import click
 
-from axonn_tune.cli.options import given_options, search_arguments, search_options
+from axonn_tune.cli.options import (
+    given_options,
+    search_arguments,
+    search_options,
+    words_of,
+)
 from axonn_tune.cli.progress import Progress, quiet_option
 
 # What a page says of a candidate itself, and what does not describe a search.
@@ -125,14 +130,6 @@ def _rankings(options: dict[str, Any], quiet: bool) -> list[Any]:
 
 
 def _common_options(options: dict[str, Any]) -> str:
-    """What the user typed of the job, as commands repeat it."""
-    words = []
-    for name, value in given_options(options).items():
-        flag = name.replace("_", "-")
-        if name in _OF_CANDIDATES:
-            continue
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", str(value)]
-    return shlex.join(words)
+    """What the user typed of the job, as the page's commands repeat it."""
+    given = given_options(options)
+    return shlex.join(words_of({n: v for n, v in given.items() if n not in _OF_CANDIDATES}))

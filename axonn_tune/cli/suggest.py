@@ -14,6 +14,7 @@ from axonn_tune.cli.options import (
     plot_option,
     search_arguments,
     search_options,
+    words_of,
 )
 from axonn_tune.cli.progress import quiet_option
 
@@ -121,15 +122,9 @@ def command(
 
 def _next_command(given: dict[str, Any], grid: str, order: str) -> str:
     """`explain` for the best grid, with the options that the user typed."""
-    words = ["axonn-tune", "explain"]
-    for name, value in given.items():
-        flag = name.replace("_", "-")
-        if name == "order":
-            words += ["--order", order]
-        elif isinstance(value, tuple):
-            words += [word for each in value for word in (f"--{flag}", each)]
-        elif isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif name not in ("gx", "gy", "gz", "gdata", "max_tp", "fix"):
-            words += [f"--{flag}", str(value)]
-    return shlex.join([*words, "--grid", grid])
+    left_out = ("gx", "gy", "gz", "gdata", "max_tp", "fix")
+    left_out += ("include_oom", "every_configuration", "cost_model")
+    kept = {name: value for name, value in given.items() if name not in left_out}
+    if "order" in kept:
+        kept["order"] = order
+    return shlex.join(["axonn-tune", "explain", *words_of(kept), "--grid", grid])

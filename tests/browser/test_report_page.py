@@ -137,9 +137,9 @@ def test_a_clicked_candidate_opens_with_all_its_parts(open_page, pages, best, ca
         assert wanted in find(chrome, "#detail-title").text
         assert find(chrome, "tr[aria-selected='true']").text.startswith("4 ")
         assert chrome.current_url.endswith("#candidate=4")
-        bars = chrome.find_elements("css selector", "#timeline .plot svg [aria-label='bar'] rect")
+        bars = chrome.find_elements("css selector", "#timeline .plot svg [data-mark='bar'] rect")
         assert len(bars) > 50
-        assert set(texts(chrome, "#timeline svg [aria-label='y-axis tick label'] text")) >= {
+        assert set(texts(chrome, "#timeline svg [data-mark='y-axis tick label'] text")) >= {
             "compute",
             "z",
         }
@@ -169,13 +169,13 @@ def test_figures_open_what_is_clicked(open_page, pages):
     from selenium.webdriver import ActionChains
 
     with open_page(pages["grids"]) as chrome:
-        bars = chrome.find_elements("css selector", "#breakdown svg [aria-label='bar'] rect")
+        bars = chrome.find_elements("css selector", "#breakdown svg [data-mark='bar'] rect")
         rows = sorted({bar.location["y"] for bar in bars})
         of_sixth = [bar for bar in bars if bar.location["y"] == rows[5]]
         longest = max(of_sixth, key=lambda bar: bar.size["width"])
         ActionChains(chrome).move_to_element(longest).click().perform()
         assert find(chrome, "#detail-title").text.startswith("Candidate 6:")
-        dots = chrome.find_elements("css selector", "#tradeoff svg [aria-label='dot'] circle")
+        dots = chrome.find_elements("css selector", "#tradeoff svg [data-mark='dot'] circle")
         assert len(dots) > 100
         ActionChains(chrome).move_to_element(dots[0]).click().perform()
         assert not find(chrome, "#detail-title").text.startswith("Candidate 6:")
@@ -209,9 +209,9 @@ def test_strategies_stand_beside_each_other(open_page, pages):
         assert set(column(chrome, "Strategy")) == {"megatron"}
         find(chrome, "#table tbody tr").click()
         assert "--strategy megatron" in texts(chrome, "#commands pre")[0]
-        rows = texts(chrome, "#passes svg [aria-label='y-axis tick label'] text")
+        rows = texts(chrome, "#passes svg [data-mark='y-axis tick label'] text")
         assert rows and all(row.startswith("pipeline rank") for row in rows)
-        assert "compute" in texts(chrome, "#timeline svg [aria-label='y-axis tick label'] text")
+        assert "compute" in texts(chrome, "#timeline svg [data-mark='y-axis tick label'] text")
         type_filter(chrome, "pipeline=1")
         find(chrome, "#table tbody tr").click()
         assert not find(chrome, "#passes").is_displayed()

@@ -52,6 +52,16 @@ def test_the_next_command_keeps_what_was_typed(capsys):
     assert f"step {step} s" in out
 
 
+@pytest.mark.parametrize(
+    "options",
+    [["--include-oom"], ["--every-configuration", "--gx", "1"], ["--cost-model", "paper"]],
+)
+def test_the_next_command_is_one_that_explain_takes(capsys, options):
+    _, out, _ = run_cli(capsys, *SUGGEST, *options)
+    following = out.splitlines()[-1].removeprefix("Next: axonn-tune ").split()
+    assert run_cli(capsys, *following)[0] == 0
+
+
 def test_json_is_the_contract_and_goes_to_a_file(capsys, tmp_path):
     target = tmp_path / "ranking.json"
     code, out, _ = run_cli(

@@ -528,6 +528,14 @@ function draw(selector, label, optionsOf, then) {
   const place = $(selector);
   const width = Math.max(place.clientWidth, 280);
   const plot = Plot.plot({ ...optionsOf(width), ariaLabel: label, style: { background: "none" } });
+  // To a screen reader a figure is one picture; the table has its numbers.
+  for (const picture of plot.matches("svg") ? [plot] : plot.querySelectorAll("svg[aria-label]")) {
+    picture.setAttribute("role", "img");
+    for (const mark of picture.querySelectorAll("[aria-label]")) {
+      mark.dataset.mark = mark.getAttribute("aria-label");
+      mark.removeAttribute("aria-label");
+    }
+  }
   then?.(plot);
   place.replaceChildren(plot);
 }
