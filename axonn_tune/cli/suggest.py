@@ -122,8 +122,10 @@ def command(
 
 def _next_command(given: dict[str, Any], grid: str, order: str) -> str:
     """`explain` for the best grid, with the options that the user typed."""
-    left_out = ("gx", "gy", "gz", "gdata", "max_tp", "fix")
-    left_out += ("include_oom", "every_configuration", "cost_model")
+    left_out = (
+        *("gx", "gy", "gz", "gdata", "max_tp", "fix"),
+        *("include_oom", "every_configuration", "cost_model"),
+    )
     kept = {name: value for name, value in given.items() if name not in left_out}
     if "order" in kept:
         kept["order"] = order
