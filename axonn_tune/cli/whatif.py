@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -111,4 +110,4 @@ def _changed(search: Search, settings: tuple[str, ...]) -> Machine:
         machine = with_gpu(machine, other)
     machine.peak_flops_per_s(dtype)
     others = [setting for setting in settings if setting not in gpus]
-    return with_settings(replace(machine), others, dtype)
+    return with_settings(machine, others, dtype)
