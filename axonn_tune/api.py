@@ -255,15 +255,10 @@ def predict(
 
 def predict_search(search: Search, grid: AnyGrid | str) -> Prediction:
     """As `predict`, for a search that is already built."""
-    from dataclasses import replace
-
     from axonn_tune.search.absence import broken_by
 
-    names = search.strategy.axes.names
     wanted = parse_grid(grid, search.strategy.axes) if isinstance(grid, str) else grid
-    axes = {axis: wanted.sizes.get(axis, 1) for axis in names}
     reasons = broken_by(search, wanted)
     if reasons:
         raise InputError(f"grid {wanted} is not allowed: {'; '.join(reasons)}")
-    constraints = replace(search.constraints, axes=axes)
-    return run(replace(search, constraints=constraints, include_oom=True)).prediction(0)
+    return run(search.of_layout(wanted)).prediction(0)

@@ -18,11 +18,6 @@ _STYLES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
 )
 
 
-def say(text: str, err: bool = False) -> None:
-    """Print with colors where a terminal shows them, unless NO_COLOR is set (no-color.org)."""
-    click.echo(_styled(text), err=err, color=False if os.environ.get("NO_COLOR") else None)
-
-
 def _styled(text: str) -> str:
     for pattern, style in _STYLES:
         before, after = click.style("|", **style).split("|")
@@ -31,9 +26,9 @@ def _styled(text: str) -> str:
 
 
 def emit(text: str, output: str | None) -> None:
-    """Print, or write to `output`."""
+    """Print, with colors on a terminal unless NO_COLOR is set (no-color.org), or write."""
     if output is None:
-        say(text)
+        click.echo(_styled(text), color=False if os.environ.get("NO_COLOR") else None)
         return
     from axonn_tune.io.yaml_files import write_text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from axonn_tune.cli.progress import Progress, quiet_option
 
 if TYPE_CHECKING:
     from axonn_tune.search.problem import Search
+
+MOST_TOKENS = 1e18  # far beyond any text that there is
 
 
 @click.command("plan")
@@ -74,10 +77,15 @@ def command(
     n_tokens = CHINCHILLA_TOKENS_PER_PARAMETER * search.model.parameters
     if tokens is not None:
         n_tokens = parse_count(tokens, "--tokens")
-        if not n_tokens > 0:
-            raise InputError(f"--tokens {tokens}: allowed: above zero")
+        if not 0 < n_tokens <= MOST_TOKENS:
+            raise InputError(f"--tokens {tokens}: allowed: above zero, at most {MOST_TOKENS:g}")
     if deadline is None:
         runs = [training_run(search, n_tokens)]
+        if math.isinf(runs[0].wall_seconds):
+            raise InputError(
+                f"a job on {gpus} GPUs would fail every {runs[0].failures.mtbf_seconds:.3g} s, too "
+                "often to end; allowed: fewer --gpus, a longer --gpu-mtbf, a shorter --restart"
+            )
     else:
         seconds = _amount(deadline, "deadline_seconds", "--deadline")
         runs = meet_deadline(search, n_tokens, seconds, Progress("Searching", quiet))

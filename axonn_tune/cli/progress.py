@@ -34,9 +34,8 @@ class Progress:
             bar: Any = None
             for done, item in enumerate(items):
                 if shows and bar is None and time.monotonic() - start > PATIENCE_SECONDS:
-                    label = click.style(self.label, bold=True)
                     bar = stack.enter_context(
-                        click.progressbar(length=len(items), label=label, file=sys.stderr)
+                        click.progressbar(length=len(items), label=self.label, file=sys.stderr)
                     )
                     bar.update(done)
                 yield item

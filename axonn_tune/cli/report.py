@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from axonn_tune.cli.options import (
     words_of,
 )
 from axonn_tune.cli.progress import Progress, quiet_option
+
+if TYPE_CHECKING:
+    from axonn_tune.search.problem import Search
 
 # What a page says of a candidate itself, and what does not describe a search.
 _OF_CANDIDATES = (
@@ -90,11 +93,12 @@ def write_report(
     from axonn_tune.io.json_files import load_json
     from axonn_tune.launch.script import FRAMEWORKS
     from axonn_tune.report.page import page_document, page_html
+    from axonn_tune.search.compare import rankings
     from axonn_tune.spec.validation import Validation
 
     measured = None if validation is None else load_json(validation, Validation)
     document = page_document(
-        _rankings(options, quiet),
+        rankings(_searches(options), Progress("Searching", quiet)),
         _common_options(options),
         [name for name, frameworks in FRAMEWORKS.items() if frameworks],
         f"Written by axonn-tune {__version__} on {datetime.now():%Y-%m-%d}.",
@@ -108,25 +112,14 @@ def write_report(
     click.echo(f"{output}: {n_rows} of {n_all} candidates", err=True)
 
 
-def _rankings(options: dict[str, Any], quiet: bool) -> list[Any]:
-    """Of the strategy, or of every one that has a candidate."""
+def _searches(options: dict[str, Any]) -> list[Search]:
+    """Of the strategy, or of every one."""
     from axonn_tune.api import build_search
-    from axonn_tune.errors import NoCandidateError
-    from axonn_tune.search.rank import run
     from axonn_tune.strategies.named import STRATEGIES
 
     arguments = {**search_arguments(options), "include_oom": True}
-    if arguments["strategy"] != "all":
-        return [run(build_search(**arguments))]
-    rankings, last = [], None
-    for name in Progress("Searching", quiet)(list(STRATEGIES)):
-        try:
-            rankings.append(run(build_search(**{**arguments, "strategy": name})))
-        except NoCandidateError as error:
-            last = error
-    if last is not None and not rankings:
-        raise last
-    return rankings
+    names = list(STRATEGIES) if options["strategy"] == "all" else [options["strategy"]]
+    return [build_search(**{**arguments, "strategy": name}) for name in names]
 
 
 def _common_options(options: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--by",
-    type=click.FloatRange(min=1.0, min_open=True),
+    type=click.FloatRange(min=1.0, max=100.0, min_open=True),
     default=1.1,
     show_default=True,
     help="Factor of the table of sensitivities.",

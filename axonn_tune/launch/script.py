@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from axonn_tune.errors import InputError
@@ -76,7 +75,6 @@ def _script(
     search: Search, prediction: Prediction, framework: str, train: str, sbatch: Sequence[str]
 ) -> str:
     machine, per_node = search.machine, search.machine.ranks_per_node
-    n_nodes = math.ceil(search.job.n_gpus / per_node)
     tasks = min(per_node, search.job.n_gpus)
     host = machine.job_script
     ranks = axonn.rank_lines(prediction) if framework == "axonn" else []
@@ -90,7 +88,7 @@ def _script(
         f"{prediction.tflops_per_gpu:.1f} TFLOP/s per GPU.",
         *memory_warning(prediction),
         f"#SBATCH --job-name={search.model.name}",
-        f"#SBATCH --nodes={n_nodes}",
+        f"#SBATCH --nodes={search.n_nodes}",
         f"#SBATCH --ntasks={search.job.n_gpus}",
         f"#SBATCH --ntasks-per-node={tasks}",
         f"#SBATCH --gpus-per-node={tasks}",

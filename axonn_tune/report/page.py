@@ -26,8 +26,9 @@ from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import Ranking
 from axonn_tune.spec.plan import COMPUTE
-from axonn_tune.spec.validation import Outcome, Validation
+from axonn_tune.spec.validation import Validation
 from axonn_tune.units import format_count, gib
+from axonn_tune.validate.outcomes import configuration_of
 
 # Equal layers in a row that a timeline draws, and passes of a pipeline.
 DRAWN_LAYERS, DRAWN_PASSES = 3, 512
@@ -94,19 +95,19 @@ def page_document(
         [row.prediction.fits for row in rows],
     )
     detailed = sorted({*range(min(most_details, len(rows))), *front})
-    n_all = sum(len(ranking) for ranking in rankings)
+    strategies = [ranking.search.strategy.name for ranking in rankings]
     return {
         "title": f"{model.name} on {job.n_gpus} {machine.gpu.name}",
         "subtitle": f"{format_count(model.parameters)} parameters, machine {machine.name}",
-        "assumptions": [assumption_line(search)],
+        "assumptions": assumption_line(search),
         "evaluated": sum(ranking.n_evaluated for ranking in rankings),
-        "n_candidates": n_all,
+        "n_candidates": sum(len(ranking) for ranking in rankings),
         "drawn_layers": DRAWN_LAYERS,
         "capacity_gib": gib(search.memory_capacity_bytes),
         "options": options,
         "launched": list(launched),
-        "strategies": [ranking.search.strategy.name for ranking in rankings],
-        "rows": _columns(rows, [ranking.search.strategy.name for ranking in rankings]),
+        "strategies": strategies,
+        "rows": _columns(rows, strategies),
         "front": front,
         "measured": {} if validation is None else _measured(rows, validation),
         "details": {
@@ -234,11 +235,10 @@ def _numbered(texts: Iterable[str]) -> dict[str, int]:
 
 def _measured(rows: Sequence[Candidate], validation: Validation) -> dict[str, Any]:
     """By row what was measured of it."""
-    outcomes = {_key(outcome): outcome for outcome in validation.measured}
+    outcomes = {str(outcome.configuration): outcome for outcome in validation.measured}
     found = {}
     for number, row in enumerate(rows):
-        p = row.prediction
-        outcome = outcomes.get((str(p.grid), p.order, p.micro_batch, p.recompute))
+        outcome = outcomes.get(str(configuration_of(row.prediction)))
         if outcome is not None:
             found[str(number)] = {
                 "step": _short(outcome.measured_seconds),
@@ -252,8 +252,3 @@ def _measured(rows: Sequence[Candidate], validation: Validation) -> dict[str, An
             "the candidates; validate and report with the same options"
         )
     return found
-
-
-def _key(outcome: Outcome) -> tuple[str, str, int, str]:
-    of = outcome.configuration
-    return str(of.grid), of.order, of.micro_batch, of.recompute

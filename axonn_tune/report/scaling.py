@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record
-from axonn_tune.report.text import assumption_line, interval_text, table
+from axonn_tune.report.text import assumption_line, interval_text, ordered_layout, table
 from axonn_tune.search.best import Best
 from axonn_tune.search.scaling import efficiencies
 from axonn_tune.units import format_count, gib
@@ -47,10 +47,9 @@ def _row(point: Best, efficiency: float | None) -> list[Any]:
     best = point.best
     if best is None or efficiency is None:
         return [*head, "none", *["-"] * (len(HEADERS) - 3)]
-    layout = str(best.grid) if best.order == "xyzd" else f"{best.grid} {best.order}"
     return [
         *head,
-        layout,
+        ordered_layout(best),
         best.micro_batch,
         best.recompute,
         f"{best.step_seconds:.3f}",

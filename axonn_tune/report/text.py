@@ -10,7 +10,7 @@ from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import Ranking
 from axonn_tune.search.uncertainty import tied
-from axonn_tune.spec.grid import AXES
+from axonn_tune.spec.grid import AXES, PAPER_ORDER
 from axonn_tune.units import format_count, format_quantity, format_seconds, gib
 
 # Likelier than this to be the fastest, a row is the winner; otherwise those that share so much of
@@ -108,6 +108,12 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
             assumption_line(search, machine_was_given),
         ]
     )
+
+
+def ordered_layout(prediction: Prediction) -> str:
+    """The layout, and the rank order where it is not the paper's."""
+    order = "" if prediction.order == PAPER_ORDER else f" {prediction.order}"
+    return f"{prediction.grid}{order}"
 
 
 def interval_text(prediction: Prediction) -> str:

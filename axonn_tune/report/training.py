@@ -8,7 +8,11 @@ from typing import Any
 
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.text import assumption_line, key_values, table
-from axonn_tune.search.training import CHINCHILLA_TOKENS_PER_PARAMETER, TrainingRun
+from axonn_tune.search.training import (
+    CHINCHILLA_TOKENS_PER_PARAMETER,
+    TrainingRun,
+    checkpoint_bytes,
+)
 from axonn_tune.units import DAY_SECONDS, format_count, format_quantity, format_seconds
 
 JOULES_PER_MWH = 3.6e9
@@ -20,7 +24,7 @@ def training_text(runs: Sequence[TrainingRun], machine_was_given: bool) -> str:
     model, machine = plan.search.model, plan.search.machine
     parts = [f"{model.name} on {machine.gpu.name}: {_tokens_text(plan)}", ""]
     there = machine.facility.n_nodes
-    if there is not None and plan.n_nodes > there.value:
+    if there is not None and plan.search.n_nodes > there.value:
         parts += [f"{machine.name} has no more than {there.value:.0f} nodes.", ""]
     parts += [table([_row(each) for each in runs], _HEADERS), ""]
     parts += [_plan_text(plan), "", assumption_line(plan.search, machine_was_given)]
@@ -37,7 +41,7 @@ def _row(run: TrainingRun) -> list[Any]:
     energy = run.energy_joules
     return [
         run.search.job.n_gpus,
-        run.n_nodes,
+        run.search.n_nodes,
         run.best.grid,
         f"{run.best.step_seconds:.3f}",
         f"{100 * run.best.mfu:.1f}",
@@ -65,7 +69,10 @@ def _plan_text(run: TrainingRun) -> str:
     failures, facility, best = run.failures, run.search.machine.facility, run.best
     energy, cost, power = run.energy_joules, run.cost, facility.node_power_watts
     pairs = [
-        ("GPUs", f"{run.search.job.n_gpus} on {run.n_nodes} nodes of {run.search.machine.name}"),
+        (
+            "GPUs",
+            f"{run.search.job.n_gpus} on {run.search.n_nodes} nodes of {run.search.machine.name}",
+        ),
         (
             "layout",
             f"{best.grid}, order {best.order}, micro-batch {best.micro_batch}, recompute "
@@ -85,7 +92,7 @@ def _plan_text(run: TrainingRun) -> str:
         ),
         (
             "checkpoints",
-            f"{format_quantity(run.checkpoint_bytes, '_bytes')} in "
+            f"{format_quantity(checkpoint_bytes(run.search.model), '_bytes')} in "
             f"{format_seconds(failures.checkpoint_seconds, 3)}, best every "
             f"{failures.interval_seconds / 60:.0f} min ("
             f"{failures.interval_seconds / best.step_seconds:.0f} steps); a restart takes "
@@ -132,7 +139,7 @@ def training_record(run: TrainingRun) -> dict[str, Any]:
     low, high = run.wall_seconds_range
     return {
         "gpus": run.search.job.n_gpus,
-        "nodes": run.n_nodes,
+        "nodes": run.search.n_nodes,
         "tokens": run.tokens,
         "steps": run.n_steps,
         "work_seconds": run.work_seconds,
@@ -142,7 +149,7 @@ def training_record(run: TrainingRun) -> dict[str, Any]:
         "useful_fraction": run.useful_fraction,
         "mtbf_seconds": run.failures.mtbf_seconds,
         "interruptions": _finite(run.n_interruptions),
-        "checkpoint_bytes": run.checkpoint_bytes,
+        "checkpoint_bytes": checkpoint_bytes(run.search.model),
         "checkpoint_seconds": run.failures.checkpoint_seconds,
         "checkpoint_interval_seconds": run.failures.interval_seconds,
         "restart_seconds": run.failures.restart_seconds,

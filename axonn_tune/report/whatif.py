@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
-from axonn_tune.report.text import assumption_line, interval_text, table
+from axonn_tune.report.text import assumption_line, interval_text, ordered_layout, table
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.whatif import Influence, WhatIf
@@ -47,7 +47,7 @@ def _row(title: str, best: Prediction) -> list[Any]:
     memory = f"{gib(best.memory_bytes):.1f} of {gib(best.memory_capacity_bytes):.0f}"
     return [
         title,
-        _layout(best),
+        ordered_layout(best),
         best.micro_batch,
         best.recompute,
         f"{best.step_seconds:.3f}",
@@ -55,10 +55,6 @@ def _row(title: str, best: Prediction) -> list[Any]:
         f"{100 * best.mfu:.1f}",
         memory if best.fits else f"{memory} OOM",
     ]
-
-
-def _layout(best: Prediction) -> str:
-    return str(best.grid) if best.order == "xyzd" else f"{best.grid} {best.order}"
 
 
 def _configuration(best: Prediction) -> tuple[Any, ...]:
@@ -94,7 +90,7 @@ def _moved(base: Prediction, best: Prediction | None) -> tuple[str, str]:
         return "-", "nothing fits"
     change = 100.0 * (best.step_seconds / base.step_seconds - 1.0)
     same = _configuration(base) == _configuration(best)
-    text = f"{_layout(best)}, mbs {best.micro_batch}, {best.recompute}"
+    text = f"{ordered_layout(best)}, mbs {best.micro_batch}, {best.recompute}"
     return f"{0.0 if abs(change) < 0.005 else change:+.2f}", "same" if same else text
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from axonn_tune.errors import NoCandidateError
 from axonn_tune.search.candidates import Constraints, legal_placements, no_grid_error
-from axonn_tune.spec.grid import Placements
+from axonn_tune.spec.grid import AnyGrid, Placements
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
@@ -58,6 +59,17 @@ class Search:
             for recompute in self.recomputes
             for n_virtual in self.strategy.n_virtual
         )
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes of the job, the last one perhaps not full."""
+        return math.ceil(self.job.n_gpus / self.machine.ranks_per_node)
+
+    def of_layout(self, grid: AnyGrid) -> Search:
+        """The search of one layout, whether it fits or not."""
+        axes = {axis: grid.sizes.get(axis, 1) for axis in self.strategy.axes.names}
+        constraints = replace(self.constraints, axes=axes)
+        return replace(self, constraints=constraints, include_oom=True)
 
     @property
     def memory_capacity_bytes(self) -> float:

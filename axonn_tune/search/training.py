@@ -12,6 +12,7 @@ from axonn_tune.search.each import Each
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import LARGEST_GPU_COUNT, run
+from axonn_tune.spec.model import Model
 from axonn_tune.units import DAY_SECONDS
 
 # Weights, master weights and the two moments of Adam: 13.8 TB of a model of 1008B parameters
@@ -32,11 +33,6 @@ class TrainingRun:
     best: Prediction
     tokens: float
     failures: Failures
-
-    @property
-    def n_nodes(self) -> int:
-        """Nodes, the last one perhaps not full."""
-        return math.ceil(self.search.job.n_gpus / self.search.machine.ranks_per_node)
 
     @property
     def n_steps(self) -> int:
@@ -73,14 +69,9 @@ class TrainingRun:
         return self.wall_seconds / self.failures.mtbf_seconds
 
     @property
-    def checkpoint_bytes(self) -> float:
-        """Size of one checkpoint."""
-        return CHECKPOINT_BYTES_PER_PARAMETER * self.search.model.parameters
-
-    @property
     def node_hours(self) -> float:
         """Nodes times hours."""
-        return self.n_nodes * self.wall_seconds / 3600.0
+        return self.search.n_nodes * self.wall_seconds / 3600.0
 
     @property
     def gpu_hours(self) -> float:
@@ -91,7 +82,7 @@ class TrainingRun:
     def energy_joules(self) -> float | None:
         """Of the nodes, without cooling; None where the profile does not say their power."""
         power = self.search.machine.facility.node_power_watts
-        return None if power is None else power.value * self.n_nodes * self.wall_seconds
+        return None if power is None else power.value * self.search.n_nodes * self.wall_seconds
 
     @property
     def cost(self) -> float | None:
@@ -105,6 +96,11 @@ class TrainingRun:
         return self.search.model.model_flops(self.tokens, self.search.job.seq_len)
 
 
+def checkpoint_bytes(model: Model) -> float:
+    """Size of one checkpoint."""
+    return CHECKPOINT_BYTES_PER_PARAMETER * model.parameters
+
+
 def training_run(search: Search, tokens: float) -> TrainingRun:
     """The run on the search's GPUs, with its best configuration.
 
@@ -114,8 +110,7 @@ def training_run(search: Search, tokens: float) -> TrainingRun:
         Nothing is legal, or fits.
     """
     facility, job = search.machine.facility, search.job
-    nbytes = CHECKPOINT_BYTES_PER_PARAMETER * search.model.parameters
-    checkpoint = nbytes / facility.checkpoint_bytes_per_s.value
+    checkpoint = checkpoint_bytes(search.model) / facility.checkpoint_bytes_per_s.value
     failures = Failures(
         mtbf_seconds=facility.gpu_mtbf_seconds.value / job.n_gpus,
         checkpoint_seconds=checkpoint,

@@ -9,7 +9,7 @@ from axonn_tune.search.each import Each
 from axonn_tune.search.parameters import Parameter, parameters
 from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
-from axonn_tune.search.rank import Ranking, run
+from axonn_tune.search.rank import run
 from axonn_tune.spec.machine import Machine
 
 
@@ -82,20 +82,16 @@ def best(search: Search) -> Prediction:
 
 def same_configuration(search: Search, wanted: Prediction) -> Prediction:
     """That configuration alone, whether it fits or not."""
+    layout = search.of_layout(wanted.grid)
     constraints = replace(
-        search.constraints,
-        axes={axis: wanted.grid.sizes.get(axis, 1) for axis in search.strategy.axes.names},
-        orders=(wanted.order,),
-        micro_batch=wanted.micro_batch,
+        layout.constraints, orders=(wanted.order,), micro_batch=wanted.micro_batch
     )
-    ranking: Ranking = run(
+    ranking = run(
         replace(
-            search,
+            layout,
             constraints=constraints,
             recomputes=(wanted.recompute,),
-            include_oom=True,
             every_configuration=True,
         )
     )
-    rows = ranking.top()
-    return next(row for row in rows if row.variant == wanted.variant)
+    return next(row for row in ranking.top() if row.variant == wanted.variant)

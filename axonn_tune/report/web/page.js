@@ -155,7 +155,7 @@ class Page {
         + (best.low === null ? "" : ` (90 % between ${seconds(best.low)} and ${seconds(best.high)})`)
         + `, ${best.tflops.toFixed(1)} TFLOP/s per GPU, MFU ${percent(best.mfu)}.`
       : "No candidate fits in a GPU's memory.";
-    $("#assumptions").textContent = data.assumptions.join(" ");
+    $("#assumptions").textContent = data.assumptions;
     const rejected = Object.entries(data.rejected)
       .filter(([, reasons]) => Object.keys(reasons).length)
       .map(([strategy, reasons]) => `Rejected of ${strategy}: `
