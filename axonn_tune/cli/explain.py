@@ -46,13 +46,10 @@ def command(
       axonn-tune explain --gpus 1024 --model 80b --grid 1x4x64x4 --plot step.png
     """
     from axonn_tune.api import build_search, predict_search
-    from axonn_tune.cli.output import as_json, emit
+    from axonn_tune.cli.output import as_json, check_plot, emit
     from axonn_tune.search.explain import explain
 
-    if plot is not None:
-        from axonn_tune.report.figure import check_plot
-
-        check_plot(plot)
+    check_plot(plot)
     search = build_search(**search_arguments(options))
     prediction = predict_search(search, grid)
     explanation = explain(search, prediction)

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from axonn_tune.cli.options import format_option, output_option, plot_option
+from axonn_tune.cli.options import NumberRange, format_option, output_option, plot_option
 
 
 @click.group("machines")
@@ -64,7 +64,7 @@ def show_command(name: str, plot: str | None) -> None:
 @click.argument("after")
 @click.option(
     "--least",
-    type=click.FloatRange(0, 1),
+    type=NumberRange(0, 1),
     default=0.03,
     show_default=True,
     help="Least change to report, as a fraction.",

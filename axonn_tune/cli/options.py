@@ -9,6 +9,18 @@ import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+
+class NumberRange(click.FloatRange):
+    """A range of numbers; NaN, which click lets pass, lies in none."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """As `click.FloatRange`."""
+        number = super().convert(value, param, ctx)
+        if number != number:
+            self.fail("nan is not a number.", param, ctx)
+        return number
+
+
 _POSITIVE = click.IntRange(min=1)
 
 _MODEL_OPTION = click.option(
@@ -178,7 +190,7 @@ _LAUNCH_OPTIONS = [
     ),
     click.option(
         "--timeout",
-        type=click.FloatRange(min=1.0),
+        type=NumberRange(min=1.0),
         default=300.0,
         show_default=True,
         help="Seconds after which a collective counts as hung.",

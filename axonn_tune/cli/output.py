@@ -35,6 +35,14 @@ def emit(text: str, output: str | None) -> None:
     write_text(output, text.rstrip("\n") + "\n")
 
 
+def check_plot(path: str | None) -> None:
+    """Fail before the work where the figure that is asked for cannot be drawn after it."""
+    if path is not None:
+        from axonn_tune.report import figure
+
+        figure.check_plot(path)
+
+
 def as_json(document: Any, compact: bool = False) -> str:
     """JSON without NaN, for people to read or compact."""
     layout: dict[str, Any] = {"separators": (",", ":")} if compact else {"indent": 2}

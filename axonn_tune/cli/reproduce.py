@@ -22,7 +22,7 @@ def command(plot: str | None, quiet: bool, output_format: str, output: str | Non
       axonn-tune reproduce --format csv --output rows.csv
       axonn-tune reproduce --format markdown --output docs/validation.md --plot docs/validation.svg
     """
-    from axonn_tune.cli.output import as_csv, as_json, emit
+    from axonn_tune.cli.output import as_csv, as_json, check_plot, emit
     from axonn_tune.io.presets import list_machines, load_machine, load_model
     from axonn_tune.io.published import load_published
     from axonn_tune.io.yaml_files import write_bytes
@@ -30,10 +30,7 @@ def command(plot: str | None, quiet: bool, output_format: str, output: str | Non
     from axonn_tune.validate.everything import reproduce
     from axonn_tune.validate.loaders import Loaders
 
-    if plot is not None:
-        from axonn_tune.report.figure import check_plot
-
-        check_plot(plot)
+    check_plot(plot)
     found = reproduce(
         load_published, Loaders(load_model, load_machine), Progress("Predicting", quiet)
     )

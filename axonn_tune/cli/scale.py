@@ -53,14 +53,11 @@ def command(
       axonn-tune scale --weak 5b,10b,20b,40b,80b,160b,320b --gpus 512..32768 --machine frontier
       axonn-tune scale --model llama3-8b --gpus 8..512 --batch-per-gpu 2 --machine alps --plot s.svg
     """
-    from axonn_tune.cli.output import as_csv, as_json, emit
+    from axonn_tune.cli.output import as_csv, as_json, check_plot, emit
     from axonn_tune.report import scaling
     from axonn_tune.search.scaling import scale
 
-    if plot is not None:
-        from axonn_tune.report.figure import check_plot
-
-        check_plot(plot)
+    check_plot(plot)
     searches = _searches(gpus, model, weak, batch_per_gpu, options)
     points = scale(searches, Progress("Searching", quiet))
     if plot is not None:

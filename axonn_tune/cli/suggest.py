@@ -66,17 +66,14 @@ def command(
       axonn-tune suggest --gpus 64 --model ./config.json --format json --output ranking.json
     """
     from axonn_tune.api import build_search
-    from axonn_tune.cli.output import as_csv, as_json, emit
+    from axonn_tune.cli.output import as_csv, as_json, check_plot, emit
     from axonn_tune.errors import InputError
     from axonn_tune.search.rank import run
     from axonn_tune.spec.grid import parse_grid
 
-    if plot is not None:
-        from axonn_tune.report.figure import check_plot
-
-        check_plot(plot)
-        if options["strategy"] == "all":
-            raise InputError("--plot draws one strategy; --html shows all")
+    check_plot(plot)
+    if plot is not None and options["strategy"] == "all":
+        raise InputError("--plot draws one strategy; --html shows all")
     if html is not None and why_not is None:
         from axonn_tune.cli.report import write_report
 

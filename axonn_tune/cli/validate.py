@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    NumberRange,
     launch_options,
     plot_option,
     search_arguments,
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
 @click.option(
     "--from", "source", type=click.Path(dir_okay=False), help="Run nothing: read this report."
 )
-@click.option("--max-error", type=click.FloatRange(min=0), help="Exit 1 if the MAPE is above, 0.2.")
-@click.option("--max-regret", type=click.FloatRange(min=0), help="Exit 1 if regret is above, 0.1.")
+@click.option("--max-error", type=NumberRange(min=0), help="Exit 1 if the MAPE is above, 0.2.")
+@click.option("--max-regret", type=NumberRange(min=0), help="Exit 1 if regret is above, 0.1.")
 @click.option(
     "--baseline",
     type=click.Path(dir_okay=False),
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--least-change",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=0.05,
     show_default=True,
     help="Smaller changes against the baseline are none.",
@@ -96,14 +97,12 @@ def command(**options: Any) -> None:
 
 def _checked(options: dict[str, Any]) -> Validation | None:
     """The baseline; whatever would fail after a long run fails now."""
+    from axonn_tune.cli.output import check_plot
     from axonn_tune.errors import InputError
     from axonn_tune.io.json_files import load_json
     from axonn_tune.spec.validation import Validation
 
-    if options["plot"] is not None:
-        from axonn_tune.report.figure import check_plot
-
-        check_plot(options["plot"])
+    check_plot(options["plot"])
     if options["source"] is not None and options["trace"] is not None:
         raise InputError("--trace needs a run: a report does not hold every operation")
     for name in ("model", "machine"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    NumberRange,
     format_option,
     output_option,
     search_arguments,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--by",
-    type=click.FloatRange(min=1.0, max=100.0, min_open=True),
+    type=NumberRange(min=1.0, max=100.0, min_open=True),
     default=1.1,
     show_default=True,
     help="Factor of the table of sensitivities.",

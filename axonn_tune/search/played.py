@@ -20,11 +20,13 @@ from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.problem import Search
 from axonn_tune.simulate.pipeline import (
     BACKWARD,
+    FIRST,
     FORWARD,
     N_KINDS,
     PlayedPass,
     kind_of,
     passes,
+    source_of,
 )
 from axonn_tune.simulate.timeline import Event, timeline
 from axonn_tune.spec.grid import PIPELINE, CandidateTable
@@ -89,12 +91,6 @@ def play_step(search: Search, prediction: Prediction) -> PlayedStep:
     """Play each part of a step."""
     player = _Player(search, prediction)
     plan = player.plan
-    n_sync = int(bool(plan.sync_microstep))
-    parts = [
-        player.play(plan.microstep, prediction.n_microsteps - n_sync),
-        player.play(plan.sync_microstep, n_sync),
-        player.play(plan.step_end, 1),
-    ]
     transfers = []
     if plan.pipeline is not None:
         transfer, n_passes = plan.pipeline.transfer, 2 * plan.pipeline.n_virtual
@@ -102,9 +98,8 @@ def play_step(search: Search, prediction: Prediction) -> PlayedStep:
         lane = player.axis_lanes[transfer.axis]
         event = Event("transfer", transfer, lane, 0.0, seconds)
         transfers.append(Part([event], n_passes * prediction.n_microsteps, seconds))
-    return PlayedStep(
-        [part for part in parts if part.repeats], transfers, player.links, player.table
-    )
+    parts = player.parts(prediction.n_microsteps)
+    return PlayedStep(parts, transfers, player.links, player.table)
 
 
 def step_timeline(
@@ -143,10 +138,11 @@ def pass_timeline(
 
     None where there is no pipeline, or already one round of micro-batches has more passes.
     """
+    if prediction.grid.sizes.get(PIPELINE, 1) == 1:
+        return None
     player = _Player(search, prediction)
     pipeline = player.plan.pipeline
-    if pipeline is None:
-        return None
+    assert pipeline is not None, "a layout with stages has a pipeline"
     each = 2 * pipeline.n_stages * pipeline.n_virtual
     n_micro = min(most_passes // each, 2 * pipeline.n_stages) // pipeline.n_stages
     n_micro = _whole_rounds(prediction, n_micro * pipeline.n_stages)
@@ -240,22 +236,26 @@ class _Player:
             if is_launched(event.operation)
         ]
 
-    def sequential(self, n_micro: int) -> StepTimeline:
-        """Micro-steps one after another, the last one with the step's synchronisation."""
+    def parts(self, n_micro: int) -> list[Part]:
+        """Micro-steps one after another, the last one with the step's synchronisation, the end."""
         plan = self.plan
         n_sync = int(bool(plan.sync_microstep))
-        operations: list[MeasuredOperation] = []
-        origin = 0.0
-        for phases, repeats in (
+        phases = (
             (plan.microstep, n_micro - n_sync),
             (plan.sync_microstep, n_sync),
             (plan.step_end, 1),
-        ):
-            part = self.play(phases, repeats)
+        )
+        return [self.play(part, repeats) for part, repeats in phases if repeats]
+
+    def sequential(self, n_micro: int) -> StepTimeline:
+        """The parts as a timeline."""
+        operations: list[MeasuredOperation] = []
+        origin = 0.0
+        for part in self.parts(n_micro):
             for _ in range(part.repeats):
                 operations += self.measured(part, origin)
                 origin += part.seconds
-        return StepTimeline(operations, waits_of(plan))
+        return StepTimeline(operations, waits_of(self.plan))
 
     def passes(self, pipeline: Pipeline, n_micro: int) -> tuple[list[PlayedPass], dict[int, Part]]:
         """Passes of every rank, and the parts that they consist of, by `kind_of`."""
@@ -278,12 +278,10 @@ class _Player:
         operations = [_of_pass(each) for each in every]
         for each in every:
             if each.rank == pipeline.n_stages - 1:
-                place = 2 if each.stage == last else 0 if each.stage == 0 else 1
-                part = played[kind_of(each.direction, place)]
-                operations += self.measured(part, each.start_seconds + transfer)
+                operations += self.measured(played[each.kind], each.start_seconds + transfer)
         end = max(each.end_seconds for each in every)
         longer = sum(
-            self.play(sync, 1).seconds - played[kind_of(direction, 0)].seconds
+            self.play(sync, 1).seconds - played[kind_of(direction, FIRST)].seconds
             for direction, sync in zip((FORWARD, BACKWARD), pipeline.sync.parts, strict=True)
         )
         if longer > 0:
@@ -330,16 +328,12 @@ def _of_sync(start: float, end: float) -> MeasuredOperation:
     return MeasuredOperation(name, stream, "exposed collectives", 0.0, 0.0, start, end)
 
 
-def _waits_of_passes(every: list[PlayedPass], last: int) -> dict[str, tuple[str, ...]]:
+def _waits_of_passes(every: list[PlayedPass], last: int) -> Mapping[str, tuple[str, ...]]:
     """A pass needs the one before it of its micro-batch."""
-    waits: dict[str, tuple[str, ...]] = {}
+    waits = {}
     for each in every:
-        source: tuple[int, int] | None = (each.direction, each.stage - 1)
-        if each.direction == BACKWARD:
-            source = (BACKWARD, each.stage + 1) if each.stage < last else (FORWARD, last)
-        elif not each.stage:
-            source = None
+        source = source_of(each.direction, each.stage, each.micro_batch, last)
         if source is not None:
             name = _pass_name(each.direction, each.stage, each.micro_batch)
-            waits[name] = (_pass_name(*source, each.micro_batch),)
+            waits[name] = (_pass_name(*source),)
     return waits

@@ -55,12 +55,16 @@ def _forward(index: int, n_stages: int, n_virtual: int) -> Pass:
 
 @dataclass(frozen=True)
 class PlayedPass:
-    """A pass of one rank with its start and end; `stage` counts through all virtual stages."""
+    """A pass of one rank with its start and end.
+
+    stage: counts through all virtual stages. kind: see `kind_of`.
+    """
 
     rank: int
     stage: int
     direction: int
     micro_batch: int
+    kind: int
     start_seconds: float
     end_seconds: float
 
@@ -78,17 +82,18 @@ def passes(
     schedule = _schedule(n_stages, n_virtual, n_micro)
     of_kind = seconds + transfer_seconds
     ends, starts = np.zeros((2, schedule.n_passes + 1))
+    kinds = np.zeros(schedule.n_passes + 1, dtype=np.int64)
     for own, before, needed, kind in schedule.levels:
         starts[own] = np.maximum(ends[before], ends[needed])
-        ends[own] = starts[own] + of_kind[kind]
+        ends[own], kinds[own] = starts[own] + of_kind[kind], kind
     in_order = (
         (rank, chunk * n_stages + rank, direction, micro)
         for rank in range(n_stages)
         for direction, chunk, micro in rank_order(rank, n_stages, n_virtual, n_micro)
     )
     return [
-        PlayedPass(*which, float(start), float(end))
-        for which, start, end in zip(in_order, starts[1:], ends[1:], strict=True)
+        PlayedPass(*which, int(kind), float(start), float(end))
+        for which, kind, start, end in zip(in_order, kinds[1:], starts[1:], ends[1:], strict=True)
     ]
 
 
@@ -139,7 +144,7 @@ def _schedule(n_stages: int, n_virtual: int, n_micro: int) -> _Schedule:
                 direction, chunk, micro = order[place[rank]]
                 stage = chunk * n_stages + rank
                 own = index[direction, stage, micro]
-                source = _source(direction, stage, micro, last)
+                source = source_of(direction, stage, micro, last)
                 needs = 0 if source is None else index[source]
                 if needs and not level[needs]:
                     break
@@ -165,7 +170,7 @@ def _schedule(n_stages: int, n_virtual: int, n_micro: int) -> _Schedule:
     return _Schedule(count, levels, np.array(ends), (steady[0], steady[1]))
 
 
-def _source(direction: int, stage: int, micro: int, last: int) -> Pass | None:
+def source_of(direction: int, stage: int, micro: int, last: int) -> Pass | None:
     """The pass whose result this one needs."""
     if direction == FORWARD:
         return (FORWARD, stage - 1, micro) if stage else None

@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from recorded import MEASUREMENT
 
 from axonn_tune.cli.main import COMMANDS, cli, main
 from axonn_tune.cli.progress import Progress
@@ -105,8 +106,6 @@ def test_a_trace_holds_the_predicted_step(capsys, tmp_path):
 
 
 def test_a_trace_takes_a_recorded_step_of_the_same_grid_only(capsys, tmp_path):
-    from test_measured import MEASUREMENT
-
     from axonn_tune.io.json_files import save_json
 
     record = tmp_path / "run.json"
@@ -198,6 +197,12 @@ def test_bad_settings_are_one_line(capsys, setting):
     assert code == 2 and out == "" and err.count("\n") == 1 and setting.split("=")[0] in err
 
 
+@pytest.mark.parametrize("factor", ["1", "inf", "nan", "1e300"])
+def test_bad_factors_are_one_line(capsys, factor):
+    code, out, err = said(capsys, "whatif", *JOB, "--by", factor)
+    assert code == 2 and out == "" and err.count("\n") == 1 and "--by" in err
+
+
 def test_a_plan_in_every_format(capsys):
     arguments = [
         "plan",
@@ -236,6 +241,8 @@ def test_a_plan_finds_the_gpus_for_a_deadline_and_hints_at_tokens(capsys):
         (["--gpus", "64", "--deadline", "30d"], "--gpus"),
         (["--gpus", "64", "--tokens", "many"], "--tokens"),
         (["--gpus", "64", "--tokens", "0"], "--tokens"),
+        (["--gpus", "64", "--tokens", "1e400"], "--tokens"),
+        (["--gpus", "64", "--gpu-mtbf", "1s"], "too often to end"),
         (["--deadline", "soon"], "--deadline"),
         (["--deadline", "1ms"], "--deadline"),
         (["--gpus", "64", "--gpu-mtbf", "-1d"], "--gpu-mtbf"),

@@ -1,5 +1,6 @@
 """The documentation: it builds without a warning, and its tutorials print what they show."""
 
+import csv
 import os
 import re
 import shlex
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from axonn_tune.cli.main import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
@@ -71,3 +74,30 @@ def test_a_tutorial_prints_what_it_shows(tutorial, tmp_path):
             assert now == session[0], f"{tutorial.name}: {session['command']}"
     if WRITE:
         tutorial.write_text(text)
+
+
+@pytest.mark.slow
+def test_the_worked_example_of_weak_scaling_is_what_the_commands_say(tmp_path):
+    text = (DOCS / "plan.md").read_text()
+    shown = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.split("| machine | GPUs |")[1].split("\n\n")[0].splitlines()[2:]
+    ]
+    commands = re.findall(r"^axonn-tune (scale --weak .+ --recompute full.*)$", text, re.MULTILINE)
+    said = []
+    for number, command in enumerate(commands):
+        path = tmp_path / f"{number}.csv"
+        main([*command.split(), "--format", "csv", "--output", str(path)])
+        rows = list(csv.DictReader(path.read_text().splitlines()))
+        first = float(rows[0]["hfu"])
+        said += [
+            (
+                int(row["gpus"]),
+                row["model"].removeprefix("gpt-").upper(),
+                f"{int(row['gpus']) * float(row['hardware_tflops_per_gpu']) / 1e3:,.1f}",
+                f"{100 * float(row['hfu']) / first:.0f} %",
+            )
+            for row in rows
+        ]
+    assert len(commands) == 3
+    assert [(int(row[1].replace(",", "")), row[2], row[3], row[5]) for row in shown] == said

@@ -4,44 +4,16 @@ import json
 from dataclasses import replace
 
 import pytest
+from recorded import LAST_STEP, MEASUREMENT
 
 from axonn_tune.api import build_search, predict_search
 from axonn_tune.report.run import run_document, run_text
 from axonn_tune.report.trace import trace_document
 from axonn_tune.search.explain import explain
 from axonn_tune.search.played import step_timeline
-from axonn_tune.spec.grid import Grid
 from axonn_tune.spec.machine import Quantity
-from axonn_tune.spec.measurement import Measurement, Operation, Step, exposed_seconds
+from axonn_tune.spec.measurement import Operation, exposed_seconds
 from axonn_tune.validate.measured import compare
-
-LAST_STEP = (
-    Operation("forward.qkv.gemm", "compute", "gemm", 0.0, 100.0, 0.0, 0.25),
-    Operation("forward.qkv.all_reduce", "x", "all_reduce", 64.0, 0.0, 0.25, 1.25),
-    Operation("forward.qkv.gemm", "compute", "gemm", 0.0, 100.0, 1.25, 1.5),
-    Operation("unknown", "compute", "memory_bound", 8.0, 0.0, 1.5, 1.5),
-)
-
-
-def step(seconds, gemm_seconds):
-    operations = {"forward.qkv.gemm": gemm_seconds, "forward.qkv.all_reduce": 1.0, "unknown": 0.0}
-    return Step(seconds, 6.0, 1.0, operations, {"forward.qkv.all_reduce": 1.0, "host": 0.1})
-
-
-MEASUREMENT = Measurement(
-    grid=Grid(2, 1, 1, 1),
-    order="xyzd",
-    micro_batch=1,
-    recompute="none",
-    steps=(step(90.0, 9.0), step(80.0, 9.0), step(2.0, 0.3), step(4.0, 0.5), step(3.0, 0.4)),
-    last_step=LAST_STEP,
-    peak_memory_bytes=2.0**30,
-    memory_is_of_process=True,
-    gemm_modes={"forward.qkv.gemm": "NT"},
-    device_name="CPU, 2 cores",
-    backend="gloo",
-    software={"torch": "2.13.0"},
-)
 
 
 def search():
