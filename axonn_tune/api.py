@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine, load_model
 from axonn_tune.search.candidates import Constraints
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import COST_MODELS, Search
 from axonn_tune.search.rank import Ranking, run
+from axonn_tune.search.search import COST_MODELS, Search
 from axonn_tune.spec.checks import require_choice, require_count
 from axonn_tune.spec.grid import (
     ALIASES,
@@ -25,6 +24,7 @@ from axonn_tune.spec.grid import (
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.named import STRATEGIES, Switches, strategy_named
 from axonn_tune.strategies.strategy import Strategy
 
@@ -227,7 +227,7 @@ def compare(
     import pandas
 
     from axonn_tune.report.records import flat_record
-    from axonn_tune.search.compare import compare as compare_searches
+    from axonn_tune.studies.compare import compare as compare_searches
 
     searches = [build_search(model, gpus, machine, strategy=s, **options) for s in strategies]
     found = [contender.best for contender in compare_searches(searches)]
@@ -255,7 +255,7 @@ def predict(
 
 def predict_search(search: Search, grid: AnyGrid | str) -> Prediction:
     """As `predict`, for a search that is already built."""
-    from axonn_tune.search.absence import broken_by
+    from axonn_tune.search.why_not import broken_by
 
     wanted = parse_grid(grid, search.strategy.axes) if isinstance(grid, str) else grid
     reasons = broken_by(search, wanted)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from axonn_tune.calibrate.progress import Progress
+from axonn_tune.calibrate.measure.progress import Progress
 
 T = TypeVar("T")
 

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from axonn_tune.calibrate.gemm import GemmShape
-from axonn_tune.calibrate.kernels import Workload
-from axonn_tune.calibrate.links import Groups
-from axonn_tune.calibrate.timing import QUICK, THOROUGH, Effort
-from axonn_tune.runtime.engine import DTYPES as TRAINED_DTYPES
+from axonn_tune.calibrate.measure.gemm import GemmShape
+from axonn_tune.calibrate.measure.kernels import Workload
+from axonn_tune.calibrate.measure.links import Groups
+from axonn_tune.calibrate.measure.timing import QUICK, THOROUGH, Effort
+from axonn_tune.runtime.axonn.engine import DTYPES as TRAINED_DTYPES
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import KINDS, MODES
 

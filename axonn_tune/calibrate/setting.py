@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from axonn_tune.calibrate.attention import AttentionShape
-from axonn_tune.calibrate.gemm import GemmShape
 from axonn_tune.calibrate.ledger import Journal, Ledger, gathered
+from axonn_tune.calibrate.measure.attention import AttentionShape
+from axonn_tune.calibrate.measure.gemm import GemmShape
+from axonn_tune.calibrate.measure.progress import Progress
+from axonn_tune.calibrate.measure.timing import Effort, Timing
+from axonn_tune.calibrate.measure.topology import Station
 from axonn_tune.calibrate.plan import GPT_LIKE, LLAMA_LIKE, Extent
-from axonn_tune.calibrate.progress import Progress
-from axonn_tune.calibrate.timing import Effort, Timing
-from axonn_tune.calibrate.topology import Station
 from axonn_tune.spec.model import Model
 
 

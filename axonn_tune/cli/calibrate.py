@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from axonn_tune.calibrate.findings import Findings
     from axonn_tune.calibrate.setting import Request
     from axonn_tune.io.journal import Journal
-    from axonn_tune.search.problem import Search
+    from axonn_tune.search.search import Search
     from axonn_tune.spec.machine import Machine
 
 _PARTS = ("gemm", "memory", "links")
@@ -86,10 +86,10 @@ def command(**options: Any) -> None:
 
         import_logs(options, _base(options["machine"]))
         return
-    from axonn_tune.calibrate.run import measure
+    from axonn_tune.calibrate.measure.run import measure
     from axonn_tune.cli.interrupts import resumable
     from axonn_tune.io.journal import Journal
-    from axonn_tune.runtime.launch import launch, only_rank_0_speaks, ranks_or_cores
+    from axonn_tune.runtime.ranks.launch import launch, only_rank_0_speaks, ranks_or_cores
 
     journal = Journal(options["output"] + ".partial")
     with only_rank_0_speaks():
@@ -112,14 +112,14 @@ def _base(name: str | None) -> Machine | None:
 
 
 def _request(options: dict[str, Any], base: Machine | None, journal: Journal) -> Request:
-    from axonn_tune.calibrate.attention import AttentionShape
-    from axonn_tune.calibrate.gemm import GemmShape
+    from axonn_tune.calibrate.measure.attention import AttentionShape
+    from axonn_tune.calibrate.measure.gemm import GemmShape
     from axonn_tune.calibrate.plan import GPT_LIKE, LLAMA_LIKE
     from axonn_tune.calibrate.setting import Request
+    from axonn_tune.calibrate.wanted import kernels_of, largest_messages
     from axonn_tune.errors import InputError
-    from axonn_tune.runtime.engine import DTYPES as TRAINED_DTYPES
-    from axonn_tune.runtime.launch import default_dtype
-    from axonn_tune.search.shapes import kernels_of, largest_messages
+    from axonn_tune.runtime.axonn.engine import DTYPES as TRAINED_DTYPES
+    from axonn_tune.runtime.ranks.launch import default_dtype
     from axonn_tune.spec.checks import require_choice
     from axonn_tune.spec.job import BYTES_PER_ELEMENT
 
@@ -211,7 +211,7 @@ def _write(options: dict[str, Any], findings: Findings, base: Machine | None) ->
     from datetime import datetime, timezone
     from pathlib import Path
 
-    from axonn_tune.calibrate.assemble import machine_of
+    from axonn_tune.calibrate.fit.assemble import machine_of
     from axonn_tune.io.presets import preset_machines
     from axonn_tune.io.system import drivers, relevant_variables
     from axonn_tune.io.yaml_files import save_yaml

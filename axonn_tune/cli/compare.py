@@ -47,8 +47,8 @@ def emit_comparison(
     """Compare strategies, all of them unless some are named, with options of a search."""
     from axonn_tune.api import build_search
     from axonn_tune.cli.output import as_csv, as_json, emit
-    from axonn_tune.search.compare import compare
     from axonn_tune.strategies.named import STRATEGIES
+    from axonn_tune.studies.compare import compare
 
     names = strategies.split(",") if strategies else list(STRATEGIES)
     arguments = search_arguments(options)

@@ -47,7 +47,7 @@ def command(
     """
     from axonn_tune.api import build_search, predict_search
     from axonn_tune.cli.output import as_json, check_plot, emit
-    from axonn_tune.search.explain import explain
+    from axonn_tune.step.explain import explain
 
     check_plot(plot)
     search = build_search(**search_arguments(options))

@@ -19,12 +19,12 @@ def import_logs(options: dict[str, Any], base: Machine | None) -> None:
     AxonnTuneError
         No base, or a log that cannot be read.
     """
-    from axonn_tune.calibrate.assemble import with_gemm_points, with_link_points
+    from axonn_tune.calibrate.expected import expected, groups_of
+    from axonn_tune.calibrate.fit.assemble import with_gemm_points, with_link_points
     from axonn_tune.errors import InputError
-    from axonn_tune.io.imports import read_logs
+    from axonn_tune.io.logs.read import read_logs
     from axonn_tune.io.yaml_files import save_yaml
     from axonn_tune.report.profile import expected_text
-    from axonn_tune.validate.expected import expected, groups_of
 
     if base is None:
         raise InputError("--import needs --machine: a profile for all that the logs do not tell")

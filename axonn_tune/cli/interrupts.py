@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def resumable(journal: Journal) -> Iterator[None]:
     """Within it, a failure or an interrupt ends with a word on what the journal keeps."""
     from axonn_tune.errors import AxonnTuneError
-    from axonn_tune.runtime.launch import is_speaker
+    from axonn_tune.runtime.ranks.launch import is_speaker
 
     try:
         yield

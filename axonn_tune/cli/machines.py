@@ -92,10 +92,10 @@ def diff_command(
       axonn-tune machines diff monday.yaml tuesday.yaml
       axonn-tune machines diff old.yaml new.yaml --fail --format json
     """
+    from axonn_tune.calibrate.difference import difference
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.io.presets import load_machine
     from axonn_tune.report.difference import difference_document, difference_text
-    from axonn_tune.validate.profiles import difference
 
     machines = load_machine(before), load_machine(after)
     found = difference(*machines, least_change=least)
@@ -136,6 +136,7 @@ def expect_command(
       axonn-tune machines expect perlmutter --nodes 16
       axonn-tune machines expect mycluster.yaml --nodes 4 --ranks-per-node 1 --kind all_gather
     """
+    from axonn_tune.calibrate.expected import expected
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.errors import InputError
     from axonn_tune.io.presets import load_machine
@@ -143,7 +144,6 @@ def expect_command(
     from axonn_tune.spec.checks import require_choice
     from axonn_tune.spec.plan import KINDS
     from axonn_tune.units import parse_size
-    from axonn_tune.validate.expected import expected
 
     require_choice("machines expect", "--kind", kind, KINDS)
     machine = load_machine(name)

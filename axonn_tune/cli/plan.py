@@ -17,7 +17,7 @@ from axonn_tune.cli.options import (
 from axonn_tune.cli.progress import Progress, quiet_option
 
 if TYPE_CHECKING:
-    from axonn_tune.search.problem import Search
+    from axonn_tune.search.search import Search
 
 MOST_TOKENS = 1e18  # far beyond any text that there is
 
@@ -62,7 +62,7 @@ def command(
     from axonn_tune.cli.output import as_csv, as_json, emit
     from axonn_tune.errors import InputError
     from axonn_tune.report import training as report
-    from axonn_tune.search.training import (
+    from axonn_tune.studies.training_run import (
         CHINCHILLA_TOKENS_PER_PARAMETER,
         meet_deadline,
         training_run,

@@ -16,7 +16,7 @@ from axonn_tune.cli.options import (
 from axonn_tune.cli.progress import Progress, quiet_option
 
 if TYPE_CHECKING:
-    from axonn_tune.search.problem import Search
+    from axonn_tune.search.search import Search
 
 # What a page says of a candidate itself, and what does not describe a search.
 _OF_CANDIDATES = (
@@ -93,8 +93,8 @@ def write_report(
     from axonn_tune.io.json_files import load_json
     from axonn_tune.launch.script import FRAMEWORKS
     from axonn_tune.report.page import page_document, page_html
-    from axonn_tune.search.compare import rankings
     from axonn_tune.spec.validation import Validation
+    from axonn_tune.studies.compare import rankings
 
     measured = None if validation is None else load_json(validation, Validation)
     document = page_document(

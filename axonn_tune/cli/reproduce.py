@@ -27,8 +27,8 @@ def command(plot: str | None, quiet: bool, output_format: str, output: str | Non
     from axonn_tune.io.published import load_published
     from axonn_tune.io.yaml_files import write_bytes
     from axonn_tune.report import validation
-    from axonn_tune.validate.everything import reproduce
-    from axonn_tune.validate.loaders import Loaders
+    from axonn_tune.reproduce.everything import reproduce
+    from axonn_tune.reproduce.loaders import Loaders
 
     check_plot(plot)
     found = reproduce(

@@ -15,8 +15,8 @@ from axonn_tune.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from axonn_tune.search.prediction import Prediction
-    from axonn_tune.search.problem import Search
+    from axonn_tune.search.search import Search
+    from axonn_tune.step.prediction import Prediction
 
 
 @click.command("run")
@@ -61,9 +61,9 @@ def command(
     """
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.report.run import run_document, run_text
-    from axonn_tune.runtime.launch import launch, only_rank_0_speaks
+    from axonn_tune.runtime.ranks.launch import launch, only_rank_0_speaks
     from axonn_tune.runtime.run import Run, execute
-    from axonn_tune.search.explain import explain
+    from axonn_tune.step.explain import explain
     from axonn_tune.validate.measured import compare
 
     with only_rank_0_speaks():
@@ -91,7 +91,7 @@ def command(
         save_json(record, measurement)
     if trace is not None:
         from axonn_tune.report.trace import trace_document
-        from axonn_tune.search.played import step_timeline
+        from axonn_tune.step.timeline import step_timeline
 
         title = f"measured on rank 0: {search.model.name}, grid {chosen.grid}"
         waits_for = step_timeline(search, chosen, 1, 1).waits_for
@@ -114,7 +114,7 @@ def _choose(
     """The grid that was asked for, or the best one, with how to train on it."""
     from axonn_tune.api import build_search, predict_search
     from axonn_tune.errors import InputError
-    from axonn_tune.runtime.launch import default_dtype, ranks_at_hand
+    from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
     from axonn_tune.search.rank import run as rank
     from axonn_tune.spec.grid import Grid
 

@@ -55,7 +55,7 @@ def command(
     """
     from axonn_tune.cli.output import as_csv, as_json, check_plot, emit
     from axonn_tune.report import scaling
-    from axonn_tune.search.scaling import scale
+    from axonn_tune.studies.scaling import scale
 
     check_plot(plot)
     searches = _searches(gpus, model, weak, batch_per_gpu, options)
@@ -83,7 +83,7 @@ def _searches(
     """One for each count."""
     from axonn_tune.api import build_search
     from axonn_tune.errors import InputError
-    from axonn_tune.search.scaling import parse_counts
+    from axonn_tune.studies.scaling import parse_counts
 
     counts = parse_counts(gpus)
     if (model is None) == (weak is None):

@@ -85,7 +85,7 @@ def command(
         return
     search = build_search(**search_arguments(options))
     if why_not is not None:
-        from axonn_tune.search.absence import why_not as reason_of
+        from axonn_tune.search.why_not import why_not as reason_of
 
         emit(reason_of(search, parse_grid(why_not, search.strategy.axes)), output)
         return

@@ -57,8 +57,8 @@ def command(
     from axonn_tune.api import build_search, predict_search
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.report.trace import trace_document
-    from axonn_tune.search.played import drawable_microsteps, step_timeline
     from axonn_tune.search.rank import run
+    from axonn_tune.step.timeline import drawable_microsteps, step_timeline
 
     search = build_search(**search_arguments(options))
     chosen = run(search).prediction(0) if grid is None else predict_search(search, grid)

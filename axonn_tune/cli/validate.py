@@ -19,11 +19,11 @@ from axonn_tune.cli.options import (
 if TYPE_CHECKING:
     from axonn_tune.io.journal import Journal
     from axonn_tune.io.measurements import MeasurementJournal
-    from axonn_tune.runtime.series import Series
-    from axonn_tune.search.prediction import Prediction
-    from axonn_tune.search.problem import Search
+    from axonn_tune.runtime.ranks.series import Series
     from axonn_tune.search.rank import Ranking
+    from axonn_tune.search.search import Search
     from axonn_tune.spec.validation import Validation
+    from axonn_tune.step.prediction import Prediction
 
 
 @click.command("validate")
@@ -86,7 +86,7 @@ def command(**options: Any) -> None:
         _conclude(load_json(options["source"], Validation), baseline, options)
         return
 
-    from axonn_tune.runtime.launch import only_rank_0_speaks
+    from axonn_tune.runtime.ranks.launch import only_rank_0_speaks
 
     with only_rank_0_speaks():
         baseline = _checked(options)
@@ -120,7 +120,7 @@ def _run(options: dict[str, Any]) -> Validation | None:
     from axonn_tune.cli.interrupts import resumable
     from axonn_tune.io.journal import Journal
     from axonn_tune.io.measurements import MeasurementJournal
-    from axonn_tune.runtime.launch import is_speaker
+    from axonn_tune.runtime.ranks.launch import is_speaker
 
     with tempfile.TemporaryDirectory() as folder:
         path = options["output"] or str(Path(folder) / "report.json")
@@ -145,7 +145,7 @@ def _run(options: dict[str, Any]) -> Validation | None:
 
 def _choose(options: dict[str, Any]) -> tuple[Search, Ranking, list[Prediction]]:
     from axonn_tune.api import build_search
-    from axonn_tune.runtime.launch import default_dtype, ranks_at_hand
+    from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
     from axonn_tune.search.rank import run as rank
     from axonn_tune.validate.choice import choose, choose_grids
 
@@ -221,8 +221,8 @@ def _measure(
     is replaced; of another launcher it takes the job, which can be resumed.
     """
     from axonn_tune.errors import AxonnTuneError, InputError
-    from axonn_tune.runtime.launch import in_job, launch
-    from axonn_tune.runtime.series import execute_series
+    from axonn_tune.runtime.ranks.launch import in_job, launch
+    from axonn_tune.runtime.ranks.series import execute_series
 
     series = _series(search, chosen, keeper, options)
     n_ranks, device = search.job.n_gpus, options["device"]
@@ -248,8 +248,8 @@ def _series(
     keeper: MeasurementJournal,
     options: dict[str, Any],
 ) -> Series:
+    from axonn_tune.runtime.ranks.series import Series
     from axonn_tune.runtime.run import Run
-    from axonn_tune.runtime.series import Series
     from axonn_tune.validate.outcomes import configuration_of
 
     runs = [
@@ -320,8 +320,8 @@ def _write_trace(
 ) -> None:
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.report.trace import trace_document
-    from axonn_tune.search.played import step_timeline
     from axonn_tune.spec.measurement import Measurement, Operation
+    from axonn_tune.step.timeline import step_timeline
     from axonn_tune.validate.outcomes import configuration_of
 
     results = keeper.ended()

@@ -16,7 +16,7 @@ from axonn_tune.cli.options import (
 from axonn_tune.cli.progress import Progress, quiet_option
 
 if TYPE_CHECKING:
-    from axonn_tune.search.problem import Search
+    from axonn_tune.search.search import Search
     from axonn_tune.spec.machine import Machine
 
 
@@ -70,7 +70,7 @@ def command(
     from axonn_tune.api import build_search
     from axonn_tune.cli.output import as_csv, as_json, emit
     from axonn_tune.report import whatif as report
-    from axonn_tune.search.whatif import best, influences, what_if
+    from axonn_tune.studies.whatif import best, influences, what_if
 
     search = build_search(**search_arguments(options))
     found = None
@@ -99,7 +99,7 @@ def _changed(search: Search, settings: tuple[str, ...]) -> Machine:
     """The machine with everything set, its GPU first."""
     from axonn_tune.errors import InputError
     from axonn_tune.io.presets import machine_of_gpu
-    from axonn_tune.search.parameters import with_gpu, with_settings
+    from axonn_tune.studies.parameters import with_gpu, with_settings
 
     machine, dtype = search.machine, search.job.dtype
     gpus = [setting for setting in settings if setting.partition("=")[0].strip() == "gpu"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from axonn_tune.launch.facts import facts
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
+from axonn_tune.search.search import Search
 from axonn_tune.spec.grid import PAPER_ORDER, Grid
+from axonn_tune.step.prediction import Prediction
 
 NAME = "axonn_init.py"
 

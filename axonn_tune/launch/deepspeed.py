@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
+from axonn_tune.search.search import Search
+from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.zero import Zero
 
 NAME = "ds_config.json"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
+from axonn_tune.search.search import Search
+from axonn_tune.step.prediction import Prediction
 
 
 def facts(search: Search, prediction: Prediction) -> dict[str, Any]:

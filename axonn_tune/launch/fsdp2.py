@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from axonn_tune.launch.facts import facts
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
+from axonn_tune.search.search import Search
+from axonn_tune.step.prediction import Prediction
 
 NAME = "fsdp2_setup.py"
 

@@ -6,10 +6,10 @@ Core from which it builds its arguments (main, August 2026).
 
 from __future__ import annotations
 
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
+from axonn_tune.search.search import Search
 from axonn_tune.spec.grid import PIPELINE
 from axonn_tune.spec.model import Model
+from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.megatron3d import Megatron3D
 
 SCRIPT = "pretrain_gpt.py"

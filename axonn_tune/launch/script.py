@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from axonn_tune.errors import InputError
 from axonn_tune.launch import axonn, deepspeed, fsdp2, megatron
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
+from axonn_tune.search.search import Search
+from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
 SCRIPT = "launch.sbatch"

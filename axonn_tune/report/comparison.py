@@ -8,7 +8,7 @@ from typing import Any
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.text import assumption_line, interval_text, table
 from axonn_tune.search.best import Best
-from axonn_tune.search.prediction import Prediction
+from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import format_count, gib
 
 # What a strategy costs beside time, which a table of times does not show.

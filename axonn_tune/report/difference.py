@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from axonn_tune.calibrate.difference import Change, Difference
 from axonn_tune.report.text import table
 from axonn_tune.spec.machine import Machine
 from axonn_tune.units import format_quantity, format_seconds
-from axonn_tune.validate.profiles import Change, Difference
 
 
 def difference_text(

@@ -19,14 +19,14 @@ from axonn_tune.errors import InputError
 from axonn_tune.report.parts import step_parts
 from axonn_tune.report.text import assumption_line, operation_rate, operation_size
 from axonn_tune.search.each import Each
-from axonn_tune.search.explain import explain
 from axonn_tune.search.pareto import pareto_front
-from axonn_tune.search.played import StepTimeline, microstep_timeline, pass_timeline
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import Ranking
+from axonn_tune.search.search import Search
 from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.spec.validation import Validation
+from axonn_tune.step.explain import explain
+from axonn_tune.step.prediction import Prediction
+from axonn_tune.step.timeline import StepTimeline, microstep_timeline, pass_timeline
 from axonn_tune.units import format_count, gib
 from axonn_tune.validate.outcomes import configuration_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from axonn_tune.search.explain import Explanation
+from axonn_tune.step.explain import Explanation
 
 OPTIMIZER = "optimizer.step"
 

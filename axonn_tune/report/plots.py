@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from axonn_tune.calibrate.expected import groups_of
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
-from axonn_tune.cost.pricing import group_seconds
+from axonn_tune.cost.prices import group_seconds
 from axonn_tune.report.figure import check_plot, new_figure, saved
+from axonn_tune.reproduce.comparison import grouped
+from axonn_tune.reproduce.everything import Reproduction
 from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.validation import Outcome, Validation
-from axonn_tune.validate.comparison import grouped
-from axonn_tune.validate.everything import Reproduction
-from axonn_tune.validate.expected import groups_of
 
 # Message sizes of curves for a profile that holds no measured collectives.
 CURVE_BYTES = 2.0 ** np.arange(10, 31)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from axonn_tune.calibrate.expected import Expected, expected, groups_of
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
 from axonn_tune.report.text import key_values, table
 from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import LinkLevel, Machine
 from axonn_tune.spec.plan import MODES
 from axonn_tune.units import format_quantity, format_seconds
-from axonn_tune.validate.expected import Expected, expected, groups_of
 
 SHOWN_PRODUCTS = 12
 BAR = "########################"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from axonn_tune.search.explain import Explanation
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import Ranking
+from axonn_tune.search.search import Search
+from axonn_tune.step.explain import Explanation
+from axonn_tune.step.prediction import Prediction
 
 SCHEMA_VERSION = 1
 

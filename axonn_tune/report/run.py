@@ -8,10 +8,10 @@ from typing import Any
 
 from axonn_tune.report.records import SCHEMA_VERSION, record
 from axonn_tune.report.text import table
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
+from axonn_tune.search.search import Search
 from axonn_tune.spec.measurement import WARM_UP_STEPS, Measurement
 from axonn_tune.spec.validation import OperationTime
+from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import format_count, format_quantity, format_seconds, gib
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record
 from axonn_tune.report.text import assumption_line, interval_text, ordered_layout, table
 from axonn_tune.search.best import Best
-from axonn_tune.search.scaling import efficiencies
+from axonn_tune.studies.scaling import efficiencies
 from axonn_tune.units import format_count, gib
 
 HEADERS = (

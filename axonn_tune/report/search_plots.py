@@ -10,14 +10,14 @@ import numpy as np
 from axonn_tune.report.figure import check_plot, new_figure, saved
 from axonn_tune.report.parts import step_parts
 from axonn_tune.search.best import Best
-from axonn_tune.search.explain import Explanation, explain
 from axonn_tune.search.pareto import pareto_front
-from axonn_tune.search.played import step_timeline
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import Ranking
-from axonn_tune.search.scaling import efficiencies
+from axonn_tune.search.search import Search
 from axonn_tune.spec.plan import COMPUTE
+from axonn_tune.step.explain import Explanation, explain
+from axonn_tune.step.prediction import Prediction
+from axonn_tune.step.timeline import step_timeline
+from axonn_tune.studies.scaling import efficiencies
 from axonn_tune.units import gib
 
 # Equal layers in a row, and micro-batches of a pipeline, that a timeline draws.

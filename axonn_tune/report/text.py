@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from axonn_tune.search.explain import Explanation, OperationCost
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import Ranking
+from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import tied
 from axonn_tune.spec.grid import AXES, PAPER_ORDER
+from axonn_tune.step.explain import Explanation, OperationCost
+from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import format_count, format_quantity, format_seconds, gib
 
 # Likelier than this to be the fastest, a row is the winner; otherwise those that share so much of

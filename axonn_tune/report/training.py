@@ -8,7 +8,7 @@ from typing import Any
 
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.text import assumption_line, key_values, table
-from axonn_tune.search.training import (
+from axonn_tune.studies.training_run import (
     CHINCHILLA_TOKENS_PER_PARAMETER,
     TrainingRun,
     checkpoint_bytes,

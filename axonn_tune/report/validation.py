@@ -7,18 +7,18 @@ from typing import Any
 
 from axonn_tune.cost.gemm import CURVE_ERROR
 from axonn_tune.report.text import table
-from axonn_tune.search.uncertainty import MODEL_ERROR, UNSTATED_SPREAD
-from axonn_tune.spec.machine import ORIGINS, Machine
-from axonn_tune.spec.provenance import quantities
-from axonn_tune.validate.comparison import (
+from axonn_tune.reproduce.comparison import (
     Comparison,
     ErrorSummary,
     grouped,
     ordered_pairs,
     summarise,
 )
-from axonn_tune.validate.everything import Reproduction
-from axonn_tune.validate.published import GroupError, group_errors
+from axonn_tune.reproduce.everything import Reproduction
+from axonn_tune.reproduce.predicted import GroupError, group_errors
+from axonn_tune.search.uncertainty import MODEL_ERROR, UNSTATED_SPREAD
+from axonn_tune.spec.machine import ORIGINS, Machine
+from axonn_tune.spec.provenance import quantities
 
 HEADERS = ("machine", "run", "metric", "published", "predicted", "error %", "how", "certainty")
 SUMMARY_HEADERS = (

@@ -7,9 +7,9 @@ from typing import Any
 
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
 from axonn_tune.report.text import assumption_line, interval_text, ordered_layout, table
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
-from axonn_tune.search.whatif import Influence, WhatIf
+from axonn_tune.search.search import Search
+from axonn_tune.step.prediction import Prediction
+from axonn_tune.studies.whatif import Influence, WhatIf
 from axonn_tune.units import format_quantity, gib
 
 

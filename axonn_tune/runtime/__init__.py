@@ -10,36 +10,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from axonn_tune.runtime.checkpoint import load, save
-    from axonn_tune.runtime.engine import Engine
-    from axonn_tune.runtime.gpt import GPT, Block
-    from axonn_tune.runtime.linear import Linear4D
-    from axonn_tune.runtime.loss import cross_entropy, goldfish_targets
-    from axonn_tune.runtime.mesh import Mesh
-    from axonn_tune.runtime.norm import Norm
-    from axonn_tune.runtime.optimizer import Optimizer
-    from axonn_tune.runtime.session import joined, pick_device, place_in_job
-    from axonn_tune.runtime.trainer import RandomTokens, Trainer
+    from axonn_tune.runtime.axonn.checkpoint import load, save
+    from axonn_tune.runtime.axonn.engine import Engine
+    from axonn_tune.runtime.axonn.gpt import GPT, Block
+    from axonn_tune.runtime.axonn.linear import Linear4D
+    from axonn_tune.runtime.axonn.loss import cross_entropy, goldfish_targets
+    from axonn_tune.runtime.axonn.mesh import Mesh
+    from axonn_tune.runtime.axonn.norm import Norm
+    from axonn_tune.runtime.axonn.optimizer import Optimizer
+    from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
+    from axonn_tune.runtime.ranks.session import joined, pick_device, place_in_job
     from axonn_tune.spec.grid import Grid
     from axonn_tune.spec.job import Overlap
 
 _HOME = {
-    "load": "runtime.checkpoint",
-    "save": "runtime.checkpoint",
-    "Engine": "runtime.engine",
-    "GPT": "runtime.gpt",
-    "Block": "runtime.gpt",
-    "Linear4D": "runtime.linear",
-    "cross_entropy": "runtime.loss",
-    "goldfish_targets": "runtime.loss",
-    "Mesh": "runtime.mesh",
-    "Norm": "runtime.norm",
-    "Optimizer": "runtime.optimizer",
-    "joined": "runtime.session",
-    "pick_device": "runtime.session",
-    "place_in_job": "runtime.session",
-    "RandomTokens": "runtime.trainer",
-    "Trainer": "runtime.trainer",
+    "load": "runtime.axonn.checkpoint",
+    "save": "runtime.axonn.checkpoint",
+    "Engine": "runtime.axonn.engine",
+    "GPT": "runtime.axonn.gpt",
+    "Block": "runtime.axonn.gpt",
+    "Linear4D": "runtime.axonn.linear",
+    "cross_entropy": "runtime.axonn.loss",
+    "goldfish_targets": "runtime.axonn.loss",
+    "Mesh": "runtime.axonn.mesh",
+    "Norm": "runtime.axonn.norm",
+    "Optimizer": "runtime.axonn.optimizer",
+    "joined": "runtime.ranks.session",
+    "pick_device": "runtime.ranks.session",
+    "place_in_job": "runtime.ranks.session",
+    "RandomTokens": "runtime.axonn.trainer",
+    "Trainer": "runtime.axonn.trainer",
     "Grid": "spec.grid",
     "Overlap": "spec.job",
 }

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.errors import InputError
-from axonn_tune.runtime.engine import DTYPES, Engine
-from axonn_tune.runtime.gpt import GPT
-from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.optimizer import Optimizer
-from axonn_tune.runtime.session import DEVICES, Place, joined, peak_memory_bytes, pick_device
-from axonn_tune.runtime.trainer import RandomTokens, Trainer
+from axonn_tune.runtime.axonn.engine import DTYPES, Engine
+from axonn_tune.runtime.axonn.gpt import GPT
+from axonn_tune.runtime.axonn.mesh import Mesh
+from axonn_tune.runtime.axonn.optimizer import Optimizer
+from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
+from axonn_tune.runtime.ranks.session import DEVICES, Place, joined, peak_memory_bytes, pick_device
 from axonn_tune.spec.checks import require_choice, require_count
 from axonn_tune.spec.grid import AnyGrid, Grid
 from axonn_tune.spec.job import Job
@@ -136,8 +136,8 @@ class _Steps(Protocol):
 def _trainer(run: Run, device: torch.device) -> tuple[_Steps, dict[str, str]]:
     """What trains the model with the run's strategy, and the modes that products will have."""
     if run.strategy != "axonn":
-        from axonn_tune.runtime.sharded import sharded_trainer
-        from axonn_tune.runtime.tensor_parallel import tensor_parallel_trainer
+        from axonn_tune.runtime.native.fsdp2 import sharded_trainer
+        from axonn_tune.runtime.native.tensor_parallel import tensor_parallel_trainer
 
         make = sharded_trainer if run.strategy == "zero3" else tensor_parallel_trainer
         arguments = (run.model, run.job, run.grid, run.micro_batch, run.recompute, device, run.seed)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from axonn_tune.errors import NoCandidateError
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
 from axonn_tune.search.rank import run
+from axonn_tune.search.search import Search
+from axonn_tune.step.prediction import Prediction
 
 
 @dataclass(frozen=True)

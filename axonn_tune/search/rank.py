@@ -10,15 +10,15 @@ import numpy as np
 
 from axonn_tune.cost import paper
 from axonn_tune.cost.links import placement_links
-from axonn_tune.cost.pricing import Links
+from axonn_tune.cost.prices import Links
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.candidates import with_micro_batches
-from axonn_tune.search.evaluate import Evaluation, Evaluator, memory_bytes, rows_by_stages
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
+from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import Uncertainty, uncertainty
 from axonn_tune.spec.grid import ORDERS, CandidateTable, Ints, Placements
 from axonn_tune.spec.plan import Array
+from axonn_tune.step.evaluate import Evaluation, Evaluator, memory_bytes, rows_by_stages
+from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
 LARGEST_GPU_COUNT = 2**22

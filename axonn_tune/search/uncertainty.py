@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from axonn_tune.cost.gemm import interpolation_error
-from axonn_tune.search.evaluate import Evaluator
-from axonn_tune.search.problem import Search
-from axonn_tune.search.resources import Resource, resources
+from axonn_tune.search.search import Search
 from axonn_tune.spec.grid import PIPELINE, CandidateTable, Ints, distinct
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.plan import Array
+from axonn_tune.spec.resources import Resource, resources
 from axonn_tune.spec.variant import Variant
+from axonn_tune.step.evaluate import Evaluator
 
 # Relative standard deviations of numbers that state none. Conventions, not measurements: repeated
 # benchmarks differ by a few percent, published figures between papers by about a tenth, and a

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from axonn_tune.errors import InputError
-from axonn_tune.search.prediction import Prediction
 from axonn_tune.search.rank import Ranking
 from axonn_tune.spec.grid import parse_grid
+from axonn_tune.step.prediction import Prediction
 
 _CHOICE = re.compile(r"all|(top|spread):([1-9]\d*)")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from axonn_tune.search.explain import Explanation, OperationCost
 from axonn_tune.spec.measurement import COMPUTATION, HOST, Measurement, Operation
 from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.spec.validation import OperationTime
+from axonn_tune.step.explain import Explanation, OperationCost
 
 
 def compare(measurement: Measurement, explanation: Explanation | None) -> list[OperationTime]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from axonn_tune.search.explain import explain
-from axonn_tune.search.prediction import Prediction
-from axonn_tune.search.problem import Search
+from axonn_tune.search.search import Search
 from axonn_tune.spec.measurement import Measurement
 from axonn_tune.spec.validation import Configuration, Outcome, Predicted
+from axonn_tune.step.explain import explain
+from axonn_tune.step.prediction import Prediction
 from axonn_tune.validate.measured import compare
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from runtime_common import compared, header, in_turn, on_ranks, say
 
 from axonn_tune.runtime import Engine, Grid, Linear4D, Mesh
-from axonn_tune.runtime.collectives import wait
+from axonn_tune.runtime.ranks.collectives import wait
 
 N_RANKS, HIDDEN, FFN = 4, 1024, 4096
 GRIDS = [

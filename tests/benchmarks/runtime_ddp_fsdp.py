@@ -23,8 +23,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from axonn_tune.runtime import GPT, Engine, Grid, Mesh, Optimizer
-from axonn_tune.runtime.layout import Layout
-from axonn_tune.runtime.trainer import RandomTokens
+from axonn_tune.runtime.axonn.boxes import Layout
+from axonn_tune.runtime.axonn.trainer import RandomTokens
 from axonn_tune.spec.model import Model
 
 N_RANKS, MICRO_BATCH = 4, 2

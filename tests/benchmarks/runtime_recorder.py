@@ -18,7 +18,7 @@ import torch.distributed as dist
 from runtime_common import compared, header, in_turn, on_ranks, say
 
 from axonn_tune.runtime import GPT, Engine, Grid, Mesh, Optimizer, RandomTokens, Trainer
-from axonn_tune.runtime.recorder import Recorder
+from axonn_tune.runtime.ranks.recorder import Recorder
 from axonn_tune.spec.model import Model
 
 N_RANKS, MICRO_BATCH, N_RECORDED = 2, 2, 2000

@@ -23,8 +23,9 @@ pytest.importorskip("torch")
 BRIEF = """
 import os, sys, time
 from dataclasses import replace
-from axonn_tune.calibrate import compute, plan, run
-from axonn_tune.calibrate.timing import Effort
+from axonn_tune.calibrate import plan
+from axonn_tune.calibrate.measure import compute, run
+from axonn_tune.calibrate.measure.timing import Effort
 from axonn_tune.cli.main import main
 
 brief = replace(

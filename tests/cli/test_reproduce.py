@@ -12,11 +12,11 @@ from axonn_tune.cli.main import main
 from axonn_tune.io.presets import list_machines, load_machine, load_model
 from axonn_tune.io.published import load_published
 from axonn_tune.report import validation
-from axonn_tune.validate.comparison import Comparison, ordered_pairs, summarise
-from axonn_tune.validate.everything import reproduce
-from axonn_tune.validate.loaders import Loaders
-from axonn_tune.validate.published import group_errors
-from axonn_tune.validate.reproduce import compare_links
+from axonn_tune.reproduce.axonn_papers import compare_links
+from axonn_tune.reproduce.comparison import Comparison, ordered_pairs, summarise
+from axonn_tune.reproduce.everything import reproduce
+from axonn_tune.reproduce.loaders import Loaders
+from axonn_tune.reproduce.predicted import group_errors
 
 LOADERS = Loaders(load_model, load_machine)
 

@@ -19,7 +19,7 @@ TINY = ["--model", "tiny", "--seq-len", "16"]
 FAILING = """
 import os, signal, sys, time
 from axonn_tune.cli.main import main
-from axonn_tune.runtime import trainer
+from axonn_tune.runtime.axonn import trainer
 
 step = trainer.Trainer.step
 

@@ -21,7 +21,7 @@ QUICK = [*ARGUMENTS, "--steps", "3", "--device", "cpu"]
 FAILING = """
 import os, signal, sys, time
 from axonn_tune.cli.main import main
-from axonn_tune.runtime import series
+from axonn_tune.runtime.ranks import series
 
 train = series.train
 

@@ -6,10 +6,10 @@ import sys
 
 import torch
 
-from axonn_tune.calibrate.links import Groups, time_collective, whole_bytes
-from axonn_tune.calibrate.timing import Effort
+from axonn_tune.calibrate.measure.links import Groups, time_collective, whole_bytes
+from axonn_tune.calibrate.measure.timing import Effort
 from axonn_tune.cost.collectives import moved_fraction
-from axonn_tune.runtime.session import joined, place_in_job
+from axonn_tune.runtime.ranks.session import joined, place_in_job
 
 # Long enough for latencies to hardly count, and for rings where more than two take part.
 NBYTES = 2**21

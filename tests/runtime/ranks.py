@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from axonn_tune.runtime.engine import Engine
-from axonn_tune.runtime.gpt import GPT
-from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.optimizer import Optimizer
-from axonn_tune.runtime.vector import Vector
-from axonn_tune.runtime.weights import Matrix
+from axonn_tune.runtime.axonn.engine import Engine
+from axonn_tune.runtime.axonn.gpt import GPT
+from axonn_tune.runtime.axonn.mesh import Mesh
+from axonn_tune.runtime.axonn.optimizer import Optimizer
+from axonn_tune.runtime.axonn.vector import Vector
+from axonn_tune.runtime.axonn.weights import Matrix
 from axonn_tune.spec.grid import Grid
 
 # Ranks are forked from one server that has imported what takes them seconds: eight of them
@@ -27,8 +27,8 @@ PRELOADED = (
     "pytest",
     "torch.distributed.checkpoint",
     "torch.distributed.device_mesh",
-    "axonn_tune.runtime.checkpoint",
-    "axonn_tune.runtime.trainer",
+    "axonn_tune.runtime.axonn.checkpoint",
+    "axonn_tune.runtime.axonn.trainer",
 )
 multiprocessing.set_forkserver_preload(list(PRELOADED))
 

@@ -7,11 +7,11 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from runtime.ranks import on_ranks
 
-from axonn_tune.runtime import gloo
-from axonn_tune.runtime.gloo import GlooGroup
-from axonn_tune.runtime.host_stream import HostStream
+from axonn_tune.runtime.ranks import gloo
+from axonn_tune.runtime.ranks.gloo import GlooGroup
+from axonn_tune.runtime.ranks.host_stream import HostStream
 
 # Elements: fewer than ranks, not divisible by them, and enough for every way to exchange them.
 SIZES = (1, 5, 64, 4097, 30011, 300_007)

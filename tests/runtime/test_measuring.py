@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import on_ranks
+from runtime.ranks import on_ranks
 
-from axonn_tune.calibrate import links, network, plan, run
-from axonn_tune.calibrate.gemm import GemmShape
+from axonn_tune.calibrate import plan
+from axonn_tune.calibrate.measure import links, network, run
+from axonn_tune.calibrate.measure.gemm import GemmShape
+from axonn_tune.calibrate.measure.timing import Effort
 from axonn_tune.calibrate.setting import Request
-from axonn_tune.calibrate.timing import Effort
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.io.journal import Journal
-from axonn_tune.runtime.session import Place
+from axonn_tune.runtime.ranks.session import Place
 
 # As a thorough calibration, but in a few seconds.
 BRIEF = replace(

@@ -8,7 +8,7 @@ import torch
 from runtime.ranks import Trained, assert_close, grids, on_grid, on_ranks
 from runtime.reference import Reference, whole_parameters
 
-from axonn_tune.runtime.trainer import RandomTokens
+from axonn_tune.runtime.axonn.trainer import RandomTokens
 from axonn_tune.spec.grid import Grid
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.model import RECOMPUTES, Model

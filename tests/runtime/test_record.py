@@ -5,7 +5,7 @@ import pytest
 from runtime.ranks import on_grid, on_ranks
 from runtime.test_parity import BATCH, MODELS, telling_cases, trained
 
-from axonn_tune.runtime.trainer import RandomTokens, Trainer
+from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
 from axonn_tune.spec.grid import CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Collective, Gemm

@@ -4,17 +4,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ranks import on_ranks  # noqa: E402
+from runtime.ranks import on_ranks  # noqa: E402
 
 from axonn_tune.api import build_search, predict_search  # noqa: E402
 from axonn_tune.errors import InputError  # noqa: E402
 from axonn_tune.io.presets import load_model  # noqa: E402
 from axonn_tune.launch.script import launch_files  # noqa: E402
 from axonn_tune.runtime.run import Run  # noqa: E402
-from axonn_tune.search.explain import explain  # noqa: E402
 from axonn_tune.spec.grid import Layout  # noqa: E402
 from axonn_tune.spec.job import Job, Overlap  # noqa: E402
 from axonn_tune.spec.model import Model  # noqa: E402
+from axonn_tune.step.explain import explain  # noqa: E402
 
 MODELS = {
     "gpt": Model("gpt", 2, 32, 4, 256, 16),
@@ -37,8 +37,8 @@ MODELS = {
 
 
 def train(rank, model, strategy, sizes, recompute, overlap):
-    from axonn_tune.runtime.sharded import sharded_trainer
-    from axonn_tune.runtime.tensor_parallel import tensor_parallel_trainer
+    from axonn_tune.runtime.native.fsdp2 import sharded_trainer
+    from axonn_tune.runtime.native.tensor_parallel import tensor_parallel_trainer
 
     make = sharded_trainer if strategy == "zero3" else tensor_parallel_trainer
     job = Job(4, 8, 16, dtype="fp32", overlap=Overlap(oar=True, ors=False, oag=overlap))
@@ -97,7 +97,7 @@ def test_collectives_have_the_names_of_the_step_plan(recompute):
 
 
 def shard_as_launched(rank, text):
-    from axonn_tune.runtime.plain import PlainGPT
+    from axonn_tune.runtime.native.plain import PlainGPT
 
     module = {}
     exec(text, module)

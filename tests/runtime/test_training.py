@@ -10,12 +10,12 @@ from runtime.reference import Reference, whole_parameters
 from runtime.test_parity import BATCH, GPT, MODELS
 
 from axonn_tune.errors import AxonnTuneError, FileError, InputError
-from axonn_tune.runtime.checkpoint import load, save
-from axonn_tune.runtime.engine import Engine
-from axonn_tune.runtime.linear import Linear4D
-from axonn_tune.runtime.loss import IGNORED, goldfish_targets
-from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.trainer import RandomTokens, Trainer
+from axonn_tune.runtime.axonn.checkpoint import load, save
+from axonn_tune.runtime.axonn.engine import Engine
+from axonn_tune.runtime.axonn.linear import Linear4D
+from axonn_tune.runtime.axonn.loss import IGNORED, goldfish_targets
+from axonn_tune.runtime.axonn.mesh import Mesh
+from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
 from axonn_tune.spec.grid import Grid
 from axonn_tune.spec.job import Overlap
 

@@ -1,0 +1,1 @@
+"""Time single operations on the ranks of a job: products, kernels, collectives."""

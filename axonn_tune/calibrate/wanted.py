@@ -1,0 +1,110 @@
+"""The kernels that a search will ask the price of, so that calibration can time just these."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+from axonn_tune.cost import paper
+from axonn_tune.cost.links import placement_links
+from axonn_tune.search.candidates import with_micro_batches
+from axonn_tune.search.search import Search
+from axonn_tune.spec.grid import CandidateTable
+from axonn_tune.spec.plan import MODES, Attention, Collective, Gemm
+from axonn_tune.step.evaluate import memory_bytes, rows_by_stages
+
+# m, n, k and mode of a product; sequences, heads, length and head size of attention.
+Product: TypeAlias = tuple[int, int, int, str]
+AttentionSizes: TypeAlias = tuple[int, int, int, int]
+
+
+def kernels_of(search: Search) -> tuple[list[Product], list[AttentionSizes]]:
+    """Every product and every attention of every candidate of the search.
+
+    Those of the candidates that move least between GPUs come first (by AxoNN's own
+    communication model), so that whoever stops early has those that matter.
+    """
+    placements, _ = search.legal_placements()
+    links = placement_links(search.machine, placements)
+    seconds = paper.communication_seconds(search.model, search.job, placements, links)
+    best_first = placements.take(np.argsort(seconds, kind="stable"))
+    table, _ = with_micro_batches(best_first, search.job.global_batch, search.constraints)
+    table = table.take(_fits(search, table))
+    products: dict[Product, int] = {}
+    attentions: dict[AttentionSizes, int] = {}
+    for operation in _operations(search, table):
+        if isinstance(operation, Gemm):
+            modes = MODES if search.job.kernel_tuning else (operation.mode,)
+            for row, (m, n, k) in _first_rows(len(table), operation.m, operation.n, operation.k):
+                for mode in modes:
+                    products[m, n, k, mode] = min(row, products.get((m, n, k, mode), row))
+        elif operation.fused:
+            sizes = (operation.n_sequences, operation.n_heads)
+            for row, (n_sequences, n_heads) in _first_rows(len(table), *sizes):
+                attentions[n_sequences, n_heads, operation.seq_len, operation.head_dim] = row
+    return sorted(products, key=products.__getitem__), sorted(
+        attentions, key=attentions.__getitem__
+    )
+
+
+# Kind of collective, stride and size of the groups.
+GroupKind: TypeAlias = tuple[str, int, int]
+
+
+def largest_messages(search: Search) -> dict[GroupKind, int]:
+    """Bytes of the largest message of every kind over every choice of groups of the search."""
+    placements, _ = search.legal_placements()
+    table, _ = with_micro_batches(placements, search.job.global_batch, search.constraints)
+    table = table.take(_fits(search, table))
+    largest: dict[GroupKind, int] = {}
+    for variant in search.variants:
+        for rows in rows_by_stages(search, variant, table):
+            part = table.take(rows)
+            plan = search.strategy.plan(search.model, search.job, variant, part)
+            for operation in (op for phase in plan.phases for op in phase.operations):
+                if isinstance(operation, Collective):
+                    _note_largest(largest, operation, part)
+    return largest
+
+
+def _note_largest(
+    largest: dict[GroupKind, int], operation: Collective, table: CandidateTable
+) -> None:
+    placements = table.placements
+    stride, size = (
+        of_group(operation.axis)[table.placement]
+        for of_group in (placements.stride, placements.size)
+    )
+    each = np.broadcast_to(operation.nbytes / np.asarray(operation.n_calls), size.shape)
+    for of_stride, of_size in np.unique(np.stack([stride, size]), axis=1).T.tolist():
+        rows = (stride == of_stride) & (size == of_size)
+        if of_size > 1:
+            key = (operation.kind, of_stride, of_size)
+            largest[key] = max(int(each[rows].max()), largest.get(key, 0))
+
+
+def _fits(search: Search, table: CandidateTable) -> np.ndarray:
+    """Whether a candidate fits with its leanest recomputation, shape (C,)."""
+    if search.include_oom:
+        return np.ones(len(table), dtype=bool)
+    least = np.full(len(table), np.inf)
+    for variant in search.variants:
+        for rows in rows_by_stages(search, variant, table):
+            total, _ = memory_bytes(search, variant, table.take(rows))
+            least[rows] = np.minimum(least[rows], total)
+    fits: np.ndarray = least <= search.memory_capacity_bytes
+    return fits
+
+
+def _operations(search: Search, table: CandidateTable) -> list[Gemm | Attention]:
+    plan = search.strategy.plan(search.model, search.job, search.variants[0], table)
+    by_name = {op.name: op for phase in plan.phases for op in phase.operations}
+    return [op for op in by_name.values() if isinstance(op, Gemm | Attention)]
+
+
+def _first_rows(n_rows: int, *columns: object) -> list[tuple[int, tuple[int, ...]]]:
+    """Each distinct combination of values with the first row that has it."""
+    stacked = np.stack([np.broadcast_to(np.asarray(c), n_rows) for c in columns], axis=1)
+    values, rows = np.unique(stacked.round().astype(np.int64), axis=0, return_index=True)
+    return list(zip(rows.tolist(), map(tuple, values.tolist()), strict=True))

@@ -1,0 +1,1 @@
+"""Logs of other benchmarks as measured points: nccl-tests, rccl-tests, OSU, GEMM tables."""

@@ -1,0 +1,1 @@
+"""Predict published runs and set the numbers side by side. Pure."""

@@ -1,0 +1,147 @@
+"""Predict what AxoNN's papers report, from the presets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from axonn_tune.cost.links import axis_links
+from axonn_tune.reproduce.comparison import Comparison
+from axonn_tune.reproduce.loaders import Loaders, Row
+from axonn_tune.search.candidates import Constraints
+from axonn_tune.search.each import Each
+from axonn_tune.search.rank import run
+from axonn_tune.search.search import Search
+from axonn_tune.spec.grid import AXES, AnyGrid, Grid
+from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.step.prediction import Prediction
+from axonn_tune.strategies.megatron3d import Megatron3D
+
+GIB = 2.0**30
+
+
+def compare_runs(rows: Sequence[Row], loaders: Loaders, each: Each = iter) -> list[Comparison]:
+    """Predict each row of the table of end results."""
+    return [_compare_run(row, loaders) for row in each(rows)]
+
+
+def _compare_run(row: Row, loaders: Loaders) -> Comparison:
+    predicted, setting = _METRICS[row["metric"]](row, loaders)
+    return Comparison(
+        machine=row["machine"],
+        subject=f"{row['model']} on {row['gpus']} GPUs",
+        metric=row["metric"],
+        published=float(row["value"]),
+        predicted=predicted,
+        setting=setting,
+        certainty=row["certainty"],
+        source=row["source"],
+    )
+
+
+def _search(row: Row, loaders: Loaders, gpus: str, model: str) -> Search:
+    axes: dict[str, int] = {}
+    if row["grid"]:
+        grid = Grid.parse(row["grid"])
+        axes = dict(zip(AXES, (grid.x, grid.y, grid.z, grid.data), strict=True))
+    micro_batch = int(row["micro_batch"]) if row["micro_batch"] else None
+    return Search(
+        model=loaders.model(model),
+        job=Job(int(gpus), int(row["global_batch"]), int(row["seq_len"])),
+        machine=loaders.machine(row["machine"]),
+        constraints=Constraints(axes=axes, micro_batch=micro_batch),
+        recomputes=("full",),
+    )
+
+
+def _setting(prediction: Prediction) -> str:
+    return f"grid {prediction.grid}, micro-batch {prediction.micro_batch}"
+
+
+def _best(row: Row, loaders: Loaders) -> Prediction:
+    return run(_search(row, loaders, row["gpus"], row["model"])).prediction(0)
+
+
+def _fraction_of_peak(row: Row, loaders: Loaders) -> tuple[float, str]:
+    best = _best(row, loaders)
+    return best.hfu, _setting(best)
+
+
+def _pflops(row: Row, loaders: Loaders) -> tuple[float, str]:
+    best = _best(row, loaders)
+    return best.hardware_tflops_per_gpu * float(row["gpus"]) * 1e-3, _setting(best)
+
+
+def _step_seconds(row: Row, loaders: Loaders) -> tuple[float, str]:
+    best = _best(row, loaders)
+    return best.step_seconds, _setting(best)
+
+
+def _weak_scaling_efficiency(row: Row, loaders: Loaders) -> tuple[float, str]:
+    best = _best(row, loaders)
+    base = run(_search(row, loaders, row["base_gpus"], row["base_model"])).prediction(0)
+    efficiency = best.hardware_tflops_per_gpu / base.hardware_tflops_per_gpu
+    return efficiency, f"{_setting(best)}; base {base.grid}, micro-batch {base.micro_batch}"
+
+
+def _improvement_from_overlap(row: Row, loaders: Loaders) -> tuple[float, str]:
+    """How much faster the grid that is best without overlap becomes with it.
+
+    The setting also tells the largest improvement of any configuration that fits.
+    """
+    search = _search(row, loaders, row["gpus"], row["model"])
+    search = replace(search, every_configuration=True)
+    without = run(replace(search, job=replace(search.job, overlap=Overlap(False, False, False))))
+    overlapped = {_key(p): p.step_seconds for p in run(search).top()}
+    improvements = [p.step_seconds / overlapped[_key(p)] - 1.0 for p in without.top()]
+    best = without.prediction(0)
+    return improvements[0], f"{_setting(best)}; up to {max(improvements):.2f} on other grids"
+
+
+def _speedup_over_megatron(row: Row, loaders: Loaders) -> tuple[float, str]:
+    """Of the best grid over Megatron-LM's best layout, both with full recomputation."""
+    search = _search(row, loaders, row["gpus"], row["model"])
+    best, megatron = (
+        run(search).prediction(0),
+        run(replace(search, strategy=Megatron3D())).prediction(0),
+    )
+    setting = f"{_setting(best)}; Megatron-LM {megatron.grid}, micro-batch {megatron.micro_batch}"
+    return megatron.step_seconds / best.step_seconds, setting
+
+
+def _key(prediction: Prediction) -> tuple[AnyGrid, int]:
+    return prediction.grid, prediction.micro_batch
+
+
+_METRICS: dict[str, Callable[[Row, Loaders], tuple[float, str]]] = {
+    "fraction_of_peak": _fraction_of_peak,
+    "pflops": _pflops,
+    "step_seconds": _step_seconds,
+    "weak_scaling_efficiency": _weak_scaling_efficiency,
+    "improvement_from_overlap": _improvement_from_overlap,
+    "speedup_over_megatron_lm": _speedup_over_megatron,
+}
+
+
+def compare_links(rows: Sequence[Row], loaders: Loaders) -> list[Comparison]:
+    """What the profiles imply for each ring of the published bandwidth tables."""
+    comparisons = []
+    for row in rows:
+        stride, size = (np.array([int(row[name])]) for name in ("stride", "size"))
+        links = axis_links(loaders.machine(row["machine"]), stride, size)
+        gib_per_s = float(links.kinds["all_reduce"].bandwidth_bytes_per_s[0]) / GIB
+        comparisons.append(
+            Comparison(
+                machine=row["machine"],
+                subject=f"stride {row['stride']}, size {row['size']}",
+                metric="ring bandwidth, GiB/s",
+                published=float(row["gib_per_s"]),
+                predicted=gib_per_s,
+                setting="taken over" if row["where"] == "node" else "sharing law",
+                certainty="table",
+                source=row["source"],
+            )
+        )
+    return comparisons

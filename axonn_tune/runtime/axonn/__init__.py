@@ -1,0 +1,1 @@
+"""AxoNN's 4D algorithm in torch: layers, model, optimizer, trainer."""

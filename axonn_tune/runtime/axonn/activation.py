@@ -1,0 +1,54 @@
+"""The MLP's activation: GELU, or SwiGLU of a gate and its values side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from axonn_tune.runtime.axonn.engine import Engine
+from axonn_tune.runtime.axonn.linear import Recipe
+from axonn_tune.runtime.ranks.spans import Amount, recorded
+
+
+def activation(engine: Engine, input: torch.Tensor, gated: bool) -> tuple[torch.Tensor, Recipe]:
+    """The activation of the first MLP layer's output, and the recipe to form it again.
+
+    Parameters
+    ----------
+    input : shape (..., ffn / G_y), or with a gate (..., 2 * ffn / G_y)
+    """
+    function = _SwiGLU.apply if gated else _gelu
+    output_bytes = input.nbytes / (2 if gated else 1)
+    nbytes = input.nbytes + output_bytes
+    amount = Amount(nbytes, 2.0 * input.nbytes + output_bytes)
+
+    def again(input: torch.Tensor) -> torch.Tensor:
+        with engine.recorder.memory_bound("recompute.activation", nbytes):
+            result: torch.Tensor = function(input)
+            return result
+
+    return recorded(engine, "activation", amount, function, input), (again, (input.detach(),))
+
+
+def _gelu(input: torch.Tensor) -> torch.Tensor:
+    return F.gelu(input, approximate="tanh")
+
+
+class _SwiGLU(torch.autograd.Function):
+    """``silu(gate) * value`` (Shazeer, arXiv 2002.05202); keeps its input and nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(input)
+        gate, value = input.chunk(2, dim=-1)
+        return F.silu(gate).mul_(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        (input,) = ctx.saved_tensors
+        gate, value = input.chunk(2, dim=-1)
+        sigmoid = torch.sigmoid(gate)
+        d_silu = sigmoid * (1 + gate * (1 - sigmoid))
+        return torch.cat((gradients[0] * value * d_silu, gradients[0] * gate * sigmoid), dim=-1)

@@ -1,0 +1,113 @@
+"""How a parameter lies on the grid: a box of the whole for X and Y, a flat range of it for Z."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from axonn_tune.runtime.axonn.hashing import mix, unit_interval
+from axonn_tune.runtime.axonn.mesh import Mesh
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
+_CHUNK = 2**22  # elements initialised at once, to bound the int64 indices
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A parameter of global `shape`, whose dimension i is split over the axis `axes[i]`.
+
+    With `over_z`, the rank's box, flattened, is split evenly over Z for storage.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    over_z: bool = False
+
+    def box(self, mesh: Mesh) -> Box:
+        """The rank's part without the split over Z."""
+        n_parts = [mesh.size(axis) if axis else 1 for axis in self.axes]
+        places = [mesh.coordinate(axis) if axis else 0 for axis in self.axes]
+        sizes = tuple(size // n for size, n in zip(self.shape, n_parts, strict=True))
+        return tuple(p * s for p, s in zip(places, sizes, strict=True)), sizes
+
+    def stored_range(self, mesh: Mesh) -> tuple[int, int]:
+        """First element, and the one after the last, of the flattened box that are stored here."""
+        n_elements = math.prod(self.box(mesh)[1])
+        if not self.over_z:
+            return 0, n_elements
+        each = n_elements // mesh.size("z")
+        return mesh.coordinate("z") * each, (mesh.coordinate("z") + 1) * each
+
+    def stored_boxes(self, mesh: Mesh) -> list[Box]:
+        """The stored range as boxes of the global parameter, in order."""
+        offsets, sizes = self.box(mesh)
+        return [
+            (tuple(o + i for o, i in zip(offsets, inner, strict=True)), extent)
+            for inner, extent in _boxes_of_range(sizes, *self.stored_range(mesh))
+        ]
+
+    def take(self, whole: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+        """What this rank stores of a whole parameter, flat."""
+        offsets, sizes = self.box(mesh)
+        part = whole.reshape(self.shape)
+        for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+            part = part.narrow(dim, offset, size)
+        start, stop = self.stored_range(mesh)
+        return part.reshape(-1)[start:stop]
+
+    @torch.no_grad()
+    def initialise(
+        self, stored: torch.Tensor, mesh: Mesh, name: str, seed: int, std: float
+    ) -> None:
+        """Fill with normal deviates that depend on the element's place in the whole only.
+
+        So every grid starts from the same model.
+        """
+        device = stored.device
+        key = mix(torch.tensor(zlib.crc32(name.encode()) + (seed << 32), device=device))
+        start, stop = self.stored_range(mesh)
+        for first in range(start, stop, _CHUNK):
+            last = min(first + _CHUNK, stop)
+            index = self._global_index(torch.arange(first, last, device=device), mesh)
+            radius = (-2.0 * unit_interval(mix(2 * index + key)).log()).sqrt()
+            angle = 2.0 * math.pi * unit_interval(mix(2 * index + 1 + key))
+            stored[first - start : last - start] = (std * radius * angle.cos()).to(stored.dtype)
+
+    def _global_index(self, index: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+        """Place in the flattened whole of elements of the flattened box."""
+        offsets, sizes = self.box(mesh)
+        whole, stride = torch.zeros_like(index), 1
+        for offset, size, extent in reversed(list(zip(offsets, sizes, self.shape, strict=True))):
+            whole += (index % size + offset) * stride
+            index, stride = index // size, stride * extent
+        return whole
+
+
+def _boxes_of_range(sizes: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
+    """Elements `start` to `stop` of a flattened box, as boxes in it, in order."""
+    if start == stop:
+        return
+    if len(sizes) == 1:
+        yield (start,), (stop - start,)
+        return
+    row = math.prod(sizes[1:])
+    first_whole, end_whole = -(-start // row), stop // row
+    if first_whole > end_whole:
+        yield from _within_row(sizes, end_whole, start - end_whole * row, stop - end_whole * row)
+        return
+    if start < first_whole * row:
+        yield from _within_row(sizes, first_whole - 1, start - (first_whole - 1) * row, row)
+    if first_whole < end_whole:
+        zeros = (0,) * (len(sizes) - 1)
+        yield (first_whole, *zeros), (end_whole - first_whole, *sizes[1:])
+    if end_whole * row < stop:
+        yield from _within_row(sizes, end_whole, 0, stop - end_whole * row)
+
+
+def _within_row(sizes: tuple[int, ...], row: int, start: int, stop: int) -> Iterator[Box]:
+    for offsets, extent in _boxes_of_range(sizes[1:], start, stop):
+        yield (row, *offsets), (1, *extent)

@@ -1,0 +1,110 @@
+"""Matrix products, each in the mode (NN, NT, TN) that is fastest on this device.
+
+Kernel tuning follows AxoNN (Singh et al., arXiv 2502.08145, section on tuning of BLAS
+kernels): the libraries' three modes differ in speed, and another mode costs a transposed
+copy of an operand.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from axonn_tune.runtime.ranks.recorder import Recorder
+from axonn_tune.spec.plan import MODES
+
+N_TIMINGS = 4
+CLEARLY_FASTER = 0.95  # of the seconds of the mode in which the operands are stored
+
+
+class Gemms:
+    """Multiplies matrices; remembers the fastest mode of each shape."""
+
+    def __init__(self, recorder: Recorder, tuning: bool) -> None:
+        self._recorder, self._tuning = recorder, tuning
+        self._fastest: dict[tuple[object, ...], str] = {}
+        self.modes: dict[str, str] = {}  # by name of the product
+
+    def __call__(
+        self,
+        name: str,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        mode: str,
+        out: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The product of two matrices stored as `mode` says.
+
+        Parameters
+        ----------
+        a : shape (m, k); with TN stored (k, m)
+        b : shape (k, n); with NT stored (n, k)
+        out : shape (m, n), optional
+        bias : shape (n,), optional
+            Added in the product's epilogue.
+        """
+        a_mk = a.t() if mode == "TN" else a
+        b_kn = b.t() if mode == "NT" else b
+        (m, k), n = a_mk.shape, b_kn.shape[1]
+        fastest = mode
+        if self._tuning:
+            key = (mode, m, n, k, bias is None, a.dtype)
+            if key not in self._fastest:
+                self._fastest[key] = self._time_modes(mode, a_mk, b_kn, bias)
+            fastest = self._fastest[key]
+        self.modes[name] = fastest
+        with self._recorder.kernel(name, "gemm", flops=2.0 * m * n * k):
+            return _multiply(a_mk, b_kn, mode, fastest, out, bias)
+
+    def _time_modes(
+        self, stored: str, a_mk: torch.Tensor, b_kn: torch.Tensor, bias: torch.Tensor | None
+    ) -> str:
+        """The fastest mode, or the operands' own where none is clearly faster.
+
+        Noise only adds time, and comes and goes: modes take turns, and the least time counts.
+        """
+        seconds = dict.fromkeys(MODES, math.inf)
+        for _ in range(N_TIMINGS):
+            for mode in MODES:
+                work = partial(_multiply, a_mk, b_kn, stored, mode, None, bias)
+                seconds[mode] = min(seconds[mode], _seconds_of(work, a_mk.device))
+        fastest = min(MODES, key=seconds.__getitem__)
+        return fastest if seconds[fastest] < CLEARLY_FASTER * seconds[stored] else stored
+
+
+def _multiply(
+    a_mk: torch.Tensor,
+    b_kn: torch.Tensor,
+    stored: str,
+    mode: str,
+    out: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Multiply in a mode; an operand that is not stored so is copied first."""
+    if mode != stored:
+        a_mk = a_mk.t().contiguous().t() if mode == "TN" else a_mk.contiguous()
+        b_kn = b_kn.t().contiguous().t() if mode == "NT" else b_kn.contiguous()
+    if bias is not None:
+        return torch.addmm(bias, a_mk, b_kn, out=out)
+    return torch.mm(a_mk, b_kn, out=out)
+
+
+def _seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """Elapsed on a GPU; on a CPU, whose cores ranks may share, those that the thread ran."""
+    clock = time.perf_counter if device.type == "cuda" else time.thread_time
+    synchronize(device)
+    start = clock()
+    work()
+    synchronize(device)
+    return clock() - start
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device is idle."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

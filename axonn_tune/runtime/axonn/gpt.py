@@ -1,0 +1,197 @@
+"""A decoder-only transformer (GPT, Llama and their kin) on a 4D grid."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from axonn_tune.errors import InputError
+from axonn_tune.runtime.axonn.activation import activation
+from axonn_tune.runtime.axonn.attention import CausalAttention
+from axonn_tune.runtime.axonn.embedding import Embedding
+from axonn_tune.runtime.axonn.engine import Engine
+from axonn_tune.runtime.axonn.linear import Linear4D
+from axonn_tune.runtime.axonn.loss import cross_entropy
+from axonn_tune.runtime.axonn.norm import Norm
+from axonn_tune.runtime.axonn.residual import fork, join
+from axonn_tune.runtime.axonn.vector import Vector
+from axonn_tune.runtime.axonn.weights import Matrix
+from axonn_tune.spec.checks import require_choice
+from axonn_tune.spec.job import ATTENTIONS
+from axonn_tune.spec.model import RECOMPUTES, Linear, Model
+
+INITIAL_STD = 0.02  # GPT-2's (Radford et al., 2019), smaller for what feeds the residual stream
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a norm and beside the residual stream."""
+
+    def __init__(self, engine: Engine, spec: Model, attention: str, recompute: str) -> None:
+        super().__init__()
+        self.engine, self.is_gated, self.is_parallel = engine, spec.gated_mlp, spec.parallel_block
+        self.recomputes_inputs = recompute == "selective"
+        qkv, proj, up, down = spec.block_linears
+        self.norm1 = Norm(engine, spec.hidden_size, spec.norm, "norm1")
+        self.qkv = self._linear(qkv)
+        self.attention = CausalAttention(
+            engine,
+            spec.head_dim,
+            spec.n_heads // spec.n_kv_heads,
+            fused=attention == "flash",
+            rotary=spec.position == "rotary",
+            recompute=self.recomputes_inputs,
+        )
+        self.proj = self._linear(proj)
+        self.norm2 = Norm(engine, spec.hidden_size, spec.norm, "norm2")
+        self.up = self._linear(up, n_out_parts=2 if spec.gated_mlp else 1)
+        self.down = self._linear(down)
+
+    def _linear(self, linear: Linear, n_out_parts: int = 1) -> Linear4D:
+        return Linear4D(
+            self.engine,
+            linear.n_in,
+            linear.n_out,
+            linear.name,
+            bias=linear.bias,
+            transposed=linear.transposed,
+            n_out_parts=n_out_parts,
+        )
+
+    def forward(self, stream: torch.Tensor) -> torch.Tensor:
+        """One block, (b, s, hidden / G_x) to the same shape."""
+        engine = self.engine
+        before, branch = fork(engine, stream, "residual1")
+        attended = self._attention_branch(branch)
+        if self.is_parallel:
+            before, branch = fork(engine, before, "residual2")
+            stream = join(engine, before, attended, "residual1")
+        else:
+            stream = join(engine, before, attended, "residual1")
+            stream, branch = fork(engine, stream, "residual2")
+        return join(engine, stream, self._mlp_branch(branch), "residual2")
+
+    def _attention_branch(self, branch: torch.Tensor) -> torch.Tensor:
+        normed, recipe = self.norm1(branch)
+        qkv = self.qkv(normed, recipe if self.recomputes_inputs else None)
+        output: torch.Tensor = self.proj(self.attention(qkv))
+        return output
+
+    def _mlp_branch(self, branch: torch.Tensor) -> torch.Tensor:
+        normed, recipe = self.norm2(branch)
+        hidden = self.up(normed, recipe if self.recomputes_inputs else None)
+        activated, recipe = activation(self.engine, hidden, self.is_gated)
+        output: torch.Tensor = self.down(activated, recipe if self.recomputes_inputs else None)
+        return output
+
+
+class GPT(nn.Module):
+    """A whole model.
+
+    Parameters
+    ----------
+    engine : Engine
+    spec : Model
+        Its shape.
+    attention : str
+        ``"flash"`` (torch's fused kernel) or ``"unfused"``.
+    recompute : str
+        ``"none"``; ``"selective"`` (norms, activation, scores of unfused attention);
+        ``"full"`` (each block from its input).
+    seed : int
+        Of the initial weights, which are the same on every grid.
+
+    Raises
+    ------
+    InputError
+        A choice that does not exist, or sizes that do not divide over the grid.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        spec: Model,
+        *,
+        attention: str = "flash",
+        recompute: str = "none",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        require_choice("job", "attention", attention, ATTENTIONS)
+        require_choice("job", "recompute", recompute, RECOMPUTES)
+        self.engine, self.spec, self.recompute = engine, spec, recompute
+        n_positions = spec.seq_len if spec.position == "learned" else 0
+        self.embedding = Embedding(engine, spec.padded_vocab_size, spec.hidden_size, n_positions)
+        self.blocks = nn.ModuleList(
+            Block(engine, spec, attention, recompute) for _ in range(spec.n_layers)
+        )
+        self.norm = Norm(engine, spec.hidden_size, spec.norm, "norm")
+        self.head = Linear4D(
+            engine,
+            spec.head.n_in,
+            spec.head.n_out,
+            "head",
+            bias=False,
+            matrix=self.embedding.matrix if spec.tied_embeddings else None,
+        )
+        self._initialise(seed)
+
+    def _initialise(self, seed: int) -> None:
+        mesh = self.engine.mesh
+        for name, module in self.named_modules():
+            owner = name.split(".")[-2] if "." in name else ""
+            if isinstance(module, Matrix):
+                into_stream = owner in ("proj", "down")
+                std = INITIAL_STD / (math.sqrt(2 * self.spec.n_layers) if into_stream else 1.0)
+                module.layout.initialise(module.shard.data, mesh, name, seed, std)
+            elif isinstance(module, Vector) and name.endswith("position"):
+                module.layout.initialise(module.shard.data, mesh, name, seed, INITIAL_STD)
+            elif isinstance(module, Vector):
+                module.shard.data.fill_(1.0 if name.endswith("gain") else 0.0)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of the rank's part of the vocabulary.
+
+        Parameters
+        ----------
+        tokens : int, shape (b, s)
+            The rank's share of the batch, the same on all ranks along X and Y.
+
+        Returns
+        -------
+        shape (b, s, padded vocabulary / G_y)
+        """
+        seq_len = tokens.shape[1]
+        if self.spec.position == "learned" and seq_len > self.spec.seq_len:
+            raise InputError(
+                f"sequence length is {seq_len}; allowed: at most {self.spec.seq_len}, the learned "
+                f"positions of model '{self.spec.name}'"
+            )
+        stream = self.embedding(tokens)
+        for block in self.blocks:
+            stream = self._run_block(block, stream)
+        normed, _ = self.norm(stream)
+        logits: torch.Tensor = self.head(normed)
+        return logits
+
+    def _run_block(self, block: nn.Module, stream: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor
+        if self.recompute != "full" or not torch.is_grad_enabled():
+            output = block(stream)
+            return output
+        # The plan counts the whole block again, as AxoNN does, also what torch could leave out.
+        with set_checkpoint_early_stop(False):
+            output = checkpoint(
+                block,
+                stream,
+                use_reentrant=False,
+                preserve_rng_state=False,
+                context_fn=self.engine.recompute_contexts,
+            )
+        return output
+
+    def loss(self, tokens: torch.Tensor, targets: torch.Tensor, n_counted: float) -> torch.Tensor:
+        """The rank's share of the mean loss over `n_counted` tokens; see `cross_entropy`."""
+        return cross_entropy(self.engine, self(tokens), targets, n_counted)

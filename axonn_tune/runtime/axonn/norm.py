@@ -1,0 +1,135 @@
+"""Layer norm and RMS norm over a hidden dimension that X splits.
+
+Where X does, the sums that a norm needs travel over X in fp32, forward and backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from axonn_tune.runtime.axonn.boxes import Layout
+from axonn_tune.runtime.axonn.engine import Engine
+from axonn_tune.runtime.axonn.linear import Recipe
+from axonn_tune.runtime.axonn.vector import Vector
+from axonn_tune.runtime.ranks.collectives import wait
+from axonn_tune.runtime.ranks.spans import Amount, recorded
+
+
+class Norm(nn.Module):
+    """``layer`` (with gain and shift) or ``rms`` (with gain) norm.
+
+    Parameters
+    ----------
+    engine : Engine
+    hidden_size : int
+        Of the whole hidden dimension.
+    kind : str
+        ``"layer"`` or ``"rms"``.
+    name : str
+        Name of its operations in the record.
+    """
+
+    def __init__(
+        self, engine: Engine, hidden_size: int, kind: str, name: str, eps: float = 1e-5
+    ) -> None:
+        super().__init__()
+        self.engine, self.kind, self.name, self.eps = engine, kind, name, eps
+        self.hidden_size = hidden_size
+        layout = Layout((hidden_size,), ("x",))
+        self.gain = Vector(engine.mesh, layout, engine.dtype)
+        self.shift = Vector(engine.mesh, layout, engine.dtype) if kind == "layer" else None
+
+    def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, Recipe]:
+        """The norm of the input, and the recipe by which to form it again."""
+        shift = None if self.shift is None else self.shift.shard
+        if self.engine.mesh.size("x") == 1:
+            amount = Amount(2.0 * input.nbytes, 3.0 * input.nbytes)
+            parameters = (self.gain.shard,) if shift is None else (self.gain.shard, shift)
+            output = recorded(self.engine, self.name, amount, self._whole, input, *parameters)
+            return output, (self._whole_again, (input.detach(),))
+        output, mean, rstd = _SplitNorm.apply(input, self.gain.shard, shift, self)
+        return output, (self._split_again, (input.detach(), mean, rstd))
+
+    def _whole(
+        self, input: torch.Tensor, gain: torch.Tensor, shift: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if self.kind == "layer":
+            return F.layer_norm(input, gain.shape, gain, shift, self.eps)
+        return F.rms_norm(input, gain.shape, gain, self.eps)
+
+    def _whole_again(self, input: torch.Tensor) -> torch.Tensor:
+        shift = None if self.shift is None else self.shift.shard
+        with self.engine.recorder.memory_bound(f"recompute.{self.name}", 2.0 * input.nbytes):
+            return self._whole(input, self.gain.shard, shift)
+
+    def _split_again(
+        self, input: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor
+    ) -> torch.Tensor:
+        with self.engine.recorder.memory_bound(f"recompute.{self.name}", 2.0 * input.nbytes):
+            return self.scaled(normalised(input, mean, rstd), input.dtype)
+
+    def scaled(self, x_hat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Gain and shift applied to a normalised input."""
+        scaled = x_hat * self.gain.shard
+        if self.shift is not None:
+            scaled += self.shift.shard
+        return scaled.to(dtype)
+
+
+def normalised(input: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+    """``(input - mean) * rstd`` in fp32."""
+    return (input.float() - mean.unsqueeze(-1)) * rstd.unsqueeze(-1)
+
+
+class _SplitNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: torch.Tensor,
+        gain: torch.Tensor,
+        shift: torch.Tensor | None,
+        norm: Norm,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        engine, name = norm.engine, f"{norm.engine.chain}.{norm.name}"
+        with engine.recorder.memory_bound(f"{name}.sums", input.nbytes):
+            x = input.float()
+            squares = x.square().sum(-1)
+            sums = squares[None] if norm.kind == "rms" else torch.stack((squares, x.sum(-1)))
+        wait(engine.collectives.all_reduce(f"{name}.all_reduce", sums, "x"))
+        with engine.recorder.memory_bound(name, 2.0 * input.nbytes):
+            means = sums / norm.hidden_size
+            mean = torch.zeros_like(means[0]) if norm.kind == "rms" else means[1]
+            rstd = torch.rsqrt(means[0] - mean.square() + norm.eps)
+            output = norm.scaled(normalised(x, mean, rstd), input.dtype)
+        ctx.norm = norm
+        ctx.save_for_backward(input, mean, rstd)
+        ctx.mark_non_differentiable(mean, rstd)
+        return output, mean, rstd
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        norm: Norm = ctx.norm
+        engine, name = norm.engine, f"backward.{norm.name}"
+        input, mean, rstd = ctx.saved_tensors
+        d_output = gradients[0]
+        with engine.recorder.memory_bound(f"{name}.sums", 2.0 * input.nbytes):
+            x_hat, dy = normalised(input, mean, rstd), d_output.float()
+            d_gain = (dy * x_hat).flatten(0, -2).sum(0).to(input.dtype)
+            d_shift = dy.flatten(0, -2).sum(0).to(input.dtype) if norm.shift is not None else None
+            d_x_hat = dy * norm.gain.shard
+            products = (d_x_hat * x_hat).sum(-1)
+            sums = products[None]
+            if norm.kind == "layer":
+                sums = torch.stack((products, d_x_hat.sum(-1)))
+        wait(engine.collectives.all_reduce(f"{name}.all_reduce", sums, "x"))
+        with engine.recorder.memory_bound(name, 3.0 * input.nbytes):
+            means = sums / norm.hidden_size
+            d_input = d_x_hat - x_hat * means[0].unsqueeze(-1)
+            if norm.kind == "layer":
+                d_input -= means[1].unsqueeze(-1)
+            d_input = (d_input * rstd.unsqueeze(-1)).to(input.dtype)
+        return d_input, d_gain, d_shift, None

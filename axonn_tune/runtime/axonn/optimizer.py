@@ -1,0 +1,197 @@
+"""AdamW over what the rank stores: gradients summed over the grid, clipped, applied in fp32."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from axonn_tune.runtime.axonn.engine import Engine
+from axonn_tune.runtime.axonn.vector import Vector
+from axonn_tune.runtime.axonn.weights import Matrix
+from axonn_tune.runtime.ranks.collectives import wait
+from axonn_tune.strategies.axonn4d import BUCKET_BYTES
+
+
+class Optimizer:
+    """Owns the memory of a model's weights and gradients, each in one flat buffer.
+
+    A backward pass leaves a micro-step's gradients in the weights' type; its end adds them
+    to fp32 sums. `step` reduces these over the grid, clips, updates and clears them.
+
+    Parameters
+    ----------
+    model : Module
+        Built of the runtime's layers.
+    engine : Engine
+    lr, betas, eps, weight_decay : float
+        Of AdamW; norms, biases and positions are not decayed.
+    clip_norm : float or None
+        Largest norm of the whole gradient.
+
+    Attributes
+    ----------
+    adamw : torch.optim.AdamW
+        For torch's learning rate schedulers.
+    owners : list of Matrix and Vector
+        The model's parameters in the order in which they lie in the buffers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        engine: Engine,
+        lr: float = 3e-4,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+        clip_norm: float | None = 1.0,
+    ) -> None:
+        self._engine, self._clip_norm, self.mesh = engine, clip_norm, engine.mesh
+        matrices = [m for m in model.modules() if isinstance(m, Matrix)]
+        vectors = [m for m in model.modules() if isinstance(m, Vector)]
+        self.owners: list[Matrix | Vector] = [
+            *matrices,
+            *sorted(vectors, key=lambda vector: vector.axis, reverse=True),
+        ]
+        sizes = [owner.shard.numel() for owner in self.owners]
+        self._n_in_matrices = sum(sizes[: len(matrices)])
+        n_over_y = sum(v.shard.numel() for v in vectors if v.axis == "y")
+        self._vector_sizes = {"y": n_over_y, "x": sum(sizes) - self._n_in_matrices - n_over_y}
+        self.weights = torch.cat([owner.shard.detach() for owner in self.owners])
+        self._new_gradients = torch.zeros_like(self.weights)
+        self.gradients = torch.zeros_like(self.weights, dtype=torch.float32)
+        self.has_master_copy = self.weights.dtype != torch.float32
+        self.master = self.weights.float() if self.has_master_copy else self.weights
+        self._adopt(sizes)
+        self.adamw = self._adamw(lr, betas, eps, weight_decay)
+        engine.scatters.after_backward.append(self._accumulate)
+
+    def _adopt(self, sizes: list[int]) -> None:
+        pieces = zip(
+            self.owners, self.weights.split(sizes), self._new_gradients.split(sizes), strict=True
+        )
+        for owner, weight, gradient in pieces:
+            owner.shard.data = weight
+            if isinstance(owner, Matrix):
+                owner.gradient = gradient
+            else:
+                owner.shard.grad = gradient  # autograd adds to it
+
+    def _adamw(
+        self, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    ) -> torch.optim.AdamW:
+        self._moments = {
+            name: torch.zeros_like(self.gradients) for name in ("exp_avg", "exp_avg_sq")
+        }
+        self._update_counts: list[torch.Tensor] = []
+        flats, groups = [], []
+        for part, decay in (
+            (slice(0, self._n_in_matrices), weight_decay),
+            (slice(self._n_in_matrices, None), 0.0),
+        ):
+            flat = nn.Parameter(self.master[part])
+            flat.grad = self.gradients[part]
+            flats.append((flat, part))
+            groups.append({"params": [flat], "weight_decay": decay})
+        adamw = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
+        for flat, part in flats:
+            count = torch.zeros((), device=flat.device)
+            self._update_counts.append(count)
+            adamw.state[flat] = {
+                "step": count,
+                **{name: moment[part] for name, moment in self._moments.items()},
+            }
+        return adamw
+
+    def states(self) -> dict[str, list[torch.Tensor]]:
+        """What training needs to go on: the fp32 weights and AdamW's moments.
+
+        Each list holds a flat view for each of `owners`; writing to it changes the state.
+        """
+        sizes = [owner.shard.numel() for owner in self.owners]
+        flat = {"weight": self.master, **self._moments}
+        return {name: list(tensor.split(sizes)) for name, tensor in flat.items()}
+
+    @property
+    def n_updates(self) -> int:
+        """Updates so far."""
+        return int(self._update_counts[0].item())
+
+    @torch.no_grad()
+    def restored(self, n_updates: int) -> None:
+        """To be called when `states` have been written."""
+        for count in self._update_counts:
+            count.fill_(n_updates)
+        self.weights.copy_(self.master)
+
+    def _accumulate(self) -> None:
+        nbytes = self._new_gradients.nbytes + 2.0 * self.gradients.nbytes
+        with self._engine.recorder.memory_bound("gradient.accumulate", nbytes):
+            self.gradients.add_(self._new_gradients)
+            self._new_gradients[self._n_in_matrices :].zero_()
+
+    @torch.no_grad()
+    def step(self, scale: torch.Tensor | None = None) -> torch.Tensor:
+        """Update the weights.
+
+        Parameters
+        ----------
+        scale : Tensor, optional
+            Factor on the gradient, as where fewer tokens counted than were reckoned with.
+
+        Returns
+        -------
+        Tensor
+            Norm of the whole gradient before clipping.
+        """
+        recorder = self._engine.recorder
+        self._reduce()
+        norm = self._norm()
+        factor = torch.ones_like(norm) if scale is None else scale
+        norm = norm * factor
+        if self._clip_norm is not None:
+            factor = factor * (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        with recorder.memory_bound("gradient.clip", 2.0 * self.gradients.nbytes):
+            self.gradients.mul_(factor)
+        moments_bytes = 2.0 * self.gradients.nbytes
+        nbytes = 2.0 * (self.gradients.nbytes + moments_bytes + self.master.nbytes)
+        nbytes += self.weights.nbytes if self.has_master_copy else 0.0
+        with recorder.memory_bound("optimizer.step", nbytes):
+            self.adamw.step()
+            if self.has_master_copy:
+                self.weights.copy_(self.master)
+            self.gradients.zero_()
+        return norm
+
+    def _reduce(self) -> None:
+        """Sum over the ranks that worked on other tokens: vectors over Z, all over data."""
+        collectives = self._engine.collectives
+        vectors = self.gradients[self._n_in_matrices :]
+        wait(collectives.all_reduce("gradient.vectors.all_reduce", vectors, "z"))
+        n_buckets = math.ceil(self.gradients.nbytes / BUCKET_BYTES)
+        works = [
+            collectives.all_reduce("gradient.all_reduce", bucket, "data")
+            for bucket in self.gradients.tensor_split(n_buckets)
+        ]
+        for work in works:
+            wait(work)
+
+    def _norm(self) -> torch.Tensor:
+        """Norm over the grid, each element counted once."""
+        mesh = self._engine.mesh
+        with self._engine.recorder.memory_bound("gradient.norm", self.gradients.nbytes):
+            sizes = [self._n_in_matrices, self._vector_sizes["y"], self._vector_sizes["x"]]
+            parts = self.gradients.split(sizes)
+            squares = [torch.linalg.vector_norm(part).square() for part in parts]
+        is_first = {axis: mesh.coordinate(axis) == 0 for axis in ("x", "y", "z")}
+        total = squares[0].clone()
+        if is_first["z"] and is_first["x"]:
+            total += squares[1]
+        if is_first["z"] and is_first["y"]:
+            total += squares[2]
+        for axis in ("x", "y", "z"):
+            name = f"gradient.norm.all_reduce_{axis}"
+            wait(self._engine.collectives.all_reduce(name, total, axis))
+        return total.sqrt()

@@ -1,0 +1,179 @@
+"""Start ranks on this machine with torch's elastic launcher, or join those of torchrun or srun."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from axonn_tune.errors import AxonnTuneError, InputError
+from axonn_tune.runtime.ranks.session import (
+    LostRankError,
+    Place,
+    die_with_parent,
+    place_in_job,
+    slurm_rendezvous,
+)
+
+MONITOR_SECONDS = 0.1  # how often the launcher looks whether a rank has died
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+# What each rank does; the result of rank 0 is that of the job. Both are pickled.
+Work: TypeAlias = Callable[[Task, Place], Result]
+
+
+def launch(work: Work[Task, Result], task: Task, n_ranks: int, device: str) -> Result | None:
+    """Do a task on `n_ranks` ranks: those that torchrun or srun has started, or some started here.
+
+    Parameters
+    ----------
+    work : callable
+        ``work(task, place)``, which joins the other ranks (see `session.joined`).
+    device : str
+        ``"auto"``, ``"cpu"`` or ``"cuda"``.
+
+    Returns
+    -------
+    What `work` returns on rank 0; None on the other ranks of torchrun or srun.
+
+    Raises
+    ------
+    AxonnTuneError
+        Bad input, or a rank that failed, with its message.
+    """
+    place = place_in_job(os.environ)
+    if place is None:
+        return _start_here(work, task, n_ranks, device)
+    if place.n_ranks != n_ranks:
+        raise InputError(f"the task needs {n_ranks} ranks; this job has {place.n_ranks}")
+    if "RANK" not in os.environ:
+        os.environ.update(slurm_rendezvous(os.environ))
+    try:
+        result = work(task, place)
+    except LostRankError:
+        sys.exit(2)  # the rank that failed says why
+    return result if place.rank == 0 else None
+
+
+@contextmanager
+def only_rank_0_speaks() -> Iterator[None]:
+    """Within it, bad input that every rank of a job finds is reported by rank 0 alone."""
+    try:
+        yield
+    except InputError:
+        if not is_speaker():
+            sys.exit(2)
+        raise
+
+
+def in_job() -> bool:
+    """Whether torchrun, srun or the like has started this process as one rank of several."""
+    return place_in_job(os.environ) is not None
+
+
+def is_speaker() -> bool:
+    """Whether this is the process of a job that talks to the user."""
+    place = place_in_job(os.environ)
+    return place is None or place.rank == 0
+
+
+def ranks_at_hand(device: str) -> int:
+    """Ranks of the job that this process belongs to, else GPUs of this machine.
+
+    Raises
+    ------
+    InputError
+        Neither.
+    """
+    place = place_in_job(os.environ)
+    n_ranks = place.n_ranks if place else _n_gpus(device)
+    if not n_ranks:
+        raise InputError("how many ranks? torch sees no GPU here; give --gpus")
+    return n_ranks
+
+
+def ranks_or_cores(wanted: int | None, device: str) -> int:
+    """Ranks of the job that this process belongs to; else those wanted, GPUs, or cores."""
+    place = place_in_job(os.environ)
+    if place is not None:
+        return place.n_ranks
+    return wanted or _n_gpus(device) or len(os.sched_getaffinity(0))
+
+
+def default_dtype(device: str) -> str:
+    """``"bf16"`` where there are GPUs; a CPU is slow at it."""
+    return "bf16" if _n_gpus(device) else "fp32"
+
+
+def _n_gpus(device: str) -> int:
+    return 0 if device == "cpu" else torch.cuda.device_count()
+
+
+def _start_here(work: Work[Task, Result], task: Task, n_ranks: int, device: str) -> Result:
+    n_gpus = _n_gpus(device)
+    if n_gpus and n_ranks > n_gpus:
+        raise InputError(
+            f"{n_ranks} ranks need as many GPUs; this machine has {n_gpus}; start the same "
+            "command with torchrun or srun on several, or give --device cpu"
+        )
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=n_ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        monitor_interval=MONITOR_SECONDS,
+        start_method="spawn",
+    )
+    try:
+        with _silent_logs():
+            results: dict[int, Result] = elastic_launch(config, _rank)(work, task)
+    except ChildFailedError as error:
+        raise AxonnTuneError(_message_of(error)) from error
+    except SignalException as error:
+        raise KeyboardInterrupt from error
+    return results[0]
+
+
+@contextmanager
+def _silent_logs() -> Iterator[None]:
+    """What a rank says is reported in one line; the launcher's logs would repeat it."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _rank(work: Work[Task, Result], task: Task) -> Result:
+    die_with_parent()
+    place = place_in_job(os.environ)
+    assert place is not None
+    try:
+        return work(task, place)
+    except AxonnTuneError as error:
+        raise AxonnTuneError(str(error)) from None
+
+
+def _message_of(error: ChildFailedError) -> str:
+    rank, failure = error.get_first_failure()
+    if failure.exitcode < 0:
+        return f"rank {rank} was ended by {failure.signal_name()}"
+    message = failure.message
+    text = message.get("message", "") if isinstance(message, dict) else str(message)
+    return text.removeprefix("AxonnTuneError: ")

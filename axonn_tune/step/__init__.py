@@ -1,0 +1,1 @@
+"""One configuration's training step: its prediction, its timeline, and what explains it. Pure."""

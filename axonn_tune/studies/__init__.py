@@ -1,0 +1,1 @@
+"""Questions that need many searches: compare, scale, what-if, training runs. Pure."""

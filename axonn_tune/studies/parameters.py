@@ -1,0 +1,195 @@
+"""Numbers of a machine that can be changed by name, so that what was measured follows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from axonn_tune.errors import InputError, nearest
+from axonn_tune.spec.machine import Machine, Quantity
+from axonn_tune.spec.resources import Resource, faster, resources
+from axonn_tune.units import parse_quantity
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number of a machine under a short name.
+
+    field : what it is called in a profile, with the suffix of its unit
+    value : as the machine has it
+    changed : the machine with another value of it; measured points scale with it
+    """
+
+    name: str
+    field: str
+    value: float
+    origin: str
+    changed: Callable[[float], Machine]
+
+
+def parameters(machine: Machine, dtype: str) -> list[Parameter]:
+    """Every number by which a search's result can change.
+
+    Parameters
+    ----------
+    dtype : of the job, whose peak is the rate of computation
+    """
+    return [
+        *(_of_resource(machine, resource, dtype) for resource in resources(machine)),
+        _of_products(machine),
+        _of_attention(machine),
+        *(
+            _plain(machine, name, part, field)
+            for name, part, field in _PLAIN
+            # Measured kernels hold their launch in their times.
+            if name != "host.launch" or not machine.kernels.memory_points
+        ),
+    ]
+
+
+# Numbers with which no measured point goes along: name, and where they stand in a profile.
+_PLAIN = (
+    ("gemm.k_overhead", "gemm", "k_overhead"),
+    ("gpu.memory", "gpu", "memory_bytes"),
+    ("memory.reserved", "memory_reserve", "reserved_bytes"),
+    ("memory.fragmentation", "memory_reserve", "fragmentation_fraction"),
+    ("host.launch", "kernels", "launch_seconds"),
+    ("host.gap", "kernels", "gap_seconds"),
+    ("host.issue", "kernels", "issue_seconds"),
+)
+_MAY_BE_ZERO = (
+    *("gemm.k_overhead", "memory.reserved", "memory.fragmentation"),
+    *("host.gap", "host.issue"),
+)
+
+
+def _of_resource(machine: Machine, resource: Resource, dtype: str) -> Parameter:
+    quantity = resource.quantity
+    if resource.field == "peak_flops_per_s":
+        quantity = machine.gpu.peak_flops_per_s[dtype]
+    elif resource.field == "memory_bandwidth_bytes_per_s":
+        quantity = machine.gpu.memory_bandwidth_bytes_per_s
+
+    def changed(value: float) -> Machine:
+        if not quantity.value:
+            raise InputError("it is 0 on this machine; give it a value in the profile")
+        factor = value / quantity.value
+        return resource.improved(1.0 / factor if resource.is_nuisance else factor)
+
+    return Parameter(resource.key, resource.field, quantity.value, quantity.origin, changed)
+
+
+def _of_products(machine: Machine) -> Parameter:
+    gemm, quantity = machine.gemm, machine.gemm.sustained_fraction
+
+    def changed(value: float) -> Machine:
+        points = faster(gemm.points, value / quantity.value)
+        rates = replace(gemm, sustained_fraction=replace(quantity, value=value), points=points)
+        return replace(machine, gemm=rates)
+
+    return Parameter("gemm.rate", "sustained_fraction", quantity.value, quantity.origin, changed)
+
+
+def _of_attention(machine: Machine) -> Parameter:
+    """Forward; backward changes along with it."""
+    kernels, quantity = machine.kernels, machine.kernels.flash_forward_fraction
+
+    def changed(value: float) -> Machine:
+        factor = value / quantity.value
+        rates = replace(
+            kernels,
+            flash_forward_fraction=quantity.scaled(factor),
+            flash_backward_fraction=kernels.flash_backward_fraction.scaled(factor),
+            attention_points=faster(kernels.attention_points, factor),
+        )
+        return replace(machine, kernels=rates)
+
+    field = "flash_forward_fraction"
+    return Parameter("attention.rate", field, quantity.value, quantity.origin, changed)
+
+
+def _plain(machine: Machine, name: str, part: str, field: str) -> Parameter:
+    owner: Any = getattr(machine, part)
+    quantity: Quantity = getattr(owner, field)
+
+    def changed(value: float) -> Machine:
+        new: dict[str, Any] = {part: replace(owner, **{field: replace(quantity, value=value)})}
+        return replace(machine, **new)
+
+    return Parameter(name, field, quantity.value, quantity.origin, changed)
+
+
+def with_settings(machine: Machine, settings: Sequence[str], dtype: str) -> Machine:
+    """The machine with parameters changed one after another.
+
+    Parameters
+    ----------
+    settings : such as ``"slingshot.bandwidth=2x"``, ``"gpu.memory=80 GiB"``,
+        ``"inter_node.latency=-20%"``
+
+    Raises
+    ------
+    InputError
+        No such parameter, or not a value for it.
+    """
+    for setting in settings:
+        name, sign, text = (word.strip() for word in setting.partition("="))
+        if not sign or not text:
+            raise InputError(f"--set {setting}: write NAME=VALUE, such as inter_node.bandwidth=2x")
+        known = {parameter.name: parameter for parameter in parameters(machine, dtype)}
+        parameter = known.get(_full_name(name, machine))
+        if parameter is None:
+            allowed = sorted([*known, *(f"{level}.bandwidth" for level in _LEVELS), "gpu"])
+            raise InputError(f"--set {setting}: no parameter '{name}'{nearest(name, allowed)}")
+        value = _new_value(setting, text, parameter)
+        try:
+            machine = parameter.changed(value)
+        except InputError as error:
+            raise InputError(f"--set {setting}: {error}") from None
+    return machine
+
+
+_LEVELS = ("intra_node", "inter_node")
+
+
+def _full_name(name: str, machine: Machine) -> str:
+    """``inter_node`` is the first level that leaves the node, ``intra_node`` the one before."""
+    level, _, what = name.partition(".")
+    index = {"inter_node": machine.node_level, "intra_node": machine.node_level - 1}.get(level)
+    if index is None or not 0 <= index < len(machine.links):
+        return name
+    return f"{machine.links[index].name}.{what}"
+
+
+_FACTOR = re.compile(r"(\d+\.?\d*|\.\d+)\s*[x×]")
+_CHANGE = re.compile(r"([-+]\d+\.?\d*)\s*%")
+
+
+def _new_value(setting: str, text: str, parameter: Parameter) -> float:
+    factor, change = _FACTOR.fullmatch(text), _CHANGE.fullmatch(text)
+    if factor or change:
+        if not parameter.value:
+            raise InputError(
+                f"--set {setting}: it is 0 on this machine; give a value, not a factor"
+            )
+        scale = float(factor[1]) if factor else 1.0 + 0.01 * float(change[1] if change else 0)
+        value = scale * parameter.value
+    else:
+        try:
+            value = parse_quantity(text, parameter.field)
+        except InputError as error:
+            raise InputError(f"--set {setting}: {error}, or a factor (2x), or +20%") from None
+    if value < 0 or (not value and parameter.name not in _MAY_BE_ZERO):
+        raise InputError(f"--set {setting}: the value must be above zero")
+    return value
+
+
+def with_gpu(machine: Machine, other: Machine) -> Machine:
+    """The machine with the GPUs of another: memory, rates of products and kernels.
+
+    Links, the host's part and what is not known of the GPU stay.
+    """
+    host = {name: getattr(machine.kernels, name) for name in ("gap_seconds", "issue_seconds")}
+    return replace(machine, gpu=other.gpu, gemm=other.gemm, kernels=replace(other.kernels, **host))

@@ -1,0 +1,73 @@
+"""The best configuration at each of several GPU counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from axonn_tune.errors import InputError, NoCandidateError
+from axonn_tune.search.best import Best, best_of
+from axonn_tune.search.each import Each
+from axonn_tune.search.rank import LARGEST_GPU_COUNT
+from axonn_tune.search.search import Search
+
+
+def scale(searches: Sequence[Search], each: Each = iter) -> list[Best]:
+    """Search each.
+
+    Raises
+    ------
+    NoCandidateError
+        None of them has a candidate that fits.
+    """
+    points = [best_of(search) for search in each(searches)]
+    if all(point.best is None for point in points):
+        raise NoCandidateError(points[-1].reason)
+    return points
+
+
+def efficiencies(points: Sequence[Best]) -> list[float | None]:
+    """Model FLOP/s of each GPU over those of the first point that has a candidate.
+
+    With one model and batch that is the usual strong-scaling efficiency (seconds times GPUs of
+    the first over those of the other); with a model or a batch that grows, the papers' weak-scaling
+    efficiency (AxoNN, arXiv 2502.08145, section 6).
+    """
+    first = next((point.best for point in points if point.best is not None), None)
+    return [
+        None if point.best is None or first is None else point.best.mfu / first.mfu
+        for point in points
+    ]
+
+
+def parse_counts(text: str) -> list[int]:
+    """``"128..1024"`` to 128, 256, 512, 1024, ``"96,384"`` to these, or both joined by commas.
+
+    Raises
+    ------
+    InputError
+        Not counts in growing order.
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        ends = [_count(word, text) for word in part.split("..")]
+        if len(ends) > 2 or ends != sorted(ends):
+            raise _not_counts(text)
+        counts.append(ends[0])
+        while len(ends) == 2 and 2 * counts[-1] <= ends[1]:
+            counts.append(2 * counts[-1])
+    if counts != sorted(set(counts)):
+        raise _not_counts(text)
+    return counts
+
+
+def _count(word: str, text: str) -> int:
+    if not word.strip().isdecimal() or not 1 <= int(word) <= LARGEST_GPU_COUNT:
+        raise _not_counts(text)
+    return int(word)
+
+
+def _not_counts(text: str) -> InputError:
+    return InputError(
+        f"--gpus {text}: allowed: doublings such as 128..16384, or counts up to "
+        f"{LARGEST_GPU_COUNT} in growing order such as 96,384,1536"
+    )

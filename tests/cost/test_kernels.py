@@ -1,0 +1,115 @@
+"""GEMM, attention and memory-bound kernels against values worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from conftest import machine_of
+
+from axonn_tune.cost.attention import attention_seconds
+from axonn_tune.cost.gemm import gemm_seconds
+from axonn_tune.cost.memory_bound import memory_bound_seconds, moved_copy_seconds
+from axonn_tune.cost.prices import slowest_rank_factor
+from axonn_tune.spec.plan import Attention
+from axonn_tune.spec.points import GemmPoint
+
+
+def seconds(machine, m, n, k, mode="NN", dtype="bf16", tuning=False):
+    return float(gemm_seconds(m, n, k, mode, machine, dtype, tuning))
+
+
+def test_compute_bound_product_by_hand():
+    # 4096 x 4096 in tiles of 256 x 128: 512 tiles on 100 multiprocessors are 6 waves.
+    per_tile = 2 * 256 * 128 * (4096 + 100) / (300e12 * 0.8 / 100)
+    assert seconds(machine_of(), 4096, 4096, 4096) == pytest.approx(5e-6 + 6 * per_tile)
+
+
+def test_the_best_tile_is_taken():
+    # A small product: one wave of large tiles, or one of small ones at half the speed.
+    per_element = 2 * (512 + 100) / (300e12 * 0.8 / 100)
+    best = min(256 * 128, 64 * 64 / 0.5) * per_element
+    assert seconds(machine_of(), 640, 640, 512) == pytest.approx(5e-6 + best)
+
+
+def test_memory_bound_product_by_hand():
+    traffic = 2 * (65536 * 16 + 16 * 64 + 65536 * 64)
+    machine = machine_of(memory_bandwidth=1e11)
+    assert seconds(machine, 65536, 64, 16) == pytest.approx(5e-6 + traffic / 0.8e11)
+
+
+def test_a_measured_point_is_reproduced_exactly():
+    points = [
+        GemmPoint(1024, 2048, 512, "NN", "bf16", 1e-3),
+        GemmPoint(64, 64, 64, "NN", "bf16", 1e-5),
+    ]
+    machine = machine_of(points=points)
+    assert seconds(machine, 1024, 2048, 512) == pytest.approx(1e-3, rel=1e-9)
+    assert seconds(machine, 64, 64, 64) == pytest.approx(1e-5, rel=1e-9)
+
+
+def test_points_carry_their_error_to_their_neighbourhood():
+    plain = machine_of()
+    shapes = [(1024, 1024, 1024), (4096, 1024, 1024), (1024, 4096, 4096)]
+    points = [GemmPoint(*s, "NN", "bf16", 1.5 * seconds(plain, *s)) for s in shapes]
+    corrected = seconds(machine_of(points=points), 2048, 2048, 2048)
+    assert corrected == pytest.approx(1.5 * seconds(plain, 2048, 2048, 2048), rel=1e-9)
+
+
+def test_tuning_avoids_a_slow_mode_and_pays_for_the_copy():
+    machine = machine_of(modes=(1.0, 1.0, 0.1))
+    slow, tuned = (seconds(machine, 8192, 8192, 8192, "TN", tuning=t) for t in (False, True))
+    copy = 5e-6 + 2 * 2 * 8192 * 8192 / (1.5e12 * 0.8)
+    assert tuned == pytest.approx(seconds(machine, 8192, 8192, 8192) + copy)
+    assert tuned < slow / 5
+
+
+def test_tuning_never_costs_time():
+    machine = machine_of(modes=(0.9, 0.5, 1.0))
+    for m, n, k in ((64, 64, 64), (8192, 128, 128), (512, 8192, 8192)):
+        for mode in ("NN", "NT", "TN"):
+            natural = seconds(machine, m, n, k, mode)
+            assert seconds(machine, m, n, k, mode, tuning=True) <= natural
+
+
+def attention(backward, fused=True):
+    return Attention("a", 2.0, 8.0, 2048, 128, backward, fused)
+
+
+def test_flash_attention_computes_the_causal_half():
+    forward = 4 * 2 * 8 * 2048**2 * 128 / 2
+    machine = machine_of()
+    got = [float(attention_seconds(attention(b), machine, "bf16")) for b in (False, True)]
+    assert got[0] == pytest.approx(forward / (300e12 * 0.5) + 5e-6)
+    assert got[1] == pytest.approx(2.5 * forward / (300e12 * 0.4) + 5e-6)
+
+
+def test_unfused_attention_moves_its_scores_through_memory():
+    machine = machine_of(memory_bandwidth=1e11)
+    scores_bytes = 2 * 8 * 2048**2 * 2
+    got = float(attention_seconds(attention(False, fused=False), machine, "bf16"))
+    assert got > 4 * scores_bytes / 0.8e11
+    assert attention_seconds(attention(True, fused=False), machine, "bf16") > got
+
+
+def test_memory_bound_kernel():
+    """Without bytes to move it is not launched."""
+    got = memory_bound_seconds(np.array([1e9, 0.0]), machine_of(), "copy", "bf16")
+    assert got == pytest.approx([1e9 / 1.2e12 + 5e-6, 0.0])
+    assert memory_bound_seconds(0.0, machine_of(), "copy", "bf16") == 0.0
+
+
+def test_transposed_copy_reads_and_writes():
+    assert moved_copy_seconds(np.array([1e9]), machine_of(), "bf16") == pytest.approx(
+        2e9 / 1.2e12 + 5e-6
+    )
+
+
+def test_the_slowest_of_many_equal_gpus():
+    machine = machine_of(jitter=0.03)
+    assert slowest_rank_factor(machine, 1) == 1.0
+    assert slowest_rank_factor(machine, 1024) == pytest.approx(
+        1 + 0.03 * math.sqrt(2 * math.log(1024))
+    )
+    # The expected largest of N normal deviates lies a little below the asymptote.
+    draws = np.random.default_rng(0).normal(1.0, 0.03, (400, 1024)).max(axis=1).mean()
+    assert draws == pytest.approx(slowest_rank_factor(machine, 1024), rel=0.02)

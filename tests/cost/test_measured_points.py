@@ -1,0 +1,189 @@
+"""Measured collectives, kernels and attention cost what was measured."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import machine_of, quantity
+from hypothesis import given
+from hypothesis import strategies as st
+
+from axonn_tune.api import build_search, predict_search
+from axonn_tune.cost.attention import attention_seconds
+from axonn_tune.cost.curve import measured_seconds
+from axonn_tune.cost.links import axis_links, placement_links, ring_share
+from axonn_tune.cost.memory_bound import memory_bound_seconds
+from axonn_tune.cost.prices import CollectivePrices, group_seconds
+from axonn_tune.spec.grid import CandidateTable, Grid, Placements
+from axonn_tune.spec.machine import RingShare
+from axonn_tune.spec.plan import Attention, Collective
+from axonn_tune.spec.points import AttentionPoint, LinkPoint, MemoryPoint
+from axonn_tune.spec.resources import resources
+from axonn_tune.step.explain import explain
+
+SIZES = (2**10, 2**16, 2**22)
+SECONDS = (1e-4, 3e-4, 9e-3)
+
+
+def with_points(machine, kind="all_gather", stride=1, size=4, n_rings=1, factor=1.0):
+    points = tuple(
+        LinkPoint(kind, stride, size, n_rings, True, nbytes, factor * seconds)
+        for nbytes, seconds in zip(SIZES, SECONDS, strict=True)
+    )
+    return replace(machine, link_points=machine.link_points + points)
+
+
+def test_a_measured_collective_takes_the_measured_time():
+    machine = with_points(machine_of())
+    assert group_seconds(machine, "all_gather", 1, 4, SIZES) == pytest.approx(SECONDS)
+    between = (2**16 + 2**22) / 2
+    expected = (SECONDS[1] + SECONDS[2]) / 2
+    assert group_seconds(machine, "all_gather", 1, 4, between) == pytest.approx(expected)
+    # Nothing is said of other kinds, strides and sizes.
+    for kind, stride, size in (("all_reduce", 1, 4), ("all_gather", 4, 4), ("all_gather", 1, 2)):
+        got = group_seconds(machine, kind, stride, size, SIZES)
+        assert got == pytest.approx(group_seconds(machine_of(), kind, stride, size, SIZES))
+
+
+@given(st.floats(1e-6, 1e-3), st.floats(1e8, 1e11), st.lists(st.floats(2**10, 2**22), max_size=5))
+def test_a_latency_and_a_bandwidth_are_met_at_every_size(alpha, beta, sizes):
+    points = tuple(
+        LinkPoint("all_gather", 1, 4, 1, True, n, 3 * alpha + 0.75 * n / beta) for n in SIZES
+    )
+    got = group_seconds(replace(machine_of(), link_points=points), "all_gather", 1, 4, sizes)
+    assert got == pytest.approx(3 * alpha + 0.75 * np.array(sizes) / beta)
+
+
+def test_part_of_an_axis_says_nothing_of_the_whole():
+    machine = with_points(machine_of(), stride=2, n_rings=1)
+    got = group_seconds(machine, "all_gather", 2, 4, SIZES)
+    assert got == pytest.approx(group_seconds(machine_of(), "all_gather", 2, 4, SIZES))
+
+
+@given(st.lists(st.floats(1, 1e10), min_size=2, max_size=6, unique=True), st.floats(0, 1e11))
+def test_more_bytes_never_take_less_time(sizes, work):
+    sizes = sorted(sizes)
+    seconds = np.cumsum(np.linspace(1e-6, 1e-3, len(sizes)))
+    got = measured_seconds([work, work * 1.5 + 1], sizes, seconds)
+    assert got[1] >= got[0] > 0
+
+
+def test_every_call_of_a_bucket_takes_its_own_time():
+    machine = with_points(machine_of(), kind="all_reduce", stride=1, size=4)
+    table = CandidateTable.single(Grid(1, 1, 1, 4))
+    prices = CollectivePrices(placement_links(machine, table.placements), table)
+    nbytes, calls = np.array([4.0 * 2**16]), np.array([4.0])
+    got = prices(Collective("g", "all_reduce", nbytes, "data", calls))
+    assert got == pytest.approx(4 * SECONDS[1])
+
+
+def test_a_floor_of_shared_links_is_no_longer_than_what_was_measured():
+    """Links that turn out faster than their level says must not be held up by it."""
+    machine = with_points(machine_of(), factor=1e-4)
+    strides, sizes = (np.array([value]) for value in (1, 4))
+    occupied = axis_links(machine, strides, sizes).occupied_s_per_byte
+    fastest = min(1e-4 * t / (0.75 * n) for n, t in zip(SIZES, SECONDS, strict=True))
+    assert occupied.max() <= fastest * (1 + 1e-12)
+
+
+def test_latency_by_kind():
+    plain = machine_of(units=(1,), bandwidths=(1e11,), latencies=(1e-6,))
+    slow = replace(plain.links[0], kind_latency_seconds={"all_gather": quantity(1e-4)})
+    machine = replace(plain, links=(slow,))
+    assert group_seconds(machine, "all_gather", 1, 4, 0.0) == pytest.approx(3e-4)
+    assert group_seconds(machine, "reduce_scatter", 1, 4, 0.0) == pytest.approx(3e-6)
+
+
+def test_shares_of_rings():
+    level = replace(
+        machine_of().links[0],
+        ring_shares=(
+            RingShare("all_reduce", 2, quantity(20e9)),
+            RingShare("all_reduce", 8, quantity(10e9)),
+        ),
+    )
+    got = ring_share(level, "all_reduce", np.array([1, 2, 4, 8, 16]))
+    assert got == pytest.approx([20e9, 20e9, np.sqrt(20e9 * 10e9), 10e9, 5e9])
+    law = ring_share(level, "all_gather", np.array([1, 4]))
+    assert law == pytest.approx([300e9, 75e9])
+
+
+def test_kernels_take_the_time_of_their_kind():
+    points = (
+        MemoryPoint("gelu", "bf16", 1000, 1e-5),
+        MemoryPoint("gelu", "bf16", 3000, 2e-5),
+        MemoryPoint("gelu", "fp32", 1000, 9e-5),
+    )
+    machine = machine_of()
+    machine = replace(machine, kernels=replace(machine.kernels, memory_points=points))
+    got = memory_bound_seconds([0.0, 500.0, 2000.0, 6000.0], machine, "gelu", "bf16")
+    assert got == pytest.approx([0.0, 1e-5, 1.5e-5, 3.5e-5])
+    assert memory_bound_seconds(1000.0, machine, "gelu", "fp16") > 0
+    plain = memory_bound_seconds(1000.0, machine_of(), "add", "bf16")
+    assert memory_bound_seconds(1000.0, machine, "add", "bf16") == plain
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_takes_its_measured_time_and_scales_between(fused):
+    plain = machine_of()
+
+    def seconds(machine, heads, backward=False):
+        op = Attention("a", 2.0, heads, 1024, 64, backward, fused)
+        return float(attention_seconds(op, machine, "bf16"))
+
+    points = tuple(
+        AttentionPoint(2, h, 1024, 64, False, fused, "bf16", 1.7 * seconds(plain, h))
+        for h in (4, 16)
+    )
+    machine = replace(plain, kernels=replace(plain.kernels, attention_points=points))
+    for heads in (4, 8, 16, 64):
+        assert seconds(machine, heads) == pytest.approx(1.7 * seconds(plain, heads), rel=1e-9)
+    assert seconds(machine, 4, backward=True) == seconds(plain, 4, backward=True)
+
+
+def test_an_explanation_names_the_level_of_the_operations_own_kind():
+    """All-gathers are held up inside the node, all-reduces across nodes."""
+    machine = machine_of(bandwidths=(300e9, 80e9))
+    slow_gathers = replace(machine.links[0], kind_fraction={"all_gather": quantity(0.01)})
+    machine = replace(machine, links=(slow_gathers, machine.links[1]))
+    search = build_search("tiny", 8, machine, order="zyxd")
+    found = explain(search, predict_search(search, "1x1x8x1"))
+    levels = {op.kind: op.bound_by for op in found.operations if op.axis == "z"}
+    assert levels["all_gather"] == "level0" and levels["reduce_scatter"] == "level1"
+
+
+def test_more_of_a_link_speeds_up_what_was_measured_across_it():
+    machine = with_points(machine_of(units=(1, 4)), size=8)
+    by_name = {resource.name: resource for resource in resources(machine)}
+    inner, outer = (by_name[f"level{i} bandwidth"].improved(2.0) for i in (0, 1))
+    before = group_seconds(machine, "all_gather", 1, 8, SIZES)
+    assert group_seconds(inner, "all_gather", 1, 8, SIZES) == pytest.approx(before)
+    faster = group_seconds(outer, "all_gather", 1, 8, SIZES)
+    assert faster[0] == pytest.approx(before[0])  # all of it latency
+    assert faster[2] == pytest.approx(SECONDS[0] + (SECONDS[2] - SECONDS[0]) / 2)
+    quicker = group_seconds(by_name["level1 latency"].improved(2.0), "all_gather", 1, 8, SIZES)
+    assert quicker[0] == pytest.approx(before[0] / 2)
+
+
+def test_placements_of_a_search_find_their_curves():
+    machine = with_points(machine_of(), kind="all_reduce", stride=2, size=4, n_rings=2)
+    placements = Placements.of([Grid(2, 4, 1, 1), Grid(4, 2, 1, 1)], ("xyzd",))
+    curve = placement_links(machine, placements)["y"].kinds["all_reduce"].curve
+    assert curve.tolist() == [0, -1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "beyond"),
+    [
+        ((1.0, 2.0), 3.0),  # along the line
+        ((2.0, 2.0), 2.0),  # level
+        ((3.0, 2.0), 2.0),  # a line that falls is level
+        ((0.1, 2.0), 3.0),  # no steeper than in proportion
+    ],
+)
+def test_beyond_the_largest_size_the_last_line_goes_on(seconds, beyond):
+    assert measured_seconds(15.0, (5.0, 10.0), seconds) == pytest.approx(beyond)
+
+
+def test_one_size_says_all_in_proportion():
+    assert measured_seconds([5.0, 20.0], [10.0], [1.0]) == pytest.approx([1.0, 2.0])

@@ -1,0 +1,75 @@
+"""A process's place among the ranks of a job, as launchers tell it."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from axonn_tune.errors import InputError
+from axonn_tune.runtime.ranks.session import Place, first_host, place_in_job, slurm_rendezvous
+
+SLURM = {
+    "SLURM_STEP_ID": "3",
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_JOB_ID": "1234",
+    "SLURM_STEP_NODELIST": "localhost,nid[001201-001204]",
+}
+
+
+def test_torchruns_variables():
+    variables = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    assert place_in_job({**SLURM, **variables, "RANK": "6"}) == Place(6, 8, 1, 4)
+    assert place_in_job({"RANK": "0", "WORLD_SIZE": "1"}) == Place(0, 1, 0, 1)
+
+
+def test_sruns_variables():
+    assert place_in_job(SLURM) == Place(5, 8, 1, 4)
+
+
+def test_a_shell_inside_an_allocation_is_no_rank():
+    """Slurm sets SLURM_PROCID in a batch script too, but a step's number under srun only."""
+    assert place_in_job({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) is None
+    assert place_in_job({}) is None
+
+
+def test_a_variable_that_is_no_number_is_named():
+    with pytest.raises(InputError, match="WORLD_SIZE is 'many'"):
+        place_in_job({"RANK": "0", "WORLD_SIZE": "many"})
+    with pytest.raises(InputError, match="SLURM_STEP_NUM_TASKS is ''"):
+        place_in_job({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("nid[001201-001204,001300]", "nid001201"),
+        ("nid[007,009],login1", "nid007"),
+        ("frontier00123", "frontier00123"),
+        ("a1,b2", "a1"),
+        ("n[1-2]-ib", "n1-ib"),
+    ],
+)
+def test_first_host(nodes, first):
+    assert first_host(nodes) == first
+
+
+def test_no_host_is_an_error_that_says_what_to_set():
+    with pytest.raises(InputError, match="MASTER_ADDR"):
+        first_host("")
+
+
+def test_rendezvous_is_the_same_on_all_ranks_and_differs_between_steps():
+    here = slurm_rendezvous(SLURM)
+    assert here["MASTER_ADDR"] == "localhost"
+    assert 49152 <= int(here["MASTER_PORT"]) < 65536
+    assert slurm_rendezvous({**SLURM, "SLURM_PROCID": "0"}) == here
+    assert slurm_rendezvous({**SLURM, "SLURM_STEP_ID": "4"}) != here
+    given = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1"}
+    assert slurm_rendezvous({**SLURM, **given}) == given
+
+
+def test_a_node_without_an_address_is_named():
+    with pytest.raises(InputError, match=r"node 'no-such-node.invalid'.*set MASTER_ADDR"):
+        slurm_rendezvous({**SLURM, "SLURM_STEP_NODELIST": "no-such-node.invalid"})

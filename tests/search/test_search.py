@@ -1,0 +1,301 @@
+"""Ranking, reasons for absence, explanation and the Python interface."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+import axonn_tune
+from axonn_tune.api import build_search, predict_search
+from axonn_tune.errors import AxonnTuneError, InputError, NoCandidateError
+from axonn_tune.io.presets import load_machine, load_model
+from axonn_tune.report.records import flat_record, ranking_document, record
+from axonn_tune.search.rank import run
+from axonn_tune.search.why_not import why_not
+from axonn_tune.spec.grid import Grid
+from axonn_tune.step.explain import explain
+
+
+@pytest.fixture(scope="module")
+def search():
+    return build_search("20b", 128)
+
+
+@pytest.fixture(scope="module")
+def ranking(search):
+    return run(search)
+
+
+def test_ranked_by_step_time_and_all_fit(ranking):
+    seconds = [p.step_seconds for p in ranking.top()]
+    assert seconds == sorted(seconds)
+    assert all(p.fits and p.memory_bytes <= p.memory_capacity_bytes for p in ranking.top())
+    assert len(ranking) > 50
+
+
+def test_a_grid_stands_for_its_best_configuration(ranking, search):
+    every = run(replace(search, every_configuration=True)).top()
+    grids = [p.grid for p in ranking.top()]
+    assert len(set(grids)) == len(grids)
+    best = {}
+    for p in every:
+        best.setdefault(p.grid, p.step_seconds)
+    assert [p.step_seconds for p in ranking.top()] == list(best.values())
+
+
+def test_rates_follow_from_the_step_time(ranking, search):
+    best = ranking.prediction(0)
+    model_flops = search.model.model_flops(search.job.tokens, search.job.seq_len)
+    assert best.mfu == pytest.approx(model_flops / best.step_seconds / 128 / 312e12)
+    assert best.tflops_per_gpu == pytest.approx(best.mfu * 312)
+    assert best.hfu == pytest.approx(best.hardware_tflops_per_gpu / 312)
+    assert best.hfu >= best.mfu
+    assert best.tokens_per_second_per_gpu * 128 * best.step_seconds == pytest.approx(2**24)
+
+
+def test_hardware_flops_of_a_gpt_are_the_published_formula():
+    model = load_model("80b")
+    b, s, layers, h, v = 8192, 2048, 42, 12288, model.padded_vocab_size
+    published = 96 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
+    assert model.hardware_flops(b * s, s, "full") == pytest.approx(published, rel=1e-12)
+    without = 72 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h))
+    assert model.hardware_flops(b * s, s, "none") == pytest.approx(without, rel=1e-12)
+
+
+def test_every_candidate_is_counted_once(search):
+    everything = run(replace(search, include_oom=True, every_configuration=True))
+    fitting = run(replace(search, every_configuration=True))
+    assert len(everything) == len(fitting) + fitting.rejected["out of memory"]
+    assert len(fitting) == fitting.n_evaluated == run(search).n_evaluated
+    assert everything.rejected["out of memory"] == fitting.rejected["out of memory"]
+    verdicts = [p.fits for p in everything.top()]
+    assert verdicts == sorted(verdicts, reverse=True)
+
+
+def test_fixed_axes_and_largest_tensor_parallel_degree(search):
+    fixed = run(build_search("20b", 128, gz=4, gx=2)).top()
+    assert {(p.grid.x, p.grid.z) for p in fixed} == {(2, 4)}
+    small = run(build_search("20b", 128, max_tp=32)).top()
+    assert max(p.grid.x * p.grid.y * p.grid.z for p in small) == 32
+
+
+def test_all_orders_include_the_papers_and_are_never_worse(ranking):
+    every = run(build_search("20b", 128, order="all"))
+    assert every.prediction(0).step_seconds <= ranking.prediction(0).step_seconds
+    assert {p.order for p in every.top()} > {"xyzd"}
+
+
+@pytest.mark.parametrize("gpus", [384, 6144])
+def test_counts_that_are_no_powers_of_two(gpus):
+    best = run(build_search("20b", gpus, "frontier", global_batch=12288)).prediction(0)
+    assert best.grid.n_ranks == gpus
+
+
+def test_smaller_batch_changes_the_result():
+    a = run(build_search("20b", 128, global_batch=8192)).prediction(0)
+    b = run(build_search("20b", 128, global_batch=1024)).prediction(0)
+    assert b.step_seconds < a.step_seconds / 4
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"seq_len": 1024},
+        {"dtype": "fp32"},
+        {"attention": "unfused"},
+        {"recompute": "full"},
+        {"oag": False},
+        {"ors": False},
+        {"oar": False},
+        {"keep_gathered_weights": True},
+        {"micro_batch": 1},
+    ],
+)
+def test_every_option_changes_the_prediction(option):
+    """Ignored inputs are the classic complaint."""
+    grid = {"gx": 2, "gy": 2, "gz": 8, "gdata": 4, "micro_batch": 2, "recompute": "none"}
+    grid |= {"include_oom": True}
+    plain = run(build_search("20b", 128, **grid)).prediction(0)
+    changed = run(build_search("20b", 128, **{**grid, **option})).prediction(0)
+    assert changed.step_seconds != plain.step_seconds
+
+
+def test_kernel_tuning_avoids_a_slow_mode():
+    slow = run(build_search("20b", 128, "frontier", kernel_tuning=False)).prediction(0)
+    tuned = run(build_search("20b", 128, "frontier")).prediction(0)
+    assert tuned.step_seconds < slow.step_seconds
+
+
+# Why not -------------------------------------------------------------------------------
+
+
+def test_why_not_names_the_broken_rule(search):
+    assert "attention heads" in why_not(search, Grid(1, 64, 2, 1))
+    assert "64 ranks, not 128" in why_not(search, Grid(8, 8, 1, 1))
+    grouped = build_search("llama3-70b", 64)
+    assert why_not(grouped, Grid(1, 16, 4, 1)) == "1x16x4x1: KV heads not divisible by G_y"
+
+
+def test_why_not_says_how_much_memory_is_missing(search):
+    text = why_not(search, Grid(1, 1, 1, 128))
+    short = float(re.search(r"([\d.]+) GiB short", text)[1])
+    needed = float(re.search(r"needs ([\d.]+) GiB", text)[1])
+    assert short == pytest.approx(needed - 40, abs=0.11)
+    assert "largest term: optimizer_states" in text
+
+
+def test_why_not_gives_the_rank_of_an_allowed_grid(search, ranking):
+    best = ranking.prediction(0)
+    assert "ranks 1 of" in why_not(search, best.grid)
+
+
+# Errors ----------------------------------------------------------------------------------
+
+
+def test_no_grid_names_reasons_and_nearest_counts():
+    with pytest.raises(NoCandidateError, match=r"no grid for 17 GPUs .*nearest.* 16, 18|16, 24"):
+        run(build_search("80b", 17))
+
+
+def test_nothing_fits_says_how_many_gpus_it_would_take():
+    with pytest.raises(NoCandidateError, match=r"fits on no grid of 4 .*fits from (\d+) GPUs") as e:
+        run(build_search("80b", 4))
+    enough = int(re.search(r"from (\d+) GPUs", str(e.value))[1])
+    assert len(run(build_search("80b", enough))) > 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"gpus": 0},
+        {"gpus": -8},
+        {"gpus": 10**9},
+        {"gpus": 8, "seq_len": 0},
+        {"gpus": 8, "global_batch": 0},
+        {"gpus": 8, "global_batch": 8, "global_batch_tokens": 8},
+        {"gpus": 8, "global_batch_tokens": 100},
+        {"gpus": 8, "micro_batch": -1},
+        {"gpus": 8, "dtype": "int8"},
+        {"gpus": 8, "recompute": "some"},
+        {"gpus": 8, "attention": "linear"},
+        {"gpus": 8, "order": "xyz"},
+        {"gpus": 8, "cost_model": "guess"},
+        {"gpus": 8, "max_tp": 0},
+        {"gpus": 8, "gx": 3},
+    ],
+)
+def test_bad_arguments_name_the_culprit(arguments):
+    with pytest.raises(AxonnTuneError) as caught:
+        run(build_search("tiny", **arguments))
+    assert "\n" not in str(caught.value)
+
+
+# Predict and explain -----------------------------------------------------------------------
+
+
+def test_predict_agrees_with_the_ranking(ranking, search):
+    for own in ranking.top(3):
+        fixed = replace(
+            search,
+            recomputes=(own.recompute,),
+            constraints=replace(search.constraints, micro_batch=own.micro_batch),
+        )
+        again = predict_search(fixed, own.grid)
+        assert again.step_seconds == pytest.approx(own.step_seconds, rel=1e-12)
+        assert again.memory_bytes == own.memory_bytes
+
+
+def test_predict_refuses_an_illegal_grid():
+    with pytest.raises(InputError, match="attention heads"):
+        axonn_tune.predict("20b", 128, "1x128x1x1")
+
+
+def test_explanation_adds_up(ranking, search):
+    own = ranking.prediction(len(ranking) // 2)
+    parts = explain(search, own)
+    kernels = sum(op.total_seconds for op in parts.operations if not op.axis)
+    assert kernels == pytest.approx(own.compute_seconds, rel=1e-9)
+    exposed = sum(parts.exposed_seconds_by_axis.values())
+    assert exposed == pytest.approx(own.exposed_communication_seconds, rel=1e-9, abs=1e-9)
+    for op in parts.operations:
+        assert -1e-9 <= op.exposed_seconds <= op.total_seconds * (1 + 1e-9) or not op.axis
+    assert sum(own.memory_terms_bytes.values()) == pytest.approx(own.memory_bytes)
+
+
+def test_more_of_a_resource_never_costs_time(ranking, search):
+    parts = explain(search, ranking.prediction(5))
+    assert all(s.saved_seconds >= -1e-9 for s in parts.sensitivities)
+    assert parts.sensitivities[0].saved_seconds > 0
+    saved = [s.saved_seconds for s in parts.sensitivities]
+    assert saved == sorted(saved, reverse=True)
+
+
+def test_a_kernel_without_bytes_is_not_listed(search, ranking):
+    """Without X no norm makes a pass for sums; with it all do."""
+    own = ranking.prediction(0)
+    for x in (1, 2):
+        grid = Grid(x, 2, 8, 8 // x)
+        parts = explain(search, replace(own, grid=grid, micro_batch=1))
+        sums = {op.name for op in parts.operations if op.name.endswith(".sums")}
+        assert sums >= {"forward.norm1.sums", "backward.norm.sums"} if x > 1 else not sums
+        kernels = [op for op in parts.operations if not op.axis]
+        assert all(op.total_seconds > 0 and op.rate_per_s > 0 for op in kernels)
+        assert "forward.norm1" in {op.name for op in kernels}
+
+
+# Records and the DataFrame --------------------------------------------------------------------
+
+
+def test_document_follows_the_contract(ranking):
+    document = ranking_document(ranking, 3)
+    assert document["schema_version"] == 1
+    assert document["evaluated"] == ranking.n_evaluated > len(ranking)
+    assert len(document["results"]) == 3
+    contract = {
+        "rank": int,
+        "strategy": str,
+        "grid": dict,
+        "order": str,
+        "micro_batch": int,
+        "recompute": str,
+        "step_seconds": float,
+        "tflops_per_gpu": float,
+        "mfu": float,
+        "hfu": float,
+        "exposed_communication_seconds": float,
+        "memory_bytes": float,
+        "memory_capacity_bytes": float,
+        "fits": bool,
+    }
+    for entry in document["results"]:
+        assert {key: type(entry[key]) for key in contract} == contract
+        assert set(entry["grid"]) == {"x", "y", "z", "data"}
+
+
+def test_flat_record_holds_the_same_values(ranking):
+    best = ranking.prediction(0)
+    flat, nested = flat_record(best), record(best)
+    assert flat["g_x"] == nested["grid"]["x"]
+    assert flat["memory_weights_bytes"] == nested["memory_terms_bytes"]["weights"]
+    assert flat["step_seconds"] == nested["step_seconds"]
+
+
+def test_suggest_returns_a_data_frame():
+    frame = axonn_tune.suggest(model="tiny", gpus=8, machine="perlmutter", top_n=4)
+    assert list(frame["rank"]) == [1, 2, 3, 4]
+    assert (frame["g_x"] * frame["g_y"] * frame["g_z"] * frame["g_data"] == 8).all()
+    assert frame["step_seconds"].is_monotonic_increasing
+
+
+def test_models_and_machines_can_be_passed_as_objects():
+    machine = load_machine("perlmutter")
+    faster = replace(
+        machine,
+        gpu=replace(
+            machine.gpu,
+            peak_flops_per_s={k: q.scaled(2.0) for k, q in machine.gpu.peak_flops_per_s.items()},
+        ),
+    )
+    slow = axonn_tune.predict(load_model("20b"), 64, "1x1x64x1", machine)
+    fast = axonn_tune.predict(load_model("20b"), 64, "1x1x64x1", faster)
+    assert fast.step_seconds < slow.step_seconds

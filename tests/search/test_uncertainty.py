@@ -1,0 +1,139 @@
+"""Intervals hold what they promise, and P(best) is the chance to be the fastest."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import machine_of, quantity
+
+from axonn_tune.api import build_search, rank
+from axonn_tune.search import uncertainty
+from axonn_tune.search.rank import run
+from axonn_tune.spec.grid import CandidateTable
+from axonn_tune.spec.resources import resources
+from axonn_tune.step.evaluate import Evaluator
+from axonn_tune.step.prediction import NORMAL_90
+
+
+def spread_machine(spread, **numbers):
+    """A machine all of whose numbers have the same spread."""
+    machine = machine_of(slowdown=0.2, jitter=0.02, **numbers)
+
+    def wide(item):
+        return replace(item, spread_fraction=spread)
+
+    kernels = {
+        name: wide(getattr(machine.kernels, name))
+        for name in ("memory_fraction", "slowdown_fraction", "launch_seconds")
+    }
+    links = tuple(
+        replace(
+            link,
+            bandwidth_bytes_per_s=wide(link.bandwidth_bytes_per_s),
+            latency_seconds=wide(link.latency_seconds),
+        )
+        for link in machine.links
+    )
+    gemm = replace(machine.gemm, sustained_fraction=wide(machine.gemm.sustained_fraction))
+    return replace(
+        machine,
+        gemm=gemm,
+        kernels=replace(machine.kernels, **kernels),
+        links=links,
+        jitter_fraction=wide(machine.jitter_fraction),
+    )
+
+
+def found(machine, model="5b", gpus=64, **options):
+    return rank(model, gpus, machine, micro_batch=1, recompute="full", **options)
+
+
+def test_probabilities_are_of_one_event():
+    known = found(spread_machine(0.1)).uncertainty
+    assert known.p_best.sum() == pytest.approx(1.0)
+    assert (known.p_best >= 0).all() and len(known.rows) == len(set(known.rows))
+
+
+def test_a_wider_profile_gives_wider_intervals():
+    narrow, wide = (found(spread_machine(s)).uncertainty.spread for s in (0.01, 0.2))
+    assert (wide > narrow).all()
+    assert (narrow > uncertainty.MODEL_ERROR).all()
+
+
+def test_orders_that_make_no_difference_share_the_chance():
+    """Both axes of a grid inside one flat level: their order changes nothing."""
+    machine = spread_machine(0.05, units=(1,), bandwidths=(1e11,), latencies=(1e-6,))
+    ranking = found(machine, gpus=4, model="tiny", order="all", every_configuration=True)
+    known = ranking.uncertainty
+    groups = {}
+    for row, p in zip(known.rows, known.p_best, strict=True):
+        grid = ranking.table.placements.grid(int(ranking.table.placement[row]))
+        groups.setdefault(grid, []).append(p)
+    tied = [chances for chances in groups.values() if len(chances) > 1 and max(chances) > 0.02]
+    assert tied
+    for chances in tied:
+        assert max(chances) - min(chances) < 0.03  # four standard errors of 4096 draws
+
+
+def test_what_slows_all_alike_tells_nothing_apart():
+    """On one GPU type without communication the compute rate scales every time."""
+    one = machine_of(units=(1,), bandwidths=(1e18,), latencies=(0.0,))
+    sure = found(one, gpus=8).uncertainty.p_best
+    gemm = replace(one.gemm, sustained_fraction=quantity(0.8))
+    gemm = replace(gemm, sustained_fraction=replace(gemm.sustained_fraction, spread_fraction=0.5))
+    unsure = found(replace(one, gemm=gemm), gpus=8).uncertainty
+    assert unsure.p_best == pytest.approx(sure, abs=0.05)
+    assert unsure.spread.min() > 0.3
+
+
+def test_a_dominated_row_has_no_chance():
+    ranking = found(spread_machine(0.02))
+    known = ranking.uncertainty
+    slower = ranking.step_seconds[known.rows] > 1.5 * ranking.step_seconds[known.rows].min()
+    assert slower.any() and known.p_best[slower].max() < 0.01
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_true_times_lie_in_their_intervals_and_the_likeliest_wins_as_often(seed):
+    """Machines drawn from the stated spreads, priced exactly, not linearised."""
+    machine = spread_machine(0.08)
+    search = build_search("5b", 64, machine, micro_batch=1, recompute="full")
+    ranking = run(search)
+    known = ranking.uncertainty
+    rows = known.rows
+    table = CandidateTable(
+        ranking.table.placements.take(ranking.table.placement[rows]),
+        np.arange(rows.size),
+        ranking.table.micro_batch[rows],
+    )
+    evaluator = Evaluator(search, search.variants[int(ranking.variant[rows[0]])], table)
+    shares = evaluator.product_seconds() * table.n_microsteps(search.job.global_batch)
+    base = ranking.step_seconds[rows]
+    own = uncertainty.interpolation_error(machine, "bf16") * np.sqrt(((shares / base) ** 2).sum(0))
+    random = np.random.default_rng(seed)
+    names, wins, inside = len(resources(machine)), np.zeros(rows.size), []
+    for _ in range(150):
+        true = machine
+        for i, deviation in enumerate(random.standard_normal(names)):
+            sigma = uncertainty.spread_of(resources(machine)[i].quantity)
+            true = resources(true)[i].improved(float(np.exp(sigma * deviation)))
+        seconds = evaluator.on(true).evaluate().step_seconds
+        per_shape = random.standard_normal(int(evaluator.shape_of.max()) + 1)
+        seconds = seconds * np.exp(own * per_shape[evaluator.shape_of])
+        alone = uncertainty.MODEL_ERROR * random.standard_normal(rows.size)
+        seconds = seconds * np.exp(alone)
+        inside.append(np.abs(np.log(seconds / base)) < NORMAL_90 * known.spread)
+        wins[seconds.argmin()] += 1
+    assert 0.83 < np.mean(inside) < 0.96
+    assert wins / 150 == pytest.approx(known.p_best, abs=0.15)
+
+
+def test_the_number_of_tied_rows():
+    assert uncertainty.tied(np.array([0.5, 0.3, 0.15, 0.05]), 0.9) == 3
+    assert uncertainty.tied(np.array([0.05, 0.95]), 0.9) == 1
+
+
+def test_unstated_spreads_follow_the_origin():
+    assert uncertainty.spread_of(quantity(1.0)) == uncertainty.UNSTATED_SPREAD["assumed"]
+    stated = replace(quantity(1.0), spread_fraction=0.01)
+    assert uncertainty.spread_of(stated) == 0.01

@@ -1,0 +1,326 @@
+"""The vectorised player against its plain twin, on real plans and on random programs."""
+
+import numpy as np
+import pytest
+from conftest import worlds
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.prices import CollectivePrices, compute_seconds, lanes
+from axonn_tune.search.search import Search
+from axonn_tune.simulate.interference import Interference
+from axonn_tune.simulate.player import play
+from axonn_tune.simulate.program import Kernels, compile_program
+from axonn_tune.simulate.timeline import timeline
+from axonn_tune.spec.grid import AXES, CandidateTable, Grid, Placements
+from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import COMPUTE, Collective, MemoryBound, Phase
+from axonn_tune.spec.variant import Variant
+from axonn_tune.step.evaluate import Evaluator, interference
+from axonn_tune.strategies.axonn4d import AXONN
+
+NONE, SOME, MUCH = Interference(), Interference(0.2), Interference(1.0)
+BACK, BOTH = Interference(0.0, 0.5), Interference(0.3, 0.5)
+
+
+def plain_twin(model, job, machine, recompute, table, row):
+    """Step and exposed seconds of one candidate, every repeat played."""
+    single = table.take(slice(row, row + 1))
+    plan = AXONN.plan(model, job, Variant(recompute), single)
+    links = placement_links(machine, table.placements)
+    collective = CollectivePrices(links, single)
+    at = int(single.placement[0])
+    axis_lanes = {axis: int(lanes(links)[i, at]) for i, axis in enumerate(AXES)}
+
+    def seconds_of(op):
+        priced = collective(op) if isinstance(op, Collective) else compute_seconds(op, machine, job)
+        return float(np.ravel(priced)[0])
+
+    step = exposed = 0.0
+    for phases, times in ((plan.microstep, plan.n_microsteps[0]), (plan.step_end, 1.0)):
+        least = float(collective.busiest_link_seconds(phases)[0])
+        events = timeline(phases, seconds_of, axis_lanes, interference(machine), least)
+        step += times * max(event.end_seconds for event in events)
+        exposed += times * sum(event.exposed_seconds for event in events)
+    return step, exposed
+
+
+@given(worlds())
+def test_whole_steps_equal_the_plain_twin(world):
+    model, job, machine, recompute, table = world
+    fast = Evaluator(Search(model, job, machine), Variant(recompute), table).evaluate()
+    for row in range(len(table)):
+        step, exposed = plain_twin(*world, row)
+        assert fast.step_seconds[row] == pytest.approx(step, rel=1e-12)
+        assert fast.exposed_communication_seconds[row] == pytest.approx(
+            exposed, rel=1e-9, abs=1e-11 * step
+        )
+
+
+# Random programs: any host program, not only AxoNN's ------------------------------------------
+
+AXIS_LANES = {"x": 1, "y": 2, "z": 2, "data": 0}
+# Round ones meet at the same instant; odd ones, and near ones, settle slowly or never.
+DURATIONS = st.one_of(
+    st.sampled_from([0.0, 0.25, 1.0, 1.0, 3.0, 7.0, 20.0]),
+    st.sampled_from([0.25 + 1e-6, 1.0 - 1e-3, 3.0 + 1e-9, 7.1]),
+    st.floats(0.001, 20.0),
+)
+
+
+@st.composite
+def programs(draw):
+    """One to three phases, each a few operations that repeat up to 100 times."""
+    phases, names, messages = [], [], []
+    for p in range(draw(st.integers(1, 3))):
+        operations = []
+        for i in range(draw(st.integers(1, 7))):
+            is_message = draw(st.booleans())
+            # Anything may be awaited: issued before, or by the repeat before, or never.
+            candidates = [*names, *(f"{p}.{j}" for j in range(7))]
+            waits = tuple(draw(st.lists(st.sampled_from(candidates), max_size=2, unique=True)))
+            if is_message:
+                # A new collective, or one that an earlier phase has issued too.
+                new = [(f"{p}.{i}", axis) for axis in AXES]
+                name, axis = draw(st.sampled_from([*new, *messages]))
+                operations.append(
+                    Collective(name, "all_gather", 0.0, axis, waits_for=(COMPUTE, *waits))
+                )
+            else:
+                operations.append(MemoryBound(f"{p}.{i}", 0.0, waits_for=waits))
+        names += [op.name for op in operations]
+        messages += [(op.name, op.axis) for op in operations if isinstance(op, Collective)]
+        phases.append(Phase(str(p), tuple(operations), draw(st.sampled_from([1, 2, 5, 100]))))
+    rows = draw(st.integers(1, 4))
+    durations = {
+        op.name: np.array([draw(DURATIONS) for _ in range(rows)])
+        for phase in phases
+        for op in phase.operations
+    }
+    return phases, durations, rows
+
+
+def play_program(phases, durations, rows, interference):
+    def of(index):
+        return durations[phases[index[0]].operations[index[1]].name]
+
+    program = compile_program(phases, AXIS_LANES)
+    return play(program, (rows,), lambda many: sum(of(i) for i in many), of, interference)
+
+
+def slow_drift():
+    """A lane that gains on computation so slowly that it blocks only after many blocks."""
+    gather = Collective("0.0", "all_gather", 0.0, "y", waits_for=(COMPUTE,))
+    kernel = MemoryBound("0.1", 0.0)
+    reduce = Collective("0.2", "all_reduce", 0.0, "x", waits_for=(COMPUTE, "0.0"))
+    last = MemoryBound("0.3", 0.0, waits_for=("0.2",))
+    durations = {"0.0": [7.0], "0.1": [1.0], "0.2": [0.25], "0.3": [3.0]}
+    phases = [Phase("0", (gather, kernel, reduce, last), 100)]
+    return phases, {name: np.array(value) for name, value in durations.items()}, 1
+
+
+def slow_fill(gain):
+    """A lane that falls behind by `gain` per repeat, awaited only once it is 10 s behind."""
+    awaited = Collective("0.0", "all_gather", 0.0, "x", waits_for=(COMPUTE,))
+    beside = Collective("0.1", "all_gather", 0.0, "x", waits_for=(COMPUTE,))
+    kernels = MemoryBound("0.2", 0.0), MemoryBound("0.3", 0.0, waits_for=("0.0",))
+    phase = Phase("0", (awaited, beside, *kernels), 100)
+    after = Phase("1", (MemoryBound("1.0", 0.0),))  # longer than the lane is behind
+    durations = {"0.0": [0.5], "0.1": [10.5 + gain], "0.2": [10.0], "0.3": [1.0], "1.0": [99.0]}
+    return [phase, after], {name: np.array(value) for name, value in durations.items()}, 1
+
+
+def slow_drain():
+    """A lane with work left over that it catches up with by 0.0001 per repeat."""
+    phases = [
+        Phase(
+            str(p),
+            (
+                MemoryBound(f"{p}.0", 0.0),
+                Collective(f"{p}.1", "all_gather", 0.0, "x", waits_for=(COMPUTE,)),
+            ),
+            repeats,
+        )
+        for p, repeats in ((0, 1), (1, 100))
+    ]
+    durations = {"0.0": [1.0], "0.1": [1.005], "1.0": [1.0], "1.1": [0.9999]}
+    return phases, {name: np.array(value) for name, value in durations.items()}, 1
+
+
+def catching_up():
+    """A lane that no kernel of the phase waits for, a collective of which a later phase awaits.
+
+    In the first repeat collective 0.0 starts at once, from the second on it queues behind
+    0.2 of the repeat before: its end moves by 0.5 once and by 0.25 ever after.
+    """
+    first = Collective("0.0", "all_gather", 0.0, "x", waits_for=(COMPUTE,))
+    second = Collective("0.2", "all_gather", 0.0, "x", waits_for=(COMPUTE,))
+    phases = [
+        Phase("0", (first, MemoryBound("0.1", 0.0), second), 5),
+        Phase("1", (MemoryBound("1.0", 0.0, waits_for=("0.0",)),)),
+    ]
+    durations = {"0.0": [0.0], "0.1": [0.25], "0.2": [0.25], "1.0": [0.0]}
+    return phases, {name: np.array(value) for name, value in durations.items()}, 1
+
+
+def test_a_lane_that_catches_up_equals_the_plain_twin():
+    phases, durations, _ = catching_up()
+    events = timeline(phases, lambda op: durations[op.name][0], AXIS_LANES, NONE)
+    end = max(event.end_seconds for event in events)
+    assert end == 1.5
+    assert play_program(phases, durations, 1, NONE).seconds[0] == pytest.approx(end, rel=1e-12)
+
+
+def late_blocking():
+    """A backlog grows by 0.1 s a block; after about 30 blocks it holds computation up."""
+    operations = (
+        Collective("0.0", "all_gather", 0.0, "y", waits_for=(COMPUTE,)),
+        Collective("0.1", "reduce_scatter", 0.0, "z", waits_for=(COMPUTE,)),
+        MemoryBound("0.2", 0.0),
+        MemoryBound("0.3", 0.0, waits_for=("0.0",)),
+    )
+    durations = {"0.0": 0.5, "0.1": 3.0, "0.2": 3.4, "0.3": 0.0, "1.0": 20.0}
+    phases = [Phase("0", operations, 100), Phase("1", (MemoryBound("1.0", 0.0),))]
+    return phases, {name: np.array([value]) for name, value in durations.items()}, 1
+
+
+def compiled_waits(*phases):
+    """What each instruction of the last phase waits for."""
+    program = compile_program(phases, AXIS_LANES)
+    return [set(i.waits_for) for i in program.phases[-1].instructions if isinstance(i, Kernels)]
+
+
+def test_a_wait_for_what_a_later_collective_of_the_lane_has_shown_to_be_over_is_dropped():
+    """Lanes are in order; in a phase that repeats it must be so in the first repeat too."""
+    a, b = (Collective(n, "all_gather", 0.0, "z", waits_for=(COMPUTE,)) for n in "ab")
+    for_a, for_b = (MemoryBound(f"for {n}", 0.0, waits_for=(n,)) for n in "ab")
+    assert compiled_waits(Phase("0", (a, b, for_b, for_a))) == [{"b"}]
+    assert compiled_waits(Phase("0", (a, b, for_a, for_b))) == [{"a"}, {"b"}]
+    in_block = Phase("1", (for_b, for_a, a, b), 5)
+    assert compiled_waits(Phase("0", (a, b)), in_block) == [{"b"}]
+    assert compiled_waits(Phase("0", (b, a)), in_block) == [{"b"}, {"a"}]
+    other_lane = Collective("a", "all_gather", 0.0, "x", waits_for=(COMPUTE,))
+    assert compiled_waits(Phase("0", (other_lane, b, for_b, for_a))) == [{"b"}, {"a"}]
+
+
+@given(programs(), st.sampled_from([NONE, SOME, MUCH, BACK, BOTH]))
+@example(late_blocking(), NONE)
+@example(late_blocking(), SOME)
+@example(slow_drift(), NONE)
+@example(slow_drift(), SOME)
+@example(slow_fill(0.5), NONE)
+@example(slow_fill(0.5), SOME)
+@example(slow_fill(0.12), NONE)
+@example(slow_drain(), NONE)
+@example(slow_drain(), SOME)
+def test_random_programs_equal_the_plain_twin(program, interference):
+    phases, durations, rows = program
+    fast = play_program(phases, durations, rows, interference)
+    for row in range(rows):
+        events = timeline(
+            phases, lambda op, row=row: durations[op.name][row], AXIS_LANES, interference
+        )
+        end = max((event.end_seconds for event in events), default=0.0)
+        exposed = sum(event.exposed_seconds for event in events)
+        assert fast.seconds[row] == pytest.approx(end, rel=1e-12, abs=1e-12)
+        assert fast.exposed_seconds[row] == pytest.approx(
+            exposed, rel=1e-9, abs=1e-9 * max(end, 1.0)
+        )
+
+
+@given(programs(), st.sampled_from([0.0, 0.2]))
+def test_the_timeline_keeps_its_own_rules(program, slowdown):
+    phases, durations, _ = program
+    events = timeline(
+        phases, lambda op: durations[op.name][0], AXIS_LANES, Interference(slowdown, 0.0)
+    )
+    assert [event.operation.name for event in events] == [
+        op.name
+        for phase in phases
+        for _ in range(phase.repeats)
+        for op in phase.operations
+        if not isinstance(op, Collective) or AXIS_LANES[op.axis]
+    ]
+    free, latest = {}, {}
+    for event in events:
+        # As early as its stream, and what it awaits, allow; no sooner, no later. A collective
+        # follows all computation issued before it.
+        reasons = [free.get(event.lane, 0.0), free.get(0, 0.0)]
+        reasons += [latest[name] for name in event.operation.waits_for if name in latest]
+        assert event.start_seconds == max(reasons)
+        beside = max([end for lane, end in free.items() if lane], default=0.0)
+        free[event.lane] = event.end_seconds
+        if event.lane:
+            latest[event.operation.name] = event.end_seconds
+            assert event.seconds == pytest.approx(durations[event.operation.name][0])
+            assert event.exposed_seconds >= -1e-9
+        else:
+            # Work done is what was to do: slower beside collectives, at full speed after.
+            slow = min(max(beside - event.start_seconds, 0.0), event.seconds)
+            done = slow / (1 + slowdown) + (event.seconds - slow)
+            assert done == pytest.approx(durations[event.operation.name][0], rel=1e-9, abs=1e-9)
+    busy = sum(event.seconds for event in events if event.lane == 0)
+    end = max((event.end_seconds for event in events), default=0.0)
+    exposed = sum(event.exposed_seconds for event in events)
+    assert busy + exposed == pytest.approx(end, abs=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_layers", [2, 7, 100])
+@pytest.mark.parametrize("overlap", [Overlap(), Overlap(False, False, False)])
+def test_a_deep_model_on_a_real_machine_equals_the_plain_twin(perlmutter, n_layers, overlap):
+    """Many layers, grids inside and across nodes, one order in which the lanes change roles."""
+    model = Model("deep", n_layers, 2048, 16, 32000, 1024)
+    job = Job(64, 64, 1024, overlap=overlap)
+    grids = [Grid(2, 2, 4, 4), Grid(4, 2, 8, 1), Grid(1, 4, 16, 1), Grid(1, 1, 8, 8)]
+    placements = Placements.of(grids, ("xyzd", "zxyd"))
+    rows = np.arange(len(placements))
+    table = CandidateTable(placements, rows, np.ones(rows.shape, np.int64))
+    for recompute in ("none", "full"):
+        fast = Evaluator(Search(model, job, perlmutter), Variant(recompute), table).evaluate()
+        for row in rows:
+            step, exposed = plain_twin(model, job, perlmutter, recompute, table, int(row))
+            assert fast.step_seconds[row] == pytest.approx(step, rel=1e-12)
+            assert fast.exposed_communication_seconds[row] == pytest.approx(
+                exposed, rel=1e-9, abs=1e-11 * step
+            )
+
+
+@pytest.mark.parametrize(
+    ("work", "beside", "expected"),
+    [
+        (10.0, -5.0, 10.0),
+        (10.0, 0.0, 10.0),
+        (10.0, 6.0, 11.0),
+        (10.0, 12.0, 12.0),
+        (10.0, 99.0, 12.0),
+    ],
+)
+def test_a_kernel_beside_a_collective(work, beside, expected):
+    """At 20 % slowdown, 6 s beside a collective do 5 s of work."""
+    got = SOME.kernel_seconds(np.array([work]), np.array([beside]))
+    assert got == pytest.approx([expected])
+
+
+@pytest.mark.parametrize(
+    ("duration", "remaining", "expected"),
+    [
+        (10.0, -5.0, 0.0),  # over before
+        (10.0, 4.0, 2.0),  # ends beside the kernel, after 6 s
+        (9.0, 20.0, 3.0),  # does 6 s of work beside it, and the rest alone
+    ],
+)
+def test_a_collective_beside_a_kernel(duration, remaining, expected):
+    got = BACK.delay_seconds(np.array([duration]), np.array([remaining]))
+    assert got == pytest.approx([expected])
+
+
+def test_both_slow_each_other_until_one_ends():
+    """A kernel of 10 s and a collective of 4 s: that ends at 6 s, with 5 s of the kernel done."""
+    gather = Collective("g", "all_gather", 0.0, "x", waits_for=(COMPUTE,))
+    phases = [Phase("0", (gather, MemoryBound("k", 0.0)))]
+    both = Interference(0.2, 0.5)
+    events = timeline(phases, lambda op: {"g": 4.0, "k": 10.0}[op.name], AXIS_LANES, both)
+    assert [event.end_seconds for event in events] == pytest.approx([6.0, 11.0])

@@ -1,0 +1,310 @@
+"""Laws of nature, over random models, machines and grids."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import machine_of, worlds
+from hypothesis import given
+from hypothesis import strategies as st
+
+from axonn_tune.io.presets import load_machine
+from axonn_tune.search.search import Search
+from axonn_tune.spec.grid import AXES, ORDERS, CandidateTable, Grid, Placements
+from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
+from axonn_tune.spec.variant import Variant
+from axonn_tune.step.evaluate import Evaluator, memory_bytes
+from axonn_tune.strategies.axonn4d import AXONN
+
+SLACK = 1 + 1e-9
+
+
+def step_seconds(world, **changes):
+    model, job, machine, recompute, table = world
+    job = replace(job, **changes.pop("job", {}))
+    machine = changes.pop("machine", machine)
+    return Evaluator(Search(model, job, machine), Variant(recompute), table).evaluate().step_seconds
+
+
+@given(worlds())
+def test_never_faster_than_the_flops_at_peak(world):
+    """All products, and the causal half of attention, at the advertised rate."""
+    model, job, machine, recompute, table = world
+    plan = AXONN.plan(model, job, Variant(recompute), table)
+    flops = sum(
+        phase.repeats * op.flops * (0.5 if isinstance(op, Attention) else 1.0)
+        for phase in plan.microstep
+        for op in phase.operations
+        if isinstance(op, Gemm | Attention)
+    )
+    bound = plan.n_microsteps * flops / machine.peak_flops_per_s(job.dtype)
+    assert (step_seconds(world) * SLACK >= bound).all()
+
+
+@given(worlds())
+def test_never_faster_than_the_memory(world):
+    """The bytes of the kernels that move bytes, at the advertised bandwidth."""
+    model, job, machine, recompute, table = world
+    plan = AXONN.plan(model, job, Variant(recompute), table)
+    moved = np.zeros(len(table))
+    for phases, times in ((plan.microstep, plan.n_microsteps), (plan.step_end, 1.0)):
+        for phase in phases:
+            for op in phase.operations:
+                if isinstance(op, MemoryBound):
+                    moved = moved + times * phase.repeats * op.nbytes
+    bound = moved / machine.gpu.memory_bandwidth_bytes_per_s.value
+    assert (step_seconds(world) * SLACK >= bound).all()
+
+
+def sent_bytes(plan, table, row):
+    """Bytes that one rank sends to its neighbour in the rings of each axis, in one step."""
+    sent = dict.fromkeys(AXES, 0.0)
+    for phases, times in ((plan.microstep, plan.n_microsteps[row]), (plan.step_end, 1.0)):
+        for phase in phases:
+            for op in phase.operations:
+                if isinstance(op, Collective):
+                    share = 1 - 1 / table.size(op.axis)[row]
+                    nbytes = np.broadcast_to(op.nbytes, len(table))[row]
+                    twice = 2 if op.kind == "all_reduce" else 1
+                    sent[op.axis] += times * phase.repeats * twice * share * nbytes
+    return sent
+
+
+def rings_by_unit(stride, size, n_ranks, unit_ranks):
+    """Rings of an axis that leave each unit, by looking at every group of the machine."""
+    leaving = np.zeros(-(-n_ranks // unit_ranks))
+    for block in range(0, n_ranks, stride * size):
+        for first in range(block, block + stride):
+            units = {(first + i * stride) // unit_ranks for i in range(size)}
+            if len(units) > 1:
+                leaving[list(units)] += 1
+    return leaving
+
+
+def boundary_seconds(world):
+    """For each candidate, how long the busiest unit's boundary is at work at least."""
+    model, job, machine, recompute, table = world
+    plan = AXONN.plan(model, job, Variant(recompute), table)
+    bounds = np.zeros(len(table))
+    for row, placement in enumerate(table.placement):
+        strides = table.placements.strides[:, placement]
+        sizes = table.placements.sizes[:, placement]
+        n_ranks = int(sizes.prod())
+        sent = sent_bytes(plan, table, row)
+        for level in machine.links:
+            carried = sum(
+                sent[AXES[a]] * rings_by_unit(strides[a], sizes[a], n_ranks, level.unit_ranks)
+                for a in range(4)
+            )
+            busiest = float(np.max(carried)) / level.bandwidth_bytes_per_s.value
+            bounds[row] = max(bounds[row], busiest)
+    return bounds
+
+
+def without_listed_rings(world):
+    """A listed ring bandwidth replaces the formula inside a node and may be above it."""
+    model, job, machine, recompute, table = world
+    return model, job, replace(machine, ring_bandwidths=()), recompute, table
+
+
+@given(worlds())
+def test_never_faster_than_the_busiest_boundary(world):
+    """Bytes that the rings of all axes carry out of a unit, over its bandwidth."""
+    world = without_listed_rings(world)
+    assert (step_seconds(world) * SLACK >= boundary_seconds(world)).all()
+
+
+@pytest.mark.parametrize("grid", [Grid(2, 2, 2, 1), Grid(2, 2, 16, 1), Grid(4, 1, 16, 1)])
+def test_never_faster_than_a_boundary_that_both_lanes_share(grid):
+    """A node's links outside are as fast as those of its four GPUs together."""
+    machine = machine_of(units=(1, 4), bandwidths=(1e9, 4e9), latencies=(0.0, 0.0))
+    model = Model("toy", 8, 256, 4, 1024, 256)
+    job = Job(grid.n_ranks, 4 * grid.z, 256)
+    world = (model, job, machine, "none", CandidateTable.single(grid))
+    assert (step_seconds(world) * SLACK >= boundary_seconds(world)).all()
+
+
+@pytest.mark.parametrize("name", ["perlmutter", "frontier", "alps", "dgx-a100", "dgx-h100"])
+@pytest.mark.parametrize("order", ["xyzd", "zxyd"])
+def test_shipped_machines_carry_no_more_than_their_links(name, order):
+    """The law where the shipped numbers make both lanes meet."""
+    model = Model("toy", 8, 4096, 32, 32000, 2048)
+    grids = [Grid(2, 4, 8, 4), Grid(4, 4, 4, 4), Grid(1, 8, 32, 1), Grid(8, 1, 2, 16)]
+    placements = Placements.of(grids, (order,))
+    rows = np.arange(len(placements))
+    table = CandidateTable(placements, rows, np.ones(rows.shape, np.int64))
+    world = (model, Job(256, 512, 2048), load_machine(name), "full", table)
+    world = without_listed_rings(world)
+    assert (step_seconds(world) * SLACK >= boundary_seconds(world)).all()
+
+
+def faster_links(machine, factor):
+    links = tuple(
+        replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s.scaled(factor))
+        for link in machine.links
+    )
+    rings = tuple(
+        replace(ring, bandwidth_bytes_per_s=ring.bandwidth_bytes_per_s.scaled(factor))
+        for ring in machine.ring_bandwidths
+    )
+    return replace(machine, links=links, ring_bandwidths=rings)
+
+
+def faster_level(machine, index, factor):
+    link = machine.links[index]
+    better = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s.scaled(factor))
+    return replace(machine, links=(*machine.links[:index], better, *machine.links[index + 1 :]))
+
+
+def faster_ring(machine, index, factor):
+    rings = machine.ring_bandwidths
+    better = replace(
+        rings[index], bandwidth_bytes_per_s=rings[index].bandwidth_bytes_per_s.scaled(factor)
+    )
+    return replace(machine, ring_bandwidths=(*rings[:index], better, *rings[index + 1 :]))
+
+
+def scaled_kernels(machine, factor):
+    """Each kernel's own rate, the least gap between kernels, and interference, one by one."""
+    kernels = machine.kernels
+    for name, by in (
+        ("flash_forward_fraction", factor),
+        ("flash_backward_fraction", factor),
+        ("memory_fraction", factor),
+        ("launch_seconds", 1 / factor),
+        ("slowdown_fraction", 1 / factor),
+    ):
+        better = replace(kernels, **{name: getattr(kernels, name).scaled(by)})
+        yield replace(machine, kernels=better)
+
+
+def equal_gpus(machine, factor):
+    return replace(machine, jitter_fraction=machine.jitter_fraction.scaled(1 / factor))
+
+
+def shorter_latency(machine, factor):
+    links = tuple(
+        replace(link, latency_seconds=link.latency_seconds.scaled(1 / factor))
+        for link in machine.links
+    )
+    return replace(machine, links=links)
+
+
+def faster_gpu(machine, factor):
+    peaks = {dtype: q.scaled(factor) for dtype, q in machine.gpu.peak_flops_per_s.items()}
+    return replace(machine, gpu=replace(machine.gpu, peak_flops_per_s=peaks))
+
+
+def faster_memory(machine, factor):
+    bandwidth = machine.gpu.memory_bandwidth_bytes_per_s.scaled(factor)
+    return replace(machine, gpu=replace(machine.gpu, memory_bandwidth_bytes_per_s=bandwidth))
+
+
+@given(worlds(), st.floats(1.01, 10.0))
+def test_better_hardware_is_never_slower(world, factor):
+    machine, base = world[2], step_seconds(world)
+    better = [
+        faster_links(machine, factor),
+        *(faster_level(machine, i, factor) for i in range(len(machine.links))),
+        *(faster_ring(machine, i, factor) for i in range(len(machine.ring_bandwidths))),
+        *scaled_kernels(machine, factor),
+        equal_gpus(machine, factor),
+        shorter_latency(machine, factor),
+        faster_gpu(machine, factor),
+        faster_memory(machine, factor),
+    ]
+    for improved in better:
+        assert (step_seconds(world, machine=improved) <= base * SLACK).all()
+
+
+@given(worlds())
+def test_overlap_is_never_slower_than_none(world):
+    off = step_seconds(world, job={"overlap": Overlap(False, False, False)})
+    on = step_seconds(world, job={"overlap": Overlap(True, True, True)})
+    assert (on <= off * SLACK).all()
+
+
+@pytest.mark.parametrize("switch", ["oar", "ors", "oag"])
+@given(world=worlds())
+def test_each_overlap_alone_is_never_slower(switch, world):
+    with_it = replace(world[1].overlap, **{switch: True})
+    without = replace(world[1].overlap, **{switch: False})
+    on = step_seconds(world, job={"overlap": with_it})
+    assert (on <= step_seconds(world, job={"overlap": without}) * SLACK).all()
+
+
+@given(worlds())
+def test_one_rank_does_not_communicate(world):
+    model, job, machine, recompute, _ = world
+    alone = replace(job, n_gpus=1)
+    table = CandidateTable.single(Grid(1, 1, 1, 1))
+    times = Evaluator(Search(model, alone, machine), Variant(recompute), table).evaluate()
+    assert times.exposed_communication_seconds[0] == 0.0
+    no_links = faster_links(shorter_latency(machine, 1e9), 1e-9)
+    again = Evaluator(Search(model, alone, no_links), Variant(recompute), table).evaluate()
+    assert again.step_seconds[0] == times.step_seconds[0]
+
+
+@given(worlds(), st.randoms(use_true_random=False))
+def test_permuting_candidates_permutes_results(world, random):
+    model, job, machine, recompute, table = world
+    order = list(range(len(table)))
+    random.shuffle(order)
+    shuffled = (model, job, machine, recompute, table.take(np.array(order)))
+    assert step_seconds(shuffled) == pytest.approx(step_seconds(world)[order], rel=1e-12)
+
+
+@given(worlds())
+def test_one_at_a_time_equals_all_at_once(world):
+    model, job, machine, recompute, table = world
+    together = step_seconds(world)
+    memory, _ = memory_bytes(Search(model, job, machine), Variant(recompute), table)
+    for row in range(len(table)):
+        placement = table.placements.take(
+            slice(int(table.placement[row]), int(table.placement[row]) + 1)
+        )
+        single = CandidateTable(placement, np.zeros(1, np.int64), table.micro_batch[row : row + 1])
+        alone = (model, job, machine, recompute, single)
+        assert step_seconds(alone) == pytest.approx(together[row : row + 1], rel=1e-12)
+        assert (
+            memory_bytes(Search(model, job, machine), Variant(recompute), single)[0] == memory[row]
+        )
+
+
+@pytest.mark.slow
+@given(worlds())
+def test_orders_that_move_only_axes_of_one_rank_agree(world):
+    model, job, machine, recompute, table = world
+    grid = table.placements.grid(0)
+    present = [letter for letter, axis in zip("xyzd", AXES, strict=True) if getattr(grid, axis) > 1]
+    by_kept = {}
+    for order in ORDERS:
+        placements = Placements.of([grid], (order,))
+        single = CandidateTable(placements, np.zeros(1, np.int64), np.ones(1, np.int64))
+        seconds = step_seconds((model, job, machine, recompute, single))[0]
+        by_kept.setdefault("".join(c for c in order if c in present), []).append(seconds)
+    for same in by_kept.values():
+        assert same == pytest.approx([same[0]] * len(same), rel=1e-12)
+
+
+@given(worlds())
+def test_exposed_time_lies_within_the_step(world):
+    model, job, machine, recompute, table = world
+    times = Evaluator(Search(model, job, machine), Variant(recompute), table).evaluate()
+    assert (times.exposed_communication_seconds >= -1e-12 * times.step_seconds).all()
+    assert (times.exposed_communication_seconds < times.step_seconds).all()
+
+
+@given(worlds())
+def test_memory_shrinks_with_recomputation_and_grows_with_the_micro_batch(world):
+    model, job, machine, _, table = world
+    held = [
+        memory_bytes(Search(model, job, machine), Variant(r), table)[0]
+        for r in ("none", "selective", "full")
+    ]
+    assert (held[0] >= held[1]).all()
+    assert (held[1] * SLACK >= held[2]).all()
+    larger = CandidateTable(table.placements, table.placement, 2 * table.micro_batch)
+    assert (memory_bytes(Search(model, job, machine), Variant("none"), larger)[0] > held[0]).all()

@@ -1,0 +1,155 @@
+"""A step as a timeline: it is as long as predicted, and nothing starts before what it needs."""
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from axonn_tune.api import build_search, predict_search
+from axonn_tune.report.trace import trace_document
+from axonn_tune.search.rank import run
+from axonn_tune.simulate.pipeline import N_KINDS, passes, pipeline_seconds
+from axonn_tune.spec.measurement import Operation
+from axonn_tune.step.timeline import drawable_microsteps, step_timeline
+from axonn_tune.strategies.named import Switches
+
+STEPS = {
+    "axonn": "1x4x8x2",
+    "axonn-pipeline": "1x2x2x4x4",
+    "megatron": "tensor=4,data=4,pipeline=4",
+    "zero3": "shard=16,replica=4",
+    "zeropp": "secondary=4,across=16",
+    "zero-topo": "weights=8,gradients=2,states=4",
+}
+
+
+def timeline_of(strategy, **limits):
+    search = build_search("5b", 64, global_batch=128, strategy=strategy)
+    prediction = predict_search(search, STEPS[strategy])
+    return prediction, step_timeline(search, prediction, **limits)
+
+
+@pytest.mark.parametrize("strategy", STEPS)
+def test_a_timeline_is_as_long_as_the_predicted_step(strategy):
+    prediction, timeline = timeline_of(strategy)
+    assert timeline.seconds == pytest.approx(prediction.step_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("strategy", STEPS)
+def test_a_stream_does_one_thing_at_a_time(strategy):
+    _, timeline = timeline_of(strategy, most_layers=3, most_microsteps=4)
+    streams = defaultdict(list)
+    for op in timeline.operations:
+        streams[op.stream].append((op.start_seconds, op.end_seconds))
+    for spans in streams.values():
+        spans.sort()
+        for (_, end), (start, _) in pairwise(spans):
+            assert start >= end - 1e-12
+
+
+@pytest.mark.parametrize("strategy", STEPS)
+def test_nothing_starts_before_the_latest_of_what_it_needs(strategy):
+    _, timeline = timeline_of(strategy, most_layers=3, most_microsteps=4)
+    latest = {}
+    n_needs = 0
+    for op in sorted(timeline.operations, key=lambda op: op.start_seconds):
+        for name in timeline.waits_for.get(op.name, ()):
+            if name in latest:
+                n_needs += 1
+                assert op.start_seconds >= latest[name].end_seconds - 1e-12
+        latest[op.name] = op
+    assert n_needs > 10
+
+
+def test_a_shorter_timeline_has_fewer_equal_layers_and_the_same_kinds_of_work():
+    _, whole = timeline_of("axonn")
+    _, short = timeline_of("axonn", most_layers=2, most_microsteps=1)
+    assert len(short.operations) < len(whole.operations) / 5
+    assert {op.name for op in short.operations} == {op.name for op in whole.operations}
+    assert sum(op.name == "optimizer.step" for op in short.operations) == 1
+
+
+def test_virtual_stages_take_micro_steps_in_rounds():
+    options = {"switches": Switches(virtual_stages=2), "fix": {"pipeline": 4}}
+    search = build_search("5b", 64, global_batch=128, strategy="megatron", **options)
+    prediction = run(search).prediction(0)
+    assert prediction.variant.n_virtual == 2
+    timeline = step_timeline(search, prediction, 2, 3)
+    micro_batches = {op.name.split()[1] for op in timeline.operations if "pass" in op.kind}
+    assert micro_batches == {"0", "1", "2", "3"}
+    whole = step_timeline(search, prediction)
+    assert whole.seconds == pytest.approx(prediction.step_seconds)
+
+
+def test_a_trace_draws_about_as_many_operations_as_it_may():
+    search = build_search("5b", 64, global_batch=1024, micro_batch=1)
+    prediction = predict_search(search, "1x4x8x2")
+    n_micro = drawable_microsteps(search, prediction, 5000)
+    assert 1 < n_micro < prediction.n_microsteps
+    n_drawn = len(step_timeline(search, prediction, None, n_micro).operations)
+    assert 0.5 * 5000 < n_drawn < 1.1 * 5000
+    assert drawable_microsteps(search, prediction, 10**9) == prediction.n_microsteps
+
+
+def test_passes_of_a_pipeline_end_when_the_pipeline_does():
+    random = np.random.default_rng(1)
+    for n_stages, n_virtual, n_micro in ((2, 1, 5), (4, 1, 8), (4, 2, 8), (8, 1, 3)):
+        seconds = random.uniform(1.0, 2.0, N_KINDS)
+        every = passes(n_stages, n_virtual, n_micro, seconds, 0.1)
+        end = max(each.end_seconds for each in every)
+        column, transfer = seconds[:, None], np.array([0.1])
+        whole = pipeline_seconds(n_stages, n_virtual, n_micro, column, transfer)
+        assert end == pytest.approx(float(whole[0]))
+        assert len(every) == 2 * n_stages * n_virtual * n_micro
+        assert len({(e.stage, e.direction, e.micro_batch) for e in every}) == len(every)
+
+
+def test_the_rank_of_the_last_stage_works_during_its_passes():
+    _, timeline = timeline_of("megatron")
+    last = "pipeline rank 3"
+    passes_of_last = [op for op in timeline.operations if op.stream == last]
+    kernels = [op for op in timeline.operations if op.stream == "compute"]
+    end = max(op.end_seconds for op in timeline.operations if op.stream.startswith("pipeline rank"))
+    within = [op for op in kernels if op.end_seconds <= end]
+    assert len(within) > 0.9 * len(kernels)
+    for op in within:
+        assert any(
+            p.start_seconds - 1e-9 <= op.start_seconds and op.end_seconds <= p.end_seconds + 1e-9
+            for p in passes_of_last
+        )
+
+
+def test_a_trace_draws_flows_from_what_was_needed():
+    def op(name, stream, start, end):
+        return Operation(name, stream, "kind", 1.0, 0.0, start, end)
+
+    steps = [
+        op("gather", "z", 0.0, 1.0),
+        op("product", "compute", 1.0, 2.0),
+        op("gather", "z", 1.0, 3.0),
+        op("product", "compute", 3.0, 4.0),
+    ]
+    waits_for = {"product": ("gather", "never issued")}
+    document = trace_document({"predicted": steps, "measured": steps}, waits_for)
+    events = json.loads(json.dumps(document))["traceEvents"]
+    flows = [e for e in events if e["ph"] in "sf"]
+    assert len(flows) == 2 * 4  # two products in each of two steps, a begin and an end each
+    for begin, end in zip(flows[::2], flows[1::2], strict=True):
+        assert (begin["ph"], end["ph"], begin["id"]) == ("s", "f", end["id"])
+        source, target = (
+            next(
+                e
+                for e in events
+                if e["ph"] == "X"
+                and (e["pid"], e["tid"]) == (flow["pid"], flow["tid"])
+                and e["ts"] <= flow["ts"] < e["ts"] + e["dur"]
+            )
+            for flow in (begin, end)
+        )
+        assert (source["name"], target["name"]) == ("gather", "product")
+        assert source["ts"] + source["dur"] <= target["ts"]
+    assert len({e["id"] for e in flows}) == 4
+    rows = {(e["pid"], e["args"]["name"]): e["tid"] for e in events if e["name"] == "thread_name"}
+    assert rows[0, "compute"] == 0 and (1, "communication over z") in rows

@@ -1,0 +1,111 @@
+"""A whole training run: Daly's formulas against a simulation, and what follows from a step."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from axonn_tune.api import build_search
+from axonn_tune.errors import InputError
+from axonn_tune.spec.machine import Facility, Quantity
+from axonn_tune.studies.failures import Failures
+from axonn_tune.studies.training_run import meet_deadline, training_run
+
+DAY = 86400.0
+
+
+def played_seconds(failures, work, random):
+    """One run, event by event: intervals of work with a checkpoint each, failures at random."""
+    interval, clock, done = failures.interval_seconds, 0.0, 0.0
+    while done < work:
+        segment = min(interval, work - done) + failures.checkpoint_seconds
+        until_failure = random.exponential(failures.mtbf_seconds)
+        if until_failure >= segment:
+            clock += segment
+            done += min(interval, work - done)
+            continue
+        clock += until_failure
+        # A failure during the restart begins it anew.
+        while (until := random.exponential(failures.mtbf_seconds)) < failures.restart_seconds:
+            clock += until
+        clock += failures.restart_seconds
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("mtbf", "checkpoint", "restart"), [(1000.0, 5.0, 20.0), (300.0, 10.0, 30.0), (1e5, 1.0, 1.0)]
+)
+def test_expected_time_is_that_of_runs_played_event_by_event(mtbf, checkpoint, restart):
+    failures = Failures(mtbf, checkpoint, restart)
+    random = np.random.default_rng(0)
+    work = 100 * failures.interval_seconds
+    runs = [played_seconds(failures, work, random) for _ in range(300)]
+    error = np.std(runs) / math.sqrt(len(runs))
+    assert failures.wall_seconds(work) == pytest.approx(np.mean(runs), abs=4 * error, rel=2e-3)
+
+
+@pytest.mark.parametrize(("mtbf", "checkpoint"), [(1e4, 5.0), (3600.0, 60.0), (100.0, 10.0)])
+def test_the_interval_is_the_best_one(mtbf, checkpoint):
+    failures = Failures(mtbf, checkpoint, 60.0)
+    best = failures.interval_seconds
+
+    def overhead(interval):
+        return math.expm1((interval + checkpoint) / mtbf) / interval
+
+    tried = best * np.geomspace(0.2, 5.0, 2001)
+    assert overhead(best) <= min(overhead(i) for i in tried) * (1 + 1e-3)
+
+
+def test_more_failures_take_longer_and_too_many_never_end():
+    walls = [Failures(mtbf, 10.0, 60.0).wall_seconds(1e6) for mtbf in (1e7, 1e5, 1e3, 1e2)]
+    assert walls == sorted(walls) and walls[0] < 1.01e6
+    assert Failures(1.0, 10.0, 600.0).wall_seconds(1e6) == math.inf
+
+
+@pytest.fixture(scope="module")
+def search():
+    return build_search("5b", 64, global_batch=512)
+
+
+def test_a_run_is_its_steps_with_failures(search):
+    run = training_run(search, 1e11)
+    assert run.n_steps == math.ceil(1e11 / (512 * 2048))
+    assert run.work_seconds == pytest.approx(run.n_steps * run.best.step_seconds)
+    assert run.wall_seconds == pytest.approx(run.work_seconds / run.useful_fraction)
+    low, high = run.wall_seconds_range
+    assert low < run.wall_seconds < high
+    assert run.node_hours == pytest.approx(16 * run.wall_seconds / 3600)
+    assert run.gpu_hours == pytest.approx(4 * run.node_hours)
+    power = search.machine.facility.node_power_watts.value
+    assert run.energy_joules == pytest.approx(run.node_hours * 3600 * power)
+    assert run.cost is None
+    assert run.failures.mtbf_seconds == search.machine.facility.gpu_mtbf_seconds.value / 64
+
+
+def test_money_and_missing_power(search):
+    price = Quantity(10.0, "assumed", "test")
+    facility = Facility(node_hour_price=price, currency="EUR")
+    priced = replace(search, machine=replace(search.machine, facility=facility))
+    run = training_run(priced, 1e11)
+    assert run.cost == pytest.approx(10 * run.node_hours) and run.energy_joules is None
+    with pytest.raises(InputError, match="currency is empty"):
+        Facility(node_hour_price=price)
+
+
+def test_the_deadline_is_met_by_the_first_count_that_does(search):
+    runs = meet_deadline(search, 1e11, 3 * DAY)
+    assert runs[-1].wall_seconds <= 3 * DAY
+    assert all(run.wall_seconds > 3 * DAY for run in runs[:-1])
+    counts = [run.search.job.n_gpus for run in runs]
+    assert counts == sorted(counts) and all(count % 4 == 0 for count in counts)
+    for run in runs:
+        alone = replace(search, job=replace(search.job, n_gpus=run.search.job.n_gpus))
+        assert training_run(alone, 1e11).wall_seconds == run.wall_seconds
+
+
+def test_a_deadline_that_the_machine_cannot_meet_says_what_it_has(search):
+    with pytest.raises(InputError, match="there are 6144"):
+        meet_deadline(search, 1e15, DAY)
+    with pytest.raises(InputError, match="come nearest with"):
+        meet_deadline(search, 3e12, DAY)
