@@ -1,0 +1,86 @@
+"""Names of operations, which the step plan and the runtime share.
+
+A prediction and a measurement are compared operation by operation under these names, so each is
+written here once. An operation of a layer has the name ``<chain>.<layer>.<action>``, such as
+``forward.qkv.gemm``; one that happens once per step has a fixed name, such as ``optimizer.step``.
+"""
+
+from __future__ import annotations
+
+# The passes over a block: the forward pass, the forward pass that recomputation repeats, and the
+# backward pass.
+FORWARD, RECOMPUTE, BACKWARD = "forward", "recompute", "backward"
+
+# What happens once per step, or once per micro-step, outside the layers.
+LOSS_SOFTMAX = "loss.softmax"
+LOSS_MAXIMUM = "loss.maximum.all_reduce"
+LOSS_SUM = "loss.sum.all_reduce"
+LOSS_GRADIENT = "loss.gradient"
+GRADIENT_ACCUMULATE = "gradient.accumulate"
+GRADIENT_TIED = "gradient.tied"
+GRADIENT_VECTORS = "gradient.vectors.all_reduce"
+GRADIENT_ALL_REDUCE = "gradient.all_reduce"
+GRADIENT_REDUCE = "gradient.reduce"
+GRADIENT_NORM = "gradient.norm"
+GRADIENT_CLIP = "gradient.clip"
+OPTIMIZER_STEP = "optimizer.step"
+
+
+def of_layer(chain: str, layer: str) -> str:
+    """Return the name of a layer, a norm or another part of a block within a chain."""
+    return f"{chain}.{layer}"
+
+
+def gemm(owner: str) -> str:
+    """Return the name of the product that forms a layer's output; `owner` is the layer's name."""
+    return f"{owner}.gemm"
+
+
+def gemm_input(owner: str) -> str:
+    """Return the name of the product that forms the gradient of a layer's input."""
+    return f"{owner}.gemm_input"
+
+
+def gemm_weight(owner: str) -> str:
+    """Return the name of the product that forms the gradient of a layer's weight."""
+    return f"{owner}.gemm_weight"
+
+
+def bias(owner: str) -> str:
+    """Return the name of the kernel that sums the gradient of a layer's bias."""
+    return f"{owner}.bias"
+
+
+def sums(owner: str) -> str:
+    """Return the name of a split norm's first kernel, which forms the sums over its columns."""
+    return f"{owner}.sums"
+
+
+def lookup(owner: str) -> str:
+    """Return the name of the kernel that looks up the rows of an embedding."""
+    return f"{owner}.lookup"
+
+
+def scatter_add(owner: str) -> str:
+    """Return the name of the kernel that adds rows to the gradient of an embedding."""
+    return f"{owner}.scatter_add"
+
+
+def all_gather(owner: str) -> str:
+    """Return the name of the all-gather that brings what `owner` needs."""
+    return f"{owner}.all_gather"
+
+
+def reduce_scatter(owner: str) -> str:
+    """Return the name of the reduce-scatter of what `owner` has formed."""
+    return f"{owner}.reduce_scatter"
+
+
+def all_reduce(owner: str) -> str:
+    """Return the name of the all-reduce of what `owner` has formed."""
+    return f"{owner}.all_reduce"
+
+
+def norm_all_reduce(axis: str) -> str:
+    """Return the name of the all-reduce of the gradients' norm over one axis."""
+    return f"{GRADIENT_NORM}.all_reduce_{axis}"
