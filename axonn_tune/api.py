@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine, load_model
-from axonn_tune.search.candidates import Constraints
-from axonn_tune.search.rank import Ranking, run
-from axonn_tune.search.search import COST_MODELS, Search
+from axonn_tune.search.rank import Ranking, rank_candidates
+from axonn_tune.search.search import COST_MODELS, Constraints, Search
 from axonn_tune.spec.checks import require_choice, require_count
-from axonn_tune.spec.grid import (
+from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.layout import (
     ALIASES,
     AXES,
     ORDERS,
     PAPER_ORDER,
-    AnyGrid,
+    Layout,
     check_order,
-    parse_grid,
+    parse_layout,
 )
-from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.spec.strategy import Strategy
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.named import STRATEGIES, Switches, strategy_named
-from axonn_tune.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     import pandas
@@ -112,10 +112,7 @@ def build_search(
     orders = ORDERS if order == "all" else (check_order(order),)
     loaded_machine.peak_flops_per_s(dtype)
     return Search(
-        model=loaded_model,
-        job=job,
-        machine=loaded_machine,
-        strategy=chosen,
+        Scenario(loaded_model, job, loaded_machine, chosen),
         constraints=Constraints(axes, max_tp, orders, micro_batch),
         recomputes=RECOMPUTES if recompute == "auto" else (recompute,),
         cost_model=cost_model,
@@ -146,7 +143,7 @@ def rank(
     model: ModelLike, gpus: int, machine: MachineLike = DEFAULT_MACHINE, **options: Any
 ) -> Ranking:
     """Search and rank all configurations; the options are those of `build_search`."""
-    return run(build_search(model, gpus, machine, **options))
+    return rank_candidates(build_search(model, gpus, machine, **options))
 
 
 def suggest(
@@ -230,14 +227,14 @@ def compare(
     from axonn_tune.studies.compare import compare as compare_searches
 
     searches = [build_search(model, gpus, machine, strategy=s, **options) for s in strategies]
-    found = [contender.best for contender in compare_searches(searches)]
+    found = [best.prediction for best in compare_searches(searches)]
     return pandas.DataFrame([flat_record(best) for best in found if best is not None])
 
 
 def predict(
     model: ModelLike,
     gpus: int,
-    grid: AnyGrid | str,
+    grid: Layout | str,
     machine: MachineLike = DEFAULT_MACHINE,
     **options: Any,
 ) -> Prediction:
@@ -253,12 +250,12 @@ def predict(
     return predict_search(build_search(model, gpus, machine, **options), grid)
 
 
-def predict_search(search: Search, grid: AnyGrid | str) -> Prediction:
+def predict_search(search: Search, grid: Layout | str) -> Prediction:
     """As `predict`, for a search that is already built."""
     from axonn_tune.search.why_not import broken_by
 
-    wanted = parse_grid(grid, search.strategy.axes) if isinstance(grid, str) else grid
+    wanted = parse_layout(grid, search.scenario.strategy.axes) if isinstance(grid, str) else grid
     reasons = broken_by(search, wanted)
     if reasons:
         raise InputError(f"grid {wanted} is not allowed: {'; '.join(reasons)}")
-    return run(search.of_layout(wanted)).prediction(0)
+    return rank_candidates(search.of_layout(wanted)).prediction(0)

@@ -8,11 +8,11 @@ import numpy as np
 
 from axonn_tune.cost import paper
 from axonn_tune.cost.links import placement_links
-from axonn_tune.search.candidates import with_micro_batches
+from axonn_tune.search.candidates import executions, legal_placements, with_micro_batches
 from axonn_tune.search.search import Search
-from axonn_tune.spec.grid import CandidateTable
+from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.plan import MODES, Attention, Collective, Gemm
-from axonn_tune.step.evaluate import memory_bytes, rows_by_stages
+from axonn_tune.step.memory import memory_bytes
 
 # m, n, k and mode of a product; sequences, heads, length and head size of attention.
 Product: TypeAlias = tuple[int, int, int, str]
@@ -25,17 +25,18 @@ def kernels_of(search: Search) -> tuple[list[Product], list[AttentionSizes]]:
     Those of the candidates that move least between GPUs come first (by AxoNN's own
     communication model), so that whoever stops early has those that matter.
     """
-    placements, _ = search.legal_placements()
-    links = placement_links(search.machine, placements)
-    seconds = paper.communication_seconds(search.model, search.job, placements, links)
+    placements, _ = legal_placements(search)
+    scenario = search.scenario
+    links = placement_links(scenario.machine, placements)
+    seconds = paper.communication_seconds(scenario.model, scenario.job, placements, links)
     best_first = placements.take(np.argsort(seconds, kind="stable"))
-    table, _ = with_micro_batches(best_first, search.job.global_batch, search.constraints)
+    table, _ = with_micro_batches(search, best_first)
     table = table.take(_fits(search, table))
     products: dict[Product, int] = {}
     attentions: dict[AttentionSizes, int] = {}
     for operation in _operations(search, table):
         if isinstance(operation, Gemm):
-            modes = MODES if search.job.kernel_tuning else (operation.mode,)
+            modes = MODES if scenario.job.kernel_tuning else (operation.mode,)
             for row, (m, n, k) in _first_rows(len(table), operation.m, operation.n, operation.k):
                 for mode in modes:
                     products[m, n, k, mode] = min(row, products.get((m, n, k, mode), row))
@@ -54,17 +55,16 @@ GroupKind: TypeAlias = tuple[str, int, int]
 
 def largest_messages(search: Search) -> dict[GroupKind, int]:
     """Bytes of the largest message of every kind over every choice of groups of the search."""
-    placements, _ = search.legal_placements()
-    table, _ = with_micro_batches(placements, search.job.global_batch, search.constraints)
+    scenario = search.scenario
+    placements, _ = legal_placements(search)
+    table, _ = with_micro_batches(search, placements)
     table = table.take(_fits(search, table))
     largest: dict[GroupKind, int] = {}
-    for variant in search.variants:
-        for rows in rows_by_stages(search, variant, table):
-            part = table.take(rows)
-            plan = search.strategy.plan(search.model, search.job, variant, part)
-            for operation in (op for phase in plan.phases for op in phase.operations):
-                if isinstance(operation, Collective):
-                    _note_largest(largest, operation, part)
+    for part in executions(search, table):
+        plan = scenario.strategy.plan(scenario.model, scenario.job, part)
+        for operation in plan.operations:
+            if isinstance(operation, Collective):
+                _note_largest(largest, operation, part)
     return largest
 
 
@@ -88,18 +88,22 @@ def _fits(search: Search, table: CandidateTable) -> np.ndarray:
     """Whether a candidate fits with its leanest recomputation, shape (C,)."""
     if search.include_oom:
         return np.ones(len(table), dtype=bool)
-    least = np.full(len(table), np.inf)
-    for variant in search.variants:
-        for rows in rows_by_stages(search, variant, table):
-            total, _ = memory_bytes(search, variant, table.take(rows))
-            least[rows] = np.minimum(least[rows], total)
-    fits: np.ndarray = least <= search.memory_capacity_bytes
+    fits = np.zeros(len(table), dtype=bool)
+    for recompute in search.recomputes:
+        for n_virtual in search.scenario.strategy.n_virtual:
+            executed = table.executed(recompute, n_virtual)
+            for rows in executed.alike():
+                part = executed.take(rows)
+                total, _ = memory_bytes(search.scenario, part)
+                fits[rows] |= total <= search.scenario.memory_capacity_bytes
     return fits
 
 
 def _operations(search: Search, table: CandidateTable) -> list[Gemm | Attention]:
-    plan = search.strategy.plan(search.model, search.job, search.variants[0], table)
-    by_name = {op.name: op for phase in plan.phases for op in phase.operations}
+    scenario = search.scenario
+    executed = table.executed(search.recomputes[0], scenario.strategy.n_virtual[0])
+    plan = scenario.strategy.plan(scenario.model, scenario.job, executed)
+    by_name = {op.name: op for op in plan.operations}
     return [op for op in by_name.values() if isinstance(op, Gemm | Attention)]
 
 

@@ -63,7 +63,10 @@ def emit_comparison(
     elif output_format == "csv":
         from axonn_tune.report.records import flat_record
 
-        emit(as_csv([flat_record(c.best) for c in contenders if c.best is not None]), output)
+        emit(
+            as_csv([flat_record(c.prediction) for c in contenders if c.prediction is not None]),
+            output,
+        )
     else:
         from axonn_tune.report.comparison import comparison_document
 

@@ -52,12 +52,12 @@ def command(
     check_plot(plot)
     search = build_search(**search_arguments(options))
     prediction = predict_search(search, grid)
-    explanation = explain(search, prediction)
+    explanation = explain(prediction)
     if plot is not None:
         from axonn_tune.io.yaml_files import write_bytes
         from axonn_tune.report.search_plots import explanation_figure
 
-        write_bytes(plot, explanation_figure(search, explanation, plot))
+        write_bytes(plot, explanation_figure(explanation, plot))
     if output_format == "json":
         from axonn_tune.report.records import explanation_document
 
@@ -65,4 +65,4 @@ def command(
         return
     from axonn_tune.report.text import explanation_text
 
-    emit(explanation_text(search, explanation, None if show_all else 25), output)
+    emit(explanation_text(explanation, None if show_all else 25), output)

@@ -41,11 +41,11 @@ def command(
     from axonn_tune.api import build_search, predict_search
     from axonn_tune.io.directories import write_files
     from axonn_tune.launch.script import launch_files, memory_warning
-    from axonn_tune.search.rank import run
+    from axonn_tune.search.rank import rank_candidates
 
     search = build_search(**search_arguments(options))
-    chosen = run(search).prediction(0) if grid is None else predict_search(search, grid)
-    files = launch_files(search, chosen, framework, train, sbatch)
+    chosen = rank_candidates(search).prediction(0) if grid is None else predict_search(search, grid)
+    files = launch_files(chosen, framework, train, sbatch)
     for path in write_files(output, files):
         click.echo(path)
     for line in memory_warning(chosen):

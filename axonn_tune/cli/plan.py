@@ -74,7 +74,7 @@ def command(
     of_site = {name: options.pop(name) for name in _OF_SITE}
     arguments = search_arguments({**options, "gpus": gpus or 1})
     search = _at_site(build_search(**arguments), of_site)
-    n_tokens = CHINCHILLA_TOKENS_PER_PARAMETER * search.model.parameters
+    n_tokens = CHINCHILLA_TOKENS_PER_PARAMETER * search.scenario.model.parameters
     if tokens is not None:
         n_tokens = parse_count(tokens, "--tokens")
         if not 0 < n_tokens <= MOST_TOKENS:
@@ -120,8 +120,8 @@ def _at_site(search: Search, given: dict[str, str | None]) -> Search:
         price, currency = _price(given["node_hour_price"])
         changes["node_hour_price"] = Quantity(price, "assumed", "given with --node-hour-price")
         changes["currency"] = currency
-    facility = replace(search.machine.facility, **changes)
-    return replace(search, machine=replace(search.machine, facility=facility))
+    machine = search.scenario.machine
+    return search.on(replace(machine, facility=replace(machine.facility, **changes)))
 
 
 def _amount(text: str, field: str, flag: str) -> float:

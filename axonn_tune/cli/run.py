@@ -69,12 +69,12 @@ def command(
     with only_rank_0_speaks():
         search, chosen = _choose(grid, suggest, gpus, device, options)
         run = Run(
-            model=search.model,
-            job=search.job,
-            grid=chosen.grid,
-            order=chosen.order,
-            micro_batch=chosen.micro_batch,
-            recompute=chosen.recompute,
+            model=search.scenario.model,
+            job=search.scenario.job,
+            grid=chosen.layout,
+            order=chosen.configuration.order,
+            micro_batch=chosen.configuration.micro_batch,
+            recompute=chosen.configuration.recompute,
             n_steps=steps,
             device=device,
             seed=seed,
@@ -82,7 +82,7 @@ def command(
             timeout_seconds=timeout,
             quiet=quiet,
         )
-        measurement = launch(execute, run, run.grid.n_ranks, device)
+        measurement = launch(execute, run, chosen.layout.n_ranks, device)
     if measurement is None:
         return
     if record is not None:
@@ -93,19 +93,19 @@ def command(
         from axonn_tune.report.trace import trace_document
         from axonn_tune.step.timeline import step_timeline
 
-        title = f"measured on rank 0: {search.model.name}, grid {chosen.grid}"
-        waits_for = step_timeline(search, chosen, 1, 1).waits_for
+        title = f"measured on rank 0: {search.scenario.model.name}, grid {chosen.layout}"
+        waits_for = step_timeline(chosen, 1, 1).waits_for
         document = trace_document({title: measurement.last_step}, waits_for)
         emit(as_json(document, compact=True), trace)
     is_predicted = options["machine"] is not None
-    explanation = explain(search, chosen) if is_predicted else None
+    explanation = explain(chosen) if is_predicted else None
     compared = compare(measurement, explanation)
     prediction = chosen if is_predicted else None
     if output_format == "json":
-        emit(as_json(run_document(search, measurement, compared, prediction)), output)
+        emit(as_json(run_document(search.scenario, measurement, compared, prediction)), output)
     else:
         limit = None if show_all else 25
-        emit(run_text(search, measurement, compared, prediction, limit), output)
+        emit(run_text(search.scenario, measurement, compared, prediction, limit), output)
 
 
 def _choose(
@@ -115,8 +115,8 @@ def _choose(
     from axonn_tune.api import build_search, predict_search
     from axonn_tune.errors import InputError
     from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
-    from axonn_tune.search.rank import run as rank
-    from axonn_tune.spec.grid import Grid
+    from axonn_tune.search.rank import rank_candidates
+    from axonn_tune.spec.layout import AXONN_AXES, parse_layout
 
     if (grid is not None) == suggest:
         raise InputError("give either --grid, such as 2x2x1x2, or --suggest")
@@ -133,11 +133,11 @@ def _choose(
         arguments["recompute"] = arguments["recompute"] or "auto"
         arguments["global_batch"] = arguments["global_batch"] or n_ranks
         search = build_search(gpus=n_ranks, **arguments)
-        return search, rank(search).prediction(0)
-    wanted = Grid.parse(grid or "")
+        return search, rank_candidates(search).prediction(0)
+    wanted = parse_layout(grid or "", AXONN_AXES)
     micro_batch = arguments["micro_batch"] = arguments["micro_batch"] or 1
     arguments["recompute"] = arguments["recompute"] or "none"
-    one_each = wanted.z * wanted.data * micro_batch
+    one_each = wanted.size("z") * wanted.size("data") * micro_batch
     arguments["global_batch"] = arguments["global_batch"] or one_each
     search = build_search(gpus=wanted.n_ranks, **arguments)
     return search, predict_search(search, wanted)

@@ -68,8 +68,8 @@ def command(
     from axonn_tune.api import build_search
     from axonn_tune.cli.output import as_csv, as_json, check_plot, emit
     from axonn_tune.errors import InputError
-    from axonn_tune.search.rank import run
-    from axonn_tune.spec.grid import parse_grid
+    from axonn_tune.search.rank import rank_candidates
+    from axonn_tune.spec.layout import parse_layout
 
     check_plot(plot)
     if plot is not None and options["strategy"] == "all":
@@ -87,9 +87,9 @@ def command(
     if why_not is not None:
         from axonn_tune.search.why_not import why_not as reason_of
 
-        emit(reason_of(search, parse_grid(why_not, search.strategy.axes)), output)
+        emit(reason_of(search, parse_layout(why_not, search.scenario.strategy.axes)), output)
         return
-    ranking = run(search)
+    ranking = rank_candidates(search)
     if plot is not None:
         from axonn_tune.io.yaml_files import write_bytes
         from axonn_tune.report.search_plots import ranking_figure
@@ -102,7 +102,9 @@ def command(
         if verbose:
             text += "\n" + rejected_text(ranking.rejected)
         best = ranking.prediction(0)
-        command_line = _next_command(given_options(options), str(best.grid), best.order)
+        command_line = _next_command(
+            given_options(options), str(best.layout), best.configuration.order
+        )
         emit(f"{text}\nNext: {command_line}", output)
         return
     from axonn_tune.report.records import flat_record, ranking_document

@@ -57,25 +57,25 @@ def command(
     from axonn_tune.api import build_search, predict_search
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.report.trace import trace_document
-    from axonn_tune.search.rank import run
+    from axonn_tune.search.rank import rank_candidates
     from axonn_tune.step.timeline import drawable_microsteps, step_timeline
 
     search = build_search(**search_arguments(options))
-    chosen = run(search).prediction(0) if grid is None else predict_search(search, grid)
-    n_micro = microsteps or drawable_microsteps(search, chosen, MOST_OPERATIONS)
-    predicted = step_timeline(search, chosen, layers, n_micro)
-    steps = {f"predicted: {search.model.name}, {chosen.grid}": predicted.operations}
+    chosen = rank_candidates(search).prediction(0) if grid is None else predict_search(search, grid)
+    n_micro = microsteps or drawable_microsteps(chosen, MOST_OPERATIONS)
+    predicted = step_timeline(chosen, layers, n_micro)
+    steps = {f"predicted: {search.scenario.model.name}, {chosen.layout}": predicted.operations}
     if measured is not None:
         from axonn_tune.errors import InputError
         from axonn_tune.io.json_files import load_json
         from axonn_tune.spec.measurement import Measurement
 
         measurement = load_json(measured, Measurement)
-        if measurement.grid != chosen.grid:
+        if measurement.layout != chosen.layout:
             raise InputError(
-                f"--measured {measured} is of grid {measurement.grid}, the trace of {chosen.grid}"
+                f"--measured {measured} is of grid {measurement.layout}, the trace of {chosen.layout}"
             )
-        name = f"measured on rank 0: {measurement.grid} on {measurement.device_name}"
+        name = f"measured on rank 0: {measurement.layout} on {measurement.device_name}"
         steps[name] = list(measurement.last_step)
     emit(as_json(trace_document(steps, predicted.waits_for), compact=True), output)
     drawn = f"{min(n_micro, chosen.n_microsteps)} of {chosen.n_microsteps} micro-steps"

@@ -146,7 +146,7 @@ def _run(options: dict[str, Any]) -> Validation | None:
 def _choose(options: dict[str, Any]) -> tuple[Search, Ranking, list[Prediction]]:
     from axonn_tune.api import build_search
     from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
-    from axonn_tune.search.rank import run as rank
+    from axonn_tune.search.rank import rank_candidates
     from axonn_tune.validate.choice import choose, choose_grids
 
     arguments = search_arguments({name: options[name] for name in _SEARCHED})
@@ -154,7 +154,7 @@ def _choose(options: dict[str, Any]) -> tuple[Search, Ranking, list[Prediction]]
     arguments["dtype"] = arguments["dtype"] or default_dtype(options["device"])
     arguments["global_batch"] = arguments["global_batch"] or arguments["gpus"]
     search = build_search(**{**arguments, **_strategy(options)})
-    ranking = rank(search)
+    ranking = rank_candidates(search)
     if options["explicit"]:
         return search, ranking, choose_grids(ranking, options["explicit"])
     return search, ranking, choose(ranking, options["grids"])
@@ -198,9 +198,9 @@ def _open(journal: Journal, search: Search, options: dict[str, Any]) -> None:
     from dataclasses import asdict
 
     owner = {
-        "model": search.model.name,
-        "machine": search.machine.name,
-        "job": asdict(search.job),
+        "model": search.scenario.model.name,
+        "machine": search.scenario.machine.name,
+        "job": asdict(search.scenario.job),
         "steps": options["steps"],
     }
     if options["resume"]:
@@ -225,7 +225,7 @@ def _measure(
     from axonn_tune.runtime.ranks.series import execute_series
 
     series = _series(search, chosen, keeper, options)
-    n_ranks, device = search.job.n_gpus, options["device"]
+    n_ranks, device = search.scenario.job.n_gpus, options["device"]
     if in_job():
         launch(execute_series, series, n_ranks, device)
         return
@@ -250,23 +250,22 @@ def _series(
 ) -> Series:
     from axonn_tune.runtime.ranks.series import Series
     from axonn_tune.runtime.run import Run
-    from axonn_tune.validate.outcomes import configuration_of
 
     runs = [
         (
-            str(configuration_of(prediction)),
+            str(prediction.configuration),
             Run(
-                model=search.model,
-                job=search.job,
-                grid=prediction.grid,
-                order=prediction.order,
-                micro_batch=prediction.micro_batch,
-                recompute=prediction.recompute,
+                model=search.scenario.model,
+                job=search.scenario.job,
+                grid=prediction.layout,
+                order=prediction.configuration.order,
+                micro_batch=prediction.configuration.micro_batch,
+                recompute=prediction.configuration.recompute,
                 n_steps=options["steps"],
                 device=options["device"],
                 timeout_seconds=options["timeout"],
                 quiet=True,
-                strategy=search.strategy.name,
+                strategy=search.scenario.strategy.name,
             ),
         )
         for prediction in chosen
@@ -286,29 +285,28 @@ def _validation(
     from axonn_tune.io.system import drivers, relevant_variables
     from axonn_tune.spec.measurement import Measurement
     from axonn_tune.spec.validation import Validation
-    from axonn_tune.validate.outcomes import configuration_of, outcome_of
+    from axonn_tune.validate.outcomes import outcome_of
 
     results = keeper.ended()
     ran = [result for result in results.values() if isinstance(result, Measurement)]
-    job = search.job
+    job = search.scenario.job
     return Validation(
-        model=search.model.name,
-        machine=search.machine.name,
+        model=search.scenario.model.name,
+        machine=search.scenario.machine.name,
         n_ranks=job.n_gpus,
         global_batch=job.global_batch,
         seq_len=job.seq_len,
         dtype=job.dtype,
         attention=job.attention,
         overlap=str(job.overlap),
-        strategy=search.strategy.name,
+        strategy=search.scenario.strategy.name,
         device=ran[0].device_name if ran else "unknown device",
         backend=ran[0].backend if ran else "unknown backend",
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command_line=shlex.join(["axonn-tune", *sys.argv[1:]]),
         n_ranked=len(ranking),
         outcomes=tuple(
-            outcome_of(search, prediction, results[str(configuration_of(prediction))])
-            for prediction in chosen
+            outcome_of(prediction, results[str(prediction.configuration)]) for prediction in chosen
         ),
         software={**drivers(), **(ran[0].software if ran else {})},
         environment=relevant_variables(),
@@ -322,14 +320,13 @@ def _write_trace(
     from axonn_tune.report.trace import trace_document
     from axonn_tune.spec.measurement import Measurement, Operation
     from axonn_tune.step.timeline import step_timeline
-    from axonn_tune.validate.outcomes import configuration_of
 
     results = keeper.ended()
     steps: dict[str, Sequence[Operation]] = {}
     waits_for: dict[str, tuple[str, ...]] = {}
     for prediction in chosen:
-        name = str(configuration_of(prediction))
-        predicted = step_timeline(search, prediction)
+        name = str(prediction.configuration)
+        predicted = step_timeline(prediction)
         steps[f"{name}: predicted"] = predicted.operations
         waits_for |= predicted.waits_for
         if isinstance(result := results[name], Measurement):

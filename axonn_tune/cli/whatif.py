@@ -101,7 +101,7 @@ def _changed(search: Search, settings: tuple[str, ...]) -> Machine:
     from axonn_tune.io.presets import machine_of_gpu
     from axonn_tune.studies.parameters import with_gpu, with_settings
 
-    machine, dtype = search.machine, search.job.dtype
+    machine, dtype = search.scenario.machine, search.scenario.job.dtype
     gpus = [setting for setting in settings if setting.partition("=")[0].strip() == "gpu"]
     for setting in gpus:
         try:

@@ -11,33 +11,18 @@ from axonn_tune.spec.plan import Array, Size
 
 
 def moved_fraction(kind: str, n_ranks: Size) -> Array:
-    """Bytes that each link of a ring carries over those of the full buffer."""
-    n_ranks = np.asarray(n_ranks, dtype=np.float64)
-    if kind == "send_recv":
-        return np.ones(n_ranks.shape)
-    passes = 2.0 if kind == "all_reduce" else 1.0
-    fraction: Array = passes * (1.0 - 1.0 / n_ranks)
-    return fraction
+    """Return what each link of a ring carries as a fraction of the full buffer.
 
-
-def ring_gather_seconds(full_bytes: Size, n_ranks: Size, bandwidth_bytes_per_s: Size) -> Array:
-    """Bandwidth term of a ring all-gather, reduce-scatter or all-to-all.
-
-    Each rank sends and receives ``full_bytes / n_ranks`` in each of ``n_ranks - 1`` steps
-    (Thakur et al., 2005, section 4.1): t = (G-1)/G * S / beta. Zero for one rank.
-
-    Parameters
-    ----------
-    full_bytes, n_ranks, bandwidth_bytes_per_s : array_like, shape (C,)
+    A ring of G ranks sends (G-1)/G of the buffer over each link in a gather, a scatter or an
+    all-to-all (Thakur et al., 2005, section 4.1), and twice that in an all-reduce, which is a
+    scatter and a gather. A transfer to the neighbour sends all of it. Nothing is sent where
+    there is one rank.
     """
     n_ranks = np.asarray(n_ranks, dtype=np.float64)
-    seconds: Array = (1.0 - 1.0 / n_ranks) * np.asarray(full_bytes) / bandwidth_bytes_per_s
-    return seconds
-
-
-def ring_all_reduce_seconds(full_bytes: Size, n_ranks: Size, bandwidth_bytes_per_s: Size) -> Array:
-    """Bandwidth term of a ring all-reduce: a reduce-scatter and an all-gather."""
-    return 2.0 * ring_gather_seconds(full_bytes, n_ranks, bandwidth_bytes_per_s)
+    if kind == "send_recv":
+        return np.where(n_ranks > 1, 1.0, 0.0)
+    passes = 2.0 if kind == "all_reduce" else 1.0
+    return passes * (1.0 - 1.0 / n_ranks)
 
 
 def collective_seconds(
@@ -49,11 +34,11 @@ def collective_seconds(
     ring_seconds: Array,
     tree_seconds: Array,
 ) -> Array:
-    """Time of a collective, latency included; zero for a group of one rank.
+    """Return the time of a collective, latency included; zero for a group of one rank.
 
-    Gathers and scatters run on a ring, as NCCL and RCCL do: (G-1) alpha. An all-reduce
-    runs on a ring, 2 (G-1) alpha + 2 (G-1)/G S/beta, or on a tree, 2 log2(G) alpha +
-    2 S/beta, whichever is faster.
+    Gathers and scatters run on a ring, as NCCL and RCCL do: (G-1) alpha + (G-1)/G S/beta. An
+    all-reduce runs on a ring, 2 (G-1) alpha + 2 (G-1)/G S/beta, or on a tree, 2 log2(G) alpha +
+    2 S/beta, whichever is faster. A transfer to the neighbour takes one hop, alpha + S/beta.
 
     Parameters
     ----------
@@ -66,15 +51,12 @@ def collective_seconds(
     -------
     ndarray, shape (C,) [s]
     """
-    per_link = np.asarray(nbytes) / bandwidth_bytes_per_s
+    per_link = moved_fraction(kind, n_ranks) * (np.asarray(nbytes) / bandwidth_bytes_per_s)
     if kind == "all_reduce":
-        on_ring = n_calls * ring_seconds + (1.0 - 1.0 / n_ranks) * per_link
-        on_tree = n_calls * tree_seconds + per_link
-        seconds: Array = 2.0 * np.minimum(on_ring, on_tree) * (n_ranks > 1)
-    elif kind == "send_recv":
-        seconds = (n_calls * ring_seconds / np.maximum(n_ranks - 1.0, 1.0) + per_link) * (
-            n_ranks > 1
-        )
-    else:
-        seconds = n_calls * ring_seconds + (1.0 - 1.0 / n_ranks) * per_link
-    return seconds
+        on_ring = 2.0 * n_calls * ring_seconds + per_link
+        on_tree = 2.0 * (n_calls * tree_seconds + np.asarray(nbytes) / bandwidth_bytes_per_s)
+        return np.minimum(on_ring, on_tree) * (n_ranks > 1)
+    if kind == "send_recv":
+        hop_seconds = ring_seconds / np.maximum(n_ranks - 1.0, 1.0)
+        return n_calls * hop_seconds * (n_ranks > 1) + per_link
+    return n_calls * ring_seconds + per_link

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
 
 import numpy as np
 
 from axonn_tune.spec.plan import Array, Size
-
-T = TypeVar("T")
 
 
 def measured_seconds(work: Size, sizes: Sequence[float], seconds: Sequence[float]) -> Array:
@@ -118,16 +115,3 @@ def _distances(a: Array, b: Array) -> Array:
     squares = sum((a[:, None, i] - b[None, :, i]) ** 2 for i in range(a.shape[1]))
     distances: Array = np.sqrt(squares)
     return distances
-
-
-class ByIdentity(Generic[T]):
-    """A key for caches that knows a large value by its identity, without hashing all of it."""
-
-    def __init__(self, value: T) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and self.value is other.value

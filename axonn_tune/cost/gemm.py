@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from axonn_tune.cost.curve import ByIdentity, Spline
+from axonn_tune.cost.curve import Spline
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth, moved_copy_seconds
 from axonn_tune.spec.job import BYTES_PER_ELEMENT
-from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.machine import Machine, Tile
 from axonn_tune.spec.plan import MODES, Array, Size
+from axonn_tune.spec.points import GemmPoint
 
 # How far modes lie apart, in doublings of a size: a product says more of the same sizes in another
 # mode than of other sizes. Held-out products on a CPU were met equally well from 0.3 to 1.
@@ -22,84 +24,9 @@ MODE_DISTANCE = 0.5
 CURVE_ERROR = 0.10
 
 
-def gemm_seconds(
-    m: Size,
-    n: Size,
-    k: Size,
-    mode: str,
-    machine: Machine,
-    dtype: str,
-    kernel_tuning: bool,
-) -> Array:
-    """Time of an (m x k) times (k x n) product.
-
-    With kernel tuning the fastest of the three modes is taken; a mode other than the
-    natural one pays for a transposed copy of the smaller operand.
-
-    Parameters
-    ----------
-    m, n, k : array_like, shape (K,)
-        Rows, columns and inner length of the local product.
-
-    Returns
-    -------
-    ndarray, shape (K,) [s]
-    """
-    m, n, k = (np.asarray(size, dtype=np.float64) for size in (m, n, k))
-    natural = _mode_seconds(m, n, k, mode, machine, dtype)
-    if not kernel_tuning:
-        return natural
-    element_bytes = BYTES_PER_ELEMENT[dtype]
-    copy = moved_copy_seconds(element_bytes * np.minimum(m * k, k * n), machine, dtype)
-    others = [_mode_seconds(m, n, k, o, machine, dtype) + copy for o in MODES if o != mode]
-    fastest: Array = np.minimum.reduce([natural, *others])
-    return fastest
-
-
-def _mode_seconds(m: Array, n: Array, k: Array, mode: str, machine: Machine, dtype: str) -> Array:
-    seconds = curve_seconds(m, n, k, mode, machine, dtype)
-    correction = _correction(ByIdentity(machine), dtype)
-    if correction is None:
-        return seconds
-    m, n, k = np.broadcast_arrays(m, n, k)
-    log_ratio = correction(_coordinates(m.ravel(), n.ravel(), k.ravel(), [mode] * m.size))
-    corrected: Array = seconds * np.exp(log_ratio).reshape(m.shape)
-    return corrected
-
-
-def interpolation_error(machine: Machine, dtype: str) -> float:
-    """Relative standard deviation by which a product that was not timed is missed.
-
-    What leaving each measured one out shows; without any, `CURVE_ERROR`.
-    """
-    correction = _correction(ByIdentity(machine), dtype)
-    return CURVE_ERROR if correction is None else correction.leave_one_out_error()
-
-
-@lru_cache(maxsize=64)
-def _correction(machine: ByIdentity[Machine], dtype: str) -> Spline | None:
-    """Logarithm of measured over curve; None where nothing was measured."""
-    points = [p for p in machine.value.gemm.points if p.dtype == dtype]
-    if not points:
-        return None
-    m, n, k, measured = np.array([[p.m, p.n, p.k, p.seconds] for p in points]).T
-    modes = [p.mode for p in points]
-    by_curve = np.empty(len(points))
-    for mode in set(modes):
-        of = np.array([other == mode for other in modes])
-        by_curve[of] = curve_seconds(m[of], n[of], k[of], mode, machine.value, dtype)
-    return Spline(_coordinates(m, n, k, modes), np.log(measured / by_curve))
-
-
-def _coordinates(m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
-    """Where a product lies among others: log2 of its sizes, and its mode, shape (N, 6)."""
-    is_mode = np.array([[mode == other for other in MODES] for mode in modes], dtype=np.float64)
-    sizes = np.log2(np.stack([m, n, k], axis=1))
-    return np.concatenate([sizes, is_mode * (MODE_DISTANCE / math.sqrt(2.0))], axis=1)
-
-
-def curve_seconds(m: Array, n: Array, k: Array, mode: str, machine: Machine, dtype: str) -> Array:
-    """The efficiency curve: whole waves of output tiles, or the memory traffic if that is longer.
+@dataclass(frozen=True)
+class EfficiencyCurve:
+    """How fast a GPU forms products of one dtype, by the sizes alone.
 
     A product of m x n is cut into tiles; the multiprocessors work on one tile each, in
     waves, and a last wave that is not full costs as much as a full one. Each tile loses
@@ -109,17 +36,117 @@ def curve_seconds(m: Array, n: Array, k: Array, mode: str, machine: Machine, dty
 
         t = launch + max(waves * 2 r c (k + k0) / rate_of_one_multiprocessor, bytes / bandwidth)
     """
-    gemm, gpu = machine.gemm, machine.gpu
-    rate = machine.peak_flops_per_s(dtype) * gemm.sustained_fraction.value
-    rate = rate * gemm.mode_fraction[mode].value / gpu.n_multiprocessors
-    per_tile = 2.0 * (k + gemm.k_overhead.value) / rate
-    best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
-    for tile in gemm.tiles:
-        n_tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns)
-        waves = np.ceil(n_tiles / gpu.n_multiprocessors)
-        area = tile.rows * tile.columns / tile.speed_fraction
-        np.minimum(best, waves * (area * per_tile), out=best)
-    traffic = BYTES_PER_ELEMENT[dtype] * (m * k + k * n + m * n)
-    moved = traffic / achieved_memory_bandwidth(machine)
-    seconds: Array = machine.kernels.launch_seconds.value + np.maximum(best, moved)
-    return seconds
+
+    sustained_flops_per_s: float
+    mode_fractions: tuple[float, ...]  # in the order of `MODES`
+    n_multiprocessors: int
+    k_overhead: float
+    tiles: tuple[Tile, ...]
+    launch_seconds: float
+    bytes_per_s: float
+    element_bytes: float
+
+    @classmethod
+    def of(cls, machine: Machine, dtype: str) -> EfficiencyCurve:
+        """Return the curve of a machine."""
+        gemm = machine.gemm
+        return cls(
+            sustained_flops_per_s=machine.peak_flops_per_s(dtype) * gemm.sustained_fraction.value,
+            mode_fractions=tuple(gemm.mode_fraction[mode].value for mode in MODES),
+            n_multiprocessors=machine.gpu.n_multiprocessors,
+            k_overhead=gemm.k_overhead.value,
+            tiles=gemm.tiles,
+            launch_seconds=machine.kernels.launch_seconds.value,
+            bytes_per_s=achieved_memory_bandwidth(machine),
+            element_bytes=BYTES_PER_ELEMENT[dtype],
+        )
+
+    def seconds(self, m: Array, n: Array, k: Array, mode: str) -> Array:
+        """Return the time of (m x k) times (k x n) products, in the shape of the sizes."""
+        rate = self.sustained_flops_per_s * self.mode_fractions[MODES.index(mode)]
+        per_tile = 2.0 * (k + self.k_overhead) / (rate / self.n_multiprocessors)
+        best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
+        for tile in self.tiles:
+            n_tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns)
+            waves = np.ceil(n_tiles / self.n_multiprocessors)
+            area = tile.rows * tile.columns / tile.speed_fraction
+            np.minimum(best, waves * (area * per_tile), out=best)
+        moved = self.element_bytes * (m * k + k * n + m * n) / self.bytes_per_s
+        return self.launch_seconds + np.maximum(best, moved)
+
+
+class Products:
+    """Prices matrix products of one dtype on a machine: the curve, corrected by measured points."""
+
+    def __init__(self, machine: Machine, dtype: str) -> None:
+        self._machine = machine
+        self._dtype = dtype
+        self._curve = EfficiencyCurve.of(machine, dtype)
+        points = tuple(point for point in machine.gemm.points if point.dtype == dtype)
+        self._correction = _correction(self._curve, points) if points else None
+
+    def seconds(self, m: Size, n: Size, k: Size, mode: str, kernel_tuning: bool) -> Array:
+        """Return the time of an (m x k) times (k x n) product.
+
+        With kernel tuning the fastest of the three modes is taken; a mode other than the
+        natural one pays for a transposed copy of the smaller operand.
+
+        Parameters
+        ----------
+        m, n, k : array_like, shape (K,)
+            Rows, columns and inner length of the local product.
+
+        Returns
+        -------
+        ndarray, shape (K,) [s]
+        """
+        m, n, k = (np.asarray(size, dtype=np.float64) for size in (m, n, k))
+        natural = self._mode_seconds(m, n, k, mode)
+        if not kernel_tuning:
+            return natural
+        smaller_bytes = self._curve.element_bytes * np.minimum(m * k, k * n)
+        copy = moved_copy_seconds(smaller_bytes, self._machine, self._dtype)
+        others = [self._mode_seconds(m, n, k, other) + copy for other in MODES if other != mode]
+        return np.minimum.reduce([natural, *others])
+
+    def _mode_seconds(self, m: Array, n: Array, k: Array, mode: str) -> Array:
+        seconds = self._curve.seconds(m, n, k, mode)
+        if self._correction is None:
+            return seconds
+        m, n, k = np.broadcast_arrays(m, n, k)
+        log_ratio = self._correction(_coordinates(m.ravel(), n.ravel(), k.ravel(), [mode] * m.size))
+        return seconds * np.exp(log_ratio).reshape(m.shape)
+
+    @property
+    def interpolation_error(self) -> float:
+        """Relative standard deviation by which a product that was not timed is missed.
+
+        Leaving each measured product out shows it; without any it is `CURVE_ERROR`.
+        """
+        return CURVE_ERROR if self._correction is None else self._correction.leave_one_out_error()
+
+
+def gemm_seconds(
+    m: Size, n: Size, k: Size, mode: str, machine: Machine, dtype: str, kernel_tuning: bool
+) -> Array:
+    """Return the time of a product on a machine; see `Products.seconds`."""
+    return Products(machine, dtype).seconds(m, n, k, mode, kernel_tuning)
+
+
+@lru_cache(maxsize=64)
+def _correction(curve: EfficiencyCurve, points: tuple[GemmPoint, ...]) -> Spline:
+    """Return the logarithm of measured time over that of the curve, by a product's coordinates."""
+    m, n, k, measured = np.array([[p.m, p.n, p.k, p.seconds] for p in points]).T
+    modes = [point.mode for point in points]
+    by_curve = np.empty(len(points))
+    for mode in set(modes):
+        rows = np.array([other == mode for other in modes])
+        by_curve[rows] = curve.seconds(m[rows], n[rows], k[rows], mode)
+    return Spline(_coordinates(m, n, k, modes), np.log(measured / by_curve))
+
+
+def _coordinates(m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
+    """Return where products lie among others: log2 of their sizes, and mode, shape (N, 6)."""
+    is_mode = np.array([[mode == other for other in MODES] for mode in modes], dtype=np.float64)
+    sizes = np.log2(np.stack([m, n, k], axis=1))
+    return np.concatenate([sizes, is_mode * (MODE_DISTANCE / math.sqrt(2.0))], axis=1)

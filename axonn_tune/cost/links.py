@@ -9,7 +9,7 @@ from math import gcd
 import numpy as np
 
 from axonn_tune.cost.collectives import moved_fraction
-from axonn_tune.spec.grid import Ints, Placements
+from axonn_tune.spec.candidates import Ints, Placements
 from axonn_tune.spec.machine import LinkLevel, Machine
 from axonn_tune.spec.plan import KINDS, Array
 

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from axonn_tune.cost.links import AxisLinks
-from axonn_tune.spec.grid import AXES, Placements
+from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import AXES
 from axonn_tune.spec.model import Linear, Model
 from axonn_tune.spec.plan import Array
 

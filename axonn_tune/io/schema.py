@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, g
 
 from axonn_tune.errors import InputError, nearest
 from axonn_tune.spec.checks import LARGEST_COUNT
+from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.units import format_quantity, parse_quantity, suffix_of
 
@@ -99,6 +100,8 @@ def _reader(hint: Any, name: str) -> Reader:
         return _table(listed, arguments[0]) if name.endswith("points") else listed
     elif origin is Mapping and arguments[0] is str:
         return _mapping(_reader(arguments[1], name))
+    elif hint is Layout:
+        return _layout
     elif is_dataclass(hint):
         return _record(cast(type[Any], hint), name)
     elif hint is float:
@@ -111,12 +114,15 @@ def _reader(hint: Any, name: str) -> Reader:
 def _record(cls: type[Any], name: str) -> Reader:
     hints = get_type_hints(cls)
     readers: dict[object, Reader] = {}
+    names: dict[object, str] = {}
     required = []
     for item in fields(cls):
         unit_name = name if cls is Quantity and item.name == "value" else item.name
-        readers[item.name] = _reader(hints[item.name], unit_name)
+        key = _file_key(cls, item.name)
+        names[key] = item.name
+        readers[key] = _reader(hints[item.name], unit_name)
         if item.default is MISSING and item.default_factory is MISSING:
-            required.append(item.name)
+            required.append(key)
     expected = "keys " + ", ".join(required or [str(key) for key in readers])
     if cls is Quantity:
         expected = "{value: ..., origin: measured | published | assumed, source: ...}"
@@ -133,7 +139,7 @@ def _record(cls: type[Any], name: str) -> Reader:
                 known = nearest(str(key), [str(known) for known in readers])
                 problems.append(Problem(unknown, f"{dotted(unknown)}: unknown key{known}"))
             else:
-                arguments[key] = reader(item, (*path, key), problems)
+                arguments[names[key]] = reader(item, (*path, key), problems)
         missing = [dotted((*path, key)) for key in required if key not in value]
         if missing:
             problems.append(Problem(path, f"{', '.join(missing)}: missing"))
@@ -146,6 +152,21 @@ def _record(cls: type[Any], name: str) -> Reader:
             return _FAILED
 
     return read
+
+
+def _file_key(cls: type[Any], field: str) -> str:
+    """Return the key under which files hold a field: its name, unless `FILE_KEYS` says another."""
+    keys: Mapping[str, str] = getattr(cls, "FILE_KEYS", {})
+    return keys.get(field, field)
+
+
+def _layout(value: object, path: KeyPath, problems: list[Problem]) -> Any:
+    """Read a layout, which files hold as sizes by axis, or as ``{sizes: {axis: size}}``."""
+    if isinstance(value, dict) and list(value) == ["sizes"]:
+        value, path = value["sizes"], (*path, "sizes")
+    n_before = len(problems)
+    sizes = _mapping(_count)(value, path, problems)
+    return _FAILED if len(problems) > n_before else Layout(sizes)
 
 
 def _failed_check(message: str, path: KeyPath, known: Mapping[object, Reader]) -> Problem:
@@ -289,6 +310,8 @@ def _shown(value: object) -> str:
 
 
 def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, Layout):
+        return dict(value.sizes) if value.is_grid else {"sizes": dict(value.sizes)}
     if is_dataclass(value) and not isinstance(value, type):
         result = {}
         for item in fields(value):
@@ -298,7 +321,7 @@ def _plain(value: Any, name: str) -> Any:
             if isinstance(value, Quantity) and item.name == "value":
                 result[item.name] = _with_unit(entry, name)
             else:
-                result[item.name] = _plain(entry, item.name)
+                result[_file_key(type(value), item.name)] = _plain(entry, item.name)
         return result
     if isinstance(value, Mapping):
         return {key: _plain(item, name) for key, item in value.items()}

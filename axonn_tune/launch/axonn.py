@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from axonn_tune.launch.facts import facts
-from axonn_tune.search.search import Search
-from axonn_tune.spec.grid import PAPER_ORDER, Grid
+from axonn_tune.spec.layout import LETTERS, PAPER_ORDER
 from axonn_tune.step.prediction import Prediction
 
 NAME = "axonn_init.py"
@@ -42,18 +41,18 @@ def overlapped(model):
 '''
 
 
-def files(search: Search, prediction: Prediction) -> dict[str, str]:
+def files(prediction: Prediction) -> dict[str, str]:
     """The module to import (arguments as in AxoNN's axonn/axonn.py and intra_layer/)."""
-    grid, overlap = prediction.grid, search.job.overlap
-    assert isinstance(grid, Grid)
+    layout, scenario = prediction.layout, prediction.scenario
+    overlap = scenario.job.overlap
     text = _TEMPLATE.format(
-        **facts(search, prediction),
-        inter=grid.pipeline,
-        data=grid.data,
-        rows=grid.y,
-        columns=grid.x,
-        depth=grid.z,
-        per_node=search.machine.ranks_per_node,
+        **facts(prediction),
+        inter=layout.n_stages,
+        data=layout.size("data"),
+        rows=layout.size("y"),
+        columns=layout.size("x"),
+        depth=layout.size("z"),
+        per_node=scenario.machine.ranks_per_node,
         oar=overlap.oar,
         ors=overlap.ors,
         oag=overlap.oag,
@@ -67,14 +66,13 @@ def rank_lines(prediction: Prediction) -> list[str]:
     AxoNN numbers X first, then Y, Z, data. A process that stands at p in the order of the
     prediction has coordinates from which its rank follows.
     """
-    grid, order = prediction.grid, prediction.order
+    order = prediction.configuration.order
     if order == PAPER_ORDER:
         return []
-    assert isinstance(grid, Grid)
-    sizes = {"x": grid.x, "y": grid.y, "z": grid.z, "d": grid.data}
+    sizes = {letter: prediction.layout.size(axis) for axis, letter in LETTERS.items()}
     lines = [f"# The prediction has rank order {order}; AxoNN numbers xyzd."]
     lines.append("place=$SLURM_PROCID")
     for axis in order:
         lines.append(f"{axis}=$((place % {sizes[axis]})); place=$((place / {sizes[axis]}))")
-    lines.append(f"export RANK=$((x + {grid.x} * (y + {grid.y} * (z + {grid.z} * d))))")
+    lines.append(f"export RANK=$((x + {sizes['x']} * (y + {sizes['y']} * (z + {sizes['z']} * d))))")
     return lines

@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from axonn_tune.search.search import Search
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.zero import Zero
 
 NAME = "ds_config.json"
 
 
-def files(search: Search, prediction: Prediction) -> dict[str, str]:
+def files(prediction: Prediction) -> dict[str, str]:
     """The configuration to pass as ``--deepspeed_config``."""
-    job, sizes = search.job, prediction.grid.sizes
-    options = search.strategy
+    job, sizes = prediction.scenario.job, prediction.layout.sizes
+    options = prediction.scenario.strategy
     assert isinstance(options, Zero)
     zero: dict[str, Any] = {
         "stage": 3,
@@ -36,7 +35,7 @@ def files(search: Search, prediction: Prediction) -> dict[str, str]:
         zero["zero_quantized_gradients"] = True
     document = {
         "train_batch_size": job.global_batch,
-        "train_micro_batch_size_per_gpu": prediction.micro_batch,
+        "train_micro_batch_size_per_gpu": prediction.configuration.micro_batch,
         "gradient_accumulation_steps": prediction.n_microsteps,
         "gradient_clipping": 1.0,
         "zero_optimization": zero,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from axonn_tune.launch.facts import facts
-from axonn_tune.search.search import Search
 from axonn_tune.step.prediction import Prediction
 
 NAME = "fsdp2_setup.py"
@@ -35,18 +34,18 @@ def shard(model, blocks, device_type="cuda"):
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def files(search: Search, prediction: Prediction) -> dict[str, str]:
+def files(prediction: Prediction) -> dict[str, str]:
     """The module to import."""
-    sizes = prediction.grid.sizes
+    sizes = prediction.layout.sizes
     shape: tuple[int, ...] = (sizes["shard"],)
     names: tuple[str, ...] = ("shard",)
     if sizes["replica"] > 1:
         shape, names = (sizes["replica"], sizes["shard"]), ("replicate", "shard")
     text = _TEMPLATE.format(
-        **facts(search, prediction),
+        **facts(prediction),
         shard=sizes["shard"],
         shape=repr(shape),
         names=repr(names).replace("'", '"'),
-        dtype=_DTYPES[search.job.dtype],
+        dtype=_DTYPES[prediction.scenario.job.dtype],
     )
     return {NAME: text}

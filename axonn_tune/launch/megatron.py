@@ -6,8 +6,7 @@ Core from which it builds its arguments (main, August 2026).
 
 from __future__ import annotations
 
-from axonn_tune.search.search import Search
-from axonn_tune.spec.grid import PIPELINE
+from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.model import Model
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.megatron3d import Megatron3D
@@ -15,22 +14,22 @@ from axonn_tune.strategies.megatron3d import Megatron3D
 SCRIPT = "pretrain_gpt.py"
 
 
-def flags(search: Search, prediction: Prediction) -> list[str]:
+def flags(prediction: Prediction) -> list[str]:
     """One flag per line, with its value."""
-    job, sizes = search.job, prediction.grid.sizes
-    options = search.strategy
+    scenario, sizes = prediction.scenario, prediction.layout.sizes
+    job, options = scenario.job, scenario.strategy
     assert isinstance(options, Megatron3D)
     lines = [
-        *_model(search.model, job.seq_len),
+        *_model(scenario.model, job.seq_len),
         f"--tensor-model-parallel-size {sizes['tensor']}",
         f"--pipeline-model-parallel-size {sizes[PIPELINE]}",
         f"--context-parallel-size {sizes['context']}",
-        f"--micro-batch-size {prediction.micro_batch}",
+        f"--micro-batch-size {prediction.configuration.micro_batch}",
         f"--global-batch-size {job.global_batch}",
     ]
-    if prediction.variant.n_virtual > 1:
-        lines.append(f"--num-virtual-stages-per-pipeline-rank {prediction.variant.n_virtual}")
-    if search.model.n_layers % (sizes[PIPELINE] * prediction.variant.n_virtual):
+    if prediction.configuration.n_virtual > 1:
+        lines.append(f"--num-virtual-stages-per-pipeline-rank {prediction.configuration.n_virtual}")
+    if scenario.model.n_layers % (sizes[PIPELINE] * prediction.configuration.n_virtual):
         lines += ["--account-for-embedding-in-pipeline-split"]
         lines += ["--account-for-loss-in-pipeline-split"]
     if options.sequence_parallel and sizes["tensor"] > 1:
@@ -41,7 +40,7 @@ def flags(search: Search, prediction: Prediction) -> list[str]:
         lines.append("--overlap-grad-reduce")
         lines += ["--overlap-param-gather"] * options.distributed_optimizer
     lines += ["--no-gradient-accumulation-fusion"] * (not options.fused_accumulation)
-    lines += _recompute(prediction.recompute)
+    lines += _recompute(prediction.configuration.recompute)
     lines += [f"--{job.dtype}"] * (job.dtype != "fp32")
     lines.append(f"--attention-backend {'flash' if job.attention == 'flash' else 'unfused'}")
     rate = 0.1 if job.dropout else 0.0

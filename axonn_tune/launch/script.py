@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from axonn_tune.errors import InputError
 from axonn_tune.launch import axonn, deepspeed, fsdp2, megatron
-from axonn_tune.search.search import Search
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
@@ -20,16 +19,15 @@ FRAMEWORKS = {
     "zeropp": ("deepspeed",),
     "zero-topo": (),
 }
-_FILES: dict[str, Callable[[Search, Prediction], dict[str, str]]] = {
+_FILES: dict[str, Callable[[Prediction], dict[str, str]]] = {
     "axonn": axonn.files,
     "deepspeed": deepspeed.files,
     "fsdp2": fsdp2.files,
-    "megatron": lambda search, prediction: {},
+    "megatron": lambda prediction: {},
 }
 
 
 def launch_files(
-    search: Search,
     prediction: Prediction,
     framework: str | None = None,
     train: str | None = None,
@@ -48,7 +46,7 @@ def launch_files(
     InputError
         No released framework runs the strategy, or not this one.
     """
-    name = search.strategy.name
+    name = prediction.scenario.strategy.name
     allowed = FRAMEWORKS.get(name, ())
     if not allowed:
         raise InputError(f"strategy {name} has no released implementation to launch")
@@ -58,8 +56,8 @@ def launch_files(
             f"--framework {framework} does not run {name}; allowed: {', '.join(allowed)}"
         )
     return {
-        SCRIPT: _script(search, prediction, framework, train or "train.py", sbatch),
-        **_FILES[framework](search, prediction),
+        SCRIPT: _script(prediction, framework, train or "train.py", sbatch),
+        **_FILES[framework](prediction),
     }
 
 
@@ -71,25 +69,23 @@ def memory_warning(prediction: Prediction) -> list[str]:
     return [f"# Predicted to run out of memory: {needed:.1f} GiB of {there:.1f} GiB per GPU."]
 
 
-def _script(
-    search: Search, prediction: Prediction, framework: str, train: str, sbatch: Sequence[str]
-) -> str:
-    machine, per_node = search.machine, search.machine.ranks_per_node
-    tasks = min(per_node, search.job.n_gpus)
+def _script(prediction: Prediction, framework: str, train: str, sbatch: Sequence[str]) -> str:
+    scenario, machine = prediction.scenario, prediction.scenario.machine
+    tasks = min(machine.ranks_per_node, scenario.job.n_gpus)
     host = machine.job_script
     ranks = axonn.rank_lines(prediction) if framework == "axonn" else []
-    command = _command(search, prediction, framework, train)
+    command = _command(prediction, framework, train)
     lines = [
         "#!/bin/bash",
-        f"# {search.model.name} on {search.job.n_gpus} {machine.gpu.name}: {prediction.strategy}, "
-        f"{prediction.grid}, micro-batch {prediction.micro_batch}, "
-        f"recompute {prediction.recompute}.",
+        f"# {scenario.model.name} on {scenario.job.n_gpus} {machine.gpu.name}: {prediction.scenario.strategy.name}, "
+        f"{prediction.layout}, micro-batch {prediction.configuration.micro_batch}, "
+        f"recompute {prediction.configuration.recompute}.",
         f"# Predicted: {prediction.step_seconds:.3f} s a step, "
         f"{prediction.tflops_per_gpu:.1f} TFLOP/s per GPU.",
         *memory_warning(prediction),
-        f"#SBATCH --job-name={search.model.name}",
-        f"#SBATCH --nodes={search.n_nodes}",
-        f"#SBATCH --ntasks={search.job.n_gpus}",
+        f"#SBATCH --job-name={scenario.model.name}",
+        f"#SBATCH --nodes={scenario.n_nodes}",
+        f"#SBATCH --ntasks={scenario.job.n_gpus}",
         f"#SBATCH --ntasks-per-node={tasks}",
         f"#SBATCH --gpus-per-node={tasks}",
         *(f"#SBATCH {option}" for option in (*host.sbatch, *sbatch)),
@@ -111,9 +107,9 @@ def _script(
     return "\n".join(lines) + "\n"
 
 
-def _command(search: Search, prediction: Prediction, framework: str, train: str) -> str:
+def _command(prediction: Prediction, framework: str, train: str) -> str:
     if framework == "megatron":
-        flags = " \\\n    ".join(megatron.flags(search, prediction))
+        flags = " \\\n    ".join(megatron.flags(prediction))
         return f"python {megatron.SCRIPT} \\\n    {flags}"
     if framework == "deepspeed":
         return f"python {train} --deepspeed --deepspeed_config {deepspeed.NAME}"

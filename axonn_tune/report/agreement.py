@@ -33,14 +33,13 @@ def agreement_text(validation: Validation, found: Agreement | None, checks: Sequ
 
 def _row(outcome: Outcome) -> list[str]:
     c, p = outcome.configuration, outcome.predicted
-    order = "" if c.order == "xyzd" else f" {c.order}"
     measured, error = "failed", "-"
     if not outcome.failure:
         measured = format_seconds(outcome.measured_seconds)
         error = f"{100 * outcome.error_fraction:+.1f}"
     return [
         str(p.rank),
-        f"{c.grid}{order}",
+        c.ordered_layout,
         str(c.micro_batch),
         c.recompute,
         format_seconds(p.step_seconds),
@@ -67,7 +66,7 @@ def _summary(validation: Validation, found: Agreement) -> str:
     worst, best, suggested = found.worst, found.best, validation.suggested
     lines = [
         f"error    mean {100 * found.mape:.1f} % (MAPE), bias {100 * found.bias:+.1f} %, largest "
-        f"{100 * worst.error_fraction:+.1f} % on {worst.configuration.grid}",
+        f"{100 * worst.error_fraction:+.1f} % on {worst.configuration.layout}",
     ]
     if found.spearman is not None and found.kendall is not None:
         lines.append(f"order    Spearman {found.spearman:.3f}, Kendall {found.kendall:.3f}")
@@ -75,9 +74,9 @@ def _summary(validation: Validation, found: Agreement) -> str:
         lines.append(f"regret   unknown: the suggested {suggested.configuration} failed")
     else:
         lines.append(
-            f"regret   {100 * found.regret:.1f} %: suggested {suggested.configuration.grid} "
+            f"regret   {100 * found.regret:.1f} %: suggested {suggested.configuration.layout} "
             f"({format_seconds(suggested.measured_seconds)}), best measured "
-            f"{best.configuration.grid} ({format_seconds(best.measured_seconds)})"
+            f"{best.configuration.layout} ({format_seconds(best.measured_seconds)})"
         )
     if found.memory_mape is not None:
         most = max(outcome.peak_memory_bytes or 0.0 for outcome in validation.measured)
@@ -97,7 +96,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
     ran = not outcome.failure
     return {
         "rank": p.rank,
-        **{f"g_{axis}": size for axis, size in c.grid.sizes.items()},
+        **{f"g_{axis}": size for axis, size in c.layout.sizes.items()},
         "order": c.order,
         "micro_batch": c.micro_batch,
         "recompute": c.recompute,

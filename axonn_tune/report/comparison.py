@@ -7,8 +7,7 @@ from typing import Any
 
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.text import assumption_line, interval_text, table
-from axonn_tune.search.best import Best
-from axonn_tune.step.prediction import Prediction
+from axonn_tune.search.rank import Best
 from axonn_tune.units import format_count, gib
 
 # What a strategy costs beside time, which a table of times does not show.
@@ -20,24 +19,16 @@ NOTES = {
 }
 
 
-def layout_text(prediction: Prediction) -> str:
-    """Axes larger than one, with virtual stages."""
-    sizes = [f"{axis}={size}" for axis, size in prediction.grid.sizes.items() if size > 1]
-    if prediction.variant.n_virtual > 1:
-        sizes.append(f"virtual={prediction.variant.n_virtual}")
-    return " ".join(sizes) or "one rank"
-
-
 def comparison_text(contenders: Sequence[Best], machine_was_given: bool) -> str:
     """One row per strategy, the fastest first."""
     search = contenders[0].search
-    found = [c.best for c in contenders if c.best is not None]
+    found = [c.prediction for c in contenders if c.prediction is not None]
     rows = [
         [
-            p.strategy,
-            layout_text(p),
-            p.micro_batch,
-            p.recompute,
+            p.scenario.strategy.name,
+            p.layout.brief,
+            p.configuration.micro_batch,
+            p.configuration.recompute,
             f"{p.step_seconds:.3f}",
             interval_text(p),
             f"{p.step_seconds / found[0].step_seconds:.3f}",
@@ -51,19 +42,21 @@ def comparison_text(contenders: Sequence[Best], machine_was_given: bool) -> str:
     ]
     headers = ["strategy", "layout", "mbs", "recompute", "step s", "90 % interval", "times best"]
     headers += ["TFLOP/s/GPU", "MFU %", "exposed %", "bubble %"]
-    headers += [f"GiB of {gib(search.memory_capacity_bytes):.0f}"]
-    without = [f"{c.search.strategy.name}: {c.reason}" for c in contenders if c.best is None]
-    notes = [NOTES[p.strategy] for p in found if p.strategy in NOTES]
+    headers += [f"GiB of {gib(search.scenario.memory_capacity_bytes):.0f}"]
+    without = [
+        f"{c.search.scenario.strategy.name}: {c.reason}" for c in contenders if c.prediction is None
+    ]
+    notes = [NOTES[p.scenario.strategy.name] for p in found if p.scenario.strategy.name in NOTES]
     return "\n".join(
         [
-            f"{search.model.name} ({format_count(search.model.parameters)} parameters) on "
-            f"{search.job.n_gpus} {search.machine.gpu.name}: the best of "
+            f"{search.scenario.model.name} ({format_count(search.scenario.model.parameters)} parameters) on "
+            f"{search.scenario.job.n_gpus} {search.scenario.machine.gpu.name}: the best of "
             f"{len(contenders)} strategies",
             "",
             *([table(rows, headers), ""] if rows else []),
             *without,
             *notes,
-            assumption_line(search, machine_was_given),
+            assumption_line(search.scenario, machine_was_given),
         ]
     )
 
@@ -74,9 +67,9 @@ def comparison_document(contenders: Sequence[Best]) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "strategies": [
             {
-                "strategy": c.search.strategy.name,
+                "strategy": c.search.scenario.strategy.name,
                 "assumptions": assumptions(c.search),
-                "best": None if c.best is None else record(c.best),
+                "best": None if c.prediction is None else record(c.prediction),
                 "reason": c.reason or None,
             }
             for c in contenders

@@ -18,9 +18,8 @@ from typing import Any
 from axonn_tune.errors import InputError
 from axonn_tune.report.parts import step_parts
 from axonn_tune.report.text import assumption_line, operation_rate, operation_size
-from axonn_tune.search.each import Each
 from axonn_tune.search.pareto import pareto_front
-from axonn_tune.search.rank import Ranking
+from axonn_tune.search.rank import Each, Ranking
 from axonn_tune.search.search import Search
 from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.spec.validation import Validation
@@ -28,7 +27,6 @@ from axonn_tune.step.explain import explain
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.timeline import StepTimeline, microstep_timeline, pass_timeline
 from axonn_tune.units import format_count, gib
-from axonn_tune.validate.outcomes import configuration_of
 
 # Equal layers in a row that a timeline draws, and passes of a pipeline.
 DRAWN_LAYERS, DRAWN_PASSES = 3, 512
@@ -88,32 +86,32 @@ def page_document(
     """
     rows = candidates_of(rankings, most_candidates)
     search = rows[0].search
-    model, job, machine = search.model, search.job, search.machine
+    model, job, machine = search.scenario.model, search.scenario.job, search.scenario.machine
     front = pareto_front(
         [row.prediction.step_seconds for row in rows],
         [row.prediction.memory_bytes for row in rows],
         [row.prediction.fits for row in rows],
     )
     detailed = sorted({*range(min(most_details, len(rows))), *front})
-    strategies = [ranking.search.strategy.name for ranking in rankings]
+    strategies = [ranking.search.scenario.strategy.name for ranking in rankings]
     return {
         "title": f"{model.name} on {job.n_gpus} {machine.gpu.name}",
         "subtitle": f"{format_count(model.parameters)} parameters, machine {machine.name}",
-        "assumptions": assumption_line(search),
+        "assumptions": assumption_line(search.scenario),
         "evaluated": sum(ranking.n_evaluated for ranking in rankings),
         "n_candidates": sum(len(ranking) for ranking in rankings),
         "drawn_layers": DRAWN_LAYERS,
-        "capacity_gib": gib(search.memory_capacity_bytes),
+        "capacity_gib": gib(search.scenario.memory_capacity_bytes),
         "options": options,
         "launched": list(launched),
         "strategies": strategies,
         "rows": _columns(rows, strategies),
         "front": front,
         "measured": {} if validation is None else _measured(rows, validation),
-        "details": {
-            str(row): _detail(rows[row].search, rows[row].prediction) for row in each(detailed)
+        "details": {str(row): _detail(rows[row].prediction) for row in each(detailed)},
+        "rejected": {
+            ranking.search.scenario.strategy.name: dict(ranking.rejected) for ranking in rankings
         },
-        "rejected": {ranking.search.strategy.name: dict(ranking.rejected) for ranking in rankings},
         "written": written,
     }
 
@@ -138,18 +136,20 @@ def page_html(document: Mapping[str, Any], parts: Mapping[str, str]) -> str:
 
 def _columns(rows: Sequence[Candidate], strategies: Sequence[str]) -> dict[str, Any]:
     predictions = [row.prediction for row in rows]
-    axes = list(dict.fromkeys(axis for row in rows for axis in row.search.strategy.axes.names))
+    axes = list(
+        dict.fromkeys(axis for row in rows for axis in row.search.scenario.strategy.axes.names)
+    )
     terms = list(dict.fromkeys(term for p in predictions for term in p.memory_terms_bytes))
     intervals = [p.step_seconds_interval or (None, None) for p in predictions]
     return {
-        "strategy": [strategies.index(p.strategy) for p in predictions],
-        "layout": [str(p.grid) for p in predictions],
-        "axes": {axis: [p.grid.sizes.get(axis) for p in predictions] for axis in axes},
-        "order": [p.order for p in predictions],
-        "micro_batch": [p.micro_batch for p in predictions],
+        "strategy": [strategies.index(p.scenario.strategy.name) for p in predictions],
+        "layout": [str(p.layout) for p in predictions],
+        "axes": {axis: [p.layout.sizes.get(axis) for p in predictions] for axis in axes},
+        "order": [p.configuration.order for p in predictions],
+        "micro_batch": [p.configuration.micro_batch for p in predictions],
         "n_microsteps": [p.n_microsteps for p in predictions],
-        "n_virtual": [p.variant.n_virtual for p in predictions],
-        "recompute": [p.recompute for p in predictions],
+        "n_virtual": [p.configuration.n_virtual for p in predictions],
+        "recompute": [p.configuration.recompute for p in predictions],
         "step": [_short(p.step_seconds) for p in predictions],
         "low": [_short(low) for low, _ in intervals],
         "high": [_short(high) for _, high in intervals],
@@ -174,8 +174,8 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{DIGITS}g}")
 
 
-def _detail(search: Search, prediction: Prediction) -> dict[str, Any]:
-    explanation = explain(search, prediction, with_sensitivities=False)
+def _detail(prediction: Prediction) -> dict[str, Any]:
+    explanation = explain(prediction, with_sensitivities=False)
     return {
         "parts": {name: _short(part) for name, part in step_parts(explanation).items()},
         "operations": [
@@ -192,14 +192,14 @@ def _detail(search: Search, prediction: Prediction) -> dict[str, Any]:
             ]
             for op in sorted(explanation.operations, key=lambda op: -op.total_seconds)
         ],
-        "timeline": _packed(microstep_timeline(search, prediction, DRAWN_LAYERS)),
-        "passes": _passes(search, prediction),
+        "timeline": _packed(microstep_timeline(prediction, DRAWN_LAYERS)),
+        "passes": _passes(prediction),
     }
 
 
-def _passes(search: Search, prediction: Prediction) -> dict[str, Any] | None:
+def _passes(prediction: Prediction) -> dict[str, Any] | None:
     """The passes of a pipeline, if there is one and it is not too deep to draw."""
-    found = pass_timeline(search, prediction, DRAWN_PASSES)
+    found = pass_timeline(prediction, DRAWN_PASSES)
     if found is None:
         return None
     timeline, n_micro = found
@@ -238,7 +238,7 @@ def _measured(rows: Sequence[Candidate], validation: Validation) -> dict[str, An
     outcomes = {str(outcome.configuration): outcome for outcome in validation.measured}
     found = {}
     for number, row in enumerate(rows):
-        outcome = outcomes.get(str(configuration_of(row.prediction)))
+        outcome = outcomes.get(str(row.prediction.configuration))
         if outcome is not None:
             found[str(number)] = {
                 "step": _short(outcome.measured_seconds),

@@ -125,7 +125,7 @@ def _draw_agreement(axes: Any, ran: Sequence[Outcome]) -> None:
 
 
 def _draw_errors(axes: Any, ran: Sequence[Outcome]) -> None:
-    names = [str(outcome.configuration.grid) for outcome in ran]
+    names = [str(outcome.configuration.layout) for outcome in ran]
     errors = [100.0 * outcome.error_fraction for outcome in ran]
     axes.barh(range(len(ran)), errors, color=["C3" if error < 0 else "C0" for error in errors])
     axes.set_yticks(range(len(ran)), names, fontsize="small")

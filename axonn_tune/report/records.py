@@ -14,10 +14,11 @@ SCHEMA_VERSION = 1
 
 def assumptions(search: Search) -> dict[str, Any]:
     """Everything that the numbers rest on."""
-    job, machine, overlap = search.job, search.machine, search.job.overlap
+    scenario = search.scenario
+    job, machine, overlap = scenario.job, scenario.machine, scenario.job.overlap
     return {
-        "model": search.model.name,
-        "parameters": search.model.parameters,
+        "model": scenario.model.name,
+        "parameters": scenario.model.parameters,
         "gpus": job.n_gpus,
         "machine": machine.name,
         "gpu": machine.gpu.name,
@@ -32,7 +33,7 @@ def assumptions(search: Search) -> dict[str, Any]:
         "kernel_tuning": job.kernel_tuning,
         "keep_gathered_weights": job.keep_gathered_weights,
         "dropout": job.dropout,
-        "strategy": search.strategy.name,
+        "strategy": scenario.strategy.name,
         "orders": list(search.constraints.orders),
         "recompute": list(search.recomputes),
         "cost_model": search.cost_model,
@@ -41,17 +42,17 @@ def assumptions(search: Search) -> dict[str, Any]:
 
 def record(prediction: Prediction) -> dict[str, Any]:
     """One entry of ``results``."""
-    grid = prediction.grid
+    c = prediction.configuration
     low, high = prediction.step_seconds_interval or (None, None)
     return {
-        "rank": prediction.rank,
-        "strategy": prediction.strategy,
-        "grid": grid.sizes,
-        "order": prediction.order,
-        "n_virtual": prediction.variant.n_virtual,
-        "micro_batch": prediction.micro_batch,
+        "rank": prediction.place,
+        "strategy": prediction.scenario.strategy.name,
+        "grid": dict(c.layout.sizes),
+        "order": c.order,
+        "n_virtual": c.n_virtual,
+        "micro_batch": c.micro_batch,
         "n_microsteps": prediction.n_microsteps,
-        "recompute": prediction.recompute,
+        "recompute": c.recompute,
         "step_seconds": prediction.step_seconds,
         "step_seconds_low": low,
         "step_seconds_high": high,

@@ -8,16 +8,16 @@ from typing import Any
 
 from axonn_tune.report.records import SCHEMA_VERSION, record
 from axonn_tune.report.text import table
-from axonn_tune.search.search import Search
 from axonn_tune.spec.measurement import WARM_UP_STEPS, Measurement
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.validation import OperationTime
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import format_count, format_quantity, format_seconds, gib
 
 
-def rates(search: Search, measurement: Measurement) -> dict[str, float]:
+def rates(scenario: Scenario, measurement: Measurement) -> dict[str, float]:
     """TFLOP/s per GPU that the mean step reaches, of the model and with recomputation."""
-    model, job = search.model, search.job
+    model, job = scenario.model, scenario.job
     per_tflop = 1e-12 / measurement.mean_step_seconds / job.n_gpus
     hardware = model.hardware_flops(job.tokens, job.seq_len, measurement.recompute)
     return {
@@ -27,7 +27,7 @@ def rates(search: Search, measurement: Measurement) -> dict[str, float]:
 
 
 def run_text(
-    search: Search,
+    scenario: Scenario,
     measurement: Measurement,
     compared: Sequence[OperationTime],
     prediction: Prediction | None,
@@ -37,13 +37,13 @@ def run_text(
 
     `limit`: how many operations to show, the longest first.
     """
-    m, model, job = measurement, search.model, search.job
-    speed = rates(search, m)
+    m, model, job = measurement, scenario.model, scenario.job
+    speed = rates(scenario, m)
     of_process = " (whole process)" if m.memory_is_of_process else ""
     timed, first = len(m.timed_steps), m.steps[0].loss
     lines = [
         f"{model.name} ({format_count(model.parameters)} parameters) on {job.n_gpus} x "
-        f"{m.device_name} ({m.backend}), grid {m.grid} (x, y, z, data), order {m.order}",
+        f"{m.device_name} ({m.backend}), grid {m.layout} (x, y, z, data), order {m.order}",
         f"global batch {job.global_batch} sequences of {job.seq_len}, micro-batch {m.micro_batch}, "
         f"{job.dtype}, {job.attention} attention, recompute {m.recompute}, overlap {job.overlap}",
         "",
@@ -61,7 +61,7 @@ def run_text(
     else:
         error = 100 * (prediction.step_seconds / m.median_step_seconds - 1)
         lines.append(
-            f"predicted {format_seconds(prediction.step_seconds)} on {search.machine.name} "
+            f"predicted {format_seconds(prediction.step_seconds)} on {scenario.machine.name} "
             f"({error:+.1f} % of the median), {gib(prediction.memory_bytes):.2f} GiB"
         )
     return "\n".join([*lines, "", _operations_text(compared, limit)])
@@ -97,30 +97,29 @@ def _amount(row: OperationTime) -> str:
 
 
 def run_document(
-    search: Search,
+    scenario: Scenario,
     measurement: Measurement,
     compared: Sequence[OperationTime],
     prediction: Prediction | None,
 ) -> dict[str, Any]:
     """What ``run --format json`` prints."""
-    m, grid = measurement, measurement.grid
-    model, job = search.model, search.job
+    m, model, job = measurement, scenario.model, scenario.job
     return {
         "schema_version": SCHEMA_VERSION,
         "model": model.name,
         "job": asdict(job),
-        "machine": None if prediction is None else search.machine.name,
+        "machine": None if prediction is None else scenario.machine.name,
         "device": m.device_name,
         "backend": m.backend,
         "software": dict(m.software),
-        "grid": dict(grid.sizes),
+        "grid": dict(m.layout.sizes),
         "order": m.order,
         "micro_batch": m.micro_batch,
         "recompute": m.recompute,
         "warm_up_steps": min(WARM_UP_STEPS, len(m.steps) - len(m.timed_steps)),
         "mean_step_seconds": m.mean_step_seconds,
         "median_step_seconds": m.median_step_seconds,
-        **rates(search, m),
+        **rates(scenario, m),
         "peak_memory_bytes": m.peak_memory_bytes,
         "memory_is_of_process": m.memory_is_of_process,
         "gemm_modes": dict(m.gemm_modes),

@@ -9,10 +9,8 @@ import numpy as np
 
 from axonn_tune.report.figure import check_plot, new_figure, saved
 from axonn_tune.report.parts import step_parts
-from axonn_tune.search.best import Best
 from axonn_tune.search.pareto import pareto_front
-from axonn_tune.search.rank import Ranking
-from axonn_tune.search.search import Search
+from axonn_tune.search.rank import Best, Ranking
 from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.step.explain import Explanation, explain
 from axonn_tune.step.prediction import Prediction
@@ -37,14 +35,16 @@ def ranking_figure(ranking: Ranking, top_n: int, path: str) -> bytes:
     ending = check_plot(path)
     figure, (left, right) = new_figure(1, 2)
     predictions = ranking.top(min(top_n, MOST_BARS))
-    _draw_parts(left, ranking.search, predictions)
+    _draw_parts(left, predictions)
     _draw_tradeoff(right, ranking)
     search = ranking.search
-    figure.suptitle(f"{search.model.name} on {search.job.n_gpus} {search.machine.gpu.name}")
+    figure.suptitle(
+        f"{search.scenario.model.name} on {search.scenario.job.n_gpus} {search.scenario.machine.gpu.name}"
+    )
     return saved(figure, ending)
 
 
-def explanation_figure(search: Search, explanation: Explanation, path: str) -> bytes:
+def explanation_figure(explanation: Explanation, path: str) -> bytes:
     """A micro-step's timeline, the parts of the step, and the terms of the memory.
 
     Raises
@@ -56,15 +56,16 @@ def explanation_figure(search: Search, explanation: Explanation, path: str) -> b
     figure, axes = new_figure(2, 2)
     for each in axes[0]:
         each.remove()
-    _draw_timeline(figure.add_subplot(axes[0, 0].get_gridspec()[0, :]), search, explanation)
+    _draw_timeline(figure.add_subplot(axes[0, 0].get_gridspec()[0, :]), explanation)
     p = explanation.prediction
     _draw_terms(axes[1, 0], step_parts(explanation), "s", "Step")
     memory = {term: gib(size) for term, size in p.memory_terms_bytes.items() if size}
     _draw_terms(axes[1, 1], memory, "GiB", "Memory of one GPU")
     axes[1, 1].axvline(gib(p.memory_capacity_bytes), color="black", linestyle="--")
+    scenario, c = p.scenario, p.configuration
     figure.suptitle(
-        f"{search.model.name} on {search.job.n_gpus} {search.machine.gpu.name}: {p.grid}, "
-        f"micro-batch {p.micro_batch}, recompute {p.recompute}, {p.step_seconds:.3f} s a step"
+        f"{scenario.model.name} on {scenario.job.n_gpus} {scenario.machine.gpu.name}: {c.layout}, "
+        f"micro-batch {c.micro_batch}, recompute {c.recompute}, {p.step_seconds:.3f} s a step"
     )
     return saved(figure, ending)
 
@@ -80,9 +81,14 @@ def scaling_figure(points: Sequence[Best], path: str) -> bytes:
     ending = check_plot(path)
     figure, (left, right) = new_figure(1, 2)
     found = [
-        (point.search.job.n_gpus, point.best, efficiency, point.search.model.name)
+        (
+            point.search.scenario.job.n_gpus,
+            point.prediction,
+            efficiency,
+            point.search.scenario.model.name,
+        )
         for point, efficiency in zip(points, efficiencies(points), strict=True)
-        if point.best is not None and efficiency is not None
+        if point.prediction is not None and efficiency is not None
     ]
     counts = [count for count, *_ in found]
     steps = np.array([best.step_seconds for _, best, *_ in found])
@@ -90,7 +96,15 @@ def scaling_figure(points: Sequence[Best], path: str) -> bytes:
         [best.step_seconds_interval or (best.step_seconds,) * 2 for _, best, *_ in found]
     )
     left.errorbar(counts, steps, yerr=np.abs(ends.T - steps), fmt="o-", capsize=3)
-    if len({(point.search.model.name, point.search.job.global_batch) for point in points}) == 1:
+    if (
+        len(
+            {
+                (point.search.scenario.model.name, point.search.scenario.job.global_batch)
+                for point in points
+            }
+        )
+        == 1
+    ):
         ideal = steps[0] * counts[0] / np.array(counts)
         left.plot(counts, ideal, color="black", linewidth=0.8, linestyle="--", label="ideal")
         left.legend(fontsize="small")
@@ -107,12 +121,14 @@ def scaling_figure(points: Sequence[Best], path: str) -> bytes:
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     search = points[0].search
-    figure.suptitle(f"Best {search.strategy.name} layouts on {search.machine.gpu.name}")
+    figure.suptitle(
+        f"Best {search.scenario.strategy.name} layouts on {search.scenario.machine.gpu.name}"
+    )
     return saved(figure, ending)
 
 
-def _draw_parts(axes: Any, search: Search, predictions: Sequence[Prediction]) -> None:
-    parts = [step_parts(explain(search, p, with_sensitivities=False)) for p in predictions]
+def _draw_parts(axes: Any, predictions: Sequence[Prediction]) -> None:
+    parts = [step_parts(explain(p, with_sensitivities=False)) for p in predictions]
     names = list(dict.fromkeys(name for each in parts for name in each))
     names.sort(key=lambda name: (name.startswith("exposed"), name == "bubble"))
     left = np.zeros(len(predictions))
@@ -124,7 +140,10 @@ def _draw_parts(axes: Any, search: Search, predictions: Sequence[Prediction]) ->
     axes.errorbar(
         left, range(len(predictions)), xerr=np.abs(ends.T - left), fmt="none", color="black", lw=0.8
     )
-    labels = [f"{p.grid} mbs {p.micro_batch} {p.recompute}" for p in predictions]
+    labels = [
+        f"{p.layout} mbs {p.configuration.micro_batch} {p.configuration.recompute}"
+        for p in predictions
+    ]
     axes.set_yticks(range(len(predictions)), labels, fontsize="small")
     axes.invert_yaxis()
     axes.set(xlabel="step, s (90 % interval)", title="What a step is made of")
@@ -142,7 +161,7 @@ def _draw_tradeoff(axes: Any, ranking: Ranking) -> None:
     axes.step(
         memory[front], seconds[front], where="post", color="black", lw=0.8, label="Pareto front"
     )
-    capacity = gib(ranking.search.memory_capacity_bytes)
+    capacity = gib(ranking.search.scenario.memory_capacity_bytes)
     axes.axvline(capacity, color="black", linestyle="--", linewidth=0.8)
     axes.set(
         xscale="log",
@@ -155,10 +174,10 @@ def _draw_tradeoff(axes: Any, ranking: Ranking) -> None:
     axes.grid(alpha=0.3, which="both")
 
 
-def _draw_timeline(axes: Any, search: Search, explanation: Explanation) -> None:
+def _draw_timeline(axes: Any, explanation: Explanation) -> None:
     p = explanation.prediction
-    n_micro = DRAWN_MICROBATCHES if p.grid.sizes.get("pipeline", 1) > 1 else 1
-    operations = step_timeline(search, p, DRAWN_LAYERS, n_micro).operations
+    n_micro = DRAWN_MICROBATCHES if p.layout.n_stages > 1 else 1
+    operations = step_timeline(p, DRAWN_LAYERS, n_micro).operations
     streams = sorted(
         {op.stream for op in operations}, key=lambda stream: (stream != COMPUTE, stream)
     )

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from axonn_tune.search.rank import Ranking
-from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import tied
-from axonn_tune.spec.grid import AXES, PAPER_ORDER
+from axonn_tune.spec.layout import AXES
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import Explanation, OperationCost
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import format_count, format_quantity, format_seconds, gib
@@ -39,13 +39,13 @@ def _aligned(header: str, cells: Sequence[str]) -> list[str]:
     return [head, "-" * width, *body]
 
 
-def assumption_line(search: Search, machine_was_given: bool = True) -> str:
+def assumption_line(scenario: Scenario, machine_was_given: bool = True) -> str:
     """One line that says what was assumed."""
-    job = search.job
+    job = scenario.job
     default = "" if machine_was_given else " (the default; choose with --machine)"
     tuning = "on" if job.kernel_tuning else "off"
     return (
-        f"Assumed: machine {search.machine.name}{default}, global batch {job.global_batch} "
+        f"Assumed: machine {scenario.machine.name}{default}, global batch {job.global_batch} "
         f"sequences ({format_count(job.tokens)} tokens), sequence length {job.seq_len}, "
         f"{job.dtype}, {job.attention} attention{', dropout' if job.dropout else ''}, "
         f"overlap {job.overlap}, kernel tuning {tuning}."
@@ -56,18 +56,23 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
     """The best configurations, the assumptions and the next command to type."""
     predictions = ranking.top(top_n)
     search = ranking.search
-    capacity = search.memory_capacity_bytes
-    what = "grids" if search.strategy.axes.is_grid else "layouts"
+    capacity = search.scenario.memory_capacity_bytes
+    what = "grids" if search.scenario.strategy.axes.is_grid else "layouts"
     what = what if len(search.constraints.orders) == 1 else f"{what} and orders"
     what = "configurations" if search.every_configuration else what
-    show_order = len({p.order for p in predictions} | set(search.constraints.orders)) > 1
+    show_order = (
+        len({p.configuration.order for p in predictions} | set(search.constraints.orders)) > 1
+    )
     paper = search.cost_model == "paper"
-    axes = search.strategy.axes.names
-    virtual = any(p.variant.n_virtual > 1 for p in predictions)
+    axes = search.scenario.strategy.axes.names
+    virtual = any(p.configuration.n_virtual > 1 for p in predictions)
     bubble = any(p.bubble_seconds > 0 for p in predictions)
     headers = [
         "#",
-        *(f"G_{axis}" if search.strategy.axes.is_grid and axis in AXES else axis for axis in axes),
+        *(
+            f"G_{axis}" if search.scenario.strategy.axes.is_grid and axis in AXES else axis
+            for axis in axes
+        ),
     ] + ["order"] * show_order
     headers += ["virtual"] * virtual + ["mbs", "recompute"] + ["paper s"] * paper
     headers += [
@@ -84,10 +89,10 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
     for p in predictions:
         memory = f"{gib(p.memory_bytes):.1f}" + ("" if p.fits else f" OOM: {p.largest_memory_term}")
         rows.append(
-            [p.rank, *(p.grid.sizes.get(axis, 1) for axis in axes)]
-            + [p.order] * show_order
-            + [p.variant.n_virtual] * virtual
-            + [p.micro_batch, p.recompute]
+            [p.place, *(p.layout.sizes.get(axis, 1) for axis in axes)]
+            + [p.configuration.order] * show_order
+            + [p.configuration.n_virtual] * virtual
+            + [p.configuration.micro_batch, p.configuration.recompute]
             + [f"{p.paper_communication_seconds or 0.0:.3f}"] * paper
             + [f"{p.step_seconds:.3f}", interval_text(p), _percent(p.p_best)]
             + [f"{p.tflops_per_gpu:.1f}"]
@@ -98,22 +103,16 @@ def ranking_text(ranking: Ranking, top_n: int, machine_was_given: bool) -> str:
         )
     return "\n".join(
         [
-            f"{search.model.name} ({format_count(search.model.parameters)} parameters) on "
-            f"{search.job.n_gpus} {search.machine.gpu.name}: best {len(rows)} of {len(ranking)} "
+            f"{search.scenario.model.name} ({format_count(search.scenario.model.parameters)} parameters) on "
+            f"{search.scenario.job.n_gpus} {search.scenario.machine.gpu.name}: best {len(rows)} of {len(ranking)} "
             f"{what} ({ranking.n_evaluated} configurations evaluated)",
             "",
             table(rows, headers),
             "",
             *tie_lines(ranking),
-            assumption_line(search, machine_was_given),
+            assumption_line(search.scenario, machine_was_given),
         ]
     )
-
-
-def ordered_layout(prediction: Prediction) -> str:
-    """The layout, and the rank order where it is not the paper's."""
-    order = "" if prediction.order == PAPER_ORDER else f" {prediction.order}"
-    return f"{prediction.grid}{order}"
 
 
 def interval_text(prediction: Prediction) -> str:
@@ -146,18 +145,18 @@ def rejected_text(rejected: Mapping[str, int]) -> str:
     return "\n".join(["Rejected (grids; out of memory: configurations):", *lines])
 
 
-def explanation_text(search: Search, explanation: Explanation, n_operations: int | None) -> str:
+def explanation_text(explanation: Explanation, n_operations: int | None) -> str:
     """A configuration's time by operation, its memory, and what would help."""
-    p = explanation.prediction
-    layout = f"layout {p.grid}"
-    if search.strategy.axes.is_grid:
-        layout = f"grid {p.grid} (x, y, z, data), order {p.order}"
-    if p.variant.n_virtual > 1:
-        layout += f", {p.variant.n_virtual} virtual stages"
+    p, scenario = explanation.prediction, explanation.prediction.scenario
+    layout = f"layout {p.layout}"
+    if scenario.strategy.axes.is_grid:
+        layout = f"grid {p.layout} (x, y, z, data), order {p.configuration.order}"
+    if p.configuration.n_virtual > 1:
+        layout += f", {p.configuration.n_virtual} virtual stages"
     bubble = f" + {p.bubble_seconds:.3f} s pipeline bubble" if p.bubble_seconds else ""
     parts = [
-        f"{search.model.name} on {search.job.n_gpus} {search.machine.gpu.name}, {layout}, "
-        f"micro-batch {p.micro_batch}, recompute {p.recompute}",
+        f"{scenario.model.name} on {scenario.job.n_gpus} {scenario.machine.gpu.name}, {layout}, "
+        f"micro-batch {p.configuration.micro_batch}, recompute {p.configuration.recompute}",
         f"step {p.step_seconds:.3f} s = {p.compute_seconds:.3f} s compute + "
         f"{p.exposed_communication_seconds:.3f} s exposed communication{bubble}; "
         f"{p.n_microsteps} micro-steps; {p.tflops_per_gpu:.1f} TFLOP/s per GPU, "
@@ -171,7 +170,7 @@ def explanation_text(search: Search, explanation: Explanation, n_operations: int
         "",
         _sensitivity_text(explanation, p.step_seconds),
         "",
-        assumption_line(search),
+        assumption_line(scenario),
     ]
     return "\n".join(parts)
 

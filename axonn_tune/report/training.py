@@ -21,13 +21,13 @@ JOULES_PER_MWH = 3.6e9
 def training_text(runs: Sequence[TrainingRun], machine_was_given: bool) -> str:
     """A line for each GPU count, and the last one, which is the plan, in full."""
     plan = runs[-1]
-    model, machine = plan.search.model, plan.search.machine
+    model, machine = plan.scenario.model, plan.scenario.machine
     parts = [f"{model.name} on {machine.gpu.name}: {_tokens_text(plan)}", ""]
     there = machine.facility.n_nodes
-    if there is not None and plan.search.n_nodes > there.value:
+    if there is not None and plan.scenario.n_nodes > there.value:
         parts += [f"{machine.name} has no more than {there.value:.0f} nodes.", ""]
     parts += [table([_row(each) for each in runs], _HEADERS), ""]
-    parts += [_plan_text(plan), "", assumption_line(plan.search, machine_was_given)]
+    parts += [_plan_text(plan), "", assumption_line(plan.scenario, machine_was_given)]
     return "\n".join(parts)
 
 
@@ -40,9 +40,9 @@ _HEADERS = (
 def _row(run: TrainingRun) -> list[Any]:
     energy = run.energy_joules
     return [
-        run.search.job.n_gpus,
-        run.search.n_nodes,
-        run.best.grid,
+        run.scenario.job.n_gpus,
+        run.scenario.n_nodes,
+        run.best.layout,
         f"{run.best.step_seconds:.3f}",
         f"{100 * run.best.mfu:.1f}",
         f"{100 * run.useful_fraction:.1f}",
@@ -55,9 +55,9 @@ def _row(run: TrainingRun) -> list[Any]:
 
 
 def _tokens_text(run: TrainingRun) -> str:
-    per_parameter = run.tokens / run.search.model.parameters
+    per_parameter = run.tokens / run.scenario.model.parameters
     best = CHINCHILLA_TOKENS_PER_PARAMETER
-    optimum = format_count(best * run.search.model.parameters)
+    optimum = format_count(best * run.scenario.model.parameters)
     return (
         f"{format_count(run.tokens)} tokens, {per_parameter:.3g} for each parameter "
         f"(compute-optimal, after Chinchilla: about {best:g}, {optimum}), {run.n_steps} steps, "
@@ -66,17 +66,17 @@ def _tokens_text(run: TrainingRun) -> str:
 
 
 def _plan_text(run: TrainingRun) -> str:
-    failures, facility, best = run.failures, run.search.machine.facility, run.best
+    failures, facility, best = run.failures, run.scenario.machine.facility, run.best
     energy, cost, power = run.energy_joules, run.cost, facility.node_power_watts
     pairs = [
         (
             "GPUs",
-            f"{run.search.job.n_gpus} on {run.search.n_nodes} nodes of {run.search.machine.name}",
+            f"{run.scenario.job.n_gpus} on {run.scenario.n_nodes} nodes of {run.scenario.machine.name}",
         ),
         (
             "layout",
-            f"{best.grid}, order {best.order}, micro-batch {best.micro_batch}, recompute "
-            f"{best.recompute}: {best.step_seconds:.3f} s a step, {best.tflops_per_gpu:.1f} "
+            f"{best.layout}, order {best.configuration.order}, micro-batch {best.configuration.micro_batch}, recompute "
+            f"{best.configuration.recompute}: {best.step_seconds:.3f} s a step, {best.tflops_per_gpu:.1f} "
             f"TFLOP/s per GPU",
         ),
         (
@@ -92,7 +92,7 @@ def _plan_text(run: TrainingRun) -> str:
         ),
         (
             "checkpoints",
-            f"{format_quantity(checkpoint_bytes(run.search.model), '_bytes')} in "
+            f"{format_quantity(checkpoint_bytes(run.scenario.model), '_bytes')} in "
             f"{format_seconds(failures.checkpoint_seconds, 3)}, best every "
             f"{failures.interval_seconds / 60:.0f} min ("
             f"{failures.interval_seconds / best.step_seconds:.0f} steps); a restart takes "
@@ -138,8 +138,8 @@ def training_record(run: TrainingRun) -> dict[str, Any]:
     """One GPU count."""
     low, high = run.wall_seconds_range
     return {
-        "gpus": run.search.job.n_gpus,
-        "nodes": run.search.n_nodes,
+        "gpus": run.scenario.job.n_gpus,
+        "nodes": run.scenario.n_nodes,
         "tokens": run.tokens,
         "steps": run.n_steps,
         "work_seconds": run.work_seconds,
@@ -149,7 +149,7 @@ def training_record(run: TrainingRun) -> dict[str, Any]:
         "useful_fraction": run.useful_fraction,
         "mtbf_seconds": run.failures.mtbf_seconds,
         "interruptions": _finite(run.n_interruptions),
-        "checkpoint_bytes": checkpoint_bytes(run.search.model),
+        "checkpoint_bytes": checkpoint_bytes(run.scenario.model),
         "checkpoint_seconds": run.failures.checkpoint_seconds,
         "checkpoint_interval_seconds": run.failures.interval_seconds,
         "restart_seconds": run.failures.restart_seconds,
@@ -157,7 +157,7 @@ def training_record(run: TrainingRun) -> dict[str, Any]:
         "gpu_hours": _finite(run.gpu_hours),
         "energy_joules": _finite(run.energy_joules),
         "cost": _finite(run.cost),
-        "currency": run.search.machine.facility.currency or None,
+        "currency": run.scenario.machine.facility.currency or None,
         "model_flops": run.model_flops,
         "prediction": record(run.best),
     }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
-from axonn_tune.report.text import assumption_line, interval_text, ordered_layout, table
+from axonn_tune.report.text import assumption_line, interval_text, table
 from axonn_tune.search.search import Search
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.studies.whatif import Influence, WhatIf
@@ -24,7 +24,7 @@ def what_if_text(
     ]
     headers = ["machine", "layout", "mbs", "recompute", "step s", "90 % interval", "MFU %", "GiB"]
     change = found.after.step_seconds / found.before.step_seconds - 1.0
-    is_same = _configuration(found.before) == _configuration(found.after)
+    is_same = found.before.configuration == found.after.configuration
     layout = "the layout stays" if is_same else "the layout changes"
     by_layout = ""
     if not is_same and found.kept.fits:
@@ -32,13 +32,13 @@ def what_if_text(
         by_layout = f"; of that the new layout brings {100 * gain:.1f} %"
     return "\n".join(
         [
-            f"{search.model.name} on {search.job.n_gpus} {search.machine.gpu.name}, if "
+            f"{search.scenario.model.name} on {search.scenario.job.n_gpus} {search.scenario.machine.gpu.name}, if "
             + ", ".join(settings),
             "",
             table(rows, headers),
             "",
             f"The best step takes {100 * change:+.1f} %; {layout}{by_layout}.",
-            assumption_line(search, machine_was_given),
+            assumption_line(search.scenario, machine_was_given),
         ]
     )
 
@@ -47,18 +47,14 @@ def _row(title: str, best: Prediction) -> list[Any]:
     memory = f"{gib(best.memory_bytes):.1f} of {gib(best.memory_capacity_bytes):.0f}"
     return [
         title,
-        ordered_layout(best),
-        best.micro_batch,
-        best.recompute,
+        best.configuration.ordered_layout,
+        best.configuration.micro_batch,
+        best.configuration.recompute,
         f"{best.step_seconds:.3f}",
         interval_text(best),
         f"{100 * best.mfu:.1f}",
         memory if best.fits else f"{memory} OOM",
     ]
-
-
-def _configuration(best: Prediction) -> tuple[Any, ...]:
-    return best.grid, best.order, best.micro_batch, best.variant
 
 
 def influences_text(base: Prediction, found: Sequence[Influence], factor: float) -> str:
@@ -89,8 +85,8 @@ def _moved(base: Prediction, best: Prediction | None) -> tuple[str, str]:
     if best is None:
         return "-", "nothing fits"
     change = 100.0 * (best.step_seconds / base.step_seconds - 1.0)
-    same = _configuration(base) == _configuration(best)
-    text = f"{ordered_layout(best)}, mbs {best.micro_batch}, {best.recompute}"
+    same = base.configuration == best.configuration
+    text = f"{best.configuration.ordered_layout}, mbs {best.configuration.micro_batch}, {best.configuration.recompute}"
     return f"{0.0 if abs(change) < 0.005 else change:+.2f}", "same" if same else text
 
 
@@ -157,5 +153,5 @@ def _short(base: Prediction, best: Prediction | None) -> dict[str, Any]:
     return {
         "step_seconds": best.step_seconds,
         "change_fraction": best.step_seconds / base.step_seconds - 1.0,
-        "layout": str(best.grid),
+        "layout": str(best.layout),
     }

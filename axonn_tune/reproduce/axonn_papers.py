@@ -10,13 +10,13 @@ import numpy as np
 from axonn_tune.cost.links import axis_links
 from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.loaders import Loaders, Row
-from axonn_tune.search.candidates import Constraints
-from axonn_tune.search.each import Each
-from axonn_tune.search.rank import run
-from axonn_tune.search.search import Search
-from axonn_tune.spec.grid import AXES, AnyGrid, Grid
+from axonn_tune.search.rank import Each, rank_candidates
+from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.layout import AXES, parse_layout
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
+from axonn_tune.strategies.axonn4d import AXONN
 from axonn_tune.strategies.megatron3d import Megatron3D
 
 GIB = 2.0**30
@@ -44,24 +44,28 @@ def _compare_run(row: Row, loaders: Loaders) -> Comparison:
 def _search(row: Row, loaders: Loaders, gpus: str, model: str) -> Search:
     axes: dict[str, int] = {}
     if row["grid"]:
-        grid = Grid.parse(row["grid"])
-        axes = dict(zip(AXES, (grid.x, grid.y, grid.z, grid.data), strict=True))
+        layout = parse_layout(row["grid"])
+        axes = {axis: layout.size(axis) for axis in AXES}
     micro_batch = int(row["micro_batch"]) if row["micro_batch"] else None
-    return Search(
+    scenario = Scenario(
         model=loaders.model(model),
         job=Job(int(gpus), int(row["global_batch"]), int(row["seq_len"])),
         machine=loaders.machine(row["machine"]),
+        strategy=AXONN,
+    )
+    return Search(
+        scenario,
         constraints=Constraints(axes=axes, micro_batch=micro_batch),
         recomputes=("full",),
     )
 
 
 def _setting(prediction: Prediction) -> str:
-    return f"grid {prediction.grid}, micro-batch {prediction.micro_batch}"
+    return f"grid {prediction.layout}, micro-batch {prediction.configuration.micro_batch}"
 
 
 def _best(row: Row, loaders: Loaders) -> Prediction:
-    return run(_search(row, loaders, row["gpus"], row["model"])).prediction(0)
+    return rank_candidates(_search(row, loaders, row["gpus"], row["model"])).prediction(0)
 
 
 def _fraction_of_peak(row: Row, loaders: Loaders) -> tuple[float, str]:
@@ -81,9 +85,12 @@ def _step_seconds(row: Row, loaders: Loaders) -> tuple[float, str]:
 
 def _weak_scaling_efficiency(row: Row, loaders: Loaders) -> tuple[float, str]:
     best = _best(row, loaders)
-    base = run(_search(row, loaders, row["base_gpus"], row["base_model"])).prediction(0)
+    base = rank_candidates(_search(row, loaders, row["base_gpus"], row["base_model"])).prediction(0)
     efficiency = best.hardware_tflops_per_gpu / base.hardware_tflops_per_gpu
-    return efficiency, f"{_setting(best)}; base {base.grid}, micro-batch {base.micro_batch}"
+    return (
+        efficiency,
+        f"{_setting(best)}; base {base.layout}, micro-batch {base.configuration.micro_batch}",
+    )
 
 
 def _improvement_from_overlap(row: Row, loaders: Loaders) -> tuple[float, str]:
@@ -93,9 +100,11 @@ def _improvement_from_overlap(row: Row, loaders: Loaders) -> tuple[float, str]:
     """
     search = _search(row, loaders, row["gpus"], row["model"])
     search = replace(search, every_configuration=True)
-    without = run(replace(search, job=replace(search.job, overlap=Overlap(False, False, False))))
-    overlapped = {_key(p): p.step_seconds for p in run(search).top()}
-    improvements = [p.step_seconds / overlapped[_key(p)] - 1.0 for p in without.top()]
+    job = replace(search.scenario.job, overlap=Overlap(False, False, False))
+    serial = replace(search, scenario=replace(search.scenario, job=job))
+    without = rank_candidates(serial)
+    overlapped = {p.configuration: p.step_seconds for p in rank_candidates(search).top()}
+    improvements = [p.step_seconds / overlapped[p.configuration] - 1.0 for p in without.top()]
     best = without.prediction(0)
     return improvements[0], f"{_setting(best)}; up to {max(improvements):.2f} on other grids"
 
@@ -103,16 +112,11 @@ def _improvement_from_overlap(row: Row, loaders: Loaders) -> tuple[float, str]:
 def _speedup_over_megatron(row: Row, loaders: Loaders) -> tuple[float, str]:
     """Of the best grid over Megatron-LM's best layout, both with full recomputation."""
     search = _search(row, loaders, row["gpus"], row["model"])
-    best, megatron = (
-        run(search).prediction(0),
-        run(replace(search, strategy=Megatron3D())).prediction(0),
-    )
-    setting = f"{_setting(best)}; Megatron-LM {megatron.grid}, micro-batch {megatron.micro_batch}"
+    other = replace(search, scenario=replace(search.scenario, strategy=Megatron3D()))
+    best = rank_candidates(search).prediction(0)
+    megatron = rank_candidates(other).prediction(0)
+    setting = f"{_setting(best)}; Megatron-LM {megatron.layout}, micro-batch {megatron.configuration.micro_batch}"
     return megatron.step_seconds / best.step_seconds, setting
-
-
-def _key(prediction: Prediction) -> tuple[AnyGrid, int]:
-    return prediction.grid, prediction.micro_batch
 
 
 _METRICS: dict[str, Callable[[Row, Loaders], tuple[float, str]]] = {

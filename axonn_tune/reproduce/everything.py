@@ -10,7 +10,7 @@ from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.loaders import Loaders, Row
 from axonn_tune.reproduce.papers import all_runs, vtrain
 from axonn_tune.reproduce.predicted import Timed, compare_frontier, compare_published, time_runs
-from axonn_tune.search.each import Each
+from axonn_tune.search.rank import Each
 
 # Tables of measured steps, by what they hold.
 STEPS = {

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from axonn_tune.reproduce.loaders import Loaders, Row
-from axonn_tune.search.candidates import Constraints
-from axonn_tune.search.search import Search
+from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import Zero, zero3, zero_topo, zeropp
 
@@ -94,10 +94,7 @@ def _megatron(
     )
     constraints = Constraints(fixed, micro_batch=micro_batch)
     return Search(
-        model,
-        job,
-        machine,
-        replace(strategy, n_virtual=tuple(n_virtual)),
+        Scenario(model, job, machine, replace(strategy, n_virtual=tuple(n_virtual))),
         constraints,
         (recompute,),
         include_oom=micro_batch is not None,
@@ -168,7 +165,9 @@ def _sharded(
         dropout=attention == "unfused",
     )
     constraints = Constraints(dict(sizes), micro_batch=micro_batch)
-    return Search(model, job, machine, strategy, constraints, recomputes, include_oom=True)
+    return Search(
+        Scenario(model, job, machine, strategy), constraints, recomputes, include_oom=True
+    )
 
 
 def sequence_parallelism(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:

@@ -11,8 +11,7 @@ from axonn_tune.errors import NoCandidateError
 from axonn_tune.reproduce.comparison import Comparison, ErrorSummary, grouped, summary_of
 from axonn_tune.reproduce.loaders import Loaders, Row
 from axonn_tune.reproduce.papers import Run, megatron_on_frontier, sharded_on_frontier
-from axonn_tune.search.each import Each
-from axonn_tune.search.rank import run as search_best
+from axonn_tune.search.rank import Each, rank_candidates
 from axonn_tune.step.prediction import Prediction
 
 GIB, GB = 2.0**30, 1e9
@@ -21,14 +20,14 @@ _STATES = ("weights", "gradients", "optimizer_states")
 
 def _mean_state_gib(prediction: Prediction, run: Run) -> float:
     """Weights, gradients and optimizer states, if all ranks of a replica had the same share."""
-    terms, sizes = prediction.memory_terms_bytes, prediction.grid.sizes
+    terms, sizes = prediction.memory_terms_bytes, prediction.layout.sizes
     first_rank = sum(terms[term] for term in _STATES)
     if sizes.get("pipeline", 1) == 1:
         return first_rank / GIB
     # The first rank has the embedding besides; its bytes for each parameter hold for all.
-    job = run.search.job
+    job = run.search.scenario.job
     each = job.element_bytes + 4.0 + (12.0 if job.element_bytes < 4.0 else 8.0)
-    share = run.search.model.parameters / (sizes["tensor"] * sizes["pipeline"])
+    share = run.search.scenario.model.parameters / (sizes["tensor"] * sizes["pipeline"])
     return share * each / GIB
 
 
@@ -46,7 +45,7 @@ _METRICS: dict[str, Callable[[Prediction, Run], float]] = {
 def predict_run(run: Run) -> Prediction | None:
     """The best configuration that is as the run was, in what is known of it."""
     try:
-        return search_best(run.search).prediction(0)
+        return rank_candidates(run.search).prediction(0)
     except NoCandidateError:
         return None
 
@@ -64,7 +63,7 @@ def compare_published(runs: Sequence[Run], each: Each = iter) -> list[Comparison
 def _comparison(run: Run, metric: str, prediction: Prediction | None) -> Comparison:
     setting = "no layout of the model fits" if prediction is None else _setting(prediction)
     return Comparison(
-        machine=run.search.machine.name,
+        machine=run.search.scenario.machine.name,
         subject=run.subject,
         metric=metric,
         published=run.published[metric],
@@ -78,15 +77,17 @@ def _comparison(run: Run, metric: str, prediction: Prediction | None) -> Compari
 
 
 def _setting(p: Prediction) -> str:
-    sizes = ", ".join(f"{axis} {size}" for axis, size in p.grid.sizes.items() if size > 1)
-    virtual = f", {p.variant.n_virtual} virtual stages" if p.variant.n_virtual > 1 else ""
-    return f"{sizes}{virtual}, micro-batch {p.micro_batch}, recompute {p.recompute}"
+    sizes = ", ".join(f"{axis} {size}" for axis, size in p.layout.sizes.items() if size > 1)
+    virtual = (
+        f", {p.configuration.n_virtual} virtual stages" if p.configuration.n_virtual > 1 else ""
+    )
+    return f"{sizes}{virtual}, micro-batch {p.configuration.micro_batch}, recompute {p.configuration.recompute}"
 
 
 def compare_frontier(rows: Sequence[Row], loaders: Loaders) -> list[Comparison]:
     """Ratios of sharded strategies, and fractions of peak of Megatron-DeepSpeed."""
     tflops = {
-        name: search_best(search).prediction(0).tflops_per_gpu
+        name: rank_candidates(search).prediction(0).tflops_per_gpu
         for name, search in sharded_on_frontier(loaders).items()
     }
     ratios = {
@@ -103,7 +104,7 @@ def compare_frontier(rows: Sequence[Row], loaders: Loaders) -> list[Comparison]:
             predicted, setting = tflops[a] / tflops[b], "batch of 1536 assumed"
         elif row["system"] == "megatron_deepspeed":
             system, source = "Megatron-DeepSpeed", "Dash et al., arXiv 2312.12705"
-            best = search_best(megatron_on_frontier(row, loaders)).prediction(0)
+            best = rank_candidates(megatron_on_frontier(row, loaders)).prediction(0)
             predicted, setting = best.hfu, f"layout and batch assumed: {_setting(best)}"
         comparisons.append(
             Comparison(
@@ -153,7 +154,11 @@ class Timed:
     def job(self) -> tuple[str, int, int]:
         """What was trained: layouts of one job are alternatives."""
         search = self.run.search
-        return search.model.name, search.job.n_gpus, search.job.global_batch
+        return (
+            search.scenario.model.name,
+            search.scenario.job.n_gpus,
+            search.scenario.job.global_batch,
+        )
 
 
 @dataclass(frozen=True)
@@ -187,10 +192,10 @@ def time_runs(runs: Sequence[Run], each: Each = iter) -> list[Timed]:
 
 
 def _seconds_at_peak(run: Run, p: Prediction) -> float:
-    search, job = run.search, run.search.job
-    flops = search.model.hardware_flops(job.tokens, job.seq_len, p.recompute)
-    at_peak = flops / (job.n_gpus * search.machine.peak_flops_per_s(job.dtype))
-    return at_peak * (1.0 + (p.grid.sizes["pipeline"] - 1) / p.n_microsteps)
+    search, job = run.search, run.search.scenario.job
+    flops = search.scenario.model.hardware_flops(job.tokens, job.seq_len, p.configuration.recompute)
+    at_peak = flops / (job.n_gpus * search.scenario.machine.peak_flops_per_s(job.dtype))
+    return at_peak * (1.0 + (p.layout.sizes["pipeline"] - 1) / p.n_microsteps)
 
 
 def _fitted_hfu(at_peak: np.ndarray, measured: np.ndarray) -> float:

@@ -1,38 +1,25 @@
-"""Every grid of a GPU count, and the reason for which each one was rejected."""
+"""Enumerate every layout of a GPU count, and say why each that is rejected was."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from axonn_tune.errors import NoCandidateError
-from axonn_tune.spec.grid import AXES, PAPER_ORDER, CandidateTable, Ints, Placements
-from axonn_tune.strategies.axonn4d import AXONN
-from axonn_tune.strategies.strategy import Strategy
+from axonn_tune.search.search import Search
+from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
+from axonn_tune.spec.layout import AXES
 
-# How far from a count that admits no grid the nearest ones that do are looked for.
+# How far from a count that admits no grid the nearest counts that do are looked for.
 NEAREST_TRIED = 1024
 
 # Axes that split the products of one token.
 TENSOR_AXES = ("x", "y", "z", "tensor")
 
-Rules = Callable[[Placements], Mapping[str, np.ndarray]]
-
-
-@dataclass(frozen=True)
-class Constraints:
-    """What the user fixed: axes, the largest tensor-parallel degree, orders, micro-batch."""
-
-    axes: Mapping[str, int] = field(default_factory=dict)
-    max_tp: int | None = None
-    orders: tuple[str, ...] = (PAPER_ORDER,)
-    micro_batch: int | None = None
-
 
 def divisors(n: int) -> Ints:
-    """All divisors of n, ascending."""
+    """Return all divisors of n, in growing order."""
     small = np.arange(1, int(n**0.5) + 1)
     small = small[n % small == 0]
     large = (n // small)[::-1]
@@ -40,7 +27,7 @@ def divisors(n: int) -> Ints:
 
 
 def factorisations(n_gpus: int, n_factors: int = 4) -> Ints:
-    """All ordered factorisations into so many factors, shape (factors, number of grids)."""
+    """Return all ordered factorisations of a count, shape (factors, number of layouts)."""
     factors = divisors(n_gpus)
     chosen = np.ones((0, 1), dtype=np.int64)
     for _ in range(n_factors - 1):
@@ -55,33 +42,29 @@ def factorisations(n_gpus: int, n_factors: int = 4) -> Ints:
 
 
 def legal_placements(
-    n_gpus: int, constraints: Constraints, rules: Rules, strategy: Strategy = AXONN
+    search: Search, n_gpus: int | None = None
 ) -> tuple[Placements, dict[str, int]]:
-    """The placements that keep every rule, and how many fell to each reason.
+    """Return the placements that keep every rule, and how many fell to each reason.
 
-    A placement that breaks several rules counts for the first.
+    A placement that breaks several rules counts for the first. `n_gpus` replaces the job's.
     """
-    sizes = factorisations(n_gpus, len(strategy.axes.names))
-    placements = Placements.of_sizes(sizes, constraints.orders, strategy.axes)
-    broken = broken_rules(placements, constraints, rules)
+    axes = search.scenario.strategy.axes
+    count = search.scenario.job.n_gpus if n_gpus is None else n_gpus
+    sizes = factorisations(count, len(axes.names))
+    placements = Placements.of_sizes(sizes, search.constraints.orders, axes)
     legal = np.ones(len(placements), dtype=bool)
     rejected: dict[str, int] = {}
-    for reason, mask in broken.items():
-        count = int((mask & legal).sum())
-        if count:
-            rejected[reason] = count
+    for reason, mask in broken_rules(search, placements).items():
+        n_rejected = int((mask & legal).sum())
+        if n_rejected:
+            rejected[reason] = n_rejected
         legal &= ~mask
     return placements.take(legal), rejected
 
 
-def _shown(axis: str) -> str:
-    return f"G_{axis}" if axis in AXES else axis
-
-
-def broken_rules(
-    placements: Placements, constraints: Constraints, rules: Rules
-) -> Mapping[str, np.ndarray]:
-    """For each reason the placements it rejects, the user's constraints first."""
+def broken_rules(search: Search, placements: Placements) -> Mapping[str, np.ndarray]:
+    """Return for each reason the placements that it rejects, the user's constraints first."""
+    constraints, scenario = search.constraints, search.scenario
     masks: dict[str, np.ndarray] = {}
     for axis, size in constraints.axes.items():
         masks[f"{_shown(axis)} fixed to {size}"] = placements.size(axis) != size
@@ -90,41 +73,62 @@ def broken_rules(
         masks[f"{'*'.join(map(_shown, split))} above --max-tp {constraints.max_tp}"] = (
             placements.size("*".join(split)) > constraints.max_tp
         )
-    return {**masks, **rules(placements)}
+    return masks | scenario.strategy.rejections(scenario.model, scenario.job, placements)
+
+
+def _shown(axis: str) -> str:
+    return f"G_{axis}" if axis in AXES else axis
 
 
 def with_micro_batches(
-    placements: Placements, global_batch: int, constraints: Constraints
+    search: Search, placements: Placements
 ) -> tuple[CandidateTable, dict[str, int]]:
-    """Each placement with every micro-batch that divides its share of the global batch."""
+    """Return each placement with every micro-batch that divides its share of the global batch.
+
+    The second result counts the placements that have none, by reason.
+    """
+    wanted = search.constraints.micro_batch
+    global_batch = search.scenario.job.global_batch
     share = global_batch // placements.size("*".join(placements.axes.batch))
     shares, which = np.unique(share, return_inverse=True)
     choices = [divisors(int(local)) for local in shares]
-    if constraints.micro_batch is not None:
-        choices = [sizes[sizes == constraints.micro_batch] for sizes in choices]
+    if wanted is not None:
+        choices = [sizes[sizes == wanted] for sizes in choices]
     counts = np.array([sizes.size for sizes in choices], dtype=np.int64)[which]
     rows = np.repeat(np.arange(len(placements)), counts)
     none = np.zeros(0, dtype=np.int64)
     micro_batch = np.concatenate([none, *(choices[index] for index in which)])
     rejected = {}
-    if constraints.micro_batch is not None and (counts == 0).any():
-        reason = f"micro-batch {constraints.micro_batch} does not divide the share of the batch"
+    if wanted is not None and (counts == 0).any():
+        reason = f"micro-batch {wanted} does not divide the share of the batch"
         rejected[reason] = int((counts == 0).sum())
     return CandidateTable(placements, rows, micro_batch), rejected
 
 
-def no_grid_error(
-    n_gpus: int,
-    constraints: Constraints,
-    rules: Rules,
-    rejected: Mapping[str, int],
-    strategy: Strategy = AXONN,
-) -> NoCandidateError:
-    """Says what each grid fell to and which counts of GPUs nearby do admit one."""
+def executions(search: Search, table: CandidateTable) -> Iterator[CandidateTable]:
+    """Yield the table with every recomputation and number of virtual stages that is tried.
+
+    Each table that is yielded holds candidates that are alike; those that cannot be cut into
+    the virtual stages are left out.
+    """
+    scenario = search.scenario
+    for recompute in search.recomputes:
+        for n_virtual in scenario.strategy.n_virtual:
+            executed = table.executed(recompute, n_virtual)
+            for rows in executed.alike():
+                part = executed.take(rows)
+                admitted = scenario.strategy.admits(scenario.model, scenario.job, part)
+                if admitted.any():
+                    yield part.take(admitted)
+
+
+def no_grid_error(search: Search, rejected: Mapping[str, int]) -> NoCandidateError:
+    """Return an error that says what each grid fell to and which GPU counts nearby admit one."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.items())
+    n_gpus = search.scenario.job.n_gpus
 
     def admits(n: int) -> bool:
-        return len(legal_placements(n, constraints, rules, strategy)[0]) > 0
+        return len(legal_placements(search, n)[0]) > 0
 
     near = nearest_counts(n_gpus, admits)
     hint = f"; nearest counts that do: {', '.join(map(str, near))}" if near else ""
@@ -132,8 +136,8 @@ def no_grid_error(
 
 
 def nearest_counts(n_gpus: int, admits: Callable[[int], bool]) -> Sequence[int]:
-    """The nearest smaller and larger count that `admits`, within `NEAREST_TRIED` of it."""
+    """Return the nearest smaller and larger count that `admits`, within `NEAREST_TRIED` of it."""
     below = range(n_gpus - 1, max(n_gpus - NEAREST_TRIED, 0), -1)
     above = range(n_gpus + 1, n_gpus + NEAREST_TRIED)
-    found = (next((n for n in counts if admits(n)), None) for counts in (below, above))
-    return [n for n in found if n is not None]
+    nearest = (next((n for n in counts if admits(n)), None) for counts in (below, above))
+    return [n for n in nearest if n is not None]

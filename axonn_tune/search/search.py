@@ -1,77 +1,70 @@
-"""What to search: the model, the job, the machine, the strategy, and what the user fixed."""
+"""What is asked of a search: a scenario, what is fixed, and what may vary."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from axonn_tune.errors import NoCandidateError
-from axonn_tune.search.candidates import Constraints, legal_placements, no_grid_error
-from axonn_tune.spec.grid import AnyGrid, Placements
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import PAPER_ORDER, Layout
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.model import RECOMPUTES, Model
-from axonn_tune.spec.variant import Variant
-from axonn_tune.strategies.axonn4d import AXONN
-from axonn_tune.strategies.strategy import Strategy
+from axonn_tune.spec.model import RECOMPUTES
+from axonn_tune.spec.scenario import Scenario
 
 COST_MODELS = ("full", "paper")
 
 
 @dataclass(frozen=True)
-class Search:
-    """A search; one candidate is a search whose axes are all fixed.
+class Constraints:
+    """What the user fixed.
 
-    every_configuration: rank every micro-batch and recomputation of a grid, not its best only.
+    axes
+        Size of each axis that is fixed.
+    max_tp
+        Largest number of ranks that may split the products of one token.
+    orders
+        Rank orders that are tried.
+    micro_batch
+        Number of sequences that one rank processes at once; None to try all.
     """
 
-    model: Model
-    job: Job
-    machine: Machine
-    strategy: Strategy = AXONN
+    axes: Mapping[str, int] = field(default_factory=dict)
+    max_tp: int | None = None
+    orders: tuple[str, ...] = (PAPER_ORDER,)
+    micro_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Search:
+    """A question whose answer is a ranking.
+
+    recomputes
+        Recomputations that are tried.
+    cost_model
+        ``"full"``, or ``"paper"`` to order by AxoNN's own equations.
+    include_oom
+        Whether configurations that do not fit in memory are ranked, too.
+    every_configuration
+        Whether every configuration of a layout is ranked, or its best only.
+    """
+
+    scenario: Scenario
     constraints: Constraints = field(default_factory=Constraints)
     recomputes: tuple[str, ...] = RECOMPUTES
     cost_model: str = "full"
     include_oom: bool = False
     every_configuration: bool = False
 
-    def rules(self, placements: Placements) -> dict[str, np.ndarray]:
-        """The algorithm's divisibility rules for this job."""
-        return self.strategy.rejections(self.model, self.job, placements)
+    def on(self, machine: Machine) -> Search:
+        """Return the same search on another machine."""
+        return replace(self, scenario=replace(self.scenario, machine=machine))
 
-    def legal_placements(self, n_gpus: int | None = None) -> tuple[Placements, dict[str, int]]:
-        """See `candidates.legal_placements`; on the job's GPUs, or on another number."""
-        count = self.job.n_gpus if n_gpus is None else n_gpus
-        return legal_placements(count, self.constraints, self.rules, self.strategy)
+    def on_gpus(self, n_gpus: int) -> Search:
+        """Return the same search for another number of GPUs."""
+        job = replace(self.scenario.job, n_gpus=n_gpus)
+        return replace(self, scenario=replace(self.scenario, job=job))
 
-    def no_grid_error(self, rejected: Mapping[str, int]) -> NoCandidateError:
-        """See `candidates.no_grid_error`."""
-        return no_grid_error(self.job.n_gpus, self.constraints, self.rules, rejected, self.strategy)
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """Every way to execute a layout that is tried."""
-        return tuple(
-            Variant(recompute, n_virtual)
-            for recompute in self.recomputes
-            for n_virtual in self.strategy.n_virtual
-        )
-
-    @property
-    def n_nodes(self) -> int:
-        """Nodes of the job, the last one perhaps not full."""
-        return math.ceil(self.job.n_gpus / self.machine.ranks_per_node)
-
-    def of_layout(self, grid: AnyGrid) -> Search:
-        """The search of one layout, whether it fits or not."""
-        axes = {axis: grid.sizes.get(axis, 1) for axis in self.strategy.axes.names}
+    def of_layout(self, layout: Layout) -> Search:
+        """Return the search of one layout, whether it fits in memory or not."""
+        axes = {axis: layout.size(axis) for axis in self.scenario.strategy.axes.names}
         constraints = replace(self.constraints, axes=axes)
         return replace(self, constraints=constraints, include_oom=True)
-
-    @property
-    def memory_capacity_bytes(self) -> float:
-        """Memory of one GPU."""
-        return self.machine.gpu.memory_bytes.value

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from axonn_tune.spec.plan import Collective, Operation, Phase
 
 AxisLanes: TypeAlias = Mapping[str, int]  # lane of each axis; 0 means a group of one rank
-OpIndex: TypeAlias = tuple[int, int]  # (phase, operation) of a plan
+OpIndex: TypeAlias = tuple[int, int]  # (phase, operation) within a part of a plan
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,15 @@ class Program:
     lanes: tuple[int, ...]
 
 
-def compile_program(
-    phases: Sequence[Phase], axis_lanes: AxisLanes, first_phase: int = 0
-) -> Program:
+def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes) -> Program:
     """Drop collectives over one rank and needless waits, join kernels that run back to back.
 
     Parameters
     ----------
-    phases : the phases to play, in order
-    axis_lanes : lane of each axis
-    first_phase : index of the first of them in the plan, for `OpIndex`
+    phases : sequence of Phase
+        The phases to play, in order.
+    axis_lanes : mapping of str to int
+        The lane of each axis.
     """
     lane_of = {
         op.name: axis_lanes[op.axis]
@@ -79,7 +78,7 @@ def compile_program(
     compiled = []
     latest: dict[int, str | None] = {}
     issued: dict[str, _Moment] = {}
-    for index, phase in enumerate(phases, first_phase):
+    for index, phase in enumerate(phases):
         at_start = _latest_at_start(phase, lane_of, latest)
         compiler = _PhaseCompiler(index, lane_of, at_start, _histories(index, phase, issued))
         compiled.append(compiler.compile(phase))

@@ -15,49 +15,51 @@ from axonn_tune.simulate.pipeline import (
     pipeline_seconds,
 )
 from axonn_tune.simulate.player import Played
-from axonn_tune.spec.plan import Array, Collective, Phase, Pipeline, StepPlan
+from axonn_tune.spec.plan import Array, Collective, Part, Pipeline, Stage, StepPlan
 
-# Phases, and the index of the first of them in the plan -> their seconds.
-Play: TypeAlias = Callable[[tuple[Phase, ...], int], Played]
-Message: TypeAlias = Callable[[Collective], Array]
+# From a part of a plan to its seconds, and from a collective to its seconds.
+PlayPart: TypeAlias = Callable[[Part], Played]
+PriceCollective: TypeAlias = Callable[[Collective], Array]
 
 
-def step_times(plan: StepPlan, play: Play, message: Message) -> tuple[Array, Array, Array]:
-    """Seconds of a step, of exposed communication and of the bubble in it, shape (C,)."""
+def step_times(
+    plan: StepPlan, play: PlayPart, price: PriceCollective
+) -> tuple[Array, Array, Array]:
+    """Return seconds of a step, of exposed communication and of the bubble in it, shape (C,)."""
     n_micro = plan.n_microsteps
-    end = play(plan.step_end, len(plan.microstep))
+    end = play(plan.step_end)
     if plan.pipeline is not None:
-        seconds, busy = _through_pipeline(plan, plan.pipeline, play, message)
-        total = seconds + end.seconds
-        return total, busy.exposed_seconds + end.exposed_seconds, seconds - busy.seconds
-    micro = play(plan.microstep, 0)
+        seconds, busy = _through_pipeline(plan, plan.pipeline, play, price)
+        exposed = busy.exposed_seconds + end.exposed_seconds
+        return seconds + end.seconds, exposed, seconds - busy.seconds
+    micro = play(plan.microstep)
     seconds = n_micro * micro.seconds + end.seconds
     exposed = n_micro * micro.exposed_seconds + end.exposed_seconds
-    if plan.sync_microstep:
-        sync = play(plan.sync_microstep, len(plan.microstep) + len(plan.step_end))
+    if plan.sync_microstep is not None:
+        sync = play(plan.sync_microstep)
         seconds = seconds + (sync.seconds - micro.seconds)
         exposed = exposed + (sync.exposed_seconds - micro.exposed_seconds)
     return seconds, exposed, np.zeros(seconds.shape)
 
 
 def _through_pipeline(
-    plan: StepPlan, pipeline: Pipeline, play: Play, message: Message
+    plan: StepPlan, pipeline: Pipeline, play: PlayPart, price: PriceCollective
 ) -> tuple[Array, Played]:
-    """Seconds until all ranks have done all passes, and the work of a rank of the last stage."""
-    first = len(plan.microstep) + len(plan.step_end) + len(plan.sync_microstep)
-    passes: list[list[Played]] = []
-    for stage in (pipeline.first, pipeline.middle, pipeline.last, pipeline.sync):
-        passes.append([])
-        for phases in stage.parts:
-            passes[-1].append(play(phases, first))
-            first += len(phases)
-    *passes, sync = passes
+    """Return when all ranks have done all passes, and the work of a rank of the last stage."""
+
+    def play_stage(stage: Stage) -> list[Played]:
+        return [play(part) for part in stage.passes]
+
+    first = play_stage(pipeline.first)
+    middle = play_stage(pipeline.middle)
+    last = play_stage(pipeline.last)
+    sync = play_stage(pipeline.sync)
     shape = plan.n_microsteps.shape
     durations = np.zeros((N_KINDS, *shape))
-    for place, of_stage in enumerate(passes):
+    for place, stage in enumerate((first, middle, last)):
         for direction in (FORWARD, BACKWARD):
-            durations[kind_of(direction, place)] = of_stage[direction].seconds
-    transfer = np.broadcast_to(message(pipeline.transfer), shape)
+            durations[kind_of(direction, place)] = stage[direction].seconds
+    transfer = np.broadcast_to(price(pipeline.transfer), shape)
     seconds = np.empty(shape)
     for n_micro in np.unique(plan.n_microsteps):
         rows = np.flatnonzero(plan.n_microsteps == n_micro)
@@ -68,22 +70,20 @@ def _through_pipeline(
             durations[:, rows],
             transfer[rows],
         )
-    longer = [after.seconds - usual.seconds for after, usual in zip(sync, passes[0], strict=True)]
+    longer = [after.seconds - usual.seconds for after, usual in zip(sync, first, strict=True)]
     synchronising = sum(longer, start=np.zeros(shape))
-    work = _work(plan, pipeline, passes)
+    work = _work(plan, pipeline, middle, last)
     return seconds + synchronising, Played(
         work.seconds + synchronising, work.exposed_seconds + synchronising
     )
 
 
-def _work(plan: StepPlan, pipeline: Pipeline, passes: list[list[Played]]) -> Played:
-    """All passes of a rank of the last stage, without its waits for others."""
-    _, middle, last = passes
-    each = [
-        sum(
-            getattr(last[i], name) + (pipeline.n_virtual - 1) * getattr(middle[i], name)
-            for i in (FORWARD, BACKWARD)
-        )
-        for name in ("seconds", "exposed_seconds")
-    ]
-    return Played(plan.n_microsteps * each[0], plan.n_microsteps * each[1])
+def _work(plan: StepPlan, pipeline: Pipeline, middle: list[Played], last: list[Played]) -> Played:
+    """Return all passes of a rank of the last stage, without its waits for others."""
+    n_others = pipeline.n_virtual - 1
+    passes = list(zip(last, middle, strict=True))
+    seconds = sum(final.seconds + n_others * other.seconds for final, other in passes)
+    exposed = sum(
+        final.exposed_seconds + n_others * other.exposed_seconds for final, other in passes
+    )
+    return Played(plan.n_microsteps * seconds, plan.n_microsteps * exposed)

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import ClassVar
 
-from axonn_tune.spec.grid import AnyGrid
+from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.plan import COMPUTE
 
 WARM_UP_STEPS = 2  # the papers time the last eight of ten
@@ -99,10 +100,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A run of some training steps on one grid.
+    """A run of some training steps with one configuration.
 
     Attributes
     ----------
+    layout, order, micro_batch, recompute : what was run
     steps : every step, the warm-up first
     last_step : the operations of the last step in the order of issue, on rank 0
     peak_memory_bytes : of the rank that used most
@@ -111,7 +113,10 @@ class Measurement:
     software : versions by name
     """
 
-    grid: AnyGrid
+    # Files name the layout by its oldest form.
+    FILE_KEYS: ClassVar[Mapping[str, str]] = {"layout": "grid"}
+
+    layout: Layout
     order: str
     micro_batch: int
     recompute: str

@@ -12,26 +12,41 @@ FLOPs; numbers stand for arrays that hold the same value everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from axonn_tune.spec.grid import CandidateTable
+from axonn_tune.spec.candidates import CandidateTable
 
 Array: TypeAlias = npt.NDArray[np.float64]
-Size: TypeAlias = Any  # a float, or an array of shape (C,)
+# An array of shape (C,); a number stands for an array that holds the same value everywhere.
+Size: TypeAlias = Array | float
 
 MODES = ("NN", "NT", "TN")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
 # Kernels limited by memory bandwidth, told apart by how much of it they reach.
 MEMORY_KERNELS = (
-    *("copy", "lookup", "add", "scale", "reduce", "scatter_add", "optimizer"),
-    *("layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"),
-    *("gelu", "gelu_backward", "swiglu", "swiglu_backward"),
-    *("rotary", "softmax", "softmax_backward"),
+    "copy",
+    "lookup",
+    "add",
+    "scale",
+    "reduce",
+    "scatter_add",
+    "optimizer",
+    "layer_norm",
+    "layer_norm_backward",
+    "rms_norm",
+    "rms_norm_backward",
+    "gelu",
+    "gelu_backward",
+    "swiglu",
+    "swiglu_backward",
+    "rotary",
+    "softmax",
+    "softmax_backward",
 )
 COMPUTE, COMMUNICATION = "compute", "communication"
 
@@ -123,15 +138,26 @@ class Phase:
 
 
 @dataclass(frozen=True, eq=False)
+class Part:
+    """Phases that are played one after another, from idle streams until all are idle again.
+
+    The name is the same in the plans of all candidates of a strategy, and unique in each plan.
+    """
+
+    name: str
+    phases: tuple[Phase, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Stage:
     """What a rank does with one micro-batch for one (virtual) stage of a pipeline."""
 
-    forward: tuple[Phase, ...]
-    backward: tuple[Phase, ...]
+    forward: Part
+    backward: Part
 
     @property
-    def parts(self) -> tuple[tuple[Phase, ...], ...]:
-        """Forward and backward."""
+    def passes(self) -> tuple[Part, Part]:
+        """The forward and the backward pass."""
         return (self.forward, self.backward)
 
 
@@ -139,10 +165,10 @@ class Stage:
 class Pipeline:
     """Stages through which every micro-batch passes, with a transfer between neighbours.
 
-    Of a rank's `n_virtual` stages all are `middle`, but the very first and the very last.
-    sync: the first stage once more, for a micro-batch with the collectives that bring new
-    weights and reduce gradients beside it. Other ranks have time for theirs while they wait
-    for the first micro-batch, or for the last ranks to end.
+    The very first and the very last virtual stage are `first` and `last`, all others are like
+    `middle`. `sync` is the first stage once more, for a micro-batch next to which collectives
+    bring new weights and reduce gradients; other ranks have time for their collectives while
+    they wait for the first micro-batch, or for the last ranks to end.
     """
 
     n_stages: int
@@ -153,36 +179,52 @@ class Pipeline:
     sync: Stage
     transfer: Collective
 
+    @property
+    def parts(self) -> Iterator[Part]:
+        """Every part, that of the transfer last."""
+        for stage in (self.first, self.middle, self.last, self.sync):
+            yield from stage.passes
+        yield Part("transfer", (Phase("transfer", (self.transfer,)),))
+
 
 @dataclass(frozen=True, eq=False)
 class StepPlan:
     """One training step: the micro-step, `n_microsteps` times, then the step's end.
 
-    Kernels of one name have the same sizes in all phases that are not `over_storage`.
+    Operations of one name are alike in the whole plan: kernels have the same sizes in all phases
+    that are not `over_storage`, collectives have the same sizes everywhere.
 
-    All streams are idle at the end of each micro-step. One of them is `sync_microstep`, if
-    there is one: it brings new weights and reduces gradients beside its computation. In a
-    `pipeline` micro-batches overlap as its schedule says, and `microstep` is what the rank of
-    the last stage does for one of them.
+    All streams are idle at the end of each micro-step. If there is a `sync_microstep`, one
+    micro-step of the step is replaced by it: it brings new weights and reduces gradients next to
+    its computation. In a `pipeline` micro-batches overlap as its schedule says, and `microstep` is
+    what the rank of the last stage does for one of them.
     """
 
     candidates: CandidateTable
-    microstep: tuple[Phase, ...]
-    step_end: tuple[Phase, ...]
+    microstep: Part
+    step_end: Part
     n_microsteps: Array  # shape (C,)
-    sync_microstep: tuple[Phase, ...] = ()
+    sync_microstep: Part | None = None
     pipeline: Pipeline | None = None
 
-    @cached_property
-    def phases(self) -> tuple[Phase, ...]:
-        """All phases in the order of issue; those of other stages come last."""
-        return self.microstep + self.step_end + self.sync_microstep + self._of_stages
+    @property
+    def parts(self) -> Iterator[Part]:
+        """Every part of the plan; those of the stages of a pipeline come last."""
+        yield self.microstep
+        yield self.step_end
+        if self.sync_microstep is not None:
+            yield self.sync_microstep
+        if self.pipeline is not None:
+            yield from self.pipeline.parts
 
     @property
-    def _of_stages(self) -> tuple[Phase, ...]:
-        if self.pipeline is None:
-            return ()
-        p = self.pipeline
-        stages = (p.first, p.middle, p.last, p.sync)
-        transfer = Phase("transfer", (self.pipeline.transfer,))
-        return (*(phase for stage in stages for part in stage.parts for phase in part), transfer)
+    def phases(self) -> Iterator[Phase]:
+        """Every phase of every part."""
+        for part in self.parts:
+            yield from part.phases
+
+    @property
+    def operations(self) -> Iterator[Operation]:
+        """Every operation of every phase."""
+        for phase in self.phases:
+            yield from phase.operations

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.grid import AnyGrid, Grid
+from axonn_tune.spec.configuration import Configuration
 
 # Raised when the file's fields change their meaning.
 VALIDATION_VERSION = 1
@@ -49,20 +49,6 @@ class OperationTime:
         if self.axis:
             return (self.predicted_exposed_seconds or 0.0) - self.measured_exposed_seconds
         return (self.predicted_seconds or 0.0) - self.measured_seconds
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """A grid, and how it is trained on."""
-
-    grid: AnyGrid
-    order: str
-    micro_batch: int
-    recompute: str
-
-    def __str__(self) -> str:
-        order = f" {self.order}" if isinstance(self.grid, Grid) else ""
-        return f"{self.grid}{order}, micro-batch {self.micro_batch}, {self.recompute}"
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.links import AxisLinks
-from axonn_tune.search.search import Search
 from axonn_tune.simulate.timeline import Event
-from axonn_tune.spec.grid import CandidateTable
+from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound, Operation
 from axonn_tune.spec.resources import resources
 from axonn_tune.step.evaluate import Evaluator
+from axonn_tune.step.predict import table_of
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.step.timeline import is_launched, number, play_step, single_candidate
+from axonn_tune.step.timeline import is_launched, number, play_step
 
 IMPROVEMENT = 1.1  # what a sensitivity gives to a resource: 10 % more of it
 
@@ -73,19 +73,20 @@ class Explanation:
         }
 
 
-def explain(search: Search, prediction: Prediction, with_sensitivities: bool = True) -> Explanation:
+def explain(prediction: Prediction, with_sensitivities: bool = True) -> Explanation:
     """Play the configuration operation by operation and try each resource 10 % better."""
-    played = play_step(search, prediction)
-    gap = search.machine.kernels.gap_seconds.value
+    scenario, machine = prediction.scenario, prediction.scenario.machine
+    played = play_step(prediction)
+    gap = machine.kernels.gap_seconds.value
     operations = _merged(
-        _operation_cost(*cost, played.links, search.machine, played.table)
+        _operation_cost(*cost, played.links, machine, played.table)
         for part in [*played.parts, *played.transfers]
         for cost in _sum_by_name(part.events, part.repeats, gap)
     )
     host = sum(part.repeats * part.host_seconds for part in played.parts)
     n_kernels = sum(op.n_calls for op in operations if not op.axis)
-    sensitivities = _sensitivities(search, prediction) if with_sensitivities else ()
-    groups = search.strategy.axes.groups
+    sensitivities = _sensitivities(prediction) if with_sensitivities else ()
+    groups = scenario.strategy.axes.groups
     return Explanation(prediction, operations, sensitivities, n_kernels * gap + host, groups)
 
 
@@ -177,17 +178,17 @@ def _kind_and_shape(operation: Gemm | Attention) -> tuple[str, str]:
     return "attention", f"{sequences:.0f} x {heads:.0f} heads x {each}"
 
 
-def _sensitivities(search: Search, prediction: Prediction) -> tuple[Sensitivity, ...]:
-    """Seconds saved by 10 % more of each resource (10 % less of a nuisance), largest first."""
-    table = single_candidate(search, prediction)
+def _sensitivities(prediction: Prediction) -> tuple[Sensitivity, ...]:
+    """Return seconds saved by 10 % more of each resource (less of a nuisance), largest first."""
+    scenario = prediction.scenario
+    evaluator = Evaluator.of(scenario, table_of(scenario, prediction.configuration))
 
-    def step_seconds(changed: Machine) -> float:
-        evaluator = Evaluator(replace(search, machine=changed), prediction.variant, table)
-        return float(evaluator.evaluate().step_seconds[0])
+    def step_seconds(machine: Machine) -> float:
+        return float(evaluator.on(machine).evaluate().step_seconds[0])
 
-    base = step_seconds(search.machine)
+    base = step_seconds(scenario.machine)
     savings = [
         Sensitivity(resource.name, base - step_seconds(resource.improved(IMPROVEMENT)))
-        for resource in resources(search.machine)
+        for resource in resources(scenario.machine)
     ]
     return tuple(sorted(savings, key=lambda s: -s.saved_seconds))

@@ -1,4 +1,4 @@
-"""The prediction of one configuration."""
+"""The prediction of one configuration in a scenario."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from axonn_tune.spec.grid import AnyGrid
-from axonn_tune.spec.variant import Variant
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.layout import Layout
+from axonn_tune.spec.scenario import Scenario
 
 # Standard deviations from the middle to the ends of an interval of 90 %.
 NORMAL_90 = 1.645
@@ -17,40 +18,50 @@ NORMAL_90 = 1.645
 class Prediction:
     """One configuration with its predicted step.
 
-    `tflops_per_gpu` and `mfu` count the model's FLOPs, `hardware_tflops_per_gpu` and `hfu`
-    also those of recomputation; `mfu` and `hfu` are fractions of the advertised peak.
-    `spread_fraction` is the standard deviation of the logarithm of the step time, `p_best` the
-    probability that no other candidate is faster; both are known of the fastest rows only.
+    n_microsteps
+        Number of micro-steps of a training step (gradient accumulation).
+    step_seconds
+        Time of a training step.
+    exposed_communication_seconds
+        Time in which the compute stream stands still for a collective.
+    bubble_seconds
+        Time in which a rank of the last stage waits for its pipeline.
+    memory_terms_bytes, memory_bytes
+        Peak memory of one rank, by term and in all.
+    paper_communication_seconds
+        Communication time by AxoNN's own equations; None for layouts that are no grids.
+    place
+        Place in the ranking from which the prediction comes, the best being 1.
+    spread_fraction
+        Standard deviation of the logarithm of the step time.
+    p_best
+        Probability that no other candidate is faster.
+
+    The last two are known only of the fastest rows of a ranking.
     """
 
-    rank: int
-    strategy: str
-    grid: AnyGrid
-    order: str
-    micro_batch: int
+    scenario: Scenario
+    configuration: Configuration
     n_microsteps: int
-    variant: Variant
     step_seconds: float
-    compute_seconds: float
     exposed_communication_seconds: float
     bubble_seconds: float
-    tflops_per_gpu: float
-    hardware_tflops_per_gpu: float
-    mfu: float
-    hfu: float
-    tokens_per_second_per_gpu: float
-    memory_bytes: float
     memory_terms_bytes: Mapping[str, float]
-    memory_capacity_bytes: float
-    fits: bool
-    paper_communication_seconds: float | None
+    memory_bytes: float
+    paper_communication_seconds: float | None = None
+    place: int = 1
     spread_fraction: float | None = None
     p_best: float | None = None
 
     @property
-    def recompute(self) -> str:
-        """What is recomputed in the backward pass."""
-        return self.variant.recompute
+    def layout(self) -> Layout:
+        """The layout of the configuration."""
+        return self.configuration.layout
+
+    @property
+    def compute_seconds(self) -> float:
+        """Time in which the rank computes."""
+        return self.step_seconds - self.exposed_communication_seconds - self.bubble_seconds
 
     @property
     def step_seconds_interval(self) -> tuple[float, float] | None:
@@ -64,6 +75,53 @@ class Prediction:
     def exposed_communication_fraction(self) -> float:
         """Share of the step in which the compute stream stands still."""
         return self.exposed_communication_seconds / self.step_seconds
+
+    @property
+    def tflops_per_gpu(self) -> float:
+        """TFLOP/s of each GPU, by the model's FLOPs."""
+        model, job = self.scenario.model, self.scenario.job
+        return model.model_flops(job.tokens, job.seq_len) * self._tflops_per_flop
+
+    @property
+    def hardware_tflops_per_gpu(self) -> float:
+        """TFLOP/s of each GPU, by the model's FLOPs and those of recomputation."""
+        model, job = self.scenario.model, self.scenario.job
+        recompute = self.configuration.recompute
+        return model.hardware_flops(job.tokens, job.seq_len, recompute) * self._tflops_per_flop
+
+    @property
+    def _tflops_per_flop(self) -> float:
+        return 1e-12 / (self.step_seconds * self.scenario.job.n_gpus)
+
+    @property
+    def mfu(self) -> float:
+        """The model's FLOP/s as a fraction of the advertised peak."""
+        return self.tflops_per_gpu / self._peak_tflops
+
+    @property
+    def hfu(self) -> float:
+        """FLOP/s including recomputation as a fraction of the advertised peak."""
+        return self.hardware_tflops_per_gpu / self._peak_tflops
+
+    @property
+    def _peak_tflops(self) -> float:
+        return self.scenario.machine.peak_flops_per_s(self.scenario.job.dtype) * 1e-12
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """Tokens that each GPU trains on in a second."""
+        job = self.scenario.job
+        return job.tokens / (self.step_seconds * job.n_gpus)
+
+    @property
+    def memory_capacity_bytes(self) -> float:
+        """Memory of one GPU."""
+        return self.scenario.memory_capacity_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak memory of a rank fits in its GPU."""
+        return self.memory_bytes <= self.memory_capacity_bytes
 
     @property
     def largest_memory_term(self) -> str:

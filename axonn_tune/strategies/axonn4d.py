@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from axonn_tune.spec.grid import AXES, AXONN_AXES, PIPELINE, Axes, CandidateTable, Placements
+from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import AXES, AXONN_AXES, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Phase, StepPlan
-from axonn_tune.spec.variant import Variant
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_pipeline_rules,
@@ -95,20 +95,16 @@ class Axonn4D:
         }
         return broken | broken_pipeline_rules(model, placements)
 
-    def can_run(
-        self, model: Model, job: Job, variant: Variant, table: CandidateTable
-    ) -> np.ndarray:
+    def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """Which candidates admit so many virtual stages."""
-        return admits_virtual(model, job, variant, table)
+        return admits_virtual(model, job, table)
 
-    def plan(self, model: Model, job: Job, variant: Variant, table: CandidateTable) -> StepPlan:
+    def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """The operations of one rank in one training step, for every candidate of the table."""
-        planner = _Planner(model, job, variant, table, self.sharded_optimizer)
+        planner = _Planner(model, job, table, self.sharded_optimizer)
         return step_plan(planner)
 
-    def memory(
-        self, model: Model, job: Job, variant: Variant, table: CandidateTable
-    ) -> dict[str, Array]:
+    def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Peak bytes of one rank by term, each of shape (C,).
 
         The peak is in the backward pass, where everything saved is still held (all layers'
@@ -116,7 +112,7 @@ class Axonn4D:
         and two weights are gathered. The logits live only between forward and backward, so
         the larger of logits and one block's working set counts.
         """
-        shapes = _Planner(model, job, variant, table, self.sharded_optimizer)
+        shapes = _Planner(model, job, table, self.sharded_optimizer)
         return stage_memory(
             shapes, lambda n, first, last, held: _memory(shapes, n, first, last, held)
         )
@@ -164,12 +160,10 @@ _LAST_BUT_ONE = {
 class _Planner(Transformer):
     """Weights come by all-gather over Z, their gradients go by reduce-scatter."""
 
-    def __init__(
-        self, model: Model, job: Job, variant: Variant, table: CandidateTable, sharded: bool
-    ) -> None:
+    def __init__(self, model: Model, job: Job, table: CandidateTable, sharded: bool) -> None:
         tokens = table.sequences_at_once * job.seq_len
         x, y = table.size("x"), table.size("y")
-        super().__init__(model, job, variant, table, x, y, ("x", "y"), tokens)
+        super().__init__(model, job, table, x, y, ("x", "y"), tokens)
         self.z, self._sharded_optimizer = table.size("z"), sharded
 
     # Weights -------------------------------------------------------------------

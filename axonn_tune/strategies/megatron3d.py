@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from axonn_tune.spec.grid import PIPELINE, Axes, CandidateTable, Placements
+from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Phase, StepPlan
-from axonn_tune.spec.variant import Variant
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_pipeline_rules,
@@ -93,36 +93,30 @@ class Megatron3D:
             broken[reason] = job.seq_len % (tensor * context) != 0
         return broken | broken_pipeline_rules(model, placements)
 
-    def can_run(
-        self, model: Model, job: Job, variant: Variant, table: CandidateTable
-    ) -> np.ndarray:
+    def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """Which candidates admit so many virtual stages."""
-        return admits_virtual(model, job, variant, table)
+        return admits_virtual(model, job, table)
 
-    def plan(self, model: Model, job: Job, variant: Variant, table: CandidateTable) -> StepPlan:
+    def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """The operations of one rank in one training step, for every candidate of the table."""
-        planner = _Planner(self, model, job, variant, table)
+        planner = _Planner(self, model, job, table)
         return step_plan(planner)
 
-    def memory(
-        self, model: Model, job: Job, variant: Variant, table: CandidateTable
-    ) -> dict[str, Array]:
+    def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Peak bytes of one rank by term, each of shape (C,)."""
-        planner = _Planner(self, model, job, variant, table)
+        planner = _Planner(self, model, job, table)
         return stage_memory(planner, planner.memory)
 
 
 class _Planner(Transformer):
     """Weights stay; sums go over the tensor group, gradients over the replicas."""
 
-    def __init__(
-        self, options: Megatron3D, model: Model, job: Job, variant: Variant, table: CandidateTable
-    ) -> None:
+    def __init__(self, options: Megatron3D, model: Model, job: Job, table: CandidateTable) -> None:
         self.options, self.tensor = options, table.size("tensor")
         self.context = table.size("context")
         tokens = table.sequences_at_once * job.seq_len / self.context
         one = np.ones(len(table))
-        super().__init__(model, job, variant, table, one, self.tensor, ("", "tensor"), tokens)
+        super().__init__(model, job, table, one, self.tensor, ("", "tensor"), tokens)
         self.gradient_bytes = FP32_BYTES if options.fp32_gradients else job.element_bytes
         self.stream_bytes = self.residual_bytes  # of all tokens of the tensor group
         if options.sequence_parallel:

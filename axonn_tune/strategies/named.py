@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from axonn_tune.spec.checks import require_choice
+from axonn_tune.spec.strategy import Strategy
 from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.strategy import Strategy
 from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
 
 STRATEGIES = {

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from axonn_tune.spec.grid import PIPELINE, CandidateTable, Placements
+from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Array, Collective, Phase, Pipeline, Stage, StepPlan
-from axonn_tune.spec.variant import Variant
+from axonn_tune.spec.plan import Array, Collective, Part, Pipeline, Stage, StepPlan
 from axonn_tune.strategies.transformer import Transformer
 
 
@@ -32,13 +32,13 @@ def broken_pipeline_rules(model: Model, placements: Placements) -> dict[str, np.
     return {reason: ~_are_cut(model.n_layers, stages)}
 
 
-def admits_virtual(model: Model, job: Job, variant: Variant, table: CandidateTable) -> np.ndarray:
+def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
     """Whether a rank's layers can be cut into the variant's virtual stages, shape (C,).
 
     Interleaving needs a pipeline, and micro-batches in multiples of the stages (Narayanan et
     al., SC21, section 2.2).
     """
-    n_virtual, n_stages = variant.n_virtual, table.n_stages
+    n_virtual, n_stages = table.common_n_virtual, table.n_stages
     if n_virtual == 1:
         return np.ones(len(table), dtype=bool)
     if n_stages == 1 or not _are_cut(model.n_layers, n_stages * n_virtual).all():
@@ -62,47 +62,62 @@ def chunk_layers(model: Model, n_stages: int, n_virtual: int, stage: int) -> lis
 
 
 def step_plan(planner: Transformer) -> StepPlan:
-    """The plan of a step, through a pipeline if there are stages."""
+    """Return the plan of a step, through a pipeline if there are stages."""
     table = planner.table
     n_microsteps = table.n_microsteps(planner.job.global_batch)
     if table.n_stages > 1:
         return _pipelined_plan(planner, n_microsteps)
-    microstep = planner.microstep()
-    sync: tuple[Phase, ...] = ()
+    microstep = Part("microstep", planner.microstep())
+    sync = None
     if planner.has_sync:
         planner.is_sync = True
-        sync = planner.microstep()
+        sync = Part("sync_microstep", planner.microstep())
         planner.is_sync = False
-    return StepPlan(table, microstep, planner.step_end(), n_microsteps, sync)
+    return StepPlan(table, microstep, _step_end(planner), n_microsteps, sync)
+
+
+def _step_end(planner: Transformer) -> Part:
+    return Part("step_end", planner.step_end())
 
 
 def _pipelined_plan(planner: Transformer, n_microsteps: Array) -> StepPlan:
     table, model = planner.table, planner.model
     n_stages, n_virtual = table.n_stages, planner.n_virtual
-    transfer = Collective("pipeline.send_recv", "send_recv", planner.transfer_bytes, PIPELINE)
-    first = _stage(planner, chunk_layers(model, n_stages, n_virtual, 0)[0], True, False)
-    last = _stage(planner, chunk_layers(model, n_stages, n_virtual, n_stages - 1)[-1], False, True)
+    n_first = chunk_layers(model, n_stages, n_virtual, 0)[0]
+    n_last = chunk_layers(model, n_stages, n_virtual, n_stages - 1)[-1]
+    first = _stage(planner, "first", n_first, True, False)
+    last = _stage(planner, "last", n_last, False, True)
     planner.is_sync = planner.has_sync
-    sync = _stage(planner, chunk_layers(model, n_stages, n_virtual, 0)[0], True, False)
+    sync = _stage(planner, "sync", n_first, True, False)
     planner.is_sync = False
-    middle = first
+    middle = _stage(planner, "middle", n_first, True, False)
     if n_stages * n_virtual > 2:
-        each = math.ceil(model.n_layers / (n_stages * n_virtual))
-        middle = _stage(planner, each, False, False)
-    others = (middle.forward + middle.backward) * (n_virtual - 1)
+        n_middle = math.ceil(model.n_layers / (n_stages * n_virtual))
+        middle = _stage(planner, "middle", n_middle, False, False)
+    others = (middle.forward.phases + middle.backward.phases) * (n_virtual - 1)
     return StepPlan(
-        table,
-        others + last.forward + last.backward,
-        planner.step_end(),
-        n_microsteps,
-        pipeline=Pipeline(n_stages, n_virtual, first, middle, last, sync, transfer),
+        candidates=table,
+        microstep=Part("microstep", others + last.forward.phases + last.backward.phases),
+        step_end=_step_end(planner),
+        n_microsteps=n_microsteps,
+        pipeline=Pipeline(
+            n_stages,
+            n_virtual,
+            first,
+            middle,
+            last,
+            sync,
+            transfer=Collective(
+                "pipeline.send_recv", "send_recv", planner.transfer_bytes, PIPELINE
+            ),
+        ),
     )
 
 
-def _stage(planner: Transformer, n_layers: int, first: bool, last: bool) -> Stage:
-    return Stage(
-        planner.forward_pass(n_layers, first, last), planner.backward_pass(n_layers, first, last)
-    )
+def _stage(planner: Transformer, name: str, n_layers: int, first: bool, last: bool) -> Stage:
+    forward = planner.forward_pass(n_layers, first, last)
+    backward = planner.backward_pass(n_layers, first, last)
+    return Stage(Part(f"{name}.forward", forward), Part(f"{name}.backward", backward))
 
 
 # Layers, whether first and last stage, and layers' activations held at once -> bytes by term.

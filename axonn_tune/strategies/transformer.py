@@ -16,11 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from axonn_tune.spec.grid import CandidateTable
+from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Linear, Model
 from axonn_tune.spec.plan import Array, Phase
-from axonn_tune.spec.variant import Variant
 from axonn_tune.strategies.program import HostProgram
 
 FP32_BYTES = 4.0
@@ -112,7 +111,6 @@ class Transformer:
         self,
         model: Model,
         job: Job,
-        variant: Variant,
         table: CandidateTable,
         x: Array,
         y: Array,
@@ -120,7 +118,7 @@ class Transformer:
         tokens: Array,
     ) -> None:
         self.model, self.job, self.table = model, job, table
-        self.recompute, self.n_virtual = variant.recompute, variant.n_virtual
+        self.recompute, self.n_virtual = table.common_recompute, table.common_n_virtual
         self.overlap, self.element_bytes = job.overlap, job.element_bytes
         self.x, self.y, self.x_axis, self.y_axis = x, y, *axes
         self.tokens = tokens

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from axonn_tune.spec.grid import Axes, CandidateTable, Placements
+from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Phase, StepPlan
-from axonn_tune.spec.variant import Variant
 from axonn_tune.strategies.pipeline import step_plan
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.transformer import (
@@ -89,21 +89,17 @@ class Zero:
         ranks = placements.size("*".join(self.axes.names))
         return {"global batch not divisible by the ranks": job.global_batch % ranks != 0}
 
-    def can_run(
-        self, model: Model, job: Job, variant: Variant, table: CandidateTable
-    ) -> np.ndarray:
+    def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """All of them: there is no pipeline."""
         return np.ones(len(table), dtype=bool)
 
-    def plan(self, model: Model, job: Job, variant: Variant, table: CandidateTable) -> StepPlan:
+    def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """The operations of one rank in one training step, for every candidate of the table."""
-        return step_plan(_Planner(self, model, job, variant, table))
+        return step_plan(_Planner(self, model, job, table))
 
-    def memory(
-        self, model: Model, job: Job, variant: Variant, table: CandidateTable
-    ) -> dict[str, Array]:
+    def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Peak bytes of one rank by term, each of shape (C,)."""
-        return _Planner(self, model, job, variant, table).memory()
+        return _Planner(self, model, job, table).memory()
 
 
 def zero3(calls_per_block: int = 1) -> Zero:
@@ -158,13 +154,11 @@ def zero_topo(
 class _Planner(Transformer):
     """Weights are gathered block by block, gradients are reduced block by block."""
 
-    def __init__(
-        self, options: Zero, model: Model, job: Job, variant: Variant, table: CandidateTable
-    ) -> None:
+    def __init__(self, options: Zero, model: Model, job: Job, table: CandidateTable) -> None:
         self.options, self.sharding = options, options.sharding
         one = np.ones(len(table))
         tokens = table.sequences_at_once * job.seq_len
-        super().__init__(model, job, variant, table, one, one, ("", ""), tokens)
+        super().__init__(model, job, table, one, one, ("", ""), tokens)
         self.block = sum(stage_parameters(model, 1, False, False))
         self.root = sum(stage_parameters(model, 0, True, True))
         self.parameters = model.n_layers * self.block + self.root

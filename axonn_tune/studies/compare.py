@@ -5,30 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from axonn_tune.errors import NoCandidateError
-from axonn_tune.search.best import Best, best_of
-from axonn_tune.search.each import Each
-from axonn_tune.search.rank import Ranking, run
+from axonn_tune.search.rank import Best, Each, Ranking, best_of, rank_candidates
 from axonn_tune.search.search import Search
 
 
 def compare(searches: Sequence[Search], each: Each = iter) -> list[Best]:
-    """Search each strategy; the fastest first, those without a configuration last."""
-    found = [best_of(search) for search in each(searches)]
-    return sorted(found, key=lambda c: c.best.step_seconds if c.best else float("inf"))
+    """Return the best of each search, the fastest first, those that found nothing last."""
+    return sorted((best_of(search) for search in each(searches)), key=_seconds)
+
+
+def _seconds(best: Best) -> float:
+    return float("inf") if best.prediction is None else best.prediction.step_seconds
 
 
 def rankings(searches: Sequence[Search], each: Each = iter) -> list[Ranking]:
-    """All candidates of every search that has any.
+    """Return the rankings of the searches that have candidates.
 
     Raises
     ------
     NoCandidateError
-        None has; what the last one says.
+        No search has a candidate; the message is that of the last one.
     """
     found, last = [], None
     for search in each(searches):
         try:
-            found.append(run(search))
+            found.append(rank_candidates(search))
         except NoCandidateError as error:
             last = error
     if last is not None and not found:

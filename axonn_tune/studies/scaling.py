@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from axonn_tune.errors import InputError, NoCandidateError
-from axonn_tune.search.best import Best, best_of
-from axonn_tune.search.each import Each
-from axonn_tune.search.rank import LARGEST_GPU_COUNT
+from axonn_tune.search.rank import LARGEST_GPU_COUNT, Best, Each, best_of
 from axonn_tune.search.search import Search
 
 
 def scale(searches: Sequence[Search], each: Each = iter) -> list[Best]:
-    """Search each.
+    """Return the best configuration of each search.
 
     Raises
     ------
@@ -20,27 +18,25 @@ def scale(searches: Sequence[Search], each: Each = iter) -> list[Best]:
         None of them has a candidate that fits.
     """
     points = [best_of(search) for search in each(searches)]
-    if all(point.best is None for point in points):
+    if all(point.prediction is None for point in points):
         raise NoCandidateError(points[-1].reason)
     return points
 
 
 def efficiencies(points: Sequence[Best]) -> list[float | None]:
-    """Model FLOP/s of each GPU over those of the first point that has a candidate.
+    """Return model FLOP/s of each GPU over those of the first point that has a candidate.
 
     With one model and batch that is the usual strong-scaling efficiency (seconds times GPUs of
     the first over those of the other); with a model or a batch that grows, the papers' weak-scaling
     efficiency (AxoNN, arXiv 2502.08145, section 6).
     """
-    first = next((point.best for point in points if point.best is not None), None)
-    return [
-        None if point.best is None or first is None else point.best.mfu / first.mfu
-        for point in points
-    ]
+    predictions = [point.prediction for point in points]
+    first = next((best for best in predictions if best is not None), None)
+    return [None if best is None or first is None else best.mfu / first.mfu for best in predictions]
 
 
 def parse_counts(text: str) -> list[int]:
-    """``"128..1024"`` to 128, 256, 512, 1024, ``"96,384"`` to these, or both joined by commas.
+    """Read GPU counts: ``"128..1024"`` is 128, 256, 512, 1024; commas join counts and ranges.
 
     Raises
     ------

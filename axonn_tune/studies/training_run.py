@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from axonn_tune.errors import InputError, NoCandidateError
-from axonn_tune.search.each import Each
-from axonn_tune.search.rank import LARGEST_GPU_COUNT, run
+from axonn_tune.search.rank import LARGEST_GPU_COUNT, Each, rank_candidates
 from axonn_tune.search.search import Search
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.studies.failures import Failures
 from axonn_tune.units import DAY_SECONDS
 
 # Weights, master weights and the two moments of Adam: 13.8 TB of a model of 1008B parameters
@@ -26,8 +25,45 @@ COUNTS_PER_DOUBLING = 2
 
 
 @dataclass(frozen=True)
+class Failures:
+    """How often a job is interrupted, and what a checkpoint and a restart cost it."""
+
+    mtbf_seconds: float
+    checkpoint_seconds: float
+    restart_seconds: float
+
+    @property
+    def interval_seconds(self) -> float:
+        """Best time between the end of a checkpoint and the start of the next.
+
+        Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+        FGCS 22 (2006), eq. 37.
+        """
+        delta, mtbf = self.checkpoint_seconds, self.mtbf_seconds
+        if delta >= 2.0 * mtbf:
+            return mtbf
+        share = delta / (2.0 * mtbf)
+        return math.sqrt(2.0 * delta * mtbf) * (1.0 + math.sqrt(share) / 3.0 + share / 9.0) - delta
+
+    def wall_seconds(self, work_seconds: float) -> float:
+        """Return the expected time of work with checkpoints and random failures (Daly, eq. 20)."""
+        interval = min(self.interval_seconds, work_seconds)
+        mtbf = self.mtbf_seconds
+        cycle = (interval + self.checkpoint_seconds) / mtbf
+        if cycle + self.restart_seconds / mtbf > math.log(1e6):
+            return math.inf
+        return (
+            mtbf
+            * math.exp(self.restart_seconds / mtbf)
+            * math.expm1(cycle)
+            * work_seconds
+            / interval
+        )
+
+
+@dataclass(frozen=True)
 class TrainingRun:
-    """A run over so many tokens on the best configuration of one GPU count."""
+    """A run over a number of tokens on the best configuration of one GPU count."""
 
     search: Search
     best: Prediction
@@ -35,9 +71,14 @@ class TrainingRun:
     failures: Failures
 
     @property
+    def scenario(self) -> Scenario:
+        """The model, job, machine and strategy of the run."""
+        return self.best.scenario
+
+    @property
     def n_steps(self) -> int:
         """Optimizer steps."""
-        return math.ceil(self.tokens / self.search.job.tokens)
+        return math.ceil(self.tokens / self.scenario.job.tokens)
 
     @property
     def work_seconds(self) -> float:
@@ -71,29 +112,29 @@ class TrainingRun:
     @property
     def node_hours(self) -> float:
         """Nodes times hours."""
-        return self.search.n_nodes * self.wall_seconds / 3600.0
+        return self.scenario.n_nodes * self.wall_seconds / 3600.0
 
     @property
     def gpu_hours(self) -> float:
         """GPUs times hours."""
-        return self.search.job.n_gpus * self.wall_seconds / 3600.0
+        return self.scenario.job.n_gpus * self.wall_seconds / 3600.0
 
     @property
     def energy_joules(self) -> float | None:
         """Of the nodes, without cooling; None where the profile does not say their power."""
-        power = self.search.machine.facility.node_power_watts
-        return None if power is None else power.value * self.search.n_nodes * self.wall_seconds
+        power = self.scenario.machine.facility.node_power_watts
+        return None if power is None else power.value * self.scenario.n_nodes * self.wall_seconds
 
     @property
     def cost(self) -> float | None:
         """In the facility's currency; None where the profile does not say the price."""
-        price = self.search.machine.facility.node_hour_price
+        price = self.scenario.machine.facility.node_hour_price
         return None if price is None else price.value * self.node_hours
 
     @property
     def model_flops(self) -> float:
         """Of the whole run, without recomputation."""
-        return self.search.model.model_flops(self.tokens, self.search.job.seq_len)
+        return self.scenario.model.model_flops(self.tokens, self.scenario.job.seq_len)
 
 
 def checkpoint_bytes(model: Model) -> float:
@@ -102,27 +143,27 @@ def checkpoint_bytes(model: Model) -> float:
 
 
 def training_run(search: Search, tokens: float) -> TrainingRun:
-    """The run on the search's GPUs, with its best configuration.
+    """Return the run on the search's GPUs, with its best configuration.
 
     Raises
     ------
     NoCandidateError
         Nothing is legal, or fits.
     """
-    facility, job = search.machine.facility, search.job
-    checkpoint = checkpoint_bytes(search.model) / facility.checkpoint_bytes_per_s.value
+    scenario, facility = search.scenario, search.scenario.machine.facility
+    checkpoint_seconds = checkpoint_bytes(scenario.model) / facility.checkpoint_bytes_per_s.value
     failures = Failures(
-        mtbf_seconds=facility.gpu_mtbf_seconds.value / job.n_gpus,
-        checkpoint_seconds=checkpoint,
-        restart_seconds=facility.restart_seconds.value + checkpoint,
+        mtbf_seconds=facility.gpu_mtbf_seconds.value / scenario.job.n_gpus,
+        checkpoint_seconds=checkpoint_seconds,
+        restart_seconds=facility.restart_seconds.value + checkpoint_seconds,
     )
-    return TrainingRun(search, run(search).top(1)[0], tokens, failures)
+    return TrainingRun(search, rank_candidates(search).top(1)[0], tokens, failures)
 
 
 def meet_deadline(
     search: Search, tokens: float, deadline_seconds: float, each: Each = iter
 ) -> list[TrainingRun]:
-    """Runs on growing GPU counts, the last one the first that ends by the deadline.
+    """Return runs on growing GPU counts, the last one the first that ends by the deadline.
 
     Counts are whole nodes, powers of two and what lies halfway between, from the count that
     would do at the GPUs' peak to all that the machine has.
@@ -136,18 +177,18 @@ def meet_deadline(
     counts = _counts(search, tokens, deadline_seconds)
     for n_gpus in each(counts):
         try:
-            job = replace(search.job, n_gpus=n_gpus)
-            runs.append(training_run(replace(search, job=job), tokens))
+            runs.append(training_run(search.on_gpus(n_gpus), tokens))
         except NoCandidateError:
             continue
         if runs[-1].wall_seconds <= deadline_seconds:
             return runs
     if not runs:
-        raise InputError(f"{search.model.name} has no layout that fits on {_span(counts)} GPUs")
-    best = min(runs, key=lambda each: each.wall_seconds)
+        model = search.scenario.model
+        raise InputError(f"{model.name} has no layout that fits on {_span(counts)} GPUs")
+    best = min(runs, key=lambda run: run.wall_seconds)
     raise InputError(
         f"no count of {_span(counts)} GPUs, the fewest that could at their peak and more, meets "
-        f"--deadline: {best.search.job.n_gpus} come nearest with "
+        f"--deadline: {best.scenario.job.n_gpus} come nearest with "
         f"{best.wall_seconds / DAY_SECONDS:.3g} days; a larger global batch may let more GPUs help"
     )
 
@@ -157,13 +198,14 @@ def _span(counts: Sequence[int]) -> str:
 
 
 def _counts(search: Search, tokens: float, deadline_seconds: float) -> list[int]:
-    per_node = search.machine.ranks_per_node
-    flops = search.model.model_flops(tokens, search.job.seq_len)
-    peak = search.machine.peak_flops_per_s(search.job.dtype)
+    scenario = search.scenario
+    machine, job = scenario.machine, scenario.job
+    flops = scenario.model.model_flops(tokens, job.seq_len)
+    peak = machine.peak_flops_per_s(job.dtype)
     most = LARGEST_GPU_COUNT
-    if search.machine.facility.n_nodes is not None:
-        most = min(most, int(search.machine.facility.n_nodes.value) * per_node)
-    least = max(flops / (peak * deadline_seconds), per_node)
+    if machine.facility.n_nodes is not None:
+        most = min(most, int(machine.facility.n_nodes.value) * machine.ranks_per_node)
+    least = max(flops / (peak * deadline_seconds), machine.ranks_per_node)
     if least > most:
         raise InputError(
             f"--deadline: even at their peak it takes {least:.0f} GPUs, and there are {most}; "
@@ -175,6 +217,6 @@ def _counts(search: Search, tokens: float, deadline_seconds: float) -> list[int]
     for exponent in range(first, last + 1):
         whole, part = divmod(exponent, COUNTS_PER_DOUBLING)
         count = 2**whole * (COUNTS_PER_DOUBLING + part) // COUNTS_PER_DOUBLING
-        if least <= count <= most and count % per_node == 0:
+        if least <= count <= most and count % machine.ranks_per_node == 0:
             counts.append(count)
     return counts

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from axonn_tune.search.best import best_of
-from axonn_tune.search.each import Each
-from axonn_tune.search.rank import run
+from axonn_tune.search.rank import Each, best_of, rank_candidates
 from axonn_tune.search.search import Search
 from axonn_tune.spec.machine import Machine
+from axonn_tune.step.predict import predict
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.studies.parameters import Parameter, parameters
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The best on the machine as it is, on the changed one, and the former there.
+    """What a changed machine does.
 
-    kept : the configuration that was the best, on the changed machine
+    before
+        The best configuration on the machine as it is.
+    after
+        The best configuration on the changed machine.
+    kept
+        The configuration of `before` on the changed machine.
     """
 
     before: Prediction
@@ -27,14 +31,14 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Influence:
-    """What less and more of one number does to the best step; None where nothing fits."""
+    """The best step with less and with more of one number; None where nothing fits."""
 
     parameter: Parameter
     less: Prediction | None
     more: Prediction | None
 
     def moves(self, base: Prediction) -> float:
-        """The larger of both changes of the step, relative; infinite where nothing fits."""
+        """Return the larger of both relative changes of the step; infinite where nothing fits."""
         changes = [
             float("inf") if p is None else abs(p.step_seconds / base.step_seconds - 1.0)
             for p in (self.less, self.more)
@@ -51,24 +55,28 @@ def what_if(search: Search, machine: Machine) -> WhatIf:
         Nothing is legal, or fits, on one of them.
     """
     before = best(search)
-    changed = replace(search, machine=machine)
-    return WhatIf(before, best(changed), same_configuration(changed, before))
+    changed = search.on(machine)
+    kept = predict(changed.scenario, before.configuration, with_interval=True)
+    return WhatIf(before, best(changed), kept)
 
 
 def influences(search: Search, factor: float, each: Each = iter) -> list[Influence]:
     """Search again with each number of the machine divided and multiplied by `factor`.
 
-    The one that moves the best step most comes first; numbers that are zero are left out.
+    The number that moves the best step most comes first; numbers that are zero are left out.
     """
     base = best(search)
-    known = [p for p in parameters(search.machine, search.job.dtype) if p.value]
+    scenario = search.scenario
+    known = [p for p in parameters(scenario.machine, scenario.job.dtype) if p.value]
+
+    def best_with(parameter: Parameter, value: float) -> Prediction | None:
+        return best_of(search.on(parameter.changed(value)), with_interval=False).prediction
+
     found = [
         Influence(
             parameter,
-            *(
-                best_of(replace(search, machine=parameter.changed(value)), False).best
-                for value in (parameter.value / factor, parameter.value * factor)
-            ),
+            less=best_with(parameter, parameter.value / factor),
+            more=best_with(parameter, parameter.value * factor),
         )
         for parameter in each(known)
     ]
@@ -76,22 +84,11 @@ def influences(search: Search, factor: float, each: Each = iter) -> list[Influen
 
 
 def best(search: Search) -> Prediction:
-    """The fastest configuration that fits."""
-    return run(search).top(1)[0]
+    """Return the fastest configuration that fits.
 
-
-def same_configuration(search: Search, wanted: Prediction) -> Prediction:
-    """That configuration alone, whether it fits or not."""
-    layout = search.of_layout(wanted.grid)
-    constraints = replace(
-        layout.constraints, orders=(wanted.order,), micro_batch=wanted.micro_batch
-    )
-    ranking = run(
-        replace(
-            layout,
-            constraints=constraints,
-            recomputes=(wanted.recompute,),
-            every_configuration=True,
-        )
-    )
-    return next(row for row in ranking.top() if row.variant == wanted.variant)
+    Raises
+    ------
+    NoCandidateError
+        Nothing is legal, or fits.
+    """
+    return rank_candidates(search).top(1)[0]

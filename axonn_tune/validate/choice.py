@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from axonn_tune.errors import InputError
 from axonn_tune.search.rank import Ranking
-from axonn_tune.spec.grid import parse_grid
+from axonn_tune.spec.layout import parse_layout
 from axonn_tune.step.prediction import Prediction
 
 _CHOICE = re.compile(r"all|(top|spread):([1-9]\d*)")
@@ -49,10 +49,10 @@ def choose_grids(ranking: Ranking, grids: Sequence[str]) -> list[Prediction]:
         A grid that is not among those of the ranking.
     """
     everything = ranking.top()
-    axes = ranking.search.strategy.axes
-    wanted = [parse_grid(text, axes) for text in grids]
-    found = [p for p in everything if p.grid in wanted]
-    missing = [grid for grid in wanted if grid not in [p.grid for p in found]]
+    axes = ranking.search.scenario.strategy.axes
+    wanted = [parse_layout(text, axes) for text in grids]
+    found = [p for p in everything if p.layout in wanted]
+    missing = [layout for layout in wanted if layout not in [p.layout for p in found]]
     if missing:
         raise InputError(
             f"--grid {missing[0]} is not among the {len(everything)} configurations of this job"

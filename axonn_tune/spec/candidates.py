@@ -1,0 +1,283 @@
+"""Candidates as columns: placements of ranks, and the configurations that are tried on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.layout import (
+    AXES,
+    AXONN_AXES,
+    LETTERS,
+    ORDERS,
+    PAPER_ORDER,
+    PIPELINE,
+    Axes,
+    Layout,
+    check_order,
+)
+from axonn_tune.spec.model import RECOMPUTES
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Rows = Ints | slice | npt.NDArray[np.bool_]
+
+
+@lru_cache
+def _axes_before(axes: Axes) -> npt.NDArray[np.bool_]:
+    """Return whether `other` varies faster than `axis`, by ``[order, axis, other]``."""
+    place = np.arange(len(axes.names))[None]
+    if axes.has_orders:
+        place = np.array([[order.index(LETTERS[axis]) for axis in AXES] for order in ORDERS])
+    return place[:, None, :] < place[:, :, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Placements:
+    """Layouts with a rank order each, as columns of shape (P,).
+
+    `sizes` has shape (A, P) in the order in which the axes are listed; `order` indexes `ORDERS`.
+    """
+
+    sizes: Ints
+    order: Ints
+    axes: Axes = AXONN_AXES
+
+    @classmethod
+    def of(
+        cls,
+        layouts: Sequence[Layout],
+        orders: Sequence[str] = (PAPER_ORDER,),
+        axes: Axes = AXONN_AXES,
+    ) -> Placements:
+        """Return every layout in every order; orders that place ranks alike are kept once.
+
+        An axis of size one has no place, so of the orders that differ only in where such
+        axes stand the first one listed is kept.
+        """
+        columns = [[layout.size(axis) for axis in axes.names] for layout in layouts]
+        sizes = np.array(columns, dtype=np.int64).reshape(-1, len(axes.names)).T
+        return cls.of_sizes(sizes, orders, axes)
+
+    @classmethod
+    def of_sizes(
+        cls, sizes: Ints, orders: Sequence[str] = (PAPER_ORDER,), axes: Axes = AXONN_AXES
+    ) -> Placements:
+        """Return the same as `of`, from an array of sizes of shape (A, number of layouts)."""
+        n_layouts = sizes.shape[1]
+        if len(orders) == 1:
+            index = np.full(n_layouts, ORDERS.index(orders[0]), dtype=np.int64)
+            return cls(sizes, index, axes)
+        pattern = (sizes[: len(AXES)] > 1).T @ np.array([1, 2, 4, 8])
+        kept_by_pattern = [_distinct_orders(orders, bits) for bits in range(16)]
+        counts = np.array([len(kept) for kept in kept_by_pattern])[pattern]
+        order = np.concatenate([kept_by_pattern[bits] for bits in pattern] or [[]])
+        return cls(np.repeat(sizes, counts, axis=1), order.astype(np.int64), axes)
+
+    def __len__(self) -> int:
+        return int(self.order.size)
+
+    def take(self, rows: Rows) -> Placements:
+        """Return the placements of the given rows."""
+        return Placements(self.sizes[:, rows], self.order[rows], self.axes)
+
+    @cached_property
+    def strides(self) -> Ints:
+        """Distance in rank numbers between neighbours of each axis's group, shape (A, P)."""
+        before = _axes_before(self.axes)[self.order]  # (P, axis, other)
+        return np.where(before, self.sizes.T[:, None, :], 1).prod(axis=2).T
+
+    def size(self, group: str) -> Ints:
+        """Return the number of ranks in each group of an axis or product of axes, shape (P,)."""
+        return self.sizes[self._rows(group)].prod(axis=0)
+
+    def stride(self, group: str) -> Ints:
+        """Return the distance in rank numbers between neighbours of each group, shape (P,)."""
+        return self.strides[self._rows(group)].min(axis=0)
+
+    def _rows(self, group: str) -> list[int]:
+        return [self.axes.names.index(axis) for axis in group.split("*")]
+
+    def layout(self, row: int) -> Layout:
+        """Return the layout of one row."""
+        sizes = dict(zip(self.axes.names, self.sizes[:, row].tolist(), strict=True))
+        if self.axes.is_grid:
+            sizes = {axis: sizes.get(axis, 1) for axis in (*AXES, PIPELINE)}
+        return Layout(sizes)
+
+
+def _distinct_orders(orders: Sequence[str], present_bits: int) -> list[int]:
+    present = {LETTERS[axis] for bit, axis in enumerate(AXES) if present_bits >> bit & 1}
+    seen: dict[str, int] = {}
+    for order in orders:
+        seen.setdefault("".join(a for a in order if a in present), ORDERS.index(order))
+    return list(seen.values())
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateTable:
+    """Candidates as columns of shape (C,): a row is a configuration.
+
+    placement
+        Row of `placements`.
+    micro_batch
+        Number of sequences that one rank processes at once.
+    recompute
+        Index into `RECOMPUTES`; none where it is not given.
+    n_virtual
+        Number of virtual stages of a rank's part of a pipeline; 1 where it is not given.
+    """
+
+    placements: Placements
+    placement: Ints
+    micro_batch: Ints
+    recompute: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    n_virtual: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def __post_init__(self) -> None:
+        if self.recompute.size != len(self):
+            object.__setattr__(self, "recompute", np.zeros(len(self), np.int64))
+        if self.n_virtual.size != len(self):
+            object.__setattr__(self, "n_virtual", np.ones(len(self), np.int64))
+
+    @classmethod
+    def single(cls, configuration: Configuration, axes: Axes = AXONN_AXES) -> CandidateTable:
+        """Return the table that holds one configuration."""
+        placements = Placements.of(
+            [configuration.layout], (check_order(configuration.order),), axes
+        )
+        return cls(
+            placements,
+            np.zeros(1, np.int64),
+            np.array([configuration.micro_batch], np.int64),
+            np.array([RECOMPUTES.index(configuration.recompute)], np.int64),
+            np.array([configuration.n_virtual], np.int64),
+        )
+
+    def __len__(self) -> int:
+        return int(self.placement.size)
+
+    def configuration(self, row: int) -> Configuration:
+        """Return the configuration of one row."""
+        placement = int(self.placement[row])
+        return Configuration(
+            layout=self.placements.layout(placement),
+            order=ORDERS[int(self.placements.order[placement])],
+            micro_batch=int(self.micro_batch[row]),
+            recompute=RECOMPUTES[int(self.recompute[row])],
+            n_virtual=int(self.n_virtual[row]),
+        )
+
+    def take(self, rows: Rows) -> CandidateTable:
+        """Return the candidates of the given rows, over the same placements."""
+        return CandidateTable(
+            self.placements,
+            self.placement[rows],
+            self.micro_batch[rows],
+            self.recompute[rows],
+            self.n_virtual[rows],
+        )
+
+    def executed(self, recompute: str, n_virtual: int) -> CandidateTable:
+        """Return the same rows with another recomputation and number of virtual stages."""
+        return CandidateTable(
+            self.placements,
+            self.placement,
+            self.micro_batch,
+            np.full(len(self), RECOMPUTES.index(recompute)),
+            np.full(len(self), n_virtual),
+        )
+
+    def joined(self, other: CandidateTable) -> CandidateTable:
+        """Return the rows of this table and of another one over the same placements."""
+        return CandidateTable(
+            self.placements,
+            np.concatenate([self.placement, other.placement]),
+            np.concatenate([self.micro_batch, other.micro_batch]),
+            np.concatenate([self.recompute, other.recompute]),
+            np.concatenate([self.n_virtual, other.n_virtual]),
+        )
+
+    def alike(self) -> Iterator[Ints]:
+        """Yield the rows of candidates that one plan can describe, group by group.
+
+        Such candidates share the recomputation, the virtual stages and the stages.
+        """
+        if not len(self):
+            return
+        code = self.recompute * (1 + self.n_virtual.max()) + self.n_virtual
+        if PIPELINE in self.placements.axes.names:
+            n_stages = self.placements.size(PIPELINE)[self.placement]
+            code = code * (1 + n_stages.max()) + n_stages
+        for present in np.flatnonzero(np.bincount(code)):
+            yield np.flatnonzero(code == present)
+
+    def size(self, group: str) -> Floats:
+        """Return the number of ranks along an axis, or a product of axes, shape (C,)."""
+        if group not in self._sizes:
+            self._sizes[group] = self.placements.size(group).astype(np.float64)[self.placement]
+        return self._sizes[group]
+
+    @cached_property
+    def _sizes(self) -> dict[str, Floats]:
+        return {}
+
+    @property
+    def n_stages(self) -> int:
+        """Number of stages of the pipeline, of candidates that are alike."""
+        if PIPELINE not in self.placements.axes.names:
+            return 1
+        return _common(self.placements.size(PIPELINE)[self.placement], 1)
+
+    @property
+    def common_recompute(self) -> str:
+        """The recomputation of candidates that are alike."""
+        return RECOMPUTES[_common(self.recompute, 0)]
+
+    @property
+    def common_n_virtual(self) -> int:
+        """The number of virtual stages of candidates that are alike."""
+        return _common(self.n_virtual, 1)
+
+    @cached_property
+    def sequences_at_once(self) -> Floats:
+        """`micro_batch` as float64, shape (C,)."""
+        return self.micro_batch.astype(np.float64)
+
+    def n_microsteps(self, global_batch: int) -> Floats:
+        """Return the number of micro-steps that make one global batch, shape (C,)."""
+        over = "*".join(self.placements.axes.batch)
+        return global_batch / (self.size(over) * self.sequences_at_once)
+
+
+def _common(column: Ints, otherwise: int) -> int:
+    """Return the value that all entries share; `otherwise` where there are none."""
+    if not column.size:
+        return otherwise
+    assert (column == column[0]).all(), "candidates of one plan are alike"
+    return int(column[0])
+
+
+def distinct(*columns: Ints) -> tuple[Ints, Ints]:
+    """Return the first row of each distinct combination, and for each row its combination.
+
+    Parameters
+    ----------
+    columns : arrays of non-negative int, shape (C,)
+
+    Returns
+    -------
+    rows : shape (K,)
+    inverse : shape (C,), values in [0, K)
+    """
+    code = np.zeros(columns[0].shape, dtype=np.int64)
+    for column in columns:
+        values, index = np.unique(column, return_inverse=True)
+        code = code * values.size + index
+    _, rows, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return rows, inverse

@@ -1,0 +1,43 @@
+"""All that must be known to run one training step on given ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from axonn_tune.spec.layout import PAPER_ORDER, Layout
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A layout, and how it is executed.
+
+    order
+        Rank order of a grid, the fastest varying axis first.
+    micro_batch
+        Number of sequences that one rank processes at once.
+    recompute
+        What the backward pass recomputes: none, selective or full.
+    n_virtual
+        Number of virtual stages into which a rank's part of a pipeline is cut.
+    """
+
+    # Files name the layout of a configuration by its oldest form.
+    FILE_KEYS: ClassVar[Mapping[str, str]] = {"layout": "grid"}
+
+    layout: Layout
+    order: str = PAPER_ORDER
+    micro_batch: int = 1
+    recompute: str = "none"
+    n_virtual: int = 1
+
+    @property
+    def ordered_layout(self) -> str:
+        """The layout, and the rank order where it is not the paper's."""
+        return f"{self.layout}" if self.order == PAPER_ORDER else f"{self.layout} {self.order}"
+
+    def __str__(self) -> str:
+        order = f" {self.order}" if self.layout.is_grid else ""
+        virtual = f", {self.n_virtual} virtual stages" if self.n_virtual > 1 else ""
+        return f"{self.layout}{order}{virtual}, micro-batch {self.micro_batch}, {self.recompute}"

@@ -1,0 +1,186 @@
+"""Layouts: how many ranks lie along each axis of a strategy, and in which order ranks are numbered."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import permutations
+from types import MappingProxyType
+
+from axonn_tune.errors import InputError
+
+AXES = ("x", "y", "z", "data")
+PIPELINE = "pipeline"
+# Other names that users give to axes.
+ALIASES = {"tp": "tensor", "cp": "context", "dp": "data", "pp": PIPELINE}
+PAPER_ORDER = "xyzd"
+# Letter of each axis of a grid in the text of a rank order.
+LETTERS = {"x": "x", "y": "y", "z": "z", "data": "d"}
+# The axis that varies fastest with the rank number stands first; the paper's order comes first.
+ORDERS = tuple("".join(letters) for letters in permutations(PAPER_ORDER))
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes along which a strategy arranges its ranks.
+
+    names
+        The axes in rank order, the fastest varying first.
+    batch
+        The axes that split the global batch.
+    groups
+        The groups over which collectives run: axes, or products of neighbouring axes such as
+        ``context*data``.
+    """
+
+    names: tuple[str, ...]
+    batch: tuple[str, ...]
+    groups: tuple[str, ...]
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether layouts are AxoNN's grids, with or without a pipeline."""
+        return set(AXES) <= set(self.names)
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether the rank order is part of a configuration, as it is for the four axes alone."""
+        return self.names == AXES
+
+
+AXONN_AXES = Axes(AXES, ("z", "data"), AXES)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Number of ranks along each axis of a strategy, by name of the axis in rank order.
+
+    A grid of AxoNN has the axes x, y, z and data, and pipeline where it has several stages. Its
+    text is ``8x4x4x8``; the text of other layouts is ``tensor=8,data=16``. `parse_layout` reads
+    both.
+    """
+
+    sizes: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        sizes = dict(self.sizes)
+        if self.is_grid and sizes.get(PIPELINE) == 1:
+            del sizes[PIPELINE]
+        object.__setattr__(self, "sizes", MappingProxyType(sizes))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.sizes.items()))
+
+    def __reduce__(self) -> tuple[type[Layout], tuple[dict[str, int]]]:
+        return Layout, (dict(self.sizes),)
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether this is a grid of AxoNN."""
+        return "x" in self.sizes
+
+    @property
+    def n_ranks(self) -> int:
+        """Product of the sizes."""
+        return math.prod(self.sizes.values())
+
+    @property
+    def n_stages(self) -> int:
+        """Number of stages of the pipeline."""
+        return self.size(PIPELINE)
+
+    def size(self, axis: str) -> int:
+        """Return the number of ranks along an axis, which is 1 for an axis it does not have."""
+        return self.sizes.get(axis, 1)
+
+    @property
+    def brief(self) -> str:
+        """The sizes above one by name, which `parse_layout` reads, too; the text if there are none."""
+        large = [f"{axis}={size}" for axis, size in self.sizes.items() if size > 1]
+        return ",".join(large) or str(self)
+
+    def __str__(self) -> str:
+        if self.is_grid:
+            return "x".join(str(size) for size in self.sizes.values())
+        return ",".join(f"{axis}={size}" for axis, size in self.sizes.items())
+
+
+def grid(x: int, y: int, z: int, data: int, pipeline: int = 1) -> Layout:
+    """Return the layout of a G_x x G_y x G_z x G_data grid on each stage of a pipeline."""
+    return Layout({"x": x, "y": y, "z": z, "data": data, PIPELINE: pipeline})
+
+
+_SIZE = re.compile(r"[1-9]\d{0,8}")
+
+
+def parse_layout(text: str, axes: Axes = AXONN_AXES) -> Layout:
+    """Read the text of a layout.
+
+    Parameters
+    ----------
+    text : str
+        ``'tensor=8,data=16'``, where axes that are left out have size 1; for grids also
+        ``'8x4x4x8'``: G_x, G_y, G_z, G_data, and the number of stages if there is a fifth.
+
+    Raises
+    ------
+    InputError
+        The text is not a layout of these axes.
+    """
+    if axes.is_grid and "=" not in text:
+        return _parse_grid(text, axes)
+    given: dict[str, int] = {}
+    for part in re.split(r"[,\s]+", text.strip()):
+        name, _, size = (word.strip() for word in part.partition("="))
+        name = ALIASES.get(name, name)
+        if name not in axes.names or not _SIZE.fullmatch(size):
+            example = ",".join(f"{axis}=2" for axis in axes.names)
+            raise InputError(
+                f"layout '{text}': '{part}' is not the size of an axis; for example {example}"
+            )
+        if given.setdefault(name, int(size)) != int(size):
+            raise InputError(f"layout '{text}': {name} has two sizes; give one")
+    return Layout({axis: given.get(axis, 1) for axis in axes.names})
+
+
+def parse_ordered_layout(text: str, axes: Axes = AXONN_AXES) -> tuple[Layout, str | None]:
+    """Read the text of a layout that a rank order may follow, as in ``'8x4x4x8 zyxd'``.
+
+    Raises
+    ------
+    InputError
+        The text is not a layout of these axes.
+    """
+    layout, _, order = text.strip().rpartition(" ")
+    if layout and order in ORDERS and axes.has_orders:
+        return parse_layout(layout, axes), order
+    return parse_layout(text, axes), None
+
+
+def _parse_grid(text: str, axes: Axes) -> Layout:
+    sizes = re.split(r"[x×,]", text.strip())
+    if len(sizes) not in (4, 5) or not all(_SIZE.fullmatch(size) for size in sizes):
+        raise InputError(
+            f"grid '{text}' is not four sizes; write G_x x G_y x G_z x G_data, for example 8x4x4x8"
+        )
+    layout = grid(*(int(size) for size in sizes))
+    if layout.n_stages > 1 and PIPELINE not in axes.names:
+        raise InputError(f"grid '{text}' has a fifth size, the stages of axonn-pipeline")
+    return layout
+
+
+def check_order(text: str) -> str:
+    """Return a rank order such as ``'xyzd'``: the four axes, fastest varying first.
+
+    Raises
+    ------
+    InputError
+        The text is not a permutation of x, y, z, d.
+    """
+    if text not in ORDERS:
+        raise InputError(
+            f"order '{text}' is not a permutation of 'xyzd' (fastest varying axis first, d = data)"
+        )
+    return text

@@ -1,0 +1,31 @@
+"""The world in which a training step is predicted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A model, what is to be done with it, where, and by which algorithm."""
+
+    model: Model
+    job: Job
+    machine: Machine
+    strategy: Strategy
+
+    @property
+    def n_nodes(self) -> int:
+        """Number of nodes of the job, the last of which may not be full."""
+        return math.ceil(self.job.n_gpus / self.machine.ranks_per_node)
+
+    @property
+    def memory_capacity_bytes(self) -> float:
+        """Memory of one GPU."""
+        return self.machine.gpu.memory_bytes.value

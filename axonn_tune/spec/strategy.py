@@ -1,0 +1,60 @@
+"""What a strategy is: an object with these attributes and methods, which knows no hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from axonn_tune.spec.candidates import CandidateTable, Placements
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import Axes
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Array, StepPlan
+
+
+class Strategy(Protocol):
+    """The algorithm side of a prediction."""
+
+    @property
+    def name(self) -> str:
+        """Name under which users and results know it."""
+        ...
+
+    @property
+    def axes(self) -> Axes:
+        """Axes along which it arranges ranks."""
+        ...
+
+    @property
+    def compute_key(self) -> tuple[str, ...]:
+        """Columns on which the sizes of a micro-step's kernels depend.
+
+        These are axes and ``micro_batch``; candidates that agree in them are priced once.
+        """
+        ...
+
+    @property
+    def n_virtual(self) -> Sequence[int]:
+        """Numbers of virtual stages that a search tries, in growing order."""
+        ...
+
+    def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
+        """Return, for each rule of the algorithm, which placements break it, shape (P,)."""
+        ...
+
+    def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
+        """Return which candidates can be cut into their virtual stages, bool of shape (C,).
+
+        The candidates are alike (`CandidateTable.alike`).
+        """
+        ...
+
+    def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
+        """Return the operations of one rank in one training step of candidates that are alike."""
+        ...
+
+    def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
+        """Return peak bytes of one rank by term, shape (C,), of candidates that are alike."""
+        ...
