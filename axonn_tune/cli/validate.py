@@ -283,7 +283,7 @@ def _validation(
     import shlex
     from datetime import datetime, timezone
 
-    from axonn_tune.io.system import drivers, relevant_variables
+    from axonn_tune.io.operating_system import drivers, relevant_variables
     from axonn_tune.spec.measurement import Measurement
     from axonn_tune.spec.validation import Validation
     from axonn_tune.validate.outcomes import configuration_of, outcome_of
@@ -350,7 +350,7 @@ def _conclude(validation: Validation, baseline: Validation | None, options: dict
     if baseline is not None:
         checks += check_regressions(baseline, validation, options["least_change"])
     if options["plot"] is not None:
-        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.io.files import write_bytes
         from axonn_tune.report.plots import validation_figure
 
         write_bytes(options["plot"], validation_figure(validation, options["plot"]))

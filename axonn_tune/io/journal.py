@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from axonn_tune.errors import FileError
-from axonn_tune.io.yaml_files import os_failure, read_text
+from axonn_tune.io.files import os_failure, read_text
 
 
 @dataclass(frozen=True)

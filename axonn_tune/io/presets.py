@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from axonn_tune.errors import FileError, InputError, nearest
+from axonn_tune.errors import FileError, InputError, choices_hint
+from axonn_tune.io.files import read_text
 from axonn_tune.io.hf_config import model_from_hf
-from axonn_tune.io.yaml_files import load_yaml, read_text
+from axonn_tune.io.yaml_files import load_yaml
 from axonn_tune.spec.cluster import Cluster
 from axonn_tune.spec.machine import PROFILE_VERSION, Machine
 from axonn_tune.spec.model import Model
@@ -165,7 +166,7 @@ def _resolve(name: str, kind: _Kind) -> Path:
         if wanted in (parts[: len(wanted)], parts[-len(wanted) :]):
             matches.setdefault(len(parts), []).append(known)
     if not matches:
-        hint = nearest(name, files) or "; there are no presets"
+        hint = choices_hint(name, files) or "; there are no presets"
         raise InputError(f"unknown {kind.noun} '{name}'{hint}{_broken_path()}")
     best = matches[min(matches)]
     if len(best) > 1:

@@ -15,7 +15,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from axonn_tune.errors import InputError, nearest
+from axonn_tune.errors import InputError, choices_hint, one_line
 from axonn_tune.spec.checks import LARGEST_COUNT
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.units import format_quantity, parse_quantity, suffix_of
@@ -51,11 +51,6 @@ def join_problems(texts: Sequence[str]) -> str:
     more = len(texts) - _SHOWN_PROBLEMS
     shown = [*texts[:_SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
     return one_line("; ".join(shown))
-
-
-def one_line(text: str) -> str:
-    """The text without line breaks and other control characters."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def dotted(path: KeyPath) -> str:
@@ -130,7 +125,7 @@ def _record(cls: type[Any], name: str) -> Reader:
             reader = readers.get(key)
             if reader is None:
                 unknown = (*path, str(key))
-                known = nearest(str(key), [str(known) for known in readers])
+                known = choices_hint(str(key), [str(known) for known in readers])
                 problems.append(Problem(unknown, f"{dotted(unknown)}: unknown key{known}"))
             else:
                 arguments[key] = reader(item, (*path, key), problems)

@@ -6,21 +6,19 @@ refused. A file is written beside the old one and then takes its place.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import stat
 from typing import Any, TypeVar
 
 import yaml
 
-from axonn_tune.errors import FileError
+from axonn_tune.errors import FileError, one_line
+from axonn_tune.io.files import FileName, read_text, write_text
 from axonn_tune.io.schema import (
     Problem,
     SchemaError,
     build,
     join_problems,
-    one_line,
     to_dict,
 )
 
@@ -32,7 +30,6 @@ except ImportError:  # PyYAML was built without libyaml
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 T = TypeVar("T")
-FileName = str | os.PathLike[str]
 
 _TAG = "tag:yaml.org,2002:"
 _DEEPEST = 500
@@ -146,81 +143,6 @@ def parse_yaml(text: str, origin: FileName) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         what = str(error) or "malformed YAML"
         raise FileError(one_line(f"{os.fspath(origin)}: {what}")) from None
-
-
-def read_text(path: FileName) -> str:
-    """The text of a UTF-8 file."""
-    try:
-        with open(path, "rb") as file:
-            return file.read().decode("utf-8-sig")
-    except OSError as error:
-        raise os_failure(path, "cannot be read", error) from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise FileError(one_line(f"{os.fspath(path)}, line {line}: not UTF-8 text")) from None
-    except ValueError as error:  # a zero byte in the name
-        raise FileError(one_line(f"{os.fspath(path)!r}: {error}")) from None
-
-
-def write_text(path: FileName, text: str) -> None:
-    """Write a whole file or leave the old one as it was.
-
-    Raises
-    ------
-    FileError
-        The folder is missing or cannot be written, or the disk is full.
-    """
-    try:
-        data = text.encode()
-    except ValueError as error:  # a lone surrogate in the text
-        raise FileError(one_line(f"{os.fspath(path)!r} cannot be written: {error}")) from None
-    write_bytes(path, data)
-
-
-def write_bytes(path: FileName, data: bytes) -> None:
-    """As `write_text`."""
-    try:
-        mode = _mode(path)
-        if mode is None or stat.S_ISREG(mode):
-            _replace(os.path.realpath(path), data, mode)
-        else:  # a pipe or a terminal, such as /dev/stdout
-            with open(path, "wb") as file:
-                file.write(data)
-    except OSError as error:
-        raise os_failure(path, "cannot be written", error) from None
-    except ValueError as error:  # a zero byte in the name
-        raise FileError(one_line(f"{os.fspath(path)!r} cannot be written: {error}")) from None
-
-
-def _mode(path: FileName) -> int | None:
-    try:
-        return os.stat(path).st_mode
-    except FileNotFoundError:
-        return None
-
-
-def _replace(path: str, data: bytes, mode: int | None) -> None:
-    if mode is not None and not os.access(path, os.W_OK):
-        raise PermissionError(errno.EACCES, "the file is read-only")
-    temporary = os.path.join(os.path.dirname(path), f".axonn-tune-{os.urandom(8).hex()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with open(descriptor, "wb") as file:
-            if mode is not None:
-                os.fchmod(descriptor, stat.S_IMODE(mode))
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def os_failure(path: FileName, what: str, error: OSError) -> FileError:
-    """One line that names the file and what the system says."""
-    reason = error.strerror or str(error)
-    return FileError(one_line(f"{os.fspath(path)} {what}: {reason[:1].lower()}{reason[1:]}"))
 
 
 def _refuse_deep_nesting(text: str) -> None:

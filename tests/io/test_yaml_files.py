@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axonn_tune.errors import FileError
-from axonn_tune.io.yaml_files import dump_yaml, load_yaml, parse_yaml, save_yaml, write_text
+from axonn_tune.io.files import write_text
+from axonn_tune.io.yaml_files import dump_yaml, load_yaml, parse_yaml, save_yaml
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,7 @@ def test_a_disk_that_fills_while_writing_leaves_the_old_file(tmp_path: Path) -> 
     code = (
         "import resource, sys\n"
         "from axonn_tune.errors import FileError\n"
-        "from axonn_tune.io.yaml_files import write_text\n"
+        "from axonn_tune.io.files import write_text\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try:\n"
         "    write_text(sys.argv[1], 'x' * 100_000)\n"
