@@ -17,8 +17,7 @@ from axonn_tune.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from axonn_tune.io.journal import Journal
-    from axonn_tune.io.measurements import MeasurementJournal
+    from axonn_tune.io.journal import Journal, MeasurementJournal
     from axonn_tune.runtime.ranks.series import Series
     from axonn_tune.search.rank import Ranking
     from axonn_tune.search.search import Search
@@ -118,8 +117,7 @@ def _run(options: dict[str, Any]) -> Validation | None:
     from pathlib import Path
 
     from axonn_tune.cli.interrupts import resumable
-    from axonn_tune.io.journal import Journal
-    from axonn_tune.io.measurements import MeasurementJournal
+    from axonn_tune.io.journal import Journal, MeasurementJournal
     from axonn_tune.runtime.ranks.launch import is_speaker
 
     with tempfile.TemporaryDirectory() as folder:

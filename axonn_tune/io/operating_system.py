@@ -1,4 +1,4 @@
-"""What this machine says of itself: drivers, processes, variables that change measurements."""
+"""Ask the operating system for driver versions, environment variables and process start times."""
 
 from __future__ import annotations
 
@@ -6,38 +6,58 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-_DRIVERS = {
+_VERSION_FILES = {
     "NVIDIA driver": "/proc/driver/nvidia/version",
     "amdgpu driver": "/sys/module/amdgpu/version",
     "Linux": "/proc/sys/kernel/osrelease",
 }
-# Of collective libraries, networks and their plugins, GPU runtimes, and threads.
-_PREFIXES = (
-    *("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "FI_", "MPICH_", "UCX_"),
-    *("CUDA_", "HIP_", "ROCR_", "HSA_", "ROCM_", "GPU_", "OMP_", "MKL_"),
+_RELEVANT_PREFIXES = (
+    # collective libraries, networks and their plugins
+    "NCCL_",
+    "RCCL_",
+    "TORCH_NCCL_",
+    "GLOO_",
+    "FI_",
+    "MPICH_",
+    "UCX_",
+    # GPU runtimes
+    "CUDA_",
+    "HIP_",
+    "ROCR_",
+    "HSA_",
+    "ROCM_",
+    "GPU_",
+    # threads
+    "OMP_",
+    "MKL_",
 )
 
 
 def drivers() -> dict[str, str]:
-    """Versions by name, of those that are here."""
-    found = {}
-    for name, path in _DRIVERS.items():
+    """Return the versions of the kernel and of the GPU drivers that are installed, by name."""
+    versions = {}
+    for name, path in _VERSION_FILES.items():
         try:
-            found[name] = Path(path).read_text().splitlines()[0].strip()
+            versions[name] = Path(path).read_text().splitlines()[0].strip()
         except (OSError, IndexError):
             continue
-    return found
+    return versions
 
 
 def relevant_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that a measurement may depend on."""
-    return {name: environment[name] for name in sorted(environment) if name.startswith(_PREFIXES)}
+    """Return the environment variables on which a measurement may depend."""
+    return {
+        name: environment[name]
+        for name in sorted(environment)
+        if name.startswith(_RELEVANT_PREFIXES)
+    }
 
 
 def process_start(pid: int) -> str:
-    """When a process started, in ticks since the system did; empty if there is none.
+    """Return when a process started, in clock ticks since boot, or "" if there is no process.
 
-    Tells it from a later one of the same number. Source: proc(5), field 22 of stat.
+    The time distinguishes the process from a later one with the same number. Source: proc(5),
+    field 22 of /proc/[pid]/stat.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

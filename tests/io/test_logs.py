@@ -7,7 +7,7 @@ import pytest
 from conftest import machine_of
 
 from axonn_tune.errors import FileError, InputError
-from axonn_tune.io.logs.read import read_logs
+from axonn_tune.io.logs import read_logs
 from axonn_tune.spec.points import GemmPoint, LinkPoint
 
 DATA = Path(__file__).parents[1] / "data"
