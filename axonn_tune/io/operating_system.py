@@ -12,7 +12,7 @@ _VERSION_FILES = {
     "Linux": "/proc/sys/kernel/osrelease",
 }
 _RELEVANT_PREFIXES = (
-    # collective libraries, networks and their plugins
+    # Collective libraries, networks and their plugins read these.
     "NCCL_",
     "RCCL_",
     "TORCH_NCCL_",
@@ -20,14 +20,14 @@ _RELEVANT_PREFIXES = (
     "FI_",
     "MPICH_",
     "UCX_",
-    # GPU runtimes
+    # GPU runtimes read these.
     "CUDA_",
     "HIP_",
     "ROCR_",
     "HSA_",
     "ROCM_",
     "GPU_",
-    # threads
+    # Thread pools read these.
     "OMP_",
     "MKL_",
 )

@@ -160,8 +160,8 @@ def _hf_folder(text: str) -> Path | None:
 def _resolve(name: str, kind: _PresetKind) -> Path:
     """Return the file of a name.
 
-    If no file has exactly this name, it may be the first or the last of the parts between the
-    dashes of another; of several such names, those with the fewest parts count.
+    If no file has exactly this name, it may be the beginning or the end of a longer one, cut at
+    a dash: ``80b`` finds gpt-80b. Among several longer names, those with the fewest parts count.
     """
     name_parts = name.lower().split("-")
     files = _files_by_name(kind, name.lower())
