@@ -54,7 +54,7 @@ def command(
     prediction = predict_search(search, grid)
     explanation = explain(prediction)
     if plot is not None:
-        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.io.files import write_bytes
         from axonn_tune.report.search_plots import explanation_figure
 
         write_bytes(plot, explanation_figure(explanation, plot))

@@ -39,7 +39,7 @@ def command(
       axonn-tune launch --gpus 384 --model 20b --machine frontier --strategy zeropp
     """
     from axonn_tune.api import build_search, predict_search
-    from axonn_tune.io.directories import write_files
+    from axonn_tune.io.files import write_files
     from axonn_tune.launch.script import launch_files, memory_warning
     from axonn_tune.search.rank import rank_candidates
 

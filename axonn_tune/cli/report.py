@@ -89,8 +89,8 @@ def write_report(
 
     from axonn_tune import __version__
     from axonn_tune.cli.output import emit
-    from axonn_tune.io.assets import page_parts
     from axonn_tune.io.json_files import load_json
+    from axonn_tune.io.package_data import page_parts
     from axonn_tune.launch.script import FRAMEWORKS
     from axonn_tune.report.page import page_document, page_html
     from axonn_tune.spec.validation import Validation

@@ -61,7 +61,7 @@ def command(
     searches = _searches(gpus, model, weak, batch_per_gpu, options)
     points = scale(searches, Progress("Searching", quiet))
     if plot is not None:
-        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.io.files import write_bytes
         from axonn_tune.report.search_plots import scaling_figure
 
         write_bytes(plot, scaling_figure(points, plot))

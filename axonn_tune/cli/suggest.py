@@ -91,7 +91,7 @@ def command(
         return
     ranking = rank_candidates(search)
     if plot is not None:
-        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.io.files import write_bytes
         from axonn_tune.report.search_plots import ranking_figure
 
         write_bytes(plot, ranking_figure(ranking, top_n, plot))

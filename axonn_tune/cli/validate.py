@@ -17,8 +17,7 @@ from axonn_tune.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from axonn_tune.io.journal import Journal
-    from axonn_tune.io.measurements import MeasurementJournal
+    from axonn_tune.io.journal import Journal, MeasurementJournal
     from axonn_tune.runtime.ranks.series import Series
     from axonn_tune.search.rank import Ranking
     from axonn_tune.search.search import Search
@@ -118,8 +117,7 @@ def _run(options: dict[str, Any]) -> Validation | None:
     from pathlib import Path
 
     from axonn_tune.cli.interrupts import resumable
-    from axonn_tune.io.journal import Journal
-    from axonn_tune.io.measurements import MeasurementJournal
+    from axonn_tune.io.journal import Journal, MeasurementJournal
     from axonn_tune.runtime.ranks.launch import is_speaker
 
     with tempfile.TemporaryDirectory() as folder:
@@ -282,7 +280,7 @@ def _validation(
     import shlex
     from datetime import datetime, timezone
 
-    from axonn_tune.io.system import drivers, relevant_variables
+    from axonn_tune.io.operating_system import drivers, relevant_variables
     from axonn_tune.spec.measurement import Measurement
     from axonn_tune.spec.validation import Validation
     from axonn_tune.validate.outcomes import outcome_of
@@ -347,7 +345,7 @@ def _conclude(validation: Validation, baseline: Validation | None, options: dict
     if baseline is not None:
         checks += check_regressions(baseline, validation, options["least_change"])
     if options["plot"] is not None:
-        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.io.files import write_bytes
         from axonn_tune.report.plots import validation_figure
 
         write_bytes(options["plot"], validation_figure(validation, options["plot"]))

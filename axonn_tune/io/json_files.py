@@ -7,8 +7,8 @@ import os
 from typing import Any, TypeVar
 
 from axonn_tune.errors import FileError
+from axonn_tune.io.files import FileName, read_text, write_text
 from axonn_tune.io.schema import SchemaError, build, to_dict
-from axonn_tune.io.yaml_files import FileName, read_text, write_text
 
 T = TypeVar("T")
 
