@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.cli.main import main
+from axonn_tune.io.json_files import load_json, save_json
+from axonn_tune.spec.validation import Validation
 
 DOCS = Path(__file__).parents[2] / "docs"
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
@@ -101,3 +103,12 @@ def test_the_worked_example_of_weak_scaling_is_what_the_commands_say(tmp_path):
         ]
     assert len(commands) == 3
     assert [(int(row[1].replace(",", "")), row[2], row[3], row[5]) for row in shown] == said
+
+
+def test_the_evidence_is_laid_out_as_save_json_writes_it(tmp_path):
+    records = sorted((DOCS / "emulated").glob("*.json"))
+    for record in records:
+        written = tmp_path / record.name
+        save_json(written, load_json(record, Validation))
+        assert written.read_text() == record.read_text(), record.name
+    assert len(records) == 12
