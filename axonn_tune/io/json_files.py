@@ -1,4 +1,4 @@
-"""Dataclasses as JSON files."""
+"""Read and write dataclasses as JSON files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 def load_json(path: FileName, cls: type[T]) -> T:
-    """The dataclass `cls` from a JSON file.
+    """Return the dataclass `cls` that a JSON file holds.
 
     Raises
     ------
     FileError
-        Missing, malformed, or not fitting the dataclass.
+        The file is missing or malformed, or it does not fit the dataclass.
     """
     text = read_text(path)
     try:
