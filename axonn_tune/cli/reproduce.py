@@ -20,7 +20,7 @@ def command(plot: str | None, quiet: bool, output_format: str, output: str | Non
     Examples:
       axonn-tune reproduce
       axonn-tune reproduce --format csv --output rows.csv
-      axonn-tune reproduce --format markdown --output docs/validation.md --plot docs/validation.svg
+      axonn-tune reproduce --format markdown --output docs/validation.md --plot docs/validation.png
     """
     from axonn_tune.cli.output import as_csv, as_json, check_plot, emit
     from axonn_tune.io.files import write_bytes

@@ -76,9 +76,11 @@ def published_figure(reproduction: Reproduction, path: str) -> bytes:
         left.plot(ratios, [color] * len(group), "o", color=f"C{color % 10}", alpha=0.6)
     left.set_yticks(range(len(systems)), list(systems), fontsize="small")
     left.invert_yaxis()
-    _draw_band(left, [0.5, 2.0])
     left.set(xscale="log", xlabel="predicted over published", title="End results")
-    left.set_xticks([0.5, 0.8, 1.0, 1.25, 2.0, 3.0], ["0.5", "0.8", "1", "1.25", "2", "3"])
+    _draw_band(left, [0.5, 2.0])
+    left.minorticks_off()
+    ratio_ticks = ["0.2", "0.3", "0.5", "0.8", "1", "1.25", "2", "3"]
+    left.set_xticks([float(tick) for tick in ratio_ticks], ratio_ticks)
     for color, (name, timed) in enumerate(reproduction.steps.items()):
         measured = [t.measured_seconds for t in timed]
         predicted = [t.predicted_seconds for t in timed]

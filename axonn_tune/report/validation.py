@@ -132,7 +132,7 @@ def validation_markdown(reproduction: Reproduction, machines: Sequence[Machine])
         "and no constant belongs to a row. `--format csv` prints every row, also of the measured",
         "steps.",
         "",
-        "![Predicted over published](validation.svg)",
+        "![Predicted over published](validation.png)",
         "",
         "## By system",
         "",
