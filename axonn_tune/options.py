@@ -57,7 +57,9 @@ class BatchOptions(TypedDict, total=False):
     global_batch_tokens: Annotated[
         int | None, Option("Tokens per step.", None, "16777216, as AxoNN's weak scaling")
     ]
-    micro_batch: Annotated[int | None, Option("Sequences that a rank takes at once.", None, "search")]
+    micro_batch: Annotated[
+        int | None, Option("Sequences that a rank takes at once.", None, "search")
+    ]
     dtype: Annotated[str, Option("bf16, fp16 or fp32.", "bf16")]
     recompute: Annotated[str, Option("none, selective, full or auto.", "auto")]
 

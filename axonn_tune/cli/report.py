@@ -9,7 +9,6 @@ import click
 
 from axonn_tune.cli.options import (
     given_options,
-    search_arguments,
     search_options,
     words_of,
 )
@@ -117,7 +116,7 @@ def _searches(options: dict[str, Any]) -> list[Search]:
     from axonn_tune.api import build_search
     from axonn_tune.strategies.named import STRATEGIES
 
-    arguments = {**search_arguments(options), "include_oom": True}
+    arguments = {**options, "include_oom": True}
     names = list(STRATEGIES) if options["strategy"] == "all" else [options["strategy"]]
     return [build_search(**{**arguments, "strategy": name}) for name in names]
 

@@ -12,7 +12,6 @@ from axonn_tune.cli.options import (
     NumberRange,
     launch_options,
     plot_option,
-    search_arguments,
     validate_options,
 )
 
@@ -147,7 +146,7 @@ def _choose(options: dict[str, Any]) -> tuple[Search, Ranking, list[Prediction]]
     from axonn_tune.search.rank import rank_candidates
     from axonn_tune.validate.choice import choose, choose_grids
 
-    arguments = search_arguments({name: options[name] for name in _SEARCHED})
+    arguments = {name: options[name] for name in _SEARCHED}
     arguments["gpus"] = arguments["gpus"] or ranks_at_hand(options["device"])
     arguments["dtype"] = arguments["dtype"] or default_dtype(options["device"])
     arguments["global_batch"] = arguments["global_batch"] or arguments["gpus"]

@@ -80,7 +80,8 @@ def why_not(search: Search, layout: Layout | str) -> str:
     slower = float(ranking.step_seconds[row] / ranking.step_seconds[0])
     return (
         f"{layout}: allowed; with its best configuration (micro-batch {best.micro_batch}, "
-        f"recompute {best.recompute}) it ranks {row + 1} of {len(ranking)}, {slower:.3f} times the best step"
+        f"recompute {best.recompute}) it ranks {row + 1} of {len(ranking)}, {slower:.3f} times the "
+        "best step"
     )
 
 

@@ -1,4 +1,4 @@
-"""Layouts: how many ranks lie along each axis of a strategy, and in which order ranks are numbered."""
+"""Layouts: how many ranks lie along each axis of a strategy, and in which order they count."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Layout:
 
     @property
     def brief(self) -> str:
-        """The sizes above one by name, which `parse_layout` reads, too; the text if there are none."""
+        """The sizes above one by name, which `parse_layout` reads; the text if there are none."""
         large = [f"{axis}={size}" for axis, size in self.sizes.items() if size > 1]
         return ",".join(large) or str(self)
 
