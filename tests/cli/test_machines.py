@@ -4,7 +4,7 @@ import builtins
 import json
 
 import pytest
-from conftest import machine_of
+from worlds import machine_of
 
 from axonn_tune.cli.main import main
 from axonn_tune.io.yaml_files import save_yaml

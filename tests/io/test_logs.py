@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import machine_of
+from worlds import machine_of
 
 from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.logs.read import read_logs

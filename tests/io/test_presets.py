@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import machine_of
+from worlds import machine_of
 
 from axonn_tune.errors import AxonnTuneError, FileError, InputError
 from axonn_tune.io.presets import list_machines, list_models, load_machine, load_model
