@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 
 from axonn_tune.io.presets import load_machine, load_model
 
-pytest_plugins = ["slurm.cluster", "emulated.ability", "browser.chromium"]
+pytest_plugins = ["slurm.cluster", "emulated.ability", "browser.chromium", "reproduced"]
 
 settings.register_profile(
     "quick", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
