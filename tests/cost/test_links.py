@@ -6,9 +6,9 @@ from math import lcm
 
 import numpy as np
 import pytest
-from conftest import machine_of, machines, quantity
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from worlds import machine_of, machines, quantity
 
 from axonn_tune.cost.links import axis_links, placement_links, rings_through_boundary
 from axonn_tune.cost.prices import lanes

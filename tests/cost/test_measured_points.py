@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import machine_of, quantity
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import machine_of, quantity
 
 from axonn_tune.api import build_search, predict_search
 from axonn_tune.cost.attention import attention_seconds

@@ -18,8 +18,8 @@ from axonn_tune.launch.script import FRAMEWORKS, launch_files
 from axonn_tune.spec.grid import Grid, Placements
 from axonn_tune.strategies.named import STRATEGIES, Switches
 
-TESTS = Path(__file__).parents[1]
-GOLDEN = TESTS / "golden" / "launch"
+HERE = Path(__file__).parent
+GOLDEN = HERE / "golden"
 CASES = {
     "axonn": ("80b", 1024, "perlmutter", "axonn", "2x2x64x4", {}),
     "axonn-order": ("20b", 64, "frontier", "axonn", "2x1x8x4", {"order": "zxyd"}),
@@ -116,7 +116,7 @@ def test_axonn_is_told_the_grid(monkeypatch, case):
 
 
 def documented_keys():
-    lines = (TESTS / "data" / "deepspeed_keys.txt").read_text().splitlines()
+    lines = (HERE / "deepspeed_keys.txt").read_text().splitlines()
     keys = [line for line in lines if not line.startswith("#")]
     return {k for k in keys if k[0] != " "}, {k.strip() for k in keys if k[0] == " "}
 

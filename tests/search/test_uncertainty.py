@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import machine_of, quantity
+from worlds import machine_of, quantity
 
 from axonn_tune.api import build_search, rank
 from axonn_tune.search import uncertainty

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import worlds
 from hypothesis import example, given
 from hypothesis import strategies as st
+from worlds import worlds
 
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.prices import CollectivePrices, compute_seconds, lanes

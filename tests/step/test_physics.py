@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import machine_of, worlds
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import machine_of, worlds
 
 from axonn_tune.io.presets import load_machine
 from axonn_tune.search.search import Search

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from conftest import models, worlds
 from hypothesis import given
+from worlds import models, worlds
 
 from axonn_tune.spec.grid import AXES, CandidateTable, Grid
 from axonn_tune.spec.job import Job, Overlap

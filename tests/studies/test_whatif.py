@@ -104,10 +104,11 @@ def test_what_if_compares_the_best_before_and_after():
 
 @pytest.mark.slow
 def test_the_same_configuration_is_found_again_with_its_virtual_stages():
-    search = build_search("20b", 64, global_batch=256, strategy="megatron")
+    search = build_search("5b", 16, global_batch=32, strategy="megatron", recompute="full")
     ranking = run(search)
-    for row in range(0, len(ranking), 7):
-        wanted = ranking.prediction(row)
+    sample = [ranking.prediction(row) for row in range(0, len(ranking), 7)]
+    assert {wanted.variant.n_virtual for wanted in sample} >= {1, 2}
+    for wanted in sample:
         found = same_configuration(search, wanted)
         assert (found.grid, found.variant) == (wanted.grid, wanted.variant)
         assert found.step_seconds == pytest.approx(wanted.step_seconds)
@@ -115,7 +116,7 @@ def test_the_same_configuration_is_found_again_with_its_virtual_stages():
 
 @pytest.mark.slow
 def test_influences_are_searches_anew_the_strongest_first():
-    search = build_search("5b", 64, global_batch=256)
+    search = build_search("5b", 64, global_batch=256, recompute="full")
     found = influences(search, 2.0)
     base = best(search)
     moves = [influence.moves(base) for influence in found]
