@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from build import memory_terms
@@ -278,7 +279,7 @@ def test_gathered_weights_are_those_of_neighbours_in_the_order_of_use(model, ove
     block = ["qkv", "proj", "up", "down"]
     used = [*block, *block, "head"]
     one = max(elements.values())
-    two = max(elements[a] + elements[b] for a, b in zip(used, used[1:], strict=False))
+    two = max(elements[a] + elements[b] for a, b in pairwise(used))
     weights = two if overlap.oag else one
     if keep:
         weights = model.n_layers * sum(elements[name] for name in block) + 2 * elements["head"]
