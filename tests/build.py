@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from axonn_tune.api import predict_search
-from axonn_tune.search.candidates import Constraints
+from axonn_tune.search.candidates import Constraints, with_micro_batches
 from axonn_tune.search.rank import run
 from axonn_tune.search.search import Search
-from axonn_tune.spec.grid import AXES, CandidateTable, Grid, Layout
+from axonn_tune.spec.grid import AXES, PIPELINE, CandidateTable, Grid, Layout
 from axonn_tune.spec.plan import Collective
 from axonn_tune.spec.variant import Variant
 from axonn_tune.step.evaluate import Evaluator
@@ -104,9 +104,28 @@ def prediction_of(search, layout):
     return predict_search(search, layout)
 
 
-def step_seconds_of(search, recompute, table):
-    """Seconds of a step of each candidate of a table."""
-    return Evaluator(search, Variant(recompute), table).evaluate().step_seconds
+def times_of(search, table, recompute="none", n_virtual=1):
+    """Seconds of a step, of exposed communication and of the bubble, of each candidate."""
+    times = Evaluator(search, Variant(recompute, n_virtual), table).evaluate()
+    return np.stack([times.step_seconds, times.exposed_communication_seconds, times.bubble_seconds])
+
+
+def every_table(search):
+    """Every candidate of a search, in tables of those that have as many stages."""
+    placements, _ = search.legal_placements()
+    batch, constraints = search.job.global_batch, search.constraints
+    table, _ = with_micro_batches(placements, batch, constraints)
+    if PIPELINE not in placements.axes.names:
+        return [table]
+    stages = table.size(PIPELINE)
+    return [table.take(stages == n) for n in np.unique(stages)]
+
+
+def alone(table, row):
+    """One candidate of a table in a table of its own."""
+    placement = int(table.placement[row])
+    placements = table.placements.take(slice(placement, placement + 1))
+    return CandidateTable(placements, np.zeros(1, np.int64), table.micro_batch[row : row + 1])
 
 
 def n_virtual_of(prediction):

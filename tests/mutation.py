@@ -435,9 +435,9 @@ def _cached_functions() -> dict[str, list[str]]:
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and node.decorator_list:
-                if any("cache" in ast.unparse(d) for d in node.decorator_list):
-                    found[name].append(f"{name}:{min(d.lineno for d in node.decorator_list)}")
+            decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+            if any("cache" in ast.unparse(decorator) for decorator in decorators):
+                found[name].append(f"{name}:{min(decorator.lineno for decorator in decorators)}")
     return found
 
 
@@ -488,10 +488,13 @@ _OPTIONS = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "-W", "ignore::pyt
 
 
 def _pytest(arguments: Sequence[str], plugin: object, folder: Path) -> int:
-    with (folder / "output.txt").open("w") as output:
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            options = [*_OPTIONS, f"--rootdir={folder}", f"-c{folder / 'pyproject.toml'}"]
-            return int(pytest.main([*options, *arguments], plugins=[plugin]))
+    options = [*_OPTIONS, f"--rootdir={folder}", f"-c{folder / 'pyproject.toml'}"]
+    with (
+        (folder / "output.txt").open("w") as output,
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
+    ):
+        return int(pytest.main([*options, *arguments], plugins=[plugin]))
 
 
 def _forked(work: Callable[[], dict[str, object]], answer: Path) -> int:
@@ -584,37 +587,42 @@ def run_mutants(
         (entry["path"], entry["before"], entry["after"]): entry["reason"]
         for entry in yaml.safe_load(EQUIVALENT.read_text()) or []
     }
-    while waiting or running:
-        while waiting and free:
-            number, mutant = waiting.pop()
-            reason = equivalent.get((mutant.path, *mutant.change()))
-            tests = known.tests_of(mutant)
-            if reason or not tests:
-                yield Outcome(number, mutant, "", 0.0, reason or "")
-                continue
-            folder = free.pop()
-            limit = 120.0 + 10.0 * sum(known.seconds[name] for name in tests)
-            (folder / mutant.path).write_text((ROOT / mutant.path).read_text())
-            process = _forked(
-                lambda m=mutant, t=tests, f=folder: _try(m, t, known, f), folder / "answer.json"
-            )
-            running[process] = (number, mutant, folder, time.monotonic(), limit)
-        time.sleep(0.02)
-        for process, (number, mutant, folder, started, limit) in list(running.items()):
-            ended, _ = os.waitpid(process, os.WNOHANG)
-            seconds = time.monotonic() - started
-            if not ended and seconds < limit:
-                continue
-            if ended:
-                answer = json.loads((folder / "answer.json").read_text())
-                killer = str(answer.get("killer", answer.get("error")))
-            else:
-                os.killpg(process, signal.SIGKILL)
-                os.waitpid(process, 0)
-                killer = "time limit"
-            del running[process]
-            free.append(folder)
-            yield Outcome(number, mutant, killer, seconds)
+    try:
+        while waiting or running:
+            while waiting and free:
+                number, mutant = waiting.pop()
+                reason = equivalent.get((mutant.path, *mutant.change()))
+                tests = known.tests_of(mutant)
+                if reason or not tests:
+                    yield Outcome(number, mutant, "", 0.0, reason or "")
+                    continue
+                folder = free.pop()
+                limit = 120.0 + 10.0 * sum(known.seconds[name] for name in tests)
+                (folder / mutant.path).write_text((ROOT / mutant.path).read_text())
+                process = _forked(
+                    lambda m=mutant, t=tests, f=folder: _try(m, t, known, f), folder / "answer.json"
+                )
+                running[process] = (number, mutant, folder, time.monotonic(), limit)
+            time.sleep(0.02)
+            for process, (number, mutant, folder, started, limit) in list(running.items()):
+                ended, _ = os.waitpid(process, os.WNOHANG)
+                seconds = time.monotonic() - started
+                if not ended and seconds < limit:
+                    continue
+                if ended:
+                    answer = json.loads((folder / "answer.json").read_text())
+                    killer = str(answer.get("killer", answer.get("error")))
+                else:
+                    os.killpg(process, signal.SIGKILL)
+                    os.waitpid(process, 0)
+                    killer = "time limit"
+                del running[process]
+                free.append(folder)
+                yield Outcome(number, mutant, killer, seconds)
+    finally:
+        for process in running:
+            os.killpg(process, signal.SIGKILL)
+            os.waitpid(process, 0)
 
 
 # The command -------------------------------------------------------------------------------
