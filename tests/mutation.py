@@ -10,8 +10,8 @@ same room first, until one fails. Mutants that no test fails on are shown at the
 as it was and as it became. The ones that cannot change any result are listed with a reason in
 equivalent_mutants.yaml, and are not counted.
 
-The first run of a tree times its tests and notes which functions each one enters; this is kept in
-the temporary folder of the system for as long as neither package nor tests change.
+Files of tests are timed first, on the package as it is, with a note of the functions that each test
+enters; this is kept in the temporary folder of the system until the package or the file changes.
 """
 
 from __future__ import annotations
@@ -417,16 +417,16 @@ class _Recorder:
         if report.failed:
             self.failed.append(report.nodeid)
 
-    def baseline(self) -> Baseline:
-        """Put together what was recorded."""
+    def entered(self) -> dict[str, list[str]]:
+        """Return by test the functions of the package that it enters."""
         cached = _cached_functions()
-        reached: dict[str, set[str]] = defaultdict(set)
+        found = {}
         for name in self.seconds:
             entered = self._own[name] | self._of_file[name.partition("::")[0]]
             paths = {key.rpartition(":")[0] for key in entered}
-            for key in entered | {key for path in paths for key in cached.get(path, ())}:
-                reached[key].add(name)
-        return Baseline(dict(self.seconds), {key: sorted(names) for key, names in reached.items()})
+            kept = {key for path in paths for key in cached.get(path, ())}
+            found[name] = sorted(entered | kept)
+        return found
 
 
 def _cached_functions() -> dict[str, list[str]]:
@@ -513,39 +513,67 @@ def _forked(work: Callable[[], dict[str, object]], answer: Path) -> int:
         os._exit(status)
 
 
-def _baseline_in(folder: Path, rooms: Sequence[str]) -> dict[str, object]:
+def _time_tests(folder: Path, files: Sequence[str]) -> dict[str, object]:
     _enter(folder)
     recorder = _Recorder(folder)
-    _pytest([f"tests/{room}" for room in rooms], recorder, folder)
-    known = recorder.baseline()
-    return {"seconds": known.seconds, "reached": known.reached, "failed": recorder.failed}
+    _pytest(files, recorder, folder)
+    return {
+        "seconds": recorder.seconds,
+        "entered": recorder.entered(),
+        "failed": recorder.failed,
+    }
 
 
-def _digest(rooms: Sequence[str]) -> str:
-    sha = hashlib.sha256(" ".join([*rooms, sys.version]).encode())
-    for folder in (PACKAGE, "tests", "models", "hardware_profiles"):
+def _digests(files: Sequence[str]) -> dict[str, str]:
+    """By test file, a digest of it and of all that it may use."""
+    shared = hashlib.sha256(sys.version.encode())
+    for folder in (PACKAGE, "models", "hardware_profiles", "tests"):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".yaml", ".csv", ".txt") and path.name != EQUIVALENT.name:
-                sha.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
-    return sha.hexdigest()[:16]
+            is_own = path.name.startswith("test_") or path in (EQUIVALENT, Path(__file__))
+            if path.suffix in (".py", ".yaml", ".csv", ".txt") and not is_own:
+                shared.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    digests = {}
+    for file in files:
+        sha = shared.copy()
+        sha.update(file.encode() + (ROOT / file).read_bytes())
+        digests[file] = sha.hexdigest()[:20]
+    return digests
 
 
-def baseline(folder: Path, rooms: Sequence[str]) -> Baseline:
-    """Time the tests of rooms on the package as it is; from an earlier run where it is known."""
-    kept = Path(tempfile.gettempdir()) / f"axonn-tune-mutation-{_digest(rooms)}.json"
-    if not kept.exists():
-        print("timing the tests on the package as it is ...", flush=True)
+def baseline(folder: Path) -> Baseline:
+    """Time the tests on the package as it is; those of files that have changed since last time."""
+    files = [
+        path.relative_to(ROOT).as_posix()
+        for room in ROOMS
+        for path in sorted((ROOT / "tests" / room).glob("test_*.py"))
+    ]
+    store = Path(tempfile.gettempdir()) / "axonn-tune-mutation"
+    store.mkdir(exist_ok=True)
+    kept = {file: store / f"{digest}.json" for file, digest in _digests(files).items()}
+    new = [file for file in files if not kept[file].exists()]
+    if new:
+        print(f"timing {len(new)} files of tests on the package as it is ...", flush=True)
         answer = folder / "answer.json"
-        os.waitpid(_forked(lambda: _baseline_in(folder, rooms), answer), 0)
+        os.waitpid(_forked(lambda: _time_tests(folder, new), answer), 0)
         known = json.loads(answer.read_text())
-        if known.get("error") or known["failed"] or not known["seconds"]:
-            problem = known.get("error") or ", ".join(known["failed"]) or "there are no tests"
+        if known.get("error") or known["failed"]:
+            problem = known.get("error") or ", ".join(known["failed"])
             output = (folder / "output.txt").read_text()[-3000:]
             sys.exit(f"{output}\nthe tests fail on the package as it is: {problem}")
-        kept.write_text(json.dumps(known))
-    known = json.loads(kept.read_text())
-    print(f"{len(known['seconds'])} tests take {sum(known['seconds'].values()):.0f} s", flush=True)
-    return Baseline(known["seconds"], known["reached"])
+        for file in new:
+            own = {name for name in known["seconds"] if name.partition("::")[0] == file}
+            parts = {part: {n: known[part][n] for n in own} for part in ("seconds", "entered")}
+            kept[file].write_text(json.dumps(parts))
+    seconds: dict[str, float] = {}
+    reached: dict[str, list[str]] = defaultdict(list)
+    for path in kept.values():
+        known = json.loads(path.read_text())
+        seconds |= known["seconds"]
+        for name, entered in known["entered"].items():
+            for key in entered:
+                reached[key].append(name)
+    print(f"{len(seconds)} tests take {sum(seconds.values()):.0f} s", flush=True)
+    return Baseline(seconds, dict(reached))
 
 
 def _try(mutant: Mutant, tests: Sequence[str], known: Baseline, folder: Path) -> dict[str, object]:
@@ -697,7 +725,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for folder in folders:
             folder.mkdir()
             _prepare(folder)
-        known = baseline(folders[0], ROOMS)
+        known = baseline(folders[0])
         for outcome in run_mutants(chosen, known, folders):
             outcomes.append(outcome)
             line = f"[{len(outcomes)}/{len(chosen)}] {_kind(outcome)} #{outcome.number} "
