@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from axonn_tune.spec.grid import Grid
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.layout import parse_layout
 from axonn_tune.spec.validation import (
-    Configuration,
     OperationTime,
     Outcome,
     Predicted,
@@ -22,7 +22,7 @@ def operation(name, axis, measured, predicted, measured_exposed=0.0, predicted_e
 
 
 def outcome(grid, rank, predicted, steps, failure="", operations=(), memory=None):
-    configuration = Configuration(Grid.parse(grid), "xyzd", 1, "none")
+    configuration = Configuration(parse_layout(grid), "xyzd", 1, "none")
     said = Predicted(rank, predicted, 2.0**30, 0.9 * predicted, 1.1 * predicted)
     return Outcome(configuration, said, tuple(steps), memory, tuple(operations), failure)
 

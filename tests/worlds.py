@@ -3,8 +3,9 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from axonn_tune.spec.grid import ORDERS, CandidateTable, Grid, Placements
+from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.layout import AXES, ORDERS, grid_layout
 from axonn_tune.spec.machine import (
     GemmRates,
     Gpu,
@@ -128,24 +129,27 @@ GRID_SIZES = st.sampled_from([1, 1, 2, 3, 4])
 def worlds(draw):
     """Model, job, machine, recomputation and a table of a few legal candidates."""
     model, machine = draw(models()), draw(machines())
-    chosen = st.builds(Grid, GRID_SIZES, st.sampled_from([1, 2]), GRID_SIZES, GRID_SIZES)
+    chosen = st.builds(grid_layout, GRID_SIZES, st.sampled_from([1, 2]), GRID_SIZES, GRID_SIZES)
     grid = draw(
-        chosen.filter(lambda g: model.hidden_size % g.x == 0 and model.n_kv_heads % g.y == 0)
+        chosen.filter(
+            lambda g: model.hidden_size % g.size("x") == 0 and model.n_kv_heads % g.size("y") == 0
+        )
     )
+    x, size_y, z, data = (grid.size(axis) for axis in AXES)
     # Grids of the same number of ranks: the axes of the first one change places.
     sizes = {
-        Grid(x, grid.y, z, data)
-        for x, z, data in (
-            (grid.x, grid.z, grid.data),
-            (grid.x, grid.data, grid.z),
-            (grid.x, grid.z * grid.data, 1),
-            (1, grid.z * grid.x, grid.data),
+        (size_x, size_y, size_z, size_data)
+        for size_x, size_z, size_data in (
+            (x, z, data),
+            (x, data, z),
+            (x, z * data, 1),
+            (1, z * x, data),
         )
     }
     orders = draw(st.sampled_from([("xyzd",), ("zyxd", "dxyz"), ORDERS]))
-    placements = Placements.of(sorted(sizes), orders)
+    placements = Placements.of([grid_layout(*each) for each in sorted(sizes)], orders)
     rows = draw(st.lists(st.integers(0, len(placements) - 1), min_size=1, max_size=6))
-    batch = 4 * grid.z * grid.data * grid.x
+    batch = 4 * z * data * x
     micro_batches = [draw(st.sampled_from([1, 2, 4])) for _ in rows]
     table = CandidateTable(placements, np.array(rows), np.array(micro_batches))
     overlap = Overlap(draw(st.booleans()), draw(st.booleans()), draw(st.booleans()))

@@ -6,16 +6,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from build import layout_of, number, operations, plan_of, prediction_of, search_of
-from conftest import machine_of, quantity
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import machine_of, quantity
 
 from axonn_tune.cost import paper
 from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.cost.links import placement_links
-from axonn_tune.cost.prices import CollectivePrices, issue_seconds
-from axonn_tune.spec.grid import CandidateTable, Grid, Placements
+from axonn_tune.cost.prices import CollectivePrices, host_seconds
+from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import grid_layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, MemoryBound
 from axonn_tune.strategies.axonn4d import AXONN
@@ -61,7 +62,7 @@ BETA = st.floats(1e6, 1e12)
     st.tuples(BETA, BETA, BETA, BETA),
 )
 def test_the_papers_model_is_its_rings_layer_by_layer(sizes, betas):
-    grids = [Grid(*each) for each in sizes]
+    grids = [grid_layout(*each) for each in sizes]
     placements = Placements.of(grids)
     job = Job(n_gpus=64, global_batch=4, seq_len=16)
     beta = dict(zip(("x", "y", "z", "data"), betas, strict=True))
@@ -96,7 +97,7 @@ def test_unfused_attention_launches_its_products_and_three_kernels_for_the_softm
 def issued(plan):
     """Operations that the host issues in a micro-step, those over nothing left out."""
     count = 0
-    for op in operations(plan.microstep):
+    for op in operations(plan.microstep.phases):
         if isinstance(op, Collective):
             count += number(plan.candidates.size(op.axis)) > 1
         elif isinstance(op, MemoryBound):
@@ -121,16 +122,18 @@ def test_a_slow_host_needs_its_time_for_every_operation(strategy, sizes):
     plan = plan_of(strategy, model, job, **sizes)
     machine = machine_of()
     slow = replace(machine, kernels=replace(machine.kernels, issue_seconds=quantity(2.0)))
-    assert issue_seconds(plan.microstep, plan.candidates, slow) == [2.0 * issued(plan)]
+    assert host_seconds(plan.microstep.phases, plan.candidates, slow) == [2.0 * issued(plan)]
     # So slow that nothing else matters: the step is what the host issues.
     fixed = {axis: sizes.get(axis, 1) for axis in strategy.axes.names}
     search = search_of(model, job, slow, strategy, fixed=fixed, micro_batch=1, recomputes=("none",))
     prediction = prediction_of(search, layout_of(strategy, **sizes))
     n_micro = prediction.n_microsteps
-    end = issue_seconds(plan.step_end, plan.candidates, slow)[0]
+    end = host_seconds(plan.step_end.phases, plan.candidates, slow)[0]
     sync = end + n_micro * 2.0 * issued(plan)
     if plan.sync_microstep:
-        sync += issue_seconds(plan.sync_microstep, plan.candidates, slow)[0] - 2.0 * issued(plan)
+        sync += host_seconds(plan.sync_microstep.phases, plan.candidates, slow)[0] - 2.0 * issued(
+            plan
+        )
     assert prediction.step_seconds == pytest.approx(sync, rel=1e-6)
     assert n_micro > 1
 
@@ -141,13 +144,13 @@ def test_a_slow_host_needs_its_time_for_every_operation(strategy, sizes):
 def test_links_carry_no_more_than_they_can_whatever_the_lanes():
     """Bytes of each axis through a boundary, all-reduces twice, over what it carries."""
     machine = machine_of(units=(1, 4), bandwidths=(1e9, 4e9), latencies=(0.0, 0.0))
-    placements = Placements.of([Grid(2, 2, 4, 1)])
+    placements = Placements.of([grid_layout(2, 2, 4, 1)])
     table = CandidateTable(placements, np.zeros(1, np.int64), np.ones(1, np.int64))
     model, job = Model("m", 4, 128, 8, 512, 64), Job(16, 16, 64)
     plan = plan_of(AXONN, model, job, x=2, y=2, z=4)
     prices = CollectivePrices(placement_links(machine, placements), table)
     moved = {"x": 0.0, "y": 0.0, "z": 0.0, "data": 0.0}
-    for op in operations(plan.microstep):
+    for op in operations(plan.microstep.phases):
         if isinstance(op, Collective):
             twice = 2 if op.kind == "all_reduce" else 1
             n = number(table.size(op.axis))
@@ -156,4 +159,4 @@ def test_links_carry_no_more_than_they_can_whatever_the_lanes():
     # which all three go; out of the node go four rings of Z, together 4e9 bytes/s.
     gpu = (moved["x"] + moved["y"] + moved["z"]) / 1e9
     node = 4 * moved["z"] / 4e9
-    assert prices.busiest_link_seconds(plan.microstep) == pytest.approx([max(gpu, node)])
+    assert prices.least_seconds(plan.microstep.phases) == pytest.approx([max(gpu, node)])

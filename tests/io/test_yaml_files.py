@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import machine_of
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import machine_of
 
 from axonn_tune.errors import FileError
 from axonn_tune.io.yaml_files import dump_yaml, load_yaml, parse_yaml, save_yaml

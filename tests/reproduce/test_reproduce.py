@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from axonn_tune.io.published import load_published
 
 from axonn_tune.io.presets import list_machines, load_machine, load_model
-from axonn_tune.io.published import load_published
 from axonn_tune.report import validation
 from axonn_tune.reproduce.axonn_papers import compare_links
 from axonn_tune.reproduce.comparison import Comparison, ordered_pairs, summarise

@@ -23,7 +23,7 @@ from build import (
     timeline_of,
     times_of,
 )
-from conftest import machine_of, quantity
+from worlds import machine_of, quantity
 
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model

@@ -13,7 +13,7 @@ from axonn_tune.io.json_files import load_json, save_json
 from axonn_tune.report.agreement import agreement_text, junit_text, outcome_records
 from axonn_tune.report.figure import FORMATS
 from axonn_tune.report.plots import validation_figure
-from axonn_tune.spec.grid import Grid
+from axonn_tune.spec.layout import grid_layout
 from axonn_tune.spec.validation import Validation
 from axonn_tune.validate.agreement import agreement
 from axonn_tune.validate.limits import check_limits
@@ -24,14 +24,16 @@ def test_errors_are_signed_and_relative_to_the_median_measured_step():
     assert errors == pytest.approx([-0.2, 0.1, 0.5])
     found = agreement(THREE)
     assert found.mape == pytest.approx(0.8 / 3) and found.bias == pytest.approx(0.4 / 3)
-    assert found.worst.configuration.grid == Grid(1, 8, 1, 1)
+    assert found.worst.configuration.grid == grid_layout(1, 8, 1, 1)
     assert (found.n_measured, found.n_failed) == (3, 1)
     assert found.memory_mape == pytest.approx(0.5)
 
 
 def test_regret_is_of_the_suggestion_against_the_best_measured():
     found = agreement(THREE)
-    assert found.regret == pytest.approx(0.25) and found.best.configuration.grid == Grid(1, 1, 8, 1)
+    assert found.regret == pytest.approx(0.25) and found.best.configuration.grid == grid_layout(
+        1, 1, 8, 1
+    )
     failed = replace(THREE.outcomes[0], step_seconds=(), failure="killed")
     assert agreement(validation(failed, *THREE.outcomes[1:])).regret is None
 

@@ -1,7 +1,7 @@
 """Logs that a test writes and reads at once."""
 
 import pytest
-from conftest import machine_of
+from worlds import machine_of
 
 from axonn_tune.io.logs import read_logs
 
