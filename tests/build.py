@@ -56,8 +56,9 @@ def can_run(strategy, model, job, micro_batch=1, n_virtual=1, **sizes):
     return bool(strategy.admits(model, job, table).all())
 
 
-def operations(phases):
-    """Every operation of phases in order of issue, all repeats."""
+def operations(*parts):
+    """Every operation of parts of a plan in order of issue, all repeats."""
+    phases = [phase for part in parts for phase in part.phases]
     return [op for phase in phases for _ in range(phase.repeats) for op in phase.operations]
 
 
@@ -66,11 +67,11 @@ def group_size(plan, group):
     return int(number(plan.candidates.size(group)))
 
 
-def collectives(plan, phases):
+def collectives(plan, *parts):
     """Collectives over more than one rank."""
     return [
         op
-        for op in operations(phases)
+        for op in operations(*parts)
         if isinstance(op, Collective) and group_size(plan, op.axis) > 1
     ]
 

@@ -31,7 +31,7 @@ def paper_seconds(model, job, grid, beta):
     A ring over G ranks passes (G - 1)/G of a buffer on, an all-reduce twice; 2 bytes for each
     element, 4 for the gradients of data parallelism.
     """
-    size = {"x": grid.x, "y": grid.y, "z": grid.z, "data": grid.data}
+    size = grid.sizes
 
     def ring(axis, nbytes):
         return (size[axis] - 1) / size[axis] * nbytes / beta[axis]
@@ -97,7 +97,7 @@ def test_unfused_attention_launches_its_products_and_three_kernels_for_the_softm
 def issued(plan):
     """Operations that the host issues in a micro-step, those over nothing left out."""
     count = 0
-    for op in operations(plan.microstep.phases):
+    for op in operations(plan.microstep):
         if isinstance(op, Collective):
             count += number(plan.candidates.size(op.axis)) > 1
         elif isinstance(op, MemoryBound):
@@ -150,7 +150,7 @@ def test_links_carry_no_more_than_they_can_whatever_the_lanes():
     plan = plan_of(AXONN, model, job, x=2, y=2, z=4)
     prices = CollectivePrices(placement_links(machine, placements), table)
     moved = {"x": 0.0, "y": 0.0, "z": 0.0, "data": 0.0}
-    for op in operations(plan.microstep.phases):
+    for op in operations(plan.microstep):
         if isinstance(op, Collective):
             twice = 2 if op.kind == "all_reduce" else 1
             n = number(table.size(op.axis))

@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 
 import axonn_tune
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.step.predict import predict
 from axonn_tune.api import build_search
 from axonn_tune.errors import AxonnTuneError, InputError, NoCandidateError
 from axonn_tune.io.presets import load_machine, load_model
@@ -76,9 +78,9 @@ def test_every_candidate_is_counted_once(search):
 
 def test_fixed_axes_and_largest_tensor_parallel_degree(search):
     fixed = rank_candidates(build_search("20b", 128, gz=4, gx=2)).top()
-    assert {(p.layout.x, p.layout.z) for p in fixed} == {(2, 4)}
+    assert {(p.layout.size("x"), p.layout.size("z")) for p in fixed} == {(2, 4)}
     small = rank_candidates(build_search("20b", 128, max_tp=32)).top()
-    assert max(p.layout.x * p.layout.y * p.layout.z for p in small) == 32
+    assert max(p.layout.n_ranks // p.layout.size("data") for p in small) == 32
 
 
 def test_all_orders_include_the_papers_and_are_never_worse(ranking):
@@ -236,8 +238,8 @@ def test_a_kernel_without_bytes_is_not_listed(search, ranking):
     """Without X no norm makes a pass for sums; with it all do."""
     own = ranking.prediction(0)
     for x in (1, 2):
-        grid = grid_layout(x, 2, 8, 8 // x)
-        parts = explain(replace(own, grid=grid, micro_batch=1))
+        configuration = Configuration(grid_layout(x, 2, 8, 8 // x))
+        parts = explain(predict(search.scenario, configuration))
         sums = {op.name for op in parts.operations if op.name.endswith(".sums")}
         assert sums >= {"forward.norm1.sums", "backward.norm.sums"} if x > 1 else not sums
         kernels = [op for op in parts.operations if not op.axis]

@@ -167,7 +167,7 @@ def test_rates_of_kernels_are_flops_and_bytes_over_their_time():
     layout = layout_of(AXONN, x=2, y=2, z=2)
     explained = explanation_of(search, prediction_of(search, layout))
     plan = plan_of(AXONN, MODEL, JOB, x=2, y=2, z=2)
-    by_name = {op.name: op for op in operations(plan.microstep + plan.step_end)}
+    by_name = {op.name: op for op in operations(plan.microstep, plan.step_end)}
     for row in explained.operations:
         op = by_name[row.name]
         if isinstance(op, Gemm):
@@ -310,8 +310,8 @@ def test_a_timeline_issues_what_the_plan_says_and_shows_its_sizes(strategy):
     parts = [plan.microstep] * (prediction.n_microsteps - n_sync)
     parts += [plan.sync_microstep] * n_sync + [plan.step_end]
     expected = []
-    for phases in parts:
-        for op in operations(phases):
+    for part in parts:
+        for op in operations(part):
             if isinstance(op, Collective):
                 if group_size(plan, op.axis) > 1:
                     expected.append((op.name, op.axis, op.kind, number(op.nbytes), 0.0))

@@ -41,7 +41,7 @@ def test_never_faster_than_the_flops_at_peak(world):
     plan = AXONN.plan(model, job, table.executed(recompute, 1))
     flops = sum(
         phase.repeats * op.flops * (0.5 if isinstance(op, Attention) else 1.0)
-        for phase in plan.microstep
+        for phase in plan.microstep.phases
         for op in phase.operations
         if isinstance(op, Gemm | Attention)
     )
@@ -55,8 +55,8 @@ def test_never_faster_than_the_memory(world):
     model, job, machine, recompute, table = world
     plan = AXONN.plan(model, job, table.executed(recompute, 1))
     moved = np.zeros(len(table))
-    for phases, times in ((plan.microstep, plan.n_microsteps), (plan.step_end, 1.0)):
-        for phase in phases:
+    for part, times in ((plan.microstep, plan.n_microsteps), (plan.step_end, 1.0)):
+        for phase in part.phases:
             for op in phase.operations:
                 if isinstance(op, MemoryBound):
                     moved = moved + times * phase.repeats * op.nbytes
@@ -67,8 +67,8 @@ def test_never_faster_than_the_memory(world):
 def sent_bytes(plan, table, row):
     """Bytes that one rank sends to its neighbour in the rings of each axis, in one step."""
     sent = dict.fromkeys(AXES, 0.0)
-    for phases, times in ((plan.microstep, plan.n_microsteps[row]), (plan.step_end, 1.0)):
-        for phase in phases:
+    for part, times in ((plan.microstep, plan.n_microsteps[row]), (plan.step_end, 1.0)):
+        for phase in part.phases:
             for op in phase.operations:
                 if isinstance(op, Collective):
                     share = 1 - 1 / table.size(op.axis)[row]
@@ -129,7 +129,7 @@ def test_never_faster_than_a_boundary_that_both_lanes_share(grid):
     """A node's links outside are as fast as those of its four GPUs together."""
     machine = machine_of(units=(1, 4), bandwidths=(1e9, 4e9), latencies=(0.0, 0.0))
     model = Model("toy", 8, 256, 4, 1024, 256)
-    job = Job(grid.n_ranks, 4 * grid.z, 256)
+    job = Job(grid.n_ranks, 4 * grid.size("z"), 256)
     world = (model, job, machine, "none", CandidateTable.single(Configuration(grid)))
     assert (step_seconds(world) * SLACK >= boundary_seconds(world)).all()
 

@@ -64,7 +64,7 @@ def test_stages_together_do_what_one_rank_would(strategy, n_layers, n_stages, n_
     n_middle = n_stages * n_virtual - 2
     counts, flops = Counter(), 0.0
     for stage, times in ((stages.first, 1), (stages.middle, n_middle), (stages.last, 1)):
-        of_stage, of_stage_flops = work(operations(stage.forward + stage.backward))
+        of_stage, of_stage_flops = work(operations(*stage.passes))
         counts += Counter({name: times * count for name, count in of_stage.items()})
         flops += times * of_stage_flops
     expected, expected_flops = work(operations(alone.microstep))
@@ -77,9 +77,9 @@ def test_a_micro_step_of_a_pipeline_is_what_the_last_rank_does(n_layers, n_stage
     model = replace(MODEL, n_layers=n_layers)
     plan = plan_of(PLAIN, model, JOB, n_virtual=n_virtual, pipeline=n_stages)
     middle, last = plan.pipeline.middle, plan.pipeline.last
-    names = Counter(op.name for op in operations(last.forward + last.backward))
+    names = Counter(op.name for op in operations(*last.passes))
     for _ in range(n_virtual - 1):
-        names += Counter(op.name for op in operations(middle.forward + middle.backward))
+        names += Counter(op.name for op in operations(*middle.passes))
     assert Counter(op.name for op in operations(plan.microstep)) == names
 
 
@@ -270,12 +270,12 @@ def test_the_end_of_megatrons_step_by_hand(
 def test_blocks_are_reduced_and_gathered_beside_one_micro_step(distributed, n_stages):
     strategy = replace(SHARDED, distributed_optimizer=distributed)
     plan = plan_of(strategy, MODEL, JOB, tensor=2, context=2, data=4, pipeline=n_stages)
-    phases = plan.sync_microstep
+    parts = [plan.sync_microstep]
     if plan.pipeline is not None:
-        phases = plan.pipeline.sync.forward + plan.pipeline.sync.backward
-    sync = Counter(op.name for op in operations(phases))
+        parts = plan.pipeline.sync.passes
+    sync = Counter(op.name for op in operations(*parts))
     of_replicas = [
-        op for op in operations(phases) if isinstance(op, Collective) and "context*" in op.axis
+        op for op in operations(*parts) if isinstance(op, Collective) and "context*" in op.axis
     ]
     block, _ = stage_elements(MODEL, 2, 1, False, False)
     n_layers = 8 // n_stages
@@ -285,10 +285,10 @@ def test_blocks_are_reduced_and_gathered_beside_one_micro_step(distributed, n_st
         is_gather = op.kind == "all_gather"
         assert number(op.nbytes) == pytest.approx(block * (2.0 if is_gather else 4.0))
         assert op.kind in ("all_gather", "reduce_scatter" if distributed else "all_reduce")
-    usual = plan.microstep
+    usual = [plan.microstep]
     if plan.pipeline is not None:
-        usual = plan.pipeline.first.forward + plan.pipeline.first.backward
-    rest = sync - Counter(op.name for op in operations(usual))
+        usual = plan.pipeline.first.passes
+    rest = sync - Counter(op.name for op in operations(*usual))
     assert set(rest) <= {"gradient.block.reduce", "weights.block.all_gather"}
 
 
