@@ -34,6 +34,9 @@ MEMORY_KERNELS = (
     *("rotary", "softmax", "softmax_backward"),
 )
 COMPUTE, COMMUNICATION = "compute", "communication"
+# AxoNN's backward pass lets this many weight gradients wait for their reduce-scatter while it
+# forms another one. The plan derives its waits from it; the runtime holds that many buffers.
+GRADIENTS_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, eq=False)

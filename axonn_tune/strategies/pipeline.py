@@ -12,6 +12,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Collective, Phase, Pipeline, Stage, StepPlan
 from axonn_tune.spec.variant import Variant
+from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.transformer import Transformer
 
 
@@ -61,47 +62,50 @@ def chunk_layers(model: Model, n_stages: int, n_virtual: int, stage: int) -> lis
     return layers
 
 
-def step_plan(planner: Transformer) -> StepPlan:
-    """The plan of a step, through a pipeline if there are stages."""
-    table = planner.table
-    n_microsteps = table.n_microsteps(planner.job.global_batch)
+def step_plan(transformer: Transformer, synchronising: Transformer | None = None) -> StepPlan:
+    """Return the plan of a step, through a pipeline if there are stages.
+
+    `synchronising` emits the micro-step that differs from all others, if there is one.
+    """
+    table = transformer.shapes.table
+    n_microsteps = table.n_microsteps(transformer.shapes.job.global_batch)
     if table.n_stages > 1:
-        return _pipelined_plan(planner, n_microsteps)
-    microstep = planner.microstep()
-    sync: tuple[Phase, ...] = ()
-    if planner.has_sync:
-        planner.is_sync = True
-        sync = planner.microstep()
-        planner.is_sync = False
-    return StepPlan(table, microstep, planner.step_end(), n_microsteps, sync)
+        return _pipelined_plan(transformer, synchronising or transformer, n_microsteps)
+    sync = synchronising.microstep() if synchronising else ()
+    return StepPlan(table, transformer.microstep(), transformer.step_end(), n_microsteps, sync)
 
 
-def _pipelined_plan(planner: Transformer, n_microsteps: Array) -> StepPlan:
-    table, model = planner.table, planner.model
-    n_stages, n_virtual = table.n_stages, planner.n_virtual
-    transfer = Collective("pipeline.send_recv", "send_recv", planner.transfer_bytes, PIPELINE)
-    first = _stage(planner, chunk_layers(model, n_stages, n_virtual, 0)[0], True, False)
-    last = _stage(planner, chunk_layers(model, n_stages, n_virtual, n_stages - 1)[-1], False, True)
-    planner.is_sync = planner.has_sync
-    sync = _stage(planner, chunk_layers(model, n_stages, n_virtual, 0)[0], True, False)
-    planner.is_sync = False
+def _pipelined_plan(
+    transformer: Transformer, synchronising: Transformer, n_microsteps: Array
+) -> StepPlan:
+    shapes = transformer.shapes
+    table, model = shapes.table, shapes.model
+    n_stages, n_virtual = table.n_stages, shapes.n_virtual
+    transfer_bytes = transformer.communication.transfer_bytes
+    transfer = Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE)
+    n_first = chunk_layers(model, n_stages, n_virtual, 0)[0]
+    n_last = chunk_layers(model, n_stages, n_virtual, n_stages - 1)[-1]
+    first = _stage(transformer, n_first, True, False)
+    last = _stage(transformer, n_last, False, True)
+    sync = _stage(synchronising, n_first, True, False)
     middle = first
     if n_stages * n_virtual > 2:
         each = math.ceil(model.n_layers / (n_stages * n_virtual))
-        middle = _stage(planner, each, False, False)
+        middle = _stage(transformer, each, False, False)
     others = (middle.forward + middle.backward) * (n_virtual - 1)
     return StepPlan(
         table,
         others + last.forward + last.backward,
-        planner.step_end(),
+        transformer.step_end(),
         n_microsteps,
         pipeline=Pipeline(n_stages, n_virtual, first, middle, last, sync, transfer),
     )
 
 
-def _stage(planner: Transformer, n_layers: int, first: bool, last: bool) -> Stage:
+def _stage(transformer: Transformer, n_layers: int, first: bool, last: bool) -> Stage:
     return Stage(
-        planner.forward_pass(n_layers, first, last), planner.backward_pass(n_layers, first, last)
+        transformer.forward_pass(n_layers, first, last),
+        transformer.backward_pass(n_layers, first, last),
     )
 
 
@@ -109,15 +113,15 @@ def _stage(planner: Transformer, n_layers: int, first: bool, last: bool) -> Stag
 StageMemory = Callable[[int, bool, bool, Array], dict[str, Array]]
 
 
-def stage_memory(planner: Transformer, of_stage: StageMemory) -> dict[str, Array]:
+def stage_memory(shapes: Shapes, of_stage: StageMemory) -> dict[str, Array]:
     """Bytes by term of the rank that needs most: of the first or of the last stage.
 
     The first stage holds the activations of as many micro-batches as there are stages (1F1B),
     and with v virtual stages (p - 1) / (p v) of that more (Korthikanti et al.,
     arXiv 2205.05198, section 4.2.3); the last stage holds one.
     """
-    table, model, job = planner.table, planner.model, planner.job
-    n_stages, n_virtual = table.n_stages, planner.n_virtual
+    table, model, job = shapes.table, shapes.model, shapes.job
+    n_stages, n_virtual = table.n_stages, shapes.n_virtual
     if n_stages == 1:
         return of_stage(model.n_layers, True, True, np.full(len(table), float(model.n_layers)))
     n_micro = table.n_microsteps(job.global_batch)
