@@ -113,7 +113,7 @@ class Axonn4D:
     def plan(self, model: Model, job: Job, variant: Variant, table: CandidateTable) -> StepPlan:
         """Return the operations of one rank in one training step, for all candidates."""
         shapes = self.shapes(model, job, variant, table)
-        return step_plan(Transformer(shapes, self.communication(shapes)))
+        return step_plan(Transformer(shapes, self.communication(shapes, sync=False)))
 
     def memory(
         self, model: Model, job: Job, variant: Variant, table: CandidateTable
@@ -143,8 +143,8 @@ class Axonn4D:
             recomputes_inputs=True,
         )
 
-    def communication(self, shapes: Shapes, sync: bool = False) -> AxonnCommunication:
-        """Return the communication of a micro-step; all micro-steps are alike."""
+    def communication(self, shapes: Shapes, sync: bool) -> AxonnCommunication:
+        """Return the communication of a micro-step; it is the same whatever `sync` says."""
         return AxonnCommunication(shapes, sync, self)
 
     def _stage_memory(
@@ -236,10 +236,10 @@ def _gradients_awaited_by(n_in_flight: int) -> dict[str, tuple[str, ...]]:
     """
     order = ("head", *(_BACKWARD_ORDER * (n_in_flight + 1)), "embedding")
     awaited: dict[str, tuple[str, ...]] = {}
-    for earlier, layer in reversed(list(zip(order, order[n_in_flight:], strict=False))):
+    for earlier, layer in zip(order, order[n_in_flight:], strict=False):
         known = awaited.get(layer, ())
         if earlier not in known:
-            awaited[layer] = (*known, earlier)
+            awaited[layer] = (earlier, *known)
     return awaited
 
 

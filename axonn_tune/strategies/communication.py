@@ -7,7 +7,6 @@ subclass that overrides some of these methods and nothing else; the list below i
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from axonn_tune.spec import names
@@ -30,15 +29,15 @@ class Weight:
 
 
 @dataclass(frozen=True, eq=False)
-class Communication(ABC):
+class Communication:
     """Issues the collectives of one kind of micro-step, and waits for them.
 
-    The defaults suit weights that stay on their rank and are never gathered, partial sums that
-    are all-reduced over the axes of `shapes`, and gradients that nothing happens to before the
-    end of the step.
+    The defaults suit a strategy whose weights are never gathered, whose partial sums are
+    all-reduced over the axes of `shapes`, and whose gradients stay where they are formed until
+    the end of the step.
 
-    Methods that are given a host program issue into it (`issue`, `run`, or a kernel that packs or
-    unpacks a message) and wait (`wait`, which holds up the next kernel).
+    A method that receives a host program issues into it (collectives, and kernels that pack or
+    unpack messages) and waits in it, which holds up the next kernel.
 
     Attributes
     ----------
@@ -160,8 +159,8 @@ class Communication(ABC):
     def send_gradient(self, host: HostProgram, layer: str) -> None:
         """Start to bring the gradient of a layer's weight to where it is stored.
 
-        Called when dW has been formed, and the gradient of the bias; for the embedding at the end
-        of the backward pass, when nothing may be waited for: `accumulate` does that.
+        Called once dW and the gradient of the bias have been formed. The embedding's is sent at
+        the end of the backward pass, where no kernel follows that could wait; `accumulate` waits.
         """
 
     def end_block(self, host: HostProgram) -> None:
@@ -195,9 +194,10 @@ class Communication(ABC):
         `last_layer` is the layer whose gradient was sent last.
         """
 
-    @abstractmethod
     def step_end(self, host: HostProgram) -> None:
         """Reduce the gradients, clip them, update the weights and bring them to their ranks.
 
-        Called once, after all micro-steps, in a phase over what the rank stores.
+        Called once, after all micro-steps, in a phase over what the rank stores. Every strategy
+        has its own.
         """
+        raise NotImplementedError

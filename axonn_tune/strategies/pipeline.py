@@ -10,7 +10,7 @@ import numpy as np
 from axonn_tune.spec.grid import PIPELINE, CandidateTable, Placements
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Array, Collective, Phase, Pipeline, Stage, StepPlan
+from axonn_tune.spec.plan import Array, Collective, Pipeline, Stage, StepPlan
 from axonn_tune.spec.variant import Variant
 from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.transformer import Transformer

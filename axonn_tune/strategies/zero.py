@@ -75,10 +75,6 @@ class Unit:
     parameters: float
     n_calls: float  # number of collectives that carry them
 
-    def sizes(self, table: CandidateTable) -> Array:
-        """Return the number of its parameters for each candidate, shape (C,)."""
-        return np.full(len(table), self.parameters)
-
 
 @dataclass(frozen=True)
 class Zero:
@@ -266,12 +262,12 @@ class ZeroCommunication(Communication):
             self._start_gather(host, FORWARD, self._root)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
-        """Have the root at hand for the embedding; it stays until the step's last kernel."""
+        """Have the root at hand for the embedding; it stays for the head."""
         if weight.layer == "embedding":
             self._take(host, FORWARD, self._root)
 
     def begin_block(self, host: HostProgram, chain: str) -> None:
-        """Have all weights of the block at hand."""
+        """Have all weights of the block at hand, since they come together."""
         self._take(host, chain, self._block)
 
     def prefetch_block(self, host: HostProgram, chain: str) -> None:
@@ -317,7 +313,7 @@ class ZeroCommunication(Communication):
     # Gradients ---------------------------------------------------------------------------
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
-        """With ORS, wait for the gradients of the block before, late in the present block."""
+        """With ORS, wait for the preceding block's gradients before the block's last product."""
         if layer in ("qkv", "embedding") and self.shapes.job.overlap.ors:
             self._finish_reduction(host, self._block)
 
@@ -328,7 +324,7 @@ class ZeroCommunication(Communication):
             self._finish_reduction(host, self._block)
 
     def send_gradient(self, host: HostProgram, layer: str) -> None:
-        """With the embedding's gradient the root's are complete: start to reduce them."""
+        """Start to reduce the gradients of the root, of which the embedding's is the last."""
         if layer == "embedding":
             self._start_reduction(host, self._root)
 
@@ -342,7 +338,7 @@ class ZeroCommunication(Communication):
         Packing for a group counts as done before the message over the first one.
         """
         table, element = self.shapes.table, self.shapes.element_bytes
-        left = unit.sizes(table)
+        left = np.full(len(table), unit.parameters)
         before: tuple[str, ...] = ()
         kind = "all_to_all" if self.options.quantised_gradients else "reduce_scatter"
         message_element = np.where(self._packs_gradients, INT4_BYTES, element)
@@ -354,7 +350,7 @@ class ZeroCommunication(Communication):
             host.issue(reduction, kind, left * message_element, group, unit.n_calls, before)
             left = left / size
             before = (reduction,)
-        if self.sync:
+        if self.sync and self._sharding.replicas:
             name = _replica_sum(unit)
             host.issue(name, "all_reduce", left * element, self._sharding.replicas, 1.0, before)
 
@@ -370,7 +366,7 @@ class ZeroCommunication(Communication):
     def _finish_reduction(self, host: HostProgram, unit: Unit) -> None:
         """Wait for a reduction, unpack, and add what came to the sums."""
         table, element = self.shapes.table, self.shapes.element_bytes
-        left = unit.sizes(table)
+        left = np.full(len(table), unit.parameters)
         for group in self._sharding.reduced_over:
             name, size = f"gradient.{unit.name}.{group}", table.size(group)
             host.wait(f"{name}.reduce")
