@@ -89,6 +89,16 @@ def all_reduce(owner: str) -> str:
     return collective(owner, "all_reduce")
 
 
+def unit_gradient(unit: str, group: str) -> str:
+    """Return the owner of what happens to the gradients of a unit (of ZeRO, FSDP) over a group."""
+    return f"gradient.{unit}.{group}"
+
+
+def reduce(owner: str) -> str:
+    """Return the name of the collective, of whatever kind, that reduces the gradients of `owner`."""
+    return collective(owner, "reduce")
+
+
 def norm_all_reduce(axis: str) -> str:
     """Return the name of the all-reduce of the gradients' norm over one axis."""
     return f"{GRADIENT_NORM}.all_reduce_{axis}"

@@ -227,7 +227,7 @@ def _gathered_bytes(shapes: Shapes, n_layers: int) -> Array:
     return np.where(shapes.table.size("z") > 1, weights + gradients, 0.0)
 
 
-def _gradients_awaited_by(n_in_flight: int) -> dict[str, tuple[str, ...]]:
+def gradients_awaited_by(n_in_flight: int) -> dict[str, tuple[str, ...]]:
     """Return, for each layer, whose gradients must be scattered before its own is formed.
 
     At most `n_in_flight` weight gradients wait for their reduce-scatter, so the one that was
@@ -243,7 +243,7 @@ def _gradients_awaited_by(n_in_flight: int) -> dict[str, tuple[str, ...]]:
     return awaited
 
 
-_GRADIENTS_AWAITED_BY = _gradients_awaited_by(GRADIENTS_IN_FLIGHT)
+_GRADIENTS_AWAITED_BY = gradients_awaited_by(GRADIENTS_IN_FLIGHT)
 
 
 @dataclass(frozen=True, eq=False)

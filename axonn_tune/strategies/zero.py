@@ -343,10 +343,10 @@ class ZeroCommunication(Communication):
         kind = "all_to_all" if self.options.quantised_gradients else "reduce_scatter"
         message_element = np.where(self._packs_gradients, INT4_BYTES, element)
         for group in self._sharding.reduced_over:
-            name, size = f"gradient.{unit.name}.{group}", table.size(group)
+            name, size = names.unit_gradient(unit.name, group), table.size(group)
             sent = (size > 1) * left
             host.memory_bound(f"{name}.pack", sent * (element + message_element), "copy")
-            reduction = f"{name}.reduce"
+            reduction = names.reduce(name)
             host.issue(reduction, kind, left * message_element, group, unit.n_calls, before)
             left = left / size
             before = (reduction,)
@@ -368,8 +368,8 @@ class ZeroCommunication(Communication):
         table, element = self.shapes.table, self.shapes.element_bytes
         left = np.full(len(table), unit.parameters)
         for group in self._sharding.reduced_over:
-            name, size = f"gradient.{unit.name}.{group}", table.size(group)
-            host.wait(f"{name}.reduce")
+            name, size = names.unit_gradient(unit.name, group), table.size(group)
+            host.wait(names.reduce(name))
             if self.options.quantised_gradients:
                 moved = (size > 1) * left * (INT4_BYTES + element / size)
                 moved = np.where(self._packs_gradients, moved, 0.0)

@@ -213,7 +213,7 @@ def test_what_megatron_refuses_is_named(sizes, reason):
     assert any(reason in name and mask.all() for name, mask in broken.items())
 
 
-# The ZeRO family: ../zero volumes of the papers, per rank ----------------------------------
+# The ZeRO family: volumes of the papers, per rank ------------------------------------------
 
 
 PSI = float(
@@ -336,7 +336,7 @@ def test_parameters_gathered_one_by_one_pay_latency_for_each():
     assert run(each).prediction(0).step_seconds > run(together).prediction(0).step_seconds
 
 
-# All of them -----------------------------------------------------------------------------
+# Every strategy ----------------------------------------------------------------------------
 
 LAYOUTS = {
     "axonn": "2x1x4x2",
