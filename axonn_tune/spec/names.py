@@ -95,7 +95,7 @@ def unit_gradient(unit: str, group: str) -> str:
 
 
 def reduce(owner: str) -> str:
-    """Return the name of the collective, of whatever kind, that reduces the gradients of `owner`."""
+    """Return the name of the collective, of any kind, that reduces the gradients of `owner`."""
     return collective(owner, "reduce")
 
 
