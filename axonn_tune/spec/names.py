@@ -19,11 +19,14 @@ LOSS_GRADIENT = "loss.gradient"
 GRADIENT_ACCUMULATE = "gradient.accumulate"
 GRADIENT_TIED = "gradient.tied"
 GRADIENT_VECTORS = "gradient.vectors.all_reduce"
+GRADIENT_EMBEDDING = "gradient.embedding.send_recv"
 GRADIENT_ALL_REDUCE = "gradient.all_reduce"
+GRADIENT_REDUCE_SCATTER = "gradient.reduce_scatter"
 GRADIENT_REDUCE = "gradient.reduce"
 GRADIENT_NORM = "gradient.norm"
 GRADIENT_CLIP = "gradient.clip"
 OPTIMIZER_STEP = "optimizer.step"
+WEIGHTS_ALL_GATHER = "weights.all_gather"
 
 
 def of_layer(chain: str, layer: str) -> str:
@@ -66,19 +69,34 @@ def scatter_add(owner: str) -> str:
     return f"{owner}.scatter_add"
 
 
+def collective(owner: str, kind: str) -> str:
+    """Return the name of the collective of that kind which serves `owner`."""
+    return f"{owner}.{kind}"
+
+
 def all_gather(owner: str) -> str:
     """Return the name of the all-gather that brings what `owner` needs."""
-    return f"{owner}.all_gather"
+    return collective(owner, "all_gather")
 
 
 def reduce_scatter(owner: str) -> str:
     """Return the name of the reduce-scatter of what `owner` has formed."""
-    return f"{owner}.reduce_scatter"
+    return collective(owner, "reduce_scatter")
 
 
 def all_reduce(owner: str) -> str:
     """Return the name of the all-reduce of what `owner` has formed."""
-    return f"{owner}.all_reduce"
+    return collective(owner, "all_reduce")
+
+
+def unit_gradient(unit: str, group: str) -> str:
+    """Return the owner of what happens to the gradients of a unit (of ZeRO, FSDP) over a group."""
+    return f"gradient.{unit}.{group}"
+
+
+def reduce(owner: str) -> str:
+    """Return the name of the collective, of any kind, that reduces the gradients of `owner`."""
+    return collective(owner, "reduce")
 
 
 def norm_all_reduce(axis: str) -> str:

@@ -49,6 +49,9 @@ MEMORY_KERNELS = (
     "softmax_backward",
 )
 COMPUTE, COMMUNICATION = "compute", "communication"
+# AxoNN's backward pass lets this many weight gradients wait for their reduce-scatter while it
+# forms another one. The plan derives its waits from it; the runtime holds that many buffers.
+GRADIENTS_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,1 +1,1 @@
-"""Strategies: (model, job, candidates) to a step plan and memory terms. No hardware here."""
+"""Strategies turn a model, a job and candidates into a step plan and memory terms."""

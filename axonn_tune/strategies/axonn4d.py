@@ -16,16 +16,21 @@ optimizer states may be sharded over data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import AXES, AXONN_AXES, PIPELINE, Axes
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Array, Phase, StepPlan
+from axonn_tune.spec.names import BACKWARD, FORWARD
+from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, StepPlan
+from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.strategies.optimizer import clip_and_update, state_bytes
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_pipeline_rules,
@@ -34,27 +39,31 @@ from axonn_tune.strategies.pipeline import (
     step_plan,
 )
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.transformer import (
-    FP32_BYTES,
-    Transformer,
-    Weight,
-    has_master_copy,
-    stage_parameters,
-    state_bytes,
-)
+from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
+from axonn_tune.strategies.transformer import Transformer
 
 # Gradients are accumulated and reduced over data in fp32 (AxoNN's own model takes 4 bytes too).
 GRADIENT_BYTES = FP32_BYTES
 # Bytes of gradients that one data-parallel all-reduce carries: torch DDP's bucket_cap_mb default.
 BUCKET_BYTES = 25.0 * 2**20
-# As AxoNN numbers its ranks: stages between the ranks of a tensor group and the replicas.
+# AxoNN numbers its ranks so that stages lie between the ranks of a tensor group and the replicas.
 _PIPELINED_NAMES = ("x", "y", "z", PIPELINE, "data")
 _PIPELINED_AXES = Axes(_PIPELINED_NAMES, AXONN_AXES.batch, _PIPELINED_NAMES)
+# Order in which the backward pass of a block forms the gradients of its weights.
+_BACKWARD_ORDER = ("down", "up", "proj", "qkv")
 
 
 @dataclass(frozen=True)
 class Axonn4D:
-    """The strategy; `pipelined` adds the axis of pipeline stages."""
+    """The strategy with its options.
+
+    Attributes
+    ----------
+    pipelined
+        Whether there is an axis of pipeline stages.
+    sharded_optimizer
+        Whether optimizer states are sharded over data.
+    """
 
     pipelined: bool = False
     sharded_optimizer: bool = False
@@ -63,16 +72,16 @@ class Axonn4D:
 
     @property
     def name(self) -> str:
-        """As users know it."""
+        """Name under which users and results know the strategy."""
         return "axonn-pipeline" if self.pipelined else "axonn"
 
     @property
     def axes(self) -> Axes:
-        """The four axes, and the pipeline's."""
+        """The four axes of the grid, and that of the pipeline if there is one."""
         return _PIPELINED_AXES if self.pipelined else AXONN_AXES
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
-        """The divisibility rules of the algorithm.
+        """Apply the divisibility rules of the algorithm.
 
         Returns
         -------
@@ -96,26 +105,73 @@ class Axonn4D:
         return broken | broken_pipeline_rules(model, placements)
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
-        """Which candidates admit so many virtual stages."""
+        """Return which candidates can be cut into their virtual stages, shape (C,)."""
         return admits_virtual(model, job, table)
 
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
-        """The operations of one rank in one training step, for every candidate of the table."""
-        planner = _Planner(model, job, table, self.sharded_optimizer)
-        return step_plan(planner)
+        """Return the operations of one rank in one training step, for all candidates."""
+        shapes = self.shapes(model, job, table)
+        return step_plan(Transformer(shapes, self.communication(shapes, sync=False)))
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
-        """Peak bytes of one rank by term, each of shape (C,).
+        """Return the peak bytes of one rank by term, each of shape (C,).
 
         The peak is in the backward pass, where everything saved is still held (all layers'
         checkpoints, or all activations), one block's activations and gradients are in work,
         and two weights are gathered. The logits live only between forward and backward, so
         the larger of logits and one block's working set counts.
         """
-        shapes = _Planner(model, job, table, self.sharded_optimizer)
-        return stage_memory(
-            shapes, lambda n, first, last, held: _memory(shapes, n, first, last, held)
+        shapes = self.shapes(model, job, table)
+        return stage_memory(shapes, partial(self._stage_memory, shapes))
+
+    def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
+        """Split input widths over X, output widths over Y and tokens over Z and data."""
+        return Shapes(
+            model,
+            job,
+            table,
+            tokens=table.sequences_at_once * job.seq_len,
+            x=table.size("x"),
+            y=table.size("y"),
+            x_axis="x",
+            y_axis="y",
+            recomputes_inputs=True,
         )
+
+    def communication(self, shapes: Shapes, sync: bool) -> AxonnCommunication:
+        """Return the communication of a micro-step; it is the same whatever `sync` says."""
+        return AxonnCommunication(shapes, sync, self)
+
+    def _stage_memory(
+        self, shapes: Shapes, n_layers: int, first: bool, last: bool, held: Array
+    ) -> dict[str, Array]:
+        """Return the bytes by term of one stage, which holds `held` layers' activations at once.
+
+        A block saves the inputs of each product and what the kernels between them need: the
+        block's input and the residual after attention (norms), both norms' outputs, q, k, v,
+        the attention's output, the MLP before and after its activation. Unfused attention
+        also keeps the softmax of its scores. Selective recomputation forms the norms' outputs,
+        the activation and the softmax again.
+        """
+        job = shapes.job
+        sharded, replicated = stored_parameters(shapes.model, shapes.table, n_layers, first, last)
+        stored = sharded + replicated
+        owned = stored / shapes.table.size("data") if self.sharded_optimizer else stored
+        everything = 4.0 * shapes.residual_bytes + shapes.inner_bytes + shapes.saved_score_bytes
+        saved = {
+            "none": everything,
+            "selective": 2.0 * shapes.residual_bytes + shapes.inner_bytes - shapes.mlp_bytes,
+            "full": shapes.residual_bytes,
+        }[shapes.recompute]
+        return {
+            "weights": stored * job.element_bytes,
+            # The fp32 sums, and what the micro-step's reduce-scatters have brought.
+            "gradients": stored * (GRADIENT_BYTES + job.element_bytes),
+            "optimizer_states": owned * state_bytes(job),
+            "gathered_weights": _gathered_bytes(shapes, n_layers),
+            "activations": held * saved + shapes.residual_bytes,
+            "working_set": shapes.working_set(everything, saved, last),
+        }
 
 
 AXONN = Axonn4D()
@@ -128,16 +184,18 @@ def stored_parameters(
     first: bool = True,
     last: bool = True,
 ) -> tuple[Array, Array]:
-    """Parameters that one rank stores: in sharded matrices, and in norms, biases and positions.
+    """Return how many parameters of matrices, and of norms, biases and positions, a rank stores.
 
     Parameters
     ----------
-    n_layers, first, last
-        Of the rank's stage of a pipeline: its layers, and whether it has embedding and head.
+    n_layers : int, optional
+        Number of layers of the rank's stage of a pipeline; by default those of the model.
+    first, last : bool
+        Whether the stage has the embedding, and whether it has the head.
 
     Returns
     -------
-    sharded, replicated : shape (C,)
+    sharded, replicated : array, shape (C,)
         Matrices are split over X, Y and Z; vectors over X or Y only.
     """
     n_layers = model.n_layers if n_layers is None else n_layers
@@ -146,196 +204,159 @@ def stored_parameters(
     return matrices / (x * y * table.size("z")), over_x / x + over_y / y
 
 
-# At most two weight gradients wait for their reduce-scatter: before the product that forms
-# another one, the backward pass waits for that of the last but one.
-_LAST_BUT_ONE = {
-    "down": ("proj",),
-    "up": ("qkv", "head"),
-    "proj": ("down",),
-    "qkv": ("up",),
-    "embedding": ("proj",),
-}
+def _gathered_bytes(shapes: Shapes, n_layers: int) -> Array:
+    """Return the bytes of gathered weights and of weight gradients that await their scatter.
+
+    Both are held only where Z splits the weights.
+    """
+    blocks = [shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears]
+    head, overlap = shapes.embedding_bytes, shapes.job.overlap
+    largest = np.maximum.reduce([*blocks, head])
+    neighbours = [a + b for a, b in zip(blocks, blocks[1:] + blocks[:1], strict=True)]
+    largest_pair = np.maximum.reduce([*neighbours, head + blocks[-1]])
+    if shapes.job.keep_gathered_weights:
+        weights = n_layers * sum(blocks) + 2.0 * head
+    else:
+        weights = largest_pair if overlap.oag else largest
+    gradients = largest_pair if overlap.ors else largest
+    return np.where(shapes.table.size("z") > 1, weights + gradients, 0.0)
 
 
-class _Planner(Transformer):
-    """Weights come by all-gather over Z, their gradients go by reduce-scatter."""
+def gradients_awaited_by(n_in_flight: int) -> dict[str, tuple[str, ...]]:
+    """Return, for each layer, whose gradients must be scattered before its own is formed.
 
-    def __init__(self, model: Model, job: Job, table: CandidateTable, sharded: bool) -> None:
-        tokens = table.sequences_at_once * job.seq_len
-        x, y = table.size("x"), table.size("y")
-        super().__init__(model, job, table, x, y, ("x", "y"), tokens)
-        self.z, self._sharded_optimizer = table.size("z"), sharded
+    At most `n_in_flight` weight gradients wait for their reduce-scatter, so the one that was
+    formed `n_in_flight` gradients ago must have gone. A layer can have two such predecessors: in
+    the first block of the backward pass, and in all others.
+    """
+    order = ("head", *(_BACKWARD_ORDER * (n_in_flight + 1)), "embedding")
+    awaited: dict[str, tuple[str, ...]] = {}
+    for earlier, layer in zip(order, order[n_in_flight:], strict=False):
+        known = awaited.get(layer, ())
+        if earlier not in known:
+            awaited[layer] = (earlier, *known)
+    return awaited
 
-    # Weights -------------------------------------------------------------------
 
-    def _gather(self, host: HostProgram, weight: Weight) -> None:
-        nbytes = self.embedding_bytes
-        if weight.name != "embedding":
-            nbytes = self.shapes[weight.name].weight_bytes
-        host.issue(f"{weight}.all_gather", "all_gather", nbytes, "z")
+_GRADIENTS_AWAITED_BY = gradients_awaited_by(GRADIENTS_IN_FLIGHT)
 
-    def prefetch(self, host: HostProgram, weight: Weight) -> None:
-        """With OAG a weight is gathered before it is used."""
-        if self.overlap.oag and self._is_gathered(weight):
+
+@dataclass(frozen=True, eq=False)
+class AxonnCommunication(Communication):
+    """Weights come by all-gather over Z, and their gradients go by reduce-scatter over Z."""
+
+    options: Axonn4D
+
+    @property
+    def _z(self) -> Array:
+        return self.shapes.table.size("z")
+
+    # Weights -----------------------------------------------------------------------------
+
+    def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
+        """Start to gather the weight; without OAG, it is gathered when it is taken."""
+        if self.shapes.job.overlap.oag and self._is_gathered(weight):
             self._gather(host, weight)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
-        """Have a weight at hand; with OAG, start to gather the one that follows."""
+        """Wait until the weight is gathered; with OAG, start to gather the one that follows."""
         if self._is_gathered(weight):
-            if not self.overlap.oag:
+            if not self.shapes.job.overlap.oag:
                 self._gather(host, weight)
-            host.wait(f"{weight}.all_gather")
+            host.wait(names.all_gather(weight.name))
         if following is not None:
-            self.prefetch(host, following)
+            self.prefetch_weight(host, following)
 
     def _is_gathered(self, weight: Weight) -> bool:
-        return weight.chain == "forward" or not self.job.keep_gathered_weights
+        return weight.chain == FORWARD or not self.shapes.job.keep_gathered_weights
 
-    # Gradients -------------------------------------------------------------------
+    def _gather(self, host: HostProgram, weight: Weight) -> None:
+        nbytes = self._weight_bytes(weight.layer)
+        host.issue(names.all_gather(weight.name), "all_gather", nbytes, "z")
 
-    def before_weight_gradient(self, host: HostProgram, name: str) -> None:
-        """Wait for the last but one reduce-scatter."""
-        if self.overlap.ors:
-            for earlier in _LAST_BUT_ONE.get(name, ()):
-                host.wait(f"backward.{earlier}.reduce_scatter")
+    def _weight_bytes(self, layer: str) -> Array:
+        if layer == "embedding":
+            return self.shapes.embedding_bytes
+        return self.shapes.linears[layer].weight_bytes
 
-    def send_gradient(self, host: HostProgram, name: str) -> None:
-        """Scatter over Z."""
-        scatter = f"backward.{name}.reduce_scatter"
-        host.issue(scatter, "reduce_scatter", self.shapes[name].weight_bytes, "z")
-        if not self.overlap.ors:
-            host.wait(scatter)
+    # Gradients ---------------------------------------------------------------------------
+
+    def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
+        """With ORS, wait until no more than `GRADIENTS_IN_FLIGHT` gradients will be under way."""
+        if self.shapes.job.overlap.ors:
+            for earlier in _GRADIENTS_AWAITED_BY.get(layer, ()):
+                host.wait(_scatter(earlier))
+
+    def send_gradient(self, host: HostProgram, layer: str) -> None:
+        """Start to scatter the gradient over Z; without ORS, wait for it."""
+        host.issue(_scatter(layer), "reduce_scatter", self._weight_bytes(layer), "z")
+        if layer != "embedding" and not self.shapes.job.overlap.ors:
+            host.wait(_scatter(layer))
 
     @property
-    def is_embedding_cleared(self) -> Array | float:
-        """Where Z does not split it, a shared weight has the head's gradient to add to."""
-        return (self.z > 1).astype(np.float64) if self.model.tied_embeddings else 1.0
+    def embedding_starts_from_zero(self) -> Array | float:
+        """1 where the embedding's gradient begins from zero, 0 where it adds to the head's.
 
-    def finish_embedding_gradient(self, host: HostProgram) -> None:
-        """Scatter over Z."""
-        name = "backward.embedding.reduce_scatter"
-        host.issue(name, "reduce_scatter", self.embedding_bytes, "z")
+        The gradient of a shared weight can add to the head's where Z does not split that.
+        """
+        if self.shapes.model.tied_embeddings:
+            return (self._z > 1).astype(np.float64)
+        return 1.0
 
-    # Recomputation -----------------------------------------------------------------
-
-    def recomputed_inputs(self) -> dict[str, Callable[[HostProgram], None]]:
-        """Selective recomputation: what needs neither a weight nor a collective, where used."""
-        if self.recompute != "selective":
-            return {}
-        norm, norm_bytes = self.norm_kernel, 2.0 * self.residual_bytes
-        return {
-            "down": lambda host: self.activation(host, "recompute.activation"),
-            "up": lambda host: host.memory_bound("recompute.norm2", norm_bytes, norm),
-            "qkv": lambda host: host.memory_bound("recompute.norm1", norm_bytes, norm),
-        }
-
-    # Once per micro-step and once per step, on what the rank stores ----------------------
+    # Once per micro-step and once per step, on what the rank stores ------------------------
 
     def _largest_stage(self) -> tuple[Array, Array]:
-        """What the rank with most parameters stores: that of the first stage of a pipeline."""
-        n_stages = self.table.n_stages
-        if n_stages == 1:
-            return stored_parameters(self.model, self.table)
-        n_layers = sum(chunk_layers(self.model, n_stages, self.n_virtual, 0))
-        return stored_parameters(self.model, self.table, n_layers, True, False)
+        """Return `stored_parameters` of the first stage, which with the embedding has most."""
+        model, table = self.shapes.model, self.shapes.table
+        n_layers = sum(chunk_layers(model, table.n_stages, self.shapes.n_virtual, 0))
+        return stored_parameters(model, table, n_layers, True, table.n_stages == 1)
 
-    def accumulate(self, last_scatter: str) -> tuple[Phase, ...]:
+    def accumulate(self, host: HostProgram, last_layer: str) -> None:
         """Add the micro-step's gradients to the fp32 sums, once the last scatter has ended."""
+        shapes = self.shapes
         sharded, replicated = self._largest_stage()
-        host = HostProgram()
-        host.wait(f"backward.{last_scatter}.reduce_scatter")
-        if self.model.tied_embeddings and self.table.n_stages == 1:
-            shard_bytes = self.embedding_bytes / self.z
-            host.memory_bound("gradient.tied", (self.z > 1) * 3.0 * shard_bytes, "add")
-        nbytes = (sharded + replicated) * (self.element_bytes + 2.0 * GRADIENT_BYTES)
-        host.memory_bound("gradient.accumulate", nbytes / self.n_virtual, "add")
-        return (host.phase("accumulate", over_storage=True),)
+        host.wait(_scatter(last_layer))
+        if shapes.model.tied_embeddings and shapes.table.n_stages == 1:
+            shard_bytes = shapes.embedding_bytes / self._z
+            host.memory_bound(names.GRADIENT_TIED, (self._z > 1) * 3.0 * shard_bytes, "add")
+        nbytes = (sharded + replicated) * (shapes.element_bytes + 2.0 * GRADIENT_BYTES)
+        host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes / shapes.n_virtual, "add")
 
-    def step_end(self) -> tuple[Phase, ...]:
-        """Reduce the gradients over data, clip them, update the weights."""
+    def step_end(self, host: HostProgram) -> None:
+        """Reduce the gradients over data, clip them and update the weights.
+
+        With a sharded optimizer each replica receives its part of the gradients, and the updated
+        weights are gathered.
+        """
+        shapes, model, table = self.shapes, self.shapes.model, self.shapes.table
+        is_sharded = self.options.sharded_optimizer
         sharded, replicated = self._largest_stage()
         stored = sharded + replicated
+        if model.tied_embeddings and table.n_stages > 1:
+            shard_bytes = model.head.parameters * GRADIENT_BYTES / (shapes.x * shapes.y * self._z)
+            host.run(names.GRADIENT_EMBEDDING, "send_recv", shard_bytes, PIPELINE)
+        host.run(names.GRADIENT_VECTORS, "all_reduce", replicated * GRADIENT_BYTES, "z")
         gradient_bytes = stored * GRADIENT_BYTES
-        host = HostProgram()
-        if self.model.tied_embeddings and self.table.n_stages > 1:
-            shard_bytes = self.model.head.parameters * GRADIENT_BYTES / (self.x * self.y * self.z)
-            host.run("gradient.embedding.send_recv", "send_recv", shard_bytes, PIPELINE)
-        vector_bytes = replicated * GRADIENT_BYTES
-        host.run("gradient.vectors.all_reduce", "all_reduce", vector_bytes, "z")
         n_buckets = np.ceil(gradient_bytes / BUCKET_BYTES)
-        kind = "reduce_scatter" if self._sharded_optimizer else "all_reduce"
-        host.run(f"gradient.{kind}", kind, gradient_bytes, "data", n_buckets)
-        kept = stored / self.table.size("data") if self._sharded_optimizer else stored
-        kept_bytes = kept * GRADIENT_BYTES
-        host.memory_bound("gradient.norm", kept_bytes, "reduce")
-        summed_over = [axis for axis in self.table.placements.axes.groups if axis != "data"]
-        summed_over += ["data"] if self._sharded_optimizer else []
-        for axis in summed_over:
-            host.run(f"gradient.norm.all_reduce_{axis}", "all_reduce", FP32_BYTES, axis)
-        host.memory_bound("gradient.clip", 2.0 * kept_bytes, "scale")
-        # Read and clear the gradient, read and write the states, write the weight; without
-        # a master copy the weight is read too.
-        weight_bytes = self.element_bytes * (1.0 if has_master_copy(self.job) else 2.0)
-        nbytes = kept * (2.0 * GRADIENT_BYTES + 2.0 * state_bytes(self.job) + weight_bytes)
-        host.memory_bound("optimizer.step", nbytes, "optimizer")
-        if self._sharded_optimizer:
-            host.issue("weights.all_gather", "all_gather", stored * self.element_bytes, "data")
-        return (host.phase("step_end", over_storage=True),)
+        if is_sharded:
+            name, kind = names.GRADIENT_REDUCE_SCATTER, "reduce_scatter"
+        else:
+            name, kind = names.GRADIENT_ALL_REDUCE, "all_reduce"
+        host.run(name, kind, gradient_bytes, "data", n_buckets)
+        summed_over = [axis for axis in table.placements.axes.groups if axis != "data"]
+        if is_sharded:
+            summed_over.append("data")
+        clip_and_update(
+            host,
+            shapes.job,
+            owned=stored / table.size("data") if is_sharded else stored,
+            gradient_bytes=GRADIENT_BYTES,
+            norm_sums={names.norm_all_reduce(axis): axis for axis in summed_over},
+        )
+        if is_sharded:
+            nbytes = stored * shapes.element_bytes
+            host.issue(names.WEIGHTS_ALL_GATHER, "all_gather", nbytes, "data")
 
 
-def _memory(
-    shapes: _Planner, n_layers: int, first: bool, last: bool, held: Array
-) -> dict[str, Array]:
-    """Of a stage with so many layers; `held`: layers' activations that are held at once."""
-    model, job, table = shapes.model, shapes.job, shapes.table
-    sharded, replicated = stored_parameters(model, table, n_layers, first, last)
-    stored = sharded + replicated
-    states = stored / table.size("data") if shapes._sharded_optimizer else stored
-    saved_all, saved_selective = _saved_by_block(shapes)
-    per_layer = {
-        "none": saved_all,
-        "selective": saved_selective,
-        "full": shapes.residual_bytes,
-    }[shapes.recompute]
-    return {
-        "weights": stored * job.element_bytes,
-        # The fp32 sums, and what the micro-step's reduce-scatters have brought.
-        "gradients": stored * (GRADIENT_BYTES + job.element_bytes),
-        "optimizer_states": states * state_bytes(job),
-        "gathered_weights": _gathered_bytes(shapes, n_layers),
-        "activations": held * per_layer + shapes.residual_bytes,
-        "working_set": shapes.working_set(saved_all, per_layer, last),
-    }
-
-
-def _saved_by_block(shapes: _Planner) -> tuple[Array, Array]:
-    """Bytes that one block saves for its backward pass: everything; without the cheap parts.
-
-    Saved are the inputs of each product and what the kernels between them need: the
-    block's input and the residual after attention (norms), both norms' outputs, q, k, v,
-    the attention's output, the MLP before and after its activation. Unfused attention
-    also keeps the softmax of its scores.
-    """
-    residual = shapes.residual_bytes
-    attention_out = shapes.shapes["proj"].input_bytes
-    kept = 2.0 * residual + shapes.shapes["qkv"].output_bytes + attention_out
-    kept = kept + shapes.shapes["up"].output_bytes
-    cheap = 2.0 * residual + shapes.mlp_bytes
-    if shapes.job.attention == "unfused":
-        cheap = cheap + shapes.score_bytes
-    return kept + cheap, kept
-
-
-def _gathered_bytes(shapes: _Planner, n_layers: int) -> Array:
-    """Gathered weights and unscattered weight gradients in flight, where Z splits the weights."""
-    blocks = [shapes.shapes[linear.name].weight_bytes for linear in shapes.model.block_linears]
-    head, overlap = shapes.embedding_bytes, shapes.job.overlap
-    one = np.maximum.reduce([*blocks, head])
-    pairs = [a + b for a, b in zip(blocks, blocks[1:] + blocks[:1], strict=True)]
-    two = np.maximum.reduce([*pairs, head + blocks[-1]])
-    in_flight = two if overlap.oag else one
-    if shapes.job.keep_gathered_weights:
-        in_flight = n_layers * sum(blocks) + 2.0 * head
-    gradients = two if overlap.ors else one
-    held: Array = np.where(shapes.table.size("z") > 1, in_flight + gradients, 0.0)
-    return held
+def _scatter(layer: str) -> str:
+    return names.reduce_scatter(names.of_layer(BACKWARD, layer))

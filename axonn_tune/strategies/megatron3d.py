@@ -14,14 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE, Axes
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Array, Phase, StepPlan
+from axonn_tune.spec.names import BACKWARD, FORWARD
+from axonn_tune.spec.plan import Array, StepPlan
+from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.strategies.optimizer import clip_and_update, state_bytes
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_pipeline_rules,
@@ -30,15 +35,8 @@ from axonn_tune.strategies.pipeline import (
     step_plan,
 )
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.transformer import (
-    FP32_BYTES,
-    MASK_BYTES,
-    Transformer,
-    Weight,
-    has_master_copy,
-    stage_parameters,
-    state_bytes,
-)
+from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes, stage_parameters
+from axonn_tune.strategies.transformer import Transformer
 
 # Elements of a bucket of gradients: Megatron Core's default for --ddp-bucket-size.
 BUCKET_ELEMENTS = 40e6
@@ -49,17 +47,29 @@ _AXES = Axes(
     ("data",),
     ("tensor", "context", PIPELINE, _REPLICAS),
 )
+_UPDATED_BLOCK = "weights.block.all_gather"
 
 
 @dataclass(frozen=True)
 class Megatron3D:
-    """The strategy with its switches, which are Megatron-LM's flags.
+    """The strategy with its options, which are Megatron-LM's flags.
 
-    overlap_grad_reduce: reduce gradients beside the last backward pass, and gather updated
-    weights beside the first forward pass (--overlap-grad-reduce, --overlap-param-gather).
-    fused_accumulation: the product that forms dW adds to the fp32 gradient
-    (--no-gradient-accumulation-fusion off). fp32_gradients: sum and reduce them in fp32
-    (--accumulate-allreduce-grads-in-fp32, which bf16 implies), not in the weights' dtype.
+    Attributes
+    ----------
+    sequence_parallel
+        Whether the residual stream is split by tokens over the tensor group
+        (--sequence-parallel).
+    distributed_optimizer
+        Whether optimizer states are sharded over the replicas (--use-distributed-optimizer).
+    overlap_grad_reduce
+        Whether gradients are reduced during the last backward pass, and updated weights gathered
+        during the first forward pass (--overlap-grad-reduce, --overlap-param-gather).
+    fused_accumulation
+        Whether the product that forms dW adds to the fp32 gradient
+        (--no-gradient-accumulation-fusion off).
+    fp32_gradients
+        Whether gradients are summed and reduced in fp32 (--accumulate-allreduce-grads-in-fp32,
+        which bf16 implies), not in the weights' dtype.
     """
 
     sequence_parallel: bool = True
@@ -73,11 +83,11 @@ class Megatron3D:
 
     @property
     def axes(self) -> Axes:
-        """Tensor, context, data, pipeline."""
+        """Tensor, context, data and pipeline."""
         return _AXES
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
-        """What Megatron-LM refuses, by reason, bool of shape (P,)."""
+        """Return, for each of Megatron-LM's rules, the placements that break it, shape (P,)."""
         tensor, context = placements.size("tensor"), placements.size("context")
         broken = {
             "attention heads not divisible by tensor": model.n_heads % tensor != 0,
@@ -94,151 +104,215 @@ class Megatron3D:
         return broken | broken_pipeline_rules(model, placements)
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
-        """Which candidates admit so many virtual stages."""
+        """Return which candidates can be cut into their virtual stages, shape (C,)."""
         return admits_virtual(model, job, table)
 
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
-        """The operations of one rank in one training step, for every candidate of the table."""
-        planner = _Planner(self, model, job, table)
-        return step_plan(planner)
+        """Return the operations of one rank in one training step, for all candidates."""
+        shapes = self.shapes(model, job, table)
+        usual = Transformer(shapes, self.communication(shapes, sync=False))
+        if not self.overlap_grad_reduce:
+            return step_plan(usual)
+        return step_plan(usual, Transformer(shapes, self.communication(shapes, sync=True)))
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
-        """Peak bytes of one rank by term, each of shape (C,)."""
-        planner = _Planner(self, model, job, table)
-        return stage_memory(planner, planner.memory)
+        """Return the peak bytes of one rank by term, each of shape (C,)."""
+        shapes = self.shapes(model, job, table)
+        return stage_memory(shapes, partial(self._stage_memory, shapes))
+
+    def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
+        """Split the inner widths over the tensor group, tokens over context and data."""
+        tensor = table.size("tensor")
+        return Shapes(
+            model,
+            job,
+            table,
+            tokens=table.sequences_at_once * job.seq_len / table.size("context"),
+            x=np.ones(len(table)),
+            y=tensor,
+            y_axis="tensor",
+            residual_split=tensor if self.sequence_parallel else 1.0,
+        )
+
+    def communication(self, shapes: Shapes, sync: bool) -> MegatronCommunication:
+        """Return the communication of a usual micro-step, or of the synchronising one."""
+        return MegatronCommunication(shapes, sync, self)
+
+    def gradient_bytes(self, job: Job) -> float:
+        """Return the bytes of a gradient element as it is summed and reduced."""
+        return FP32_BYTES if self.fp32_gradients else job.element_bytes
+
+    def _stage_memory(
+        self, shapes: Shapes, n_layers: int, first: bool, last: bool, held: Array
+    ) -> dict[str, Array]:
+        """Return the bytes by term of one stage, which holds `held` layers' activations at once."""
+        job, table = shapes.job, shapes.table
+        stored = _stored_parameters(shapes, n_layers, first, last)
+        owned = stored / table.size(_REPLICAS) if self.distributed_optimizer else stored
+        without_scores = _saved_without_scores(shapes)
+        everything = without_scores + _saved_scores(shapes)
+        saved = {
+            "none": everything,
+            "selective": without_scores,
+            "full": shapes.residual_bytes,
+        }[shapes.recompute]
+        return {
+            "weights": stored * job.element_bytes,
+            "gradients": stored * self.gradient_bytes(job),
+            "optimizer_states": owned * state_bytes(job),
+            "activations": held * saved,
+            "working_set": shapes.working_set(everything, saved, last),
+        }
 
 
-class _Planner(Transformer):
-    """Weights stay; sums go over the tensor group, gradients over the replicas."""
+def _saved_without_scores(shapes: Shapes) -> Array:
+    """Return the bytes that a block saves apart from attention's scores.
 
-    def __init__(self, options: Megatron3D, model: Model, job: Job, table: CandidateTable) -> None:
-        self.options, self.tensor = options, table.size("tensor")
-        self.context = table.size("context")
-        tokens = table.sequences_at_once * job.seq_len / self.context
-        one = np.ones(len(table))
-        super().__init__(model, job, table, one, self.tensor, ("", "tensor"), tokens)
-        self.gradient_bytes = FP32_BYTES if options.fp32_gradients else job.element_bytes
-        self.stream_bytes = self.residual_bytes  # of all tokens of the tensor group
-        if options.sequence_parallel:
-            self.residual_bytes = self.stream_bytes / self.tensor
+    These are inputs and outputs of both norms and two dropout masks of the residual stream; q, k,
+    v, the input of proj, the MLP before and after its activation (Korthikanti et al., equations
+    1 to 4).
+    """
+    mask = MASK_BYTES / shapes.element_bytes
+    n_of_stream = 4.0 + (2.0 * mask if shapes.job.dropout else 0.0)
+    return n_of_stream * shapes.residual_bytes + shapes.inner_bytes
 
-    # Sums over the tensor group ---------------------------------------------------
 
-    def before_product(self, host: HostProgram, weight: Weight) -> None:
-        """With sequence parallelism all tokens are brought together before their columns."""
-        shape = self.shapes[weight.name]
-        if self._gathers_updated and str(weight) == "forward.qkv":
-            nbytes = self._block_parameters * self.element_bytes
-            self._over_replicas(host, "weights.block.all_gather", "all_gather", nbytes)
-        if self.options.sequence_parallel and not shape.linear.transposed:
-            self.run(host, f"{weight}.all_gather", "all_gather", shape.input_bytes, "tensor")
+def _saved_scores(shapes: Shapes) -> Array | float:
+    """Return the bytes that unfused attention saves of its scores.
+
+    These are the softmax, the mask of its dropout and what dropout leaves of it (Korthikanti et
+    al., equation 1).
+    """
+    mask = MASK_BYTES / shapes.element_bytes
+    n_of_scores = 2.0 + mask if shapes.job.dropout else 1.0
+    return n_of_scores * shapes.saved_score_bytes
+
+
+def _stored_parameters(shapes: Shapes, n_layers: int, first: bool, last: bool) -> Array:
+    """Return how many parameters a rank of a stage stores, shape (C,).
+
+    Matrices and their biases are split over the tensor group, other vectors are not.
+    """
+    matrices, whole, split = stage_parameters(shapes.model, n_layers, first, last)
+    return (matrices + split) / shapes.table.size("tensor") + whole
+
+
+@dataclass(frozen=True, eq=False)
+class MegatronCommunication(Communication):
+    """Weights stay; sums go over the tensor group, gradients go over the replicas."""
+
+    options: Megatron3D
 
     @property
-    def _gathers_updated(self) -> bool:
-        """Updated weights of the next block are gathered beside this one."""
-        return self.is_sync and self.options.distributed_optimizer
+    def _gradient_bytes(self) -> float:
+        return self.options.gradient_bytes(self.shapes.job)
 
-    def sum_output(self, host: HostProgram, weight: Weight) -> None:
-        """All-reduce, or with sequence parallelism reduce-scatter by tokens."""
-        shape = self.shapes[weight.name]
-        if not shape.linear.transposed:
-            return
-        kind = self._sum_kind
-        self.run(host, f"{weight}.{kind}", kind, shape.output_bytes, "tensor")
-
-    def before_gradients(self, host: HostProgram, weight: Weight) -> None:
-        """With sequence parallelism dO is gathered, or the input for dW, beside the dI product."""
-        if not self.options.sequence_parallel:
-            return
-        shape = self.shapes[weight.name]
-        if shape.linear.transposed:
-            self.run(host, f"{weight}.all_gather", "all_gather", shape.output_bytes, "tensor")
-        else:
-            host.issue(f"{weight}.all_gather", "all_gather", shape.input_bytes, "tensor")
-
-    def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
-        """All-reduce or reduce-scatter dI beside the dW product."""
-        shape = self.shapes[weight.name]
-        if shape.linear.transposed:
-            return ""
-        kind = self._sum_kind
-        host.issue(f"{weight}.{kind}", kind, shape.input_bytes, "tensor")
-        return f"{weight}.{kind}"
-
-    def before_weight_gradient(self, host: HostProgram, name: str) -> None:
-        """Wait for the gathered input."""
-        shape = self.shapes.get(name)
-        if self.options.sequence_parallel and shape is not None and not shape.linear.transposed:
-            host.wait(f"backward.{name}.all_gather")
-
-    def sum_embedding(self, host: HostProgram, weight: Weight) -> None:
-        """Sum the rows that ranks of the tensor group have found."""
-        host.issue(f"{weight}.sum", self._sum_kind, self.stream_bytes, "tensor")
-
-    def wait_for_embedding(self, host: HostProgram) -> None:
-        """Wait for `sum_embedding`."""
-        host.wait("forward.embedding.sum")
+    # Sums over the tensor group ------------------------------------------------------------
 
     @property
-    def _sum_kind(self) -> str:
-        """How partial sums over the tensor group become the residual stream."""
+    def sum_kind(self) -> str:
+        """Collective that sums: with sequence parallelism each rank keeps its tokens only."""
         return "reduce_scatter" if self.options.sequence_parallel else "all_reduce"
 
-    # Context and pipeline ----------------------------------------------------------
+    @property
+    def embedding_sum(self) -> str:
+        """Name of the collective that sums the rows which ranks of the tensor group have found."""
+        return "forward.embedding.sum"
+
+    def gather_input(self, host: HostProgram, weight: Weight) -> None:
+        """With sequence parallelism, bring all tokens together before their columns are split."""
+        shape = self.shapes.linears[weight.layer]
+        if self.options.sequence_parallel and not shape.linear.transposed:
+            name = names.all_gather(weight.name)
+            host.run(name, "all_gather", shape.input_bytes, "tensor")
+
+    def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
+        """With sequence parallelism, gather dO, or start to gather the input for dW.
+
+        The input is gathered while dI is formed (Korthikanti et al., section 4.2.2).
+        """
+        if not self.options.sequence_parallel:
+            return
+        shape, name = self.shapes.linears[weight.layer], names.all_gather(weight.name)
+        if shape.linear.transposed:
+            host.run(name, "all_gather", shape.output_bytes, "tensor")
+        else:
+            host.issue(name, "all_gather", shape.input_bytes, "tensor")
+
+    def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
+        """Wait for the gathered input."""
+        shape = self.shapes.linears.get(layer)
+        if self.options.sequence_parallel and shape is not None and not shape.linear.transposed:
+            host.wait(names.all_gather(names.of_layer(BACKWARD, layer)))
+
+    # Context and pipeline --------------------------------------------------------------------
 
     def begin_attention(self, host: HostProgram, chain: str) -> None:
-        """Keys and values come from the context group, beside attention (ring attention)."""
-        host.issue(f"{chain}.attention.all_gather", "all_gather", self._kv_bytes, "context")
-        if chain == "backward":
-            name = "backward.attention.reduce_scatter"
-            host.issue(name, "reduce_scatter", self._kv_bytes, "context")
+        """Start to exchange keys and values within the context group (ring attention).
+
+        In the backward chain their gradients travel too.
+        """
+        name = names.of_layer(chain, "attention")
+        host.issue(names.all_gather(name), "all_gather", self._kv_bytes, "context")
+        if chain == BACKWARD:
+            host.issue(names.reduce_scatter(name), "reduce_scatter", self._kv_bytes, "context")
 
     def end_attention(self, host: HostProgram, chain: str) -> None:
-        """All of them have come, and the gradients have gone."""
-        host.wait(f"{chain}.attention.all_gather")
-        if chain == "backward":
-            host.wait("backward.attention.reduce_scatter")
+        """Wait until all keys and values have come and all gradients have gone."""
+        name = names.of_layer(chain, "attention")
+        host.wait(names.all_gather(name))
+        if chain == BACKWARD:
+            host.wait(names.reduce_scatter(name))
 
     @property
     def _kv_bytes(self) -> Array:
-        """Keys and values of the whole sequence for the rank's heads."""
-        width = 2.0 * self.model.n_kv_heads * self.model.head_dim / self.tensor
-        return self.tokens * self.context * (width * self.element_bytes)
+        """Bytes of the keys and values of the whole sequence for the rank's heads."""
+        shapes, model, table = self.shapes, self.shapes.model, self.shapes.table
+        width = 2.0 * model.n_kv_heads * model.head_dim / table.size("tensor")
+        return shapes.tokens * table.size("context") * (width * shapes.element_bytes)
 
     @property
     def transfer_bytes(self) -> Array:
-        """Between stages: each rank of the tensor group sends its part of the stream."""
-        return self.stream_bytes / self.tensor
+        """Bytes that a rank sends to the next stage: its part of the stream, whole or not."""
+        return self.shapes.stream_bytes / self.shapes.table.size("tensor")
 
-    def start(self, weight: Weight) -> Phase:
-        """Without sequence parallelism the parts that came are gathered (SC21, section 4.1)."""
-        host = HostProgram()
-        if not self.options.sequence_parallel:
-            name = f"{weight.chain}.pipeline.all_gather"
-            self.run(host, name, "all_gather", self.stream_bytes, "tensor")
-            host.memory_bound(f"{weight.chain}.pipeline.copy", 2.0 * self.stream_bytes, "copy")
-        return host.phase("start")
+    def receive(self, host: HostProgram, chain: str) -> None:
+        """Without sequence parallelism, gather the parts that came (SC21, section 4.1)."""
+        if self.options.sequence_parallel:
+            return
+        name, nbytes = names.of_layer(chain, "pipeline"), self.shapes.stream_bytes
+        host.run(names.all_gather(name), "all_gather", nbytes, "tensor")
+        host.memory_bound(f"{name}.copy", 2.0 * nbytes, "copy")
 
-    # Gradients over the replicas ---------------------------------------------------------
+    # Gradients and updated weights over the replicas -----------------------------------------
 
     @property
-    def has_sync(self) -> bool:
-        """With overlap the reductions run beside one of the micro-steps."""
-        return self.options.overlap_grad_reduce
+    def _gathers_updated(self) -> bool:
+        """Whether updated weights are gathered block by block during this micro-step."""
+        return self.sync and self.options.distributed_optimizer
 
     def begin_block(self, host: HostProgram, chain: str) -> None:
-        """Updated weights of the block are there."""
-        if self._gathers_updated and chain == "forward":
-            host.wait("weights.block.all_gather")
+        """Wait for the updated weights of the block."""
+        if self._gathers_updated and chain == FORWARD:
+            host.wait(_UPDATED_BLOCK)
 
-    def end_block_backward(self, host: HostProgram) -> None:
-        """The block's gradients are reduced beside what follows."""
-        if self.is_sync:
-            nbytes = self._block_parameters * self.gradient_bytes
+    def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
+        """With a block's first weight, start to gather updated weights of the next block.
+
+        There are as many gathers as blocks; the first block's own stands in the last one.
+        """
+        if self._gathers_updated and weight == Weight(FORWARD, "qkv"):
+            nbytes = self._block_parameters * self.shapes.element_bytes
+            self._over_replicas(host, _UPDATED_BLOCK, "all_gather", nbytes)
+
+    def end_block(self, host: HostProgram) -> None:
+        """Start to reduce the block's gradients, while earlier blocks form theirs."""
+        if self.sync:
+            nbytes = self._block_parameters * self._gradient_bytes
             self._over_replicas(host, "gradient.block.reduce", self._reduce_kind, nbytes)
 
     def _over_replicas(self, host: HostProgram, name: str, kind: str, nbytes: Array) -> None:
-        n_calls = np.ceil(nbytes / (BUCKET_ELEMENTS * self.element_bytes))
+        n_calls = np.ceil(nbytes / (BUCKET_ELEMENTS * self.shapes.element_bytes))
         host.issue(name, kind, nbytes, _REPLICAS, n_calls)
 
     @property
@@ -247,97 +321,57 @@ class _Planner(Transformer):
 
     @property
     def _block_parameters(self) -> Array:
-        return _stored(self.model, self.tensor, 1, False, False)
+        return _stored_parameters(self.shapes, 1, False, False)
+
+    # Once per micro-step and once per step -----------------------------------------------------
 
     def _largest_stage(self) -> tuple[int, Array]:
-        """Layers and parameters of the first stage, which with the embedding has most."""
-        n_stages = self.table.n_stages
-        n_layers = sum(chunk_layers(self.model, n_stages, self.n_virtual, 0))
-        return n_layers, _stored(self.model, self.tensor, n_layers, True, n_stages == 1)
+        """Return layers and stored parameters of the first stage, which has the embedding."""
+        n_stages = self.shapes.table.n_stages
+        n_layers = sum(chunk_layers(self.shapes.model, n_stages, self.shapes.n_virtual, 0))
+        return n_layers, _stored_parameters(self.shapes, n_layers, True, n_stages == 1)
 
-    def accumulate(self, last_scatter: str) -> tuple[Phase, ...]:
-        """Without fusion the micro-step's gradients are added to the fp32 sums."""
+    def accumulate(self, host: HostProgram, last_layer: str) -> None:
+        """Without fused accumulation, add the micro-step's gradients to the fp32 sums."""
         if self.options.fused_accumulation:
-            return ()
+            return
         _, stored = self._largest_stage()
-        host = HostProgram()
-        nbytes = stored * (self.element_bytes + 2.0 * self.gradient_bytes) / self.n_virtual
-        host.memory_bound("gradient.accumulate", nbytes, "add")
-        return (host.phase("accumulate", over_storage=True),)
+        nbytes = stored * (self.shapes.element_bytes + 2.0 * self._gradient_bytes)
+        host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes / self.shapes.n_virtual, "add")
 
-    def step_end(self) -> tuple[Phase, ...]:
-        """Reduce what is not yet, clip, update the weights."""
-        host, options = HostProgram(), self.options
-        n_layers, stored = self._largest_stage()
-        if self.model.tied_embeddings and self.table.n_stages > 1:
-            shared_bytes = self.model.head.parameters * self.gradient_bytes / self.tensor
-            host.run("gradient.embedding.send_recv", "send_recv", shared_bytes, PIPELINE)
-        if options.sequence_parallel:
-            norm_bytes = np.full(
-                len(self.table), 2.0 * n_layers * self.model.norm_parameters * self.gradient_bytes
-            )
-            host.run("gradient.norms.all_reduce", "all_reduce", norm_bytes, "tensor")
-        left = stored - n_layers * self._block_parameters if self.has_sync else stored
-        self._over_replicas(host, "gradient.reduce", self._reduce_kind, left * self.gradient_bytes)
-        host.wait("gradient.reduce")
-        owned = stored / self.table.size(_REPLICAS) if options.distributed_optimizer else stored
-        host.memory_bound("gradient.norm", owned * self.gradient_bytes, "reduce")
-        for axis in ("tensor", PIPELINE):
-            host.run(f"gradient.norm.all_reduce_{axis}", "all_reduce", FP32_BYTES, axis)
-        host.memory_bound("gradient.clip", 2.0 * owned * self.gradient_bytes, "scale")
-        weight_bytes = self.element_bytes * (1.0 if has_master_copy(self.job) else 2.0)
-        nbytes = owned * (self.gradient_bytes + 2.0 * state_bytes(self.job) + weight_bytes)
-        nbytes = nbytes + stored * self.gradient_bytes  # cleared
-        host.memory_bound("optimizer.step", nbytes, "optimizer")
-        if options.distributed_optimizer:
-            self._over_replicas(host, "weights.all_gather", "all_gather", left * self.element_bytes)
-            host.wait("weights.all_gather")
-            host.memory_bound("weights.copy", 2.0 * left * self.element_bytes, "copy")
-        return (host.phase("step_end", over_storage=True),)
+    def step_end(self, host: HostProgram) -> None:
+        """Reduce what no micro-step has reduced, clip, and update the weights.
 
-    # Memory ---------------------------------------------------------------------------------
-
-    def memory(self, n_layers: int, first: bool, last: bool, held: Array) -> dict[str, Array]:
-        """Of a stage with so many layers; `held`: layers' activations that are held at once."""
-        job, model = self.job, self.model
-        stored = _stored(model, self.tensor, n_layers, first, last)
-        owned = stored
-        if self.options.distributed_optimizer:
-            owned = stored / self.table.size(_REPLICAS)
-        everything, without_scores = self._saved_by_block()
-        saved = {
-            "none": everything,
-            "selective": without_scores,
-            "full": self.residual_bytes,
-        }[self.recompute]
-        return {
-            "weights": stored * job.element_bytes,
-            "gradients": stored * self.gradient_bytes,
-            "optimizer_states": owned * state_bytes(job),
-            "activations": held * saved,
-            "working_set": self.working_set(everything, saved, last),
-        }
-
-    def _saved_by_block(self) -> tuple[Array, Array]:
-        """Korthikanti et al., equations 1 to 4: all a block saves, and without the scores.
-
-        Inputs and outputs of both norms and two dropout masks of the residual stream; q, k, v,
-        the input of proj, the MLP before and after its activation; and of unfused attention
-        the softmax, its mask and what dropout leaves of it.
+        With overlap, what is left are the parameters outside blocks.
         """
-        mask = MASK_BYTES / self.element_bytes
-        stream = (4.0 + (2.0 * mask if self.job.dropout else 0.0)) * self.residual_bytes
-        split = self.shapes["qkv"].output_bytes + self.shapes["proj"].input_bytes
-        split = split + self.shapes["up"].output_bytes + self.mlp_bytes
-        without_scores = stream + split
-        if self.job.attention == "flash":
-            return without_scores, without_scores
-        kept = 2.0 + mask if self.job.dropout else 1.0
-        return without_scores + kept * self.score_bytes, without_scores
-
-
-def _stored(model: Model, tensor: Array, n_layers: int, first: bool, last: bool) -> Array:
-    """Parameters of one rank of a stage: matrices and their biases split, vectors not."""
-    matrices, whole, split = stage_parameters(model, n_layers, first, last)
-    stored: Array = (matrices + split) / tensor + whole
-    return stored
+        shapes, model, options = self.shapes, self.shapes.model, self.options
+        gradient_bytes = self._gradient_bytes
+        n_layers, stored = self._largest_stage()
+        if model.tied_embeddings and shapes.table.n_stages > 1:
+            shared_bytes = model.head.parameters * gradient_bytes / shapes.y
+            host.run(names.GRADIENT_EMBEDDING, "send_recv", shared_bytes, PIPELINE)
+        if options.sequence_parallel:
+            norm_parameters = np.full(len(shapes.table), 2.0 * n_layers * model.norm_parameters)
+            norm_bytes = norm_parameters * gradient_bytes
+            host.run("gradient.norms.all_reduce", "all_reduce", norm_bytes, "tensor")
+        left = stored
+        if options.overlap_grad_reduce:
+            left = stored - n_layers * self._block_parameters
+        self._over_replicas(host, names.GRADIENT_REDUCE, self._reduce_kind, left * gradient_bytes)
+        host.wait(names.GRADIENT_REDUCE)
+        owned = stored
+        if options.distributed_optimizer:
+            owned = stored / shapes.table.size(_REPLICAS)
+        clip_and_update(
+            host,
+            shapes.job,
+            owned,
+            gradient_bytes,
+            norm_sums={names.norm_all_reduce(axis): axis for axis in ("tensor", PIPELINE)},
+            cleared=stored,
+        )
+        if options.distributed_optimizer:
+            weight_bytes = left * shapes.element_bytes
+            self._over_replicas(host, names.WEIGHTS_ALL_GATHER, "all_gather", weight_bytes)
+            host.wait(names.WEIGHTS_ALL_GATHER)
+            host.memory_bound("weights.copy", 2.0 * left * shapes.element_bytes, "copy")

@@ -22,12 +22,20 @@ STRATEGIES = {
 
 @dataclass(frozen=True)
 class Switches:
-    """What a strategy may do; those that do not have a switch ignore it.
+    """Options of the strategies; a strategy ignores those that it does not have.
 
-    sequence_parallel, overlap_grad_reduce: of Megatron-LM. distributed_optimizer: shard optimizer
-    states over the replicas; None for the strategy's default, which is on for Megatron-LM and off
-    for AxoNN. virtual_stages: of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
-    qwz, hpz, qgz: the three parts of ZeRO++.
+    Attributes
+    ----------
+    sequence_parallel, overlap_grad_reduce
+        Flags of Megatron-LM; see `Megatron3D`.
+    distributed_optimizer
+        Whether optimizer states are sharded over the replicas; None for the strategy's default,
+        which is on for Megatron-LM and off for AxoNN.
+    virtual_stages
+        Number of virtual stages of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
+    qwz, hpz, qgz
+        The three parts of ZeRO++: quantised weights, a second copy of the weights, quantised
+        gradients.
     """
 
     sequence_parallel: bool = True
@@ -40,24 +48,30 @@ class Switches:
 
 
 def strategy_named(name: str, switches: Switches | None = None) -> Strategy:
-    """A strategy with its switches.
+    """Return the strategy of that name, with its switches.
 
     Raises
     ------
     InputError
-        No strategy of that name.
+        There is no strategy of that name.
     """
     require_choice("search", "strategy", name, tuple(STRATEGIES))
-    on = switches or Switches()
+    switches = switches or Switches()
     if name in ("axonn", "axonn-pipeline"):
-        return Axonn4D(name == "axonn-pipeline", bool(on.distributed_optimizer))
+        return Axonn4D(
+            pipelined=name == "axonn-pipeline",
+            sharded_optimizer=bool(switches.distributed_optimizer),
+        )
     if name == "megatron":
+        stages = switches.virtual_stages
         return Megatron3D(
-            on.sequence_parallel,
-            on.distributed_optimizer is not False,
-            on.overlap_grad_reduce,
-            n_virtual=(1, 2, 4) if on.virtual_stages is None else (on.virtual_stages,),
+            sequence_parallel=switches.sequence_parallel,
+            distributed_optimizer=switches.distributed_optimizer is not False,
+            overlap_grad_reduce=switches.overlap_grad_reduce,
+            n_virtual=(1, 2, 4) if stages is None else (stages,),
         )
     if name == "zeropp":
-        return zeropp(on.qwz, on.hpz, on.qgz)
-    return zero3() if name == "zero3" else zero_topo(on.qwz, on.qgz)
+        return zeropp(switches.qwz, switches.hpz, switches.qgz)
+    if name == "zero-topo":
+        return zero_topo(switches.qwz, switches.qgz)
+    return zero3()

@@ -12,19 +12,19 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Collective, Part, Pipeline, Stage, StepPlan
+from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.transformer import Transformer
 
 
 def _are_cut(n_layers: int, n_chunks: np.ndarray | int) -> np.ndarray:
-    """Whether layers can be cut evenly, embedding and head counted as layers or not."""
+    """Return whether layers can be cut evenly, embedding and head counted as layers or not."""
     layers = np.asarray(n_layers)
-    even: np.ndarray = (layers % n_chunks == 0) & (layers >= n_chunks)
-    cut: np.ndarray = even | ((layers + 2) % n_chunks == 0)
-    return cut
+    is_even = (layers % n_chunks == 0) & (layers >= n_chunks)
+    return is_even | ((layers + 2) % n_chunks == 0)
 
 
 def broken_pipeline_rules(model: Model, placements: Placements) -> dict[str, np.ndarray]:
-    """Placements whose stages cannot have the same number of layers."""
+    """Return the placements whose stages cannot have the same number of layers."""
     if PIPELINE not in placements.axes.names:
         return {}
     stages = placements.size(PIPELINE)
@@ -33,7 +33,7 @@ def broken_pipeline_rules(model: Model, placements: Placements) -> dict[str, np.
 
 
 def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
-    """Whether a rank's layers can be cut into the variant's virtual stages, shape (C,).
+    """Return whether a rank's layers can be cut into their virtual stages, shape (C,).
 
     Interleaving needs a pipeline, and micro-batches in multiples of the stages (Narayanan et
     al., SC21, section 2.2).
@@ -43,110 +43,101 @@ def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         return np.ones(len(table), dtype=bool)
     if n_stages == 1 or not _are_cut(model.n_layers, n_stages * n_virtual).all():
         return np.zeros(len(table), dtype=bool)
-    admitted: np.ndarray = table.n_microsteps(job.global_batch) % n_stages == 0
-    return admitted
+    return table.n_microsteps(job.global_batch) % n_stages == 0
 
 
 def chunk_layers(model: Model, n_stages: int, n_virtual: int, stage: int) -> list[int]:
-    """Layers of each virtual stage of one rank.
+    """Return the number of layers of each virtual stage of one rank.
 
     Where embedding and head count as layers the first and the last stage have one less.
     """
     n_chunks = n_stages * n_virtual
-    each = math.ceil(model.n_layers / n_chunks)
-    layers = [each] * n_virtual
+    layers = [math.ceil(model.n_layers / n_chunks)] * n_virtual
     if model.n_layers % n_chunks:
         layers[0] -= stage == 0
         layers[-1] -= stage == n_stages - 1
     return layers
 
 
-def step_plan(planner: Transformer) -> StepPlan:
-    """Return the plan of a step, through a pipeline if there are stages."""
-    table = planner.table
-    n_microsteps = table.n_microsteps(planner.job.global_batch)
+def step_plan(transformer: Transformer, synchronising: Transformer | None = None) -> StepPlan:
+    """Return the plan of a step, through a pipeline if there are stages.
+
+    `synchronising` emits the micro-step that differs from all others, if there is one.
+    """
+    table = transformer.shapes.table
+    n_microsteps = table.n_microsteps(transformer.shapes.job.global_batch)
     if table.n_stages > 1:
-        return _pipelined_plan(planner, n_microsteps)
-    microstep = Part("microstep", planner.microstep())
-    sync = None
-    if planner.has_sync:
-        planner.is_sync = True
-        sync = Part("sync_microstep", planner.microstep())
-        planner.is_sync = False
-    return StepPlan(table, microstep, _step_end(planner), n_microsteps, sync)
+        return _pipelined_plan(transformer, synchronising or transformer, n_microsteps)
+    sync = Part("sync_microstep", synchronising.microstep()) if synchronising else None
+    microstep = Part("microstep", transformer.microstep())
+    return StepPlan(table, microstep, _step_end(transformer), n_microsteps, sync)
 
 
-def _step_end(planner: Transformer) -> Part:
-    return Part("step_end", planner.step_end())
+def _step_end(transformer: Transformer) -> Part:
+    return Part("step_end", transformer.step_end())
 
 
-def _pipelined_plan(planner: Transformer, n_microsteps: Array) -> StepPlan:
-    table, model = planner.table, planner.model
-    n_stages, n_virtual = table.n_stages, planner.n_virtual
+def _pipelined_plan(
+    transformer: Transformer, synchronising: Transformer, n_microsteps: Array
+) -> StepPlan:
+    shapes = transformer.shapes
+    table, model = shapes.table, shapes.model
+    n_stages, n_virtual = table.n_stages, shapes.n_virtual
+    transfer_bytes = transformer.communication.transfer_bytes
     n_first = chunk_layers(model, n_stages, n_virtual, 0)[0]
+    n_middle = math.ceil(model.n_layers / (n_stages * n_virtual))
     n_last = chunk_layers(model, n_stages, n_virtual, n_stages - 1)[-1]
-    first = _stage(planner, "first", n_first, True, False)
-    last = _stage(planner, "last", n_last, False, True)
-    planner.is_sync = planner.has_sync
-    sync = _stage(planner, "sync", n_first, True, False)
-    planner.is_sync = False
-    middle = _stage(planner, "middle", n_first, True, False)
-    if n_stages * n_virtual > 2:
-        n_middle = math.ceil(model.n_layers / (n_stages * n_virtual))
-        middle = _stage(planner, "middle", n_middle, False, False)
+    middle = _stage("middle", transformer, n_middle, first=False, last=False)
+    last = _stage("last", transformer, n_last, first=False, last=True)
     others = (middle.forward.phases + middle.backward.phases) * (n_virtual - 1)
     return StepPlan(
-        candidates=table,
-        microstep=Part("microstep", others + last.forward.phases + last.backward.phases),
-        step_end=_step_end(planner),
-        n_microsteps=n_microsteps,
+        table,
+        Part("microstep", others + last.forward.phases + last.backward.phases),
+        _step_end(transformer),
+        n_microsteps,
         pipeline=Pipeline(
             n_stages,
             n_virtual,
-            first,
-            middle,
-            last,
-            sync,
-            transfer=Collective(
-                "pipeline.send_recv", "send_recv", planner.transfer_bytes, PIPELINE
-            ),
+            first=_stage("first", transformer, n_first, first=True, last=False),
+            middle=middle,
+            last=last,
+            sync=_stage("sync", synchronising, n_first, first=True, last=False),
+            transfer=Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE),
         ),
     )
 
 
-def _stage(planner: Transformer, name: str, n_layers: int, first: bool, last: bool) -> Stage:
-    forward = planner.forward_pass(n_layers, first, last)
-    backward = planner.backward_pass(n_layers, first, last)
+def _stage(name: str, transformer: Transformer, n_layers: int, first: bool, last: bool) -> Stage:
+    forward = transformer.forward_pass(n_layers, first, last)
+    backward = transformer.backward_pass(n_layers, first, last)
     return Stage(Part(f"{name}.forward", forward), Part(f"{name}.backward", backward))
 
 
-# Layers, whether first and last stage, and layers' activations held at once -> bytes by term.
+# From a stage's number of layers, whether it is the first and the last, and the number of layers
+# whose activations are held at once, to bytes by term.
 StageMemory = Callable[[int, bool, bool, Array], dict[str, Array]]
 
 
-def stage_memory(planner: Transformer, of_stage: StageMemory) -> dict[str, Array]:
-    """Bytes by term of the rank that needs most: of the first or of the last stage.
+def stage_memory(shapes: Shapes, of_stage: StageMemory) -> dict[str, Array]:
+    """Return bytes by term of the rank that needs most, one of the first or the last stage.
 
     The first stage holds the activations of as many micro-batches as there are stages (1F1B),
     and with v virtual stages (p - 1) / (p v) of that more (Korthikanti et al.,
     arXiv 2205.05198, section 4.2.3); the last stage holds one.
     """
-    table, model, job = planner.table, planner.model, planner.job
-    n_stages, n_virtual = table.n_stages, planner.n_virtual
+    table, model, job = shapes.table, shapes.model, shapes.job
+    n_stages, n_virtual = table.n_stages, shapes.n_virtual
     if n_stages == 1:
         return of_stage(model.n_layers, True, True, np.full(len(table), float(model.n_layers)))
     n_micro = table.n_microsteps(job.global_batch)
-    firsts, lasts = (
-        sum(chunk_layers(model, n_stages, n_virtual, stage)) for stage in (0, n_stages - 1)
-    )
+    n_first = sum(chunk_layers(model, n_stages, n_virtual, 0))
+    n_last = sum(chunk_layers(model, n_stages, n_virtual, n_stages - 1))
     in_flight = float(n_stages)
     if n_virtual > 1:
         in_flight *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
-    terms = of_stage(firsts, True, False, firsts * np.minimum(n_micro, in_flight))
+    terms = of_stage(n_first, True, False, n_first * np.minimum(n_micro, in_flight))
     held_by_last = 1.0 if n_virtual == 1 else 1.0 + (n_virtual - 1) / n_virtual * n_stages
-    of_last = of_stage(lasts, False, True, lasts * np.minimum(n_micro, held_by_last))
-    total, total_of_last = (
-        sum(each.values(), start=np.zeros(len(table))) for each in (terms, of_last)
-    )
-    is_last = total_of_last > total
+    of_last = of_stage(n_last, False, True, n_last * np.minimum(n_micro, held_by_last))
+    none = np.zeros(len(table))
+    is_last = sum(of_last.values(), start=none) > sum(terms.values(), start=none)
     return {term: np.where(is_last, of_last[term], value) for term, value in terms.items()}

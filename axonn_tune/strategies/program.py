@@ -1,7 +1,7 @@
 """Records the host program of one rank as operations with what each waits for.
 
 The host issues work in order. A collective starts after all computation issued before
-it (as torch's process groups do) and runs beside what is issued later; ``wait`` makes
+it (as torch's process groups do) and runs while the host issues more; ``wait`` makes
 the computation that follows wait for it.
 """
 
@@ -27,7 +27,7 @@ class HostProgram:
         self._awaited: tuple[str, ...] = ()
 
     def gemm(self, name: str, m: Size, n: Size, k: Size, mode: str) -> None:
-        """Launch a matrix product; like every kernel it follows the kernels before it."""
+        """Launch an (m x k) times (k x n) product; every kernel follows the kernels before it."""
         self._operations.append(Gemm(name, m, n, k, mode, self._take_awaited()))
 
     def memory_bound(self, name: str, nbytes: Size, kernel: str) -> None:
@@ -44,7 +44,7 @@ class HostProgram:
         backward: bool,
         fused: bool,
     ) -> None:
-        """Launch attention."""
+        """Launch attention of whole sequences with the rank's heads."""
         waits_for = self._take_awaited()
         self._operations.append(
             Attention(name, n_sequences, n_heads, seq_len, head_dim, backward, fused, waits_for)
@@ -59,10 +59,13 @@ class HostProgram:
         n_calls: Size = 1.0,
         after: tuple[str, ...] = (),
     ) -> None:
-        """Start a collective beside the computation that is issued after it.
+        """Start a collective, which runs next to the computation that is issued after it.
 
-        It waits for the collectives named in `after`, without holding computation up.
+        It waits for the collectives named in `after`, without holding computation up. Nothing is
+        issued where `axis` is empty, since nothing is split then.
         """
+        if not axis:
+            return
         waits_for = (COMPUTE, *self._awaited, *after)
         self._operations.append(Collective(name, kind, nbytes, axis, n_calls, waits_for))
 
@@ -71,12 +74,13 @@ class HostProgram:
         self._awaited = (*self._awaited, name)
 
     def run(self, name: str, kind: str, nbytes: Size, axis: str, n_calls: Size = 1.0) -> None:
-        """Issue a collective and wait for it."""
-        self.issue(name, kind, nbytes, axis, n_calls)
-        self.wait(name)
+        """Issue a collective and wait for it; do nothing where `axis` is empty."""
+        if axis:
+            self.issue(name, kind, nbytes, axis, n_calls)
+            self.wait(name)
 
     def phase(self, name: str, repeats: int = 1, over_storage: bool = False) -> Phase:
-        """What was recorded, as a phase; nothing may be left awaited."""
+        """Return what was recorded as a phase; a kernel must have followed every wait."""
         assert not self._awaited, f"phase {name} ends before it has waited for {self._awaited}"
         return Phase(name, tuple(self._operations), repeats, over_storage)
 

@@ -3,53 +3,58 @@
 Rajbhandari et al., arXiv 1910.02054 (ZeRO); Zhao et al., arXiv 2304.11277 (FSDP, hybrid
 sharding); Wang et al., arXiv 2306.10209 (ZeRO++); Xu et al., arXiv 2501.04266 (three levels).
 
-Every rank computes whole layers on its share of the batch. What it stores of weights, gradients
-and optimizer states differs in how far each is sharded: over the groups of `Sharding`. Weights
-of a block are gathered before it is used, the next block's beside it; gradients are reduced as
-soon as a block's backward pass is done.
+Every rank computes whole layers on its share of the batch. The members of the family differ in
+how far they shard weights, gradients and optimizer states: over the groups of `Sharding`. The
+weights of a block are gathered while the block before it computes; its gradients are reduced as
+soon as its backward pass is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Axes
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Array, Phase, StepPlan
+from axonn_tune.spec.names import FORWARD
+from axonn_tune.spec.plan import Array, StepPlan
+from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.strategies.optimizer import clip_and_update, state_bytes
 from axonn_tune.strategies.pipeline import step_plan
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.transformer import (
-    FP32_BYTES,
-    Transformer,
-    Weight,
-    has_master_copy,
-    stage_parameters,
-    state_bytes,
-)
+from axonn_tune.strategies.shapes import Shapes, stage_parameters
+from axonn_tune.strategies.transformer import Transformer
 
 # Bytes of an element in quantised messages, with the fp16 scale of each group of 2048 elements
 # (ZeRO++, sections 3.1 and 3.3: INT8 weights, INT4 gradients).
 INT8_BYTES, INT4_BYTES = 1.0 + 2.0 / 2048, 0.5 + 2.0 / 2048
 
 
-# By chain, the first weight of a block before which a kernel of that block has been issued.
-_SECOND = {"forward": "qkv", "recompute": "qkv", "backward": "up"}
-
-
 @dataclass(frozen=True)
 class Sharding:
     """Groups over which things are sharded, or messages go; empty where there is none.
 
-    weights, gradients, states: each rank holds one part of them. copy: ranks that hold a second
-    copy of the weights together, from which they are gathered once it exists. reduced_over:
-    groups over which gradients are reduced in every micro-step, one after the other.
-    replicas: over which shards of gradients are summed once in a step; they are scattered over
-    `outer`. updated_over: from which the weights of a rank come once they are updated.
+    Attributes
+    ----------
+    weights, gradients, states
+        Groups whose ranks together hold the weights, the gradients and the optimizer states once.
+    reduced_over
+        Groups over which gradients are reduced in every micro-step, one after the other.
+    copy
+        Group whose ranks together hold a second copy of the weights, from which weights are
+        gathered once the copy exists.
+    replicas
+        Group over which the shards of gradients are all-reduced once in a step.
+    outer
+        Group over which the shards of gradients are scattered once in a step.
+    updated_over
+        Group from which a rank gathers its weights once they are updated.
     """
 
     weights: str
@@ -63,12 +68,27 @@ class Sharding:
 
 
 @dataclass(frozen=True)
-class Zero:
-    """A strategy of the family; see `zero3`, `zeropp` and `zero_topo` for its members.
+class Unit:
+    """Weights that are gathered together, and whose gradients are reduced together."""
 
-    quantised_weights: INT8 gathers (qwZ), except from a second copy. quantised_gradients: INT4
-    all-to-all instead of reduce-scatter (qgZ). calls_per_block: gathers of a block's
-    parameters, 0 for one each (DeepSpeed), 1 for all together (FSDP2).
+    name: str
+    parameters: float
+    n_calls: float  # number of collectives that carry them
+
+
+@dataclass(frozen=True)
+class Zero:
+    """A strategy of the family; `zero3`, `zeropp` and `zero_topo` return its members.
+
+    Attributes
+    ----------
+    quantised_weights
+        Whether weights are gathered in INT8 (qwZ), except from a second copy.
+    quantised_gradients
+        Whether gradients travel in INT4 by all-to-all instead of by reduce-scatter (qgZ).
+    calls_per_block
+        Number of gathers of a block's parameters: 1 for all together (FSDP2), or 0 for one
+        gather of each tensor (DeepSpeed).
     """
 
     name: str
@@ -81,29 +101,90 @@ class Zero:
 
     @property
     def compute_key(self) -> tuple[str, ...]:
-        """Kernels that pack messages work on shards."""
+        """All axes and the micro-batch, since kernels that pack messages work on shards."""
         return (*self.axes.names, "micro_batch")
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
-        """What the algorithm refuses, by reason, bool of shape (P,)."""
+        """Return, for each rule of the algorithm, the placements that break it, shape (P,)."""
         ranks = placements.size("*".join(self.axes.names))
         return {"global batch not divisible by the ranks": job.global_batch % ranks != 0}
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
-        """All of them: there is no pipeline."""
+        """Return that all candidates are admitted, since no rank has stages."""
         return np.ones(len(table), dtype=bool)
 
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
-        """The operations of one rank in one training step, for every candidate of the table."""
-        return step_plan(_Planner(self, model, job, table))
+        """Return the operations of one rank in one training step, for all candidates.
+
+        One micro-step of a step differs if replicas are summed or a second copy of the weights
+        comes to be.
+        """
+        shapes = self.shapes(model, job, table)
+        usual = Transformer(shapes, self.communication(shapes, sync=False))
+        if not (self.sharding.replicas or self.sharding.copy):
+            return step_plan(usual)
+        return step_plan(usual, Transformer(shapes, self.communication(shapes, sync=True)))
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
-        """Peak bytes of one rank by term, each of shape (C,)."""
-        return _Planner(self, model, job, table).memory()
+        """Return the peak bytes of one rank by term, each of shape (C,).
+
+        The terms are what is sharded, what is gathered, and activations of whole layers. A block
+        saves the inputs of its products and of the kernels between them, at whole widths;
+        selective recomputation forms the softmax of unfused attention again.
+        """
+        shapes = self.shapes(model, job, table)
+        sharding, element = self.sharding, job.element_bytes
+        block, root = self.units(model)
+        parameters = model.n_layers * block.parameters + root.parameters
+        weights = parameters * element / table.size(sharding.weights)
+        if sharding.copy:
+            weights = weights + parameters * element / table.size(sharding.copy)
+        # Two blocks and the root are at hand: their gradients, and their weights too where these
+        # are gathered.
+        at_hand = (2.0 * block.parameters + root.parameters) * element
+        without_scores = 4.0 * shapes.residual_bytes + shapes.inner_bytes
+        everything = without_scores + shapes.saved_score_bytes
+        saved = {
+            "none": everything,
+            "selective": without_scores,
+            "full": shapes.residual_bytes,
+        }[shapes.recompute]
+        return {
+            "weights": weights,
+            "gradients": parameters * element / table.size(sharding.gradients),
+            "optimizer_states": parameters * state_bytes(job) / table.size(sharding.states),
+            "gathered_weights": at_hand * np.where(table.size(sharding.weights) > 1, 2.0, 1.0),
+            "activations": model.n_layers * saved + shapes.residual_bytes,
+            "working_set": shapes.working_set(everything, saved, last=True),
+        }
+
+    def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
+        """Split tokens over all ranks, and no widths."""
+        one = np.ones(len(table))
+        tokens = table.sequences_at_once * job.seq_len
+        return Shapes(model, job, table, tokens, x=one, y=one)
+
+    def communication(self, shapes: Shapes, sync: bool) -> ZeroCommunication:
+        """Return the communication of a usual micro-step, or of the synchronising one."""
+        return ZeroCommunication(shapes, sync, self)
+
+    def units(self, model: Model) -> tuple[Unit, Unit]:
+        """Return a block, and the root: embedding, final norm and head."""
+        n_biases = sum(linear.bias for linear in model.block_linears)
+        n_tensors_of_norm = 2 if model.norm == "layer" else 1
+        n_tensors = len(model.block_linears) + n_biases + 2 * n_tensors_of_norm
+        n_calls = 1.0 if self.calls_per_block else float(n_tensors)
+        return (
+            Unit("block", sum(stage_parameters(model, 1, False, False)), n_calls),
+            Unit("root", sum(stage_parameters(model, 0, True, True)), 1.0),
+        )
 
 
 def zero3(calls_per_block: int = 1) -> Zero:
-    """ZeRO-3 and FSDP: all three over `shard`; with replicas of the shards, hybrid sharding."""
+    """Return ZeRO-3, which is FSDP: all three are sharded over `shard`.
+
+    With replicas of the shards it is hybrid sharding (HSDP).
+    """
     axes = Axes(("shard", "replica"), ("shard", "replica"), ("shard", "replica"))
     sharding = Sharding("shard", "shard", "shard", ("shard",), replicas="replica")
     return Zero("zero3", axes, sharding, calls_per_block=calls_per_block)
@@ -115,10 +196,10 @@ def zeropp(
     quantised_gradients: bool = True,
     calls_per_block: int = 1,
 ) -> Zero:
-    """ZeRO++: ZeRO-3 over all ranks, with each of its three parts switchable (qwZ, hpZ, qgZ).
+    """Return ZeRO++: ZeRO-3 over all ranks with three parts (qwZ, hpZ, qgZ), each switchable.
 
-    `secondary` is the axis of the ranks that share the second copy of the weights, usually
-    those of a node.
+    The ranks along the axis `secondary`, usually those of a node, share the second copy of the
+    weights.
     """
     everyone = "secondary*across"
     axes = Axes(("secondary", "across"), ("secondary", "across"), ("secondary", "across", everyone))
@@ -135,10 +216,10 @@ def zeropp(
 def zero_topo(
     quantised_weights: bool = True, quantised_gradients: bool = True, calls_per_block: int = 1
 ) -> Zero:
-    """Three levels: weights over a package, gradients over a node, states over all ranks.
+    """Return three levels: weights over a package, gradients over a node, states over all ranks.
 
-    The groups nest: `weights` ranks hold a copy of the weights, `weights*gradients` one of the
-    gradients, all together one of the optimizer states.
+    The groups nest: `weights` ranks hold a copy of the weights, `weights*gradients` ranks one of
+    the gradients, all ranks together one of the optimizer states.
     """
     names = ("weights", "gradients", "states")
     inner = "weights*gradients"
@@ -151,230 +232,172 @@ def zero_topo(
     )
 
 
-class _Planner(Transformer):
+@dataclass(frozen=True, eq=False)
+class ZeroCommunication(Communication):
     """Weights are gathered block by block, gradients are reduced block by block."""
 
-    def __init__(self, options: Zero, model: Model, job: Job, table: CandidateTable) -> None:
-        self.options, self.sharding = options, options.sharding
-        one = np.ones(len(table))
-        tokens = table.sequences_at_once * job.seq_len
-        super().__init__(model, job, table, one, one, ("", ""), tokens)
-        self.block = sum(stage_parameters(model, 1, False, False))
-        self.root = sum(stage_parameters(model, 0, True, True))
-        self.parameters = model.n_layers * self.block + self.root
-        n_biases = sum(linear.bias for linear in model.block_linears)
-        n_norms = 2 * (2 if model.norm == "layer" else 1)
-        self.n_tensors = len(model.block_linears) + n_biases + n_norms
+    options: Zero
 
-    # Weights ---------------------------------------------------------------------------
+    @property
+    def _sharding(self) -> Sharding:
+        return self.options.sharding
+
+    @cached_property
+    def _block(self) -> Unit:
+        return self.options.units(self.shapes.model)[0]
+
+    @cached_property
+    def _root(self) -> Unit:
+        return self.options.units(self.shapes.model)[1]
+
+    # Weights -----------------------------------------------------------------------------
+
+    def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
+        """Start to gather the root before the embedding."""
+        if weight.layer == "embedding" and self.shapes.job.overlap.oag:
+            self._start_gather(host, FORWARD, self._root)
+
+    def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
+        """Have the root at hand for the embedding; it stays for the head."""
+        if weight.layer == "embedding":
+            self._take(host, FORWARD, self._root)
+
+    def begin_block(self, host: HostProgram, chain: str) -> None:
+        """Have all weights of the block at hand, since they come together."""
+        self._take(host, chain, self._block)
+
+    def prefetch_block(self, host: HostProgram, chain: str) -> None:
+        """Start to gather the next block's weights; without OAG, they are gathered when taken."""
+        if self.shapes.job.overlap.oag:
+            self._start_gather(host, chain, self._block)
 
     def _source(self, chain: str) -> tuple[str, bool]:
-        """The group from which a pass gathers weights, and whether they are quantised.
+        """Return the group from which a chain gathers weights, and whether they are quantised.
 
         The second copy comes to be in the first forward pass after an update.
         """
-        sharding = self.sharding
-        if sharding.copy and not (chain == "forward" and self.is_sync):
+        sharding = self._sharding
+        if sharding.copy and not (chain == FORWARD and self.sync):
             return sharding.copy, False
         return sharding.weights, self.options.quantised_weights
 
-    def _gather(self, host: HostProgram, chain: str, unit: str, parameters: float) -> None:
-        """Gather a block's weights, or those outside blocks; quantised, from INT8."""
-        group, quantised = self._source(chain)
-        size = self.table.size(group)
-        name, nbytes = f"{chain}.{unit}", parameters * self.element_bytes
-        if quantised:
-            packed = parameters * INT8_BYTES
+    def _start_gather(self, host: HostProgram, chain: str, unit: Unit) -> None:
+        """Start to gather a unit's weights; quantised ones are packed to INT8 before."""
+        group, is_quantised = self._source(chain)
+        size = self.shapes.table.size(group)
+        name, nbytes = names.of_layer(chain, unit.name), unit.parameters * self.shapes.element_bytes
+        if is_quantised:
+            packed = unit.parameters * INT8_BYTES
             host.memory_bound(f"{name}.quantise", (size > 1) * (nbytes + packed) / size, "scale")
             nbytes = packed
-        full = np.full(len(self.table), nbytes)
-        host.issue(f"{name}.all_gather", "all_gather", full, group, self._n_calls(unit))
+        full = np.full(len(self.shapes.table), nbytes)
+        host.issue(names.all_gather(name), "all_gather", full, group, unit.n_calls)
 
-    def _n_calls(self, unit: str) -> float:
-        if self.options.calls_per_block or unit == "root":
-            return 1.0
-        return float(self.n_tensors)
-
-    def _have(self, host: HostProgram, chain: str, unit: str, parameters: float) -> None:
+    def _take(self, host: HostProgram, chain: str, unit: Unit) -> None:
         """Wait for a gather, and copy or unpack what came to where it is used."""
-        if not self.overlap.oag:
-            self._gather(host, chain, unit, parameters)
-        group, quantised = self._source(chain)
-        host.wait(f"{chain}.{unit}.all_gather")
-        came = (self.table.size(group) > 1) * parameters
-        if quantised:
-            nbytes = came * (INT8_BYTES + self.element_bytes)
-            host.memory_bound(f"{chain}.{unit}.dequantise", nbytes, "scale")
+        if not self.shapes.job.overlap.oag:
+            self._start_gather(host, chain, unit)
+        group, is_quantised = self._source(chain)
+        name, element = names.of_layer(chain, unit.name), self.shapes.element_bytes
+        host.wait(names.all_gather(name))
+        came = (self.shapes.table.size(group) > 1) * unit.parameters
+        if is_quantised:
+            host.memory_bound(f"{name}.dequantise", came * (INT8_BYTES + element), "scale")
         else:
-            host.memory_bound(f"{chain}.{unit}.copy", came * (2.0 * self.element_bytes), "copy")
-
-    def _prefetch(self, host: HostProgram, chain: str) -> None:
-        """Gather the next block's weights beside this one."""
-        if self.overlap.oag:
-            self._gather(host, chain, "block", self.block)
-
-    def prefetch(self, host: HostProgram, weight: Weight) -> None:
-        """The embedding and the head before all else."""
-        if weight.name == "embedding" and self.overlap.oag:
-            self._gather(host, "forward", "root", self.root)
-
-    def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
-        """The first kernel of a block once issued, the weights of the next are gathered."""
-        chain = weight.chain
-        if weight.name == "embedding":
-            self._have(host, "forward", "root", self.root)
-            self._prefetch(host, "forward")
-        elif str(weight) == "backward.head":
-            self._prefetch(host, self.backward_entry.chain)
-        elif self._has_next and weight.name == _SECOND.get(chain) and not self._is_kept(chain):
-            self._prefetch(host, chain)
-
-    _has_next = True
-
-    def begin_block(self, host: HostProgram, chain: str) -> None:
-        """All weights of a block come together."""
-        if not self._is_kept(chain):
-            self._have(host, chain, "block", self.block)
-
-    def _is_kept(self, chain: str) -> bool:
-        """After recomputation the block's weights are still at hand."""
-        return chain == "backward" and self.recompute == "full"
-
-    def forward(self, name: str, repeats: int, following: Weight | None) -> Phase:
-        """The last block has no next one to gather."""
-        self._has_next = following is None or following.name != "head"
-        return super().forward(name, repeats, following)
-
-    def backward(self, name: str, repeats: int, following: Weight | None) -> Phase:
-        """The last block has no next one to gather."""
-        self._has_next = following is not None
-        return super().backward(name, repeats, following)
+            host.memory_bound(f"{name}.copy", came * (2.0 * element), "copy")
 
     # Gradients ---------------------------------------------------------------------------
 
-    def before_weight_gradient(self, host: HostProgram, name: str) -> None:
-        """Before a block's last product the gradients of the block before have been reduced."""
-        if name in ("qkv", "embedding") and self.overlap.ors:
-            self._have_reduced(host, "block", self.block)
+    def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
+        """With ORS, wait for the preceding block's gradients before the block's last product."""
+        if layer in ("qkv", "embedding") and self.shapes.job.overlap.ors:
+            self._finish_reduction(host, self._block)
 
-    def end_block_backward(self, host: HostProgram) -> None:
-        """Start to reduce this block's gradients; without overlap, wait."""
-        self._reduce(host, "block", self.block)
-        if not self.overlap.ors:
-            self._have_reduced(host, "block", self.block)
+    def end_block(self, host: HostProgram) -> None:
+        """Start to reduce the block's gradients; without ORS, wait for them."""
+        self._start_reduction(host, self._block)
+        if not self.shapes.job.overlap.ors:
+            self._finish_reduction(host, self._block)
 
-    def finish_embedding_gradient(self, host: HostProgram) -> None:
-        """Embedding, head and final norm."""
-        self._reduce(host, "root", self.root)
+    def send_gradient(self, host: HostProgram, layer: str) -> None:
+        """Start to reduce the gradients of the root, of which the embedding's is the last."""
+        if layer == "embedding":
+            self._start_reduction(host, self._root)
 
-    def accumulate(self, last_scatter: str) -> tuple[Phase, ...]:
-        """The micro-step ends when the last gradients have been reduced."""
-        host = HostProgram()
-        self._have_reduced(host, "root", self.root)
-        return (host.phase("accumulate", over_storage=True),)
+    def accumulate(self, host: HostProgram, last_layer: str) -> None:
+        """Wait for the gradients of the root, which are the last ones, and add them."""
+        self._finish_reduction(host, self._root)
 
-    def _reduce(self, host: HostProgram, unit: str, parameters: float) -> None:
-        """Over each group in turn; what is left of a message shrinks by the group's size.
+    def _start_reduction(self, host: HostProgram, unit: Unit) -> None:
+        """Reduce over each group in turn; what is left of a message shrinks by the group's size.
 
         Packing for a group counts as done before the message over the first one.
         """
-        left = np.full(len(self.table), float(parameters))
+        table, element = self.shapes.table, self.shapes.element_bytes
+        left = np.full(len(table), unit.parameters)
         before: tuple[str, ...] = ()
         kind = "all_to_all" if self.options.quantised_gradients else "reduce_scatter"
-        element = np.where(self._packs_gradients, INT4_BYTES, self.element_bytes)
-        for group in self.sharding.reduced_over:
-            name, size = f"gradient.{unit}.{group}", self.table.size(group)
+        message_element = np.where(self._packs_gradients, INT4_BYTES, element)
+        for group in self._sharding.reduced_over:
+            name, size = names.unit_gradient(unit.name, group), table.size(group)
             sent = (size > 1) * left
-            host.memory_bound(f"{name}.pack", sent * (self.element_bytes + element), "copy")
-            n_calls = self._n_calls(unit)
-            host.issue(f"{name}.reduce", kind, left * element, group, n_calls, before)
-            left, before = left / size, (f"{name}.reduce",)
-        if self.is_sync and self.sharding.replicas:
-            name, nbytes = f"gradient.{unit}.all_reduce", left * self.element_bytes
-            host.issue(name, "all_reduce", nbytes, self.sharding.replicas, 1.0, before)
+            host.memory_bound(f"{name}.pack", sent * (element + message_element), "copy")
+            reduction = names.reduce(name)
+            host.issue(reduction, kind, left * message_element, group, unit.n_calls, before)
+            left = left / size
+            before = (reduction,)
+        if self.sync and self._sharding.replicas:
+            name = _replica_sum(unit)
+            host.issue(name, "all_reduce", left * element, self._sharding.replicas, 1.0, before)
 
     @property
     def _packs_gradients(self) -> np.ndarray:
         """Whether gradients are quantised: DeepSpeed does so across nodes only, shape (C,)."""
-        groups = self.sharding.reduced_over
-        across = np.ones(len(self.table), dtype=bool)
+        groups = self._sharding.reduced_over
+        across = np.ones(len(self.shapes.table), dtype=bool)
         if len(groups) > 1:
-            across = self.table.size(groups[-1]) > 1
+            across = self.shapes.table.size(groups[-1]) > 1
         return across & self.options.quantised_gradients
 
-    def _have_reduced(self, host: HostProgram, unit: str, parameters: float) -> None:
-        """Wait, unpack, and add what came to the sums."""
-        left = np.full(len(self.table), float(parameters))
-        for group in self.sharding.reduced_over:
-            name, size = f"gradient.{unit}.{group}", self.table.size(group)
-            host.wait(f"{name}.reduce")
+    def _finish_reduction(self, host: HostProgram, unit: Unit) -> None:
+        """Wait for a reduction, unpack, and add what came to the sums."""
+        table, element = self.shapes.table, self.shapes.element_bytes
+        left = np.full(len(table), unit.parameters)
+        for group in self._sharding.reduced_over:
+            name, size = names.unit_gradient(unit.name, group), table.size(group)
+            host.wait(names.reduce(name))
             if self.options.quantised_gradients:
-                moved = (size > 1) * left * (INT4_BYTES + self.element_bytes / size)
+                moved = (size > 1) * left * (INT4_BYTES + element / size)
                 moved = np.where(self._packs_gradients, moved, 0.0)
                 host.memory_bound(f"{name}.dequantise", moved, "reduce")
             left = left / size
-        if self.is_sync and self.sharding.replicas:
-            host.wait(f"gradient.{unit}.all_reduce")
-        host.memory_bound(f"gradient.{unit}.accumulate", left * (3.0 * self.element_bytes), "add")
+        if self.sync and self._sharding.replicas:
+            host.wait(_replica_sum(unit))
+        host.memory_bound(f"gradient.{unit.name}.accumulate", left * (3.0 * element), "add")
 
-    @property
-    def has_sync(self) -> bool:
-        """Once in a step replicas are summed, and a second copy of the weights comes to be."""
-        return bool(self.sharding.replicas or self.sharding.copy)
+    # Once per step -----------------------------------------------------------------------
 
-    def step_end(self) -> tuple[Phase, ...]:
-        """Reduce what is not yet, clip, update the shard, have the weights where they are kept."""
-        host, sharding, element = HostProgram(), self.sharding, self.element_bytes
+    def step_end(self, host: HostProgram) -> None:
+        """Reduce gradients over the outer group, clip, update, and bring weights to their ranks."""
+        shapes, table, sharding = self.shapes, self.shapes.table, self._sharding
+        element = shapes.element_bytes
+        parameters = shapes.model.n_layers * self._block.parameters + self._root.parameters
         if sharding.outer:
-            shard = self.parameters / self.table.size(sharding.gradients)
+            shard_bytes = parameters / table.size(sharding.gradients) * element
             name = "gradient.states.reduce_scatter"
-            host.run(name, "reduce_scatter", shard * element, sharding.outer)
-        own = self.parameters / self.table.size(sharding.states)
-        host.memory_bound("gradient.norm", own * element, "reduce")
-        host.run("gradient.norm.all_reduce", "all_reduce", FP32_BYTES, sharding.states)
-        host.memory_bound("gradient.clip", 2.0 * own * element, "scale")
-        weight_bytes = element * (1.0 if has_master_copy(self.job) else 2.0)
-        nbytes = own * (2.0 * element + 2.0 * state_bytes(self.job) + weight_bytes)
-        host.memory_bound("optimizer.step", nbytes, "optimizer")
+            host.run(name, "reduce_scatter", shard_bytes, sharding.outer)
+        clip_and_update(
+            host,
+            shapes.job,
+            owned=parameters / table.size(sharding.states),
+            gradient_bytes=element,
+            norm_sums={names.all_reduce(names.GRADIENT_NORM): sharding.states},
+        )
         if sharding.updated_over:
-            part = self.parameters / self.table.size(sharding.weights)
-            host.issue("weights.all_gather", "all_gather", part * element, sharding.updated_over)
-        return (host.phase("step_end", over_storage=True),)
+            kept_bytes = parameters / table.size(sharding.weights) * element
+            name = names.WEIGHTS_ALL_GATHER
+            host.issue(name, "all_gather", kept_bytes, sharding.updated_over)
 
-    # Memory ---------------------------------------------------------------------------------
 
-    def memory(self) -> dict[str, Array]:
-        """Bytes by term: what is sharded, what is gathered, and activations of whole layers."""
-        job, table, sharding = self.job, self.table, self.sharding
-        element, model = job.element_bytes, self.model
-        weights = self.parameters * element / table.size(sharding.weights)
-        if sharding.copy:
-            weights = weights + self.parameters * element / table.size(sharding.copy)
-        saved_all = self._saved_by_block()
-        saved = {
-            "none": saved_all,
-            "selective": saved_all - self._scores,
-            "full": self.residual_bytes,
-        }[self.recompute]
-        # Two blocks and the root: their weights where they are gathered, and their gradients.
-        at_once = (2.0 * self.block + self.root) * element
-        gathered: Array = at_once * np.where(table.size(sharding.weights) > 1, 2.0, 1.0)
-        return {
-            "weights": weights,
-            "gradients": self.parameters * element / table.size(sharding.gradients),
-            "optimizer_states": self.parameters * state_bytes(job) / table.size(sharding.states),
-            "gathered_weights": gathered,
-            "activations": model.n_layers * saved + self.residual_bytes,
-            "working_set": self.working_set(saved_all, saved, last=True),
-        }
-
-    @property
-    def _scores(self) -> Array | float:
-        return self.score_bytes if self.job.attention == "unfused" else 0.0
-
-    def _saved_by_block(self) -> Array:
-        """Inputs of products and of the kernels between them, whole widths."""
-        split = self.shapes["qkv"].output_bytes + self.shapes["proj"].input_bytes
-        split = split + self.shapes["up"].output_bytes + self.mlp_bytes
-        saved: Array = 4.0 * self.residual_bytes + split + self._scores
-        return saved
+def _replica_sum(unit: Unit) -> str:
+    return names.all_reduce(f"gradient.{unit.name}")

@@ -221,7 +221,7 @@ def test_what_megatron_refuses_is_named(sizes, reason):
     assert any(reason in name and mask.all() for name, mask in broken.items())
 
 
-# The ZeRO family: ../zero volumes of the papers, per rank ----------------------------------
+# The ZeRO family: volumes of the papers, per rank ------------------------------------------
 
 
 PSI = float(
@@ -347,7 +347,7 @@ def test_parameters_gathered_one_by_one_pay_latency_for_each():
     )
 
 
-# All of them -----------------------------------------------------------------------------
+# Every strategy ----------------------------------------------------------------------------
 
 LAYOUTS = {
     "axonn": "2x1x4x2",

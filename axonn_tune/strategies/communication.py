@@ -1,0 +1,203 @@
+"""The seam between a transformer's kernels and a strategy: what is communicated, and when.
+
+`Transformer` emits the kernels of a micro-step. At every point where a strategy may have to
+bring something, sum something or wait, it calls a method of `Communication`. A strategy is a
+subclass that overrides some of these methods and nothing else; the list below is complete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from axonn_tune.spec import names
+from axonn_tune.spec.plan import Array
+from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.shapes import Shapes
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One use of a layer's weight, in the forward, the recomputed or the backward chain."""
+
+    chain: str
+    layer: str
+
+    @property
+    def name(self) -> str:
+        """Name of the layer within the chain, with which names of operations begin."""
+        return names.of_layer(self.chain, self.layer)
+
+
+@dataclass(frozen=True, eq=False)
+class Communication:
+    """Issues the collectives of one kind of micro-step, and waits for them.
+
+    The defaults suit a strategy whose weights are never gathered, whose partial sums are
+    all-reduced over the axes of `shapes`, and whose gradients stay where they are formed until
+    the end of the step.
+
+    A method that receives a host program issues into it (collectives, and kernels that pack or
+    unpack messages) and waits in it, which holds up the next kernel.
+
+    Attributes
+    ----------
+    shapes : Shapes
+        Sizes of everything that the rank computes.
+    sync : bool
+        Whether this is the one micro-step of a step next to which updated weights are gathered
+        and gradients are reduced over replicas.
+    """
+
+    shapes: Shapes
+    sync: bool
+
+    # Weights -----------------------------------------------------------------------------
+
+    def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
+        """Start to gather the first weight of a pass; nothing has been issued before it.
+
+        Called before the embedding and, in a pipeline, at the start of a stage's pass.
+        """
+
+    def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
+        """Wait until the weight is gathered, and start to gather the one that is used next.
+
+        Called right before the kernels that use the weight: the embedding's lookup, and the
+        products of a linear layer. `following` is None where nothing follows in this pass.
+        """
+
+    def begin_block(self, host: HostProgram, chain: str) -> None:
+        """Wait for what all layers of a block share.
+
+        Called before the first kernel of each block of a chain. With full recomputation the
+        backward chain of a block continues its recomputed chain, and there is no call for it.
+        """
+
+    def prefetch_block(self, host: HostProgram, chain: str) -> None:
+        """Start to gather the weights of the next block of a chain.
+
+        Called in every block that another one follows, once the first kernels of the block have
+        been issued; before the first block of the forward pass in the embedding, and before the
+        first block of the backward pass in the head.
+        """
+
+    # Forward pass of a layer -----------------------------------------------------------------
+
+    @property
+    def sum_kind(self) -> str:
+        """Kind of collective that turns partial sums into what the next kernel reads."""
+        return "all_reduce"
+
+    def gather_input(self, host: HostProgram, weight: Weight) -> None:
+        """Bring the input of a product together, and wait for it.
+
+        Called between `take_weight` and the product of the forward or the recomputed chain.
+        """
+
+    def sum_output(self, host: HostProgram, weight: Weight) -> None:
+        """Sum the output over the axis that splits k, and wait for it.
+
+        Called after the product of the forward or the recomputed chain.
+        """
+        shape = self.shapes.linears[weight.layer]
+        name = names.collective(weight.name, self.sum_kind)
+        host.run(name, self.sum_kind, shape.output_bytes, shape.input_axis)
+
+    @property
+    def embedding_sum(self) -> str:
+        """Name of the collective that sums the embedding's rows over the axis that splits n."""
+        return names.all_reduce(Weight(names.FORWARD, "embedding").name)
+
+    # Attention ---------------------------------------------------------------------------------
+
+    def begin_attention(self, host: HostProgram, chain: str) -> None:
+        """Start to exchange keys and values, or their gradients.
+
+        Called before attention in each chain, and before unfused attention that selective
+        recomputation repeats.
+        """
+
+    def end_attention(self, host: HostProgram, chain: str) -> None:
+        """Wait for what `begin_attention` has started; called after attention's last kernel."""
+
+    # Backward pass of a layer ------------------------------------------------------------------
+
+    def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
+        """Bring the output's gradient together, and start to bring the input for dW together.
+
+        Called between `take_weight` and the product that forms dI.
+        """
+
+    def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
+        """Start to sum dI over the axis that splits n; without OAR, wait for it.
+
+        Called between the products that form dI and dW.
+
+        Returns
+        -------
+        str
+            Name of the collective for which the transformer waits once dW has been formed and
+            sent, or nothing.
+        """
+        shape = self.shapes.linears[weight.layer]
+        if not shape.output_axis:
+            return ""
+        name = names.collective(weight.name, self.sum_kind)
+        host.issue(name, self.sum_kind, shape.input_bytes, shape.output_axis)
+        if self.shapes.job.overlap.oar:
+            return name
+        host.wait(name)
+        return ""
+
+    def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
+        """Wait for what dW needs: its input, or room for another gradient.
+
+        Called before the product that forms dW, and before the kernel that adds rows to the
+        gradient of the embedding.
+        """
+
+    def send_gradient(self, host: HostProgram, layer: str) -> None:
+        """Start to bring the gradient of a layer's weight to where it is stored.
+
+        Called once dW and the gradient of the bias have been formed. The embedding's is sent at
+        the end of the backward pass, where no kernel follows that could wait; `accumulate` waits.
+        """
+
+    def end_block(self, host: HostProgram) -> None:
+        """Start to reduce the gradients of a block; called after its last backward kernel."""
+
+    @property
+    def embedding_starts_from_zero(self) -> Array | float:
+        """1 where the embedding's gradient begins from zero, 0 where it adds to the head's."""
+        return 0.0 if self.shapes.model.tied_embeddings else 1.0
+
+    # Stages of a pipeline --------------------------------------------------------------------
+
+    @property
+    def transfer_bytes(self) -> Array:
+        """Bytes that a rank sends to the next stage."""
+        return self.shapes.residual_bytes
+
+    def receive(self, host: HostProgram, chain: str) -> None:
+        """Bring together what the neighbouring stage has sent.
+
+        Called at the start of a stage's forward pass (unless the stage has the embedding) and of
+        its backward pass (unless it has the head), before `prefetch_weight`.
+        """
+
+    # Once per micro-step and once per step ---------------------------------------------------
+
+    def accumulate(self, host: HostProgram, last_layer: str) -> None:
+        """Wait for the last gradients of the micro-step, and add them to those before.
+
+        Called after the last kernel of a backward pass, in a phase over what the rank stores.
+        `last_layer` is the layer whose gradient was sent last.
+        """
+
+    def step_end(self, host: HostProgram) -> None:
+        """Reduce the gradients, clip them, update the weights and bring them to their ranks.
+
+        Called once, after all micro-steps, in a phase over what the rank stores. Every strategy
+        has its own.
+        """
+        raise NotImplementedError

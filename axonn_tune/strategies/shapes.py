@@ -1,0 +1,261 @@
+"""Sizes of what one rank computes and holds, for all candidates of one table.
+
+Layout: the input width k of a linear layer is split over X, its output width n over Y; a
+transposed layer (proj, down) exchanges the two, so that it takes its input as the layer before
+it left it. A strategy that does not split a width sets the size to one and the axis to "".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job
+from axonn_tune.spec.model import Linear, Model
+from axonn_tune.spec.plan import Array
+
+FP32_BYTES = BYTES_PER_ELEMENT["fp32"]
+# A dropout mask holds one byte for each element.
+MASK_BYTES = 1.0
+
+# A weight is stored k x n; a head that shares the embedding's weight finds it stored n x k.
+_MODES = ("NN", "NT", "TN")
+_TRANSPOSED_MODES = ("NT", "NN", "TN")
+
+
+@dataclass(frozen=True, eq=False)
+class LinearShape:
+    """Sizes that one linear layer has on one rank, shape (C,).
+
+    Attributes
+    ----------
+    k, n
+        Rows and columns of the gathered weight block.
+    weight_bytes, input_bytes, output_bytes
+        Sizes of the gathered weight block, of the layer's input and of its output.
+    input_axis, output_axis
+        Axis that splits k, over which outputs are summed, and axis that splits n, over which
+        gradients of inputs are summed; empty where the width is not split.
+    is_stored_transposed
+        Whether the weight is stored n x k.
+    """
+
+    linear: Linear
+    k: Array
+    n: Array
+    weight_bytes: Array
+    input_bytes: Array
+    output_bytes: Array
+    input_axis: str
+    output_axis: str
+    is_stored_transposed: bool
+
+    @property
+    def modes(self) -> tuple[str, str, str]:
+        """Modes of the products that form the output, dI and dW."""
+        return _TRANSPOSED_MODES if self.is_stored_transposed else _MODES
+
+    @property
+    def stored_sides(self) -> tuple[Array, Array]:
+        """Rows and columns of the block as it is stored, which dW has too."""
+        return (self.n, self.k) if self.is_stored_transposed else (self.k, self.n)
+
+
+@dataclass(frozen=True, eq=False)
+class Shapes:
+    """All sizes that follow from a model, a job and how a strategy splits tokens and widths.
+
+    Attributes
+    ----------
+    tokens : array, shape (C,)
+        Tokens of a micro-batch on one rank.
+    x, y : array, shape (C,)
+        Number of ranks over which input widths and output widths are split.
+    x_axis, y_axis : str
+        Groups over which they are split; empty where they are not.
+    residual_split : array, shape (C,), or float
+        Number of ranks over which the residual stream is split by tokens (Megatron's sequence
+        parallelism), in addition to `x`.
+    recomputes_inputs : bool
+        Whether selective recomputation repeats the kernels that form inputs of products without
+        a weight or a collective (norms, activation), in addition to unfused attention.
+    """
+
+    model: Model
+    job: Job
+    table: CandidateTable
+    tokens: Array
+    x: Array
+    y: Array
+    x_axis: str = ""
+    y_axis: str = ""
+    residual_split: Array | float = 1.0
+    recomputes_inputs: bool = False
+
+    @property
+    def recompute(self) -> str:
+        """What the backward pass recomputes: none, selective or full."""
+        return self.table.common_recompute
+
+    @property
+    def n_virtual(self) -> int:
+        """Number of virtual stages of each rank of a pipeline."""
+        return self.table.common_n_virtual
+
+    @property
+    def element_bytes(self) -> float:
+        """Bytes of a weight or activation element."""
+        return self.job.element_bytes
+
+    @cached_property
+    def linears(self) -> dict[str, LinearShape]:
+        """Shapes of the linear layers of a block and of the head, by name."""
+        linears = (*self.model.block_linears, self.model.head)
+        return {linear.name: self._linear_shape(linear) for linear in linears}
+
+    def _linear_shape(self, linear: Linear) -> LinearShape:
+        input_split, output_split = self.x, self.y
+        input_axis, output_axis = self.x_axis, self.y_axis
+        if linear.transposed:
+            input_split, output_split = output_split, input_split
+            input_axis, output_axis = output_axis, input_axis
+        k = linear.n_in / input_split
+        n = linear.n_out / output_split
+        column_bytes = self.tokens * self.element_bytes
+        return LinearShape(
+            linear,
+            k,
+            n,
+            weight_bytes=k * n * self.element_bytes,
+            input_bytes=column_bytes * k,
+            output_bytes=column_bytes * n,
+            input_axis=input_axis,
+            output_axis=output_axis,
+            is_stored_transposed=linear.name == "head" and self.model.tied_embeddings,
+        )
+
+    @property
+    def embedding_bytes(self) -> Array:
+        """Bytes of the gathered block of the embedding, which is as large as the head's."""
+        return self.linears["head"].weight_bytes
+
+    # Activations ---------------------------------------------------------------------
+
+    @cached_property
+    def stream_bytes(self) -> Array:
+        """Bytes of the residual stream of all `tokens`."""
+        return self.tokens * (self.model.hidden_size * self.element_bytes) / self.x
+
+    @cached_property
+    def residual_bytes(self) -> Array:
+        """Bytes of the part of the residual stream that one rank holds between layers."""
+        return self.stream_bytes / self.residual_split
+
+    @cached_property
+    def mlp_bytes(self) -> Array:
+        """Bytes of what the MLP's activation gives."""
+        return self.tokens * (self.model.ffn_hidden_size * self.element_bytes) / self.y
+
+    @cached_property
+    def inner_bytes(self) -> Array:
+        """Bytes that a block's layers save at its inner widths.
+
+        These are q, k and v, the attention's output, and the MLP before and after its
+        activation.
+        """
+        attention_bytes = self.linears["qkv"].output_bytes + self.linears["proj"].input_bytes
+        return attention_bytes + self.linears["up"].output_bytes + self.mlp_bytes
+
+    @cached_property
+    def score_bytes(self) -> Array:
+        """Bytes of the scores of unfused attention, or of the softmax of them."""
+        scores = self.tokens * (float(self.job.seq_len) * self.model.n_heads) / self.y
+        return scores * self.element_bytes
+
+    @property
+    def saved_score_bytes(self) -> Array | float:
+        """Bytes that attention saves of its scores: unfused attention keeps their softmax."""
+        return self.score_bytes if self.job.attention == "unfused" else 0.0
+
+    @cached_property
+    def logits(self) -> Array:
+        """Number of logits: tokens times the rank's part of the vocabulary."""
+        return self.tokens * self.linears["head"].n
+
+    @cached_property
+    def rotary_bytes(self) -> Array:
+        """Bytes that rotary position embedding reads and writes of q and k."""
+        rotated = (self.model.n_heads + self.model.n_kv_heads) * self.model.head_dim
+        return self.tokens * (2.0 * rotated * self.element_bytes) / self.y
+
+    def working_set(self, everything: Array, saved: Array, last: bool) -> Array:
+        """Return the bytes in work at the peak, in addition to what each block has saved.
+
+        These are one block's activations and gradients or, if larger, the logits and their fp32
+        copy.
+
+        Parameters
+        ----------
+        everything : array, shape (C,)
+            Bytes that a block would save without recomputation.
+        saved : array, shape (C,)
+            Bytes that a block saves.
+        last : bool
+            Whether the rank computes the logits.
+        """
+        working = everything - saved + self.linears["up"].output_bytes + self.mlp_bytes
+        if last:
+            working = np.maximum(working, self.logits * (self.element_bytes + FP32_BYTES))
+        return working
+
+    # Kernels ---------------------------------------------------------------------------
+
+    @property
+    def norm_kernel(self) -> str:
+        """Memory-bound kernel of a norm's forward pass."""
+        return f"{self.model.norm}_norm"
+
+    @property
+    def activation_kernel(self) -> str:
+        """Memory-bound kernel of the activation's forward pass."""
+        return "swiglu" if self.model.gated_mlp else "gelu"
+
+    @property
+    def recomputes_attention(self) -> bool:
+        """Whether the backward pass of a block forms unfused attention again."""
+        return self.recompute == "selective" and self.job.attention == "unfused"
+
+
+def stage_parameters(
+    model: Model, n_layers: int, first: bool, last: bool
+) -> tuple[float, float, float]:
+    """Return the number of parameters of one stage of a pipeline, or of parts of a model.
+
+    Parameters
+    ----------
+    n_layers : int
+        Number of its layers.
+    first, last : bool
+        Whether it has the embedding, and whether it has the final norm and the head.
+
+    Returns
+    -------
+    matrices, over_x, over_y : float
+        Elements of matrices, of vectors along the residual stream, which X splits, and of vectors
+        along the widths that Y splits.
+    """
+    is_shared = model.tied_embeddings and first and last
+    n_embeddings = first + last - is_shared
+    matrices = n_layers * model.block_matmul_parameters + n_embeddings * model.head.parameters
+    n_norms = 2 * n_layers + last
+    over_x = float(n_norms * model.norm_parameters + first * model.position_parameters)
+    over_y = 0.0
+    for linear in model.block_linears:
+        if linear.bias and linear.transposed:
+            over_x += n_layers * linear.n_out
+        elif linear.bias:
+            over_y += n_layers * linear.n_out
+    return matrices, over_x, over_y

@@ -1,0 +1,140 @@
+"""The seam between transformer and strategy, and what all strategies share at the end of a step."""
+
+import ast
+import inspect
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import axonn_tune.strategies
+from axonn_tune.spec.grid import CandidateTable, Layout
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Collective, MemoryBound
+from axonn_tune.spec.variant import Variant
+from axonn_tune.strategies.axonn4d import AxonnCommunication, gradients_awaited_by
+from axonn_tune.strategies.communication import Communication
+from axonn_tune.strategies.megatron3d import Megatron3D, MegatronCommunication
+from axonn_tune.strategies.optimizer import clip_and_update
+from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.transformer import Transformer
+from axonn_tune.strategies.zero import ZeroCommunication, zeropp
+
+MODEL = Model("m", n_layers=4, hidden_size=256, n_heads=8, vocab_size=1024, seq_len=128)
+JOB = Job(16, 32, 128)
+COMMUNICATIONS = (AxonnCommunication, MegatronCommunication, ZeroCommunication)
+
+
+def public(names):
+    return {name for name in names if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("communication", COMMUNICATIONS)
+def test_a_strategy_overrides_nothing_that_the_seam_does_not_list(communication):
+    assert public(vars(communication)) <= public(dir(Communication)) | {"options"}
+
+
+@pytest.mark.parametrize("communication", COMMUNICATIONS)
+def test_a_strategy_keeps_the_signatures_of_the_seam(communication):
+    for name in public(vars(communication)):
+        declared = getattr(Communication, name, None)
+        if inspect.isfunction(declared):
+            overriding = inspect.signature(getattr(communication, name))
+            assert list(overriding.parameters) == list(inspect.signature(declared).parameters)
+
+
+def test_nothing_derives_from_the_transformer_and_it_names_no_strategy():
+    folder = Path(axonn_tune.strategies.__file__).parent
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                assert "Transformer" not in {getattr(base, "id", "") for base in node.bases}
+    text = (folder / "transformer.py").read_text().lower()
+    assert not [name for name in ("axonn4d", "megatron3d", "zero.py") if name in text]
+
+
+def test_every_decision_says_when_it_is_taken():
+    for name in public(vars(Communication)):
+        decision = getattr(Communication, name)
+        if inspect.isfunction(decision):
+            assert "alled" in decision.__doc__, name
+
+
+def test_a_micro_step_stays_of_its_kind():
+    strategy = zeropp()
+    table = CandidateTable.single(Layout({"secondary": 4, "across": 4}), axes=strategy.axes)
+    shapes = strategy.shapes(MODEL, JOB, Variant(), table)
+    usual, sync = (strategy.communication(shapes, sync) for sync in (False, True))
+    with pytest.raises(FrozenInstanceError):
+        usual.sync = True
+    with pytest.raises(FrozenInstanceError):
+        shapes.tokens = np.ones(1)
+
+    def names(communication):
+        phases = Transformer(shapes, communication).microstep()
+        return [(op.name, op.__class__) for phase in phases for op in phase.operations]
+
+    before = names(usual)
+    assert names(sync) != before and names(usual) == before
+
+
+def test_sequence_parallelism_splits_the_residual_stream_only():
+    layout = Layout({"tensor": 4, "context": 1, "data": 4, "pipeline": 1})
+    whole, split = (
+        strategy.shapes(MODEL, JOB, Variant(), CandidateTable.single(layout, axes=strategy.axes))
+        for strategy in (Megatron3D(sequence_parallel=False), Megatron3D())
+    )
+    assert whole.residual_bytes == whole.stream_bytes == 128 * 256 * 2
+    assert split.residual_bytes * 4 == split.stream_bytes == whole.stream_bytes
+    assert split.mlp_bytes == whole.mlp_bytes
+    assert split.linears["qkv"].input_bytes == whole.linears["qkv"].input_bytes
+
+
+@pytest.mark.parametrize(
+    ("n_in_flight", "awaited"),
+    [
+        (
+            1,
+            {
+                "down": ("qkv", "head"),
+                "up": ("down",),
+                "proj": ("up",),
+                "qkv": ("proj",),
+                "embedding": ("qkv",),
+            },
+        ),
+        (
+            GRADIENTS_IN_FLIGHT,
+            {
+                "down": ("proj",),
+                "up": ("qkv", "head"),
+                "proj": ("down",),
+                "qkv": ("up",),
+                "embedding": ("proj",),
+            },
+        ),
+    ],
+)
+def test_a_gradient_waits_for_one_that_makes_room(n_in_flight, awaited):
+    """Gradients form in the order head, then down, up, proj, qkv a block, embedding."""
+    assert gradients_awaited_by(n_in_flight) == awaited
+
+
+@pytest.mark.parametrize(
+    ("dtype", "update_bytes"),
+    # Gradient, master copy and two moments read and written, weight written; or, without a master
+    # copy, two moments and the weight read and written.
+    [("bf16", 4 + 2 * 12 + 2), ("fp32", 4 + 2 * 8 + 2 * 4)],
+)
+@pytest.mark.parametrize("cleared", [None, 80.0])
+def test_the_end_of_a_step_by_hand(dtype, update_bytes, cleared):
+    host, owned = HostProgram(), np.array([10.0])
+    clip_and_update(host, replace(JOB, dtype=dtype), owned, 4.0, {"sum": "data"}, cleared)
+    norm, summed, clip, step = host.phase("end").operations
+    assert (norm.name, norm.nbytes, norm.kernel) == ("gradient.norm", 40.0, "reduce")
+    assert isinstance(summed, Collective) and (summed.nbytes, summed.axis) == (4.0, "data")
+    assert isinstance(clip, MemoryBound) and clip.nbytes == 80.0 and clip.waits_for == ("sum",)
+    n_cleared = 10.0 if cleared is None else cleared
+    assert step.name == "optimizer.step" and step.nbytes == 10 * update_bytes + 4 * n_cleared
