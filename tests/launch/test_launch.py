@@ -18,7 +18,7 @@ from axonn_tune.launch.script import FRAMEWORKS, launch_files
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.layout import grid_layout, parse_layout
-from axonn_tune.strategies.named import STRATEGIES, Switches
+from axonn_tune.strategies.named import STRATEGIES
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
@@ -32,7 +32,7 @@ CASES = {
         "dgx-h100",
         "megatron",
         "tensor=8,pipeline=4,data=16",
-        {"switches": Switches(virtual_stages=4), "recompute": "selective"},
+        {"virtual_stages": 4, "recompute": "selective"},
     ),
     "megatron-gpt": (
         "gpt3-175b",
@@ -133,9 +133,7 @@ def test_deepspeed_documents_every_key(case, framework):
 
 
 def test_the_parts_of_zeropp_are_switched():
-    search = build_search(
-        "20b", 64, "frontier", strategy="zeropp", switches=Switches(hpz=False, qgz=False)
-    )
+    search = build_search("20b", 64, "frontier", strategy="zeropp", hpz=False, qgz=False)
     files = launch_files(search, best_of_layout(search, "secondary=8,across=8"))
     zero = json.loads(files["ds_config.json"])["zero_optimization"]
     assert zero["zero_quantized_weights"] is True

@@ -126,6 +126,7 @@ def test_measured_steps_go_to_their_candidates_and_others_are_refused():
     assert {m["step"] for m in document["measured"].values()} == {
         float(f"{seconds:.5g}") for seconds in by_step
     }
-    other = replace(search, job=replace(search.scenario.job, n_gpus=16, global_batch=16))
+    job = replace(search.scenario.job, n_gpus=16, global_batch=16)
+    other = replace(search, scenario=replace(search.scenario, job=job))
     with pytest.raises(InputError, match="holds none of the candidates"):
         page_document([rank_candidates(other)], "", [], "", 10, 1, validation)

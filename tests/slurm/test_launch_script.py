@@ -24,10 +24,9 @@ with open(f"place.{os.environ['SLURM_PROCID']}", "w") as file:
 def test_every_process_gets_its_place(slurm, tmp_path, order, ranks):
     """Order dxyz on 2x1x1x2: a node's two processes are replicas, in AxoNN's numbers 0 and 2."""
     search = build_search("tiny", 4, global_batch=4, micro_batch=1, order=order)
-    prediction = best_of_layout(search, "2x1x1x2")
     script = JobScript(("--time=5",), ("--kill-on-bad-exit",), {"MARK": "here"})
     machine = replace(search.scenario.machine, ranks_per_node=2, job_script=script)
-    files = launch_files(replace(search, machine=machine), prediction)
+    files = launch_files(best_of_layout(search.on(machine), "2x1x1x2"))
     for name, text in files.items():
         # The test's nodes have no GPUs to ask for.
         lines = [line for line in text.splitlines() if "--gpus-per-node" not in line]

@@ -116,7 +116,8 @@ def test_transfers_between_stages_take_a_latency_and_their_bytes(strategy, sizes
     """One hop to the neighbour; the ranks that send at once share the links of their node."""
     machine = machine_of()
     search = search_of(MODEL, JOB, machine, strategy, micro_batch=1, recomputes=("none",))
-    search = replace(search, strategy=replace(strategy, n_virtual=(1,)))
+    scenario = replace(search.scenario, strategy=replace(strategy, n_virtual=(1,)))
+    search = replace(search, scenario=scenario)
     prediction = prediction_of(search, layout_of(strategy, **sizes))
     rows = {op.name: op for op in explanation_of(search, prediction).operations}
     transfer = rows["pipeline.send_recv"]

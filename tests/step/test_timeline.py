@@ -14,7 +14,6 @@ from axonn_tune.search.rank import rank_candidates
 from axonn_tune.simulate.pipeline import N_KINDS, passes, pipeline_seconds
 from axonn_tune.spec.measurement import Operation
 from axonn_tune.step.timeline import drawable_microsteps, step_timeline
-from axonn_tune.strategies.named import Switches
 
 STEPS = {
     "axonn": "1x4x8x2",
@@ -73,7 +72,7 @@ def test_a_shorter_timeline_has_fewer_equal_layers_and_the_same_kinds_of_work():
 
 
 def test_virtual_stages_take_micro_steps_in_rounds():
-    options = {"switches": Switches(virtual_stages=2), "fix": {"pipeline": 4}}
+    options = {"virtual_stages": 2, "fix": {"pipeline": 4}}
     search = build_search("5b", 64, global_batch=128, strategy="megatron", **options)
     prediction = rank_candidates(search).prediction(0)
     assert prediction.configuration.n_virtual == 2

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import axonn_tune.strategies
-from axonn_tune.spec.grid import CandidateTable, Layout
+from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Collective, MemoryBound
-from axonn_tune.spec.variant import Variant
 from axonn_tune.strategies.axonn4d import AxonnCommunication, gradients_awaited_by
 from axonn_tune.strategies.communication import Communication
 from axonn_tune.strategies.megatron3d import Megatron3D, MegatronCommunication
@@ -64,8 +65,10 @@ def test_every_decision_says_when_it_is_taken():
 
 def test_a_micro_step_stays_of_its_kind():
     strategy = zeropp()
-    table = CandidateTable.single(Layout({"secondary": 4, "across": 4}), axes=strategy.axes)
-    shapes = strategy.shapes(MODEL, JOB, Variant(), table)
+    table = CandidateTable.single(
+        Configuration(Layout({"secondary": 4, "across": 4})), strategy.axes
+    )
+    shapes = strategy.shapes(MODEL, JOB, table.executed("none", 1))
     usual, sync = (strategy.communication(shapes, sync) for sync in (False, True))
     with pytest.raises(FrozenInstanceError):
         usual.sync = True
@@ -83,7 +86,7 @@ def test_a_micro_step_stays_of_its_kind():
 def test_sequence_parallelism_splits_the_residual_stream_only():
     layout = Layout({"tensor": 4, "context": 1, "data": 4, "pipeline": 1})
     whole, split = (
-        strategy.shapes(MODEL, JOB, Variant(), CandidateTable.single(layout, axes=strategy.axes))
+        strategy.shapes(MODEL, JOB, CandidateTable.single(Configuration(layout), strategy.axes))
         for strategy in (Megatron3D(sequence_parallel=False), Megatron3D())
     )
     assert whole.residual_bytes == whole.stream_bytes == 128 * 256 * 2

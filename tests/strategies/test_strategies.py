@@ -17,6 +17,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, Gemm
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
+from axonn_tune.step.predict import predict, table_of
 from axonn_tune.step.timeline import step_timeline
 from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
@@ -146,13 +147,13 @@ def test_gradients_and_weights_of_the_distributed_optimizer_move_once_a_step():
 def test_overlapped_reduction_is_faster_and_never_less_than_nothing():
     times = {}
     for overlap in (True, False):
-        switches = Switches(overlap_grad_reduce=overlap, virtual_stages=1)
         search = build_search(
             "gpt-5b",
             64,
             "dgx-a100",
             strategy="megatron",
-            switches=switches,
+            overlap_grad_reduce=overlap,
+            virtual_stages=1,
             global_batch=64,
             micro_batch=1,
             recompute="full",
@@ -192,7 +193,7 @@ def test_stages_share_the_layers_and_only_neighbours_talk():
 
 def test_a_pipeline_may_count_embedding_and_head_as_layers():
     model = replace(MODEL, n_layers=14)
-    search = Search(Scenario(model, JOB, build_search("tiny", 1).machine, PLAIN))
+    search = Search(Scenario(model, JOB, build_search("tiny", 1).scenario.machine, PLAIN))
     placements, _ = search.legal_placements()
     stages = set(placements.size("pipeline").tolist())
     assert {1, 2, 4, 8, 16} >= stages and 8 in stages and 16 in stages
@@ -322,7 +323,8 @@ def test_without_overlap_every_collective_is_exposed():
     search = build_search(
         "tiny", 8, "frontier", strategy="zero3", global_batch=8, micro_batch=1, recompute="none"
     )
-    search = replace(search, job=replace(search.scenario.job, overlap=Overlap(False, False, False)))
+    job = replace(search.scenario.job, overlap=Overlap(False, False, False))
+    search = replace(search, scenario=replace(search.scenario, job=job))
     explained = explain(best_of_layout(search, "shard=8"))
     for op in explained.operations:
         if op.axis:
@@ -332,10 +334,9 @@ def test_without_overlap_every_collective_is_exposed():
 def test_parameters_gathered_one_by_one_pay_latency_for_each():
     together, each = (
         Search(
-            MODEL,
-            JOB,
-            build_search("tiny", 1, "frontier").machine,
-            zero3(calls),
+            Scenario(
+                MODEL, JOB, build_search("tiny", 1, "frontier").scenario.machine, zero3(calls)
+            ),
             Constraints({"replica": 1}),
             ("none",),
         )
@@ -401,9 +402,9 @@ def test_explain_has_one_row_of_a_name_and_the_transfers_of_a_pipeline():
 def test_kernels_of_one_name_are_alike_in_all_phases(name, recompute):
     search = search_of(name, recompute=recompute)
     prediction = best_of_layout(search, LAYOUTS[name])
-    at = CandidateTable.single(prediction.layout, axes=search.scenario.strategy.axes)
-    plan = search.scenario.strategy.plan(
-        search.scenario.model, search.scenario.job, prediction.variant, at
+    scenario = search.scenario
+    plan = scenario.strategy.plan(
+        scenario.model, scenario.job, table_of(scenario, prediction.configuration)
     )
     known = {}
     for phase in plan.phases:
@@ -420,16 +421,8 @@ def test_a_layout_is_the_same_alone_and_among_others(name):
     ranking = rank_candidates(replace(search, every_configuration=True, include_oom=True))
     for row in range(0, len(ranking), max(len(ranking) // 8, 1)):
         among = ranking.prediction(row)
-        axes = dict(among.grid.sizes)
-        constraints = replace(search.constraints, axes=axes)
-        alone = rank_candidates(
-            replace(
-                search,
-                strategy=replace(search.scenario.strategy, n_virtual=(among.variant.n_virtual,)),
-                constraints=constraints,
-                include_oom=True,
-            )
-        ).prediction(0)
+        alone = predict(search.scenario, among.configuration)
+        assert alone.memory_terms_bytes == pytest.approx(among.memory_terms_bytes, rel=1e-9)
         assert alone.step_seconds == pytest.approx(among.step_seconds, rel=1e-9)
         assert alone.memory_bytes == pytest.approx(among.memory_bytes, rel=1e-9)
 
@@ -446,10 +439,8 @@ def test_a_faster_network_never_slows_a_step(name):
         ),
         ring_bandwidths=(),
     )
-    slow = best_of_layout(
-        replace(search, machine=replace(machine, ring_bandwidths=())), LAYOUTS[name]
-    )
-    assert best_of_layout(replace(search, machine=faster), LAYOUTS[name]).step_seconds <= (
+    slow = best_of_layout(search.on(replace(machine, ring_bandwidths=())), LAYOUTS[name])
+    assert best_of_layout(search.on(faster), LAYOUTS[name]).step_seconds <= (
         slow.step_seconds * (1 + 1e-9)
     )
 
@@ -461,7 +452,8 @@ def test_one_rank_does_the_same_whatever_the_strategy_is_called():
         search = build_search(
             "tiny", 1, "perlmutter", strategy=name, global_batch=1, recompute="none"
         )
-        search = replace(search, job=replace(search.scenario.job, attention="flash"))
+        job = replace(search.scenario.job, attention="flash")
+        search = replace(search, scenario=replace(search.scenario, job=job))
         times[name] = rank_candidates(search).prediction(0).step_seconds
     assert max(times.values()) < 1.05 * min(times.values())
 

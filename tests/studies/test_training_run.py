@@ -85,7 +85,7 @@ def test_a_run_is_its_steps_with_failures(search):
 def test_money_and_missing_power(search):
     price = Quantity(10.0, "assumed", "test")
     facility = Facility(node_hour_price=price, currency="EUR")
-    priced = replace(search, machine=replace(search.scenario.machine, facility=facility))
+    priced = search.on(replace(search.scenario.machine, facility=facility))
     run = training_run(priced, 1e11)
     assert run.cost == pytest.approx(10 * run.node_hours) and run.energy_joules is None
     with pytest.raises(InputError, match="currency is empty"):
