@@ -62,13 +62,14 @@ def command(
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.report.run import run_document, run_text
     from axonn_tune.runtime.ranks.launch import launch, only_rank_0_speaks
-    from axonn_tune.runtime.run import Run, execute
+    from axonn_tune.runtime.request import RunRequest
+    from axonn_tune.runtime.run import execute
     from axonn_tune.step.explain import explain
     from axonn_tune.validate.measured import compare
 
     with only_rank_0_speaks():
         search, chosen = _choose(grid, suggest, gpus, device, options)
-        run = Run(
+        request = RunRequest(
             model=search.model,
             job=search.job,
             grid=chosen.grid,
@@ -82,7 +83,7 @@ def command(
             timeout_seconds=timeout,
             quiet=quiet,
         )
-        measurement = launch(execute, run, run.grid.n_ranks, device)
+        measurement = launch(execute, request, request.grid.n_ranks, device)
     if measurement is None:
         return
     if record is not None:

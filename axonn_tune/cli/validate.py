@@ -19,7 +19,7 @@ from axonn_tune.cli.options import (
 if TYPE_CHECKING:
     from axonn_tune.io.journal import Journal
     from axonn_tune.io.measurements import MeasurementJournal
-    from axonn_tune.runtime.ranks.series import Series
+    from axonn_tune.runtime.ranks.series import RunSeries
     from axonn_tune.search.rank import Ranking
     from axonn_tune.search.search import Search
     from axonn_tune.spec.validation import Validation
@@ -247,15 +247,15 @@ def _series(
     chosen: list[Prediction],
     keeper: MeasurementJournal,
     options: dict[str, Any],
-) -> Series:
-    from axonn_tune.runtime.ranks.series import Series
-    from axonn_tune.runtime.run import Run
+) -> RunSeries:
+    from axonn_tune.runtime.ranks.series import RunSeries
+    from axonn_tune.runtime.request import RunRequest
     from axonn_tune.validate.outcomes import configuration_of
 
     runs = [
         (
             str(configuration_of(prediction)),
-            Run(
+            RunRequest(
                 model=search.model,
                 job=search.job,
                 grid=prediction.grid,
@@ -271,7 +271,7 @@ def _series(
         )
         for prediction in chosen
     ]
-    return Series(runs, keeper, options["device"], options["timeout"], options["quiet"])
+    return RunSeries(runs, keeper, options["device"], options["timeout"], options["quiet"])
 
 
 def _validation(

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from axonn_tune.runtime import GPT, Engine, Grid, Mesh, Optimizer
-from axonn_tune.runtime.axonn.boxes import Layout
+from axonn_tune.runtime.axonn.boxes import BlockLayout
 from axonn_tune.runtime.axonn.trainer import RandomTokens
 from axonn_tune.spec.model import Model
 
@@ -94,7 +94,7 @@ def _stored(model: GPT) -> list[tuple[str, nn.Module, torch.Tensor]]:
     return [
         (name, module, module.shard.detach())
         for name, module in model.named_modules()
-        if isinstance(getattr(module, "layout", None), Layout)
+        if isinstance(getattr(module, "layout", None), BlockLayout)
     ]
 
 

@@ -17,8 +17,7 @@ from axonn_tune.runtime.axonn.engine import Engine
 from axonn_tune.runtime.axonn.gpt import GPT
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.axonn.optimizer import Optimizer
-from axonn_tune.runtime.axonn.vector import Vector
-from axonn_tune.runtime.axonn.weights import Matrix
+from axonn_tune.runtime.axonn.weights import Matrix, Vector
 from axonn_tune.spec.grid import Grid
 
 # Ranks are forked from one server that has imported what takes them seconds: eight of them
