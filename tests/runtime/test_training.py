@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from runtime.cases import BATCH, GPT, MODELS
 from runtime.ranks import Trained, assert_close, grids, on_grid, on_ranks
 from runtime.reference import Reference, whole_parameters
-from runtime.test_parity import BATCH, GPT, MODELS
 
 from axonn_tune.errors import AxonnTuneError, FileError, InputError
 from axonn_tune.runtime.axonn.checkpoint import load, save
