@@ -18,10 +18,16 @@ RUNNABLE = ("axonn", "zero3", "megatron")
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What to run.
+    """What to run: a model and a job, on which grid, and how to train.
 
     Attributes
     ----------
+    grid, order
+        Sizes of the strategy's axes, and the rank order (the axis that varies fastest first).
+    micro_batch
+        Number of sequences that one rank works on at once.
+    n_steps
+        Number of training steps, the warm-up included.
     goldfish
         k for a loss that drops one in k tokens; None for the plain loss.
     timeout_seconds
@@ -62,7 +68,8 @@ class RunRequest:
             self._check_native()
         if self.goldfish is not None:
             require_count("run", "goldfish", self.goldfish, least=2)
-        model, seq_len = self.model, self.job.seq_len
+        model = self.model
+        seq_len = self.job.seq_len
         if model.position == "learned" and seq_len > model.seq_len:
             raise InputError(
                 f"run: seq_len is {seq_len}; allowed: at most {model.seq_len}, the learned "

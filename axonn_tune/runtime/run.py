@@ -25,7 +25,7 @@ PROGRESS_SECONDS = 0.5  # least time between two lines of progress
 
 
 class StepTrainer(Protocol):
-    """Trains a model step by step."""
+    """Trains a model step by step, and keeps the operations of the last step."""
 
     last_operations: list[Operation]
 
@@ -41,7 +41,7 @@ TrainerFactory: TypeAlias = Callable[[RunRequest, torch.device], StepTrainer]
 
 
 def build_trainer(request: RunRequest, device: torch.device) -> StepTrainer:
-    """Build the model with the strategy of the request, and what trains it."""
+    """Build the model with the strategy of the request, and return what trains it."""
     if request.strategy == "zero3":
         from axonn_tune.runtime.native.fsdp2 import sharded_trainer
 

@@ -37,10 +37,11 @@ def check(case, mesh, tolerance=FP32_TOLERANCE):
     layouts = {name: owner.layout for name, owner in ours.owners.items()}
     whole, tokens, targets, logits, loss, gradients = reference_of(case, layouts)
     ours.take(whole)
-    own_tokens, own_targets = ours.own(tokens), ours.own(targets)
+    share_tokens = ours.share(tokens)
+    share_targets = ours.share(targets)
     with torch.no_grad():
-        got = ours.model(own_tokens)
-    wanted = ours.own(logits).chunk(case.grid.y, dim=-1)[mesh.coordinate("y")]
+        got = ours.model(share_tokens)
+    wanted = ours.share(logits).chunk(case.grid.y, dim=-1)[mesh.coordinate("y")]
     assert_close(got, wanted, tolerance, f"logits of {case}")
     # Twice, since the first step learns what to gather ahead; the second one is checked.
     for _ in range(2):
@@ -48,9 +49,9 @@ def check(case, mesh, tolerance=FP32_TOLERANCE):
         total = torch.zeros(())
         for part in range(case.n_microsteps):
             rows = slice(part, None, case.n_microsteps)
-            share = ours.model.loss(own_tokens[rows], own_targets[rows], targets.numel())
-            share.backward()
-            total += share.detach()
+            part_loss = ours.model.loss(share_tokens[rows], share_targets[rows], targets.numel())
+            part_loss.backward()
+            total += part_loss.detach()
     assert ours.summed(total) == pytest.approx(loss, rel=tolerance), f"loss of {case}"
     for name, got in ours.gradients().items():
         wanted = layouts[name].take(gradients[name], mesh)

@@ -43,7 +43,7 @@ def _gelu(input: torch.Tensor) -> torch.Tensor:
 
 
 class _SwiGLU(torch.autograd.Function):
-    """``silu(gate) * value`` (Shazeer, arXiv 2002.05202); keeps its input and nothing else."""
+    """Forms ``silu(gate) * value`` (Shazeer, arXiv 2002.05202), and keeps nothing but its input."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor) -> torch.Tensor:

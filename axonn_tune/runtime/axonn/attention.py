@@ -17,7 +17,7 @@ _NAME = "attention"
 
 
 class CausalAttention:
-    """Attention in which q queries share one key and one value.
+    """Causal attention in which q query heads share one head of keys and values.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class CausalAttention:
         self.recompute = recompute
 
     def __call__(self, qkv_bsn: torch.Tensor) -> torch.Tensor:
-        """Attend, given the output of the fused projection.
+        """Return what the heads attend to, given the output of the fused projection.
 
         Parameters
         ----------
@@ -89,7 +89,8 @@ class CausalAttention:
         parts = qkv_bsn.view(b, s, -1, self.queries_per_kv_head + 2, self.head_dim)
         turned, values = parts[..., :-1, :], parts[..., -1:, :]
         cos, sin = rotary_angles(s, self.head_dim, qkv_bsn.device)
-        cos, sin = cos[None, :, None, None, :], sin[None, :, None, None, :]
+        cos = cos[None, :, None, None, :]
+        sin = sin[None, :, None, None, :]
         first, second = turned.float().chunk(2, dim=-1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         return torch.cat((turned.to(qkv_bsn.dtype), values), dim=-2).view_as(qkv_bsn)

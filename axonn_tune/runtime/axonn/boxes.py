@@ -62,7 +62,7 @@ class BlockLayout:
         ]
 
     def take(self, whole: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-        """Return what this rank stores of a whole parameter, as one dimension."""
+        """Return what this rank stores of a whole parameter, flattened."""
         offsets, sizes = self.box(mesh)
         part = whole.reshape(self.shape)
         for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):

@@ -79,7 +79,8 @@ class _Stored:
     """The part of a parameter that this rank stores; torch asks it for its boxes."""
 
     def __init__(self, flat: torch.Tensor, layout: BlockLayout, mesh: Mesh) -> None:
-        self._layout, self._flat = layout, flat
+        self._layout = layout
+        self._flat = flat
         self._boxes = layout.stored_boxes(mesh)
         pieces = flat.split([int(torch.Size(sizes).numel()) for _, sizes in self._boxes])
         self._pieces = {

@@ -18,7 +18,7 @@ _NAME = "embedding"
 
 
 class Embedding(nn.Module):
-    """A row of a matrix for each token, plus a learned vector for each position if asked for.
+    """Maps each token to a row of a matrix, and adds a learned vector for its position if wanted.
 
     Parameters
     ----------

@@ -57,7 +57,8 @@ class Engine:
                 f"dtype '{dtype}' cannot be trained in; allowed: {', '.join(DTYPES)} "
                 "(fp16 needs loss scaling, which the runtime does not do)"
             )
-        self.mesh, self.dtype = mesh, DTYPES[dtype]
+        self.mesh = mesh
+        self.dtype = DTYPES[dtype]
         self.overlap = overlap or Overlap()
         self.recorder = Recorder(mesh.device, record)
         self.collectives = Collectives(mesh, self.recorder)

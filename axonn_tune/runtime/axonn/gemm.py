@@ -1,8 +1,8 @@
 """Matrix products, each in the mode (NN, NT, TN) that is fastest on this device.
 
 Kernel tuning follows AxoNN (Singh et al., arXiv 2502.08145, section on tuning of BLAS
-kernels): the three modes of a library differ in speed, and to use a mode for which an operand is
-not stored costs a transposed copy of it.
+kernels). The three modes of a library differ in speed, and a mode that needs an operand stored in
+another way costs a transposed copy of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Gemms:
     """
 
     def __init__(self, recorder: Recorder, tuning: bool) -> None:
-        self._recorder, self._tuning = recorder, tuning
+        self._recorder = recorder
+        self._tuning = tuning
         self._fastest: dict[tuple[object, ...], str] = {}
         self.modes: dict[str, str] = {}
 
@@ -81,8 +82,8 @@ class Gemms:
         seconds = dict.fromkeys(MODES, math.inf)
         for _ in range(N_TIMINGS):
             for mode in MODES:
-                work = partial(_multiply, a_mk, b_kn, stored, mode, None, bias)
-                seconds[mode] = min(seconds[mode], _seconds_of(work, a_mk.device))
+                multiply = partial(_multiply, a_mk, b_kn, stored, mode, None, bias)
+                seconds[mode] = min(seconds[mode], _seconds_of(multiply, a_mk.device))
         fastest = min(MODES, key=seconds.__getitem__)
         return fastest if seconds[fastest] < CLEARLY_FASTER * seconds[stored] else stored
 
@@ -104,15 +105,15 @@ def _multiply(
     return torch.mm(a_mk, b_kn, out=out)
 
 
-def _seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that `work` takes.
+def _seconds_of(multiply: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that a product takes.
 
     On a CPU, whose cores ranks may share, only the time in which this thread runs counts.
     """
     clock = time.perf_counter if device.type == "cuda" else time.thread_time
     synchronize(device)
     start = clock()
-    work()
+    multiply()
     synchronize(device)
     return clock() - start
 

@@ -20,7 +20,7 @@ Recipe = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
 
 
 class Linear4D(nn.Module):
-    """``output = input @ W + b`` on a grid.
+    """A layer that computes ``output = input @ W + b`` on a grid.
 
     The input's last dimension is split over X, and its tokens over Z and data; the output's last
     dimension is split over Y. A transposed layer exchanges X and Y, so that its input lies on the
@@ -143,11 +143,12 @@ class _Linear(torch.autograd.Function):
         layer: Linear4D = ctx.layer
         engine, matrix = layer.engine, layer.matrix
         name = names.of_layer(names.BACKWARD, layer.name)
-        # With full recomputation, to read the saved tensors runs the block again.
+        # This comes first, since with full recomputation it runs the block's forward pass again.
         saved = ctx.saved_tensors
         (d_output,) = gradients
         d_output_mn = d_output.reshape(-1, d_output.shape[-1])
-        d_input, all_reduce = None, None
+        d_input = None
+        all_reduce = None
         if ctx.needs_input_grad[0]:
             weight = engine.gathers.take(names.BACKWARD, layer.name, matrix)
             mode = "NN" if layer.is_tied else "NT"

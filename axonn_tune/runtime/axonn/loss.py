@@ -77,7 +77,7 @@ def goldfish_targets(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Softmax of the rank's part of the vocabulary, corrected by two all-reduces over Y."""
+    """Takes the softmax of the rank's part of the vocabulary; two all-reduces over Y correct it."""
 
     @staticmethod
     def forward(

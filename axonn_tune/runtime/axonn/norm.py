@@ -21,7 +21,7 @@ from axonn_tune.spec import names
 
 
 class Norm(nn.Module):
-    """Layer norm (with a gain and a shift) or RMS norm (with a gain).
+    """A layer norm, which has a gain and a shift, or an RMS norm, which has a gain.
 
     Parameters
     ----------
@@ -103,6 +103,8 @@ def normalised(input: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> t
 
 
 class _SplitNorm(torch.autograd.Function):
+    """The norm where X splits the hidden dimension; it also returns mean and rstd, shape (b, s)."""
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -13,7 +13,7 @@ from axonn_tune.runtime.ranks.collectives import wait
 from axonn_tune.spec import names
 from axonn_tune.strategies.axonn4d import BUCKET_BYTES
 
-# How AdamW is set, unless somebody asks for other values.
+# The numbers of AdamW, unless a caller asks for others.
 LR = 3e-4
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1

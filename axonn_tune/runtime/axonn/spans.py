@@ -53,7 +53,9 @@ class _BackwardSpan:
     """The part of the backward pass between the gradient of the output and those of the inputs."""
 
     def __init__(self, engine: Engine, name: str, amount: Amount) -> None:
-        self._engine, self._name, self._amount = engine, name, amount
+        self._engine = engine
+        self._name = name
+        self._amount = amount
         self._span: Any = None
 
     def begin(self) -> None:

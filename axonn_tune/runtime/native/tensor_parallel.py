@@ -25,8 +25,11 @@ from axonn_tune.spec import names
 def tensor_parallel_trainer(request: RunRequest, device: torch.device) -> TorchTrainer:
     """Build a trainer on `tensor` x `data` ranks, where neighbours share the layers."""
     spec, job = request.model, request.job
-    n_replicas, n_tensor = request.grid.sizes["data"], request.grid.sizes["tensor"]
-    mesh = init_device_mesh(device.type, (n_replicas, n_tensor), mesh_dim_names=("data", "tensor"))
+    sizes = request.grid.sizes
+    n_replicas = sizes["data"]
+    mesh = init_device_mesh(
+        device.type, (n_replicas, sizes["tensor"]), mesh_dim_names=("data", "tensor")
+    )
     model = PlainGPT(spec, job.attention, request.recompute).initialise(request.seed)
     model = model.to(device, DTYPES[job.dtype])
     _split(model, mesh["tensor"], spec.tied_embeddings)

@@ -135,7 +135,8 @@ class TorchTrainer:
 
     def step(self, index: int) -> Step:
         """Train on batch `index`; the loss that is returned is the mean over all ranks."""
-        parallel, recorder = self._parallel, self._parallel.recorder
+        parallel = self._parallel
+        recorder = parallel.recorder
         texts = [self._text(index, i) for i in range(self._n_microsteps)]
         synchronize(self._device)
         start = time.perf_counter()

@@ -33,7 +33,7 @@ class Collectives:
     def all_reduce(
         self, name: str, tensor: torch.Tensor, axis: str, op: Any = dist.ReduceOp.SUM
     ) -> PendingCollective | None:
-        """Sum a contiguous tensor over an axis, in place; other reductions are given by `op`."""
+        """Sum a contiguous tensor over an axis, in place; `op` may name another reduction."""
         return self._issue(name, "all_reduce", tensor, axis, tensor, op)
 
     def all_gather(

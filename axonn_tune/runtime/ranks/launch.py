@@ -24,7 +24,7 @@ from axonn_tune.runtime.ranks.session import (
     slurm_rendezvous,
 )
 
-MONITOR_SECONDS = 0.1  # how often the launcher looks whether a rank has died
+MONITOR_SECONDS = 0.1  # time between two looks of the launcher whether a rank has died
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
@@ -92,7 +92,7 @@ def is_speaker() -> bool:
 
 
 def ranks_at_hand(device: str) -> int:
-    """Return the number of ranks in the job of this process, or else of GPUs of this machine.
+    """Return the number of ranks in the job of this process; without a job, that of the GPUs.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def ranks_at_hand(device: str) -> int:
 
 
 def ranks_or_cores(wanted: int | None, device: str) -> int:
-    """Return the number of ranks in the job; without one, those wanted, of GPUs or of cores."""
+    """Return the number of ranks in the job; without a job, `wanted`, or that of GPUs or cores."""
     place = place_in_job(os.environ)
     if place is not None:
         return place.n_ranks

@@ -81,7 +81,7 @@ class CudaClock:
 
 @dataclass(slots=True)
 class _Entry:
-    """One operation; that of kernels is a context, from the first launch to the end of the last."""
+    """One operation; for kernels it is the context in which they are launched."""
 
     name: str
     stream: str

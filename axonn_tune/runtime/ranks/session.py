@@ -154,7 +154,7 @@ def pick_device(wanted: str, place: Place) -> torch.device:
 def joined(
     place: Place, device: torch.device, timeout_seconds: float, store: dist.Store | None = None
 ) -> Iterator[None]:
-    """Let the default process group exist within this context.
+    """Join the default process group for the length of this context.
 
     A rank that fails tells the others, so that all of them report the same first failure.
 
