@@ -181,12 +181,12 @@ class Optimizer:
         vectors = self.gradients[self._n_in_matrices :]
         wait(collectives.all_reduce(names.GRADIENT_VECTORS, vectors, "z"))
         n_buckets = math.ceil(self.gradients.nbytes / BUCKET_BYTES)
-        works = [
+        pending = [
             collectives.all_reduce(names.GRADIENT_ALL_REDUCE, bucket, "data")
             for bucket in self.gradients.tensor_split(n_buckets)
         ]
-        for work in works:
-            wait(work)
+        for collective in pending:
+            wait(collective)
 
     def _norm(self) -> torch.Tensor:
         """Return the norm over the grid, in which each element counts once."""

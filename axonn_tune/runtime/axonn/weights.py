@@ -135,8 +135,8 @@ class WeightGathers:
         if block is None:
             if use not in self._in_flight:
                 self._start(use)
-            work, block = self._in_flight.pop(use)
-            wait(work)
+            pending, block = self._in_flight.pop(use)
+            wait(pending)
             if self._keep and backward_follows:
                 self._kept[use.kept_as] = block
         following = self._following.get(use) if self._ahead else None
@@ -165,8 +165,8 @@ class WeightGathers:
         shard = use.matrix.shard.detach()
         block = self._buffers.take(use.matrix.block_elements, shard)
         name = names.all_gather(names.of_layer(use.chain, use.layer))
-        work = self._collectives.all_gather(name, block, shard, "z")
-        self._in_flight[use] = work, block
+        pending = self._collectives.all_gather(name, block, shard, "z")
+        self._in_flight[use] = pending, block
 
 
 class GradientScatters:
@@ -204,8 +204,8 @@ class GradientScatters:
             return
         full = block.view(-1)
         name = names.reduce_scatter(names.of_layer(names.BACKWARD, layer))
-        work = self._collectives.reduce_scatter(name, self._destination(matrix), full, "z")
-        self._in_flight.append((work, full))
+        pending = self._collectives.reduce_scatter(name, self._destination(matrix), full, "z")
+        self._in_flight.append((pending, full))
         if not self._behind:
             self._finish_oldest()
 
@@ -229,8 +229,8 @@ class GradientScatters:
         return extra
 
     def _finish_oldest(self) -> None:
-        work, full = self._in_flight.popleft()
-        wait(work)
+        pending, full = self._in_flight.popleft()
+        wait(pending)
         self._buffers.give(full)
 
     def _await_the_end(self) -> None:
