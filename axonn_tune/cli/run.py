@@ -61,19 +61,17 @@ def command(
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.report.run import run_document, run_text
     from axonn_tune.runtime.ranks.launch import launch, only_rank_0_speaks
-    from axonn_tune.runtime.run import Run, execute
+    from axonn_tune.runtime.request import RunRequest
+    from axonn_tune.runtime.run import execute
     from axonn_tune.step.explain import explain
     from axonn_tune.validate.measured import compare
 
     with only_rank_0_speaks():
         search, chosen = _choose(grid, suggest, gpus, device, options)
-        run = Run(
+        request = RunRequest(
             model=search.scenario.model,
             job=search.scenario.job,
-            grid=chosen.layout,
-            order=chosen.configuration.order,
-            micro_batch=chosen.configuration.micro_batch,
-            recompute=chosen.configuration.recompute,
+            configuration=chosen.configuration,
             n_steps=steps,
             device=device,
             seed=seed,
@@ -81,7 +79,7 @@ def command(
             timeout_seconds=timeout,
             quiet=quiet,
         )
-        measurement = launch(execute, run, chosen.layout.n_ranks, device)
+        measurement = launch(execute, request, chosen.layout.n_ranks, device)
     if measurement is None:
         return
     if record is not None:

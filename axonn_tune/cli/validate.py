@@ -17,7 +17,7 @@ from axonn_tune.cli.options import (
 
 if TYPE_CHECKING:
     from axonn_tune.io.journal import Journal, MeasurementJournal
-    from axonn_tune.runtime.ranks.series import Series
+    from axonn_tune.runtime.ranks.series import RunSeries
     from axonn_tune.search.rank import Ranking
     from axonn_tune.search.search import Search
     from axonn_tune.spec.validation import Validation
@@ -244,20 +244,17 @@ def _series(
     chosen: list[Prediction],
     keeper: MeasurementJournal,
     options: dict[str, Any],
-) -> Series:
-    from axonn_tune.runtime.ranks.series import Series
-    from axonn_tune.runtime.run import Run
+) -> RunSeries:
+    from axonn_tune.runtime.ranks.series import RunSeries
+    from axonn_tune.runtime.request import RunRequest
 
     runs = [
         (
             str(prediction.configuration),
-            Run(
+            RunRequest(
                 model=search.scenario.model,
                 job=search.scenario.job,
-                grid=prediction.layout,
-                order=prediction.configuration.order,
-                micro_batch=prediction.configuration.micro_batch,
-                recompute=prediction.configuration.recompute,
+                configuration=prediction.configuration,
                 n_steps=options["steps"],
                 device=options["device"],
                 timeout_seconds=options["timeout"],
@@ -267,7 +264,7 @@ def _series(
         )
         for prediction in chosen
     ]
-    return Series(runs, keeper, options["device"], options["timeout"], options["quiet"])
+    return RunSeries(runs, keeper, options["device"], options["timeout"], options["quiet"])
 
 
 def _validation(

@@ -1,6 +1,6 @@
 """Train a small GPT on the bytes of a text file, on any grid; go on from a checkpoint on another.
 
-On one machine with four ranks, then on two with another grid::
+These commands train on four ranks of one machine, then go on with two ranks and another grid::
 
     torchrun --nproc-per-node 4 train_text.py book.txt --grid 1x2x2x1 --steps 50 --save saved
     torchrun --nproc-per-node 2 train_text.py book.txt --grid 1x1x1x2 --steps 100 --load saved
@@ -30,18 +30,18 @@ from axonn_tune.spec.model import Model
 MODEL = Model(
     "bytes", n_layers=2, hidden_size=64, n_heads=4, vocab_size=256, seq_len=64, bias=False
 )
-BATCH = 16  # sequences of a step
+BATCH = 16  # sequences in one step
 
 
 def sequences(text: torch.Tensor, step: int, rows: range) -> torch.Tensor:
-    """Rows of a step's batch, each from a place of its own that the step decides."""
+    """Return rows of a step's batch, shape (rows, s + 1); the step decides where each starts."""
     generator = torch.Generator().manual_seed(step)
     starts = torch.randint(len(text) - MODEL.seq_len - 1, (BATCH,), generator=generator)
     return torch.stack([text[i : i + MODEL.seq_len + 1] for i in starts[rows.start : rows.stop]])
 
 
 def train(arguments: argparse.Namespace, device: torch.device) -> None:
-    """Train from the checkpoint, or from the start, until `steps` are done."""
+    """Train until `arguments.steps` are done, from a checkpoint if one is given."""
     text = torch.tensor(list(Path(arguments.text).read_bytes()), device=device)
     mesh = Mesh(Grid.parse(arguments.grid), device=device)
     model = GPT(Engine(mesh), MODEL)
@@ -54,7 +54,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
         loss = model.loss(batch[:, :-1], batch[:, 1:], n_counted=BATCH * MODEL.seq_len)
         loss.backward()
         optimizer.step()
-        # The share of this rank; along X and Y all have the same.
+        # Each rank has its share of the mean loss; along X and Y all ranks have the same share.
         total = loss.detach().clone()
         dist.all_reduce(total)
         if dist.get_rank() == 0:
@@ -65,7 +65,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
 
 
 def main() -> None:
-    """Read the command line, join the other ranks, train."""
+    """Read the command line, join the other ranks, and train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("text", help="any file; each byte is a token")
     parser.add_argument("--grid", default="1x1x1x1", help="G_x x G_y x G_z x G_data")

@@ -1,11 +1,11 @@
-"""The 4D linear layer against the same collectives and products written out by hand.
+"""Compare the 4D linear layer with the same collectives and products written out by hand.
 
 Run: python tests/benchmarks/runtime_chain.py [--rounds 21] [--rows 512] [--grid 1x1x4x1]
 
-A chain of two layers without bias, 1024 -> 4096 (normal) and 4096 -> 1024 (transposed), in
-fp32, forward and backward, on 4 ranks of one thread. `--rows` counts the whole batch, of
-which each rank has 1 / (G_z * G_data). The plain version knows no autograd, keeps every
-buffer, and calls blocking collectives as gloo offers them. Both sum the gradients over data.
+A chain of two layers without bias, 1024 -> 4096 (normal) and 4096 -> 1024 (transposed), runs
+forward and backward in fp32 on 4 ranks of one thread. `--rows` counts the whole batch, of which
+each rank has 1 / (G_z * G_data). The plain version uses no autograd, keeps every buffer, and calls
+blocking collectives as gloo offers them. Both sum the gradients over data.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def own_chain(
 
 
 class PlainLayer:
-    """One layer's part of the algorithm, every buffer made once."""
+    """One layer's part of the algorithm, with buffers that are made once."""
 
     def __init__(self, mesh: Mesh, layer: Linear4D, n_rows: int) -> None:
         axes = (layer.input_axis, layer.output_axis, "z", "data")

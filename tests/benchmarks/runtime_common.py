@@ -1,4 +1,4 @@
-"""What the benchmarks of the runtime share: ranks of their own, and variants timed in turn."""
+"""What the benchmarks of the runtime share: they start ranks, and time variants in turn."""
 
 from __future__ import annotations
 
@@ -40,8 +40,12 @@ def _rank(
 class Timed:
     """Seconds per call, one entry for each round.
 
-    elapsed: on the slowest rank. cpu: of this rank's whole process; other programs on the
-    machine add far less to it.
+    Attributes
+    ----------
+    elapsed
+        Elapsed time on the slowest rank.
+    cpu
+        CPU time of this rank's whole process, on which other programs have far less influence.
     """
 
     elapsed: list[float] = field(default_factory=list)
@@ -53,8 +57,8 @@ def in_turn(
 ) -> dict[str, Timed]:
     """Time variants in turn.
 
-    Every round times all of them, in an order that turns around from round to round, so
-    that a machine whose speed drifts does not favour one of them.
+    Every round times all variants. Their order is reversed from round to round, so that a machine
+    whose speed drifts does not favour one of them.
     """
     for variant in variants.values():
         for _ in range(n_warm_up):
@@ -68,23 +72,23 @@ def in_turn(
                 variants[name]()
             timed[name].elapsed.append((time.perf_counter() - begin) / n_calls)
             timed[name].cpu.append((time.process_time() - begin_cpu) / n_calls)
-    for each in timed.values():
-        slowest = torch.tensor(each.elapsed, dtype=torch.float64)
+    for times in timed.values():
+        slowest = torch.tensor(times.elapsed, dtype=torch.float64)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        each.elapsed = slowest.tolist()
+        times.elapsed = slowest.tolist()
     return timed
 
 
 def compared(own: Timed, base: Timed) -> str:
-    """A line under `header`: medians of the rounds, and quartiles of their ratios."""
+    """Return a line under `header`: medians of the rounds, and quartiles of their ratios."""
     low, ratio, high = _quartiles(own.elapsed, base.elapsed)
     _, cpu_ratio, _ = _quartiles(own.cpu, base.cpu)
-    times = "".join(f"{1e3 * statistics.median(each.elapsed):12.2f}" for each in (base, own))
+    times = "".join(f"{1e3 * statistics.median(timed.elapsed):12.2f}" for timed in (base, own))
     return f"{times}{ratio:8.3f}   {low:.3f} to {high:.3f}{cpu_ratio:11.3f}"
 
 
 def header(base: str, own: str) -> str:
-    """The columns of `compared`."""
+    """Return the headings of the columns of `compared`."""
     names = "".join(f"{name + ' ms':>12}" for name in (base, own))
     return f"{names}{'ratio':>8}   {'quartiles':>14}{'CPU ratio':>11}"
 

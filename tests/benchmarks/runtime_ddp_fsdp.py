@@ -1,11 +1,11 @@
-"""Whole training steps against torch's own DistributedDataParallel and FSDP2.
+"""Compare whole training steps with torch's own DistributedDataParallel and FSDP2.
 
 Run: python tests/benchmarks/runtime_ddp_fsdp.py [--rounds 21]
 
-One GPT in fp32 on 4 ranks of one thread: the runtime on grid 1x1x1x4 against DDP, and on
-1x1x4x1 against `fully_shard` (each block, then the rest; weights are gathered again for the
-backward pass). A step is forward, backward, reduction, clipping and a fused AdamW. Both
-start from the same weights; that both reach the same loss shows that they do the same work.
+One GPT trains in fp32 on 4 ranks of one thread. The runtime on grid 1x1x1x4 is compared with DDP,
+and on 1x1x4x1 with `fully_shard` (each block, then the rest; weights are gathered again for the
+backward pass). A step is forward, backward, reduction, clipping and a fused AdamW. Both start from
+the same weights; that both reach the same loss shows that they do the same work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from axonn_tune.runtime import GPT, Engine, Grid, Mesh, Optimizer
-from axonn_tune.runtime.axonn.boxes import Layout
+from axonn_tune.runtime.axonn.boxes import BlockLayout
 from axonn_tune.runtime.axonn.trainer import RandomTokens
 from axonn_tune.spec.model import Model
 
@@ -60,7 +60,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """The same model as one would write it for one device."""
+    """The same model, written for one device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def _stored(model: GPT) -> list[tuple[str, nn.Module, torch.Tensor]]:
     return [
         (name, module, module.shard.detach())
         for name, module in model.named_modules()
-        if isinstance(getattr(module, "layout", None), Layout)
+        if isinstance(getattr(module, "layout", None), BlockLayout)
     ]
 
 
@@ -154,7 +154,7 @@ def measure(n_rounds: int) -> None:
         ("DDP", "1x1x1x4", data_step, ddp_step),
         ("FSDP2", "1x1x4x1", z_step, fsdp_step),
     ):
-        # Later, rounding errors grow: the batch is learnt by heart.
+        # In later steps the model has learnt the batch by heart, and rounding errors grow.
         losses = torch.stack([torch.stack((base(text), own(text))) for _ in range(N_COMPARED)])
         torch.testing.assert_close(losses[:, 1], losses[:, 0], rtol=1e-5, atol=0)
         timed = in_turn({"plain": partial(base, text), "own": partial(own, text)}, n_rounds, 2)

@@ -1,10 +1,10 @@
-"""What it costs to record the operations of a training step.
+"""Measure what it costs to record the operations of a training step.
 
 Run: python tests/benchmarks/runtime_recorder.py [--rounds 101]
 
-The same step of one GPT on grid 1x1x2x1 with the recorder on and off (as `Engine(record=...)`
-sets it), its start and the list of operations at its end included; and the time of one
-operation's record alone.
+The same step of one GPT on grid 1x1x2x1 is timed with the recorder on and off (as
+`Engine(record=...)` sets it), including the start of the recorder and the list of operations at the
+end; then one operation's record is timed alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SPEC = Model("small", n_layers=4, hidden_size=256, n_heads=8, vocab_size=2048, s
 
 
 def microseconds_per_kernel() -> float:
-    """Of an empty kernel, taken as an `Operation` at the end."""
+    """Return the time to record an empty kernel and to take it as an `Operation` at the end."""
     recorder = Recorder(torch.device("cpu"))
     recorder.start_step()
     begin = time.perf_counter()
@@ -38,7 +38,7 @@ def microseconds_per_kernel() -> float:
 
 
 def microseconds_per_collective() -> float:
-    """Of a collective over 2 ranks, beyond what it takes when it is not recorded."""
+    """Return the time that the record adds to a collective over 2 ranks."""
     tensor = torch.ones(1)
     taken = {}
     for active in (False, True):

@@ -1,4 +1,4 @@
-"""Ranks of a test: started once, they meet over a file, and run many grids one after another."""
+"""Ranks of a test; they are started once, meet over a file, and run one grid after another."""
 
 import itertools
 import multiprocessing
@@ -17,12 +17,11 @@ from axonn_tune.runtime.axonn.engine import Engine
 from axonn_tune.runtime.axonn.gpt import GPT
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.axonn.optimizer import Optimizer
-from axonn_tune.runtime.axonn.vector import Vector
-from axonn_tune.runtime.axonn.weights import Matrix
+from axonn_tune.runtime.axonn.weights import Matrix, Vector
 from axonn_tune.spec.grid import Grid
 
-# Ranks are forked from one server that has imported what takes them seconds: eight of them
-# start in 0.2 s instead of 25 s on 2 cores.
+# Ranks are forked from one server, which has imported the modules that take long: on 2 cores, eight
+# ranks start in 0.2 s instead of 25 s.
 PRELOADED = (
     "pytest",
     "torch.distributed.checkpoint",
@@ -34,7 +33,7 @@ multiprocessing.set_forkserver_preload(list(PRELOADED))
 
 
 def grids(n_ranks):
-    """Every G_x x G_y x G_z x G_data of so many ranks."""
+    """Every grid G_x x G_y x G_z x G_data of `n_ranks` ranks."""
     sizes = [n for n in range(1, n_ranks + 1) if n_ranks % n == 0]
     return [
         Grid(x, y, z, n_ranks // (x * y * z))
@@ -77,7 +76,7 @@ def _rank(rank, n_ranks, meeting, failure, function, arguments):
 
 @contextmanager
 def on_grid(grid, order="xyzd"):
-    """A mesh whose groups are given back; a failure names the grid."""
+    """A mesh whose groups are destroyed at the end; a failure names the grid."""
     mesh = Mesh(grid, order)
     try:
         yield mesh
@@ -106,10 +105,10 @@ class Trained:
         if self.optimizer.has_master_copy:
             self.optimizer.master.copy_(self.optimizer.weights)
 
-    def own(self, batch):
+    def share(self, batch):
         """This rank's rows of a global batch."""
-        n_each = len(batch) // (self.mesh.size("z") * self.mesh.size("data"))
-        return batch[n_each * self.mesh.batch_index :][:n_each]
+        n_rows = len(batch) // (self.mesh.size("z") * self.mesh.size("data"))
+        return batch[n_rows * self.mesh.batch_index :][:n_rows]
 
     def gradients(self):
         """The gradients that the optimizer would apply, by name."""
@@ -121,7 +120,7 @@ class Trained:
         return {names[o]: piece for o, piece in zip(owners, pieces, strict=True)}
 
     def summed(self, loss):
-        """The shares of all ranks along Z and data."""
+        """The sum of the losses of all ranks along Z and data."""
         total = loss.detach().clone()
         for axis in ("z", "data"):
             dist.all_reduce(total, group=self.mesh.group(axis))
@@ -129,7 +128,7 @@ class Trained:
 
 
 def assert_close(got, wanted, tolerance, what, scale=None):
-    """Largest difference over `scale`, by default the largest element."""
+    """Check the largest difference over `scale`, which is the largest element by default."""
     scale = wanted.abs().max() if scale is None else scale
     error = float((got.float() - wanted).abs().max() / scale)
     assert error <= tolerance, f"rank {dist.get_rank()}, {what}: off by {error:.2e}"

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from axonn_tune.runtime.axonn.boxes import Layout, _boxes_of_range
+from axonn_tune.runtime.axonn.boxes import BlockLayout, _boxes_of_range
 from axonn_tune.runtime.axonn.hashing import mix, unit_interval
 from axonn_tune.runtime.axonn.mesh import rank_table
 from axonn_tune.spec.grid import AXES, ORDERS, Grid, Placements
@@ -58,7 +58,7 @@ def test_boxes_of_a_range_are_its_elements_in_order(sizes, data):
 )
 def test_what_ranks_store_is_the_whole_once(parts, blocks):
     x, y, z = parts
-    layout = Layout((x * blocks[0] * z, 2, y * blocks[1]), ("x", None, "y"), over_z=True)
+    layout = BlockLayout((x * blocks[0] * z, 2, y * blocks[1]), ("x", None, "y"), over_z=True)
     whole = torch.arange(math.prod(layout.shape))
     stored, boxed = [], []
     for place in places(x, y, z):
@@ -72,7 +72,7 @@ def test_what_ranks_store_is_the_whole_once(parts, blocks):
 
 
 def test_initial_values_depend_on_the_place_in_the_whole_only():
-    layout = Layout((12, 1, 8), ("x", None, "y"), over_z=True)
+    layout = BlockLayout((12, 1, 8), ("x", None, "y"), over_z=True)
     whole = torch.empty(96)
     layout.initialise(whole, Place(dict.fromkeys("xyz", 1), dict.fromkeys("xyz", 0)), "w", 0, 2.0)
     for place in places(2, 2, 3):

@@ -13,7 +13,8 @@ from axonn_tune.runtime.ranks import gloo
 from axonn_tune.runtime.ranks.gloo import GlooGroup
 from axonn_tune.runtime.ranks.host_stream import HostStream
 
-# Elements: fewer than ranks, not divisible by them, and enough for every way to exchange them.
+# Numbers of elements: fewer than ranks, not divisible by them, and enough for every way to
+# exchange them.
 SIZES = (1, 5, 64, 4097, 30011, 300_007)
 
 
@@ -78,7 +79,7 @@ def test_collectives(check, n_ranks):
 
 
 def ways_of(n_ranks):
-    """How a group of that size reduces messages of all sizes: rounds of each, by bytes."""
+    """Whether a group of that size exchanges a message directly, for each of SIZES."""
     group = GlooGroup.__new__(GlooGroup)
     group._n = n_ranks
     return [group._is_short(4 * size * n_ranks) for size in SIZES]

@@ -17,7 +17,7 @@ from axonn_tune.errors import AxonnTuneError
 from axonn_tune.io.journal import Journal
 from axonn_tune.runtime.ranks.session import Place
 
-# As a thorough calibration, but in a few seconds.
+# A thorough calibration that takes a few seconds.
 BRIEF = replace(
     plan.extent_of(is_quick=False, on_gpu=False),
     effort=Effort(sample_seconds=1e-4, n_samples=3, max_seconds=1e-3),

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from runtime.cases import BATCH, telling_cases, trained
 from runtime.ranks import on_grid, on_ranks
-from runtime.test_parity import BATCH, MODELS, telling_cases, trained
 
 from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
 from axonn_tune.spec.grid import CandidateTable
@@ -21,8 +21,7 @@ def number(size):
 
 def planned_step(case):
     """Name, stream, kind, bytes and FLOPs of every operation in the order of issue."""
-    spec = MODELS[case.model]
-    micro_batch = BATCH // (case.grid.z * case.grid.data * case.n_microsteps)
+    spec = case.spec
     job = Job(
         case.grid.n_ranks,
         BATCH,
@@ -32,7 +31,7 @@ def planned_step(case):
         overlap=case.overlap,
         keep_gathered_weights=case.keep_gathered_weights,
     )
-    table = CandidateTable.single(case.grid, case.order, micro_batch)
+    table = CandidateTable.single(case.grid, case.order, case.micro_batch)
     plan = AXONN.plan(spec, job, Variant(case.recompute), table)
     assert number(plan.n_microsteps) == case.n_microsteps
     operations = []
@@ -69,10 +68,8 @@ def check_records(rank, cases):
     for case in cases:
         with on_grid(case.grid, case.order) as mesh:
             ours = trained(case, mesh)
-            spec = MODELS[case.model]
-            micro_batch = BATCH // (case.grid.z * case.grid.data * case.n_microsteps)
-            text = RandomTokens(spec.vocab_size, spec.seq_len)
-            trainer = Trainer(ours.model, ours.optimizer, text, BATCH, micro_batch)
+            text = RandomTokens(case.spec.vocab_size, case.spec.seq_len)
+            trainer = Trainer(ours.model, ours.optimizer, text, BATCH, case.micro_batch)
             for index in range(2):  # the first step learns what to gather ahead
                 trainer.step(index)
             planned, recorded = planned_step(case), recorded_step(trainer.last_operations)

@@ -10,7 +10,8 @@ from axonn_tune.api import build_search, predict_search  # noqa: E402
 from axonn_tune.errors import InputError  # noqa: E402
 from axonn_tune.io.presets import load_model  # noqa: E402
 from axonn_tune.launch.script import launch_files  # noqa: E402
-from axonn_tune.runtime.run import Run  # noqa: E402
+from axonn_tune.runtime.request import RunRequest  # noqa: E402
+from axonn_tune.runtime.run import build_trainer  # noqa: E402
 from axonn_tune.spec.grid import Layout  # noqa: E402
 from axonn_tune.spec.job import Job, Overlap  # noqa: E402
 from axonn_tune.spec.model import Model  # noqa: E402
@@ -37,24 +38,30 @@ MODELS = {
 
 
 def train(rank, model, strategy, sizes, recompute, overlap):
-    from axonn_tune.runtime.native.fsdp2 import sharded_trainer
-    from axonn_tune.runtime.native.tensor_parallel import tensor_parallel_trainer
-
-    make = sharded_trainer if strategy == "zero3" else tensor_parallel_trainer
-    job = Job(4, 8, 16, dtype="fp32", overlap=Overlap(oar=True, ors=False, oag=overlap))
-    trainer = make(MODELS[model], job, Layout(sizes), 1, recompute, torch.device("cpu"), seed=3)
-    steps = [trainer.step(index) for index in range(3)]
+    request = RunRequest(
+        model=MODELS[model],
+        job=Job(4, 8, 16, dtype="fp32", overlap=Overlap(oar=True, ors=False, oag=overlap)),
+        grid=Layout(sizes),
+        order="xyzd",
+        micro_batch=1,
+        recompute=recompute,
+        n_steps=3,
+        seed=3,
+        strategy=strategy,
+    )
+    trainer = build_trainer(request, torch.device("cpu"))
+    steps = [trainer.step(index) for index in range(request.n_steps)]
     return [(s.loss, s.gradient_norm) for s in steps], [op.name for op in trainer.last_operations]
 
 
 def losses_of(rank, model, cases):
     expected = None
     for case in cases:
-        found, _ = train(rank, model, *case)
-        flat = torch.tensor(found, dtype=torch.float64)
+        curve, _ = train(rank, model, *case)
+        losses = torch.tensor(curve, dtype=torch.float64)
         if expected is None:
-            expected = flat
-        torch.testing.assert_close(flat, expected, rtol=2e-4, atol=1e-6, msg=str(case))
+            expected = losses
+        torch.testing.assert_close(losses, expected, rtol=2e-4, atol=1e-6, msg=str(case))
     assert expected[-1, 0] < expected[0, 0]  # it learns
 
 
@@ -139,4 +146,4 @@ def test_what_torch_does_not_run_is_refused(options, message):
         **options,
     }
     with pytest.raises(InputError, match=message):
-        Run(**arguments)
+        RunRequest(**arguments)

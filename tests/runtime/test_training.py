@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from runtime.cases import BATCH, GPT, MODELS
 from runtime.ranks import Trained, assert_close, grids, on_grid, on_ranks
 from runtime.reference import Reference, whole_parameters
-from runtime.test_parity import BATCH, GPT, MODELS
 
 from axonn_tune.errors import AxonnTuneError, FileError, InputError
 from axonn_tune.runtime.axonn.checkpoint import load, save
@@ -23,7 +23,7 @@ LEARNING = {"lr": 1e-2, "weight_decay": 0.1, "clip_norm": 0.5}
 
 
 def trainer_of(ours, micro_batch=None, goldfish=None):
-    """With one micro-step, unless told otherwise."""
+    """A trainer whose step is one micro-step, unless `micro_batch` is given."""
     spec, mesh = ours.model.spec, ours.mesh
     micro_batch = micro_batch or BATCH // (mesh.size("z") * mesh.size("data"))
     text = RandomTokens(spec.vocab_size, spec.seq_len)
@@ -262,13 +262,13 @@ def test_goldfish_drops_one_in_k_by_what_stands_before():
     assert torch.equal(kept[~dropped], targets[~dropped])
     assert not dropped[:, :12].any()
     assert dropped[:, 12:].float().mean().item() == pytest.approx(0.25, abs=0.015)
-    # The same 13 tokens before: the same fate.
+    # Targets that follow the same 13 tokens are dropped or kept alike.
     assert torch.equal(dropped[1, 112:199], dropped[0, 32:119])
     assert not torch.equal(dropped[2], dropped[3])
 
 
 def check_overlaps(rank):
-    """With ORS at most two gradients wait; without overlap nothing runs beside anything."""
+    """With ORS at most two gradients wait; without it none does."""
     with on_grid(Grid(1, 1, 2, 1)) as mesh:
         for overlap, most in ((Overlap(), 2), (Overlap(False, False, False), 1)):
             ours = Trained(GPT, mesh, overlap=overlap)

@@ -9,15 +9,22 @@ import torch.nn.functional as F
 
 from axonn_tune.runtime.axonn.engine import Engine
 from axonn_tune.runtime.axonn.linear import Recipe
-from axonn_tune.runtime.ranks.spans import Amount, recorded
+from axonn_tune.runtime.axonn.spans import Amount, recorded
+from axonn_tune.spec import names
+
+_NAME = "activation"
 
 
 def activation(engine: Engine, input: torch.Tensor, gated: bool) -> tuple[torch.Tensor, Recipe]:
-    """The activation of the first MLP layer's output, and the recipe to form it again.
+    """Return the activation of the first MLP layer's output, and the recipe to form it again.
 
     Parameters
     ----------
-    input : shape (..., ffn / G_y), or with a gate (..., 2 * ffn / G_y)
+    input : shape (b, s, f / G_y), or with a gate (b, s, 2 f / G_y)
+
+    Returns
+    -------
+    shape (b, s, f / G_y), and the recipe
     """
     function = _SwiGLU.apply if gated else _gelu
     output_bytes = input.nbytes / (2 if gated else 1)
@@ -25,11 +32,10 @@ def activation(engine: Engine, input: torch.Tensor, gated: bool) -> tuple[torch.
     amount = Amount(nbytes, 2.0 * input.nbytes + output_bytes)
 
     def again(input: torch.Tensor) -> torch.Tensor:
-        with engine.recorder.memory_bound("recompute.activation", nbytes):
-            result: torch.Tensor = function(input)
-            return result
+        with engine.recorder.memory_bound(names.of_layer(names.RECOMPUTE, _NAME), nbytes):
+            return function(input)
 
-    return recorded(engine, "activation", amount, function, input), (again, (input.detach(),))
+    return recorded(engine, _NAME, amount, function, input), (again, (input.detach(),))
 
 
 def _gelu(input: torch.Tensor) -> torch.Tensor:
@@ -37,7 +43,7 @@ def _gelu(input: torch.Tensor) -> torch.Tensor:
 
 
 class _SwiGLU(torch.autograd.Function):
-    """``silu(gate) * value`` (Shazeer, arXiv 2002.05202); keeps its input and nothing else."""
+    """Forms ``silu(gate) * value`` (Shazeer, arXiv 2002.05202), and keeps nothing but its input."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""How a parameter lies on the grid: a box of the whole for X and Y, a flat range of it for Z."""
+"""Where a parameter lies on the grid, and its initial values.
+
+X and Y give each rank a box of the whole parameter; Z gives it a flat range of that box.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,21 @@ from axonn_tune.runtime.axonn.hashing import mix, unit_interval
 from axonn_tune.runtime.axonn.mesh import Mesh
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
-_CHUNK = 2**22  # elements initialised at once, to bound the int64 indices
+_CHUNK = 2**22  # elements initialised at once, which bounds the memory of their int64 indices
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A parameter of global `shape`, whose dimension i is split over the axis `axes[i]`.
+class BlockLayout:
+    """How the blocks of a parameter lie on the ranks.
 
-    With `over_z`, the rank's box, flattened, is split evenly over Z for storage.
+    Attributes
+    ----------
+    shape
+        Sizes of the whole parameter.
+    axes
+        The axis that splits each dimension, or None for a dimension that none splits.
+    over_z
+        Whether Z splits the rank's flattened box evenly for storage.
     """
 
     shape: tuple[int, ...]
@@ -28,22 +38,23 @@ class Layout:
     over_z: bool = False
 
     def box(self, mesh: Mesh) -> Box:
-        """The rank's part without the split over Z."""
+        """Return the rank's box, before Z splits it."""
         n_parts = [mesh.size(axis) if axis else 1 for axis in self.axes]
         places = [mesh.coordinate(axis) if axis else 0 for axis in self.axes]
         sizes = tuple(size // n for size, n in zip(self.shape, n_parts, strict=True))
         return tuple(p * s for p, s in zip(places, sizes, strict=True)), sizes
 
     def stored_range(self, mesh: Mesh) -> tuple[int, int]:
-        """First element, and the one after the last, of the flattened box that are stored here."""
+        """Return where the rank's range of the flattened box starts, and where it stops."""
         n_elements = math.prod(self.box(mesh)[1])
         if not self.over_z:
             return 0, n_elements
-        each = n_elements // mesh.size("z")
-        return mesh.coordinate("z") * each, (mesh.coordinate("z") + 1) * each
+        n_stored = n_elements // mesh.size("z")
+        start = mesh.coordinate("z") * n_stored
+        return start, start + n_stored
 
     def stored_boxes(self, mesh: Mesh) -> list[Box]:
-        """The stored range as boxes of the global parameter, in order."""
+        """Return the stored range as boxes of the whole parameter, in order."""
         offsets, sizes = self.box(mesh)
         return [
             (tuple(o + i for o, i in zip(offsets, inner, strict=True)), extent)
@@ -51,7 +62,7 @@ class Layout:
         ]
 
     def take(self, whole: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-        """What this rank stores of a whole parameter, flat."""
+        """Return what this rank stores of a whole parameter, flattened."""
         offsets, sizes = self.box(mesh)
         part = whole.reshape(self.shape)
         for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
@@ -63,9 +74,10 @@ class Layout:
     def initialise(
         self, stored: torch.Tensor, mesh: Mesh, name: str, seed: int, std: float
     ) -> None:
-        """Fill with normal deviates that depend on the element's place in the whole only.
+        """Fill what this rank stores with normal deviates.
 
-        So every grid starts from the same model.
+        Each value depends on the element's place in the whole parameter only, so every grid
+        starts from the same model.
         """
         device = stored.device
         key = mix(torch.tensor(zlib.crc32(name.encode()) + (seed << 32), device=device))
@@ -78,17 +90,19 @@ class Layout:
             stored[first - start : last - start] = (std * radius * angle.cos()).to(stored.dtype)
 
     def _global_index(self, index: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-        """Place in the flattened whole of elements of the flattened box."""
+        """Return the indices in the flattened whole of elements of the flattened box."""
         offsets, sizes = self.box(mesh)
-        whole, stride = torch.zeros_like(index), 1
+        whole = torch.zeros_like(index)
+        stride = 1
         for offset, size, extent in reversed(list(zip(offsets, sizes, self.shape, strict=True))):
             whole += (index % size + offset) * stride
-            index, stride = index // size, stride * extent
+            index = index // size
+            stride *= extent
         return whole
 
 
 def _boxes_of_range(sizes: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """Elements `start` to `stop` of a flattened box, as boxes in it, in order."""
+    """Cut elements `start` to `stop` of a flattened box into boxes of it, in order."""
     if start == stop:
         return
     if len(sizes) == 1:

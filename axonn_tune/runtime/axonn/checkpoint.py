@@ -18,15 +18,20 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from axonn_tune.errors import FileError
-from axonn_tune.runtime.axonn.boxes import Layout
+from axonn_tune.runtime.axonn.boxes import BlockLayout
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.axonn.optimizer import Optimizer
 
 
 def save(path: str | Path, model: nn.Module, optimizer: Optimizer, step: int) -> None:
-    """Write weights, AdamW's moments and the number of steps done; all ranks call it.
+    """Write weights, AdamW's moments and the number of steps done; all ranks must call this.
 
     The parameters are stored by their place in the whole model, so that any grid can read them.
+
+    Raises
+    ------
+    FileError
+        The checkpoint cannot be written.
     """
     state = _state(model, optimizer, step)
     try:
@@ -36,17 +41,17 @@ def save(path: str | Path, model: nn.Module, optimizer: Optimizer, step: int) ->
 
 
 def load(path: str | Path, model: nn.Module, optimizer: Optimizer) -> int:
-    """Restore what `save` wrote; all ranks call it.
+    """Restore what `save` wrote; all ranks must call this.
 
     Returns
     -------
     int
-        Steps done when it was saved.
+        Number of steps that were done when the checkpoint was saved.
 
     Raises
     ------
     FileError
-        No checkpoint there, or one of another model.
+        The path holds no checkpoint, or the checkpoint of another model.
     """
     if not (Path(path) / ".metadata").is_file():
         raise FileError(f"{path} is not a checkpoint; allowed: a directory that was saved to")
@@ -56,16 +61,14 @@ def load(path: str | Path, model: nn.Module, optimizer: Optimizer) -> int:
     except (RuntimeError, ValueError, KeyError, dcp.api.CheckpointException) as error:
         raise FileError(f"checkpoint {path} does not fit the model: {_last_line(error)}") from error
     optimizer.restored(state["n_updates"])
-    step: int = state["step"]
-    return step
+    return state["step"]
 
 
 def _state(model: nn.Module, optimizer: Optimizer, step: int) -> dict[str, Any]:
-    # A tied weight has several names; the first is its own.
-    names = {module: name for name, module in model.named_modules()}
-    mesh = optimizer.mesh
+    # named_modules gives a tied weight its first name only.
+    name_of = {module: name for name, module in model.named_modules()}
     stored = {
-        f"{kind}.{names[owner]}": _Stored(piece, owner.layout, mesh)
+        f"{kind}.{name_of[owner]}": _Stored(piece, owner.layout, optimizer.mesh)
         for kind, pieces in optimizer.states().items()
         for owner, piece in zip(optimizer.owners, pieces, strict=True)
     }
@@ -73,10 +76,11 @@ def _state(model: nn.Module, optimizer: Optimizer, step: int) -> dict[str, Any]:
 
 
 class _Stored:
-    """What the rank stores of a parameter; torch asks it for its boxes."""
+    """The part of a parameter that this rank stores; torch asks it for its boxes."""
 
-    def __init__(self, flat: torch.Tensor, layout: Layout, mesh: Mesh) -> None:
-        self._layout, self._flat = layout, flat
+    def __init__(self, flat: torch.Tensor, layout: BlockLayout, mesh: Mesh) -> None:
+        self._layout = layout
+        self._flat = flat
         self._boxes = layout.stored_boxes(mesh)
         pieces = flat.split([int(torch.Size(sizes).numel()) for _, sizes in self._boxes])
         self._pieces = {
@@ -85,7 +89,7 @@ class _Stored:
         }
 
     def size(self) -> torch.Size:
-        """Shape of the whole parameter."""
+        """Return the shape of the whole parameter."""
         return torch.Size(self._layout.shape)
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
@@ -106,7 +110,7 @@ class _Stored:
         ]
 
     def piece(self, index: MetadataIndex) -> torch.Tensor:
-        """The view of the box that starts there."""
+        """Return the view of the box that starts at the index."""
         assert index.offset is not None
         return self._pieces[index.offset]
 
@@ -124,9 +128,11 @@ class _LoadPlanner(DefaultLoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        # The default one makes None of what it does not know.
-        self.state_dict = self.original_state_dict = state_dict
-        self.metadata, self.is_coordinator = metadata, is_coordinator
+        # The default planner would replace objects of an unknown class by None.
+        self.state_dict = state_dict
+        self.original_state_dict = state_dict
+        self.metadata = metadata
+        self.is_coordinator = is_coordinator
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         item = self.state_dict[index.fqn]

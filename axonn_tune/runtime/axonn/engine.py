@@ -13,6 +13,7 @@ from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.axonn.weights import GradientScatters, WeightGathers
 from axonn_tune.runtime.ranks.collectives import Collectives
 from axonn_tune.runtime.ranks.recorder import Recorder
+from axonn_tune.spec import names
 from axonn_tune.spec.job import Overlap
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -25,21 +26,21 @@ class Engine:
     ----------
     mesh : Mesh
     dtype : str
-        Of weights and activations: ``"bf16"`` or ``"fp32"``.
+        Type of weights and activations, ``"bf16"`` or ``"fp32"``.
     overlap : Overlap
-        Which collectives run beside computation.
+        Which collectives run while the rank computes.
     keep_gathered_weights : bool
-        Gather each weight once per micro-step and keep it for the backward pass.
+        Whether to gather each weight once per micro-step and keep it for the backward pass.
     kernel_tuning : bool
-        Time each product in NN, NT and TN when it is met first, and keep the fastest.
+        Whether to time each product in NN, NT and TN when it is met first, and keep the fastest.
     record : bool
-        Note the start and end of every operation, for `Recorder.take_step` (as `Trainer` calls
-        it after each step; who records and does not call it fills the memory).
+        Whether to note the start and the end of every operation. `Recorder.take_step` must then
+        be called after each step, as `Trainer` does; otherwise the record fills the memory.
 
     Raises
     ------
     InputError
-        A dtype that the runtime does not train in.
+        The runtime does not train in this dtype.
     """
 
     def __init__(
@@ -56,7 +57,8 @@ class Engine:
                 f"dtype '{dtype}' cannot be trained in; allowed: {', '.join(DTYPES)} "
                 "(fp16 needs loss scaling, which the runtime does not do)"
             )
-        self.mesh, self.dtype = mesh, DTYPES[dtype]
+        self.mesh = mesh
+        self.dtype = DTYPES[dtype]
         self.overlap = overlap or Overlap()
         self.recorder = Recorder(mesh.device, record)
         self.collectives = Collectives(mesh, self.recorder)
@@ -66,19 +68,19 @@ class Engine:
         )
         self.scatters = GradientScatters(mesh, self.collectives, self.recorder, self.overlap.ors)
         self.scatters.after_backward.append(self.gathers.end_microstep)
-        self.chain = "forward"
+        self.chain = names.FORWARD
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
-        """Within it, forward operations belong to the backward pass's recomputation."""
-        self.chain = "recompute"
+        """Name the forward operations that run within this context as recomputed ones."""
+        self.chain = names.RECOMPUTE
         try:
             yield
         finally:
-            self.chain = "forward"
+            self.chain = names.FORWARD
 
     def recompute_contexts(
         self,
     ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """For torch's checkpoint: contexts of the forward pass and of the recomputation."""
+        """Return the contexts in which torch's checkpoint runs and repeats the forward pass."""
         return nullcontext(), self.recomputing()

@@ -1,8 +1,8 @@
 """Matrix products, each in the mode (NN, NT, TN) that is fastest on this device.
 
 Kernel tuning follows AxoNN (Singh et al., arXiv 2502.08145, section on tuning of BLAS
-kernels): the libraries' three modes differ in speed, and another mode costs a transposed
-copy of an operand.
+kernels). The three modes of a library differ in speed, and a mode that needs an operand stored in
+another way costs a transposed copy of it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,25 @@ from axonn_tune.runtime.ranks.recorder import Recorder
 from axonn_tune.spec.plan import MODES
 
 N_TIMINGS = 4
-CLEARLY_FASTER = 0.95  # of the seconds of the mode in which the operands are stored
+# A mode replaces the one in which the operands are stored if it takes less than this part of its
+# seconds.
+CLEARLY_FASTER = 0.95
 
 
 class Gemms:
-    """Multiplies matrices; remembers the fastest mode of each shape."""
+    """Multiplies matrices, and remembers the fastest mode of each shape.
+
+    Attributes
+    ----------
+    modes : dict
+        The mode of each product, by name.
+    """
 
     def __init__(self, recorder: Recorder, tuning: bool) -> None:
-        self._recorder, self._tuning = recorder, tuning
+        self._recorder = recorder
+        self._tuning = tuning
         self._fastest: dict[tuple[object, ...], str] = {}
-        self.modes: dict[str, str] = {}  # by name of the product
+        self.modes: dict[str, str] = {}
 
     def __call__(
         self,
@@ -38,19 +47,21 @@ class Gemms:
         out: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The product of two matrices stored as `mode` says.
+        """Return the product, shape (m, n), of two matrices that are stored as `mode` says.
 
         Parameters
         ----------
-        a : shape (m, k); with TN stored (k, m)
-        b : shape (k, n); with NT stored (n, k)
+        a : shape (m, k); stored as (k, m) in mode TN
+        b : shape (k, n); stored as (n, k) in mode NT
         out : shape (m, n), optional
+            Where to write the product.
         bias : shape (n,), optional
-            Added in the product's epilogue.
+            A row to add in the product's epilogue.
         """
         a_mk = a.t() if mode == "TN" else a
         b_kn = b.t() if mode == "NT" else b
-        (m, k), n = a_mk.shape, b_kn.shape[1]
+        m, k = a_mk.shape
+        n = b_kn.shape[1]
         fastest = mode
         if self._tuning:
             key = (mode, m, n, k, bias is None, a.dtype)
@@ -64,15 +75,15 @@ class Gemms:
     def _time_modes(
         self, stored: str, a_mk: torch.Tensor, b_kn: torch.Tensor, bias: torch.Tensor | None
     ) -> str:
-        """The fastest mode, or the operands' own where none is clearly faster.
+        """Return the fastest mode, or the operands' own mode where none is clearly faster.
 
-        Noise only adds time, and comes and goes: modes take turns, and the least time counts.
+        Noise only adds time, and comes and goes, so modes take turns and the least time counts.
         """
         seconds = dict.fromkeys(MODES, math.inf)
         for _ in range(N_TIMINGS):
             for mode in MODES:
-                work = partial(_multiply, a_mk, b_kn, stored, mode, None, bias)
-                seconds[mode] = min(seconds[mode], _seconds_of(work, a_mk.device))
+                multiply = partial(_multiply, a_mk, b_kn, stored, mode, None, bias)
+                seconds[mode] = min(seconds[mode], _seconds_of(multiply, a_mk.device))
         fastest = min(MODES, key=seconds.__getitem__)
         return fastest if seconds[fastest] < CLEARLY_FASTER * seconds[stored] else stored
 
@@ -85,7 +96,7 @@ def _multiply(
     out: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Multiply in a mode; an operand that is not stored so is copied first."""
+    """Multiply in a mode; an operand that is stored in another way is copied first."""
     if mode != stored:
         a_mk = a_mk.t().contiguous().t() if mode == "TN" else a_mk.contiguous()
         b_kn = b_kn.t().contiguous().t() if mode == "NT" else b_kn.contiguous()
@@ -94,12 +105,15 @@ def _multiply(
     return torch.mm(a_mk, b_kn, out=out)
 
 
-def _seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Elapsed on a GPU; on a CPU, whose cores ranks may share, those that the thread ran."""
+def _seconds_of(multiply: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that a product takes.
+
+    On a CPU, whose cores ranks may share, only the time in which this thread runs counts.
+    """
     clock = time.perf_counter if device.type == "cuda" else time.thread_time
     synchronize(device)
     start = clock()
-    work()
+    multiply()
     synchronize(device)
     return clock() - start
 

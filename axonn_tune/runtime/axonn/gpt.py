@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,22 +17,24 @@ from axonn_tune.runtime.axonn.engine import Engine
 from axonn_tune.runtime.axonn.linear import Linear4D
 from axonn_tune.runtime.axonn.loss import cross_entropy
 from axonn_tune.runtime.axonn.norm import Norm
-from axonn_tune.runtime.axonn.residual import fork, join
-from axonn_tune.runtime.axonn.vector import Vector
-from axonn_tune.runtime.axonn.weights import Matrix
+from axonn_tune.runtime.axonn.weights import Matrix, Vector
+from axonn_tune.spec import names
 from axonn_tune.spec.checks import require_choice
 from axonn_tune.spec.job import ATTENTIONS
 from axonn_tune.spec.model import RECOMPUTES, Linear, Model
 
-INITIAL_STD = 0.02  # GPT-2's (Radford et al., 2019), smaller for what feeds the residual stream
+# GPT-2's (Radford et al., 2019); weights whose output is added to the residual stream get less.
+INITIAL_STD = 0.02
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a norm and beside the residual stream."""
+    """Attention and MLP, each a branch of the residual stream that begins with a norm."""
 
     def __init__(self, engine: Engine, spec: Model, attention: str, recompute: str) -> None:
         super().__init__()
-        self.engine, self.is_gated, self.is_parallel = engine, spec.gated_mlp, spec.parallel_block
+        self.engine = engine
+        self.is_gated = spec.gated_mlp
+        self.is_parallel = spec.parallel_block
         self.recomputes_inputs = recompute == "selective"
         qkv, proj, up, down = spec.block_linears
         self.norm1 = Norm(engine, spec.hidden_size, spec.norm, "norm1")
@@ -61,7 +64,7 @@ class Block(nn.Module):
         )
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        """One block, (b, s, hidden / G_x) to the same shape."""
+        """Map the residual stream, shape (b, s, d / G_x), to the stream behind the block."""
         engine = self.engine
         before, branch = fork(engine, stream, "residual1")
         attended = self._attention_branch(branch)
@@ -76,15 +79,43 @@ class Block(nn.Module):
     def _attention_branch(self, branch: torch.Tensor) -> torch.Tensor:
         normed, recipe = self.norm1(branch)
         qkv = self.qkv(normed, recipe if self.recomputes_inputs else None)
-        output: torch.Tensor = self.proj(self.attention(qkv))
-        return output
+        return self.proj(self.attention(qkv))
 
     def _mlp_branch(self, branch: torch.Tensor) -> torch.Tensor:
         normed, recipe = self.norm2(branch)
         hidden = self.up(normed, recipe if self.recomputes_inputs else None)
         activated, recipe = activation(self.engine, hidden, self.is_gated)
-        output: torch.Tensor = self.down(activated, recipe if self.recomputes_inputs else None)
-        return output
+        return self.down(activated, recipe if self.recomputes_inputs else None)
+
+
+def fork(engine: Engine, stream: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the residual stream twice, for itself and for a branch, shape (b, s, d / G_x).
+
+    The backward pass adds their gradients; `name` is that of the addition in the record.
+    """
+    return _Fork.apply(stream, engine, name)
+
+
+def join(engine: Engine, stream: torch.Tensor, branch: torch.Tensor, name: str) -> torch.Tensor:
+    """Return the sum of the residual stream and a branch, shape (b, s, d / G_x)."""
+    with engine.recorder.memory_bound(names.of_layer(engine.chain, name), 3.0 * stream.nbytes):
+        return stream + branch
+
+
+class _Fork(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, stream: torch.Tensor, engine: Engine, name: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.engine, ctx.name = engine, name
+        return stream.view_as(stream), stream.view_as(stream)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        d_stream, d_branch = gradients
+        name = names.of_layer(names.BACKWARD, ctx.name)
+        with ctx.engine.recorder.memory_bound(name, 3.0 * d_stream.nbytes):
+            return d_stream + d_branch, None, None
 
 
 class GPT(nn.Module):
@@ -94,19 +125,19 @@ class GPT(nn.Module):
     ----------
     engine : Engine
     spec : Model
-        Its shape.
+        The sizes of the model and the variants of its layers.
     attention : str
         ``"flash"`` (torch's fused kernel) or ``"unfused"``.
     recompute : str
-        ``"none"``; ``"selective"`` (norms, activation, scores of unfused attention);
-        ``"full"`` (each block from its input).
+        What the backward pass forms again: ``"none"``, ``"selective"`` (norms, the activation, the
+        scores of unfused attention) or ``"full"`` (each block from its input).
     seed : int
-        Of the initial weights, which are the same on every grid.
+        Seed of the initial weights, which are the same on every grid.
 
     Raises
     ------
     InputError
-        A choice that does not exist, or sizes that do not divide over the grid.
+        A choice does not exist, or the sizes do not divide over the grid.
     """
 
     def __init__(
@@ -121,7 +152,9 @@ class GPT(nn.Module):
         super().__init__()
         require_choice("job", "attention", attention, ATTENTIONS)
         require_choice("job", "recompute", recompute, RECOMPUTES)
-        self.engine, self.spec, self.recompute = engine, spec, recompute
+        self.engine = engine
+        self.spec = spec
+        self.recompute = recompute
         n_positions = spec.seq_len if spec.position == "learned" else 0
         self.embedding = Embedding(engine, spec.padded_vocab_size, spec.hidden_size, n_positions)
         self.blocks = nn.ModuleList(
@@ -152,7 +185,7 @@ class GPT(nn.Module):
                 module.shard.data.fill_(1.0 if name.endswith("gain") else 0.0)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits of the rank's part of the vocabulary.
+        """Return the logits of the rank's part of the vocabulary.
 
         Parameters
         ----------
@@ -161,7 +194,7 @@ class GPT(nn.Module):
 
         Returns
         -------
-        shape (b, s, padded vocabulary / G_y)
+        shape (b, s, v / G_y)
         """
         seq_len = tokens.shape[1]
         if self.spec.position == "learned" and seq_len > self.spec.seq_len:
@@ -173,25 +206,21 @@ class GPT(nn.Module):
         for block in self.blocks:
             stream = self._run_block(block, stream)
         normed, _ = self.norm(stream)
-        logits: torch.Tensor = self.head(normed)
-        return logits
+        return self.head(normed)
 
     def _run_block(self, block: nn.Module, stream: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor
         if self.recompute != "full" or not torch.is_grad_enabled():
-            output = block(stream)
-            return output
-        # The plan counts the whole block again, as AxoNN does, also what torch could leave out.
+            return block(stream)
+        # AxoNN, and so the plan, runs the whole block again, also the end that torch could skip.
         with set_checkpoint_early_stop(False):
-            output = checkpoint(
+            return checkpoint(
                 block,
                 stream,
                 use_reentrant=False,
                 preserve_rng_state=False,
                 context_fn=self.engine.recompute_contexts,
             )
-        return output
 
     def loss(self, tokens: torch.Tensor, targets: torch.Tensor, n_counted: float) -> torch.Tensor:
-        """The rank's share of the mean loss over `n_counted` tokens; see `cross_entropy`."""
+        """Return the rank's share of the mean loss over `n_counted` tokens; see `cross_entropy`."""
         return cross_entropy(self.engine, self(tokens), targets, n_counted)

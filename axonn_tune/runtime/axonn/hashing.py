@@ -1,7 +1,7 @@
 """A hash of 64-bit integers in torch: values that depend on a place, not on an order of draws.
 
-SplitMix64's finaliser (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators",
-OOPSLA 2014). torch has no unsigned shift, so the sign's copies are masked away.
+It is SplitMix64's finaliser (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators",
+OOPSLA 2014). torch has no unsigned shift, so copies of the sign bit are masked away.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def mix(values: torch.Tensor) -> torch.Tensor:
 
 
 def unit_interval(hashed: torch.Tensor) -> torch.Tensor:
-    """Hashes as float64 in (0, 1)."""
+    """Map hashes to float64 values in (0, 1)."""
     return (_shift_right(hashed, 11).double() + 0.5) / 2.0**53
 
 

@@ -9,41 +9,41 @@ import torch
 from torch import nn
 
 from axonn_tune.errors import InputError
-from axonn_tune.runtime.axonn.boxes import Layout
+from axonn_tune.runtime.axonn.boxes import BlockLayout
 from axonn_tune.runtime.axonn.engine import Engine
-from axonn_tune.runtime.axonn.vector import Vector
-from axonn_tune.runtime.axonn.weights import Matrix
+from axonn_tune.runtime.axonn.weights import Matrix, Vector
 from axonn_tune.runtime.ranks.collectives import wait
+from axonn_tune.spec import names
 
-# How to form a layer's input again instead of keeping it: a function and what it is given.
+# How to form a layer's input again instead of keeping it: a function and its arguments.
 Recipe = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
 
 
 class Linear4D(nn.Module):
-    """``output = input @ W + b`` on a grid.
+    """A layer that computes ``output = input @ W + b`` on a grid.
 
-    The input's last dimension is split over X and its tokens over Z and data; the output's
-    last dimension is split over Y. A transposed layer exchanges X and Y, so that it takes
-    what a layer before it left.
+    The input's last dimension is split over X, and its tokens over Z and data; the output's last
+    dimension is split over Y. A transposed layer exchanges X and Y, so that its input lies on the
+    ranks as the output of the layer before it does.
 
     Parameters
     ----------
     engine : Engine
     n_in, n_out : int
-        Of the whole weight.
+        Sizes k and n of the whole weight.
     name : str
-        Prefix of its operations in the record.
+        Name of the layer in the record.
     bias, transposed : bool
     n_out_parts : int
-        The output consists of so many parts side by side, each split over the axis for
-        itself (2 for a gated MLP).
+        Number of parts that lie side by side in the output, each of which is split over the
+        output's axis (2 for a gated MLP).
     matrix : Matrix, optional
-        A weight that another layer stores, as (n_out, n_in): a tied head.
+        A weight that another layer stores, with shape (n_out, n_in): a tied head.
 
     Raises
     ------
     InputError
-        Sizes that do not divide over the grid.
+        The sizes do not divide over the grid.
     """
 
     def __init__(
@@ -59,43 +59,53 @@ class Linear4D(nn.Module):
         matrix: Matrix | None = None,
     ) -> None:
         super().__init__()
-        self.engine, self.name = engine, name
+        self.engine = engine
+        self.name = name
         self.input_axis, self.output_axis = ("y", "x") if transposed else ("x", "y")
         self.is_tied = matrix is not None
         columns = (n_out_parts, n_out // n_out_parts)
         column_axes = (None, self.output_axis)
         self.matrix = matrix or self._matrix(n_in, n_out, columns, column_axes)
-        self.bias = (
-            Vector(engine.mesh, Layout(columns, column_axes), engine.dtype) if bias else None
-        )
+        self.bias = None
+        if bias:
+            self.bias = Vector(engine.mesh, BlockLayout(columns, column_axes), engine.dtype)
 
     def _matrix(
         self, n_in: int, n_out: int, columns: tuple[int, int], column_axes: tuple[None, str]
     ) -> Matrix:
         mesh = self.engine.mesh
-        n_rows, n_columns, n_shards = (
-            mesh.size(axis) for axis in (self.input_axis, self.output_axis, "z")
-        )
-        divides = n_in % n_rows == 0 and columns[1] % n_columns == 0
-        if not divides or (n_in * n_out) % (n_rows * n_columns * n_shards):
+        n_row_parts = mesh.size(self.input_axis)
+        n_column_parts = mesh.size(self.output_axis)
+        divides = n_in % n_row_parts == 0 and columns[1] % n_column_parts == 0
+        if not divides or (n_in * n_out) % (n_row_parts * n_column_parts * mesh.size("z")):
             raise InputError(
                 f"linear layer '{self.name}' of {n_in} x {n_out} does not divide over grid "
                 f"{mesh.grid}; allowed: rows divisible by G_{self.input_axis}, columns by "
                 f"G_{self.output_axis}, each block by G_z"
             )
-        layout = Layout((n_in, *columns), (self.input_axis, *column_axes), over_z=True)
-        block_shape = (n_in // n_rows, n_out // n_columns)
+        layout = BlockLayout((n_in, *columns), (self.input_axis, *column_axes), over_z=True)
+        block_shape = (n_in // n_row_parts, n_out // n_column_parts)
         return Matrix(mesh, layout, block_shape, self.engine.dtype)
 
     def forward(self, input: torch.Tensor, recipe: Recipe | None = None) -> torch.Tensor:
-        """The layer's output; with a `recipe` the input is not kept but formed again."""
+        """Apply the layer.
+
+        Parameters
+        ----------
+        input : shape (..., k / G_x), or (..., k / G_y) if the layer is transposed
+        recipe : Recipe, optional
+            How to form the input again in the backward pass, so that it need not be kept.
+
+        Returns
+        -------
+        shape (..., n / G_y), or (..., n / G_x) if the layer is transposed
+        """
         function, sources = recipe or (None, ())
         bias = None if self.bias is None else self.bias.shard
-        follows = torch.is_grad_enabled()
-        output: torch.Tensor = _Linear.apply(
-            input, self.matrix.shard, bias, self, follows, function, *sources
+        backward_follows = torch.is_grad_enabled()
+        return _Linear.apply(
+            input, self.matrix.shard, bias, self, backward_follows, function, *sources
         )
-        return output
 
 
 class _Linear(torch.autograd.Function):
@@ -110,53 +120,57 @@ class _Linear(torch.autograd.Function):
         recipe: Callable[..., torch.Tensor] | None,
         *sources: torch.Tensor,
     ) -> torch.Tensor:
-        engine, name = layer.engine, f"{layer.engine.chain}.{layer.name}"
+        engine = layer.engine
+        name = names.of_layer(engine.chain, layer.name)
         ctx.layer, ctx.recipe = layer, recipe
         ctx.save_for_backward(*(sources if recipe else (input,)))
         weight = engine.gathers.take(engine.chain, layer.name, layer.matrix, backward_follows)
         # One rank of those whose results are summed adds the bias.
         adds_bias = bias is not None and engine.mesh.coordinate(layer.input_axis) == 0
-        output = engine.gemms(
-            f"{name}.gemm",
+        output_mn = engine.gemms(
+            names.gemm(name),
             input.reshape(-1, input.shape[-1]),
             weight,
             "NT" if layer.is_tied else "NN",
             bias=bias if adds_bias else None,
         )
         engine.gathers.give_back(layer.name, layer.matrix, weight)
-        wait(engine.collectives.all_reduce(f"{name}.all_reduce", output, layer.input_axis))
-        return output.view(*input.shape[:-1], -1)
+        wait(engine.collectives.all_reduce(names.all_reduce(name), output_mn, layer.input_axis))
+        return output_mn.view(*input.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layer: Linear4D = ctx.layer
-        engine, name, matrix = layer.engine, f"backward.{layer.name}", layer.matrix
-        saved = ctx.saved_tensors  # first, since with full recomputation this runs the block again
+        engine, matrix = layer.engine, layer.matrix
+        name = names.of_layer(names.BACKWARD, layer.name)
+        # This comes first, since with full recomputation it runs the block's forward pass again.
+        saved = ctx.saved_tensors
         (d_output,) = gradients
         d_output_mn = d_output.reshape(-1, d_output.shape[-1])
-        d_input, reduced = None, None
+        d_input = None
+        all_reduce = None
         if ctx.needs_input_grad[0]:
-            weight = engine.gathers.take("backward", layer.name, matrix)
+            weight = engine.gathers.take(names.BACKWARD, layer.name, matrix)
             mode = "NN" if layer.is_tied else "NT"
-            d_input = engine.gemms(f"{name}.gemm_input", d_output_mn, weight, mode)
+            d_input = engine.gemms(names.gemm_input(name), d_output_mn, weight, mode)
             engine.gathers.give_back(layer.name, matrix, weight)
-            reduced = engine.collectives.all_reduce(
-                f"{name}.all_reduce", d_input, layer.output_axis
+            all_reduce = engine.collectives.all_reduce(
+                names.all_reduce(name), d_input, layer.output_axis
             )
             if not engine.overlap.oar:
-                wait(reduced)
+                wait(all_reduce)
         input = ctx.recipe(*saved) if ctx.recipe else saved[0]
         input_mk = input.reshape(-1, input.shape[-1])
         a, b = (d_output_mn, input_mk) if layer.is_tied else (input_mk, d_output_mn)
         block = engine.scatters.buffer(matrix)
-        engine.gemms(f"{name}.gemm_weight", a, b, "TN", out=block)
+        engine.gemms(names.gemm_weight(name), a, b, "TN", out=block)
         d_bias = None
         if layer.bias is not None:
-            with engine.recorder.memory_bound(f"{name}.bias", d_output_mn.nbytes):
+            with engine.recorder.memory_bound(names.bias(name), d_output_mn.nbytes):
                 d_bias = d_output_mn.sum(0)
         engine.scatters.scatter(layer.name, matrix, block)
         if engine.overlap.oar:
-            wait(reduced)
+            wait(all_reduce)
         if d_input is not None:
             d_input = d_input.view_as(input)
         return d_input, None, d_bias, *(None for _ in ctx.needs_input_grad[3:])

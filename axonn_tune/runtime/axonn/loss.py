@@ -11,45 +11,59 @@ from axonn_tune.errors import InputError
 from axonn_tune.runtime.axonn.engine import Engine
 from axonn_tune.runtime.axonn.hashing import mix
 from axonn_tune.runtime.ranks.collectives import wait
+from axonn_tune.spec import names
 
-IGNORED = -1  # target of a token that does not count
-GOLDFISH_CONTEXT = 13  # tokens hashed; Hans et al., arXiv 2406.10209, section 3.1
+IGNORED = -1  # the target of a token that does not count
+GOLDFISH_CONTEXT = 13  # tokens that are hashed; Hans et al., arXiv 2406.10209, section 3.1
 
 
 def cross_entropy(
     engine: Engine, logits: torch.Tensor, targets: torch.Tensor, n_counted: float
 ) -> torch.Tensor:
-    """Sum of the tokens' losses over `n_counted`; this rank's share of the mean loss.
+    """Return this rank's share of the mean loss: the sum of its tokens' losses over `n_counted`.
 
     Parameters
     ----------
-    logits : shape (b, s, vocabulary / G_y)
+    logits : shape (b, s, v / G_y)
     targets : int, shape (b, s)
-        Token numbers, or -1 where a token does not count.
+        Numbers of the tokens, or -1 where a token does not count.
     n_counted : float
-        Tokens of the global batch, so that the shares of all ranks of Z and data add up.
+        Number of tokens in the global batch, so that the shares of all ranks along Z and data
+        add up to the mean.
+
+    Returns
+    -------
+    shape ()
     """
-    loss: torch.Tensor = _CrossEntropy.apply(logits, targets, engine, n_counted)
-    return loss
+    return _CrossEntropy.apply(logits, targets, engine, n_counted)
 
 
 def goldfish_targets(
     tokens: torch.Tensor, targets: torch.Tensor, one_in: int, context: int = GOLDFISH_CONTEXT
 ) -> torch.Tensor:
-    """Targets of which one in `one_in` is dropped, by a hash of the tokens before it.
+    """Return the targets without one in `one_in`, chosen by a hash of the tokens before it.
 
-    The same passage loses the same tokens wherever it appears, so a model cannot learn it
-    by heart (Hans et al., "Be like a Goldfish, Don't Memorize!", arXiv 2406.10209).
+    A passage loses the same tokens wherever it appears, so a model cannot learn it by heart
+    (Hans et al., "Be like a Goldfish, Don't Memorize!", arXiv 2406.10209).
 
     Parameters
     ----------
     tokens, targets : int, shape (b, s)
         ``targets[:, i]`` is the token that follows ``tokens[:, i]``.
     one_in : int
-        k of the paper, at least 2.
+        The paper's k, at least 2.
     context : int
-        Tokens that are hashed (h of the paper); the first targets, before which there
-        are fewer, are kept.
+        Number of tokens that are hashed (the paper's h); the first targets, which have fewer
+        tokens before them, are kept.
+
+    Returns
+    -------
+    int, shape (b, s)
+
+    Raises
+    ------
+    InputError
+        `one_in` is less than 2.
     """
     if one_in < 2:
         raise InputError(f"goldfish loss drops one token in k; k is {one_in}; allowed: 2 or more")
@@ -63,6 +77,8 @@ def goldfish_targets(
 
 
 class _CrossEntropy(torch.autograd.Function):
+    """Takes the softmax of the rank's part of the vocabulary; two all-reduces over Y correct it."""
+
     @staticmethod
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, engine: Engine, n_counted: float
@@ -71,40 +87,36 @@ class _CrossEntropy(torch.autograd.Function):
         width = logits_tv.shape[-1]
         recorder, collectives = engine.recorder, engine.collectives
         first = engine.mesh.coordinate("y") * width
-        with recorder.memory_bound(
-            "loss.softmax", 2.0 * logits_tv.nbytes + 4.0 * logits_tv.numel()
-        ):
+        nbytes = 2.0 * logits_tv.nbytes + 4.0 * logits_tv.numel()
+        with recorder.memory_bound(names.LOSS_SOFTMAX, nbytes):
             local = targets.reshape(-1) - first
             is_here = (local >= 0) & (local < width)
             local = local.masked_fill_(~is_here, 0).unsqueeze(-1)
             largest, where = logits_tv.max(-1, keepdim=True)
             shares = torch.softmax(logits_tv, -1, dtype=torch.float32)
-            # log-sum-exp of this part: the largest logit over its share
+            # The log-sum-exp of this part is that of the largest logit over its share.
             partial = (largest.float() - shares.gather(-1, where).log()).squeeze(-1)
             target_logits = logits_tv.gather(-1, local).squeeze(-1).float() * is_here
         maximum = partial.clone()
-        wait(collectives.all_reduce("loss.maximum.all_reduce", maximum, "y", dist.ReduceOp.MAX))
+        wait(collectives.all_reduce(names.LOSS_MAXIMUM, maximum, "y", dist.ReduceOp.MAX))
         sums = torch.stack(((partial - maximum).exp(), target_logits))
-        wait(collectives.all_reduce("loss.sum.all_reduce", sums, "y"))
+        wait(collectives.all_reduce(names.LOSS_SUM, sums, "y"))
         log_sum_exp = maximum + sums[0].log()
         counts = targets.reshape(-1) != IGNORED
-        ctx.engine, ctx.dtype, ctx.n_counted, ctx.shape = (
-            engine,
-            logits.dtype,
-            n_counted,
-            logits.shape,
-        )
-        ctx.save_for_backward(shares, (partial - log_sum_exp).exp(), local, is_here, counts)
+        ctx.engine, ctx.n_counted = engine, n_counted
+        ctx.dtype, ctx.shape = logits.dtype, logits.shape
+        part_of_sum = (partial - log_sum_exp).exp()
+        ctx.save_for_backward(shares, part_of_sum, local, is_here, counts)
         return ((log_sum_exp - sums[1]) * counts).sum() / n_counted
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        shares, of_whole, local, is_here, counts = ctx.saved_tensors
+        shares, part_of_sum, local, is_here, counts = ctx.saved_tensors
         nbytes = shares.numel() * (4.0 + ctx.dtype.itemsize)
-        with ctx.engine.recorder.memory_bound("loss.gradient", nbytes):
+        with ctx.engine.recorder.memory_bound(names.LOSS_GRADIENT, nbytes):
             scale = gradients[0] * counts / ctx.n_counted
             d_logits = torch.empty(shares.shape, dtype=ctx.dtype, device=shares.device)
-            torch.mul(shares, (of_whole * scale).unsqueeze(-1), out=d_logits)
+            torch.mul(shares, (part_of_sum * scale).unsqueeze(-1), out=d_logits)
             d_target = -(scale * is_here).unsqueeze(-1).to(ctx.dtype)
             d_logits.scatter_add_(-1, local, d_target)
         return d_logits.view(ctx.shape), None, None, None

@@ -7,34 +7,43 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.grid import AXES, PAPER_ORDER, Grid, check_order
+from axonn_tune.spec.layout import (
+    AXES,
+    LETTERS,
+    PAPER_ORDER,
+    Layout,
+    check_order,
+    grid_layout,
+)
 
 
 class Mesh:
-    """The rank's place in a G_x x G_y x G_z x G_data grid.
+    """The place of this rank in a G_x x G_y x G_z x G_data grid, and its groups along the axes.
 
     Parameters
     ----------
-    grid : Grid
-        Its product must be the number of ranks of the default process group.
+    grid : Layout
+        The product of its sizes must be the number of ranks of the default process group.
     order : str
-        Fastest varying axis of the rank number first (``"xyzd"``, AxoNN's own).
+        The axes, the one that varies fastest with the rank number first (AxoNN's is ``"xyzd"``).
     device : torch.device or str
-        Where tensors live.
+        Device of the rank's tensors.
 
     Raises
     ------
     InputError
-        The grid does not have as many ranks as the job.
+        The grid has another number of ranks than the job.
     """
 
     def __init__(
-        self, grid: Grid, order: str = PAPER_ORDER, device: torch.device | str = "cpu"
+        self, grid: Layout, order: str = PAPER_ORDER, device: torch.device | str = "cpu"
     ) -> None:
         world = dist.get_world_size()
         if grid.n_ranks != world:
             raise InputError(f"grid {grid} needs {grid.n_ranks} ranks; this job has {world}")
-        self.grid, self.order, self.device = grid, check_order(order), torch.device(device)
+        self.grid = grid
+        self.order = check_order(order)
+        self.device = torch.device(device)
         self.device_mesh = DeviceMesh(
             self.device.type, rank_table(grid, order), mesh_dim_names=tuple(reversed(AXES))
         )
@@ -43,44 +52,45 @@ class Mesh:
         }
 
     def size(self, axis: str) -> int:
-        """Ranks along an axis."""
-        size: int = getattr(self.grid, axis)
-        return size
+        """Return the number of ranks along an axis."""
+        return self.grid.size(axis)
 
     def coordinate(self, axis: str) -> int:
-        """The rank's place along an axis."""
+        """Return the place of this rank along an axis."""
         return self._places[axis]
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """The ranks that differ from this one in their place along an axis only."""
+        """Return the ranks that differ from this one in their place along one axis only."""
         return self.device_mesh.get_group(axis)
 
     @property
     def batch_index(self) -> int:
-        """Which share of the global batch this rank works on, of ``G_z * G_data``."""
+        """Number of this rank's share of the global batch, which has ``G_z * G_data`` shares."""
         return self.coordinate("data") * self.size("z") + self.coordinate("z")
 
     def close(self) -> None:
-        """Give the groups of the axes back."""
+        """Destroy the groups of the axes; the default group, which may serve as one, stays."""
         for group in [self.group(axis) for axis in AXES]:
-            if group is not dist.group.WORLD:  # which serves an axis that spans all ranks
+            if group is not dist.group.WORLD:
                 dist.destroy_process_group(group)
 
 
 class Alone(Mesh):
-    """A grid of this rank alone, whatever others there are: nothing is communicated."""
+    """A grid that holds this rank only, so that it communicates with no other."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.grid, self.order, self.device = Grid(1, 1, 1, 1), PAPER_ORDER, torch.device(device)
+        self.grid = grid_layout(1, 1, 1, 1)
+        self.order = PAPER_ORDER
+        self.device = torch.device(device)
         self._places = dict.fromkeys(AXES, 0)
 
     def close(self) -> None:
-        """There are no groups."""
+        """Do nothing, since there are no groups."""
 
 
-def rank_table(grid: Grid, order: str) -> torch.Tensor:
-    """Rank numbers, shape (G_data, G_z, G_y, G_x), when `order`'s first axis varies fastest."""
-    axis_of = {axis[0]: axis for axis in AXES}
+def rank_table(grid: Layout, order: str) -> torch.Tensor:
+    """Return the rank numbers, shape (G_data, G_z, G_y, G_x), in an order of the axes."""
+    axis_of = {letter: axis for axis, letter in LETTERS.items()}
     slowest_first = [axis_of[letter] for letter in reversed(order)]
-    ranks = torch.arange(grid.n_ranks).reshape([getattr(grid, axis) for axis in slowest_first])
+    ranks = torch.arange(grid.n_ranks).reshape([grid.size(axis) for axis in slowest_first])
     return ranks.permute([slowest_first.index(axis) for axis in reversed(AXES)]).contiguous()

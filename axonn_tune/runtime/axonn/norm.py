@@ -1,6 +1,6 @@
 """Layer norm and RMS norm over a hidden dimension that X splits.
 
-Where X does, the sums that a norm needs travel over X in fp32, forward and backward.
+Where X splits it, the sums that a norm needs are all-reduced over X in fp32, in both passes.
 """
 
 from __future__ import annotations
@@ -11,40 +11,55 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from axonn_tune.runtime.axonn.boxes import Layout
+from axonn_tune.runtime.axonn.boxes import BlockLayout
 from axonn_tune.runtime.axonn.engine import Engine
 from axonn_tune.runtime.axonn.linear import Recipe
-from axonn_tune.runtime.axonn.vector import Vector
+from axonn_tune.runtime.axonn.spans import Amount, recorded
+from axonn_tune.runtime.axonn.weights import Vector
 from axonn_tune.runtime.ranks.collectives import wait
-from axonn_tune.runtime.ranks.spans import Amount, recorded
+from axonn_tune.spec import names
 
 
 class Norm(nn.Module):
-    """``layer`` (with gain and shift) or ``rms`` (with gain) norm.
+    """A layer norm, which has a gain and a shift, or an RMS norm, which has a gain.
 
     Parameters
     ----------
     engine : Engine
     hidden_size : int
-        Of the whole hidden dimension.
+        Size d of the whole hidden dimension.
     kind : str
         ``"layer"`` or ``"rms"``.
     name : str
-        Name of its operations in the record.
+        Name of the norm in the record.
+    eps : float
+        Added to the variance, so that no division by zero happens.
     """
 
     def __init__(
         self, engine: Engine, hidden_size: int, kind: str, name: str, eps: float = 1e-5
     ) -> None:
         super().__init__()
-        self.engine, self.kind, self.name, self.eps = engine, kind, name, eps
+        self.engine = engine
         self.hidden_size = hidden_size
-        layout = Layout((hidden_size,), ("x",))
+        self.kind = kind
+        self.name = name
+        self.eps = eps
+        layout = BlockLayout((hidden_size,), ("x",))
         self.gain = Vector(engine.mesh, layout, engine.dtype)
         self.shift = Vector(engine.mesh, layout, engine.dtype) if kind == "layer" else None
 
     def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, Recipe]:
-        """The norm of the input, and the recipe by which to form it again."""
+        """Return the norm of the input, and the recipe to form it again.
+
+        Parameters
+        ----------
+        input : shape (b, s, d / G_x)
+
+        Returns
+        -------
+        shape (b, s, d / G_x), and the recipe
+        """
         shift = None if self.shift is None else self.shift.shard
         if self.engine.mesh.size("x") == 1:
             amount = Amount(2.0 * input.nbytes, 3.0 * input.nbytes)
@@ -63,17 +78,19 @@ class Norm(nn.Module):
 
     def _whole_again(self, input: torch.Tensor) -> torch.Tensor:
         shift = None if self.shift is None else self.shift.shard
-        with self.engine.recorder.memory_bound(f"recompute.{self.name}", 2.0 * input.nbytes):
+        name = names.of_layer(names.RECOMPUTE, self.name)
+        with self.engine.recorder.memory_bound(name, 2.0 * input.nbytes):
             return self._whole(input, self.gain.shard, shift)
 
     def _split_again(
         self, input: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor
     ) -> torch.Tensor:
-        with self.engine.recorder.memory_bound(f"recompute.{self.name}", 2.0 * input.nbytes):
+        name = names.of_layer(names.RECOMPUTE, self.name)
+        with self.engine.recorder.memory_bound(name, 2.0 * input.nbytes):
             return self.scaled(normalised(input, mean, rstd), input.dtype)
 
     def scaled(self, x_hat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Gain and shift applied to a normalised input."""
+        """Apply gain and shift to a normalised input, shape (b, s, d / G_x)."""
         scaled = x_hat * self.gain.shard
         if self.shift is not None:
             scaled += self.shift.shard
@@ -81,11 +98,13 @@ class Norm(nn.Module):
 
 
 def normalised(input: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
-    """``(input - mean) * rstd`` in fp32."""
+    """Return ``(input - mean) * rstd`` in fp32; mean and rstd have the shape (b, s)."""
     return (input.float() - mean.unsqueeze(-1)) * rstd.unsqueeze(-1)
 
 
 class _SplitNorm(torch.autograd.Function):
+    """The norm where X splits the hidden dimension; it also returns mean and rstd, shape (b, s)."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -94,12 +113,13 @@ class _SplitNorm(torch.autograd.Function):
         shift: torch.Tensor | None,
         norm: Norm,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        engine, name = norm.engine, f"{norm.engine.chain}.{norm.name}"
-        with engine.recorder.memory_bound(f"{name}.sums", input.nbytes):
+        engine = norm.engine
+        name = names.of_layer(engine.chain, norm.name)
+        with engine.recorder.memory_bound(names.sums(name), input.nbytes):
             x = input.float()
             squares = x.square().sum(-1)
             sums = squares[None] if norm.kind == "rms" else torch.stack((squares, x.sum(-1)))
-        wait(engine.collectives.all_reduce(f"{name}.all_reduce", sums, "x"))
+        wait(engine.collectives.all_reduce(names.all_reduce(name), sums, "x"))
         with engine.recorder.memory_bound(name, 2.0 * input.nbytes):
             means = sums / norm.hidden_size
             mean = torch.zeros_like(means[0]) if norm.kind == "rms" else means[1]
@@ -113,10 +133,11 @@ class _SplitNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         norm: Norm = ctx.norm
-        engine, name = norm.engine, f"backward.{norm.name}"
+        engine = norm.engine
+        name = names.of_layer(names.BACKWARD, norm.name)
         input, mean, rstd = ctx.saved_tensors
         d_output = gradients[0]
-        with engine.recorder.memory_bound(f"{name}.sums", 2.0 * input.nbytes):
+        with engine.recorder.memory_bound(names.sums(name), 2.0 * input.nbytes):
             x_hat, dy = normalised(input, mean, rstd), d_output.float()
             d_gain = (dy * x_hat).flatten(0, -2).sum(0).to(input.dtype)
             d_shift = dy.flatten(0, -2).sum(0).to(input.dtype) if norm.shift is not None else None
@@ -125,7 +146,7 @@ class _SplitNorm(torch.autograd.Function):
             sums = products[None]
             if norm.kind == "layer":
                 sums = torch.stack((products, d_x_hat.sum(-1)))
-        wait(engine.collectives.all_reduce(f"{name}.all_reduce", sums, "x"))
+        wait(engine.collectives.all_reduce(names.all_reduce(name), sums, "x"))
         with engine.recorder.memory_bound(name, 3.0 * input.nbytes):
             means = sums / norm.hidden_size
             d_input = d_x_hat - x_hat * means[0].unsqueeze(-1)

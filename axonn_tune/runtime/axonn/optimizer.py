@@ -8,32 +8,38 @@ import torch
 from torch import nn
 
 from axonn_tune.runtime.axonn.engine import Engine
-from axonn_tune.runtime.axonn.vector import Vector
-from axonn_tune.runtime.axonn.weights import Matrix
+from axonn_tune.runtime.axonn.weights import Matrix, Vector
 from axonn_tune.runtime.ranks.collectives import wait
+from axonn_tune.spec import names
 from axonn_tune.strategies.axonn4d import BUCKET_BYTES
+
+# The numbers of AdamW, unless a caller asks for others.
+LR = 3e-4
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+CLIP_NORM = 1.0
 
 
 class Optimizer:
     """Owns the memory of a model's weights and gradients, each in one flat buffer.
 
-    A backward pass leaves a micro-step's gradients in the weights' type; its end adds them
-    to fp32 sums. `step` reduces these over the grid, clips, updates and clears them.
+    A backward pass leaves a micro-step's gradients in the weights' type, and its end adds them to
+    sums in fp32. `step` reduces these sums over the grid, clips them, applies them and clears them.
 
     Parameters
     ----------
     model : Module
-        Built of the runtime's layers.
+        A model that is built of the runtime's layers.
     engine : Engine
     lr, betas, eps, weight_decay : float
-        Of AdamW; norms, biases and positions are not decayed.
+        Numbers of AdamW; norms, biases and positions are not decayed.
     clip_norm : float or None
-        Largest norm of the whole gradient.
+        Largest norm of the whole gradient; None for no clipping.
 
     Attributes
     ----------
     adamw : torch.optim.AdamW
-        For torch's learning rate schedulers.
+        The optimizer that torch's learning rate schedulers need.
     owners : list of Matrix and Vector
         The model's parameters in the order in which they lie in the buffers.
     """
@@ -42,13 +48,15 @@ class Optimizer:
         self,
         model: nn.Module,
         engine: Engine,
-        lr: float = 3e-4,
-        betas: tuple[float, float] = (0.9, 0.95),
+        lr: float = LR,
+        betas: tuple[float, float] = BETAS,
         eps: float = 1e-8,
-        weight_decay: float = 0.1,
-        clip_norm: float | None = 1.0,
+        weight_decay: float = WEIGHT_DECAY,
+        clip_norm: float | None = CLIP_NORM,
     ) -> None:
-        self._engine, self._clip_norm, self.mesh = engine, clip_norm, engine.mesh
+        self.mesh = engine.mesh
+        self._engine = engine
+        self._clip_norm = clip_norm
         matrices = [m for m in model.modules() if isinstance(m, Matrix)]
         vectors = [m for m in model.modules() if isinstance(m, Vector)]
         self.owners: list[Matrix | Vector] = [
@@ -69,6 +77,7 @@ class Optimizer:
         engine.scatters.after_backward.append(self._accumulate)
 
     def _adopt(self, sizes: list[int]) -> None:
+        """Let the layers' parameters and gradients be views of the buffers."""
         pieces = zip(
             self.owners, self.weights.split(sizes), self._new_gradients.split(sizes), strict=True
         )
@@ -86,7 +95,8 @@ class Optimizer:
             name: torch.zeros_like(self.gradients) for name in ("exp_avg", "exp_avg_sq")
         }
         self._update_counts: list[torch.Tensor] = []
-        flats, groups = [], []
+        flats = []
+        groups = []
         for part, decay in (
             (slice(0, self._n_in_matrices), weight_decay),
             (slice(self._n_in_matrices, None), 0.0),
@@ -106,9 +116,9 @@ class Optimizer:
         return adamw
 
     def states(self) -> dict[str, list[torch.Tensor]]:
-        """What training needs to go on: the fp32 weights and AdamW's moments.
+        """Return what training needs to go on: the fp32 weights and AdamW's moments.
 
-        Each list holds a flat view for each of `owners`; writing to it changes the state.
+        Each list holds a flat view for each of `owners`; to write to a view changes the state.
         """
         sizes = [owner.shard.numel() for owner in self.owners]
         flat = {"weight": self.master, **self._moments}
@@ -116,19 +126,19 @@ class Optimizer:
 
     @property
     def n_updates(self) -> int:
-        """Updates so far."""
+        """Number of updates so far."""
         return int(self._update_counts[0].item())
 
     @torch.no_grad()
     def restored(self, n_updates: int) -> None:
-        """To be called when `states` have been written."""
+        """Take over `states` that somebody has written, after `n_updates` updates."""
         for count in self._update_counts:
             count.fill_(n_updates)
         self.weights.copy_(self.master)
 
     def _accumulate(self) -> None:
         nbytes = self._new_gradients.nbytes + 2.0 * self.gradients.nbytes
-        with self._engine.recorder.memory_bound("gradient.accumulate", nbytes):
+        with self._engine.recorder.memory_bound(names.GRADIENT_ACCUMULATE, nbytes):
             self.gradients.add_(self._new_gradients)
             self._new_gradients[self._n_in_matrices :].zero_()
 
@@ -139,12 +149,12 @@ class Optimizer:
         Parameters
         ----------
         scale : Tensor, optional
-            Factor on the gradient, as where fewer tokens counted than were reckoned with.
+            Factor on the gradient, for a loss whose mean was taken over too many tokens.
 
         Returns
         -------
         Tensor
-            Norm of the whole gradient before clipping.
+            The norm of the whole gradient before clipping, shape ().
         """
         recorder = self._engine.recorder
         self._reduce()
@@ -153,12 +163,12 @@ class Optimizer:
         norm = norm * factor
         if self._clip_norm is not None:
             factor = factor * (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        with recorder.memory_bound("gradient.clip", 2.0 * self.gradients.nbytes):
+        with recorder.memory_bound(names.GRADIENT_CLIP, 2.0 * self.gradients.nbytes):
             self.gradients.mul_(factor)
         moments_bytes = 2.0 * self.gradients.nbytes
         nbytes = 2.0 * (self.gradients.nbytes + moments_bytes + self.master.nbytes)
         nbytes += self.weights.nbytes if self.has_master_copy else 0.0
-        with recorder.memory_bound("optimizer.step", nbytes):
+        with recorder.memory_bound(names.OPTIMIZER_STEP, nbytes):
             self.adamw.step()
             if self.has_master_copy:
                 self.weights.copy_(self.master)
@@ -166,22 +176,22 @@ class Optimizer:
         return norm
 
     def _reduce(self) -> None:
-        """Sum over the ranks that worked on other tokens: vectors over Z, all over data."""
+        """Sum over the ranks that worked on other tokens: vectors over Z, then all over data."""
         collectives = self._engine.collectives
         vectors = self.gradients[self._n_in_matrices :]
-        wait(collectives.all_reduce("gradient.vectors.all_reduce", vectors, "z"))
+        wait(collectives.all_reduce(names.GRADIENT_VECTORS, vectors, "z"))
         n_buckets = math.ceil(self.gradients.nbytes / BUCKET_BYTES)
-        works = [
-            collectives.all_reduce("gradient.all_reduce", bucket, "data")
+        pending = [
+            collectives.all_reduce(names.GRADIENT_ALL_REDUCE, bucket, "data")
             for bucket in self.gradients.tensor_split(n_buckets)
         ]
-        for work in works:
-            wait(work)
+        for collective in pending:
+            wait(collective)
 
     def _norm(self) -> torch.Tensor:
-        """Norm over the grid, each element counted once."""
+        """Return the norm over the grid, in which each element counts once."""
         mesh = self._engine.mesh
-        with self._engine.recorder.memory_bound("gradient.norm", self.gradients.nbytes):
+        with self._engine.recorder.memory_bound(names.GRADIENT_NORM, self.gradients.nbytes):
             sizes = [self._n_in_matrices, self._vector_sizes["y"], self._vector_sizes["x"]]
             parts = self.gradients.split(sizes)
             squares = [torch.linalg.vector_norm(part).square() for part in parts]
@@ -192,6 +202,5 @@ class Optimizer:
         if is_first["z"] and is_first["y"]:
             total += squares[2]
         for axis in ("x", "y", "z"):
-            name = f"gradient.norm.all_reduce_{axis}"
-            wait(self._engine.collectives.all_reduce(name, total, axis))
+            wait(self._engine.collectives.all_reduce(names.norm_all_reduce(axis), total, axis))
         return total.sqrt()

@@ -1,9 +1,10 @@
-"""The training loop: micro-steps, the optimizer's step, their time and their operations."""
+"""The training loop: micro-steps and the optimizer's step, timed operation by operation."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -22,23 +23,25 @@ class Batches(Protocol):
     """A source of text."""
 
     def sequences(self, step: int, first: int, count: int, device: torch.device) -> torch.Tensor:
-        """Sequences `first` to `first + count` of a step's batch.
+        """Return sequences `first` to `first + count` of a step's batch.
 
         Returns
         -------
-        int64, shape (count, seq_len + 1)
+        int64, shape (count, s + 1)
             Each token but the first is the target of the one before it.
         """
 
 
 class RandomTokens:
-    """Made-up text; a sequence depends on its place and the seed only, not on the grid."""
+    """Made-up text, in which a sequence depends on its place and the seed but not on the grid."""
 
     def __init__(self, vocab_size: int, seq_len: int, seed: int = 0) -> None:
-        self._vocab_size, self._seq_len, self._seed = vocab_size, seq_len, seed
+        self._vocab_size = vocab_size
+        self._seq_len = seq_len
+        self._seed = seed
 
     def sequences(self, step: int, first: int, count: int, device: torch.device) -> torch.Tensor:
-        """As `Batches.sequences`."""
+        """Return sequences of a step's batch, int64, shape (count, s + 1); see `Batches`."""
         rows = torch.arange(first, first + count, device=device).unsqueeze(1)
         columns = torch.arange(self._seq_len + 1, device=device)
         place = mix(mix(rows + (step << 32)) + columns)
@@ -54,16 +57,21 @@ class Trainer:
     optimizer : Optimizer
     batches : Batches
     global_batch : int
-        Sequences of one optimizer step, over all ranks.
+        Number of sequences in one optimizer step, over all ranks.
     micro_batch : int
-        Sequences that one rank works on at once.
+        Number of sequences that one rank works on at once.
     goldfish : int, optional
-        Drop one in so many tokens from the loss; see `goldfish_targets`.
+        k for a loss that drops one in k tokens; see `goldfish_targets`.
+
+    Attributes
+    ----------
+    last_operations : list of Operation
+        The operations of the last step in the order of issue.
 
     Raises
     ------
     InputError
-        Micro-batches that do not make the global batch.
+        The micro-batches of all ranks do not make up the global batch.
     """
 
     def __init__(
@@ -75,22 +83,32 @@ class Trainer:
         micro_batch: int = 1,
         goldfish: int | None = None,
     ) -> None:
-        self._engine, self._mesh = model.engine, model.engine.mesh
+        self._engine = model.engine
+        self._mesh = model.engine.mesh
         at_once = self._mesh.size("z") * self._mesh.size("data") * micro_batch
         if global_batch % at_once:
             raise InputError(
                 f"global batch is {global_batch} sequences; allowed: a multiple of {at_once}, "
                 "G_z * G_data * micro-batch"
             )
-        self._model, self._optimizer, self._batches = model, optimizer, batches
-        self._global_batch, self._micro_batch = global_batch, micro_batch
-        self._n_microsteps, self._goldfish = global_batch // at_once, goldfish
+        self._model = model
+        self._optimizer = optimizer
+        self._batches = batches
+        self._global_batch = global_batch
+        self._micro_batch = micro_batch
+        self._n_microsteps = global_batch // at_once
+        self._goldfish = goldfish
         self.last_operations: list[Operation] = []
 
+    @property
+    def gemm_modes(self) -> Mapping[str, str]:
+        """The mode of each product (NN, NT or TN), by name."""
+        return self._engine.gemms.modes
+
     def step(self, index: int) -> Step:
-        """Train on batch `index`; the losses of all ranks make the one that is returned."""
+        """Train on batch `index`; the loss that is returned is the mean over all ranks."""
         device, recorder = self._mesh.device, self._engine.recorder
-        batches = [self._micro_batches(index, i) for i in range(self._n_microsteps)]
+        batches = [self._micro_batch_of(index, i) for i in range(self._n_microsteps)]
         synchronize(device)
         start = time.perf_counter()
         recorder.start_step()
@@ -118,7 +136,8 @@ class Trainer:
             exposed_seconds(self.last_operations, seconds),
         )
 
-    def _micro_batches(self, step: int, microstep: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _micro_batch_of(self, step: int, microstep: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens and targets of one micro-step on this rank, shape (b, s) each."""
         n_at_once = self._mesh.size("z") * self._mesh.size("data")
         first = (microstep * n_at_once + self._mesh.batch_index) * self._micro_batch
         text = self._batches.sequences(step, first, self._micro_batch, self._mesh.device)
@@ -128,7 +147,7 @@ class Trainer:
         return tokens, targets
 
     def _counted_scale(self, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """All tokens over those that count, on all ranks."""
+        """Return the number of all tokens over that of the tokens that count, on all ranks."""
         n_all = torch.tensor(float(sum(t.numel() for _, t in batches)), device=self._mesh.device)
         n_counted = sum(((t != IGNORED).sum() for _, t in batches), torch.zeros_like(n_all))
         counts = torch.stack((n_all, n_counted))
@@ -138,7 +157,7 @@ class Trainer:
 
 
 def seconds_by_name(operations: list[Operation]) -> dict[str, float]:
-    """Sum of the operations of each name."""
+    """Return the sum of the seconds of the operations of each name."""
     seconds: dict[str, float] = defaultdict(float)
     for operation in operations:
         seconds[operation.name] += operation.seconds

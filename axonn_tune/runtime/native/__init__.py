@@ -1,1 +1,1 @@
-"""Torch's own parallelism, FSDP2 and DTensor, beside the 4D algorithm."""
+"""Training through torch's own parallelism, FSDP2 and DTensor, to compare with the 4D algorithm."""

@@ -13,168 +13,170 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from axonn_tune.errors import InputError
 from axonn_tune.runtime.axonn.engine import DTYPES
-from axonn_tune.runtime.axonn.trainer import RandomTokens
 from axonn_tune.runtime.native.plain import PlainGPT
-from axonn_tune.runtime.native.trainer import Share, Standstills, TorchTrainer
+from axonn_tune.runtime.native.trainer import ParallelModel, TorchTrainer, WaitRecorder
 from axonn_tune.runtime.ranks.collectives import issuer_of
-from axonn_tune.runtime.ranks.recorder import Recorder, Work
-from axonn_tune.spec.grid import AnyGrid
-from axonn_tune.spec.job import Job
-from axonn_tune.spec.model import Model
+from axonn_tune.runtime.ranks.recorder import PendingCollective
+from axonn_tune.runtime.request import RunRequest
+from axonn_tune.spec import names
 
 
-def sharded_trainer(
-    spec: Model,
-    job: Job,
-    layout: AnyGrid,
-    micro_batch: int,
-    recompute: str,
-    device: torch.device,
-    seed: int,
-) -> TorchTrainer:
-    """A trainer on `shard` x `replica` ranks; neighbours share the shards."""
+def sharded_trainer(request: RunRequest, device: torch.device) -> TorchTrainer:
+    """Build a trainer on `shard` x `replica` ranks, where neighbours share the shards."""
     if not hasattr(FSDPModule, "set_custom_all_gather"):
         raise InputError(
             f"torch {torch.__version__} cannot record FSDP2's collectives "
             "(FSDPModule.set_custom_all_gather); allowed: a newer torch"
         )
-    sizes, recorder = layout.sizes, Recorder(device)
+    job, sizes = request.job, request.configuration.layout.sizes
+    recorder = WaitRecorder(device)
     mesh = _mesh(device, sizes["shard"], sizes["replica"])
-    model = PlainGPT(spec, job.attention, recompute).initialise(seed).to(device)
+    model = PlainGPT(request.model, job.attention, request.configuration.recompute)
+    model = model.initialise(request.seed).to(device)
     dtype = DTYPES[job.dtype]
-    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
+    options: dict[str, Any] = {"mesh": mesh}
     if dtype != torch.float32:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
     for block in model.blocks:
-        fully_shard(block, **options)
-    fully_shard(model, **{**options, "reshard_after_forward": False})
-    standstills = Standstills()
-    comm = _Communication(recorder, standstills, mesh, sizes["shard"])
-    units: list[tuple[str, nn.Module]] = [("root", model), *(("block", b) for b in model.blocks)]
-    for unit, module in units:
-        assert isinstance(module, FSDPModule)
-        module.set_custom_all_gather(_AllGather(comm, unit))
-        module.set_custom_reduce_scatter(_ReduceScatter(comm, unit))
-    blocks = list(model.blocks)
+        fully_shard(block, reshard_after_forward=True, **options)
+    fully_shard(model, reshard_after_forward=False, **options)
+    comm = _Communication(recorder, mesh, sizes["shard"], gathers_ahead=job.overlap.oag)
+    _record_collectives(model, "root", comm)
+    for block in model.blocks:
+        _record_collectives(block, "block", comm)
     if job.overlap.oag:
-        for block, following in pairwise(blocks):
+        for block, following in pairwise(model.blocks):
             block.set_modules_to_forward_prefetch([following])
     else:
-        for block in blocks:
+        for block in model.blocks:
             block.set_modules_to_backward_prefetch([])
-    comm.is_asynchronous = job.overlap.oag
 
     def before_microstep(is_last: bool) -> None:
         model.set_requires_all_reduce(is_last)
         model.set_is_last_backward(is_last)
 
-    return TorchTrainer(
-        _Entered(model, comm, recompute),
-        RandomTokens(spec.vocab_size, job.seq_len, seed),
+    parallel = ParallelModel(
+        _ChainSwitch(model, comm, request.configuration.recompute),
         recorder,
-        standstills,
-        Share(dist.get_world_size(), dist.get_rank()),
-        device,
-        job.global_batch,
-        micro_batch,
-        before_microstep,
+        n_shares=dist.get_world_size(),
+        share=dist.get_rank(),
+        before_microstep=before_microstep,
     )
+    return TorchTrainer(parallel, request, device)
 
 
-def _mesh(device: torch.device, shard: int, replica: int) -> DeviceMesh:
-    if replica == 1:
-        return init_device_mesh(device.type, (shard,), mesh_dim_names=("shard",))
-    return init_device_mesh(device.type, (replica, shard), mesh_dim_names=("replicate", "shard"))
+def _mesh(device: torch.device, n_shards: int, n_replicas: int) -> DeviceMesh:
+    if n_replicas == 1:
+        return init_device_mesh(device.type, (n_shards,), mesh_dim_names=("shard",))
+    dimensions = ("replicate", "shard")
+    return init_device_mesh(device.type, (n_replicas, n_shards), mesh_dim_names=dimensions)
 
 
-class _Entered(nn.Module):
-    """A model whose backward pass is told from its forward pass."""
+class _ChainSwitch(nn.Module):
+    """Runs a model, and tells its communication when each pass begins."""
 
     def __init__(self, model: nn.Module, comm: _Communication, recompute: str) -> None:
         super().__init__()
-        self.model, self._comm = model, comm
-        self._backward = "recompute" if recompute == "full" else "backward"
+        self.model = model
+        self._comm = comm
+        self._backward = names.RECOMPUTE if recompute == "full" else names.BACKWARD
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The model's logits."""
-        self._comm.enter("forward")
-        logits: torch.Tensor = self.model(tokens)
-        self._comm.enter(self._backward)
+        """Map tokens (b, s) to logits (b, s, v)."""
+        self._comm.chain = names.FORWARD
+        logits = self.model(tokens)
+        self._comm.chain = self._backward
         return logits
 
 
 class _Communication:
-    """Records FSDP2's collectives under the names of the step plan."""
+    """Records FSDP2's collectives under the names of the step plan.
+
+    Attributes
+    ----------
+    chain : str
+        The chain to which the next collectives belong: forward, recompute or backward.
+    """
 
     def __init__(
-        self, recorder: Recorder, standstills: Standstills, mesh: DeviceMesh, n_shards: int
+        self, recorder: WaitRecorder, mesh: DeviceMesh, n_shards: int, gathers_ahead: bool
     ) -> None:
-        self.recorder, self.standstills = recorder, standstills
-        self.chain, self.is_asynchronous = "forward", True
-        group = mesh.get_group("shard")
-        self._issuer = issuer_of(group, mesh.device_type) if n_shards > 1 else None
-
-    def enter(self, chain: str) -> None:
-        """What follows belongs to the forward, the recomputed or the backward chain."""
-        self.chain = chain
+        self.chain = names.FORWARD
+        self._recorder = recorder
+        self._gathers_ahead = gathers_ahead
+        self._issuer = None
+        if n_shards > 1:
+            self._issuer = issuer_of(mesh.get_group("shard"), mesh.device_type)
 
     def gather(self, unit: str, output: torch.Tensor, shard: torch.Tensor) -> dist.Work | None:
-        """Issue an all-gather; None once it is done, where nothing may run beside it."""
+        """Issue an all-gather; return None once it is done, if nothing may run meanwhile."""
         assert self._issuer is not None
         issuer = self._issuer
-        work = self.recorder.collective(
-            f"{self.chain}.{unit}.all_gather",
+        pending = self._recorder.collective(
+            names.all_gather(names.of_layer(self.chain, unit)),
             "all_gather",
             output.nbytes,
             "shard",
             lambda: issuer.all_gather(output, shard),
         )
-        if self.is_asynchronous:
-            return _Pending(work, self.standstills)
-        self.standstills.wait(work)
+        if self._gathers_ahead:
+            return _RecordedWork(pending, self._recorder)
+        self._recorder.wait(pending)
         return None
 
     def scatter(self, unit: str, shard: torch.Tensor, full: torch.Tensor, op: Any) -> None:
-        """Reduce and scatter; FSDP2 reads the result as soon as this returns (CPU)."""
+        """Reduce and scatter; on a CPU, FSDP2 reads the result as soon as this returns."""
         assert self._issuer is not None
         issuer = self._issuer
-        work = self.recorder.collective(
-            f"gradient.{unit}.shard.reduce",
+        pending = self._recorder.collective(
+            names.reduce(names.unit_gradient(unit, "shard")),
             "reduce_scatter",
             full.nbytes,
             "shard",
             lambda: issuer.reduce_scatter(shard, full),
         )
-        self.standstills.wait(work)
+        self._recorder.wait(pending)
         if op == dist.ReduceOp.AVG:
             shard /= full.numel() // shard.numel()
 
 
-class _Pending(dist.Work):
-    """A collective under way, as FSDP2 knows them."""
+class _RecordedWork(dist.Work):
+    """A pending collective in the form that FSDP2 expects."""
 
-    def __init__(self, work: Work, standstills: Standstills) -> None:
+    def __init__(self, pending: PendingCollective, recorder: WaitRecorder) -> None:
         super().__init__()
-        self._work, self._standstills = work, standstills
+        self._pending = pending
+        self._recorder = recorder
 
     def wait(self, timeout: Any = None) -> bool:
-        """Let what follows wait for it."""
-        self._standstills.wait(self._work)
+        """Wait for the collective, and note how long that takes."""
+        self._recorder.wait(self._pending)
         return True
 
 
-class _Allocates:
-    """FSDP2's interface for collectives of one's own (torch.distributed.fsdp, `Comm`)."""
+def _record_collectives(module: nn.Module, unit: str, comm: _Communication) -> None:
+    """Have FSDP2 issue the collectives of a module through `comm`."""
+    assert isinstance(module, FSDPModule)
+    module.set_custom_all_gather(_AllGather(comm, unit))
+    module.set_custom_reduce_scatter(_ReduceScatter(comm, unit))
+
+
+class _CustomCollective:
+    """The part of FSDP2's interface for custom collectives that both kinds share.
+
+    The interface is `Comm` of torch.distributed.fsdp.
+    """
 
     def __init__(self, comm: _Communication, unit: str) -> None:
-        self.comm, self.unit = comm, unit
+        self.comm = comm
+        self.unit = unit
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A buffer for a message."""
+        """Return a buffer for a message."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class _AllGather(_Allocates):
+class _AllGather(_CustomCollective):
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -185,7 +187,7 @@ class _AllGather(_Allocates):
         return self.comm.gather(self.unit, output_tensor, input_tensor)
 
 
-class _ReduceScatter(_Allocates):
+class _ReduceScatter(_CustomCollective):
     def __call__(
         self,
         output_tensor: torch.Tensor,

@@ -1,4 +1,7 @@
-"""A decoder-only transformer as one writes it for one device, for torch's own parallelism."""
+"""A decoder-only transformer written for one device, which torch's own parallelism splits.
+
+Shapes use the letters of `axonn_tune.runtime.axonn`.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +11,43 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from axonn_tune.runtime.axonn.attention import ROTARY_BASE
 from axonn_tune.runtime.axonn.gpt import INITIAL_STD
 from axonn_tune.spec.model import Model
 
-_ROTARY_BASE = 10000.0
-
 
 class PlainBlock(nn.Module):
-    """Attention and MLP, each behind a norm and beside the residual stream.
+    """Attention and MLP, each a branch of the residual stream that begins with a norm.
 
     The columns of `qkv` lie head by head, so that a tensor-parallel rank has whole heads.
     """
 
     def __init__(self, spec: Model, fused_attention: bool) -> None:
         super().__init__()
-        self._spec, self._fused = spec, fused_attention
+        self._spec = spec
+        self._fused = fused_attention
         qkv, proj, up, down = spec.block_linears
-        self.norm1, self.norm2 = norm_of(spec), norm_of(spec)
+        self.norm1 = _norm(spec)
+        self.norm2 = _norm(spec)
         self.qkv = nn.Linear(qkv.n_in, qkv.n_out, bias=qkv.bias)
         self.proj = nn.Linear(proj.n_in, proj.n_out, bias=proj.bias)
         self.up = nn.Linear(up.n_in, up.n_out, bias=up.bias)
         self.down = nn.Linear(down.n_in, down.n_out, bias=down.bias)
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        """One block, (b, s, hidden) to the same shape."""
+        """Map the residual stream, shape (b, s, d), to the stream behind the block."""
         stream = stream + self.proj(self._attend(self.qkv(self.norm1(stream))))
         return stream + self.down(self._activate(self.up(self.norm2(stream))))
 
     def _attend(self, qkv: torch.Tensor) -> torch.Tensor:
-        spec, (b, s, _) = self._spec, qkv.shape
+        """Map queries, keys and values, shape (b, s, g * (q + 2) * e), to (b, s, h * e)."""
+        spec = self._spec
+        b, s, _ = qkv.shape
         n_queries = spec.n_heads // spec.n_kv_heads
         groups = qkv.view(b, s, -1, n_queries + 2, spec.head_dim)
         queries = groups[..., :n_queries, :].flatten(2, 3).transpose(1, 2)
-        keys, values = (groups[..., n_queries + i, :].transpose(1, 2) for i in range(2))
+        keys = groups[..., n_queries, :].transpose(1, 2)
+        values = groups[..., n_queries + 1, :].transpose(1, 2)
         if spec.position == "rotary":
             queries, keys = _rotated(queries), _rotated(keys)
         allowed = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -57,25 +64,24 @@ class PlainBlock(nn.Module):
         return F.gelu(hidden, approximate="tanh")
 
 
-def norm_of(spec: Model) -> nn.Module:
-    """The model's norm over the hidden dimension."""
+def _norm(spec: Model) -> nn.Module:
     make = nn.RMSNorm if spec.norm == "rms" else nn.LayerNorm
     return make(spec.hidden_size, eps=1e-5)
 
 
 def _rotated(heads: torch.Tensor) -> torch.Tensor:
-    """Pairs (i, i + d/2) of each head turned by position * base^(-2i/d), (b, heads, s, d)."""
-    s, d = heads.shape[-2:]
-    place = torch.arange(s, device=heads.device, dtype=torch.float32)
-    turn = _ROTARY_BASE ** (-torch.arange(0, d, 2, device=heads.device, dtype=torch.float32) / d)
-    angle = torch.outer(place, turn)
+    """Turn pairs (i, i + e/2) of each head by position * base^(-2i/e), shape (b, h, s, e)."""
+    s, e = heads.shape[-2:]
+    position = torch.arange(s, device=heads.device, dtype=torch.float32)
+    pair = torch.arange(0, e, 2, device=heads.device, dtype=torch.float32)
+    angle = torch.outer(position, ROTARY_BASE ** (-pair / e))
     cos, sin = angle.cos().to(heads.dtype), angle.sin().to(heads.dtype)
     first, second = heads.chunk(2, -1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
 
 
 class PlainGPT(nn.Module):
-    """The model of a `spec.Model`; `recompute` full checkpoints each block."""
+    """A model with the shape of `spec`; with `recompute` full, each block is checkpointed."""
 
     def __init__(self, spec: Model, attention: str, recompute: str) -> None:
         super().__init__()
@@ -87,13 +93,13 @@ class PlainGPT(nn.Module):
         self.blocks = nn.ModuleList(
             PlainBlock(spec, attention == "flash") for _ in range(spec.n_layers)
         )
-        self.norm = norm_of(spec)
+        self.norm = _norm(spec)
         self.head = nn.Linear(spec.hidden_size, spec.padded_vocab_size, bias=False)
         if spec.tied_embeddings:
             self.head.weight = self.embedding.weight
 
     def initialise(self, seed: int) -> PlainGPT:
-        """The same random weights on every rank."""
+        """Draw the same random weights on every rank, and return the model."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
@@ -104,7 +110,7 @@ class PlainGPT(nn.Module):
         return self
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits, (b, s) to (b, s, padded vocabulary)."""
+        """Map tokens (b, s) to logits (b, s, v)."""
         stream = self.embedding(tokens)
         if self.position is not None:
             stream = stream + self.position[: tokens.shape[1]]
@@ -113,5 +119,4 @@ class PlainGPT(nn.Module):
                 stream = checkpoint(block, stream, use_reentrant=False)
             else:
                 stream = block(stream)
-        logits: torch.Tensor = self.head(self.norm(stream))
-        return logits
+        return self.head(self.norm(stream))

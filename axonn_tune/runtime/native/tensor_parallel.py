@@ -1,4 +1,4 @@
-"""Megatron-LM's tensor parallelism through torch's own tensor-parallel API, times data."""
+"""Megatron-LM's tensor parallelism through torch's own API, with data parallelism."""
 
 from __future__ import annotations
 
@@ -15,59 +15,46 @@ from torch.distributed.tensor.parallel import (
 )
 
 from axonn_tune.runtime.axonn.engine import DTYPES
-from axonn_tune.runtime.axonn.trainer import RandomTokens
 from axonn_tune.runtime.native.plain import PlainGPT
-from axonn_tune.runtime.native.trainer import Share, Standstills, TorchTrainer
+from axonn_tune.runtime.native.trainer import ParallelModel, TorchTrainer, WaitRecorder
 from axonn_tune.runtime.ranks.collectives import issuer_of
-from axonn_tune.runtime.ranks.recorder import Recorder
-from axonn_tune.spec.grid import AnyGrid
-from axonn_tune.spec.job import Job
-from axonn_tune.spec.model import Model
+from axonn_tune.runtime.request import RunRequest
+from axonn_tune.spec import names
 
 
-def tensor_parallel_trainer(
-    spec: Model,
-    job: Job,
-    layout: AnyGrid,
-    micro_batch: int,
-    recompute: str,
-    device: torch.device,
-    seed: int,
-) -> TorchTrainer:
-    """A trainer on `tensor` x `data` ranks; neighbours share the layers."""
-    sizes, recorder = layout.sizes, Recorder(device)
-    names = ("data", "tensor")
-    mesh = init_device_mesh(device.type, (sizes["data"], sizes["tensor"]), mesh_dim_names=names)
-    model = PlainGPT(spec, job.attention, recompute).initialise(seed)
+def tensor_parallel_trainer(request: RunRequest, device: torch.device) -> TorchTrainer:
+    """Build a trainer on `tensor` x `data` ranks, where neighbours share the layers."""
+    spec, job = request.model, request.job
+    sizes = request.configuration.layout.sizes
+    n_replicas = sizes["data"]
+    mesh = init_device_mesh(
+        device.type, (n_replicas, sizes["tensor"]), mesh_dim_names=("data", "tensor")
+    )
+    model = PlainGPT(spec, job.attention, request.configuration.recompute).initialise(request.seed)
     model = model.to(device, DTYPES[job.dtype])
     _split(model, mesh["tensor"], spec.tied_embeddings)
-    standstills = Standstills()
-    gradients = _Gradients(model, recorder, standstills, mesh, sizes["data"])
-    share = Share(sizes["data"], mesh.get_local_rank("data"))
-    return TorchTrainer(
+    recorder = WaitRecorder(device)
+    parallel = ParallelModel(
         model,
-        RandomTokens(spec.vocab_size, job.seq_len, seed),
         recorder,
-        standstills,
-        share,
-        device,
-        job.global_batch,
-        micro_batch,
-        after_microsteps=gradients.reduce,
+        n_shares=n_replicas,
+        share=mesh.get_local_rank("data"),
+        after_microsteps=_GradientSum(model, recorder, mesh, n_replicas).reduce,
         loss_context=loss_parallel,
     )
+    return TorchTrainer(parallel, request, device)
 
 
 def _split(model: PlainGPT, mesh: DeviceMesh, is_tied: bool) -> None:
-    """Columns of qkv and up, rows of proj and down, the vocabulary of embedding and head."""
-    plan = {
+    """Split columns of qkv and up, rows of proj and down, the vocabulary of embedding and head."""
+    styles = {
         "qkv": ColwiseParallel(),
         "proj": RowwiseParallel(),
         "up": ColwiseParallel(),
         "down": RowwiseParallel(),
     }
     for block in model.blocks:
-        parallelize_module(block, mesh, plan)
+        parallelize_module(block, mesh, styles)
     parallelize_module(
         model,
         mesh,
@@ -80,43 +67,38 @@ def _split(model: PlainGPT, mesh: DeviceMesh, is_tied: bool) -> None:
         model.head.weight = model.embedding.weight
 
 
-class _Gradients:
+class _GradientSum:
     """Sums the gradients of the replicas once in a step, as one message."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        recorder: Recorder,
-        standstills: Standstills,
-        mesh: DeviceMesh,
-        n_replicas: int,
+        self, model: nn.Module, recorder: WaitRecorder, mesh: DeviceMesh, n_replicas: int
     ) -> None:
         self._parameters = list(model.parameters())
-        self._recorder, self._standstills = recorder, standstills
+        self._recorder = recorder
         self._n_replicas = n_replicas
-        group, kind = mesh.get_group("data"), mesh.device_type
-        self._issuer = issuer_of(group, kind) if n_replicas > 1 else None
+        self._issuer = None
+        if n_replicas > 1:
+            self._issuer = issuer_of(mesh.get_group("data"), mesh.device_type)
 
     def reduce(self) -> None:
-        """All-reduce, and divide: the loss is a mean over the batch."""
+        """All-reduce the gradients and divide them, since the loss is a mean over the batch."""
         if self._issuer is None:
             return
         issuer = self._issuer
         gradients = [_local(p.grad) for p in self._parameters if p.grad is not None]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
-        work = self._recorder.collective(
-            "gradient.reduce",
+        pending = self._recorder.collective(
+            names.GRADIENT_REDUCE,
             "all_reduce",
             flat.nbytes,
             "context*data",
             lambda: issuer.all_reduce(flat, dist.ReduceOp.SUM),
         )
-        self._standstills.wait(work)
+        self._recorder.wait(pending)
         flat /= self._n_replicas
-        for gradient, summed in zip(
-            gradients, flat.split([g.numel() for g in gradients]), strict=True
-        ):
-            gradient.copy_(summed.view_as(gradient))
+        pieces = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, piece in zip(gradients, pieces, strict=True):
+            gradient.copy_(piece.view_as(gradient))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Trains a plain model with torch's own parallelism, and measures its steps."""
+"""Train a model that torch has made parallel, and measure the steps."""
 
 from __future__ import annotations
 
@@ -14,73 +14,116 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from axonn_tune.runtime.axonn.gemm import synchronize
+from axonn_tune.runtime.axonn.optimizer import BETAS, CLIP_NORM, LR, WEIGHT_DECAY
 from axonn_tune.runtime.axonn.trainer import RandomTokens, seconds_by_name
-from axonn_tune.runtime.ranks.recorder import Recorder, Work
+from axonn_tune.runtime.ranks.recorder import PendingCollective, Recorder
+from axonn_tune.runtime.request import RunRequest
 from axonn_tune.spec.measurement import COMPUTATION, Operation, Step, exposed_seconds
 from axonn_tune.spec.plan import COMPUTE
 
-LR, BETAS, WEIGHT_DECAY, CLIP_NORM = 3e-4, (0.9, 0.95), 0.1, 1.0
+
+class WaitRecorder:
+    """Records collectives, and the time in which the host does not wait for one.
+
+    Torch's own code does not name its kernels. On a CPU it computes whenever the host does not
+    wait for a collective, so this time is recorded as computation.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._recorder = Recorder(device)
+        self._start = 0.0
+        self._waits: list[tuple[float, float]] = []
+
+    def start_step(self, start: float) -> None:
+        """Forget what was recorded; `start` is the present time (``time.perf_counter``)."""
+        self._recorder.start_step()
+        self._start = start
+        self._waits.clear()
+
+    def collective(
+        self,
+        name: str,
+        kind: str,
+        nbytes: float,
+        axis: str,
+        issue: Callable[[], PendingCollective],
+    ) -> PendingCollective:
+        """Issue a collective and record it."""
+        return self._recorder.collective(name, kind, nbytes, axis, issue)
+
+    def wait(self, pending: PendingCollective) -> None:
+        """Wait for a collective, and note how long that takes."""
+        start = time.perf_counter() - self._start
+        pending.wait()
+        self._waits.append((start, time.perf_counter() - self._start))
+
+    def take_step(self, seconds: float) -> list[Operation]:
+        """Return the collectives and the computation of a step that took `seconds`."""
+        operations = [*self._recorder.take_step(), *_computation(self._waits, seconds)]
+        return sorted(operations, key=lambda operation: operation.start_seconds)
 
 
-class Standstills:
-    """When the host waited for a collective, which on a CPU is when nothing was computed."""
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[float, float]] = []
-
-    def wait(self, work: Work) -> None:
-        """Wait, and note how long."""
-        start = time.perf_counter()
-        work.wait()
-        self.spans.append((start, time.perf_counter()))
+def _computation(waits: list[tuple[float, float]], seconds: float) -> list[Operation]:
+    """Return the spans of a step that lie between the waits."""
+    computation = []
+    free_from = 0.0
+    for start, end in [*sorted(waits), (seconds, seconds)]:
+        if start > free_from:
+            computation.append(
+                Operation(COMPUTATION, COMPUTE, COMPUTATION, 0.0, 0.0, free_from, start)
+            )
+        free_from = max(free_from, end)
+    return computation
 
 
 @dataclass(frozen=True)
-class Share:
-    """Of the global batch: how many ranks share it, and which part this rank works on."""
+class ParallelModel:
+    """A model that torch has made parallel, and what its training must do around each pass.
 
+    Attributes
+    ----------
+    model
+        Maps tokens, shape (b, s), to logits, shape (b, s, v).
+    recorder
+        Records the model's collectives.
+    n_shares, share
+        The number of shares of the global batch, and the one on which this rank works.
+    before_microstep
+        Called before each micro-step, with whether it is the last one of the step.
+    after_microsteps
+        Called before the gradients are clipped.
+    loss_context
+        Makes the context for the loss and its backward pass.
+    """
+
+    model: nn.Module
+    recorder: WaitRecorder
     n_shares: int
-    index: int
+    share: int
+    before_microstep: Callable[[bool], None] = lambda is_last: None
+    after_microsteps: Callable[[], None] = lambda: None
+    loss_context: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 class TorchTrainer:
-    """Trains a model that torch has made parallel.
+    """Trains a model that torch has made parallel, in step with all other ranks.
 
-    Parameters
+    Attributes
     ----------
-    model : Module
-        Tokens to logits.
-    recorder, standstills
-        Of the model's collectives, as far as they are recorded.
-    before_microstep : callable
-        Told whether the micro-step is the last one.
-    after_microsteps : callable
-        Does what is left before the gradients are clipped.
-    loss_context : callable
-        Makes a context for the loss and its backward pass.
+    last_operations : list of Operation
+        The collectives and the computation of the last step.
+    gemm_modes : dict
+        Empty, since torch chooses how it multiplies.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batches: RandomTokens,
-        recorder: Recorder,
-        standstills: Standstills,
-        share: Share,
-        device: torch.device,
-        global_batch: int,
-        micro_batch: int,
-        before_microstep: Callable[[bool], None] = lambda is_last: None,
-        after_microsteps: Callable[[], None] = lambda: None,
-        loss_context: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        self._model, self._batches, self._recorder = model, batches, recorder
-        self._standstills = standstills
-        self._share, self._device, self._micro_batch = share, device, micro_batch
-        self._n_microsteps = global_batch // (share.n_shares * micro_batch)
-        self._before_microstep, self._after = before_microstep, after_microsteps
-        self._loss_context = loss_context
-        self._groups = _grouped(model)
+    def __init__(self, parallel: ParallelModel, request: RunRequest, device: torch.device) -> None:
+        job = request.job
+        self._parallel = parallel
+        self._device = device
+        self._batches = RandomTokens(request.model.vocab_size, job.seq_len, request.seed)
+        self._micro_batch = request.configuration.micro_batch
+        self._n_microsteps = job.global_batch // (parallel.n_shares * request.configuration.micro_batch)
+        self._groups = _grouped(parallel.model)
         decays = [WEIGHT_DECAY if group[0].dim() > 1 else 0.0 for group in self._groups]
         groups = [
             {"params": group, "weight_decay": decay}
@@ -88,33 +131,32 @@ class TorchTrainer:
         ]
         self._adamw = torch.optim.AdamW(groups, lr=LR, betas=BETAS, fused=True)
         self.last_operations: list[Operation] = []
+        self.gemm_modes: dict[str, str] = {}
 
     def step(self, index: int) -> Step:
-        """Train on batch `index`; the mean loss of all ranks is returned."""
+        """Train on batch `index`; the loss that is returned is the mean over all ranks."""
+        parallel = self._parallel
+        recorder = parallel.recorder
         texts = [self._text(index, i) for i in range(self._n_microsteps)]
         synchronize(self._device)
         start = time.perf_counter()
-        self._recorder.start_step()
-        self._standstills.spans.clear()
+        recorder.start_step(start)
         total = torch.zeros((), device=self._device)
         for number, text in enumerate(texts, 1):
-            self._before_microstep(number == self._n_microsteps)
-            logits = self._model(text[:, :-1])
-            with self._loss_context():
+            parallel.before_microstep(number == self._n_microsteps)
+            logits = parallel.model(text[:, :-1])
+            with parallel.loss_context():
                 loss = F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
                 loss = loss / self._n_microsteps
                 loss.backward()
-            total += whole(loss.detach())
-        self._after()
+            total += _whole(loss.detach())
+        parallel.after_microsteps()
         norm = self._clip()
         self._adamw.step()
         self._adamw.zero_grad()
         synchronize(self._device)
         seconds = time.perf_counter() - start
-        waits = [(a - start, b - start) for a, b in self._standstills.spans]
-        computation = _between(waits, seconds)
-        operations = [*self._recorder.take_step(), *computation]
-        self.last_operations = sorted(operations, key=lambda op: op.start_seconds)
+        self.last_operations = recorder.take_step(seconds)
         dist.all_reduce(total)
         total /= dist.get_world_size()
         return Step(
@@ -126,9 +168,9 @@ class TorchTrainer:
         )
 
     def _clip(self) -> torch.Tensor:
-        """Clip the whole gradient; its norm."""
+        """Clip the whole gradient, and return its norm before that."""
         norms = [
-            whole(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]))
+            _whole(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]))
             for group in self._groups
         ]
         norm = torch.linalg.vector_norm(torch.stack(norms))
@@ -137,12 +179,17 @@ class TorchTrainer:
         return norm
 
     def _text(self, step: int, microstep: int) -> torch.Tensor:
-        first = (microstep * self._share.n_shares + self._share.index) * self._micro_batch
+        """Return the sequences of one micro-step on this rank, shape (b, s + 1)."""
+        n_before = microstep * self._parallel.n_shares + self._parallel.share
+        first = n_before * self._micro_batch
         return self._batches.sequences(step, first, self._micro_batch, self._device)
 
 
 def _grouped(model: nn.Module) -> list[list[nn.Parameter]]:
-    """Matrices and vectors, each spread over ranks or not: of one kind, as torch's kernels want."""
+    """Group the parameters so that torch's kernels can work on each group at once.
+
+    Matrices are kept apart from vectors, and tensors that are spread over ranks from others.
+    """
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for parameter in model.parameters():
         key = (parameter.dim() > 1, isinstance(parameter, DTensor))
@@ -150,18 +197,6 @@ def _grouped(model: nn.Module) -> list[list[nn.Parameter]]:
     return list(groups.values())
 
 
-def whole(value: torch.Tensor) -> torch.Tensor:
-    """A number that may be spread over ranks."""
+def _whole(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that may be spread over ranks as a whole one."""
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def _between(waits: list[tuple[float, float]], seconds: float) -> list[Operation]:
-    """Computation: all the time of a step but those spans."""
-    computation, free_from = [], 0.0
-    for start, end in [*sorted(waits), (seconds, seconds)]:
-        if start > free_from:
-            computation.append(
-                Operation(COMPUTATION, COMPUTE, COMPUTATION, 0.0, 0.0, free_from, start)
-            )
-        free_from = max(free_from, end)
-    return computation

@@ -1,14 +1,14 @@
 """Collectives over gloo's sends and receives, which leave a link free in both directions.
 
-Gloo's own exchange posts sends before receives. On a link that is slower than the host the
-word that a receive is ready then waits behind the data that go the other way, and the two
-directions take turns: 136 instead of 72 ms for 512 KiB each way at 8 MB/s. Its reduce-scatter
-moves as much as its all-reduce, and the time of its all-reduce on such a link varies by 15 %.
-Here receives come first.
+Gloo's own exchange posts sends before receives. On a link that is slower than the host, the
+message that a receive is ready then waits behind the data that go the other way, and the two
+directions take turns: 512 KiB each way at 8 MB/s take 136 ms instead of 72 ms. Gloo's
+reduce-scatter moves as much as its all-reduce, and the time of its all-reduce on such a link
+varies by 15 %. Here receives are posted first.
 
-A short message is exchanged directly, each rank with all others, in one round or two; a long
-one goes around a ring in n - 1 rounds. On a tree of links a direct exchange sends more across
-the middle, up to (n / 2)^2 parts each way, than a ring, so that the rule counts these bytes.
+A short message is exchanged directly, each rank with all others, in one or two rounds. A long one
+goes around a ring in n - 1 rounds. On a tree of links, a direct exchange sends more across the
+middle than a ring, up to (n / 2)^2 parts each way; the choice between the two counts these bytes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 
-# What a direct exchange may send across the middle of a group more than a ring would: rounds of
-# a ring cost up to a millisecond each where ranks share cores, and so do some tens of KiB on the
-# slowest links that gloo is used on.
+# How many bytes more than a ring a direct exchange may send across the middle of a group. Each
+# round of a ring costs up to a millisecond where ranks share cores, and so do some tens of KiB on
+# the slowest links on which gloo is used.
 EXTRA_BYTES = 2**16
-# Among so few ranks a direct exchange sends at most a third more, and three rounds of Python for
-# messages of up to so many bytes cost more than that on a link that is as fast as the host.
-FEW_RANKS, FEW_RANKS_BYTES = 4, 2**20
+# Among few ranks, a direct exchange sends at most a third more than a ring. For a message of this
+# size, the ring's three rounds of Python cost more than that on a link that is as fast as the host.
+FEW_RANKS = 4
+FEW_RANKS_BYTES = 2**20
 _FOLDS = {dist.ReduceOp.SUM: torch.sum, dist.ReduceOp.MAX: torch.amax}
 _COMBINES = {dist.ReduceOp.SUM: torch.add, dist.ReduceOp.MAX: torch.maximum}
 Parts: TypeAlias = Sequence[torch.Tensor]
@@ -37,7 +38,8 @@ class GlooGroup:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._ranks = dist.get_process_group_ranks(group)
-        self._n, self._me = len(self._ranks), dist.get_rank(group)
+        self._n = len(self._ranks)
+        self._me = dist.get_rank(group)
 
     def all_gather(self, gathered: torch.Tensor, shard: torch.Tensor) -> None:
         """Fill `gathered` with the shards of all ranks, in their order."""
@@ -46,13 +48,14 @@ class GlooGroup:
         self._gather(parts, self._is_short(gathered.nbytes))
 
     def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor) -> None:
-        """Sum `full` over the ranks and leave each its part."""
+        """Sum `full` over the ranks, and leave each its part in `shard`."""
         parts = full.view(-1).tensor_split(self._n)
         shard.view(-1).copy_(self._scattered(parts, self._is_short(full.nbytes), dist.ReduceOp.SUM))
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
         """Sum a contiguous tensor, or take the maximum, over the ranks; all get the same bits."""
-        n, flat = self._n, tensor.view(-1)
+        n = self._n
+        flat = tensor.view(-1)
         on_ring = 2.0 * (n - 1) / n
         if (n * n / 4 - on_ring) * tensor.nbytes <= EXTRA_BYTES:
             _FOLDS[op](self._exchanged([flat] * n, flat), 0, out=flat)
@@ -63,13 +66,13 @@ class GlooGroup:
         self._gather(parts, directly)
 
     def _is_short(self, full_bytes: int) -> bool:
-        """Whether to gather or scatter directly."""
+        """Tell whether to gather or scatter a message directly."""
         n = self._n
-        is_of_few = n <= FEW_RANKS and full_bytes <= FEW_RANKS_BYTES
-        return is_of_few or (n / 4 - (n - 1) / n) * full_bytes <= EXTRA_BYTES
+        is_among_few = n <= FEW_RANKS and full_bytes <= FEW_RANKS_BYTES
+        return is_among_few or (n / 4 - (n - 1) / n) * full_bytes <= EXTRA_BYTES
 
     def _gather(self, parts: Parts, directly: bool) -> None:
-        """Fill the parts, of which each rank has its own."""
+        """Fill the parts, given that each rank has the part with its own number."""
         n, me = self._n, self._me
         if directly:
             self._exchange([parts[me]] * n, parts)
@@ -78,27 +81,27 @@ class GlooGroup:
             self._shift(parts[(me - step) % n], parts[(me - step - 1) % n])
 
     def _scattered(self, parts: Parts, directly: bool, op: Any) -> torch.Tensor:
-        """The own part, reduced over the ranks."""
+        """Return the part with this rank's number, reduced over the ranks."""
         n, me = self._n, self._me
         if directly:
             return _FOLDS[op](self._exchanged(parts, parts[me]), 0)
         partial = parts[(me - 1) % n]
         for step in range(2, n + 1):
-            own = parts[(me - step) % n]
-            arrived = torch.empty_like(own)
+            part = parts[(me - step) % n]
+            arrived = torch.empty_like(part)
             self._shift(partial, arrived)
-            partial = _COMBINES[op](arrived, own, out=arrived)
+            partial = _COMBINES[op](arrived, part, out=arrived)
         return partial
 
-    def _exchanged(self, sent: Parts, own: torch.Tensor) -> torch.Tensor:
-        """What all ranks send to this one, itself included, a row for each."""
-        received = own.new_empty(self._n, own.numel())
-        received[self._me].copy_(own)
+    def _exchanged(self, sent: Parts, kept: torch.Tensor) -> torch.Tensor:
+        """Return what the other ranks send to this one and what it has kept, a row for each."""
+        received = kept.new_empty(self._n, kept.numel())
+        received[self._me].copy_(kept)
         self._exchange(sent, received.unbind())
         return received
 
     def _exchange(self, sent: Parts, received: Parts) -> None:
-        """Send one part to each other rank, receive one from each."""
+        """Send one part to each other rank, and receive one from each."""
         others = [(self._me + i) % self._n for i in range(1, self._n)]
         self._transfer(
             [(received[other], other) for other in reversed(others)],
@@ -106,7 +109,7 @@ class GlooGroup:
         )
 
     def _shift(self, sent: torch.Tensor, received: torch.Tensor) -> None:
-        """Send to the next rank of the ring, receive from the one before."""
+        """Send to the next rank of the ring, and receive from the one before."""
         before, following = (self._me - 1) % self._n, (self._me + 1) % self._n
         self._transfer([(received, before)], [(sent, following)])
 

@@ -1,4 +1,4 @@
-"""A stream of communication on the CPU: what is issued on it runs in order, beside the host."""
+"""A stream of communication on the CPU, whose tasks run in order while the host goes on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Task: TypeAlias = Callable[[], object]
 
 
 class HostStream:
-    """Does tasks one after another in a thread of its own, as NCCL does on a stream of a GPU.
+    """Runs tasks one after another in a thread, as NCCL does on a stream of a GPU.
 
     The thread starts with the first task and ends when nobody holds the stream any more.
     """
@@ -24,7 +24,7 @@ class HostStream:
         self._queue: SimpleQueue[tuple[Task, torch.futures.Future[Any]] | None] | None = None
 
     def issue(self, task: Task) -> HostWork:
-        """Do a task once all before it have been done."""
+        """Run a task once all tasks before it have run."""
         if self._queue is None:
             self._queue = SimpleQueue()
             threading.Thread(target=_serve, args=(self._queue,), daemon=True).start()
@@ -35,17 +35,17 @@ class HostStream:
 
 
 class HostWork:
-    """A task that was issued."""
+    """A task that was issued on a stream."""
 
     def __init__(self, future: torch.futures.Future[Any]) -> None:
         self._future = future
 
     def wait(self) -> None:
-        """Block until it is done; raises what it raised."""
+        """Block until the task is done; raise what it raised."""
         self._future.wait()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Completes with the time (``time.perf_counter``) at which it was done."""
+        """Return a future of the time (``time.perf_counter``) at which the task was done."""
         return self._future
 
 
@@ -56,7 +56,7 @@ def _serve(queue: SimpleQueue[tuple[Task, torch.futures.Future[Any]] | None]) ->
         del item
         try:
             task()
-        except Exception as error:  # whoever waits for the task hears of it
+        except Exception as error:  # raised again in whoever waits for the task
             future.set_exception(error)
         else:
             future.set_result(time.perf_counter())

@@ -1,4 +1,4 @@
-"""Start ranks on this machine with torch's elastic launcher, or join those of torchrun or srun."""
+"""Start ranks on this machine with torch's elastic launcher, or use those of torchrun or srun."""
 
 from __future__ import annotations
 
@@ -24,42 +24,46 @@ from axonn_tune.runtime.ranks.session import (
     slurm_rendezvous,
 )
 
-MONITOR_SECONDS = 0.1  # how often the launcher looks whether a rank has died
+MONITOR_SECONDS = 0.1  # time between two looks of the launcher whether a rank has died
 
-Task = TypeVar("Task")
+Request = TypeVar("Request")
 Result = TypeVar("Result")
-# What each rank does; the result of rank 0 is that of the job. Both are pickled.
-Work: TypeAlias = Callable[[Task, Place], Result]
+# What each rank calls; function, request and result are pickled.
+RankFunction: TypeAlias = Callable[[Request, Place], Result]
 
 
-def launch(work: Work[Task, Result], task: Task, n_ranks: int, device: str) -> Result | None:
-    """Do a task on `n_ranks` ranks: those that torchrun or srun has started, or some started here.
+def launch(
+    function: RankFunction[Request, Result], request: Request, n_ranks: int, device: str
+) -> Result | None:
+    """Call ``function(request, place)`` on each of `n_ranks` ranks.
+
+    The ranks are those that torchrun or srun has started; if neither has, they are started here.
 
     Parameters
     ----------
-    work : callable
-        ``work(task, place)``, which joins the other ranks (see `session.joined`).
+    function : callable
+        Joins the other ranks (see `session.joined`) and does what is requested.
     device : str
         ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Returns
     -------
-    What `work` returns on rank 0; None on the other ranks of torchrun or srun.
+    What `function` returns on rank 0; None on the other ranks of torchrun or srun.
 
     Raises
     ------
     AxonnTuneError
-        Bad input, or a rank that failed, with its message.
+        The input is bad, or a rank failed; the message is that of the rank.
     """
     place = place_in_job(os.environ)
     if place is None:
-        return _start_here(work, task, n_ranks, device)
+        return _start_here(function, request, n_ranks, device)
     if place.n_ranks != n_ranks:
         raise InputError(f"the task needs {n_ranks} ranks; this job has {place.n_ranks}")
     if "RANK" not in os.environ:
         os.environ.update(slurm_rendezvous(os.environ))
     try:
-        result = work(task, place)
+        result = function(request, place)
     except LostRankError:
         sys.exit(2)  # the rank that failed says why
     return result if place.rank == 0 else None
@@ -67,7 +71,7 @@ def launch(work: Work[Task, Result], task: Task, n_ranks: int, device: str) -> R
 
 @contextmanager
 def only_rank_0_speaks() -> Iterator[None]:
-    """Within it, bad input that every rank of a job finds is reported by rank 0 alone."""
+    """Let rank 0 alone report bad input that every rank of a job finds within this context."""
     try:
         yield
     except InputError:
@@ -77,23 +81,23 @@ def only_rank_0_speaks() -> Iterator[None]:
 
 
 def in_job() -> bool:
-    """Whether torchrun, srun or the like has started this process as one rank of several."""
+    """Tell whether torchrun or srun has started this process as one rank of a job."""
     return place_in_job(os.environ) is not None
 
 
 def is_speaker() -> bool:
-    """Whether this is the process of a job that talks to the user."""
+    """Tell whether this is the process of a job that talks to the user."""
     place = place_in_job(os.environ)
     return place is None or place.rank == 0
 
 
 def ranks_at_hand(device: str) -> int:
-    """Ranks of the job that this process belongs to, else GPUs of this machine.
+    """Return the number of ranks in the job of this process; without a job, that of the GPUs.
 
     Raises
     ------
     InputError
-        Neither.
+        This process belongs to no job, and torch sees no GPU.
     """
     place = place_in_job(os.environ)
     n_ranks = place.n_ranks if place else _n_gpus(device)
@@ -103,7 +107,7 @@ def ranks_at_hand(device: str) -> int:
 
 
 def ranks_or_cores(wanted: int | None, device: str) -> int:
-    """Ranks of the job that this process belongs to; else those wanted, GPUs, or cores."""
+    """Return the number of ranks in the job; without a job, `wanted`, or that of GPUs or cores."""
     place = place_in_job(os.environ)
     if place is not None:
         return place.n_ranks
@@ -111,7 +115,7 @@ def ranks_or_cores(wanted: int | None, device: str) -> int:
 
 
 def default_dtype(device: str) -> str:
-    """``"bf16"`` where there are GPUs; a CPU is slow at it."""
+    """Return ``"bf16"`` where there are GPUs, and ``"fp32"`` on a CPU, which is slow at bf16."""
     return "bf16" if _n_gpus(device) else "fp32"
 
 
@@ -119,7 +123,9 @@ def _n_gpus(device: str) -> int:
     return 0 if device == "cpu" else torch.cuda.device_count()
 
 
-def _start_here(work: Work[Task, Result], task: Task, n_ranks: int, device: str) -> Result:
+def _start_here(
+    function: RankFunction[Request, Result], request: Request, n_ranks: int, device: str
+) -> Result:
     n_gpus = _n_gpus(device)
     if n_gpus and n_ranks > n_gpus:
         raise InputError(
@@ -141,7 +147,7 @@ def _start_here(work: Work[Task, Result], task: Task, n_ranks: int, device: str)
     )
     try:
         with _silent_logs():
-            results: dict[int, Result] = elastic_launch(config, _rank)(work, task)
+            results: dict[int, Result] = elastic_launch(config, _rank)(function, request)
     except ChildFailedError as error:
         raise AxonnTuneError(_message_of(error)) from error
     except SignalException as error:
@@ -151,7 +157,7 @@ def _start_here(work: Work[Task, Result], task: Task, n_ranks: int, device: str)
 
 @contextmanager
 def _silent_logs() -> Iterator[None]:
-    """What a rank says is reported in one line; the launcher's logs would repeat it."""
+    """Switch logs off, since the launcher would repeat what is reported in one line."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -160,12 +166,12 @@ def _silent_logs() -> Iterator[None]:
         logging.disable(before)
 
 
-def _rank(work: Work[Task, Result], task: Task) -> Result:
+def _rank(function: RankFunction[Request, Result], request: Request) -> Result:
     die_with_parent()
     place = place_in_job(os.environ)
     assert place is not None
     try:
-        return work(task, place)
+        return function(request, place)
     except AxonnTuneError as error:
         raise AxonnTuneError(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""Several runs one after another on the same ranks; one that fails does not end the others."""
+"""Do several runs one after another on the same ranks; a failing run does not end the others."""
 
 from __future__ import annotations
 
@@ -15,57 +15,70 @@ from torch.distributed.rendezvous import rendezvous
 
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.runtime.ranks.session import MeetingError, Place, joined, pick_device
-from axonn_tune.runtime.run import Run, train
+from axonn_tune.runtime.request import RunRequest
+from axonn_tune.runtime.run import train
 from axonn_tune.spec.measurement import Measurement
 
 
 class Keeper(Protocol):
-    """Where rank 0 leaves each result as soon as it is known."""
+    """Keeps each result as soon as rank 0 knows it."""
 
     def ended(self) -> Container[str]:
-        """Keys of runs that need not be done (again)."""
+        """Return the keys of the runs that have ended, well or with a failure."""
 
     def begin(self, key: str) -> None:
-        """A run starts."""
+        """Note that a run starts."""
 
     def keep(self, key: str, measurement: Measurement) -> None:
-        """It ended well."""
+        """Keep what a run that ended well has measured."""
 
     def keep_failure(self, key: str, reason: str) -> None:
-        """It failed."""
+        """Keep the reason why a run failed."""
 
 
 @dataclass(frozen=True)
-class Series:
-    """Runs by key, and who keeps their results."""
+class RunSeries:
+    """Several runs.
 
-    runs: Sequence[tuple[str, Run]]
+    Attributes
+    ----------
+    runs
+        A key and a request for each run.
+    keeper
+        Keeps the results.
+    timeout_seconds
+        How long ranks wait for each other between two runs.
+    quiet
+        Whether to print no progress.
+    """
+
+    runs: Sequence[tuple[str, RunRequest]]
     keeper: Keeper
     device: str
     timeout_seconds: float
     quiet: bool = False
 
 
-def execute_series(series: Series, place: Place) -> bool:
-    """Do all runs on this rank, together with all others; True, so that rank 0 is told apart.
+def execute_series(series: RunSeries, place: Place) -> None:
+    """Do all runs on this rank, in step with all other ranks.
 
     Raises
     ------
     AxonnTuneError
-        The ranks cannot meet (again), or a result cannot be kept.
+        The ranks cannot meet, or a result cannot be kept.
     """
     device = pick_device(series.device, place)
     timeout = timedelta(seconds=series.timeout_seconds)
     store = _meeting_point(place, timeout)
     left = _left_to_do(series, place, store)
-    for number, (key, run) in enumerate(series.runs, 1):
+    for number, (key, request) in enumerate(series.runs, 1):
         if key not in left:
             continue
         try:
-            with joined(place, device, run.timeout_seconds, dist.PrefixStore(key, store)):
+            with joined(place, device, request.timeout_seconds, dist.PrefixStore(key, store)):
                 if place.rank == 0:
                     _announce(series, number, key)
-                measurement = train(run, place, device)
+                measurement = train(request, place, device)
             if measurement is not None:
                 series.keeper.keep(key, measurement)
         except MeetingError:
@@ -76,11 +89,10 @@ def execute_series(series: Series, place: Place) -> bool:
         finally:
             _free_memory(device)
     _part(store, place, timeout)
-    return True
 
 
-def _left_to_do(series: Series, place: Place, store: dist.Store) -> set[str]:
-    """What rank 0 has no result of."""
+def _left_to_do(series: RunSeries, place: Place, store: dist.Store) -> set[str]:
+    """Return the keys of the runs that have not ended, as rank 0 knows them."""
     try:
         if place.rank == 0:
             ended = series.keeper.ended()
@@ -91,7 +103,7 @@ def _left_to_do(series: Series, place: Place, store: dist.Store) -> set[str]:
         raise MeetingError(f"rank {place.rank} has lost the others: {error}") from error
 
 
-def _announce(series: Series, number: int, key: str) -> None:
+def _announce(series: RunSeries, number: int, key: str) -> None:
     series.keeper.begin(key)
     if not series.quiet:
         print(f"{number} of {len(series.runs)}: {key}", file=sys.stderr, flush=True)
@@ -104,7 +116,7 @@ def _free_memory(device: torch.device) -> None:
 
 
 def _meeting_point(place: Place, timeout: timedelta) -> dist.Store:
-    """Where the environment says that the ranks meet."""
+    """Return the store over which the ranks meet, as the environment gives it."""
     try:
         url = f"env://?rank={place.rank}&world_size={place.n_ranks}"
         return next(rendezvous(url, timeout=timeout))[0]
@@ -113,7 +125,7 @@ def _meeting_point(place: Place, timeout: timedelta) -> dist.Store:
 
 
 def _part(store: dist.Store, place: Place, timeout: timedelta) -> None:
-    """Rank 0, which may hold the store, leaves last."""
+    """Let rank 0, which may hold the store, leave last."""
     try:
         store.set(f"parted/{place.rank}", "")
         if place.rank == 0:

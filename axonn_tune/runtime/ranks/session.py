@@ -21,15 +21,16 @@ import torch.distributed as dist
 from axonn_tune.errors import AxonnTuneError, InputError
 from axonn_tune.spec.checks import require_choice
 
-# Gloo's threads run Python callbacks, and let go of them a moment after a wait has returned;
-# a thread that does so while the interpreter ends aborts the process.
+# Gloo's threads run Python callbacks, and release them a moment after a wait has returned. A
+# thread that releases one while the interpreter ends aborts the process.
 _CALLBACK_SECONDS = 0.2
 DEVICES = ("auto", "cpu", "cuda")
 FAILURE_KEY = "axonn_tune/failure"
-# Private ports, as many as Slurm job numbers are spread over (IANA: dynamic ports from 49152).
-_FIRST_PORT, _N_PORTS = 49152, 16000
+# Slurm's job numbers are spread over these ports (IANA: dynamic ports begin with 49152).
+_FIRST_PORT = 49152
+_N_PORTS = 16000
 
-# Variables that hold the rank, the ranks, and both of them on this node.
+# Variables that hold a rank, the number of ranks, and the same two numbers for this node.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _SRUN = (
     "SLURM_PROCID",
@@ -41,7 +42,7 @@ _SRUN = (
 
 @dataclass(frozen=True)
 class Place:
-    """One rank among those of a job."""
+    """The numbers of one rank among those of a job and among those of its node."""
 
     rank: int
     n_ranks: int
@@ -50,22 +51,26 @@ class Place:
 
 
 def place_in_job(environment: Mapping[str, str]) -> Place | None:
-    """The place of this process as torchrun or srun tells it; None if neither started it.
+    """Return the place that torchrun or srun gives this process; None if neither started it.
 
     Raises
     ------
     InputError
-        A variable that is missing or is not a number.
+        A variable is missing or is not a number.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
-        names = _TORCHRUN
+        variables = _TORCHRUN
     elif "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
-        names = _SRUN
+        variables = _SRUN
     else:
         return None
-    rank, n_ranks = (_number(environment, name) for name in names[:2])
-    local_rank, n_local = (_number(environment, name, default=0) for name in names[2:])
-    return Place(rank, n_ranks, local_rank, max(n_local, 1))
+    rank, n_ranks, local_rank, n_local_ranks = variables
+    return Place(
+        _number(environment, rank),
+        _number(environment, n_ranks),
+        _number(environment, local_rank, default=0),
+        max(_number(environment, n_local_ranks, default=0), 1),
+    )
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -80,12 +85,12 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 
 
 def slurm_rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
-    """Rendezvous variables for torch from those of Slurm; given ones stay.
+    """Derive torch's rendezvous variables from those of Slurm; those that are set stay.
 
     Raises
     ------
     InputError
-        The first node's name is unknown here.
+        The name of the first node is unknown here.
     """
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     job = environment.get("SLURM_JOB_ID", "0")
@@ -105,12 +110,12 @@ def slurm_rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_host(nodes: str) -> str:
-    """``nid001`` of ``nid[001-004,010],login1``.
+    """Return the first host of a list, such as ``nid001`` of ``nid[001-004,010],login1``.
 
     Raises
     ------
     InputError
-        An empty list.
+        The list is empty.
     """
     match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\])?([^,\[]*)", nodes)
     if match is None:
@@ -123,7 +128,12 @@ def first_host(nodes: str) -> str:
 
 
 def pick_device(wanted: str, place: Place) -> torch.device:
-    """``"cpu"``, ``"cuda"`` (NVIDIA and AMD alike) or ``"auto"``: a GPU where there is one.
+    """Return the device of this rank.
+
+    Parameters
+    ----------
+    wanted : str
+        ``"cpu"``, ``"cuda"`` (NVIDIA and AMD alike), or ``"auto"`` for a GPU where there is one.
 
     Raises
     ------
@@ -144,18 +154,20 @@ def pick_device(wanted: str, place: Place) -> torch.device:
 def joined(
     place: Place, device: torch.device, timeout_seconds: float, store: dist.Store | None = None
 ) -> Iterator[None]:
-    """The default process group; a rank that fails tells the others, so that one message is said.
+    """Join the default process group for the length of this context.
+
+    A rank that fails tells the others, so that all of them report the same first failure.
 
     Parameters
     ----------
     store : Store, optional
-        Where the ranks meet, if not where the environment says; it outlives the group, so that
-        after a failure they can meet again.
+        Where the ranks meet, instead of where the environment says. It outlives the group, so that
+        the ranks can meet again after a failure.
 
     Raises
     ------
     AxonnTuneError
-        What went wrong, with the rank on which it did.
+        A rank failed; the message says which one, and why.
     """
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.n_local_ranks))
@@ -173,12 +185,15 @@ def joined(
     try:
         yield
     except Exception as error:
-        what = str(error) if isinstance(error, AxonnTuneError) else _described(error)
-        own = f"rank {place.rank} failed: {what}"
-        first = _first_failure(own)
+        is_ours = isinstance(error, AxonnTuneError)
+        reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        message = f"rank {place.rank} failed: {reason}"
+        first_message = _first_failure(message)
         if store is not None:
             _abandon()
-        raise (AxonnTuneError(own) if own == first else LostRankError(first)) from error
+        if message != first_message:
+            raise LostRankError(first_message) from error
+        raise AxonnTuneError(message) from error
     else:
         dist.destroy_process_group()
     finally:
@@ -195,24 +210,20 @@ def _abandon() -> None:
 
 
 class MeetingError(AxonnTuneError):
-    """Not all ranks came: one has died, or hangs."""
+    """Not all ranks came to a meeting, since one has died or hangs."""
 
 
 class LostRankError(AxonnTuneError):
     """Another rank failed before this one did; the message is that rank's."""
 
 
-def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _first_failure(own: str) -> str:
-    """What the first rank to fail says."""
+def _first_failure(message: str) -> str:
+    """Return the message of the first rank that failed; `message` is that of this rank."""
     try:
         store = dist.distributed_c10d._get_default_store()
-        return store.compare_set(FAILURE_KEY, "", own).decode()
-    except (RuntimeError, ValueError):  # the store went with the rank that kept it
-        return own
+        return store.compare_set(FAILURE_KEY, "", message).decode()
+    except (RuntimeError, ValueError):  # the store ended with the rank that held it
+        return message
 
 
 def die_with_parent() -> None:
@@ -223,7 +234,7 @@ def die_with_parent() -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> float:
-    """Most memory in use so far: of torch on a GPU, of the whole process on a CPU."""
+    """Return the most memory in use so far, by torch on a GPU or by the process on a CPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     scale = 1 if platform.system() == "Darwin" else 1024  # getrusage(2)
@@ -231,9 +242,10 @@ def peak_memory_bytes(device: torch.device) -> float:
 
 
 def idle_bytes(device: torch.device) -> float:
-    """Memory that training cannot use: of a GPU what is taken but by tensors, of a CPU's rank all.
+    """Return the memory that training cannot use.
 
-    A CPU's rank is asked for the most that it ever held, so early in its life.
+    On a GPU this is what is in use but not by tensors. On a CPU it is the most that the process
+    ever held, so it must be asked before the process does any work.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()

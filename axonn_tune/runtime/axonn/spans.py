@@ -1,27 +1,28 @@
-"""Records ordinary torch code and its backward pass, which autograd derives."""
+"""Record ordinary torch code together with its backward pass, which autograd derives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from axonn_tune.runtime.axonn.engine import Engine
+from axonn_tune.spec import names
 
 
 @dataclass(frozen=True)
 class Amount:
-    """What an operation does: FLOPs of attention, or bytes of a memory-bound kernel."""
+    """How much an operation does in each pass.
+
+    It counts the FLOPs of attention, or the bytes that a memory-bound kernel reads and writes.
+    """
 
     forward: float
     backward: float
     kind: str = "memory_bound"
-
-    def as_counts(self, amount: float) -> dict[str, float]:
-        """Arguments for `Recorder.kernel`."""
-        return {"flops" if self.kind == "attention" else "nbytes": amount}
 
 
 def recorded(
@@ -31,29 +32,35 @@ def recorded(
     function: Callable[..., torch.Tensor],
     *inputs: torch.Tensor,
 ) -> torch.Tensor:
-    """``function(*inputs)``; its forward and its backward pass are recorded under `name`."""
+    """Return ``function(*inputs)``; its forward and its backward pass are recorded as `name`."""
     with_gradient = torch.is_grad_enabled() and any(i.requires_grad for i in inputs)
     if with_gradient:
         backward = _BackwardSpan(engine, name, amount)
         inputs = _End.apply(backward, *inputs)
-    counts = amount.as_counts(amount.forward)
-    with engine.recorder.kernel(f"{engine.chain}.{name}", amount.kind, **counts):
+    with _kernel(engine, engine.chain, name, amount.kind, amount.forward):
         output = function(*inputs)
     return _Begin.apply(backward, output) if with_gradient else output
 
 
+def _kernel(
+    engine: Engine, chain: str, name: str, kind: str, count: float
+) -> AbstractContextManager[None]:
+    unit = "flops" if kind == "attention" else "nbytes"
+    return engine.recorder.kernel(names.of_layer(chain, name), kind, **{unit: count})
+
+
 class _BackwardSpan:
-    """The part of the backward pass between the two marks."""
+    """The part of the backward pass between the gradient of the output and those of the inputs."""
 
     def __init__(self, engine: Engine, name: str, amount: Amount) -> None:
-        self._engine, self._name, self._amount = engine, name, amount
+        self._engine = engine
+        self._name = name
+        self._amount = amount
         self._span: Any = None
 
     def begin(self) -> None:
         amount = self._amount
-        counts = amount.as_counts(amount.backward)
-        name = f"backward.{self._name}"
-        self._span = self._engine.recorder.kernel(name, amount.kind, **counts)
+        self._span = _kernel(self._engine, names.BACKWARD, self._name, amount.kind, amount.backward)
         self._span.__enter__()
 
     def end(self) -> None:
@@ -61,7 +68,7 @@ class _BackwardSpan:
 
 
 class _Begin(torch.autograd.Function):
-    """Behind the operation: its backward pass starts here."""
+    """Stands behind the operation, so that its backward pass begins here."""
 
     @staticmethod
     def forward(ctx: Any, span: _BackwardSpan, output: torch.Tensor) -> torch.Tensor:
@@ -75,7 +82,7 @@ class _Begin(torch.autograd.Function):
 
 
 class _End(torch.autograd.Function):
-    """Before the operation: its backward pass has ended once all gradients are here."""
+    """Stands before the operation, so that its backward pass has ended here."""
 
     @staticmethod
     def forward(ctx: Any, span: _BackwardSpan, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,81 @@
+"""What to run: a model, a job, a configuration and how long to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from axonn_tune.errors import InputError
+from axonn_tune.runtime.axonn.engine import DTYPES
+from axonn_tune.runtime.ranks.session import DEVICES
+from axonn_tune.spec.checks import require_choice, require_count
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import RECOMPUTES, Model
+
+# Strategies that the runtime executes: AxoNN's own, and two through torch's own parallelism.
+RUNNABLE = ("axonn", "zero3", "megatron")
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What to run: a model and a job, in which configuration, and how to train.
+
+    Attributes
+    ----------
+    n_steps
+        Number of training steps, the warm-up included.
+    goldfish
+        k for a loss that drops one in k tokens; None for the plain loss.
+    timeout_seconds
+        How long a collective may take before the run counts as hung.
+    quiet
+        Whether to print no progress.
+    strategy
+        One of `RUNNABLE`.
+
+    Raises
+    ------
+    InputError
+        The runtime does not execute this.
+    """
+
+    model: Model
+    job: Job
+    configuration: Configuration
+    n_steps: int
+    device: str = "auto"
+    seed: int = 0
+    goldfish: int | None = None
+    timeout_seconds: float = 300.0
+    quiet: bool = False
+    strategy: str = "axonn"
+
+    def __post_init__(self) -> None:
+        require_choice("run", "dtype", self.job.dtype, DTYPES)
+        require_choice("run", "device", self.device, DEVICES)
+        require_choice("run", "recompute", self.configuration.recompute, RECOMPUTES)
+        require_choice("run", "strategy", self.strategy, RUNNABLE)
+        if self.job.dropout:
+            raise InputError("run: dropout is not executed; allowed: a job without it")
+        if self.strategy != "axonn":
+            self._check_native()
+        if self.goldfish is not None:
+            require_count("run", "goldfish", self.goldfish, least=2)
+        model = self.model
+        seq_len = self.job.seq_len
+        if model.position == "learned" and seq_len > model.seq_len:
+            raise InputError(
+                f"run: seq_len is {seq_len}; allowed: at most {model.seq_len}, the learned "
+                f"positions of model '{model.name}'"
+            )
+
+    def _check_native(self) -> None:
+        """Refuse what the runtime does not do through torch's own parallelism."""
+        if self.configuration.recompute == "selective":
+            raise InputError(
+                f"run: recompute is 'selective'; allowed with {self.strategy}: none, full"
+            )
+        if self.model.parallel_block:
+            raise InputError(f"run: {self.strategy} does not run models with parallel blocks")
+        if self.goldfish is not None:
+            raise InputError(f"run: goldfish is of axonn; {self.strategy} does not have it")

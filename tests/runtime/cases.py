@@ -1,0 +1,111 @@
+"""Models, and the cases (a grid and how to train on it) in which the runtime is checked."""
+
+import itertools
+from dataclasses import dataclass, field, replace
+
+from runtime.ranks import Trained, grids
+
+from axonn_tune.spec.grid import Grid
+from axonn_tune.spec.job import Overlap
+from axonn_tune.spec.model import RECOMPUTES, Model
+
+GPT = Model("gpt", n_layers=2, hidden_size=32, n_heads=8, vocab_size=250, seq_len=8)
+LLAMA = Model(
+    "llama",
+    n_layers=2,
+    hidden_size=32,
+    n_heads=8,
+    n_kv_heads=4,
+    ffn_hidden_size=48,
+    vocab_size=200,
+    seq_len=8,
+    gated_mlp=True,
+    norm="rms",
+    position="rotary",
+    bias=False,
+    tied_embeddings=False,
+)
+MODELS = {
+    "gpt": GPT,
+    "llama": LLAMA,
+    "parallel": replace(GPT, parallel_block=True, position="rotary"),
+    "bare": replace(GPT, position="none", bias=False, qkv_bias=True, tied_embeddings=False),
+}
+BATCH = 16
+
+ALL_ON, ALL_OFF = Overlap(), Overlap(False, False, False)
+OVERLAPS = (ALL_ON, ALL_OFF, *(replace(ALL_ON, **{name: False}) for name in ("oar", "ors", "oag")))
+OPTIONS = [
+    {},
+    {"model": "llama"},
+    {"keep_gathered_weights": True},
+    {"order": "dzyx", "attention": "unfused"},
+    {"model": "bare", "kernel_tuning": True},
+    {"n_microsteps": 2},
+    {"model": "parallel", "order": "zxyd"},
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    grid: Grid
+    model: str = "gpt"
+    order: str = "xyzd"
+    overlap: Overlap = field(default_factory=Overlap)
+    recompute: str = "none"
+    attention: str = "flash"
+    keep_gathered_weights: bool = False
+    kernel_tuning: bool = False
+    n_microsteps: int = 1
+    dtype: str = "fp32"
+
+    @property
+    def spec(self):
+        return MODELS[self.model]
+
+    @property
+    def micro_batch(self):
+        return BATCH // (self.grid.z * self.grid.data * self.n_microsteps)
+
+
+def telling_cases(n_ranks):
+    """Every grid, while all overlaps, recomputations and other options take turns."""
+    turns = itertools.cycle(
+        [
+            Case(Grid(1, 1, 1, 1), overlap=overlap, recompute=recompute, **options)
+            for (overlap, recompute), options in zip(
+                itertools.product(OVERLAPS, RECOMPUTES), itertools.cycle(OPTIONS)
+            )
+        ]
+    )
+    for grid in grids(n_ranks):
+        for case in itertools.islice(turns, 4 if n_ranks < 8 else 2):
+            is_legal = case.spec.n_kv_heads % grid.y == 0
+            yield replace(case, grid=grid, model=case.model if is_legal else "gpt")
+
+
+def all_cases(n_ranks):
+    """Every overlap with every recomputation on every grid.
+
+    The 20 grids of 8 ranks are reduced to the 4 that split three axes; the others differ from grids
+    of 4 ranks by the size of an axis only.
+    """
+    wanted = grids(n_ranks)
+    if n_ranks == 8:
+        wanted = [grid for grid in wanted if sum(size > 1 for size in grid.sizes.values()) == 3]
+    for grid, overlap, recompute in itertools.product(wanted, OVERLAPS, RECOMPUTES):
+        yield Case(grid, overlap=overlap, recompute=recompute)
+
+
+def trained(case, mesh):
+    """The case's model with its optimizer on a mesh."""
+    return Trained(
+        case.spec,
+        mesh,
+        model={"attention": case.attention, "recompute": case.recompute},
+        dtype=case.dtype,
+        overlap=case.overlap,
+        keep_gathered_weights=case.keep_gathered_weights,
+        kernel_tuning=case.kernel_tuning,
+        record=True,
+    )
