@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from axonn_tune.calibrate.fit.scatter import fit_affine, robust_spread_fraction
+from axonn_tune.calibrate.fit.robust import fit_affine, robust_spread_fraction
 
 SIZES = 2.0 ** np.arange(10, 31)
 
