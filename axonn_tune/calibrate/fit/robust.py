@@ -82,7 +82,9 @@ def _standard_errors(gradient: Floats, residuals: Floats, scale: float) -> Float
     curvature = (1.0 - squares) / (1.0 + squares) ** 2
     bread = np.linalg.pinv((gradient.T * curvature) @ gradient)
     covariance = bread @ ((gradient.T * slope**2) @ gradient) @ bread
-    return np.minimum(np.sqrt(np.diag(covariance)), 1.0)
+    # Rounding makes the variances of a perfect fit negative now and then.
+    variances = np.maximum(np.diag(covariance), 0.0)
+    return np.minimum(np.sqrt(variances), 1.0)
 
 
 def residual_scale(residuals: Floats) -> float:

@@ -19,7 +19,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class RankLocation:
-    """The place where one rank runs, as it tells the others.
+    """The place where one rank runs, as it reports to the others.
 
     Parameters
     ----------
