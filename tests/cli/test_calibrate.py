@@ -110,10 +110,10 @@ def test_what_was_measured_survives_and_is_resumed(brief, tmp_path, how):
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_calibration_in_time(brief, tmp_path):
-    begin = time.monotonic()
     process = brief("--quiet", "--timeout", "4", ENDLESS=1)
     wait_for_results(tmp_path / "cluster.yaml.partial", 26)
     *_, waiting, hanging = children(process.pid)
+    begin = time.monotonic()
     os.kill(hanging, signal.SIGSTOP)
     assert all_end([waiting])
     os.kill(hanging, signal.SIGCONT)  # so that the signal that ends it reaches it
