@@ -1,27 +1,28 @@
-"""What changed between two hardware profiles, and whether their spreads tell it from noise."""
+"""Find what changed between two hardware profiles, and tell it from noise by their spreads."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist, median
 from typing import Any
 
+from axonn_tune.cost.curve import NORMAL_FROM_MEDIAN
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
 from axonn_tune.spec.provenance import quantities
 
-# One of all comparisons may be called significant by chance with this probability (Bonferroni:
-# no assumption on how they depend on each other, and a nightly job must not cry wolf).
+# This is the probability that any of all comparisons is called significant by chance. Bonferroni's
+# correction does not assume how they depend on each other; a nightly job must not cry wolf.
 FALSE_ALARM = 0.01
-# Two calibrations of an unchanged machine differ by more than their samples do within each: the
-# least change that is reported as one.
+# Smaller changes are not reported, because two calibrations of an unchanged machine differ by
+# more than the samples within each of them.
 LEAST_CHANGE = 0.03
-# A rank this much slower than the median rank, or than it was, is named.
+# A rank is named if it is slower by this share than the median rank, or than it was.
 SLOW_RANK = 0.05
-# The standard error of a median over that of a mean, for a normal law: sqrt(pi / 2).
+# Ratio of the standard error of a median to that of a mean, for a normal law: sqrt(pi / 2).
 MEDIAN_ERROR = 1.2533
 _LESS_IS_BETTER = (
     "_seconds",
@@ -36,8 +37,17 @@ _LESS_IS_BETTER = (
 class Change:
     """A number, or the times of a group of points, in two profiles.
 
-    change_fraction: after over before, less one. z: change over its standard deviation, in
-    logarithms; None where neither profile states a spread. is_worse: slower, or less of it.
+    Parameters
+    ----------
+    n_points : int
+        Number of points in the group; 0 for a number.
+    z : float or None
+        The logarithm of the change over its standard deviation; None where neither profile
+        states a spread.
+    is_worse : bool
+        Whether the machine became slower, or has less.
+    is_significant : bool
+        Whether the change is neither noise nor small.
     """
 
     name: str
@@ -50,13 +60,13 @@ class Change:
 
     @property
     def change_fraction(self) -> float:
-        """Relative change."""
+        """Value after over value before, minus one."""
         return self.after / self.before - 1.0
 
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank that is slower than the others, or than before."""
+    """A rank that is slower than the others, or slower than before."""
 
     host: str
     rank: int
@@ -66,7 +76,15 @@ class SlowRank:
 
 @dataclass(frozen=True)
 class Difference:
-    """All comparisons, the most significant first, and what else differs."""
+    """All comparisons, the most significant first, and what else differs.
+
+    Parameters
+    ----------
+    only_in_one : tuple of str
+        Names of the numbers that only one profile has.
+    provenance : dict
+        Facts that differ, such as a driver's version: name to values before and after.
+    """
 
     changes: tuple[Change, ...]
     only_in_one: tuple[str, ...]
@@ -75,21 +93,22 @@ class Difference:
 
     @property
     def significant(self) -> tuple[Change, ...]:
-        """Changes that are neither noise nor small."""
+        """The changes that are neither noise nor small."""
         return tuple(change for change in self.changes if change.is_significant)
 
 
 def difference(before: Machine, after: Machine, least_change: float = LEAST_CHANGE) -> Difference:
     """Compare every number and every group of measured points."""
-    changes = [*_of_quantities(before, after), *_of_points(before, after)]
+    changes = [*_quantity_changes(before, after), *_point_changes(before, after)]
     n_tests = sum(change.z is not None for change in changes)
     limit = NormalDist().inv_cdf(1.0 - FALSE_ALARM / 2.0 / max(n_tests, 1))
     judged = [_judged(change, limit, least_change) for change in changes]
-    judged.sort(key=lambda c: (not c.is_significant, -abs(c.z or 0.0), c.name))
-    names = [set(_named(machine)) for machine in (before, after)]
+    judged.sort(key=lambda change: (not change.is_significant, -abs(change.z or 0.0), change.name))
+    names_before = dict(quantities(before)).keys()
+    names_after = dict(quantities(after)).keys()
     return Difference(
         tuple(judged),
-        tuple(sorted(names[0] ^ names[1])),
+        tuple(sorted(names_before ^ names_after)),
         _provenance(before, after),
         _slow_ranks(before, after),
     )
@@ -98,27 +117,16 @@ def difference(before: Machine, after: Machine, least_change: float = LEAST_CHAN
 def _judged(change: Change, limit: float, least_change: float) -> Change:
     if change.z is None:
         return change
-    large = abs(math.log(change.after / change.before)) >= math.log1p(least_change)
-    significant = large and abs(change.z) > limit
-    return Change(
-        change.name,
-        change.before,
-        change.after,
-        change.n_points,
-        change.z,
-        change.is_worse,
-        significant,
-    )
+    is_large = abs(math.log(change.after / change.before)) >= math.log1p(least_change)
+    return replace(change, is_significant=is_large and abs(change.z) > limit)
 
 
-def _named(machine: Machine) -> dict[str, Any]:
-    return dict(quantities(machine))
-
-
-def _of_quantities(before: Machine, after: Machine) -> Iterator[Change]:
-    ours, theirs = _named(before), _named(after)
-    for name in ours.keys() & theirs.keys():
-        a, b = ours[name], theirs[name]
+def _quantity_changes(before: Machine, after: Machine) -> Iterator[Change]:
+    quantities_before = dict(quantities(before))
+    quantities_after = dict(quantities(after))
+    for name in quantities_before.keys() & quantities_after.keys():
+        a = quantities_before[name]
+        b = quantities_after[name]
         if a.value <= 0 or b.value <= 0:
             continue
         spread = math.hypot(a.spread_fraction, b.spread_fraction)
@@ -128,23 +136,23 @@ def _of_quantities(before: Machine, after: Machine) -> Iterator[Change]:
         yield Change(name, a.value, b.value, 0, z, is_worse)
 
 
-def _of_points(before: Machine, after: Machine) -> Iterator[Change]:
-    """Groups of points, matched one by one: the median ratio of their times."""
-    known = {_key(p): p for p in _points(before)}
+def _point_changes(before: Machine, after: Machine) -> Iterator[Change]:
+    """Match points one by one and take the median ratio of the times of each group of points."""
+    points_before = {_key(point): point for point in _points(before)}
     groups: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
     for point in _points(after):
-        if _key(point) in known:
-            groups[_group(point)].append((known[_key(point)], point))
+        if _key(point) in points_before:
+            groups[_group(point)].append((points_before[_key(point)], point))
     for name, pairs in groups.items():
         logs = [math.log(b.seconds / a.seconds) for a, b in pairs]
         middle = median(logs)
         spreads = [math.hypot(a.spread_fraction, b.spread_fraction) for a, b in pairs]
-        scatter = 1.4826 * median(abs(log - middle) for log in logs)
+        scatter = NORMAL_FROM_MEDIAN * median(abs(log - middle) for log in logs)
         error = MEDIAN_ERROR * max(scatter, median(spreads)) / math.sqrt(len(pairs))
-        total = sum(a.seconds for a, _ in pairs)
-        after_seconds = total * math.exp(middle)
+        seconds_before = sum(a.seconds for a, _ in pairs)
+        seconds_after = seconds_before * math.exp(middle)
         z = middle / error if error else (None if middle else 0.0)
-        yield Change(name, total, after_seconds, len(pairs), z, middle > 0)
+        yield Change(name, seconds_before, seconds_after, len(pairs), z, middle > 0)
 
 
 def _points(machine: Machine) -> Iterator[Any]:
@@ -155,6 +163,7 @@ def _points(machine: Machine) -> Iterator[Any]:
 
 
 def _key(point: Any) -> tuple[Any, ...]:
+    """Return what was measured, without its time."""
     fields = vars(point).items()
     values = (value for name, value in fields if name not in ("seconds", "spread_fraction"))
     return (type(point).__name__, *values)
@@ -173,11 +182,12 @@ def _group(point: GemmPoint | AttentionPoint | MemoryPoint | LinkPoint) -> str:
 
 
 def _provenance(before: Machine, after: Machine) -> dict[str, tuple[str, str]]:
-    ours, theirs = (_facts(machine) for machine in (before, after))
+    facts_before = _facts(before)
+    facts_after = _facts(after)
     return {
-        name: (ours.get(name, "-"), theirs.get(name, "-"))
-        for name in sorted(ours.keys() | theirs.keys())
-        if ours.get(name) != theirs.get(name)
+        name: (facts_before.get(name, "-"), facts_after.get(name, "-"))
+        for name in sorted(facts_before.keys() | facts_after.keys())
+        if facts_before.get(name) != facts_after.get(name)
     }
 
 
@@ -199,12 +209,13 @@ def _facts(machine: Machine) -> dict[str, str]:
 def _slow_ranks(before: Machine, after: Machine) -> tuple[SlowRank, ...]:
     if after.calibration is None:
         return ()
-    earlier = {}
+    speeds_before = {}
     if before.calibration is not None:
-        earlier = {(s.host, s.rank): s.speed_fraction for s in before.calibration.speeds}
+        speeds_before = {(s.host, s.rank): s.speed_fraction for s in before.calibration.speeds}
     slow = []
     for speed in after.calibration.speeds:
-        was = earlier.get((speed.host, speed.rank))
-        if speed.speed_fraction < (1.0 if was is None else min(was, 1.0)) * (1.0 - SLOW_RANK):
-            slow.append(SlowRank(speed.host, speed.rank, was, speed.speed_fraction))
+        speed_before = speeds_before.get((speed.host, speed.rank))
+        normal = 1.0 if speed_before is None else min(speed_before, 1.0)
+        if speed.speed_fraction < normal * (1.0 - SLOW_RANK):
+            slow.append(SlowRank(speed.host, speed.rank, speed_before, speed.speed_fraction))
     return tuple(slow)

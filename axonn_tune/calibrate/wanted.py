@@ -1,4 +1,4 @@
-"""The kernels that a search will ask the price of, so that calibration can time just these."""
+"""Find the kernels and messages of a search, so that a calibration can measure just these."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ AttentionSizes: TypeAlias = tuple[int, int, int, int]
 
 
 def kernels_of(search: Search) -> tuple[list[Product], list[AttentionSizes]]:
-    """Every product and every attention of every candidate of the search.
+    """Return every product and every attention of every candidate of the search.
 
-    Those of the candidates that move least between GPUs come first (by AxoNN's own
-    communication model), so that whoever stops early has those that matter.
+    The candidates that move least between GPUs come first, by AxoNN's own communication model,
+    so that a caller that stops early has the kernels that matter.
     """
     placements, _ = legal_placements(search)
     scenario = search.scenario
@@ -54,7 +54,7 @@ GroupKind: TypeAlias = tuple[str, int, int]
 
 
 def largest_messages(search: Search) -> dict[GroupKind, int]:
-    """Bytes of the largest message of every kind over every choice of groups of the search."""
+    """Return the bytes of the largest message of every kind over every choice of groups."""
     scenario = search.scenario
     placements, _ = legal_placements(search)
     table, _ = with_micro_batches(search, placements)
@@ -85,7 +85,7 @@ def _note_largest(
 
 
 def _fits(search: Search, table: CandidateTable) -> np.ndarray:
-    """Whether a candidate fits with its leanest recomputation, shape (C,)."""
+    """Return whether a candidate fits with its leanest recomputation, shape (C,)."""
     if search.include_oom:
         return np.ones(len(table), dtype=bool)
     fits = np.zeros(len(table), dtype=bool)
@@ -108,7 +108,7 @@ def _operations(search: Search, table: CandidateTable) -> list[Gemm | Attention]
 
 
 def _first_rows(n_rows: int, *columns: object) -> list[tuple[int, tuple[int, ...]]]:
-    """Each distinct combination of values with the first row that has it."""
+    """Return each distinct combination of values with the first row that has it."""
     stacked = np.stack([np.broadcast_to(np.asarray(c), n_rows) for c in columns], axis=1)
     values, rows = np.unique(stacked.round().astype(np.int64), axis=0, return_index=True)
     return list(zip(rows.tolist(), map(tuple, values.tolist()), strict=True))

@@ -26,9 +26,9 @@ def command(spec: str | None, list_ready: bool, clean: bool, arguments: tuple[st
       axonn-tune emulate --spec ./mine.yaml -- axonn-tune run --grid 2x2x2x1 --model tiny
       axonn-tune emulate --clean
     """
+    from axonn_tune.emulate import stale
     from axonn_tune.emulate.cluster import EmulatedCluster, ended_by_signals
     from axonn_tune.emulate.network import check_ability
-    from axonn_tune.emulate.stale import clean as clean_up
     from axonn_tune.errors import InputError
     from axonn_tune.io.presets import list_clusters, load_cluster
     from axonn_tune.report.presets import clusters_table
@@ -37,7 +37,7 @@ def command(spec: str | None, list_ready: bool, clean: bool, arguments: tuple[st
         click.echo(clusters_table([load_cluster(name) for name in list_clusters()]))
     if clean:
         check_ability()
-        removed = clean_up()
+        removed = stale.clean()
         click.echo(f"removed {len(removed)} stale clusters")
     if list_ready or clean:
         return

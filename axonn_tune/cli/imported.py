@@ -2,51 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import click
 
-from axonn_tune.spec.machine import Machine
 
-
-def import_logs(options: dict[str, Any], base: Machine | None) -> None:
+def import_logs(
+    paths: Sequence[str],
+    base_name: str | None,
+    output: str,
+    name: str,
+    kind: str | None,
+    n_ranks: int | None,
+    ranks_per_node: int | None,
+) -> None:
     """Put the points of the logs into the base profile, fit it anew, and write it.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        The logs.
+    base_name : str or None
+        Preset or file of the base profile.
+    name : str
+        Name of the new profile.
+    kind, n_ranks, ranks_per_node : optional
+        Kind of collective, ranks and ranks per node, where the logs do not state them.
 
     Raises
     ------
     AxonnTuneError
-        No base, or a log that cannot be read.
+        There is no base, or a log cannot be read.
     """
     from axonn_tune.calibrate.expected import expected, groups_of
     from axonn_tune.calibrate.fit.assemble import with_gemm_points, with_link_points
     from axonn_tune.errors import InputError
     from axonn_tune.io.logs import read_logs
+    from axonn_tune.io.presets import load_machine
     from axonn_tune.io.yaml_files import save_yaml
     from axonn_tune.report.profile import expected_text
 
-    if base is None:
+    if base_name is None:
         raise InputError("--import needs --machine: a profile for all that the logs do not tell")
-    imported = read_logs(
-        options["imports"],
-        base,
-        options["kind"],
-        options["log_ranks"],
-        options["log_ranks_per_node"],
-    )
+    base = load_machine(base_name)
+    imported = read_logs(paths, base, kind, n_ranks, ranks_per_node)
     for warning in imported.warnings:
         click.echo(f"axonn-tune: {warning}", err=True)
     machine = with_gemm_points(base, imported.gemm_points)
     if imported.link_points:
         machine = with_link_points(machine, imported.link_points)
-    output = options["output"]
-    names = ", ".join(options["imports"])
-    machine = replace(
-        machine,
-        name=options["name"] or Path(output).stem,
-        description=f"{base.name} with what {names} tell",
-    )
+    description = f"{base.name} with what {', '.join(paths)} tell"
+    machine = replace(machine, name=name, description=description)
     save_yaml(output, machine)
     for groups in groups_of(imported.link_points):
         click.echo(expected_text(machine, expected(machine, *groups, [])) + "\n")

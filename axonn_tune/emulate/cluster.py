@@ -21,15 +21,18 @@ from axonn_tune.spec.cluster import Cluster
 
 MASTER_PORT = 29400
 POLL_SECONDS = 0.05
-# When one rank has failed, the others get so long to notice and to end by themselves.
+# When one rank has failed, the others get this long to notice it and to end by themselves.
 GRACE_SECONDS = 10.0
+# The last lines that a silent rank wrote are kept.
 LINES_KEPT = 20
+# These signals end this process as Ctrl-C does.
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class EmulatedCluster:
-    """A cluster that stands while the context lasts.
+    """A cluster that exists while the context lasts.
 
-    Whatever ends this process, its namespaces are removed and what runs in them is killed.
+    However this process ends, its namespaces are removed and what runs in them is killed.
 
     Examples
     --------
@@ -63,17 +66,17 @@ class EmulatedCluster:
         self.close()
 
     def close(self) -> None:
-        """Tear it down."""
+        """Tear the cluster down."""
         if self._guard is not None:
             self._guard.communicate()
             self._guard = None
 
     def namespace(self, rank: int) -> str:
-        """The network namespace of a rank, for ``ip netns exec``."""
+        """Return the network namespace of a rank, for ``ip netns exec``."""
         return network.rank_namespace(self._prefix, rank)
 
     def environment(self, rank: int) -> dict[str, str]:
-        """The variables by which torch and gloo find their place, as torchrun sets them."""
+        """Return the variables that torchrun would set for a rank, for torch and gloo."""
         n_local = self.cluster.ranks_per_node
         return {
             "RANK": str(rank),
@@ -89,7 +92,9 @@ class EmulatedCluster:
         }
 
     def run(self, command: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
-        """Run a command on every rank; rank 0 speaks, of the others the first to fail is heard.
+        """Run a command on every rank and show the output of rank 0.
+
+        Of the other ranks the first to fail is heard.
 
         Returns
         -------
@@ -103,12 +108,12 @@ class EmulatedCluster:
         ranks: list[_Rank] = []
         try:
             for rank in range(self.cluster.n_ranks):
-                own = {**environment, **self.environment(rank)}
-                ranks.append(_Rank(rank, self.namespace(rank), command, own))
+                variables = {**environment, **self.environment(rank)}
+                ranks.append(_Rank(rank, self.namespace(rank), command, variables))
             failed = _first_failure(ranks)
         finally:
-            for one in ranks:
-                one.kill()
+            for started in ranks:
+                started.kill()
         return 0 if failed is None else failed.report()
 
 
@@ -119,39 +124,46 @@ class _Rank:
         self, rank: int, namespace: str, command: Sequence[str], environment: Mapping[str, str]
     ) -> None:
         self.rank = rank
-        speaks = rank == 0
+        is_shown = rank == 0
         try:
             self.process = subprocess.Popen(
                 ["ip", "netns", "exec", namespace, *command],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=None if speaks else subprocess.DEVNULL,
-                stderr=None if speaks else subprocess.PIPE,
+                stdout=None if is_shown else subprocess.DEVNULL,
+                stderr=None if is_shown else subprocess.PIPE,
             )
         except OSError as error:
             raise AxonnTuneError(f"{command[0]} cannot be started: {error.strerror}") from None
-        self._said: deque[bytes] = deque(maxlen=LINES_KEPT)
+        self._last_lines: deque[bytes] = deque(maxlen=LINES_KEPT)
         self._reader: threading.Thread | None = None
         if self.process.stderr is not None:
-            arguments = (self.process.stderr,)
-            self._reader = threading.Thread(target=self._listen, args=arguments, daemon=True)
+            self._reader = threading.Thread(
+                target=self._keep_last_lines, args=(self.process.stderr,), daemon=True
+            )
             self._reader.start()
 
-    def _listen(self, stream: IO[bytes]) -> None:
+    def _keep_last_lines(self, stream: IO[bytes]) -> None:
         with stream:
-            self._said.extend(stream)
+            self._last_lines.extend(stream)
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
+        """End the process, if it has not ended."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
 
     def report(self) -> int:
-        """Say what a rank said before it failed; its exit code."""
+        """Print the last lines that the rank wrote; return its exit code.
+
+        Raises
+        ------
+        AxonnTuneError
+            A signal ended the rank.
+        """
         if self._reader is not None:
             self._reader.join(timeout=1.0)
-        for line in self._said:
+        for line in self._last_lines:
             text = line.decode(errors="replace").rstrip()
             print(f"rank {self.rank}: {text}", file=sys.stderr, flush=True)
         code = self.process.returncode
@@ -161,14 +173,15 @@ class _Rank:
 
 
 def _first_failure(ranks: Sequence[_Rank]) -> _Rank | None:
-    """Wait until all have ended, or one has failed and the others had time to end."""
+    """Wait for all ranks, but not long after one has failed; return the first that failed."""
     failed: _Rank | None = None
     deadline = float("inf")
     while time.monotonic() < deadline:
-        codes = [one.process.poll() for one in ranks]
+        codes = [rank.process.poll() for rank in ranks]
         if failed is None:
-            failed = next((one for one, code in zip(ranks, codes, strict=True) if code), None)
-            deadline = time.monotonic() + GRACE_SECONDS if failed else deadline
+            failed = next((rank for rank, code in zip(ranks, codes, strict=True) if code), None)
+            if failed is not None:
+                deadline = time.monotonic() + GRACE_SECONDS
         if None not in codes:
             break
         time.sleep(POLL_SECONDS)
@@ -177,17 +190,14 @@ def _first_failure(ranks: Sequence[_Rank]) -> _Rank | None:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Within it SIGTERM and SIGHUP end this process as Ctrl-C does, so that it tears down."""
+    """Let SIGTERM and SIGHUP end this process as Ctrl-C does, so that clusters are torn down."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in _ENDING}
+    before = {number: signal.signal(number, interrupt) for number in _ENDING_SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-_ENDING = (signal.SIGTERM, signal.SIGHUP)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from shutil import which
 
 from axonn_tune.errors import AxonnTuneError, InputError
@@ -18,27 +18,27 @@ from axonn_tune.io.operating_system import process_start
 from axonn_tune.spec.cluster import Cluster, Unit
 
 INTERFACE = "eth0"
-# What a link lets pass at once, and so the largest packet: small beside the messages.
+# A link lets this much pass at once, which bounds the packets; messages are much larger.
 BURST_BYTES = 4096
-# No packet is ever dropped: queues are longer than all windows together.
+# Queues are longer than all windows together, so that no packet is ever dropped.
 QUEUE_BYTES = 2**26
-# A flow may have so much under way, as hardware with credits bounds it: the most that links
-# of these rates need, and so little that a short message seldom waits behind a long one.
+# A flow may have this much under way, as credits bound it in hardware: links of these rates need
+# no more, and a short message seldom waits behind a long one.
 WINDOW_BYTES = 2**15
-_SETTINGS = {
+_KERNEL_SETTINGS = {
     "net/ipv4/tcp_rmem": f"4096 {WINDOW_BYTES} {WINDOW_BYTES}",
     "net/ipv4/tcp_wmem": f"4096 {WINDOW_BYTES} {WINDOW_BYTES}",
     "net/ipv4/tcp_slow_start_after_idle": "0",
     "net/ipv4/tcp_no_metrics_save": "1",
 }
-_NEEDED = ("ip", "tc")
+_TOOLS = ("ip", "tc")
 PREFIX = "axonn-tune-"
-_numbers = itertools.count()
+_cluster_numbers = itertools.count()
 
 
 def own_prefix() -> str:
-    """How the names of the next cluster of this process begin: they say whose it is."""
-    return f"{PREFIX}{os.getpid()}-{process_start(os.getpid())}-{next(_numbers)}-"
+    """Return how the names of the next cluster of this process begin; they tell its owner."""
+    return f"{PREFIX}{os.getpid()}-{process_start(os.getpid())}-{next(_cluster_numbers)}-"
 
 
 def check_ability() -> None:
@@ -47,9 +47,10 @@ def check_ability() -> None:
     Raises
     ------
     InputError
-        Not Linux, not root, iproute2 is missing, or the kernel refuses a shaped veth pair.
+        This is not Linux, the user is not root, iproute2 is missing, or the kernel refuses a
+        shaped veth pair.
     """
-    missing = [tool for tool in _NEEDED if which(tool) is None]
+    missing = [tool for tool in _TOOLS if which(tool) is None]
     if missing:
         raise InputError(f"emulate needs iproute2: {' and '.join(missing)} not found (Linux only)")
     if os.geteuid() != 0:
@@ -59,7 +60,7 @@ def check_ability() -> None:
         _run("ip", ["netns", "add", probe])
         _run("ip", ["-n", probe, "link", "add", "probe0", "type", "veth", "peer", "name", "probe1"])
         _run("ip", ["-n", probe, "link", "add", "probe2", "type", "bridge"])
-        _run("tc", ["-n", probe, "qdisc", "add", "dev", "probe0", "root", *_shape(1e6)])
+        _run("tc", ["-n", probe, "qdisc", "add", "dev", "probe0", "root", *_token_bucket(1e6)])
     except AxonnTuneError as error:
         raise InputError(f"emulate needs veth, bridges and tc's tbf here: {error}") from None
     finally:
@@ -67,40 +68,42 @@ def check_ability() -> None:
 
 
 def namespaces(prefix: str = PREFIX) -> list[str]:
-    """Names of the namespaces that begin so."""
+    """Return the names of all namespaces that begin with `prefix`."""
     lines = _run("ip", ["netns", "list"]).splitlines()
     names = [line.split()[0] for line in lines if line]
     return sorted(name for name in names if name.startswith(prefix))
 
 
 def address(rank: int) -> str:
-    """The address of a rank's interface."""
+    """Return the address of a rank's interface."""
     return f"10.213.{(rank + 1) // 256}.{(rank + 1) % 256}"
 
 
 def rank_namespace(prefix: str, rank: int) -> str:
-    """The namespace of a rank."""
+    """Return the name of a rank's namespace."""
     return f"{prefix}r{rank}"
 
 
 def fabric_namespace(prefix: str) -> str:
-    """The namespace of the bridges."""
+    """Return the name of the namespace that holds the bridges."""
     return f"{prefix}fabric"
 
 
 def all_namespaces(cluster: Cluster, prefix: str) -> list[str]:
-    """Every namespace of a cluster."""
+    """Return the names of all namespaces of a cluster."""
     ranks = (rank_namespace(prefix, rank) for rank in range(cluster.n_ranks))
     return [fabric_namespace(prefix), *ranks]
 
 
 def build(cluster: Cluster, prefix: str) -> None:
-    """Build all of it; what fails leaves the rest for `EmulatedCluster` to tear down.
+    """Build the namespaces, links and bridges of a cluster.
+
+    `EmulatedCluster` tears down what was built before a failure.
 
     Raises
     ------
     AxonnTuneError
-        What the system refused.
+        Names the command that the system refused.
     """
     fabric = fabric_namespace(prefix)
     names = all_namespaces(cluster, prefix)
@@ -113,9 +116,9 @@ def build(cluster: Cluster, prefix: str) -> None:
         inner, outer = _ends(unit)
         rate = unit.bandwidth_bytes_per_s
         if unit.level == 0:
-            own = rank_namespace(prefix, unit.index)
-            links.append(f"link add {outer} type veth peer name {INTERFACE} netns {own}")
-            shapes.append((own, INTERFACE, rate))
+            namespace = rank_namespace(prefix, unit.index)
+            links.append(f"link add {outer} type veth peer name {INTERFACE} netns {namespace}")
+            shapes.append((namespace, INTERFACE, rate))
         else:
             links.append(f"link add {outer} type veth peer name {inner}")
             links.append(f"link set {inner} master {_bridge(unit.level, unit.index)}")
@@ -125,16 +128,22 @@ def build(cluster: Cluster, prefix: str) -> None:
     _batch("ip", ["-n", fabric], links)
     for rank in range(cluster.n_ranks):
         _configure_rank(cluster, rank_namespace(prefix, rank), rank)
-    for namespace in names:
-        devices = [(device, rate) for where, device, rate in shapes if where == namespace]
-        limit = f"gso_max_size {BURST_BYTES}"
-        _batch("ip", ["-n", namespace], [f"link set {device} {limit}" for device, _ in devices])
-        qdiscs = (
-            f"qdisc add dev {device} root {' '.join(_shape(rate))}" for device, rate in devices
-        )
-        _batch("tc", ["-n", namespace], qdiscs)
-        _batch("ip", ["-n", namespace], [f"link set {device} up" for device, _ in devices])
+    for name in names:
+        rates = {device: rate for namespace, device, rate in shapes if namespace == name}
+        _shape_devices(name, rates)
     _batch("ip", ["-n", fabric], [f"link set {bridge} up" for bridge in _bridges(cluster)])
+
+
+def _shape_devices(namespace: str, rates: Mapping[str, float]) -> None:
+    """Limit the devices of a namespace to their rates, in bytes/s, and switch them on."""
+    limits = [f"link set {device} gso_max_size {BURST_BYTES}" for device in rates]
+    queues = [
+        f"qdisc add dev {device} root {' '.join(_token_bucket(rate))}"
+        for device, rate in rates.items()
+    ]
+    _batch("ip", ["-n", namespace], limits)
+    _batch("tc", ["-n", namespace], queues)
+    _batch("ip", ["-n", namespace], [f"link set {device} up" for device in rates])
 
 
 def _configure_rank(cluster: Cluster, namespace: str, rank: int) -> None:
@@ -153,18 +162,18 @@ def _configure_rank(cluster: Cluster, namespace: str, rank: int) -> None:
             *neighbours,
         ],
     )
-    commands = (f"echo {value} > /proc/sys/{name}" for name, value in _SETTINGS.items())
+    commands = (f"echo {value} > /proc/sys/{name}" for name, value in _KERNEL_SETTINGS.items())
     _run("ip", ["netns", "exec", namespace, "sh", "-ec", "; ".join(commands)])
 
 
-def _shape(bytes_per_s: float) -> list[str]:
-    """A token bucket."""
+def _token_bucket(bytes_per_s: float) -> list[str]:
+    """Return the arguments of ``tc qdisc`` for a token bucket of a rate."""
     bits = round(8 * bytes_per_s)
     return ["tbf", "rate", f"{bits}bit", "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
 
 
 def _bridges(cluster: Cluster) -> list[str]:
-    """A bridge in each unit that holds others, and one that joins the outermost."""
+    """Return a bridge for each unit that holds others, and one that joins the outermost."""
     inner = [_bridge(unit.level, unit.index) for unit in cluster.units if unit.level > 0]
     return [*inner, _bridge(len(cluster.levels), 0)]
 
@@ -174,7 +183,7 @@ def _bridge(level: int, index: int) -> str:
 
 
 def _ends(unit: Unit) -> tuple[str, str]:
-    """The ends of a unit's link in the fabric: inside it, and outside."""
+    """Return the names of the two ends of a unit's link: inside the unit, and outside."""
     return f"i{unit.level}x{unit.index}", f"o{unit.level}x{unit.index}"
 
 
@@ -187,8 +196,8 @@ def _batch(tool: str, options: Sequence[str], commands: Iterable[str]) -> None:
 
 
 def _run(tool: str, arguments: Sequence[str], text: str = "") -> str:
-    done = subprocess.run([tool, *arguments], input=text, capture_output=True, text=True)
-    if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())
-        raise AxonnTuneError(f"{tool} {' '.join(arguments)}: {said}")
-    return done.stdout
+    result = subprocess.run([tool, *arguments], input=text, capture_output=True, text=True)
+    if result.returncode:
+        message = " ".join((result.stderr or result.stdout).split())
+        raise AxonnTuneError(f"{tool} {' '.join(arguments)}: {message}")
+    return result.stdout

@@ -1,4 +1,4 @@
-"""Tear clusters down, also those whose owner is gone."""
+"""Tear clusters down, including those whose owner is gone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from axonn_tune.emulate.network import PREFIX, namespaces
 from axonn_tune.io.operating_system import process_start
 
-_OWNED = re.compile(rf"({re.escape(PREFIX)}(\d+)-(\d+)-\d+-)")
-# Ends when nobody holds the other end of its standard input any more; then removes everything.
+# The name of a namespace tells the process that owns it: its id, and when it started.
+_OWNED = re.compile(rf"(?P<prefix>{re.escape(PREFIX)}(?P<pid>\d+)-(?P<start>\d+)-\d+-)")
+# The script waits until nobody holds the other end of its standard input any more; then it removes
+# the namespaces.
 _GUARD = """
 cat > /dev/null
 for name; do
@@ -22,10 +24,10 @@ exit 0
 
 
 def guard(names: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A process that removes namespaces, and ends what runs in them, once this one has ended.
+    """Start a process that waits for this one to end; then it removes namespaces.
 
-    It goes by its standard input, which closes with this process however that ends, and a
-    signal to the terminal's processes does not reach it.
+    It kills what still runs in them. It watches its standard input, which closes with this
+    process however that ends, and signals to the processes of the terminal do not reach it.
     """
     return subprocess.Popen(
         ["sh", "-c", _GUARD, "sh", *names],
@@ -36,14 +38,13 @@ def guard(names: Sequence[str]) -> subprocess.Popen[bytes]:
     )
 
 
-def tear_down(names: Sequence[str]) -> None:
-    """Remove namespaces and end what runs in them."""
-    guard(names).communicate()
-
-
 def clean() -> list[str]:
-    """Remove the clusters whose owner is gone; their names' beginnings."""
-    owned = {match.group(1): match for name in namespaces() if (match := _OWNED.match(name))}
-    stale = [p for p, match in owned.items() if process_start(int(match[2])) != match[3]]
-    tear_down([name for prefix in stale for name in namespaces(prefix)])
-    return stale
+    """Remove the clusters whose owner is gone; return the prefixes of their namespaces."""
+    stale: set[str] = set()
+    for name in namespaces():
+        match = _OWNED.match(name)
+        if match and process_start(int(match["pid"])) != match["start"]:
+            stale.add(match["prefix"])
+    names = [name for prefix in sorted(stale) for name in namespaces(prefix)]
+    guard(names).communicate()
+    return sorted(stale)

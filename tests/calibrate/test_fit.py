@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from axonn_tune.calibrate.fit.scatter import fit_affine, robust_spread_fraction
+from axonn_tune.calibrate.fit.robust import fit_affine, robust_spread_fraction
 
 SIZES = 2.0 ** np.arange(10, 31)
 
@@ -60,3 +60,9 @@ def test_spread_ignores_outliers():
     samples = 3.0 * np.exp(0.04 * random.standard_normal(999))
     samples[:50] *= 20
     assert robust_spread_fraction(samples) == pytest.approx(0.04, rel=0.15)
+
+
+def test_a_variance_that_rounds_to_less_than_zero_is_none():
+    fitted = fit_affine([1024.0, 4096.0], [5.9166124925941745e-05, 0.0003253630590184347])
+    assert 0.0 <= fitted.intercept_spread_fraction <= 1.0
+    assert 0.0 <= fitted.slope_spread_fraction <= 1.0

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import machine_of, quantity
 
-from axonn_tune.calibrate.findings import Findings
-from axonn_tune.calibrate.fit.assemble import machine_of as calibrated
-from axonn_tune.calibrate.fit.assemble import with_gemm_points, with_link_points
-from axonn_tune.calibrate.fit.compute import known_gpu, with_fitted_curve
+from axonn_tune.calibrate.fit.assemble import fitted_machine, with_gemm_points, with_link_points
 from axonn_tune.calibrate.fit.links import LevelShape, fitted_levels
+from axonn_tune.calibrate.fit.rates import known_gpu, with_fitted_curve
+from axonn_tune.calibrate.measured_cluster import MeasuredCluster
 from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.errors import InputError
@@ -168,7 +167,7 @@ def product(machine, shape, mode):
 # A whole profile --------------------------------------------------------------------------------
 
 
-def findings_of(machine, n_ranks, **changes):
+def measured_cluster(machine, n_ranks, **changes):
     """What a calibration of two levels of links would find."""
     random = np.random.default_rng(0)
     gemm = [
@@ -180,9 +179,8 @@ def findings_of(machine, n_ranks, **changes):
         AttentionPoint(1, 8, 1024, 64, backward, True, "bf16", 1e-4, 0.01)
         for backward in (False, True)
     ]
-    found = Findings(
+    cluster = MeasuredCluster(
         device_name="NVIDIA B9000",
-        on_gpu=True,
         n_multiprocessors=100,
         memory_bytes=40e9,
         idle_bytes=1e9,
@@ -203,7 +201,7 @@ def findings_of(machine, n_ranks, **changes):
         notes=("a note",),
         seconds=60.0,
     )
-    return replace(found, **changes)
+    return replace(cluster, **changes)
 
 
 PROVENANCE = Calibration(
@@ -213,7 +211,7 @@ PROVENANCE = Calibration(
 
 def test_a_profile_is_written_and_read_back(tmp_path):
     true = machine_of(units=(1, 4))
-    found = calibrated(findings_of(true, 8), "mine", PROVENANCE, preset_machines())
+    found = fitted_machine(measured_cluster(true, 8), "mine", PROVENANCE, preset_machines())
     assert found.gpu.name == "NVIDIA B9000"
     assert found.kernels.slowdown_fraction.value == pytest.approx(0.15)
     assert 0.01 < found.jitter_fraction.value < 0.1
@@ -228,22 +226,22 @@ def test_a_profile_is_written_and_read_back(tmp_path):
 def test_what_was_not_measured_comes_from_the_base():
     true = machine_of(units=(1, 4))
     base = load_machine("perlmutter")
-    only_links = findings_of(
+    only_links = measured_cluster(
         true, 8, gemm_points=(), memory_points=(), attention_points=(), speeds=()
     )
-    found = calibrated(only_links, "mine", PROVENANCE, [], base)
+    found = fitted_machine(only_links, "mine", PROVENANCE, [], base)
     assert (found.gpu, found.gemm, found.jitter_fraction) == (
         base.gpu,
         base.gemm,
         base.jitter_fraction,
     )
     assert [level.name for level in found.links] == ["intra-node", "inter-node"]
-    only_gemm = findings_of(true, 8, memory_points=(), link_points=(), slowdowns=())
-    found = calibrated(only_gemm, "mine", PROVENANCE, [], base)
+    only_gemm = measured_cluster(true, 8, memory_points=(), link_points=(), slowdowns=())
+    found = fitted_machine(only_gemm, "mine", PROVENANCE, [], base)
     assert (found.links, found.kernels) == (base.links, base.kernels)
     assert found.gemm.points == only_gemm.gemm_points
     with pytest.raises(InputError, match=r"kernels \(memory\) and links were not measured"):
-        calibrated(only_gemm, "mine", PROVENANCE, [])
+        fitted_machine(only_gemm, "mine", PROVENANCE, [])
 
 
 @pytest.mark.parametrize(

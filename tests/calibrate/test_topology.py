@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axonn_tune.calibrate.measure.topology import (
-    Station,
+    RankLocation,
     check_units,
     known_units,
     level_names,
@@ -57,23 +57,23 @@ def test_pairs_of_the_first_node_and_one_of_each_distance_are_enough():
     assert measured_units(measured, 32) == [2, 8]
 
 
-def stations(*nodes, device="CPU"):
-    return [Station(node, node, device) for node in nodes]
+def locations(*nodes, device="CPU"):
+    return [RankLocation(node, node, device) for node in nodes]
 
 
 def test_ranks_of_a_node():
-    assert ranks_per_node(stations("a", "a", "b", "b")) == 2
+    assert ranks_per_node(locations("a", "a", "b", "b")) == 2
     with pytest.raises(InputError, match=r"a has 2, b has 1"):
-        ranks_per_node(stations("a", "a", "b"))
+        ranks_per_node(locations("a", "a", "b"))
     with pytest.raises(InputError, match="--distribution=block"):
-        ranks_per_node(stations("a", "b", "a", "b"))
+        ranks_per_node(locations("a", "b", "a", "b"))
 
 
 def test_packages_of_two_dies_are_known_by_name():
-    two_nodes = stations(*"aaaaaaaabbbbbbbb", device="AMD Instinct MI250X")
+    two_nodes = locations(*"aaaaaaaabbbbbbbb", device="AMD Instinct MI250X")
     assert known_units(two_nodes, 8) == [2, 8]
-    assert known_units(stations(*"aaaabbbb", device="NVIDIA A100"), 4) == [4]
-    assert known_units(stations(*"aaaa", device="NVIDIA A100"), 4) == []
+    assert known_units(locations(*"aaaabbbb", device="NVIDIA A100"), 4) == [4]
+    assert known_units(locations(*"aaaa", device="NVIDIA A100"), 4) == []
 
 
 def test_measured_units_must_fit_between_known_ones():

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from processes import all_end, children
@@ -18,49 +19,13 @@ from axonn_tune.io.yaml_files import save_yaml
 
 pytest.importorskip("torch")
 
-# As the real command, but each thing is measured for a moment only. HANG: rank 1 does not go on
-# once it times copies.
-BRIEF = """
-import os, sys, time
-from dataclasses import replace
-from axonn_tune.calibrate import plan
-from axonn_tune.calibrate.measure import compute, run
-from axonn_tune.calibrate.measure.timing import Effort
-from axonn_tune.cli.main import main
-
-brief = replace(
-    plan.extent_of(is_quick=True, on_gpu=False),
-    effort=Effort(1e-4, 3, 1e-3),
-    gemm_sizes=(16, 64),
-    copy_bytes=(2**12, 2**16),
-    kernel_tokens=(64,),
-    n_kernel_steps=1,
-    most_bytes=2**16,
-    sustain_seconds=0.05,
-)
-run.extent_of = lambda *_: brief
-run.ranks_per_core = lambda *_: 1.0
-time_copy = compute.time_copy
-
-def slow_copy(*arguments):
-    time.sleep(float(os.environ.get("SLOW", "0")))
-    if os.environ.get("HANG") and os.environ["RANK"] == "1":
-        time.sleep(600)
-    return time_copy(*arguments)
-
-compute.time_copy = slow_copy
-if __name__ == "__main__":
-    main(sys.argv[1:])
-"""
+PROGRAM = Path(__file__).with_name("brief_calibration.py")
 
 
 @pytest.fixture
 def brief(tmp_path):
-    program = tmp_path / "brief.py"
-    program.write_text(BRIEF)
-
     def start(*arguments, ranks=2, limit=None, prefix=(), **variables):
-        command = [*prefix, sys.executable, str(program), "calibrate", "--output", "cluster.yaml"]
+        command = [*prefix, sys.executable, str(PROGRAM), "calibrate", "--output", "cluster.yaml"]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RANK"))}
         return subprocess.Popen(
             [*command, "--quick", "--ranks", str(ranks), *arguments],
@@ -106,7 +71,7 @@ def test_a_calibration_gives_a_profile_with_which_to_search(brief, tmp_path, cap
 
 
 def wait_for_results(journal, count):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if journal.exists() and journal.read_text().count("\n") > count:
             return
@@ -120,7 +85,7 @@ def test_what_was_measured_survives_and_is_resumed(brief, tmp_path, how):
     profile, journal = tmp_path / "cluster.yaml", tmp_path / "cluster.yaml.partial"
     save_yaml(profile, machine_of())
     before = profile.read_text()
-    process = brief("--quiet", SLOW=1)
+    process = brief("--quiet", ENDLESS=1)
     wait_for_results(journal, 26)
     ranks = children(process.pid)
     if how == "kill a rank":
@@ -145,8 +110,14 @@ def test_what_was_measured_survives_and_is_resumed(brief, tmp_path, how):
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_calibration_in_time(brief, tmp_path):
+    process = brief("--quiet", "--timeout", "4", ENDLESS=1)
+    wait_for_results(tmp_path / "cluster.yaml.partial", 26)
+    *_, waiting, hanging = children(process.pid)
     begin = time.monotonic()
-    code, _, errors = finish(brief("--quiet", "--timeout", "4", HANG=1))
+    os.kill(hanging, signal.SIGSTOP)
+    assert all_end([waiting])
+    os.kill(hanging, signal.SIGCONT)  # so that the signal that ends it reaches it
+    code, _, errors = finish(process)
     assert code == 2 and time.monotonic() - begin < 60
     (line,) = said(errors)
     assert "failed: " in line and line.endswith("go on with --resume")

@@ -7,13 +7,13 @@ import sys
 import torch
 
 from axonn_tune.calibrate.measure.links import Groups, time_collective, whole_bytes
-from axonn_tune.calibrate.measure.timing import Effort
+from axonn_tune.calibrate.measure.timing import Sampling
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.runtime.ranks.session import joined, place_in_job
 
 # Long enough for latencies to hardly count, and for rings where more than two take part.
 NBYTES = 2**21
-EFFORT = Effort(sample_seconds=0.0, n_samples=3, max_seconds=0.0)
+SAMPLING = Sampling(sample_seconds=0.0, n_samples=3, max_seconds=0.0)
 
 
 def main(kind, axes):
@@ -24,7 +24,7 @@ def main(kind, axes):
             groups = Groups(stride, size, n_rings=stride, everywhere=True)
             mesh = groups.mesh(device)
             nbytes = whole_bytes(NBYTES, size)
-            seconds = time_collective(kind, nbytes, groups, mesh, EFFORT).seconds
+            seconds = time_collective(kind, nbytes, groups, mesh, SAMPLING).seconds
             found.append(float(moved_fraction(kind, size)) * nbytes / seconds)
             mesh.close()
     if place.rank == 0:

@@ -8,19 +8,21 @@ import pytest
 import torch
 from runtime.ranks import on_ranks
 
-from axonn_tune.calibrate import plan
+from axonn_tune.calibrate import selection
 from axonn_tune.calibrate.measure import links, network, run
-from axonn_tune.calibrate.measure.gemm import GemmShape
-from axonn_tune.calibrate.measure.timing import Effort
-from axonn_tune.calibrate.setting import Request
+from axonn_tune.calibrate.measure.shapes import GemmShape
+from axonn_tune.calibrate.measure.timing import Sampling
+from axonn_tune.calibrate.request import Request
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.io.journal import Journal
 from axonn_tune.runtime.ranks.session import Place
+from axonn_tune.spec.plan import KINDS
 
 # A thorough calibration that takes a few seconds.
 BRIEF = replace(
-    plan.extent_of(is_quick=False, on_gpu=False),
-    effort=Effort(sample_seconds=1e-4, n_samples=3, max_seconds=1e-3),
+    selection.thorough_extent(on_gpu=False),
+    # Samples need not be long enough for ranks to take turns.
+    sampling=Sampling(sample_seconds=1e-4, n_samples=3, max_seconds=1e-3, n_turns=0),
     gemm_sizes=(16, 64),
     copy_bytes=(2**12, 2**16),
     kernel_tokens=(64,),
@@ -34,21 +36,19 @@ EXTRA = GemmShape(24, 40, 56, "TN", "fp32")
 
 
 def calibrate(rank, n_ranks, path, resume=False, **request):
-    run.extent_of = lambda *_: BRIEF
-    run.ranks_per_core = lambda *_: 1.0  # else samples are long enough for ranks to take turns
     request = Request(
         parts=request.pop("parts", PARTS),
-        is_quick=False,
         dtypes=("fp32",),
-        journal=Journal(path),
+        extent=BRIEF,
+        store=Journal(path),
         resume=resume,
-        models=(plan.GPT_LIKE,),
+        models=(selection.GPT_LIKE,),
         gemm_shapes=(EXTRA,),
         quiet=True,
         **request,
     )
-    setting = run.setting_of(request, Place(rank, n_ranks, rank, n_ranks), torch.device("cpu"))
-    return run.measured(setting)
+    ranks = run.meet(request, Place(rank, n_ranks, rank, n_ranks), torch.device("cpu"))
+    return run.measure_parts(ranks)
 
 
 def everything_is_measured(rank, n_ranks, path):
@@ -60,10 +60,10 @@ def everything_is_measured(rank, n_ranks, path):
     assert {(p.backward, p.fused) for p in found.attention_points} == {
         (backward, fused) for backward in (False, True) for fused in (False, True)
     }
-    assert {p.kind for p in found.link_points} == set(plan.KINDS)
+    assert {p.kind for p in found.link_points} == set(KINDS)
     axes = {(p.stride, p.size) for p in found.link_points if p.is_of_whole_axis}
     assert axes == {(1, 2), (1, 4), (2, 2)}
-    assert len(found.slowdowns) == network.N_ROUNDS[False]
+    assert len(found.slowdowns) == network.N_ROUNDS_THOROUGH
     assert [speed.rank for speed in found.speeds] == list(range(n_ranks))
     assert any("rate changed" in note for note in found.notes)
 
@@ -110,7 +110,7 @@ def lacks_all_to_all(rank, n_ranks, path):
 
     links._collective = lacking
     found = calibrate(rank, n_ranks, path, parts=("links",))
-    assert {p.kind for p in found.link_points} == set(plan.KINDS) - {"all_to_all"}
+    assert {p.kind for p in found.link_points} == set(KINDS) - {"all_to_all"}
     assert found.notes == ("all_to_all was not measured: gloo does not have it",)
     assert not found.gemm_points and not found.memory_points
 

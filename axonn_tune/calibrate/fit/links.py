@@ -4,52 +4,63 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 
 import numpy as np
 
-from axonn_tune.calibrate.fit.scatter import fit_affine, robust_spread_fraction
+from axonn_tune.calibrate.fit.robust import fit_affine, robust_spread_fraction
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.errors import InputError
 from axonn_tune.spec.machine import LinkLevel, Quantity, RingShare
 from axonn_tune.spec.plan import KINDS
 from axonn_tune.spec.points import LinkPoint
 
-# The kind whose numbers are the level's own; others are told relative to it.
+# The first of these that was measured gives the numbers of a level; others are relative to it.
 BASE_KINDS = ("all_reduce", *KINDS)
 
 
 @dataclass(frozen=True)
 class LevelShape:
-    """A link level before it is measured: the links between units of so many ranks."""
+    """The links between units of `unit_ranks` ranks, before they are measured."""
 
     name: str
     unit_ranks: int
 
 
 @dataclass(frozen=True)
-class _Series:
-    """One fitted line: messages of many sizes over the same groups."""
+class _FittedLine:
+    """A line that is fitted to messages of many sizes over the same groups.
+
+    Parameters
+    ----------
+    n_rings : int
+        Number of rings through one boundary.
+    latency_seconds : float
+        Latency of a hop. [s]
+    bandwidth_bytes_per_s : float
+        Bandwidth of a ring. [bytes/s]
+    """
 
     kind: str
-    n_rings: int  # through one boundary
-    latency_seconds: float  # of a hop
+    n_rings: int
+    latency_seconds: float
     latency_spread: float
-    bandwidth_bytes_per_s: float  # of a ring
+    bandwidth_bytes_per_s: float
     bandwidth_spread: float
 
 
 def fitted_levels(shapes: Sequence[LevelShape], points: Sequence[LinkPoint]) -> list[LinkLevel]:
-    """The levels, innermost first, each from the groups whose hops are its own.
+    """Fit the levels, innermost first, each to the groups whose hops are all its own.
 
     Raises
     ------
     InputError
         No group crosses a level, or each was measured with one size of message only.
     """
-    outer_units = [*(shape.unit_ranks for shape in shapes[1:]), None]
+    outer_units = outer_unit_ranks(shapes)
     return [
         fitted_level(shape, outer, points) for shape, outer in zip(shapes, outer_units, strict=True)
     ]
@@ -58,22 +69,34 @@ def fitted_levels(shapes: Sequence[LevelShape], points: Sequence[LinkPoint]) -> 
 def fitted_level(
     shape: LevelShape, outer_unit: int | None, points: Sequence[LinkPoint]
 ) -> LinkLevel:
-    """One level; `outer_unit` has the ranks of the unit in which it lies, if there is one."""
-    own = points_of_level(shape.unit_ranks, outer_unit, points)
-    series = _fitted_series(shape.unit_ranks, own)
-    if not series:
+    """Fit one level.
+
+    Parameters
+    ----------
+    outer_unit : int or None
+        Number of ranks of the unit in which the level lies; None for the outermost level.
+
+    Raises
+    ------
+    InputError
+        No group crosses the level, or each was measured with one size of message only.
+    """
+    level_points = points_of_level(shape.unit_ranks, outer_unit, points)
+    lines = _fitted_lines(shape.unit_ranks, level_points)
+    if not lines:
         inside = f"inside units of {outer_unit}" if outer_unit else "across all ranks"
         raise InputError(
             f"link level '{shape.name}' was not measured: it takes messages of at least two sizes "
             f"between units of {shape.unit_ranks} ranks, {inside}"
         )
-    by_kind: dict[str, list[_Series]] = defaultdict(list)
-    for one in series:
-        by_kind[one.kind].append(one)
-    base = next(kind for kind in BASE_KINDS if kind in by_kind)
-    bandwidths = {kind: _boundary_bandwidth(kind, of) for kind, of in by_kind.items()}
-    latencies = {kind: _latency(kind, of) for kind, of in by_kind.items()}
-    others = [kind for kind in by_kind if kind != base]
+    lines_by_kind: dict[str, list[_FittedLine]] = defaultdict(list)
+    for line in lines:
+        lines_by_kind[line.kind].append(line)
+    base = next(kind for kind in BASE_KINDS if kind in lines_by_kind)
+    bandwidths = {kind: _boundary_bandwidth(kind, own) for kind, own in lines_by_kind.items()}
+    latencies = {kind: _latency(kind, own) for kind, own in lines_by_kind.items()}
+    ring_shares = [_ring_shares(kind, own) for kind, own in lines_by_kind.items()]
+    others = [kind for kind in lines_by_kind if kind != base]
     return LinkLevel(
         name=shape.name,
         unit_ranks=shape.unit_ranks,
@@ -81,16 +104,16 @@ def fitted_level(
         latency_seconds=latencies[base],
         kind_fraction={kind: _relative(bandwidths[kind], bandwidths[base]) for kind in others},
         kind_latency_seconds={kind: latencies[kind] for kind in others},
-        ring_shares=tuple(share for kind, of in by_kind.items() for share in _shares(kind, of)),
+        ring_shares=tuple(chain.from_iterable(ring_shares)),
     )
 
 
 def points_of_level(
     unit_ranks: int, outer_unit: int | None, points: Sequence[LinkPoint]
 ) -> list[LinkPoint]:
-    """The points of groups that cross this level and none further out.
+    """Return the points of groups that cross this level and no level further out.
 
-    Those whose hops all do, each rank in a unit of its own, if there are any.
+    Groups whose hops all cross it, because each rank is in a unit of its own, are preferred.
     """
     crossing = [
         p
@@ -103,65 +126,72 @@ def points_of_level(
 
 
 def hops(kind: str, n_units: int) -> float:
-    """Latencies in the time of a small message among units, as `cost.collectives` counts them.
+    """Return the number of latencies in the time of a small message among units.
 
-    Those of a ring; of an all-reduce, for which a tree then is quicker, those of a tree.
+    A small all-reduce takes a tree, other collectives a ring, as in `cost.collectives`.
     """
-    return {"all_reduce": 2.0 * math.log2(n_units), "send_recv": 1.0}.get(kind, n_units - 1.0)
+    if kind == "all_reduce":
+        return 2.0 * math.log2(n_units)
+    if kind == "send_recv":
+        return 1.0
+    return n_units - 1.0
 
 
-def _fitted_series(unit_ranks: int, points: Sequence[LinkPoint]) -> list[_Series]:
+def _fitted_lines(unit_ranks: int, points: Sequence[LinkPoint]) -> list[_FittedLine]:
     groups: dict[tuple[str, int, int, int, bool], list[LinkPoint]] = defaultdict(list)
     for p in points:
         groups[p.kind, p.stride, p.size, p.n_rings, p.everywhere].append(p)
-    series = []
+    lines = []
     for (kind, stride, size, n_rings, _), members in groups.items():
         if len({p.nbytes for p in members}) < 2:
             continue
-        # Of a group with several ranks in a unit, the hops inside it are short beside those out.
+        # Where several ranks of a group share a unit, the hops inside it are short and left out.
         n_units = size if stride >= unit_ranks else stride * size // unit_ranks
-        line = fit_affine([p.nbytes for p in members], [p.seconds for p in members])
-        series.append(
-            _Series(
+        fit = fit_affine([p.nbytes for p in members], [p.seconds for p in members])
+        lines.append(
+            _FittedLine(
                 kind,
                 min(unit_ranks, n_rings),
-                line.intercept_seconds / hops(kind, n_units),
-                line.intercept_spread_fraction,
-                float(moved_fraction(kind, size)) / line.seconds_per_unit,
-                line.slope_spread_fraction,
+                fit.intercept_seconds / hops(kind, n_units),
+                fit.intercept_spread_fraction,
+                float(moved_fraction(kind, size)) / fit.seconds_per_unit,
+                fit.slope_spread_fraction,
             )
         )
-    return series
+    return lines
 
 
-def _boundary_bandwidth(kind: str, series: Sequence[_Series]) -> Quantity:
-    """What all rings together get, at the largest number of them."""
-    most = max(one.n_rings for one in series)
-    ring = _ring_bandwidth(kind, series, most)
-    return ring.scaled(most)
+def _boundary_bandwidth(kind: str, lines: Sequence[_FittedLine]) -> Quantity:
+    """Return the bandwidth of all rings together, where most rings were measured at once."""
+    most = max(line.n_rings for line in lines)
+    return _ring_bandwidth(kind, lines, most).scaled(most)
 
 
-def _ring_bandwidth(kind: str, series: Sequence[_Series], n_rings: int) -> Quantity:
-    of = [one for one in series if one.n_rings == n_rings]
-    spreads = [one.bandwidth_spread for one in of]
+def _ring_bandwidth(kind: str, lines: Sequence[_FittedLine], n_rings: int) -> Quantity:
+    """Return the bandwidth of one ring where `n_rings` share a boundary."""
+    chosen = [line for line in lines if line.n_rings == n_rings]
+    spreads = [line.bandwidth_spread for line in chosen]
     what = f"{kind}, {n_rings} at once" if n_rings > 1 else kind
-    return _combined([one.bandwidth_bytes_per_s for one in of], spreads, what)
+    return _combined([line.bandwidth_bytes_per_s for line in chosen], spreads, what)
 
 
-def _latency(kind: str, series: Sequence[_Series]) -> Quantity:
-    spreads = [one.latency_spread for one in series]
-    return _combined([one.latency_seconds for one in series], spreads, kind)
+def _latency(kind: str, lines: Sequence[_FittedLine]) -> Quantity:
+    spreads = [line.latency_spread for line in lines]
+    return _combined([line.latency_seconds for line in lines], spreads, kind)
 
 
-def _shares(kind: str, series: Sequence[_Series]) -> list[RingShare]:
-    counts = sorted({one.n_rings for one in series})
+def _ring_shares(kind: str, lines: Sequence[_FittedLine]) -> list[RingShare]:
+    counts = sorted({line.n_rings for line in lines})
     if len(counts) == 1:
         return []
-    return [RingShare(kind, n, _ring_bandwidth(kind, series, n)) for n in counts]
+    return [RingShare(kind, n, _ring_bandwidth(kind, lines, n)) for n in counts]
 
 
 def _combined(values: Sequence[float], spreads: Sequence[float], what: str) -> Quantity:
-    """Median of fitted values; spread: error of a fit, and how far the fits disagree."""
+    """Return the median of fitted values.
+
+    Its spread combines the error of a fit with the disagreement between the fits.
+    """
     between = robust_spread_fraction(values) if len(values) > 1 else 0.0
     spread = math.hypot(median(spreads), between)
     source = f"fit of {what} over {len(values)} choices of groups"
@@ -173,18 +203,10 @@ def _relative(value: Quantity, base: Quantity) -> Quantity:
 
 
 def level_shapes(levels: Sequence[LinkLevel]) -> list[LevelShape]:
-    """The shapes of levels that are known already."""
+    """Return the shapes of levels that are known already."""
     return [LevelShape(level.name, level.unit_ranks) for level in levels]
 
 
-def spoken_of(
-    levels: Sequence[LinkLevel], points: Sequence[LinkPoint]
-) -> Mapping[int, list[LinkPoint]]:
-    """By index of a level, those of the points that tell of it."""
-    units = [level.unit_ranks for level in levels]
-    outer = [*units[1:], None]
-    found = {
-        i: points_of_level(unit, out, points)
-        for i, (unit, out) in enumerate(zip(units, outer, strict=True))
-    }
-    return {i: of for i, of in found.items() if of}
+def outer_unit_ranks(shapes: Sequence[LevelShape]) -> list[int | None]:
+    """Return the ranks of the unit in which each level lies; None for the outermost level."""
+    return [*(shape.unit_ranks for shape in shapes[1:]), None]

@@ -1,7 +1,7 @@
-"""Time what is not a product by training a small model: the runtime's own kernels, recorded.
+"""Time all kernels but products while the runtime trains a small model.
 
-The bytes and FLOPs of an operation and the code that executes it are those of a real step, and
-so is what the operation finds in the cache.
+So each operation has the bytes, the FLOPs and the code of a real step, and it finds in the cache
+what it finds there in a real step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from axonn_tune.calibrate.measure.timing import Effort, Timing, time_work
+from axonn_tune.calibrate.measure.timing import Sampling, Timing, time_work
 from axonn_tune.runtime.axonn.engine import Engine
 from axonn_tune.runtime.axonn.gpt import GPT
 from axonn_tune.runtime.axonn.mesh import Alone
@@ -37,7 +37,7 @@ KernelPoint: TypeAlias = MemoryPoint | AttentionPoint
 
 @dataclass(frozen=True)
 class Workload:
-    """A small model, and the sequences on which one step trains it."""
+    """A small model and the sequences on which one step trains it."""
 
     model: Model
     seq_len: int
@@ -54,16 +54,23 @@ class Workload:
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A point for each kernel and size, and the host's time between two kernels."""
+    """Times of each kernel and size, and the time of the host between two kernels."""
 
     points: Sequence[KernelPoint]
     gap_seconds: float
 
 
-def time_step(workload: Workload, device: torch.device, n_steps: int, is_shared: bool) -> TimedStep:
-    """Train some steps on each rank alone.
+def time_step(
+    workload: Workload, device: torch.device, n_steps: int, share_cores: bool
+) -> TimedStep:
+    """Train some steps on each rank alone; all ranks call it together.
 
-    All ranks call it together. `is_shared`: several ranks compute on one core.
+    Parameters
+    ----------
+    n_steps : int
+        Number of steps that are recorded, after the warm-up.
+    share_cores : bool
+        Whether several ranks compute on one core.
     """
     model = workload.model
     engine = Engine(Alone(device), workload.dtype, kernel_tuning=False, record=True)
@@ -82,13 +89,13 @@ def time_step(workload: Workload, device: torch.device, n_steps: int, is_shared:
         for operation in trainer.last_operations:
             if operation.name in points:
                 samples[points[operation.name]].append(operation.seconds)
-    dilation = _dilation(samples.values()) if is_shared else 1.0
+    dilation = _dilation(samples.values()) if share_cores else 1.0
     timed = [_timed(point, seconds, dilation) for point, seconds in samples.items()]
     return TimedStep(timed, fmean(gaps))
 
 
 def _dilation(samples: Collection[Sequence[float]]) -> float:
-    """Elapsed time over that of undisturbed kernels.
+    """Return the elapsed time over that of undisturbed kernels.
 
     A core that ranks share is taken away for several milliseconds now and then; that makes few
     kernels much longer, by chance, and is spread over all of them alike.
@@ -98,14 +105,15 @@ def _dilation(samples: Collection[Sequence[float]]) -> float:
 
 
 def _timed(point: KernelPoint, samples: Sequence[float], dilation: float) -> KernelPoint:
-    timing = Timing.of(samples)
+    timing = Timing.from_samples(samples)
     return replace(point, seconds=timing.seconds * dilation, spread_fraction=timing.spread_fraction)
 
 
-def time_copy(nbytes: int, device: torch.device, effort: Effort) -> Timing:
-    """A plain copy that reads and writes `nbytes` in all."""
-    source, target = (torch.randn(nbytes // 8, device=device) for _ in range(2))
-    return time_work(lambda: target.copy_(source), device, effort)
+def time_copy(nbytes: int, device: torch.device, sampling: Sampling) -> Timing:
+    """Time a plain copy that reads and writes `nbytes` in all."""
+    source = torch.randn(nbytes // 8, device=device)
+    target = torch.randn(nbytes // 8, device=device)
+    return time_work(lambda: target.copy_(source), device, sampling)
 
 
 def _job(workload: Workload) -> Job:
@@ -119,7 +127,7 @@ def _job(workload: Workload) -> Job:
 
 
 def points_by_name(workload: Workload) -> dict[str, KernelPoint]:
-    """What each operation of the step is, without its time."""
+    """Return a point for each operation of the step, by name; its time is still a placeholder."""
     table = CandidateTable.single(Grid(1, 1, 1, 1), micro_batch=workload.n_sequences)
     plan = AXONN.plan(workload.model, _job(workload), Variant(), table)
     points: dict[str, KernelPoint] = {}

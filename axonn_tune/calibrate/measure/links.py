@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from axonn_tune.calibrate.measure.timing import Effort, Timing, time_work
+from axonn_tune.calibrate.measure.timing import Sampling, Timing, time_work
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.ranks.collectives import Collectives, wait
 from axonn_tune.runtime.ranks.recorder import Recorder
 from axonn_tune.spec.grid import Grid
 
-# The axis of the mesh whose groups have the wanted stride and size.
+# The groups of this axis of the mesh have the wanted stride and size.
 AXIS = "y"
 ELEMENT = torch.float32
 
 
 @dataclass(frozen=True, order=True)
 class Groups:
-    """The groups of ranks ``b + r + i * stride`` for i < size, as in `LinkPoint`."""
+    """Groups of the ranks ``b + r + i * stride`` for i < size, as `LinkPoint` defines them."""
 
     stride: int
     size: int
@@ -34,69 +34,71 @@ class Groups:
 
     @property
     def is_whole(self) -> bool:
-        """Whether these are all groups of an axis."""
+        """Whether all groups of an axis communicate."""
         return self.everywhere and self.n_rings == self.stride
 
     def mesh(self, device: torch.device) -> Mesh:
-        """A mesh whose `AXIS` these are; all ranks call it."""
+        """Return a mesh whose axis `AXIS` has these groups; all ranks call it."""
         n_blocks = dist.get_world_size() // (self.stride * self.size)
         return Mesh(Grid(self.stride, self.size, n_blocks, 1), device=device)
 
     def is_active(self, rank: int) -> bool:
-        """Whether a rank communicates."""
+        """Return whether a rank communicates."""
         is_first_block = rank < self.stride * self.size
         return rank % self.stride < self.n_rings and (self.everywhere or is_first_block)
 
 
 def whole_bytes(nbytes: int, n_ranks: int) -> int:
-    """The least full buffer of at least so many bytes with whole elements for each rank."""
+    """Round bytes up to a full buffer that has whole elements for each rank."""
     unit = n_ranks * int(ELEMENT.itemsize)
     return max(-(-nbytes // unit), 1) * unit
 
 
-def time_collective(kind: str, nbytes: int, groups: Groups, mesh: Mesh, effort: Effort) -> Timing:
+def time_collective(
+    kind: str, nbytes: int, groups: Groups, mesh: Mesh, sampling: Sampling
+) -> Timing:
     """Time one collective; all ranks call it, and all get the time of the slowest.
 
     Parameters
     ----------
     nbytes : int
-        The full buffer, as `Collective` counts it; see `whole_bytes`.
+        Size of the full buffer, as `Collective` counts it; see `whole_bytes`. [bytes]
     mesh : Mesh
         ``groups.mesh(device)``.
     """
     work: Callable[[], object] = _nothing
     if groups.is_active(dist.get_rank()):
         work = _collective(kind, nbytes, mesh)
-    return time_work(work, mesh.device, effort, lambda seconds: slowest(seconds, mesh.device))
+    return time_work(work, mesh.device, sampling, lambda seconds: slowest(seconds, mesh.device))
 
 
 def slowest(seconds: float, device: torch.device) -> float:
-    """The longest time of any rank."""
+    """Return the longest time of any rank."""
     value = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(value, dist.ReduceOp.MAX)
     return float(value.item())
 
 
 def pair_rate(pair: tuple[int, int], nbytes: int, device: torch.device, repeats: int) -> float:
-    """Bytes per second from one rank to another and back; all ranks call it and get it."""
+    """Return the bytes per second from one rank to another and back; all ranks call it."""
     message = torch.zeros(nbytes, dtype=torch.uint8, device=device)
     rank = dist.get_rank()
 
-    def there_and_back() -> None:
+    def back_and_forth() -> None:
         for sender, receiver in (pair, pair[::-1]):
             if rank == sender:
                 dist.send(message, receiver)
             elif rank == receiver:
                 dist.recv(message, sender)
 
-    effort = Effort(sample_seconds=0.0, n_samples=repeats, max_seconds=0.0)
-    work = there_and_back if rank in pair else _nothing
-    timing = time_work(work, device, effort, lambda seconds: slowest(seconds, device))
+    sampling = Sampling(sample_seconds=0.0, n_samples=repeats, max_seconds=0.0)
+    work = back_and_forth if rank in pair else _nothing
+    timing = time_work(work, device, sampling, lambda seconds: slowest(seconds, device))
     return 2.0 * nbytes / timing.seconds
 
 
 def is_supported(kind: str, mesh: Mesh) -> bool:
-    """Whether the backend has a collective; all ranks call it."""
+    """Return whether the backend has a collective; all ranks call it."""
     try:
         _collective(kind, whole_bytes(1, mesh.size(AXIS)), mesh)()
     except (RuntimeError, NotImplementedError) as error:
@@ -108,7 +110,7 @@ def is_supported(kind: str, mesh: Mesh) -> bool:
 
 
 def _nothing() -> None:
-    """What a rank does while others communicate."""
+    """Do nothing while others communicate."""
 
 
 def _collective(kind: str, nbytes: int, mesh: Mesh) -> Callable[[], object]:
@@ -132,11 +134,12 @@ def _collective(kind: str, nbytes: int, mesh: Mesh) -> Callable[[], object]:
 
 
 def _ring_shift(message: torch.Tensor, mesh: Mesh) -> Callable[[], object]:
-    """Each rank of a group sends to the next and receives from the one before."""
-    group, place, n_ranks = mesh.group(AXIS), mesh.coordinate(AXIS), mesh.size(AXIS)
-    following, before = (
-        dist.get_global_rank(group, (place + step) % n_ranks) for step in (1, n_ranks - 1)
-    )
+    """Send to the next rank of the group and receive from the one before."""
+    group = mesh.group(AXIS)
+    index = mesh.coordinate(AXIS)
+    n_ranks = mesh.size(AXIS)
+    following = dist.get_global_rank(group, (index + 1) % n_ranks)
+    before = dist.get_global_rank(group, (index + n_ranks - 1) % n_ranks)
     received = torch.empty_like(message)
 
     def shift() -> None:

@@ -1,16 +1,15 @@
-"""Measure the network: its levels, collectives over every choice of groups, interference."""
+"""Measure the network: its levels, collectives over every choice of groups, and slowdowns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from axonn_tune.calibrate import plan
-from axonn_tune.calibrate.measure.interference import Interference
+from axonn_tune.calibrate import selection
 from axonn_tune.calibrate.measure.links import (
     Groups,
     is_supported,
@@ -18,145 +17,176 @@ from axonn_tune.calibrate.measure.links import (
     time_collective,
     whole_bytes,
 )
+from axonn_tune.calibrate.measure.slowdowns import SlowdownTimer
+from axonn_tune.calibrate.measure.together import MeasuringRanks
 from axonn_tune.calibrate.measure.topology import (
     known_units,
     measured_units,
     merged_units,
     pairs_to_measure,
 )
-from axonn_tune.calibrate.setting import Setting
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.spec.points import LinkPoint
 
-PAIR_BYTES, PAIR_REPEATS = 2**18, 5
+PAIR_BYTES = 2**18
+PAIR_REPEATS = 5
 # Share of a rank's memory that one message may take; a collective holds a few of its size.
 MESSAGE_SHARE = 1 / 8
-# How much longer a message may take that a search asks for.
+# A message that a search asks for may take longer than others by this factor.
 WANTED_LONGER = 10.0
-N_ROUNDS = {True: 3, False: 9}  # of interference, in a quick and in a thorough calibration
+# Rounds in which slowdowns are measured.
+N_ROUNDS_QUICK = 3
+N_ROUNDS_THOROUGH = 9
 
 
-def measure_units(setting: Setting) -> list[int]:
-    """Ranks of the units of the link levels: as told, else as names and rates of pairs say."""
-    if setting.request.units is not None:
-        return list(setting.request.units)
-    pairs = pairs_to_measure(setting.n_ranks, setting.n_per_node)
-    setting.progress.expect(len(pairs))
+def measure_units(ranks: MeasuringRanks) -> list[int]:
+    """Return the number of ranks in a unit of each link level.
+
+    The user may state them; else names of devices and nodes and the rates of pairs tell them.
+    """
+    if ranks.request.units is not None:
+        return list(ranks.request.units)
+    pairs = pairs_to_measure(ranks.n_ranks, ranks.n_per_node)
+    ranks.progress.expect(len(pairs))
     rates = {
-        pair: setting.ledger.result(
-            f"pair {pair[0]}, {pair[1]}",
-            partial(pair_rate, pair, PAIR_BYTES, setting.device, PAIR_REPEATS),
+        (first, second): ranks.ledger.result(
+            f"pair {first}, {second}",
+            partial(pair_rate, (first, second), PAIR_BYTES, ranks.device, PAIR_REPEATS),
         )
-        for pair in pairs
+        for first, second in pairs
     }
-    known = known_units(setting.stations, setting.n_per_node)
-    return merged_units(known, measured_units(rates, setting.n_ranks))
+    known = known_units(ranks.locations, ranks.n_per_node)
+    return merged_units(known, measured_units(rates, ranks.n_ranks))
 
 
 @dataclass(frozen=True)
-class Links:
-    """Timed collectives, and what a reader should know of them."""
+class TimedCollectives:
+    """Timed collectives, and remarks for the reader."""
 
     points: tuple[LinkPoint, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def measure_links(setting: Setting, units: Sequence[int]) -> Links:
-    """Every kind of collective that there is, over every choice of groups."""
-    extent = setting.extent
-    kinds = [kind for kind in plan.kinds(extent) if _is_supported(setting, kind)]
-    choices = plan.group_choices(extent, setting.n_ranks, setting.n_per_node, units)
-    sizes = plan.message_sizes(extent, MESSAGE_SHARE * setting.memory_bytes)
-    setting.progress.expect(len(choices) * len(kinds) * len(sizes))
-    wanted = setting.request.largest_messages
+def measure_collectives(ranks: MeasuringRanks, units: Sequence[int]) -> TimedCollectives:
+    """Time every kind of collective that the backend has, over every choice of groups."""
+    extent = ranks.request.extent
+    wanted_kinds = selection.collective_kinds(extent)
+    kinds = [kind for kind in wanted_kinds if _is_supported(ranks, kind)]
+    choices = selection.group_choices(extent, ranks.n_ranks, ranks.n_per_node, units)
+    sizes = selection.message_sizes(extent, MESSAGE_SHARE * ranks.memory_bytes)
+    ranks.progress.expect(len(choices) * len(kinds) * len(sizes))
+    largest_messages = ranks.request.largest_messages
     points: list[LinkPoint] = []
     for groups in choices:
-        mesh = _LazyMesh(groups, setting.device)
+        mesh = _LazyMesh(groups, ranks.device)
         for kind in kinds:
-            largest = wanted.get((kind, groups.stride, groups.size), 0) if groups.is_whole else 0
-            points += _series(setting, kind, groups, mesh, sizes, largest)
+            largest = 0
+            if groups.is_whole:
+                largest = largest_messages.get((kind, groups.stride, groups.size), 0)
+            points += _growing_messages(ranks, kind, groups, mesh, sizes, largest)
         mesh.close()
-    lacking = sorted(set(plan.kinds(extent)) - set(kinds))
+    lacking = sorted(set(wanted_kinds) - set(kinds))
     backend = dist.get_backend()
     notes = (f"{kind} was not measured: {backend} does not have it" for kind in lacking)
-    return Links(tuple(points), tuple(notes))
+    return TimedCollectives(tuple(points), tuple(notes))
 
 
-def _is_supported(setting: Setting, kind: str) -> bool:
-    setting.progress.expect(1)
-    mesh = _LazyMesh(Groups(1, setting.n_ranks, 1, True), setting.device)
-    supported: bool = setting.ledger.result(
-        f"{kind} is supported", lambda: is_supported(kind, mesh.get())
-    )
+def _is_supported(ranks: MeasuringRanks, kind: str) -> bool:
+    ranks.progress.expect(1)
+    mesh = _LazyMesh(Groups(1, ranks.n_ranks, 1, True), ranks.device)
+    supported = ranks.ledger.result(f"{kind} is supported", lambda: is_supported(kind, mesh.get()))
     mesh.close()
     return supported
 
 
-def _series(
-    setting: Setting,
+def _growing_messages(
+    ranks: MeasuringRanks,
     kind: str,
     groups: Groups,
     mesh: _LazyMesh,
     sizes: Sequence[int],
     largest: int,
 ) -> list[LinkPoint]:
-    """One kind over one choice of groups, from small messages to those that take too long.
+    """Time one kind over one choice of groups, from small messages to those that take too long.
 
-    Up to `largest`, which is among them, they may take longer.
+    Parameters
+    ----------
+    largest : int
+        Size that a search asks for, 0 if none does; it is measured too, and messages up to it
+        may take longer. [bytes]
     """
     points: list[LinkPoint] = []
-    steps = sorted({*sizes, largest} - {0})
-    for nbytes in dict.fromkeys(whole_bytes(size, groups.size) for size in steps):
+    wanted_bytes = whole_bytes(largest, groups.size)
+    all_sizes = sorted({*sizes, largest} - {0})
+    for nbytes in dict.fromkeys(whole_bytes(size, groups.size) for size in all_sizes):
         if points:
-            expected = points[-1].seconds * nbytes / points[-1].nbytes
-            is_wanted = nbytes <= whole_bytes(largest, groups.size)
-            if expected > setting.extent.longest_seconds * (WANTED_LONGER if is_wanted else 1.0):
+            expected_seconds = points[-1].seconds * nbytes / points[-1].nbytes
+            longer = WANTED_LONGER if nbytes <= wanted_bytes else 1.0
+            if expected_seconds > ranks.request.extent.longest_seconds * longer:
                 break
 
-        def find(nbytes: int = nbytes) -> tuple[float, float]:
-            timing = time_collective(kind, nbytes, groups, mesh.get(), setting.effort)
+        def measure(nbytes: int = nbytes) -> tuple[float, float]:
+            timing = time_collective(kind, nbytes, groups, mesh.get(), ranks.sampling)
             return timing.seconds, timing.spread_fraction
 
         key = f"{kind} of {nbytes} bytes, {groups}"
-        seconds, spread = setting.ledger.result(key, find)
-        stride, size, n_rings, everywhere = astuple(groups)
-        points.append(LinkPoint(kind, stride, size, n_rings, everywhere, nbytes, seconds, spread))
-    setting.progress.expect(len(points) - len(sizes))
+        seconds, spread = ranks.ledger.result(key, measure)
+        points.append(
+            LinkPoint(
+                kind,
+                groups.stride,
+                groups.size,
+                groups.n_rings,
+                groups.everywhere,
+                nbytes,
+                seconds,
+                spread,
+            )
+        )
+    ranks.progress.expect(len(points) - len(sizes))
     return points
 
 
-def measure_interference(setting: Setting) -> list[tuple[float, float]]:
-    """Slowdowns of products beside an all-reduce over all ranks, and of this, by round."""
-    n_rounds = N_ROUNDS[setting.extent.is_quick]
-    setting.progress.expect(n_rounds)
-    mesh = _LazyMesh(Groups(1, setting.n_ranks, 1, True), setting.device)
-    begun: list[Interference] = []
+def measure_slowdowns(ranks: MeasuringRanks) -> list[tuple[float, float]]:
+    """Time products during an all-reduce over all ranks.
 
-    def find() -> tuple[float, float]:
-        if not begun:
-            most = min(setting.extent.most_bytes, int(MESSAGE_SHARE * setting.memory_bytes))
-            begun.append(Interference(mesh.get(), setting.request.dtypes[0], most))
-        return begun[0].slowdowns()
+    Returns
+    -------
+    The relative slowdown of the products and of the all-reduce, by round.
+    """
+    extent = ranks.request.extent
+    n_rounds = N_ROUNDS_QUICK if extent.is_quick else N_ROUNDS_THOROUGH
+    ranks.progress.expect(n_rounds)
+    mesh = _LazyMesh(Groups(1, ranks.n_ranks, 1, True), ranks.device)
+    timer: SlowdownTimer | None = None
 
-    rounds = [setting.ledger.result(f"interference {i + 1}", find) for i in range(n_rounds)]
+    def measure() -> tuple[float, float]:
+        nonlocal timer
+        if timer is None:
+            most_bytes = min(extent.most_bytes, int(MESSAGE_SHARE * ranks.memory_bytes))
+            timer = SlowdownTimer(mesh.get(), ranks.request.dtypes[0], most_bytes)
+        return timer.slowdowns()
+
+    rounds = [ranks.ledger.result(f"interference {i + 1}", measure) for i in range(n_rounds)]
     mesh.close()
-    return [(of_product, of_collective) for of_product, of_collective in rounds]
+    return [(product, collective) for product, collective in rounds]
 
 
 class _LazyMesh:
     """A mesh that is made when something is left to measure on it; all ranks decide alike."""
 
     def __init__(self, groups: Groups, device: torch.device) -> None:
-        self._groups, self._device = groups, device
+        self._groups = groups
+        self._device = device
         self._mesh: Mesh | None = None
 
     def get(self) -> Mesh:
-        """The mesh."""
+        """Return the mesh."""
         if self._mesh is None:
             self._mesh = self._groups.mesh(self._device)
         return self._mesh
 
     def close(self) -> None:
-        """Give its groups back."""
+        """Give the process groups of the mesh back."""
         if self._mesh is not None:
             self._mesh.close()

@@ -8,41 +8,40 @@ import socket
 import torch
 import torch.distributed as dist
 
-from axonn_tune.calibrate.findings import Findings
-from axonn_tune.calibrate.ledger import Ledger, gathered, least
 from axonn_tune.calibrate.measure.compute import (
-    Kernels,
-    Products,
+    TimedKernels,
+    TimedProducts,
     measure_attention,
     measure_kernels,
     measure_products,
 )
 from axonn_tune.calibrate.measure.network import (
-    Links,
-    measure_interference,
-    measure_links,
+    TimedCollectives,
+    measure_collectives,
+    measure_slowdowns,
     measure_units,
 )
-from axonn_tune.calibrate.measure.progress import Progress
+from axonn_tune.calibrate.measure.progress_bar import ProgressBar
 from axonn_tune.calibrate.measure.timing import ranks_per_core
+from axonn_tune.calibrate.measure.together import Ledger, MeasuringRanks, gathered, least
 from axonn_tune.calibrate.measure.topology import (
-    Station,
+    RankLocation,
     check_units,
     level_names,
     ranks_per_node,
 )
-from axonn_tune.calibrate.plan import extent_of
-from axonn_tune.calibrate.setting import Request, Setting
+from axonn_tune.calibrate.measured_cluster import MeasuredCluster
+from axonn_tune.calibrate.request import Request
 from axonn_tune.runtime.ranks.session import Place, idle_bytes, joined, pick_device
 from axonn_tune.runtime.run import device_name, software
 from axonn_tune.spec.points import AttentionPoint, MemoryPoint
 
-# A node's number, as torchrun and Slurm tell it: several may share a host's name.
+# torchrun and Slurm state the number of a node in these: several nodes may share a host's name.
 NODE_VARIABLES = ("SLURM_NODEID", "GROUP_RANK")
 
 
-def measure(request: Request, place: Place) -> Findings | None:
-    """Measure on this rank, together with all others; rank 0 returns what was found.
+def measure_cluster(request: Request, place: Place) -> MeasuredCluster | None:
+    """Measure on this rank, together with all others; rank 0 returns the results.
 
     Raises
     ------
@@ -51,78 +50,73 @@ def measure(request: Request, place: Place) -> Findings | None:
     """
     device = pick_device(request.device, place)
     with joined(place, device, request.timeout_seconds):
-        setting = setting_of(request, place, device)
-        found = measured(setting)
-        setting.progress.finish()
-        return found if place.rank == 0 else None
+        ranks = meet(request, place, device)
+        measured = measure_parts(ranks)
+        ranks.progress.finish()
+        return measured if place.rank == 0 else None
 
 
-def setting_of(request: Request, place: Place, device: torch.device) -> Setting:
-    """Meet the other ranks and learn where all of them stand."""
-    extent = extent_of(request.is_quick, device.type == "cuda")
-    own = Station(_host_name(), _node_name(), device_name(device))
-    stations = tuple(gathered(own))
-    n_per_node = ranks_per_node(stations)
+def meet(request: Request, place: Place, device: torch.device) -> MeasuringRanks:
+    """Exchange with the other ranks where each of them runs."""
+    own_location = RankLocation(_host_name(), _node_name(), device_name(device))
+    locations = tuple(gathered(own_location))
+    n_per_node = ranks_per_node(locations)
     if request.units is not None:
-        check_units(request.units, len(stations))
-    n_on_host = sum(station.host == own.host for station in stations)
+        check_units(request.units, len(locations))
+    n_on_host = sum(location.host == own_location.host for location in locations)
     sharing = ranks_per_core(device, n_on_host)
-    progress = Progress(silent=request.quiet or place.rank != 0)
+    progress = ProgressBar(silent=request.quiet or place.rank != 0)
     owner = {
-        "device": stations[0].device_name,
-        "nodes": [station.node for station in stations],
-        "quick": request.is_quick,
+        "device": locations[0].device_name,
+        "nodes": [location.node for location in locations],
+        "quick": request.extent.is_quick,
         "software": software(device),
     }
-    return Setting(
+    return MeasuringRanks(
         request=request,
         device=device,
-        extent=extent,
-        effort=extent.effort.on_shared_cores(sharing),
-        is_shared=sharing > 1.0,
-        stations=stations,
+        sampling=request.extent.sampling.on_shared_cores(sharing),
+        share_cores=sharing > 1.0,
+        locations=locations,
         n_per_node=n_per_node,
         memory_bytes=least(_memory_bytes(device, n_per_node), device),
-        ledger=Ledger(request.journal, owner, request.resume, progress),
+        ledger=Ledger(request.store, owner, request.resume, progress),
         progress=progress,
     )
 
 
-def measured(setting: Setting) -> Findings:
-    """Go through all parts that were asked for, with every other rank."""
-    parts = setting.request.parts
-    has_links = "links" in parts and setting.n_ranks > 1
-    products = measure_products(setting) if "gemm" in parts else Products()
-    attention = measure_attention(setting) if "gemm" in parts else []
-    kernels = measure_kernels(setting) if "memory" in parts else Kernels()
-    units = measure_units(setting) if has_links else []
-    links = measure_links(setting, units) if has_links else Links()
-    slowdowns = measure_interference(setting) if has_links else []
-    return Findings(
-        device_name=setting.stations[0].device_name,
-        on_gpu=setting.device.type == "cuda",
-        n_multiprocessors=_n_multiprocessors(setting.device),
-        memory_bytes=setting.memory_bytes,
-        idle_bytes=idle_bytes(setting.device),
+def measure_parts(ranks: MeasuringRanks) -> MeasuredCluster:
+    """Measure all parts that were asked for, together with every other rank."""
+    parts = ranks.request.parts
+    has_links = "links" in parts and ranks.n_ranks > 1
+    products = measure_products(ranks) if "gemm" in parts else TimedProducts()
+    attention = measure_attention(ranks) if "gemm" in parts else []
+    kernels = measure_kernels(ranks) if "memory" in parts else TimedKernels()
+    units = measure_units(ranks) if has_links else []
+    collectives = measure_collectives(ranks, units) if has_links else TimedCollectives()
+    slowdowns = measure_slowdowns(ranks) if has_links else []
+    attention += [point for point in kernels.points if isinstance(point, AttentionPoint)]
+    return MeasuredCluster(
+        device_name=ranks.locations[0].device_name,
+        n_multiprocessors=_n_multiprocessors(ranks.device),
+        memory_bytes=ranks.memory_bytes,
+        idle_bytes=idle_bytes(ranks.device),
         backend=dist.get_backend(),
-        software=software(setting.device),
-        n_ranks=setting.n_ranks,
-        n_per_node=setting.n_per_node,
-        hosts=tuple(station.node for station in setting.stations[:: setting.n_per_node]),
+        software=software(ranks.device),
+        n_ranks=ranks.n_ranks,
+        n_per_node=ranks.n_per_node,
+        hosts=tuple(location.node for location in ranks.locations[:: ranks.n_per_node]),
         units=tuple(units),
-        level_names=tuple(level_names(units, setting.n_per_node)),
+        level_names=tuple(level_names(units, ranks.n_per_node)),
         gemm_points=products.points,
-        attention_points=(
-            *attention,
-            *(p for p in kernels.points if isinstance(p, AttentionPoint)),
-        ),
+        attention_points=tuple(attention),
         memory_points=tuple(p for p in kernels.points if isinstance(p, MemoryPoint)),
-        link_points=links.points,
+        link_points=collectives.points,
         slowdowns=tuple(slowdowns),
         gap_seconds=kernels.gap_seconds,
         speeds=products.speeds,
-        notes=products.notes + links.notes,
-        seconds=setting.ledger.seconds,
+        notes=products.notes + collectives.notes,
+        seconds=ranks.ledger.seconds,
     )
 
 
@@ -136,14 +130,14 @@ def _node_name() -> str:
 
 
 def _memory_bytes(device: torch.device, n_per_node: int) -> float:
-    """Of the GPU, or an equal part of the node's."""
+    """Return the memory of the GPU, or an equal part of the node's memory."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / n_per_node
 
 
 def _n_multiprocessors(device: torch.device) -> int:
-    """Of a GPU; a CPU's rank counts as one."""
+    """Return the number of multiprocessors of a GPU; a rank on a CPU counts as one."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
     return 1

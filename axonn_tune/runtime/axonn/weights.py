@@ -19,9 +19,8 @@ from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.ranks.collectives import Collectives, wait
 from axonn_tune.runtime.ranks.recorder import PendingCollective, Recorder
 from axonn_tune.spec import names
+from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT
 
-# Number of weight gradients that may wait for their reduce-scatter while another one is formed.
-GRADIENTS_IN_FLIGHT = 2
 
 
 class Matrix(nn.Module):

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from axonn_tune.api import build_search
-from axonn_tune.calibrate import plan
+from axonn_tune.calibrate import selection
 from axonn_tune.calibrate.fit.links import LevelShape, fitted_levels
 from axonn_tune.calibrate.measure.kernels import points_by_name
 from axonn_tune.calibrate.measure.links import whole_bytes
@@ -20,14 +20,14 @@ from axonn_tune.spec.points import LinkPoint
 from axonn_tune.spec.variant import Variant
 from axonn_tune.strategies.axonn4d import AXONN
 
-THOROUGH = plan.extent_of(is_quick=False, on_gpu=False)
-QUICK = plan.extent_of(is_quick=True, on_gpu=False)
+THOROUGH = selection.thorough_extent(on_gpu=False)
+QUICK = selection.quick_extent(on_gpu=False)
 
 
 @pytest.mark.parametrize("extent", [QUICK, THOROUGH], ids=["quick", "thorough"])
 def test_small_models_run_every_memory_bound_kernel(extent):
-    models = (plan.GPT_LIKE, plan.LLAMA_LIKE)
-    loads = plan.workloads(extent, ["fp32"], models, on_gpu=False)
+    models = (selection.GPT_LIKE, selection.LLAMA_LIKE)
+    loads = selection.workloads(extent, ["fp32"], models, on_gpu=False)
     points = [point for load in loads for point in points_by_name(load).values()]
     timed = {getattr(point, "kernel", "attention") for point in points}
     # Copies have a measurement of their own; only a grid that splits X has the rest.
@@ -35,13 +35,13 @@ def test_small_models_run_every_memory_bound_kernel(extent):
 
 
 def test_fp16_has_products_but_no_training_step():
-    assert plan.workloads(QUICK, ["fp16"], (plan.GPT_LIKE,), on_gpu=True) == []
-    assert plan.gemm_shapes(QUICK, ["fp16"])
+    assert selection.workloads(QUICK, ["fp16"], (selection.GPT_LIKE,), on_gpu=True) == []
+    assert selection.gemm_shapes(QUICK, ["fp16"])
 
 
 @pytest.mark.parametrize("n_ranks", [2, 4, 6, 8, 32])
 def test_a_thorough_calibration_measures_every_axis(n_ranks):
-    choices = plan.group_choices(THOROUGH, n_ranks, 4 if n_ranks % 4 == 0 else n_ranks, [])
+    choices = selection.group_choices(THOROUGH, n_ranks, 4 if n_ranks % 4 == 0 else n_ranks, [])
     whole = {(g.stride, g.size) for g in choices if g.everywhere and g.n_rings == g.stride}
     pairs = [(s, g) for s in range(1, n_ranks + 1) for g in range(2, n_ranks + 1)]
     assert whole == {(s, g) for s, g in pairs if n_ranks % (s * g) == 0}
@@ -50,18 +50,18 @@ def test_a_thorough_calibration_measures_every_axis(n_ranks):
 
 def test_rings_across_nodes_share_links_in_every_number():
     for extent in (QUICK, THOROUGH):
-        choices = plan.group_choices(extent, 32, 8, [8])
+        choices = selection.group_choices(extent, 32, 8, [8])
         assert {g.n_rings for g in choices if (g.stride, g.size) == (8, 4)} == {1, 2, 4, 8}
 
 
 def test_one_block_alone_and_one_ring_alone():
-    choices = plan.group_choices(THOROUGH, 8, 8, [])
+    choices = selection.group_choices(THOROUGH, 8, 8, [])
     assert any(not g.everywhere and g.n_rings == 1 for g in choices)
     assert any(g.everywhere and g.n_rings < g.stride for g in choices)
 
 
 def test_a_quick_calibration_of_many_ranks_keeps_what_fills_units():
-    choices = plan.group_choices(QUICK, 64, 8, [2, 8])
+    choices = selection.group_choices(QUICK, 64, 8, [2, 8])
     assert len({(g.stride, g.size) for g in choices}) < 21
     assert {(1, 2), (2, 4), (8, 8), (1, 64)} <= {(g.stride, g.size) for g in choices}
     # Every level has groups all of whose hops are its own.
@@ -71,7 +71,7 @@ def test_a_quick_calibration_of_many_ranks_keeps_what_fills_units():
 
 
 def test_messages_grow_as_far_as_memory_allows():
-    sizes = plan.message_sizes(THOROUGH, 2**24)
+    sizes = selection.message_sizes(THOROUGH, 2**24)
     assert sizes[0] == 1024 and sizes[-1] <= 2**24 < sizes[-1] * THOROUGH.message_growth
     assert sizes == sorted(set(sizes))
 

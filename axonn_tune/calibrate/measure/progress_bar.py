@@ -6,28 +6,32 @@ import sys
 import time
 
 BAR_WIDTH = 24
-# Between two updates of the bar, and between two lines.
-BAR_SECONDS, LINE_SECONDS = 0.1, 10.0
+# Least time between two updates of the bar, and between two lines.
+BAR_SECONDS = 0.1
+LINE_SECONDS = 10.0
 
 
-class Progress:
+class ProgressBar:
     """Shows how much of the work is done, and about how long the rest takes."""
 
     def __init__(self, silent: bool) -> None:
-        self._silent, self._on_terminal = silent, sys.stderr.isatty()
-        self._done = self._total = 0
-        self._start = self._last = time.monotonic()
+        self._silent = silent
+        self._on_terminal = sys.stderr.isatty()
+        self._done = 0
+        self._total = 0
+        self._start = time.monotonic()
+        self._last = self._start
 
     def expect(self, count: int) -> None:
-        """So many more things to do; fewer if negative."""
+        """Add a number of things to do; take them away if it is negative."""
         self._total += count
 
     def restart(self) -> None:
-        """Forget the time so far: what is to come does not take as long."""
+        """Forget the time so far, because what follows takes another time."""
         self._start = time.monotonic()
 
     def advance(self, what: str) -> None:
-        """One of them is done."""
+        """Count one thing as done."""
         self._done += 1
         now = time.monotonic()
         interval = BAR_SECONDS if self._on_terminal else LINE_SECONDS

@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
+from axonn_tune.cost.curve import NORMAL_FROM_MEDIAN
+
 Floats = npt.NDArray[np.float64]
 
-NORMAL_FROM_MAD = 1.4826  # standard deviation over median absolute deviation, of a normal law
-LEAST_RESIDUAL = 1e-4  # relative; below it timings are as good as equal
+# Timings whose relative difference is below this are as good as equal.
+LEAST_RESIDUAL = 1e-4
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Affine:
     slope_spread_fraction: float
 
     def seconds(self, work: npt.ArrayLike) -> Floats:
-        """The fitted time of some work, in the shape of `work`."""
+        """Return the fitted time of some work, in the shape of `work`."""
         return self.intercept_seconds + self.seconds_per_unit * np.asarray(work, dtype=np.float64)
 
 
@@ -37,39 +39,40 @@ def fit_affine(work: npt.ArrayLike, seconds: npt.ArrayLike) -> Affine:
 
     Parameters
     ----------
-    work : shape (N,)
+    work : array_like, shape (N,)
         Bytes or FLOPs, above zero, with at least two different values.
-    seconds : shape (N,)
+    seconds : array_like, shape (N,)
         Measured times, above zero.
 
     Raises
     ------
     ValueError
-        Fewer than two different amounts of work.
+        There are fewer than two different amounts of work.
     """
-    work, seconds = (np.asarray(a, dtype=np.float64) for a in (work, seconds))
+    work = np.asarray(work, dtype=np.float64)
+    seconds = np.asarray(seconds, dtype=np.float64)
     amounts = np.unique(work)
     if amounts.size < 2:
         raise ValueError("a latency and a rate need times of at least two sizes")
 
     def residuals(logs: Floats) -> Floats:
-        difference: Floats = np.log((np.exp(logs[0]) + np.exp(logs[1]) * work) / seconds)
-        return difference
+        return np.log((np.exp(logs[0]) + np.exp(logs[1]) * work) / seconds)
 
-    smallest, largest = (np.median(seconds[work == amount]) for amount in amounts[[0, -1]])
+    smallest = np.median(seconds[work == amounts[0]])
+    largest = np.median(seconds[work == amounts[-1]])
     logs = np.log([smallest, largest / amounts[-1]])
     logs = least_squares(residuals, logs, loss="soft_l1", f_scale=0.1).x
     scale = residual_scale(residuals(logs))
     logs = least_squares(residuals, logs, loss="cauchy", f_scale=scale).x
     intercept, slope = np.exp(logs)
-    share = intercept / (intercept + slope * work)  # of the latency in each time
-    gradient = np.stack((share, 1.0 - share), axis=1)
+    latency_share = intercept / (intercept + slope * work)
+    gradient = np.stack((latency_share, 1.0 - latency_share), axis=1)
     spreads = _standard_errors(gradient, residuals(logs), scale)
     return Affine(float(intercept), float(slope), float(spreads[0]), float(spreads[1]))
 
 
 def _standard_errors(gradient: Floats, residuals: Floats, scale: float) -> Floats:
-    """Standard errors of a fit with Cauchy's loss, at most 1: the sandwich estimator.
+    """Return standard errors of a fit with Cauchy's loss, at most 1, by the sandwich estimator.
 
     Huber, "Robust Statistics", section 6.3: A^-1 B A^-1 with A the mean curvature of the loss
     and B the mean square of its slope.
@@ -79,18 +82,19 @@ def _standard_errors(gradient: Floats, residuals: Floats, scale: float) -> Float
     curvature = (1.0 - squares) / (1.0 + squares) ** 2
     bread = np.linalg.pinv((gradient.T * curvature) @ gradient)
     covariance = bread @ ((gradient.T * slope**2) @ gradient) @ bread
-    errors: Floats = np.minimum(np.sqrt(np.diag(covariance)), 1.0)
-    return errors
+    # Rounding makes the variances of a perfect fit negative now and then.
+    variances = np.maximum(np.diag(covariance), 0.0)
+    return np.minimum(np.sqrt(variances), 1.0)
 
 
 def residual_scale(residuals: Floats) -> float:
-    """Standard deviation of residuals, blind to outliers."""
+    """Return the standard deviation of residuals, blind to outliers."""
     deviation = np.median(np.abs(residuals - np.median(residuals)))
-    return float(max(NORMAL_FROM_MAD * deviation, LEAST_RESIDUAL))
+    return float(max(NORMAL_FROM_MEDIAN * deviation, LEAST_RESIDUAL))
 
 
 def robust_spread_fraction(samples: npt.ArrayLike) -> float:
-    """Relative standard deviation of samples about their median, blind to outliers."""
+    """Return the relative standard deviation about the median, blind to outliers."""
     values = np.asarray(samples, dtype=np.float64)
     middle = np.median(values)
-    return float(NORMAL_FROM_MAD * np.median(np.abs(values - middle)) / middle)
+    return float(NORMAL_FROM_MEDIAN * np.median(np.abs(values - middle)) / middle)
