@@ -9,28 +9,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from axonn_tune.api import (
-        compare,
-        explain,
-        launch,
-        plan,
-        predict,
-        scale,
-        suggest,
-        whatif,
-    )
-    from axonn_tune.io.presets import load_machine, load_model
+    from axonn_tune.api import compare as compare
+    from axonn_tune.api import explain as explain
+    from axonn_tune.api import launch as launch
+    from axonn_tune.api import plan as plan
+    from axonn_tune.api import predict as predict
+    from axonn_tune.api import scale as scale
+    from axonn_tune.api import suggest as suggest
+    from axonn_tune.api import whatif as whatif
+    from axonn_tune.io.presets import load_machine as load_machine
+    from axonn_tune.io.presets import load_model as load_model
+    from axonn_tune.measuring import calibrate as calibrate
+    from axonn_tune.measuring import validate as validate
 
 __version__ = "0.1.0"
 
 _API = ("compare", "explain", "launch", "plan", "predict", "scale", "suggest", "whatif")
 _HOME = {
     **dict.fromkeys(_API, "axonn_tune.api"),
+    "calibrate": "axonn_tune.measuring",
+    "validate": "axonn_tune.measuring",
     "load_machine": "axonn_tune.io.presets",
     "load_model": "axonn_tune.io.presets",
 }
 
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+__all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:

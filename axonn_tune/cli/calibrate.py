@@ -9,7 +9,6 @@ import click
 from axonn_tune.cli.options import launch_options
 
 if TYPE_CHECKING:
-    from axonn_tune.calibrate.campaign import Campaign
     from axonn_tune.calibrate.selection import Extent
 
 
@@ -104,12 +103,13 @@ def command(
     from axonn_tune.cli.interrupts import resumable
     from axonn_tune.io.journal import Journal
     from axonn_tune.io.operating_system import drivers, relevant_variables
+    from axonn_tune.measuring import PROFILE_HEADER, calibration_campaign
     from axonn_tune.report.profile import calibration_text
     from axonn_tune.runtime.ranks.launch import only_rank_0_speaks
 
     journal = Journal(f"{output}.partial")
     with only_rank_0_speaks():
-        campaign = build_campaign(machine, extent=extent, **options)
+        campaign = calibration_campaign(machine, extent=extent, **options)
         request = campaign.request(journal, resume)
     with resumable(journal):
         measured = campaign.measure(request)
@@ -123,7 +123,7 @@ def command(
         drivers=drivers(),
         environment=relevant_variables(),
     )
-    save_yaml(output, profile, "Measured by axonn-tune calibrate; see `calibration` at the end.")
+    save_yaml(output, profile, PROFILE_HEADER)
     click.echo(calibration_text(profile))
     click.echo(
         f"\nWritten to {output}. Next: axonn-tune suggest --machine {output} --gpus ... --model ..."

@@ -130,7 +130,7 @@ def with_overlap(**switches):
 
 
 def test_without_overlap_every_collective_is_awaited_at_once():
-    for phase in with_overlap().microstep[:-1]:
+    for phase in with_overlap().microstep.phases[:-1]:
         for here, following in pairwise(phase.operations):
             if isinstance(here, Collective):
                 assert here.name in following.waits_for
@@ -174,7 +174,7 @@ def test_at_most_two_weight_gradients_await_their_reduce_scatter(world):
     model, job, _, recompute, table = world
     plan = AXONN.plan(model, job, table.executed(recompute, 1))
     under_way, n_formed = [], 0
-    for phase in plan.microstep:
+    for phase in plan.microstep.phases:
         for _ in range(min(phase.repeats, 3)):
             for op in phase.operations:
                 for name in set(op.waits_for) & set(under_way):
@@ -244,7 +244,7 @@ def test_how_often_a_weight_is_gathered(oag, recompute, keep):
     job = replace(JOB, overlap=Overlap(oag=oag), keep_gathered_weights=keep)
     plan = plan_of(recompute, job)
     gathers = {}
-    for phase in plan.microstep:
+    for phase in plan.microstep.phases:
         for op in phase.operations:
             if isinstance(op, Collective) and op.kind == "all_gather":
                 weight = op.name.split(".")[1]
@@ -263,7 +263,7 @@ def test_every_gathered_weight_is_awaited_before_its_product(world):
     model, job, _, recompute, table = world
     plan = AXONN.plan(model, job, table.executed(recompute, 1))
     awaited = set()
-    for phase in plan.microstep:
+    for phase in plan.microstep.phases:
         for _ in range(min(phase.repeats, 2)):
             for op in phase.operations:
                 awaited |= set(op.waits_for)
@@ -277,10 +277,10 @@ def test_every_gathered_weight_is_awaited_before_its_product(world):
 
 
 def flops_of_all_ranks(plan, kind):
-    n_ranks = GRID.n_ranks if plan.candidates.placements.grid(0) == GRID else 1
+    n_ranks = GRID.n_ranks if plan.candidates.placements.layout(0) == GRID else 1
     per_rank = sum(
         phase.repeats * size(op.flops)
-        for phase in plan.microstep
+        for phase in plan.microstep.phases
         for op in phase.operations
         if isinstance(op, kind)
     )
@@ -304,7 +304,7 @@ def test_products_of_random_models_add_up(world):
     model, job, _, recompute, table = world
     plan = AXONN.plan(model, job, table.executed(recompute, 1))
     per_rank = np.zeros(len(table))
-    for phase in plan.microstep:
+    for phase in plan.microstep.phases:
         for op in phase.operations:
             if isinstance(op, Gemm):
                 per_rank = per_rank + phase.repeats * op.flops

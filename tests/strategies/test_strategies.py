@@ -63,7 +63,7 @@ def sent(phases, candidates, only="", but=""):
 def test_a_layer_of_tensor_parallelism_sums_the_stream_four_times():
     """Two all-reduces forward, two backward (Shoeybi et al., arXiv 1909.08053, section 3)."""
     plan = plan_of(PLAIN, tensor=4, data=4)
-    blocks = [p for p in plan.microstep if p.name.startswith(("forward", "backward"))]
+    blocks = [p for p in plan.microstep.phases if p.name.startswith(("forward", "backward"))]
     stream = 128 * 256 * 2.0
     assert sent(blocks, plan.candidates)["tensor"] == 8 * 4 * 2 * 0.75 * stream
 
@@ -73,7 +73,7 @@ def test_sequence_parallelism_sends_as_much_and_gathers_the_input_once_more():
     with_, without = (plan_of(s, tensor=4, data=4) for s in (SEQUENCE, PLAIN))
     blocks = [
         sent(
-            [p for p in plan.microstep if p.name.startswith(("forward", "backward"))],
+            [p for p in plan.microstep.phases if p.name.startswith(("forward", "backward"))],
             plan.candidates,
         )["tensor"]
         for plan in (with_, without)
@@ -86,7 +86,7 @@ def test_sequence_parallelism_sends_as_much_and_gathers_the_input_once_more():
 def test_products_do_not_depend_on_how_sums_travel(strategy):
     flops = sum(
         phase.repeats * float(np.ravel(op.flops)[0])
-        for phase in plan_of(strategy, tensor=4, data=4).microstep
+        for phase in plan_of(strategy, tensor=4, data=4).microstep.phases
         for op in phase.operations
         if isinstance(op, Gemm)
     )
@@ -139,9 +139,9 @@ def test_gradients_and_weights_of_the_distributed_optimizer_move_once_a_step():
         )
         / 2
     )
-    once = sent((*plan.sync_microstep, *plan.step_end), plan.candidates, but="norm")
+    once = sent((*plan.sync_microstep.phases, *plan.step_end.phases), plan.candidates, but="norm")
     assert once["context*data"] == pytest.approx((4 + 2) * parameters * 15 / 16, rel=0.01)
-    assert "context*data" not in sent(plan.microstep, plan.candidates)
+    assert "context*data" not in sent(plan.microstep.phases, plan.candidates)
 
 
 def test_overlapped_reduction_is_faster_and_never_less_than_nothing():
@@ -165,7 +165,7 @@ def test_overlapped_reduction_is_faster_and_never_less_than_nothing():
 def test_context_parallelism_splits_tokens_and_brings_keys_and_values():
     whole, split = (plan_of(PLAIN, context=c, data=16 // c) for c in (1, 4))
     gemms = [
-        [op for p in plan.microstep for op in p.operations if isinstance(op, Gemm)]
+        [op for p in plan.microstep.phases for op in p.operations if isinstance(op, Gemm)]
         for plan in (whole, split)
     ]
     assert all(
@@ -243,7 +243,7 @@ def test_zero3_moves_the_weights_twice_and_the_gradients_once():
     the head, as FSDP's root, stay from forward to backward."""
     plan = plan_of(zero3(), shard=16)
     root = MODEL.head.parameters + MODEL.position_parameters + MODEL.norm_parameters
-    got = sent(plan.microstep, plan.candidates)["shard"]
+    got = sent(plan.microstep.phases, plan.candidates)["shard"]
     assert got == pytest.approx((6 * PSI - 2 * root) * 15 / 16, rel=1e-12)
 
 
@@ -267,12 +267,12 @@ def test_zeropp_goes_across_nodes_once_in_a_step_and_in_few_bytes():
     """INT8 gather over all ranks until the second copy exists; then inside the node; gradients
     in INT4, first inside the node, then an h-th of them across."""
     plan = plan_of(zeropp(), secondary=8, across=2)
-    usual, sync = (sent(p, plan.candidates) for p in (plan.microstep, plan.sync_microstep))
+    usual, sync = (sent(p, plan.candidates) for p in (plan.microstep.phases, plan.sync_microstep.phases))
     everyone = "secondary*across"
     assert everyone not in usual
     assert sync[everyone] == pytest.approx(INT8_BYTES * PSI * 15 / 16, rel=1e-12)
     assert usual["across"] == pytest.approx(INT4_BYTES * PSI / 8 / 2, rel=1e-12)
-    gradients = sent(plan.microstep, plan.candidates, only="gradient")
+    gradients = sent(plan.microstep.phases, plan.candidates, only="gradient")
     assert gradients["secondary"] == pytest.approx(INT4_BYTES * PSI * 7 / 8, rel=1e-12)
 
 
@@ -281,41 +281,41 @@ def test_each_part_of_zeropp_is_switched_alone(off):
     switches = {"qwz": True, "hpz": True, "qgz": True, off: False}
     strategy = strategy_named("zeropp", Switches(**switches))
     plan = plan_of(strategy, secondary=8, across=2)
-    sync = sent(plan.sync_microstep or plan.microstep, plan.candidates)
-    usual = sent(plan.microstep, plan.candidates)
-    kinds = {op.kind for p in plan.microstep for op in p.operations if isinstance(op, Collective)}
+    sync = sent(plan.sync_microstep.phases or plan.microstep.phases, plan.candidates)
+    usual = sent(plan.microstep.phases, plan.candidates)
+    kinds = {op.kind for p in plan.microstep.phases for op in p.operations if isinstance(op, Collective)}
     everyone = "secondary*across"
     if off == "qwz":
         assert sync[everyone] == pytest.approx(2 * PSI * 15 / 16, rel=1e-12)
     elif off == "hpz":
-        assert usual[everyone] > 0 and not plan.sync_microstep
+        assert usual[everyone] > 0 and not plan.sync_microstep.phases
     else:
         assert "all_to_all" not in kinds and usual[everyone] == pytest.approx(2 * PSI * 15 / 16)
 
 
 def test_gradients_are_quantised_across_nodes_only():
     plan = plan_of(zeropp(), secondary=16)
-    gradients = sent(plan.microstep, plan.candidates, only="gradient")
+    gradients = sent(plan.microstep.phases, plan.candidates, only="gradient")
     assert gradients == {"secondary": pytest.approx(2 * PSI * 15 / 16, rel=1e-12)}
 
 
 def test_three_levels_stay_in_the_node_until_the_step_ends():
     plan = plan_of(zero_topo(), weights=2, gradients=4, states=2)
-    usual = sent(plan.microstep, plan.candidates)
+    usual = sent(plan.microstep.phases, plan.candidates)
     assert set(usual) == {"weights", "weights*gradients"}
     root = MODEL.head.parameters + MODEL.position_parameters + MODEL.norm_parameters
-    gathered = sent(plan.microstep, plan.candidates, only="all_gather")["weights"]
+    gathered = sent(plan.microstep.phases, plan.candidates, only="all_gather")["weights"]
     assert gathered == pytest.approx(INT8_BYTES * (2 * PSI - root) / 2, rel=1e-12)
     assert usual["weights*gradients"] == pytest.approx(INT4_BYTES * PSI * 7 / 8, rel=1e-12)
-    end = sent(plan.step_end, plan.candidates, but="norm")
+    end = sent(plan.step_end.phases, plan.candidates, but="norm")
     assert end["states"] == pytest.approx(2 * PSI / 8 / 2, rel=1e-12)
     assert end["gradients*states"] == pytest.approx(2 * PSI / 2 * 7 / 8, rel=1e-12)
 
 
 def test_replicas_are_summed_once_in_a_step():
     plan = plan_of(zero3(), shard=4, replica=4)
-    assert "replica" not in sent(plan.microstep, plan.candidates)
-    once = sent(plan.sync_microstep, plan.candidates)["replica"]
+    assert "replica" not in sent(plan.microstep.phases, plan.candidates)
+    once = sent(plan.sync_microstep.phases, plan.candidates)["replica"]
     assert once == pytest.approx(2 * 0.75 * 2 * PSI / 4, rel=1e-12)
 
 
@@ -469,7 +469,7 @@ def test_sharded_states_take_less_memory_and_the_same_bytes():
     at = table(AXONN, x=1, y=1, z=4, data=4)
     a, b = (s.memory(MODEL, JOB, at.executed("none", 1)) for s in (AXONN, sharded))
     assert a["optimizer_states"] == 4 * b["optimizer_states"] and a["weights"] == b["weights"]
-    ends = [s.plan(MODEL, JOB, at.executed("none", 1)).step_end for s in (AXONN, sharded)]
+    ends = [s.plan(MODEL, JOB, at.executed("none", 1)).step_end.phases for s in (AXONN, sharded)]
     moved = [sent(end, at, but="norm")["data"] for end in ends]
     # fp32 gradients scattered and 2-byte weights gathered, instead of gradients both ways.
     assert moved[1] / moved[0] == pytest.approx((4 + 2) / 8)

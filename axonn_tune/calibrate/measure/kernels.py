@@ -21,13 +21,14 @@ from axonn_tune.runtime.axonn.gpt import GPT
 from axonn_tune.runtime.axonn.mesh import Alone
 from axonn_tune.runtime.axonn.optimizer import Optimizer
 from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
-from axonn_tune.spec.grid import CandidateTable, Grid
+from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import grid_layout
 from axonn_tune.spec.measurement import HOST
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, MemoryBound
 from axonn_tune.spec.points import AttentionPoint, MemoryPoint
-from axonn_tune.spec.variant import Variant
 from axonn_tune.strategies.axonn4d import AXONN
 
 WARM_UP_STEPS = 2
@@ -128,8 +129,8 @@ def _job(workload: Workload) -> Job:
 
 def points_by_name(workload: Workload) -> dict[str, KernelPoint]:
     """Return a point for each operation of the step, by name; its time is still a placeholder."""
-    table = CandidateTable.single(Grid(1, 1, 1, 1), micro_batch=workload.n_sequences)
-    plan = AXONN.plan(workload.model, _job(workload), Variant(), table)
+    alone = Configuration(grid_layout(1, 1, 1, 1), micro_batch=workload.n_sequences)
+    plan = AXONN.plan(workload.model, _job(workload), CandidateTable.single(alone))
     points: dict[str, KernelPoint] = {}
     for phase in plan.phases:
         for op in phase.operations:

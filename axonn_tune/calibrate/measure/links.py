@@ -12,7 +12,7 @@ from axonn_tune.calibrate.measure.timing import Sampling, Timing, time_work
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.ranks.collectives import Collectives, wait
 from axonn_tune.runtime.ranks.recorder import Recorder
-from axonn_tune.spec.grid import Grid
+from axonn_tune.spec.layout import grid_layout
 
 # The groups of this axis of the mesh have the wanted stride and size.
 AXIS = "y"
@@ -40,7 +40,7 @@ class Groups:
     def mesh(self, device: torch.device) -> Mesh:
         """Return a mesh whose axis `AXIS` has these groups; all ranks call it."""
         n_blocks = dist.get_world_size() // (self.stride * self.size)
-        return Mesh(Grid(self.stride, self.size, n_blocks, 1), device=device)
+        return Mesh(grid_layout(self.stride, self.size, n_blocks, 1), device=device)
 
     def is_active(self, rank: int) -> bool:
         """Return whether a rank communicates."""

@@ -22,7 +22,6 @@ from axonn_tune.spec import names
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT
 
 
-
 class Matrix(nn.Module):
     """One weight: the rank's shard of its block.
 

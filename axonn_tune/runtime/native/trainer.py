@@ -122,7 +122,9 @@ class TorchTrainer:
         self._device = device
         self._batches = RandomTokens(request.model.vocab_size, job.seq_len, request.seed)
         self._micro_batch = request.configuration.micro_batch
-        self._n_microsteps = job.global_batch // (parallel.n_shares * request.configuration.micro_batch)
+        self._n_microsteps = job.global_batch // (
+            parallel.n_shares * request.configuration.micro_batch
+        )
         self._groups = _grouped(parallel.model)
         decays = [WEIGHT_DECAY if group[0].dim() > 1 else 0.0 for group in self._groups]
         groups = [

@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from axonn_tune.errors import AxonnTuneError
+from axonn_tune.errors import AxonnTuneError, InputError
+from axonn_tune.runtime.ranks.launch import in_job, launch
 from axonn_tune.runtime.ranks.session import MeetingError, Place, joined, pick_device
 from axonn_tune.runtime.request import RunRequest
-from axonn_tune.runtime.run import train
+from axonn_tune.runtime.run import TrainerFactory, build_trainer, train
 from axonn_tune.spec.measurement import Measurement
 
 
@@ -35,6 +36,9 @@ class Keeper(Protocol):
     def keep_failure(self, key: str, reason: str) -> None:
         """Keep the reason why a run failed."""
 
+    def under_way(self) -> Sequence[str]:
+        """Return the keys of the runs that began and have not ended."""
+
 
 @dataclass(frozen=True)
 class RunSeries:
@@ -50,6 +54,8 @@ class RunSeries:
         How long ranks wait for each other between two runs.
     quiet
         Whether to print no progress.
+    factory
+        Builds what trains the model of a request.
     """
 
     runs: Sequence[tuple[str, RunRequest]]
@@ -57,6 +63,40 @@ class RunSeries:
     device: str
     timeout_seconds: float
     quiet: bool = False
+    factory: TrainerFactory = build_trainer
+
+    @property
+    def n_left(self) -> int:
+        """Number of runs that have not ended."""
+        ended = self.keeper.ended()
+        return sum(key not in ended for key, _ in self.runs)
+
+
+def launch_series(series: RunSeries, n_ranks: int) -> None:
+    """Do all runs that are left, on ranks that are started here or in the job that there is.
+
+    A rank that is started here and dies takes its run with it, and one that hangs is replaced;
+    in the job of another launcher it takes the job, which can be resumed.
+
+    Raises
+    ------
+    AxonnTuneError
+        The input is bad, or no run can begin.
+    """
+    if in_job():
+        launch(execute_series, series, n_ranks, series.device)
+        return
+    while n_left := series.n_left:
+        try:
+            launch(execute_series, series, n_ranks, series.device)
+        except InputError:
+            raise
+        except AxonnTuneError as error:
+            begun = series.keeper.under_way()
+            if begun:
+                series.keeper.keep_failure(begun[-1], str(error))
+            elif n_left == series.n_left:
+                raise
 
 
 def execute_series(series: RunSeries, place: Place) -> None:
@@ -78,7 +118,7 @@ def execute_series(series: RunSeries, place: Place) -> None:
             with joined(place, device, request.timeout_seconds, dist.PrefixStore(key, store)):
                 if place.rank == 0:
                     _announce(series, number, key)
-                measurement = train(request, place, device)
+                measurement = train(request, place, device, series.factory)
             if measurement is not None:
                 series.keeper.keep(key, measurement)
         except MeetingError:
