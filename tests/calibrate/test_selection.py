@@ -6,6 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from axonn_tune.spec.grid import CandidateTable, Grid
+from axonn_tune.spec.variant import Variant
+
 from axonn_tune.api import build_search
 from axonn_tune.calibrate import selection
 from axonn_tune.calibrate.fit.links import LevelShape, fitted_levels
@@ -13,11 +16,9 @@ from axonn_tune.calibrate.measure.kernels import points_by_name
 from axonn_tune.calibrate.measure.links import whole_bytes
 from axonn_tune.calibrate.wanted import kernels_of, largest_messages
 from axonn_tune.io.presets import load_model
-from axonn_tune.spec.grid import CandidateTable, Grid
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import MEMORY_KERNELS, Attention, Collective, Gemm
 from axonn_tune.spec.points import LinkPoint
-from axonn_tune.spec.variant import Variant
 from axonn_tune.strategies.axonn4d import AXONN
 
 THOROUGH = selection.thorough_extent(on_gpu=False)

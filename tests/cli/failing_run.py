@@ -9,12 +9,13 @@ import sys
 import time
 from functools import partial
 
+from axonn_tune.spec.grid import Grid
+
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.io.presets import load_model
 from axonn_tune.runtime.ranks.launch import launch
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.runtime.run import build_trainer, execute
-from axonn_tune.spec.grid import Grid
 from axonn_tune.spec.job import Job
 
 

@@ -3,9 +3,9 @@
 import itertools
 from dataclasses import dataclass, field, replace
 
+from axonn_tune.spec.grid import Grid
 from runtime.ranks import Trained, grids
 
-from axonn_tune.spec.grid import Grid
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.model import RECOMPUTES, Model
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 import torch
+from axonn_tune.spec.grid import AXES, ORDERS, Grid, Placements
 
 from axonn_tune.runtime.axonn.boxes import BlockLayout, _boxes_of_range
 from axonn_tune.runtime.axonn.hashing import mix, unit_interval
 from axonn_tune.runtime.axonn.mesh import rank_table
-from axonn_tune.spec.grid import AXES, ORDERS, Grid, Placements
 
 
 @dataclass

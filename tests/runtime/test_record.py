@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
+from axonn_tune.spec.grid import CandidateTable
+from axonn_tune.spec.variant import Variant
 from runtime.cases import BATCH, telling_cases, trained
 from runtime.ranks import on_grid, on_ranks
 
 from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
-from axonn_tune.spec.grid import CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Collective, Gemm
-from axonn_tune.spec.variant import Variant
 from axonn_tune.strategies.axonn4d import AXONN
 
 BUCKETED = "gradient.all_reduce"

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from axonn_tune.spec.grid import Layout  # noqa: E402
 from runtime.ranks import on_ranks  # noqa: E402
 
 from axonn_tune.api import build_search, predict_search  # noqa: E402
@@ -12,7 +13,6 @@ from axonn_tune.io.presets import load_model  # noqa: E402
 from axonn_tune.launch.script import launch_files  # noqa: E402
 from axonn_tune.runtime.request import RunRequest  # noqa: E402
 from axonn_tune.runtime.run import build_trainer  # noqa: E402
-from axonn_tune.spec.grid import Layout  # noqa: E402
 from axonn_tune.spec.job import Job, Overlap  # noqa: E402
 from axonn_tune.spec.model import Model  # noqa: E402
 from axonn_tune.step.explain import explain  # noqa: E402

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from axonn_tune.spec.grid import Grid
 from runtime.cases import BATCH, GPT, MODELS
 from runtime.ranks import Trained, assert_close, grids, on_grid, on_ranks
 from runtime.reference import Reference, whole_parameters
@@ -16,7 +17,6 @@ from axonn_tune.runtime.axonn.linear import Linear4D
 from axonn_tune.runtime.axonn.loss import IGNORED, goldfish_targets
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
-from axonn_tune.spec.grid import Grid
 from axonn_tune.spec.job import Overlap
 
 LEARNING = {"lr": 1e-2, "weight_decay": 0.1, "clip_norm": 0.5}

@@ -165,7 +165,7 @@ def test_ors_waits_for_the_last_but_one_reduce_scatter():
         "backward.embedding.scatter_add": {"proj"},
         "gradient.tied": {"embedding"},
     }
-    assert [p.name for p in on.microstep][-1] == "accumulate"
+    assert [p.name for p in on.microstep.phases][-1] == "accumulate"
 
 
 @given(worlds())
@@ -296,7 +296,9 @@ def test_flops_over_all_ranks_are_the_models(recompute):
     attention = passes * 4 * tokens * JOB.seq_len * heads * MODEL.n_layers
     products = MODEL.hardware_flops(tokens, JOB.seq_len, recompute) - attention
     assert flops_of_all_ranks(plan, Gemm) == pytest.approx(products, rel=1e-12)
-    assert flops_of_all_ranks(plan, Attention) == pytest.approx(GRID.x * attention, rel=1e-12)
+    assert flops_of_all_ranks(plan, Attention) == pytest.approx(
+        GRID.size("x") * attention, rel=1e-12
+    )
 
 
 @given(worlds())
@@ -375,7 +377,9 @@ class Ranks:
 
     def __init__(self, grid):
         self.grid = grid
-        self.all = list(np.ndindex(grid.x, grid.y, grid.z, grid.data))
+        self.all = list(
+            np.ndindex(grid.size("x"), grid.size("y"), grid.size("z"), grid.size("data"))
+        )
         self.carried = {}
         self.products = {}
 
@@ -383,7 +387,12 @@ class Ranks:
         at = AXES.index(axis)
         for rank in self.all:
             if rank[at] == 0:
-                sizes = (self.grid.x, self.grid.y, self.grid.z, self.grid.data)
+                sizes = (
+                    self.grid.size("x"),
+                    self.grid.size("y"),
+                    self.grid.size("z"),
+                    self.grid.size("data"),
+                )
                 yield [(*rank[:at], i, *rank[at + 1 :]) for i in range(sizes[at])]
 
     def _note(self, name, kind, axis, n_elements):
@@ -429,7 +438,10 @@ class Ranks:
 
     def _part(self, matrix, rank, axis, dimension):
         if axis == "tokens":
-            index, n_parts = rank[3] * self.grid.z + rank[2], self.grid.z * self.grid.data
+            index, n_parts = (
+                rank[3] * self.grid.size("z") + rank[2],
+                self.grid.size("z") * self.grid.size("data"),
+            )
         else:
             index, n_parts = rank[AXES.index(axis)], getattr(self.grid, axis)
         return np.split(matrix, n_parts, axis=dimension)[index]
@@ -453,7 +465,7 @@ def test_two_layers_executed_on_every_rank_carry_what_the_plan_says(grid):
     """
     hidden, inner, n_sequences, seq_len = 48, 96, 2, 4
     model = Model("toy", 1, hidden, 4, 128, seq_len, ffn_hidden_size=inner)
-    n_tokens = n_sequences * seq_len * grid.z * grid.data
+    n_tokens = n_sequences * seq_len * grid.size("z") * grid.size("data")
     random = np.random.default_rng(7)
     tokens = random.integers(-4, 5, (n_tokens, hidden)).astype(float)
     weights = {
@@ -467,7 +479,8 @@ def test_two_layers_executed_on_every_rank_carry_what_the_plan_says(grid):
     blocks = {name: ranks.cut(w, *axes[name]) for name, w in weights.items()}
     shards = {
         name: {
-            rank: np.split(block.ravel(), grid.z)[rank[2]] for rank, block in blocks[name].items()
+            rank: np.split(block.ravel(), grid.size("z"))[rank[2]]
+            for rank, block in blocks[name].items()
         }
         for name in weights
     }
@@ -505,17 +518,19 @@ def test_two_layers_executed_on_every_rank_carry_what_the_plan_says(grid):
         n_reduced += ranks.carried.pop(f"{name}.data")[2]
         whole = ranks.cut(expected[name], *axes[name])
         assert same_on_all(
-            held, {rank: np.split(b.ravel(), grid.z)[rank[2]] for rank, b in whole.items()}
+            held, {rank: np.split(b.ravel(), grid.size("z"))[rank[2]] for rank, b in whole.items()}
         )
 
-    job = Job(grid.n_ranks, n_sequences * grid.z * grid.data, seq_len)
+    job = Job(grid.n_ranks, n_sequences * grid.size("z") * grid.size("data"), seq_len)
     plan = plan_of(job=job, model=model, grid=grid, micro_batch=n_sequences)
     for name, (kind, axis, n_elements) in ranks.carried.items():
         op = named(plan, name)
         assert (name, op.kind, op.axis, size(op.nbytes)) == (name, kind, axis, 2 * n_elements)
     for name, product in ranks.products.items():
         assert (name, *(size(getattr(named(plan, name), d)) for d in "mnk")) == (name, *product)
-    elements = sum(w.size for w in weights.values()) / (grid.x * grid.y * grid.z)
+    elements = sum(w.size for w in weights.values()) / (
+        grid.size("x") * grid.size("y") * grid.size("z")
+    )
     assert n_reduced == elements
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from axonn_tune.api import build_search
+from axonn_tune.search.candidates import legal_placements
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.search.search import Constraints, Search
@@ -182,19 +183,19 @@ def test_stages_share_the_layers_and_only_neighbours_talk():
     pipeline = plan.pipeline
     assert pipeline.n_stages == 4
     layers = [
-        sum(p.repeats for p in stage.forward if p.name.startswith("forward"))
+        sum(p.repeats for p in stage.forward.phases if p.name.startswith("forward"))
         for stage in (pipeline.first, pipeline.middle, pipeline.last)
     ]
     assert layers == [2, 2, 2]
     assert pipeline.transfer.nbytes[0] == 128 * 256 * 2.0 / 2  # a rank's part of the stream
-    names = [op.name for p in pipeline.first.forward for op in p.operations]
+    names = [op.name for p in pipeline.first.forward.phases for op in p.operations]
     assert any("embedding" in n for n in names) and not any("head" in n for n in names)
 
 
 def test_a_pipeline_may_count_embedding_and_head_as_layers():
     model = replace(MODEL, n_layers=14)
     search = Search(Scenario(model, JOB, build_search("tiny", 1).scenario.machine, PLAIN))
-    placements, _ = search.legal_placements()
+    placements, _ = legal_placements(search)
     stages = set(placements.size("pipeline").tolist())
     assert {1, 2, 4, 8, 16} >= stages and 8 in stages and 16 in stages
 
@@ -267,7 +268,9 @@ def test_zeropp_goes_across_nodes_once_in_a_step_and_in_few_bytes():
     """INT8 gather over all ranks until the second copy exists; then inside the node; gradients
     in INT4, first inside the node, then an h-th of them across."""
     plan = plan_of(zeropp(), secondary=8, across=2)
-    usual, sync = (sent(p, plan.candidates) for p in (plan.microstep.phases, plan.sync_microstep.phases))
+    usual, sync = (
+        sent(p, plan.candidates) for p in (plan.microstep.phases, plan.sync_microstep.phases)
+    )
     everyone = "secondary*across"
     assert everyone not in usual
     assert sync[everyone] == pytest.approx(INT8_BYTES * PSI * 15 / 16, rel=1e-12)
@@ -281,9 +284,11 @@ def test_each_part_of_zeropp_is_switched_alone(off):
     switches = {"qwz": True, "hpz": True, "qgz": True, off: False}
     strategy = strategy_named("zeropp", Switches(**switches))
     plan = plan_of(strategy, secondary=8, across=2)
-    sync = sent(plan.sync_microstep.phases or plan.microstep.phases, plan.candidates)
+    sync = sent((plan.sync_microstep or plan.microstep).phases, plan.candidates)
     usual = sent(plan.microstep.phases, plan.candidates)
-    kinds = {op.kind for p in plan.microstep.phases for op in p.operations if isinstance(op, Collective)}
+    kinds = {
+        op.kind for p in plan.microstep.phases for op in p.operations if isinstance(op, Collective)
+    }
     everyone = "secondary*across"
     if off == "qwz":
         assert sync[everyone] == pytest.approx(2 * PSI * 15 / 16, rel=1e-12)
