@@ -1,5 +1,7 @@
 """How tests call the package: the only place that knows the signatures of plans and searches."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from axonn_tune.search.candidates import legal_placements, with_micro_batches
@@ -149,3 +151,9 @@ def timeline_of(search, prediction, most_layers=None, most_microsteps=None):
 def passes_of(search, prediction, most_passes):
     """The passes of a pipeline as a timeline, and for how many micro-batches."""
     return pass_timeline(prediction, most_passes)
+
+
+def every_configuration_of(search):
+    """Predictions of every micro-batch, recomputation and virtual stage, also without room."""
+    ranking = rank_candidates(replace(search, include_oom=True, every_configuration=True))
+    return [ranking.prediction(row) for row in range(len(ranking))]

@@ -55,6 +55,7 @@ ALTERNATIVES = (
     ("none", "selective", "full"),
     ("flash", "unfused"),
     ("qkv", "proj", "up", "down"),
+    ("NN", "NT", "TN"),
 )
 OPERATORS: dict[type[ast.operator], tuple[str, ...]] = {
     ast.Add: ("-", "*"),
@@ -340,6 +341,16 @@ def drawn(rooms: Sequence[str], seed: int, count: int) -> list[Mutant]:
     return chosen
 
 
+def all_at(places: Sequence[str]) -> list[Mutant]:
+    """Every mutant of some lines, each written as ``path:line``."""
+    chosen = []
+    for place in places:
+        path, _, line = place.rpartition(":")
+        of_line = [mutant for mutant in _Planter(path).mutants if mutant.line == int(line)]
+        chosen += [mutant for mutant in of_line if _is_program(mutant)]
+    return chosen
+
+
 # Running -----------------------------------------------------------------------------------
 
 
@@ -540,12 +551,16 @@ def _digests(files: Sequence[str]) -> dict[str, str]:
     return digests
 
 
-def baseline(folder: Path) -> Baseline:
-    """Time the tests on the package as it is; those of files that have changed since last time."""
+def baseline(folder: Path, wanted: str) -> Baseline:
+    """Time the tests on the package as it is; those of files that have changed since last time.
+
+    Files are those of all rooms whose path has one of the words in it that `wanted` lists.
+    """
     files = [
         path.relative_to(ROOT).as_posix()
         for room in ROOMS
         for path in sorted((ROOT / "tests" / room).glob("test_*.py"))
+        if any(word in path.relative_to(ROOT).as_posix() for word in wanted.split(","))
     ]
     store = Path(tempfile.gettempdir()) / "axonn-tune-mutation"
     store.mkdir(exist_ok=True)
@@ -702,6 +717,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", default="", help="run these numbers of the drawn mutants, joined by commas"
     )
+    parser.add_argument(
+        "--at", default="", help="run every mutant of these lines (PATH:LINE,...) instead"
+    )
+    parser.add_argument(
+        "--tests", default="", help="use only files of tests with one of these words in their path"
+    )
     parser.add_argument("--verbose", action="store_true", help="name the test that noticed")
     return parser.parse_args(arguments)
 
@@ -710,7 +731,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Plant, run and report; the exit status is 1 if a mutant survives."""
     options = _options(arguments)
     rooms = options.rooms.split(",")
-    chosen = list(enumerate(drawn(rooms, options.seed, options.mutants), start=1))
+    if options.at:
+        mutants = all_at(options.at.split(","))
+    else:
+        mutants = drawn(rooms, options.seed, options.mutants)
+    chosen = list(enumerate(mutants, start=1))
     if options.only:
         wanted = {int(number) for number in options.only.split(",")}
         chosen = [(number, mutant) for number, mutant in chosen if number in wanted]
@@ -725,7 +750,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for folder in folders:
             folder.mkdir()
             _prepare(folder)
-        known = baseline(folders[0])
+        known = baseline(folders[0], options.tests)
         for outcome in run_mutants(chosen, known, folders):
             outcomes.append(outcome)
             line = f"[{len(outcomes)}/{len(chosen)}] {_kind(outcome)} #{outcome.number} "

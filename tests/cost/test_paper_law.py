@@ -78,7 +78,7 @@ def test_the_papers_model_is_its_rings_layer_by_layer(sizes, betas):
     assert seconds == pytest.approx([paper_seconds(MODEL, job, g, beta) for g in grids], rel=1e-12)
 
 
-# Launches -----------------------------------------------------------------------------------------
+# Launches ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("backward", "n_kernels"), [(False, 2 + 3), (True, 4 + 3)])

@@ -220,7 +220,7 @@ def test_memory_is_its_terms_with_fragmentation_and_reserve(strategy):
     )
 
 
-# Timelines of pipelines ---------------------------------------------------------------------------
+# Timelines of pipelines --------------------------------------------------------------------------
 
 
 def test_what_the_first_stage_synchronises_is_drawn_behind_the_passes():

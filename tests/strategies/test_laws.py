@@ -103,7 +103,7 @@ def test_where_layers_may_be_cut():
         assert not can_run(strategy, MODEL, JOB, n_virtual=2)
 
 
-# Nothing is left unawaited ------------------------------------------------------------------------
+# Nothing is left unawaited -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", [MODEL, LLAMA])
@@ -150,7 +150,7 @@ def test_attention_ends_when_keys_values_and_their_gradients_have_come_and_gone(
     assert number(forward.nbytes) == 128 * heads * 2.0
 
 
-# Kernels of the 4D grid and of Megatron-LM ---------------------------------------------------------
+# Kernels of the 4D grid and of Megatron-LM --------------------------------------------------
 
 
 def bytes_of(ops):
@@ -341,7 +341,7 @@ def test_without_sequence_parallelism_a_stage_gathers_what_it_was_sent(sequence_
             assert gather.name in copy.waits_for
 
 
-# The ZeRO family ----------------------------------------------------------------------------------
+# The ZeRO family ---------------------------------------------------------------------------------
 
 
 def zero_elements(model):

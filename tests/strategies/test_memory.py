@@ -38,7 +38,7 @@ PLAIN = Megatron3D(False, False, False)
 SHARDED = Megatron3D(True, True, True)
 
 
-# A list of a stage's tensors -------------------------------------------------------------------
+# A list of a stage's tensors ---------------------------------------------------------------------
 
 
 def tensors(model, n_layers, first, last):
@@ -292,7 +292,7 @@ def test_gathered_weights_are_those_of_neighbours_in_the_order_of_use(model, ove
     assert pair["gathered_weights"] == pytest.approx(expected, rel=1e-12)
 
 
-# Pipelines: schedules played pass by pass -------------------------------------------------------
+# Pipelines: schedules played pass by pass --------------------------------------------------------
 
 
 def most_alive(rank, n_stages, n_virtual, n_micro):
