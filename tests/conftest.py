@@ -22,6 +22,16 @@ settings.register_profile(
 settings.load_profile("ci" if os.environ.get("CI") else "quick")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """In CI, fail where a module is skipped because a package that it imports is missing."""
+    report = yield
+    if os.environ.get("CI") and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"CI must have what {collector.nodeid} needs: {report.longrepr[-1]}"
+    return report
+
+
 @pytest.fixture(scope="session")
 def perlmutter():
     """The shipped profile: nodes of four, listed rings inside them."""

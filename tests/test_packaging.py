@@ -44,7 +44,9 @@ def test_ci_calls_the_readmes_test_command_and_both_commands_are_on_its_first_sc
     commands = [line for line in first_screen if line.startswith("python3 -m venv")]
     assert len(commands) == 2
     assert "axonn-tune suggest --gpus 1024 --model 80b" in commands[0]
-    assert commands[1] in (ROOT / ".ci" / "run").read_text().splitlines()
+    steps = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert commands[1] in steps
+    assert "-m pytest -m slow" in steps[-1]
 
 
 def environment():
