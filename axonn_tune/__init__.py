@@ -9,20 +9,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from axonn_tune.api import compare, predict, suggest
+    from axonn_tune.api import (
+        compare,
+        explain,
+        launch,
+        plan,
+        predict,
+        scale,
+        suggest,
+        whatif,
+    )
     from axonn_tune.io.presets import load_machine, load_model
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "compare", "load_machine", "load_model", "predict", "suggest"]
-
+_API = ("compare", "explain", "launch", "plan", "predict", "scale", "suggest", "whatif")
 _HOME = {
-    "suggest": "axonn_tune.api",
-    "compare": "axonn_tune.api",
-    "predict": "axonn_tune.api",
-    "load_model": "axonn_tune.io.presets",
+    **dict.fromkeys(_API, "axonn_tune.api"),
     "load_machine": "axonn_tune.io.presets",
+    "load_model": "axonn_tune.io.presets",
 }
+
+__all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

@@ -1,35 +1,35 @@
-"""The Python interface: build a search from plain arguments, run it, predict one configuration."""
+"""The Python interface: what the commands answer, as DataFrames and documented objects.
+
+Every function takes the options of `options.SearchOptions` by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from axonn_tune.errors import InputError
-from axonn_tune.io.presets import load_machine, load_model
-from axonn_tune.search.rank import Ranking, rank_candidates
+from axonn_tune.io.presets import load_machine, load_model, machine_of_gpu
+from axonn_tune.options import SearchOptions, SubjectOptions, defaults, with_options
+from axonn_tune.search.one_layout import best_of_layout
+from axonn_tune.search.rank import Best, rank_candidates
 from axonn_tune.search.search import COST_MODELS, Constraints, Search
 from axonn_tune.spec.checks import require_choice, require_count
 from axonn_tune.spec.job import Job, Overlap
-from axonn_tune.spec.layout import (
-    ALIASES,
-    AXES,
-    ORDERS,
-    PAPER_ORDER,
-    Layout,
-    check_order,
-    parse_layout,
-)
+from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, Layout, check_order
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.spec.strategy import Strategy
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.named import STRATEGIES, Switches, strategy_named
 
 if TYPE_CHECKING:
     import pandas
+    from typing_extensions import Unpack
+
+    from axonn_tune.step.explain import Explanation
 
 DEFAULT_MACHINE = "perlmutter"
 # Tokens of a global batch in AxoNN's weak-scaling runs (arXiv 2502.08145): 2**24.
@@ -39,86 +39,99 @@ ModelLike: TypeAlias = Model | str | Path
 MachineLike: TypeAlias = Machine | str | Path
 
 
+@with_options(SubjectOptions, SearchOptions)
 def build_search(
     model: ModelLike,
     gpus: int,
-    machine: MachineLike = DEFAULT_MACHINE,
-    *,
-    global_batch: int | None = None,
-    global_batch_tokens: int | None = None,
-    seq_len: int | None = None,
-    micro_batch: int | None = None,
-    dtype: str = "bf16",
-    attention: str = "flash",
-    recompute: str = "auto",
-    oar: bool = True,
-    ors: bool = True,
-    oag: bool = True,
-    kernel_tuning: bool = True,
-    keep_gathered_weights: bool = False,
-    dropout: bool = False,
-    order: str = PAPER_ORDER,
-    cost_model: str = "full",
-    max_tp: int | None = None,
-    gx: int | None = None,
-    gy: int | None = None,
-    gz: int | None = None,
-    gdata: int | None = None,
-    fix: Mapping[str, int] | None = None,
-    strategy: str | Strategy = "axonn",
-    switches: Switches | None = None,
-    include_oom: bool = False,
-    every_configuration: bool = False,
+    machine: MachineLike | None = None,
+    **options: Unpack[SearchOptions],
 ) -> Search:
-    """Check the arguments and put them together; see `suggest` for their meaning.
+    """Check the options and put them together as a search.
+
+    Parameters
+    ----------
+    {options}
 
     Raises
     ------
     AxonnTuneError
-        Names the argument, its value and what is allowed.
+        Names the option, its value and what is allowed.
     """
+    given: dict[str, Any] = {**defaults(SearchOptions), **options}
     loaded_model = model if isinstance(model, Model) else load_model(model)
+    machine = DEFAULT_MACHINE if machine is None else machine
     loaded_machine = machine if isinstance(machine, Machine) else load_machine(machine)
-    seq_len = loaded_model.seq_len if seq_len is None else seq_len
+    seq_len = loaded_model.seq_len if given["seq_len"] is None else given["seq_len"]
     require_count("job", "seq_len", seq_len)
-    require_choice("job", "recompute", recompute, ("auto", *RECOMPUTES))
-    require_choice("search", "cost_model", cost_model, COST_MODELS)
-    chosen = strategy_named(strategy, switches) if isinstance(strategy, str) else strategy
-    axes = {axis: size for axis, size in zip(AXES, (gx, gy, gz, gdata), strict=True) if size}
-    for axis, size in (fix or {}).items():
+    require_choice("job", "recompute", given["recompute"], ("auto", *RECOMPUTES))
+    require_choice("search", "cost_model", given["cost_model"], COST_MODELS)
+    strategy, order = given["strategy"], given["order"]
+    if isinstance(strategy, str):
+        switches = Switches(**{field.name: given[field.name] for field in fields(Switches)})
+        strategy = strategy_named(strategy, switches)
+    axes = _fixed_axes(given)
+    for axis in axes:
+        require_choice(f"strategy {strategy.name}", "axis", axis, strategy.axes.names)
+    counts = {**axes, "micro_batch": given["micro_batch"], "max_tp": given["max_tp"]}
+    for name, count in counts.items():
+        if count is not None:
+            require_count("search", name, count)
+    if order != PAPER_ORDER and not strategy.axes.has_orders:
+        raise InputError(f"strategy {strategy.name} has one rank order; --order is axonn's")
+    if given["cost_model"] != "full" and not strategy.axes.is_grid:
+        raise InputError(f"strategy {strategy.name} has one cost model; --cost-model is AxoNN's")
+    job = Job(
+        n_gpus=gpus,
+        global_batch=_global_batch(given["global_batch"], given["global_batch_tokens"], seq_len),
+        seq_len=seq_len,
+        dtype=given["dtype"],
+        attention=given["attention"],
+        overlap=_overlap(given),
+        kernel_tuning=given["kernel_tuning"],
+        keep_gathered_weights=given["keep_gathered_weights"],
+        dropout=given["dropout"],
+    )
+    orders = ORDERS if order == "all" else (check_order(order),)
+    loaded_machine.peak_flops_per_s(job.dtype)
+    return Search(
+        Scenario(loaded_model, job, loaded_machine, strategy),
+        Constraints(axes, given["max_tp"], orders, given["micro_batch"]),
+        recomputes=RECOMPUTES if given["recompute"] == "auto" else (given["recompute"],),
+        cost_model=given["cost_model"],
+        include_oom=given["include_oom"],
+        every_configuration=given["every_configuration"],
+    )
+
+
+def _overlap(given: Mapping[str, Any]) -> Overlap:
+    """Return the three overlaps, each as given, else as `overlap` says."""
+    everything = given["overlap"] is not False
+    names = [field.name for field in fields(Overlap)]
+    return Overlap(**{n: everything if given[n] is None else given[n] for n in names})
+
+
+def _fixed_axes(given: Mapping[str, Any]) -> dict[str, int]:
+    """Return the axes that gx, gy, gz, gdata and fix give a size."""
+    sizes = (given["gx"], given["gy"], given["gz"], given["gdata"])
+    axes = {axis: size for axis, size in zip(AXES, sizes, strict=True) if size}
+    for axis, size in _fixes(given["fix"]):
         name = ALIASES.get(axis, axis)
         if axes.setdefault(name, size) != size:
             raise InputError(f"axis {name} is fixed to {axes[name]} and to {size}; give one size")
-    for axis in axes:
-        require_choice(f"strategy {chosen.name}", "axis", axis, chosen.axes.names)
-    for name, count in {**axes, "micro_batch": micro_batch, "max_tp": max_tp}.items():
-        if count is not None:
-            require_count("search", name, count)
-    job = Job(
-        n_gpus=gpus,
-        global_batch=_global_batch(global_batch, global_batch_tokens, seq_len),
-        seq_len=seq_len,
-        dtype=dtype,
-        attention=attention,
-        overlap=Overlap(oar, ors, oag),
-        kernel_tuning=kernel_tuning,
-        keep_gathered_weights=keep_gathered_weights,
-        dropout=dropout,
-    )
-    if order != PAPER_ORDER and not chosen.axes.has_orders:
-        raise InputError(f"strategy {chosen.name} has one rank order; --order is axonn's")
-    if cost_model != "full" and not chosen.axes.is_grid:
-        raise InputError(f"strategy {chosen.name} has one cost model; --cost-model is AxoNN's")
-    orders = ORDERS if order == "all" else (check_order(order),)
-    loaded_machine.peak_flops_per_s(dtype)
-    return Search(
-        Scenario(loaded_model, job, loaded_machine, chosen),
-        constraints=Constraints(axes, max_tp, orders, micro_batch),
-        recomputes=RECOMPUTES if recompute == "auto" else (recompute,),
-        cost_model=cost_model,
-        include_oom=include_oom,
-        every_configuration=every_configuration,
-    )
+    return axes
+
+
+def _fixes(fix: Mapping[str, int] | Sequence[str]) -> Iterable[tuple[str, int]]:
+    if isinstance(fix, Mapping):
+        return fix.items()
+    return [_fixed(text) for text in fix]
+
+
+def _fixed(text: str) -> tuple[str, int]:
+    axis, _, size = text.partition("=")
+    if not axis or not size.isdecimal() or int(size) < 1:
+        raise InputError(f"--fix: '{text}' is not AXIS=SIZE, such as tensor=8")
+    return axis.strip(), int(size)
 
 
 def _global_batch(sequences: int | None, tokens: int | None, seq_len: int) -> int:
@@ -139,123 +152,391 @@ def _global_batch(sequences: int | None, tokens: int | None, seq_len: int) -> in
     return tokens // seq_len
 
 
-def rank(
-    model: ModelLike, gpus: int, machine: MachineLike = DEFAULT_MACHINE, **options: Any
-) -> Ranking:
-    """Search and rank all configurations; the options are those of `build_search`."""
-    return rank_candidates(build_search(model, gpus, machine, **options))
-
-
+@with_options(SubjectOptions, SearchOptions)
 def suggest(
     model: ModelLike,
     gpus: int,
-    machine: MachineLike = DEFAULT_MACHINE,
+    machine: MachineLike | None = None,
     top_n: int | None = 10,
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> pandas.DataFrame:
-    """Rank the grids on which to train a model.
+    """Rank the layouts on which to train a model.
 
     Parameters
     ----------
-    model : str, path or Model
-        A preset (``"80b"``), a YAML file, a Hugging Face ``config.json``, or a `Model`.
-    gpus : int
-        Number of GPUs (dies, where each is a device of its own).
-    machine : str, path or Machine
-        A preset or a YAML file.
     top_n : int or None
-        Rows returned; None returns all.
-    **options
-        ``global_batch`` (sequences) or ``global_batch_tokens``, ``seq_len``,
-        ``micro_batch``, ``dtype``, ``attention`` (flash, unfused), ``recompute`` (none,
-        selective, full, auto), ``oar``, ``ors``, ``oag``, ``kernel_tuning``,
-        ``keep_gathered_weights``, ``order`` (such as ``"xyzd"``, or ``"all"``),
-        ``cost_model`` (full, paper), ``max_tp``, ``gx``, ``gy``, ``gz``, ``gdata``,
-        ``fix`` (sizes of any axes, by name), ``strategy`` (axonn, axonn-pipeline, megatron,
-        zero3, zeropp, zero-topo, or an object with the protocol `Strategy`), ``switches``
-        (`strategies.named.Switches`), ``dropout``,
-        ``include_oom``, ``every_configuration`` (every micro-batch and recomputation of a
-        grid, not its best only).
+        Number of rows; None returns all.
+    {options}
 
     Returns
     -------
     pandas.DataFrame
-        One row per grid and rank order with its best configuration, best first; units stand
-        in the names of the columns.
+        One row per layout and rank order with its best configuration, best first. The column
+        ``layout`` holds the text that `predict` and the command line read; units stand in the
+        names of the other columns, which are the keys of the JSON output. ``attrs`` says what the
+        numbers rest on.
 
     Raises
     ------
     AxonnTuneError
-        Bad input, or no grid that is legal and fits.
+        Bad input, or no layout that is legal and fits.
     """
-    import pandas
-
-    from axonn_tune.report.records import flat_record
-
-    predictions = rank(model, gpus, machine, **options).top(top_n)
-    return pandas.DataFrame([flat_record(prediction) for prediction in predictions])
+    search = build_search(model, gpus, machine, **options)
+    return _frame(search, rank_candidates(search).top(top_n))
 
 
+@with_options(SubjectOptions, SearchOptions)
 def compare(
     model: ModelLike,
     gpus: int,
-    machine: MachineLike = DEFAULT_MACHINE,
+    machine: MachineLike | None = None,
     strategies: Sequence[str] = tuple(STRATEGIES),
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> pandas.DataFrame:
-    """The best configuration of every strategy that has one, the fastest first.
+    """Return the best configuration of every strategy that has one, the fastest first.
 
     Parameters
     ----------
-    strategies : names; all of them if not given
-    **options
-        As those of `suggest`.
+    strategies : sequence of str
+        Names of the strategies; all of them if not given.
+    {options}
 
     Returns
     -------
     pandas.DataFrame
-        One row per strategy; axes that a strategy does not have are NaN.
+        One row per strategy, as those of `suggest`; axes that a strategy lacks are NaN.
 
     Raises
     ------
     AxonnTuneError
         Bad input.
     """
-    import pandas
-
-    from axonn_tune.report.records import flat_record
     from axonn_tune.studies.compare import compare as compare_searches
 
-    searches = [build_search(model, gpus, machine, strategy=s, **options) for s in strategies]
+    searches = [
+        build_search(model, gpus, machine, **{**options, "strategy": name}) for name in strategies
+    ]
     found = [best.prediction for best in compare_searches(searches)]
-    return pandas.DataFrame([flat_record(best) for best in found if best is not None])
+    return _frame(searches[0], [best for best in found if best is not None])
 
 
+@with_options(SubjectOptions, SearchOptions)
 def predict(
     model: ModelLike,
     gpus: int,
     grid: Layout | str,
-    machine: MachineLike = DEFAULT_MACHINE,
-    **options: Any,
+    machine: MachineLike | None = None,
+    **options: Unpack[SearchOptions],
 ) -> Prediction:
-    """Predict one grid: its best micro-batch and recomputation, unless these are given.
+    """Predict one layout: its best micro-batch and recomputation, unless these are given.
 
     A configuration that does not fit is predicted too, with ``fits`` False.
+
+    Parameters
+    ----------
+    grid : str or Layout
+        The layout, such as ``"8x4x4x8"`` or ``"tensor=8,data=16"``.
+    {options}
 
     Raises
     ------
     AxonnTuneError
-        Bad input, or a grid that breaks a rule of the algorithm (the message says which).
+        Bad input, or a layout that breaks a rule of the algorithm (the message says which).
     """
-    return predict_search(build_search(model, gpus, machine, **options), grid)
+    return best_of_layout(build_search(model, gpus, machine, **options), grid)
 
 
-def predict_search(search: Search, grid: Layout | str) -> Prediction:
-    """As `predict`, for a search that is already built."""
-    from axonn_tune.search.why_not import broken_by
+@with_options(SubjectOptions, SearchOptions)
+def explain(
+    model: ModelLike,
+    gpus: int,
+    grid: Layout | str,
+    machine: MachineLike | None = None,
+    **options: Unpack[SearchOptions],
+) -> Explanation:
+    """Say where the time of one layout goes, operation by operation, and what would help.
 
-    wanted = parse_layout(grid, search.scenario.strategy.axes) if isinstance(grid, str) else grid
-    reasons = broken_by(search, wanted)
-    if reasons:
-        raise InputError(f"grid {wanted} is not allowed: {'; '.join(reasons)}")
-    return rank_candidates(search.of_layout(wanted)).prediction(0)
+    Parameters
+    ----------
+    grid : str or Layout
+        The layout, such as ``"8x4x4x8"`` or ``"tensor=8,data=16"``.
+    {options}
+
+    Returns
+    -------
+    axonn_tune.step.explain.Explanation
+        The prediction, its operations, and the seconds that 10 % more of each resource saves.
+
+    Raises
+    ------
+    AxonnTuneError
+        Bad input, or a layout that breaks a rule of the algorithm (the message says which).
+    """
+    from axonn_tune.step.explain import explain as explained
+
+    return explained(predict(model, gpus, grid, machine, **options))
+
+
+@with_options(SubjectOptions, SearchOptions)
+def scale(
+    model: ModelLike | Sequence[ModelLike],
+    gpus: Sequence[int],
+    machine: MachineLike | None = None,
+    batch_per_gpu: int | None = None,
+    **options: Unpack[SearchOptions],
+) -> pandas.DataFrame:
+    """Return the best layout at each of several GPU counts, and how efficient each is.
+
+    Parameters
+    ----------
+    model : str, path, Model, or a sequence of these
+        One model, or for weak scaling one for each count.
+    gpus : sequence of int
+        The GPU counts.
+    batch_per_gpu : int or None
+        Sequences of the global batch for each GPU, if the batch is to grow.
+    {options}
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per count that has a candidate: ``gpus``, ``model``, ``global_batch``,
+        ``efficiency`` (against the first count), and the columns of `suggest`.
+
+    Raises
+    ------
+    AxonnTuneError
+        Bad input, or no count has a layout that fits.
+    """
+    from axonn_tune.report.scaling import scaling_records
+    from axonn_tune.studies.scaling import scale as scaled
+
+    searches = scaling_searches(model, gpus, machine, batch_per_gpu, **options)
+    points = scaled(searches)
+    return _frame_of_records(
+        searches[0], scaling_records(points), [p for p in map(_prediction, points) if p]
+    )
+
+
+def _prediction(best: Best) -> Prediction | None:
+    return best.prediction
+
+
+def scaling_searches(
+    model: ModelLike | Sequence[ModelLike],
+    gpus: Sequence[int],
+    machine: MachineLike | None = None,
+    batch_per_gpu: int | None = None,
+    **options: Unpack[SearchOptions],
+) -> list[Search]:
+    """Return a search for each GPU count; see `scale`.
+
+    Raises
+    ------
+    InputError
+        The models are not as many as the counts, or the batch is given twice.
+    """
+    models = [model] * len(gpus) if isinstance(model, str | Path | Model) else list(model)
+    if len(models) != len(gpus):
+        counts = ", ".join(map(str, gpus))
+        raise InputError(
+            f"--weak names {len(models)} models for {len(gpus)} counts ({counts}); give as many"
+        )
+    given = options.get("global_batch") or options.get("global_batch_tokens")
+    if batch_per_gpu is not None and given is not None:
+        raise InputError("give either --batch-per-gpu or a global batch, not both")
+    searches = []
+    for count, name in zip(gpus, models, strict=True):
+        batch: SearchOptions = {}
+        if batch_per_gpu is not None:
+            batch["global_batch"] = batch_per_gpu * count
+        searches.append(build_search(name, count, machine, **{**options, **batch}))
+    return searches
+
+
+@with_options(SubjectOptions, SearchOptions)
+def whatif(
+    model: ModelLike,
+    gpus: int,
+    machine: MachineLike | None = None,
+    changes: Sequence[str] = (),
+    by: float = 1.1,
+    **options: Unpack[SearchOptions],
+) -> pandas.DataFrame:
+    """Say how the best layout and its time change on another machine.
+
+    Parameters
+    ----------
+    changes : sequence of str
+        Changed numbers of the machine, such as ``"inter_node.bandwidth=2x"`` or ``"gpu=h200"``.
+    by : float
+        Factor of the table of sensitivities, which is returned where nothing is changed.
+    {options}
+
+    Returns
+    -------
+    pandas.DataFrame
+        With changes, three rows (``machine``: as it is, changed, layout kept) with the columns of
+        `suggest`; without, one row per number of the machine with the best step for less and for
+        more of it.
+
+    Raises
+    ------
+    AxonnTuneError
+        Bad input, or nothing fits.
+    """
+    from axonn_tune.report.whatif import influence_records, what_if_records
+    from axonn_tune.studies.whatif import best, influences, what_if
+
+    search = build_search(model, gpus, machine, **options)
+    if not changes:
+        records = influence_records(best(search), influences(search, by))
+        return _frame_of_records(search, records)
+    found = what_if(search, changed_machine(search, changes))
+    predictions = [found.before, found.after, found.kept]
+    return _frame_of_records(search, what_if_records(found), predictions)
+
+
+def changed_machine(search: Search, changes: Sequence[str]) -> Machine:
+    """Return the machine of a search with some numbers changed, the GPU first.
+
+    Raises
+    ------
+    InputError
+        No such number, or not a value for it.
+    """
+    from axonn_tune.studies.parameters import with_gpu, with_settings
+
+    machine, dtype = search.scenario.machine, search.scenario.job.dtype
+    gpu_changes = [change for change in changes if change.partition("=")[0].strip() == "gpu"]
+    for change in gpu_changes:
+        try:
+            other = machine_of_gpu(change.partition("=")[2].strip())
+        except InputError as error:
+            raise InputError(f"--set {change}: {error}") from None
+        machine = with_gpu(machine, other)
+    machine.peak_flops_per_s(dtype)
+    return with_settings(machine, [c for c in changes if c not in gpu_changes], dtype)
+
+
+@with_options(SubjectOptions, SearchOptions)
+def plan(
+    model: ModelLike,
+    gpus: int,
+    machine: MachineLike | None = None,
+    tokens: float | None = None,
+    deadline_seconds: float | None = None,
+    **options: Unpack[SearchOptions],
+) -> pandas.DataFrame:
+    """Plan a whole training run: days, node-hours, energy, money.
+
+    Parameters
+    ----------
+    tokens : float or None
+        Tokens of the whole run; 20 for each parameter (Chinchilla) if not given.
+    deadline_seconds : float or None
+        Time by which the run is to end: GPU counts grow until one meets it, and `gpus` does not
+        count.
+    {options}
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per GPU count that was tried, the last of which is the plan.
+
+    Raises
+    ------
+    AxonnTuneError
+        Bad input, nothing fits, or no count meets the deadline.
+    """
+    from axonn_tune.report.training import training_record
+    from axonn_tune.studies.training_run import (
+        CHINCHILLA_TOKENS_PER_PARAMETER,
+        meet_deadline,
+        training_run,
+    )
+
+    search = build_search(model, gpus, machine, **options)
+    if tokens is None:
+        tokens = CHINCHILLA_TOKENS_PER_PARAMETER * search.scenario.model.parameters
+    if deadline_seconds is None:
+        runs = [training_run(search, tokens)]
+    else:
+        runs = meet_deadline(search, tokens, deadline_seconds)
+    records = [training_record(run) for run in runs]
+    for record in records:
+        del record["prediction"]
+    return _frame_of_records(search, records, [run.best for run in runs])
+
+
+@with_options(SubjectOptions, SearchOptions)
+def launch(
+    model: ModelLike,
+    gpus: int,
+    grid: Layout | str | None = None,
+    machine: MachineLike | None = None,
+    framework: str | None = None,
+    train: str | None = None,
+    sbatch: Sequence[str] = (),
+    **options: Unpack[SearchOptions],
+) -> dict[str, str]:
+    """Return the job script, and what the framework reads, that run one layout.
+
+    Parameters
+    ----------
+    grid : str, Layout or None
+        The layout; the best one if not given.
+    framework : str or None
+        axonn, megatron, fsdp2 or deepspeed; the usual one of the strategy if not given.
+    train : str or None
+        The training script, for frameworks that have none of their own.
+    sbatch : sequence of str
+        Further options of sbatch, such as ``--account=abc``.
+    {options}
+
+    Returns
+    -------
+    dict of str to str
+        The text of each file by its name.
+
+    Raises
+    ------
+    AxonnTuneError
+        Bad input, or no released framework runs the strategy.
+    """
+    from axonn_tune.launch.script import launch_files
+
+    search = build_search(model, gpus, machine, **options)
+    chosen = best_of_layout(search, grid) if grid else rank_candidates(search).prediction(0)
+    return launch_files(chosen, framework, train, sbatch)
+
+
+def _frame(search: Search, predictions: Sequence[Prediction]) -> pandas.DataFrame:
+    from axonn_tune.report.records import flat_record
+
+    records = [flat_record(prediction) for prediction in predictions]
+    return _frame_of_records(search, records, predictions)
+
+
+def _frame_of_records(
+    search: Search, records: Sequence[dict[str, Any]], predictions: Sequence[Prediction] = ()
+) -> pandas.DataFrame:
+    """Return records as rows, with the layout of each and what all of them rest on."""
+    import numpy
+    import pandas
+
+    from axonn_tune import __version__
+    from axonn_tune.report.records import assumptions
+
+    frame = pandas.DataFrame(list(records))
+    if predictions:
+        frame["layout"] = [str(prediction.layout) for prediction in predictions]
+    frame.attrs = {
+        **assumptions(search),
+        "versions": {
+            "axonn_tune": __version__,
+            "numpy": numpy.__version__,
+            "pandas": pandas.__version__,
+        },
+    }
+    return frame

@@ -1,4 +1,7 @@
-"""Errors that a user can cause; the command line prints them in one line and exits with 2."""
+"""Errors that a user can cause, and the wording that their messages share.
+
+The command line prints such an error in one line and exits with 2.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterable
 
 
 class AxonnTuneError(Exception):
-    """Base of every error that names a wrong input and what is allowed instead."""
+    """Base of every error that names a wrong input and says what is allowed instead."""
 
 
 class InputError(AxonnTuneError):
@@ -14,22 +17,33 @@ class InputError(AxonnTuneError):
 
 
 class FileError(AxonnTuneError):
-    """A file is missing, malformed or cannot be written."""
+    """A file is missing, is malformed or cannot be written."""
 
 
 class NoCandidateError(AxonnTuneError):
-    """No grid satisfies the constraints; the message says which one fell to what."""
+    """No grid satisfies the constraints; the message says which of them ruled the grids out."""
 
 
-def closest(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'a' or 'b'?"`` for the known names closest to `name`, or nothing."""
+def one_line(text: str) -> str:
+    """Return the text without line breaks and other control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def spelling_hint(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'a' or 'b'?"`` with the known names most similar to `name`.
+
+    The hint is empty if no known name is similar.
+    """
     from difflib import get_close_matches
 
-    close = get_close_matches(name.lower(), list(known), n=3, cutoff=0.5)
-    return "; did you mean " + " or ".join(f"'{c}'" for c in close) + "?" if close else ""
+    similar = get_close_matches(name.lower(), list(known), n=3, cutoff=0.5)
+    if not similar:
+        return ""
+    return "; did you mean " + " or ".join(f"'{choice}'" for choice in similar) + "?"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`closest`, or all known names where none is close."""
+def choices_hint(name: str, known: Iterable[str]) -> str:
+    """Return the `spelling_hint`, or a list of all known names if none is similar to `name`."""
     choices = list(known)
-    return closest(name, choices) or ("; known: " + ", ".join(choices) if choices else "")
+    all_choices = "; known: " + ", ".join(choices) if choices else ""
+    return spelling_hint(name, choices) or all_choices

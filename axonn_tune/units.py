@@ -1,8 +1,8 @@
-"""Read and print physical quantities: ``"25 GB/s"`` to 2.5e10 and back.
+"""Read and print physical quantities: ``"25 GB/s"`` becomes 2.5e10 and back.
 
-Only this module knows prefixes. Units are SI (``GB`` is 1e9 bytes); ``GiB`` and
-its kin are the powers of 1024. Bits are refused: a link rate in Gbit/s that is
-read as GB/s is wrong by eight.
+Prefixes of units are known only here. Units are SI, so ``GB`` is 1e9 bytes; ``KiB``, ``MiB``,
+``GiB`` and so on are powers of 1024. Bits are refused: a link rate in Gbit/s that is read as
+GB/s is wrong by a factor of eight.
 """
 
 from __future__ import annotations
@@ -12,14 +12,26 @@ import re
 
 from axonn_tune.errors import InputError
 
+HOUR_SECONDS = 3600.0
+DAY_SECONDS = 86400.0
+YEAR_SECONDS = 365.25 * DAY_SECONDS
+
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
-DAY_SECONDS, YEAR_SECONDS = 86400.0, 365.25 * 86400.0
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
-_SECONDS |= {"d": DAY_SECONDS, "y": YEAR_SECONDS}
+_SECONDS = {
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ns": 1e-9,
+    "min": 60.0,
+    "h": HOUR_SECONDS,
+    "d": DAY_SECONDS,
+    "y": YEAR_SECONDS,
+}
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\s\d]\S*)?\s*")
 
-# The suffix of a field's name fixes the unit in which it is written; longest suffix first.
+# The suffix of a field's name fixes the units of its value. Error messages show these examples.
 _EXAMPLES = {
     "_bytes_per_s": "25 GB/s",
     "_flops_per_s": "312 TFLOP/s",
@@ -29,29 +41,29 @@ _EXAMPLES = {
     "_watts": "2.4 kW",
 }
 
-# Units that take a prefix.
+# These units take a prefix.
 _UNITS = {"_bytes_per_s": "B/s", "_bytes": "B", "_flops_per_s": "FLOP/s", "_watts": "W"}
 
 
 def suffix_of(field_name: str) -> str | None:
-    """The unit suffix of a field's name, or None for a plain number."""
+    """Return the unit suffix of a field's name, or None if its value is a plain number."""
     return next((suffix for suffix in _EXAMPLES if f"_{field_name}".endswith(suffix)), None)
 
 
 def parse_quantity(text: str | float | int, field_name: str) -> float:
-    """Read a number with an optional unit as the SI value of the named field.
+    """Return the SI value of a field from a number with an optional unit.
 
     Parameters
     ----------
     text : str or number
-        ``"25 GB/s"``, ``"5 us"``, ``"312 TFLOP/s"``, or a number, taken as SI.
+        A text such as ``"25 GB/s"``, ``"5 us"`` or ``"312 TFLOP/s"``, or a number in SI.
     field_name : str
-        Its suffix (``_bytes_per_s``, ``_seconds``, ...) fixes the allowed units.
+        Name of the field. Its suffix (``_bytes_per_s``, ``_seconds``, ...) fixes the units.
 
     Raises
     ------
     InputError
-        Not a number, an unknown unit, or a unit of bits.
+        The text is not a number, or its unit is unknown or one of bits.
     """
     if isinstance(text, bool) or not isinstance(text, int | float | str):
         raise InputError(f"{field_name}: expected a number, got {text!r}")
@@ -62,16 +74,18 @@ def parse_quantity(text: str | float | int, field_name: str) -> float:
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise InputError(f"{field_name}: '{text}' is not a number{example}")
-    number, unit = float(match[1]), match[2] or ""
+    number = float(match[1])
+    unit = match[2] or ""
     scale = 1.0 if unit == "" else _scale(unit, suffix)
     if scale is None:
-        bits = re.fullmatch(r"[kKMGTP]i?(b|bit|bits)(/s|ps)?", unit) is not None
-        hint = f" (bits: divide by 8 and write {unit[0]}B)" if bits else example
+        is_bits = re.fullmatch(r"[kKMGTP]i?(b|bit|bits)(/s|ps)?", unit) is not None
+        hint = f" (bits: divide by 8 and write {unit[0]}B)" if is_bits else example
         raise InputError(f"{field_name}: unit '{unit}' in '{text}' is not allowed{hint}")
     return number * scale
 
 
 def _scale(unit: str, suffix: str | None) -> float | None:
+    """Return a unit's value in SI, or None if fields with this suffix do not allow it."""
     if suffix == "_seconds":
         return _SECONDS.get(unit)
     if suffix == "_fraction":
@@ -79,7 +93,7 @@ def _scale(unit: str, suffix: str | None) -> float | None:
     ending = _UNITS.get(suffix or "")
     if ending is None or not unit.endswith(ending):
         return None
-    prefix = unit[: -len(ending)]
+    prefix = unit.removesuffix(ending)
     return _DECIMAL.get(prefix, _BINARY.get(prefix))
 
 
@@ -92,7 +106,7 @@ def _with_prefix(value: float, unit: str, digits: int) -> str:
 
 
 def format_quantity(value: float, field_name: str, digits: int = 4) -> str:
-    """Print an SI value with the unit that the field's suffix names.
+    """Return an SI value as text, in the unit that the suffix of the field's name fixes.
 
     >>> format_quantity(2.5e10, "bandwidth_bytes_per_s")
     '25 GB/s'
@@ -105,13 +119,17 @@ def format_quantity(value: float, field_name: str, digits: int = 4) -> str:
 
 
 def format_seconds(seconds: float, digits: int = 4) -> str:
-    """``0.0123`` to ``'12.3 ms'``."""
+    """Return a time as text, in a unit that fits.
+
+    >>> format_seconds(0.0123)
+    '12.3 ms'
+    """
     if seconds == 0 or not math.isfinite(seconds):
         return f"{seconds:g} s"
     if abs(seconds) >= 2 * DAY_SECONDS:
         return f"{seconds / DAY_SECONDS:.{digits}g} d"
-    if abs(seconds) >= 2 * 3600.0:
-        return f"{seconds / 3600.0:.{digits}g} h"
+    if abs(seconds) >= 2 * HOUR_SECONDS:
+        return f"{seconds / HOUR_SECONDS:.{digits}g} h"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(seconds) >= scale:
             return f"{seconds / scale:.{digits}g} {unit}"
@@ -119,12 +137,16 @@ def format_seconds(seconds: float, digits: int = 4) -> str:
 
 
 def gib(n_bytes: float) -> float:
-    """Bytes to GiB (2**30 bytes)."""
+    """Return a number of bytes in GiB (2**30 bytes)."""
     return n_bytes / 2.0**30
 
 
 def format_count(value: float) -> str:
-    """``8.0e10`` to ``'80B'`` (billions of parameters, as the field says it)."""
+    """Return a count as text, with B for 1e9 as in "a model of 80B parameters".
+
+    >>> format_count(8.0e10)
+    '80B'
+    """
     for prefix, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= scale:
             return f"{value / scale:.4g}{prefix}"
@@ -132,7 +154,18 @@ def format_count(value: float) -> str:
 
 
 def parse_count(text: str, owner: str) -> float:
-    """``"2T"`` or ``"300B"`` to a number; `owner` names it in errors."""
+    """Return the number that a text such as ``"2T"`` or ``"300B"`` means.
+
+    Parameters
+    ----------
+    owner : str
+        The flag or field that holds the text, as error messages call it.
+
+    Raises
+    ------
+    InputError
+        The text is not a count.
+    """
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)(e\d+)?\s*([kKMBGT]?)\s*", text)
     if match is None:
         raise InputError(f"{owner}: '{text}' is not a count, for example 2T or 300B")
@@ -141,7 +174,18 @@ def parse_count(text: str, owner: str) -> float:
 
 
 def parse_size(text: str, owner: str) -> int:
-    """``"64 MiB"`` to whole bytes; `owner` names it in errors."""
+    """Return the whole number of bytes that a text such as ``"64 MiB"`` means.
+
+    Parameters
+    ----------
+    owner : str
+        The flag or field that holds the text, as error messages call it.
+
+    Raises
+    ------
+    InputError
+        The text is not a size.
+    """
     try:
         return round(parse_quantity(text, "_bytes"))
     except InputError as error:

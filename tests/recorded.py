@@ -1,6 +1,6 @@
 """A recorded run by hand, for tests of what is made of it."""
 
-from axonn_tune.spec.grid import Grid
+from axonn_tune.spec.layout import grid_layout
 from axonn_tune.spec.measurement import Measurement, Operation, Step
 
 LAST_STEP = (
@@ -17,7 +17,7 @@ def step(seconds, gemm_seconds):
 
 
 MEASUREMENT = Measurement(
-    grid=Grid(2, 1, 1, 1),
+    grid=grid_layout(2, 1, 1, 1),
     order="xyzd",
     micro_batch=1,
     recompute="none",

@@ -66,10 +66,30 @@ def commands() -> list[list[str]]:
         found.append(["trace", *words, "--microsteps", "2", "--output", "written/trace.json"])
         found.append(["launch", *words, "--output", "written"])
     found += [
-        "scale --model 20b --gpus 64..512 --machine frontier --format json".split(),
-        "whatif --model 5b --gpus 32 --set inter_node.bandwidth=2x --format json".split(),
-        "whatif --model tiny --gpus 8 --format json".split(),
-        "plan --model 5b --gpus 64 --tokens 100B --format json".split(),
+        [
+            "scale",
+            "--model",
+            "20b",
+            "--gpus",
+            "64..512",
+            "--machine",
+            "frontier",
+            "--format",
+            "json",
+        ],
+        [
+            "whatif",
+            "--model",
+            "5b",
+            "--gpus",
+            "32",
+            "--set",
+            "inter_node.bandwidth=2x",
+            "--format",
+            "json",
+        ],
+        ["whatif", "--model", "tiny", "--gpus", "8", "--format", "json"],
+        ["plan", "--model", "5b", "--gpus", "64", "--tokens", "100B", "--format", "json"],
     ]
     return found
 

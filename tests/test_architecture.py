@@ -101,39 +101,81 @@ def inside_functions(tree):
     }
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_run_downwards(path):
-    tree, own = ast.parse(path.read_text()), room(path)
-    for module, _ in imports(tree):
-        assert not module.startswith("."), f"{own} must name {module} in full"
-        if module.split(".")[0] == "axonn_tune":
+def parsed_sources():
+    """Every module's path in the repository, its room and its syntax tree."""
+    for path in sources():
+        yield path.relative_to(ROOT), room(path), ast.parse(path.read_text())
+
+
+def assert_nobody_breaks(rule):
+    """Fail with one message that lists every offender in the package."""
+    offenders = [offender for source in parsed_sources() for offender in rule(*source)]
+    assert not offenders, "\n".join(["", *offenders])
+
+
+def wrong_imports(path, own_room, tree):
+    """Imports that run upwards, to a neighbour without a rule, or by a relative name."""
+    for module, node in imports(tree):
+        place = f"{path}:{node.lineno}"
+        if module.startswith("."):
+            yield f"{place} must name {module} in full"
+        elif module.split(".")[0] == "axonn_tune":
             target = [*module.split("."), ""][1]
-            assert target == own or target in BELOW[own], f"{own} must not import {module}"
+            if target != own_room and target not in BELOW[own_room]:
+                yield f"{place} {own_room} must not import {module}"
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_third_party_modules_stay_in_their_rooms(path):
-    tree = ast.parse(path.read_text())
+def test_imports_run_downwards():
+    assert_nobody_breaks(wrong_imports)
+
+
+def misplaced_libraries(path, own_room, tree):
+    """Third-party modules outside their rooms, or loaded at start-up though they are slow."""
     late = inside_functions(tree) | type_checking_only(tree)
     for module, node in imports(tree):
         name = module.split(".")[0]
-        assert room(path) in ONLY_IN.get(name, {room(path)}), f"{name} belongs to {ONLY_IN[name]}"
-        is_late = id(node) in late or room(path) in LOADED_LATE
-        assert is_late or name not in LATE, f"{name} is imported at start-up"
+        place = f"{path}:{node.lineno}"
+        if own_room not in ONLY_IN.get(name, {own_room}):
+            yield f"{place} {name} belongs to {sorted(ONLY_IN[name])}"
+        if name in LATE and id(node) not in late and own_room not in LOADED_LATE:
+            yield f"{place} {name} is imported at start-up"
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_io_opens_files(path):
-    if room(path) == "io":
+def test_third_party_modules_stay_in_their_rooms():
+    assert_nobody_breaks(misplaced_libraries)
+
+
+def opened_files(path, own_room, tree):
+    """Calls that open a file outside the room io."""
+    if own_room == "io":
         return
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             # These without an owner are functions of the room io; devnull is no file.
             first = ast.unparse(node.args[0]) if node.args else ""
             allowed = called in ("write_text", "write_bytes") or first == "os.devnull"
-            opens = called.rpartition(".")[2] in FILE_CALLS
-            assert not opens or allowed, f"{path.name} opens a file: {called}"
+            if called.rpartition(".")[2] in FILE_CALLS and not allowed:
+                yield f"{path}:{node.lineno} opens a file: {called}"
+
+
+def test_only_io_opens_files():
+    assert_nobody_breaks(opened_files)
+
+
+@pytest.mark.parametrize(
+    ("rule", "own_room", "code", "said"),
+    [
+        (wrong_imports, "spec", "from axonn_tune.cost import links", "spec must not import"),
+        (wrong_imports, "spec", "from . import model", "must name . in full"),
+        (misplaced_libraries, "cost", "def f():\n    import torch", "torch belongs to"),
+        (misplaced_libraries, "report", "import pandas", "pandas is imported at start-up"),
+        (opened_files, "cost", "path.read_text()", "opens a file: path.read_text"),
+    ],
+)
+def test_an_offender_is_found_and_named(rule, own_room, code, said):
+    (offender,) = rule(Path("module.py"), own_room, ast.parse(code))
+    assert offender.startswith("module.py:") and said in offender
 
 
 def test_every_room_has_its_rule():

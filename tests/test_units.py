@@ -14,7 +14,9 @@ from axonn_tune.units import (
     format_quantity,
     format_seconds,
     gib,
+    parse_count,
     parse_quantity,
+    parse_size,
     suffix_of,
 )
 
@@ -136,3 +138,23 @@ def test_counts_and_gib() -> None:
     assert format_count(1.008e12) == "1.008T"
     assert format_count(12) == "12"
     assert gib(3 * 2.0**30) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2T", 2e12), ("300B", 300e9), (" 1.5k ", 1500.0), ("3e11", 3e11), (".5M", 5e5)],
+)
+def test_a_count_is_read(text: str, value: float) -> None:
+    assert parse_count(text, "--tokens") == pytest.approx(value, rel=1e-15)
+
+
+def test_sizes_are_read_as_whole_bytes() -> None:
+    assert parse_size("64 MiB", "--message") == 64 * 2**20
+    assert parse_size("1.5 kB", "--message") == 1500
+
+
+def test_errors_of_counts_and_sizes_name_their_owner() -> None:
+    with pytest.raises(InputError, match=r"^--tokens: 'many' is not a count"):
+        parse_count("many", "--tokens")
+    with pytest.raises(InputError, match=r"^--message: unit 'Mb' .*bits"):
+        parse_size("64 Mb", "--message")

@@ -212,8 +212,8 @@ def _write(options: dict[str, Any], findings: Findings, base: Machine | None) ->
     from pathlib import Path
 
     from axonn_tune.calibrate.fit.assemble import machine_of
+    from axonn_tune.io.operating_system import drivers, relevant_variables
     from axonn_tune.io.presets import preset_machines
-    from axonn_tune.io.system import drivers, relevant_variables
     from axonn_tune.io.yaml_files import save_yaml
     from axonn_tune.report.profile import calibration_text
     from axonn_tune.spec.calibration import Calibration

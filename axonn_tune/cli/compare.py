@@ -10,7 +10,6 @@ from axonn_tune.cli.options import (
     format_option,
     job_options,
     output_option,
-    search_arguments,
 )
 from axonn_tune.cli.progress import Progress, quiet_option
 
@@ -51,9 +50,8 @@ def emit_comparison(
     from axonn_tune.studies.compare import compare
 
     names = strategies.split(",") if strategies else list(STRATEGIES)
-    arguments = search_arguments(options)
     contenders = compare(
-        [build_search(**{**arguments, "strategy": name.strip()}) for name in names],
+        [build_search(**{**options, "strategy": name.strip()}) for name in names],
         Progress("Searching", quiet),
     )
     if output_format == "table":

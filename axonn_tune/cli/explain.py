@@ -10,7 +10,6 @@ from axonn_tune.cli.options import (
     format_option,
     output_option,
     plot_option,
-    search_arguments,
     search_options,
 )
 
@@ -45,16 +44,17 @@ def command(
       axonn-tune explain --gpus 64 --model 20b --grid 1x4x16x1 --machine frontier --format json
       axonn-tune explain --gpus 1024 --model 80b --grid 1x4x64x4 --plot step.png
     """
-    from axonn_tune.api import build_search, predict_search
+    from axonn_tune.api import build_search
     from axonn_tune.cli.output import as_json, check_plot, emit
+    from axonn_tune.search.one_layout import best_of_layout
     from axonn_tune.step.explain import explain
 
     check_plot(plot)
-    search = build_search(**search_arguments(options))
-    prediction = predict_search(search, grid)
+    search = build_search(**options)
+    prediction = best_of_layout(search, grid)
     explanation = explain(prediction)
     if plot is not None:
-        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.io.files import write_bytes
         from axonn_tune.report.search_plots import explanation_figure
 
         write_bytes(plot, explanation_figure(explanation, plot))

@@ -22,7 +22,7 @@ def import_logs(options: dict[str, Any], base: Machine | None) -> None:
     from axonn_tune.calibrate.expected import expected, groups_of
     from axonn_tune.calibrate.fit.assemble import with_gemm_points, with_link_points
     from axonn_tune.errors import InputError
-    from axonn_tune.io.logs.read import read_logs
+    from axonn_tune.io.logs import read_logs
     from axonn_tune.io.yaml_files import save_yaml
     from axonn_tune.report.profile import expected_text
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from axonn_tune.cli.options import search_arguments, search_options
+from axonn_tune.cli.options import search_options
 
 
 @click.command("launch")
@@ -38,13 +38,14 @@ def command(
       axonn-tune launch --gpus 512 --model llama3-70b --strategy megatron --output run
       axonn-tune launch --gpus 384 --model 20b --machine frontier --strategy zeropp
     """
-    from axonn_tune.api import build_search, predict_search
-    from axonn_tune.io.directories import write_files
+    from axonn_tune.api import build_search
+    from axonn_tune.io.files import write_files
     from axonn_tune.launch.script import launch_files, memory_warning
+    from axonn_tune.search.one_layout import best_of_layout
     from axonn_tune.search.rank import rank_candidates
 
-    search = build_search(**search_arguments(options))
-    chosen = rank_candidates(search).prediction(0) if grid is None else predict_search(search, grid)
+    search = build_search(**options)
+    chosen = rank_candidates(search).prediction(0) if grid is None else best_of_layout(search, grid)
     files = launch_files(chosen, framework, train, sbatch)
     for path in write_files(output, files):
         click.echo(path)

@@ -51,7 +51,7 @@ def show_command(name: str, plot: str | None) -> None:
 
     machine = load_machine(name)
     if plot is not None:
-        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.io.files import write_bytes
         from axonn_tune.report.plots import machine_figure
 
         write_bytes(plot, machine_figure(machine, plot))

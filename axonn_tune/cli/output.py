@@ -30,7 +30,7 @@ def emit(text: str, output: str | None) -> None:
     if output is None:
         click.echo(_styled(text), color=False if os.environ.get("NO_COLOR") else None)
         return
-    from axonn_tune.io.yaml_files import write_text
+    from axonn_tune.io.files import write_text
 
     write_text(output, text.rstrip("\n") + "\n")
 

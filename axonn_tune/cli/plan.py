@@ -12,7 +12,6 @@ from axonn_tune.cli.options import (
     format_option,
     output_option,
     plan_options,
-    search_arguments,
 )
 from axonn_tune.cli.progress import Progress, quiet_option
 
@@ -23,6 +22,9 @@ MOST_TOKENS = 1e18  # far beyond any text that there is
 
 
 @click.command("plan")
+@click.option(
+    "--gpus", type=click.IntRange(min=1), help="Number of GPUs to plan on.  [or give --deadline]"
+)
 @plan_options
 @click.option(
     "--tokens", help="Of the whole run: 2T, 300B.  [default: 20 for each parameter, Chinchilla]"
@@ -72,8 +74,7 @@ def command(
     if (gpus is None) == (deadline is None):
         raise InputError("give either --gpus, or --deadline, such as 30d")
     of_site = {name: options.pop(name) for name in _OF_SITE}
-    arguments = search_arguments({**options, "gpus": gpus or 1})
-    search = _at_site(build_search(**arguments), of_site)
+    search = _at_site(build_search(**{**options, "gpus": gpus or 1}), of_site)
     n_tokens = CHINCHILLA_TOKENS_PER_PARAMETER * search.scenario.model.parameters
     if tokens is not None:
         n_tokens = parse_count(tokens, "--tokens")

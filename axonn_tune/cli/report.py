@@ -9,7 +9,6 @@ import click
 
 from axonn_tune.cli.options import (
     given_options,
-    search_arguments,
     search_options,
     words_of,
 )
@@ -89,8 +88,8 @@ def write_report(
 
     from axonn_tune import __version__
     from axonn_tune.cli.output import emit
-    from axonn_tune.io.assets import page_parts
     from axonn_tune.io.json_files import load_json
+    from axonn_tune.io.package_data import page_parts
     from axonn_tune.launch.script import FRAMEWORKS
     from axonn_tune.report.page import page_document, page_html
     from axonn_tune.spec.validation import Validation
@@ -117,7 +116,7 @@ def _searches(options: dict[str, Any]) -> list[Search]:
     from axonn_tune.api import build_search
     from axonn_tune.strategies.named import STRATEGIES
 
-    arguments = {**search_arguments(options), "include_oom": True}
+    arguments = {**options, "include_oom": True}
     names = list(STRATEGIES) if options["strategy"] == "all" else [options["strategy"]]
     return [build_search(**{**arguments, "strategy": name}) for name in names]
 

@@ -20,12 +20,12 @@ def command(plot: str | None, quiet: bool, output_format: str, output: str | Non
     Examples:
       axonn-tune reproduce
       axonn-tune reproduce --format csv --output rows.csv
-      axonn-tune reproduce --format markdown --output docs/validation.md --plot docs/validation.svg
+      axonn-tune reproduce --format markdown --output docs/validation.md --plot docs/validation.png
     """
     from axonn_tune.cli.output import as_csv, as_json, check_plot, emit
+    from axonn_tune.io.files import write_bytes
+    from axonn_tune.io.package_data import load_published
     from axonn_tune.io.presets import list_machines, load_machine, load_model
-    from axonn_tune.io.published import load_published
-    from axonn_tune.io.yaml_files import write_bytes
     from axonn_tune.report import validation
     from axonn_tune.reproduce.everything import reproduce
     from axonn_tune.reproduce.loaders import Loaders

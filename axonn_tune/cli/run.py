@@ -11,7 +11,6 @@ from axonn_tune.cli.options import (
     launch_options,
     output_option,
     run_options,
-    search_arguments,
 )
 
 if TYPE_CHECKING:
@@ -112,9 +111,10 @@ def _choose(
     grid: str | None, suggest: bool, gpus: int | None, device: str, options: dict[str, Any]
 ) -> tuple[Search, Prediction]:
     """The grid that was asked for, or the best one, with how to train on it."""
-    from axonn_tune.api import build_search, predict_search
+    from axonn_tune.api import build_search
     from axonn_tune.errors import InputError
     from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
+    from axonn_tune.search.one_layout import best_of_layout
     from axonn_tune.search.rank import rank_candidates
     from axonn_tune.spec.layout import AXONN_AXES, parse_layout
 
@@ -126,7 +126,7 @@ def _choose(
         raise InputError("--recompute auto needs the profile of this machine: give --machine")
     if grid is not None and gpus is not None:
         raise InputError("--gpus goes with --suggest; --grid says how many ranks there are")
-    arguments = search_arguments(options)
+    arguments = dict(options)
     arguments["dtype"] = arguments["dtype"] or default_dtype(device)
     if suggest:
         n_ranks = gpus or ranks_at_hand(device)
@@ -140,4 +140,4 @@ def _choose(
     one_each = wanted.size("z") * wanted.size("data") * micro_batch
     arguments["global_batch"] = arguments["global_batch"] or one_each
     search = build_search(gpus=wanted.n_ranks, **arguments)
-    return search, predict_search(search, wanted)
+    return search, best_of_layout(search, wanted)

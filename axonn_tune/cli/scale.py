@@ -11,12 +11,15 @@ from axonn_tune.cli.options import (
     output_option,
     plot_option,
     scale_options,
-    search_arguments,
 )
 from axonn_tune.cli.progress import Progress, quiet_option
 
 
 @click.command("scale")
+@click.option(
+    "--gpus", required=True, metavar="COUNTS", help="128..16384 (doublings), or 96,384,1536."
+)
+@click.option("--model", help="Model of every count: preset, YAML file, config.json.")
 @scale_options
 @click.option(
     "--weak", metavar="MODELS", help="Weak scaling: one model for each count, 5b,10b,20b,40b."
@@ -53,15 +56,18 @@ def command(
       axonn-tune scale --weak 5b,10b,20b,40b,80b,160b,320b --gpus 512..32768 --machine frontier
       axonn-tune scale --model llama3-8b --gpus 8..512 --batch-per-gpu 2 --machine alps --plot s.svg
     """
+    from axonn_tune.api import scaling_searches
     from axonn_tune.cli.output import as_csv, as_json, check_plot, emit
     from axonn_tune.report import scaling
-    from axonn_tune.studies.scaling import scale
+    from axonn_tune.studies.scaling import parse_counts, scale
 
     check_plot(plot)
-    searches = _searches(gpus, model, weak, batch_per_gpu, options)
+    searches = scaling_searches(
+        _models(model, weak), parse_counts(gpus), batch_per_gpu=batch_per_gpu, **options
+    )
     points = scale(searches, Progress("Searching", quiet))
     if plot is not None:
-        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.io.files import write_bytes
         from axonn_tune.report.search_plots import scaling_figure
 
         write_bytes(plot, scaling_figure(points, plot))
@@ -73,34 +79,10 @@ def command(
         emit(scaling.scaling_text(points, options["machine"] is not None), output)
 
 
-def _searches(
-    gpus: str,
-    model: str | None,
-    weak: str | None,
-    batch_per_gpu: int | None,
-    options: dict[str, Any],
-) -> list[Any]:
-    """One for each count."""
-    from axonn_tune.api import build_search
+def _models(model: str | None, weak: str | None) -> str | list[str]:
+    """Return the one model, or for weak scaling one for each count."""
     from axonn_tune.errors import InputError
-    from axonn_tune.studies.scaling import parse_counts
 
-    counts = parse_counts(gpus)
     if (model is None) == (weak is None):
         raise InputError("give either --model, or --weak with a model for each count")
-    models = [str(model)] * len(counts) if weak is None else weak.split(",")
-    if len(models) != len(counts):
-        raise InputError(
-            f"--weak names {len(models)} models for {len(counts)} counts "
-            f"({', '.join(map(str, counts))}); give as many"
-        )
-    given = options["global_batch"] or options["global_batch_tokens"]
-    if batch_per_gpu is not None and given is not None:
-        raise InputError("give either --batch-per-gpu or a global batch, not both")
-    searches = []
-    for count, name in zip(counts, models, strict=True):
-        arguments = search_arguments({**options, "model": name.strip(), "gpus": count})
-        if batch_per_gpu is not None:
-            arguments["global_batch"] = batch_per_gpu * count
-        searches.append(build_search(**arguments))
-    return searches
+    return str(model) if weak is None else [name.strip() for name in weak.split(",")]

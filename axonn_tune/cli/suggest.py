@@ -12,7 +12,6 @@ from axonn_tune.cli.options import (
     given_options,
     output_option,
     plot_option,
-    search_arguments,
     search_options,
     words_of,
 )
@@ -69,7 +68,6 @@ def command(
     from axonn_tune.cli.output import as_csv, as_json, check_plot, emit
     from axonn_tune.errors import InputError
     from axonn_tune.search.rank import rank_candidates
-    from axonn_tune.spec.layout import parse_layout
 
     check_plot(plot)
     if plot is not None and options["strategy"] == "all":
@@ -83,15 +81,15 @@ def command(
 
         emit_comparison(options, output_format, output, quiet=quiet)
         return
-    search = build_search(**search_arguments(options))
+    search = build_search(**options)
     if why_not is not None:
-        from axonn_tune.search.why_not import why_not as reason_of
+        from axonn_tune.search.one_layout import why_not as reason_of
 
-        emit(reason_of(search, parse_layout(why_not, search.scenario.strategy.axes)), output)
+        emit(reason_of(search, why_not), output)
         return
     ranking = rank_candidates(search)
     if plot is not None:
-        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.io.files import write_bytes
         from axonn_tune.report.search_plots import ranking_figure
 
         write_bytes(plot, ranking_figure(ranking, top_n, plot))

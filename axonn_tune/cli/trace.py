@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from axonn_tune.cli.options import search_arguments, search_options
+from axonn_tune.cli.options import search_options
 
 # Of a trace that does not say how many micro-steps it wants; Perfetto opens far more.
 MOST_OPERATIONS = 100_000
@@ -54,14 +54,15 @@ def command(
       axonn-tune trace --gpus 4 --model tiny --grid 2x2x1x1 --dtype fp32 --machine mycluster.yaml \\
         --global-batch 1 --measured run.json --output trace.json
     """
-    from axonn_tune.api import build_search, predict_search
+    from axonn_tune.api import build_search
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.report.trace import trace_document
+    from axonn_tune.search.one_layout import best_of_layout
     from axonn_tune.search.rank import rank_candidates
     from axonn_tune.step.timeline import drawable_microsteps, step_timeline
 
-    search = build_search(**search_arguments(options))
-    chosen = rank_candidates(search).prediction(0) if grid is None else predict_search(search, grid)
+    search = build_search(**options)
+    chosen = rank_candidates(search).prediction(0) if grid is None else best_of_layout(search, grid)
     n_micro = microsteps or drawable_microsteps(chosen, MOST_OPERATIONS)
     predicted = step_timeline(chosen, layers, n_micro)
     steps = {f"predicted: {search.scenario.model.name}, {chosen.layout}": predicted.operations}

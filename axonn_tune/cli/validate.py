@@ -12,13 +12,11 @@ from axonn_tune.cli.options import (
     NumberRange,
     launch_options,
     plot_option,
-    search_arguments,
     validate_options,
 )
 
 if TYPE_CHECKING:
-    from axonn_tune.io.journal import Journal
-    from axonn_tune.io.measurements import MeasurementJournal
+    from axonn_tune.io.journal import Journal, MeasurementJournal
     from axonn_tune.runtime.ranks.series import Series
     from axonn_tune.search.rank import Ranking
     from axonn_tune.search.search import Search
@@ -118,8 +116,7 @@ def _run(options: dict[str, Any]) -> Validation | None:
     from pathlib import Path
 
     from axonn_tune.cli.interrupts import resumable
-    from axonn_tune.io.journal import Journal
-    from axonn_tune.io.measurements import MeasurementJournal
+    from axonn_tune.io.journal import Journal, MeasurementJournal
     from axonn_tune.runtime.ranks.launch import is_speaker
 
     with tempfile.TemporaryDirectory() as folder:
@@ -149,7 +146,7 @@ def _choose(options: dict[str, Any]) -> tuple[Search, Ranking, list[Prediction]]
     from axonn_tune.search.rank import rank_candidates
     from axonn_tune.validate.choice import choose, choose_grids
 
-    arguments = search_arguments({name: options[name] for name in _SEARCHED})
+    arguments = {name: options[name] for name in _SEARCHED}
     arguments["gpus"] = arguments["gpus"] or ranks_at_hand(options["device"])
     arguments["dtype"] = arguments["dtype"] or default_dtype(options["device"])
     arguments["global_batch"] = arguments["global_batch"] or arguments["gpus"]
@@ -282,7 +279,7 @@ def _validation(
     import shlex
     from datetime import datetime, timezone
 
-    from axonn_tune.io.system import drivers, relevant_variables
+    from axonn_tune.io.operating_system import drivers, relevant_variables
     from axonn_tune.spec.measurement import Measurement
     from axonn_tune.spec.validation import Validation
     from axonn_tune.validate.outcomes import outcome_of
@@ -347,7 +344,7 @@ def _conclude(validation: Validation, baseline: Validation | None, options: dict
     if baseline is not None:
         checks += check_regressions(baseline, validation, options["least_change"])
     if options["plot"] is not None:
-        from axonn_tune.io.yaml_files import write_bytes
+        from axonn_tune.io.files import write_bytes
         from axonn_tune.report.plots import validation_figure
 
         write_bytes(options["plot"], validation_figure(validation, options["plot"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -10,14 +10,9 @@ from axonn_tune.cli.options import (
     NumberRange,
     format_option,
     output_option,
-    search_arguments,
     search_options,
 )
 from axonn_tune.cli.progress import Progress, quiet_option
-
-if TYPE_CHECKING:
-    from axonn_tune.search.search import Search
-    from axonn_tune.spec.machine import Machine
 
 
 @click.command("whatif")
@@ -67,15 +62,15 @@ def command(
       axonn-tune whatif --gpus 1024 --model 80b --set "gpu.memory=80 GiB" --sensitivities
       axonn-tune whatif --gpus 512 --model 40b --machine frontier --by 2 --format csv
     """
-    from axonn_tune.api import build_search
+    from axonn_tune.api import build_search, changed_machine
     from axonn_tune.cli.output import as_csv, as_json, emit
     from axonn_tune.report import whatif as report
     from axonn_tune.studies.whatif import best, influences, what_if
 
-    search = build_search(**search_arguments(options))
+    search = build_search(**options)
     found = None
     if settings:
-        found = what_if(search, _changed(search, settings))
+        found = what_if(search, changed_machine(search, settings))
     is_listed = not settings if sensitivities is None else sensitivities
     listed = influences(search, by, Progress("Searching", quiet)) if is_listed else []
     if output_format == "json":
@@ -93,22 +88,3 @@ def command(
     if listed:
         parts.append(report.influences_text(base, listed, by))
     emit("\n\n".join(parts), output)
-
-
-def _changed(search: Search, settings: tuple[str, ...]) -> Machine:
-    """The machine with everything set, its GPU first."""
-    from axonn_tune.errors import InputError
-    from axonn_tune.io.presets import machine_of_gpu
-    from axonn_tune.studies.parameters import with_gpu, with_settings
-
-    machine, dtype = search.scenario.machine, search.scenario.job.dtype
-    gpus = [setting for setting in settings if setting.partition("=")[0].strip() == "gpu"]
-    for setting in gpus:
-        try:
-            other = machine_of_gpu(setting.partition("=")[2].strip())
-        except InputError as error:
-            raise InputError(f"--set {setting}: {error}") from None
-        machine = with_gpu(machine, other)
-    machine.peak_flops_per_s(dtype)
-    others = [setting for setting in settings if setting not in gpus]
-    return with_settings(machine, others, dtype)

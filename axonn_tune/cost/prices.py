@@ -109,16 +109,17 @@ class CollectivePrices:
         self._links = links
         self._table = table
         self._terms: dict[tuple[str, str], tuple[Array, Array, Array]] = {}
-        self._seconds: dict[str, Array] = {}
+        self._seconds: dict[tuple[str, str], Array] = {}
 
     def seconds(self, operation: Collective) -> Array:
         """Return the time of a collective, shape (C,).
 
-        The collectives of one name are alike in the whole plan, so each name is priced once.
+        Collectives of one name over one group are alike in the whole plan and are priced once.
         """
-        if operation.name not in self._seconds:
-            self._seconds[operation.name] = self._price(operation)
-        return self._seconds[operation.name]
+        key = (operation.name, operation.axis)
+        if key not in self._seconds:
+            self._seconds[key] = self._price(operation)
+        return self._seconds[key]
 
     def _price(self, operation: Collective) -> Array:
         bandwidth, ring, tree = self._axis_terms(operation.axis, operation.kind)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from shutil import which
 
 from axonn_tune.errors import AxonnTuneError, InputError
-from axonn_tune.io.system import process_start
+from axonn_tune.io.operating_system import process_start
 from axonn_tune.spec.cluster import Cluster, Unit
 
 INTERFACE = "eth0"

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 
 from axonn_tune.emulate.network import PREFIX, namespaces
-from axonn_tune.io.system import process_start
+from axonn_tune.io.operating_system import process_start
 
 _OWNED = re.compile(rf"({re.escape(PREFIX)}(\d+)-(\d+)-\d+-)")
 # Ends when nobody holds the other end of its standard input any more; then removes everything.

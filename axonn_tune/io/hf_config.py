@@ -1,23 +1,31 @@
-"""Read a transformer's shape from a Hugging Face ``config.json``, without transformers."""
+"""Read a model from a Hugging Face ``config.json`` without the package transformers."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
-from axonn_tune.errors import InputError
+from axonn_tune.errors import FileError, InputError
+from axonn_tune.io.files import read_text
 from axonn_tune.spec.checks import LARGEST_COUNT
 from axonn_tune.spec.model import Model
 
 
 @dataclass(frozen=True)
 class _Architecture:
-    """Where an architecture's config keeps each field of `Model`; what it leaves unsaid.
+    """How the configs of one architecture map to the fields of `Model`.
 
-    counts and optional_counts: field of `Model` to key of the config. flags: key of the
-    config to the default of its class in transformers.
+    Parameters
+    ----------
+    counts, optional_counts : mapping of str to str
+        The key of the config for each whole number of `Model`.
+    flags : mapping of str to bool
+        The keys of the config that hold flags, with their defaults in transformers.
+    fixed : mapping
+        Fields of `Model` that are the same for all models of the architecture.
     """
 
     counts: Mapping[str, str]
@@ -72,7 +80,7 @@ _ARCHITECTURES = {
         fixed=_GATED | {"bias": False},
     ),
 }
-# Our field for each flag of a config.
+# The field of Model for each flag of a config.
 _FLAG_FIELDS = {
     "tie_word_embeddings": "tied_embeddings",
     "use_parallel_residual": "parallel_block",
@@ -81,27 +89,55 @@ _FLAG_FIELDS = {
 }
 
 
-def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
-    """A model from the content of a ``config.json``; `origin` names the file.
+def load_hf_config(path: Path) -> Model:
+    """Return the model that a ``config.json`` describes.
 
-    Biases of the attention projection follow ``mlp_bias`` (LLaMA) or are present (NeoX).
+    Raises
+    ------
+    FileError
+        The file is missing or is not a JSON object.
+    InputError
+        The config has an unsupported architecture, or missing or wrong keys.
+    """
+    text = read_text(path)
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FileError(f"{path}, line {error.lineno}: malformed JSON: {error.msg}") from None
+    except (ValueError, RecursionError):
+        raise FileError(f"{path}: malformed JSON: a number too long or nested too deeply") from None
+    if not isinstance(config, dict):
+        raise FileError(f"{path}: not a Hugging Face config; allowed: a JSON object")
+    return model_from_hf(config, str(path))
+
+
+def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
+    """Return the model that the content of a ``config.json`` describes.
+
+    The attention projection has biases if ``mlp_bias`` is set (LLaMA) or always (NeoX).
+
+    Parameters
+    ----------
+    origin : str
+        The file of the config, as error messages and the model's source call it.
 
     Raises
     ------
     InputError
-        An architecture that is not supported, or keys that are missing or wrong, all at once.
+        The architecture is not supported, or keys are missing or wrong; the message has all of
+        them.
     """
     kind = config.get("model_type")
     architecture = _ARCHITECTURES.get(kind) if isinstance(kind, str) else None
     if architecture is None:
-        what = f"model_type {kind!r} is not supported" if kind else "there is no model_type"
-        raise InputError(f"{origin}: {what}; supported: {', '.join(_ARCHITECTURES)}")
-    wanted = {**architecture.counts, **architecture.optional_counts}
+        problem = f"model_type {kind!r} is not supported" if kind else "there is no model_type"
+        raise InputError(f"{origin}: {problem}; supported: {', '.join(_ARCHITECTURES)}")
+    keys = {**architecture.counts, **architecture.optional_counts}
     missing = [key for key in architecture.counts.values() if config.get(key) is None]
     problems = [f"missing {', '.join(missing)}"] if missing else []
-    counts = {name: config[key] for name, key in wanted.items() if config.get(key) is not None}
+    counts = {name: config[key] for name, key in keys.items() if config.get(key) is not None}
     problems += [
-        f"{wanted[name]} is {value!r}; allowed: a whole number, at least 1"
+        f"{keys[name]} is {value!r}; allowed: a whole number, at least 1"
         for name, value in counts.items()
         if not _is_count(value)
     ]
@@ -113,8 +149,8 @@ def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
             problems.append(f"{key} is {flag!r}; allowed: true or false")
     if not problems and "head_dim" not in counts and counts["hidden_size"] % counts["n_heads"]:
         problems.append(
-            f"{wanted['hidden_size']} is {counts['hidden_size']}; allowed: a multiple of "
-            f"{wanted['n_heads']} ({counts['n_heads']})"
+            f"{keys['hidden_size']} is {counts['hidden_size']}; allowed: a multiple of "
+            f"{keys['n_heads']} ({counts['n_heads']})"
         )
     if problems:
         raise InputError(f"{origin} ({kind}): " + "; ".join(problems))
@@ -128,12 +164,13 @@ def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
 
 
 def _is_count(value: object) -> bool:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole and 1 <= value <= LARGEST_COUNT  # type: ignore[operator]
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return 1 <= value <= LARGEST_COUNT
 
 
 def _name(config: Mapping[str, Any], origin: str) -> str:
-    """The name the config gives itself, else that of its folder or file."""
+    """Return the name that the config gives itself, or else that of its folder or file."""
     given = config.get("_name_or_path")
     path = PurePath(given if isinstance(given, str) and given else origin)
     if path.name == "config.json":

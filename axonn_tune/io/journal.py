@@ -1,4 +1,4 @@
-"""Keep results on disk as soon as they are known, one line each, so that nothing is lost."""
+"""Keep results on disk as soon as they are known, so that an interrupted command can resume."""
 
 from __future__ import annotations
 
@@ -9,68 +9,88 @@ from dataclasses import dataclass
 from typing import Any
 
 from axonn_tune.errors import FileError
-from axonn_tune.io.yaml_files import os_failure, read_text
+from axonn_tune.io.files import os_failure, read_text
+from axonn_tune.io.schema import build, to_dict
+from axonn_tune.spec.measurement import Measurement
+
+# A configuration that began this often and never ended is taken to be what ends the job.
+MOST_ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
 class Journal:
-    """A file of results by key under a first line that says whose they are.
+    """A file of results by key, one line each, below a first line that names their owner.
 
-    what: is interrupted where there is such a file.
+    Parameters
+    ----------
+    path : str
+        The file, which exists only while the work is unfinished.
+    activity : str
+        The work whose results the journal keeps, as error messages call it.
     """
 
     path: str
-    what: str = "calibration"
+    activity: str = "calibration"
 
     def exists(self) -> bool:
-        """Whether there is something to go on with."""
+        """Return whether there is something to resume."""
         return os.path.exists(self.path)
 
     def begin(self, owner: dict[str, Any]) -> None:
         """Start an empty journal.
 
+        Parameters
+        ----------
+        owner : dict
+            What the results belong to, such as the machine and the settings of the work.
+
         Raises
         ------
         FileError
-            There is one already, or it cannot be written.
+            The file exists already or cannot be written.
         """
         if self.exists():
             raise FileError(
-                f"{self.path} holds an interrupted {self.what}; go on with --resume, or delete it"
+                f"{self.path} holds an interrupted {self.activity}; "
+                "go on with --resume, or delete it"
             )
         self._append({"owner": owner}, "x")
 
     def read(self, owner: dict[str, Any]) -> dict[str, Any]:
-        """The results so far, if this is the journal of `owner`.
+        """Return the results so far after checking that the journal belongs to `owner`.
 
         Raises
         ------
         FileError
-            Not a journal, or one of another owner: the message names the first difference.
+            The file is missing, is not a journal, or belongs to another owner. In the last case
+            the message names the first difference.
         """
         if not self.exists():
             raise FileError(f"there is nothing to resume: {self.path} does not exist")
         lines = read_text(self.path).splitlines()
         try:
-            records = [json.loads(line) for line in lines[:1]]
-            known = records[0]["owner"]
+            kept_owner = json.loads(lines[0])["owner"]
         except (ValueError, LookupError, TypeError):
-            raise FileError(f"{self.path}: not the journal of an interrupted {self.what}") from None
+            raise FileError(
+                f"{self.path}: not the journal of an interrupted {self.activity}"
+            ) from None
         for key, value in owner.items():
-            if known.get(key) != value:
+            if kept_owner.get(key) != value:
                 raise FileError(
-                    f"{self.path} was begun with {key} {known.get(key)!r}; here it is {value!r}; "
-                    "delete the file to begin anew"
+                    f"{self.path} was begun with {key} {kept_owner.get(key)!r}; here it is "
+                    f"{value!r}; delete the file to begin anew"
                 )
         return self.results()
 
     def results(self) -> dict[str, Any]:
-        """The results so far; a last line that was cut short is dropped.
+        """Return the results so far and remove a last line that was cut short.
+
+        A key that was added several times has its last result.
 
         Raises
         ------
         FileError
-            A line that is none of a journal.
+            A line before the last one is malformed.
         """
         lines = read_text(self.path).splitlines()
         results = {}
@@ -85,7 +105,7 @@ class Journal:
         return results
 
     def add(self, key: str, result: Any) -> None:
-        """Append a result and have it on disk.
+        """Append a result and wait until it is on disk.
 
         Raises
         ------
@@ -109,7 +129,52 @@ class Journal:
             raise os_failure(self.path, "cannot be written", error) from None
 
     def _drop_last_line(self) -> None:
-        """A line that was cut short would swallow the next one."""
+        """Remove a last line that was cut short; the next record would be appended to it."""
         with open(self.path, "rb+") as file:
             data = file.read()
             file.truncate(data.rstrip(b"\n").rfind(b"\n") + 1)
+
+
+@dataclass(frozen=True)
+class MeasurementJournal:
+    """A journal of runs, each of which begins and then ends with a measurement or a failure."""
+
+    journal: Journal
+
+    def begin(self, key: str) -> None:
+        """Record that a run begins."""
+        attempts = _attempts(self.journal.results().get(key))
+        self.journal.add(key, {"attempts": attempts + 1})
+
+    def keep(self, key: str, measurement: Measurement) -> None:
+        """Record what a run measured."""
+        self.journal.add(key, {"measurement": to_dict(measurement)})
+
+    def keep_failure(self, key: str, reason: str) -> None:
+        """Record why a run failed."""
+        self.journal.add(key, {"failure": reason})
+
+    def ended(self) -> dict[str, Measurement | str]:
+        """Return the measurement, or the reason of the failure, of every run that ended.
+
+        A run that began `MOST_ATTEMPTS` times and never ended counts as failed. A run that is
+        still to be tried, or to be tried again, is left out.
+        """
+        results: dict[str, Measurement | str] = {}
+        for key, entry in self.journal.results().items():
+            if "measurement" in entry:
+                results[key] = build(Measurement, entry["measurement"])
+            elif "failure" in entry:
+                results[key] = str(entry["failure"])
+            elif _attempts(entry) >= MOST_ATTEMPTS:
+                results[key] = f"the job ended {_attempts(entry)} times while it ran"
+        return results
+
+    def under_way(self) -> list[str]:
+        """Return the keys of runs that began and have not ended."""
+        entries = self.journal.results()
+        return [key for key, entry in entries.items() if "attempts" in entry]
+
+
+def _attempts(entry: dict[str, Any] | None) -> int:
+    return int(entry.get("attempts", 0)) if entry else 0

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON files."""
+"""Read and write dataclasses as JSON files."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 from typing import Any, TypeVar
 
 from axonn_tune.errors import FileError
+from axonn_tune.io.files import FileName, read_text, write_text
 from axonn_tune.io.schema import SchemaError, build, to_dict
-from axonn_tune.io.yaml_files import FileName, read_text, write_text
 
 T = TypeVar("T")
 
 
 def load_json(path: FileName, cls: type[T]) -> T:
-    """The dataclass `cls` from a JSON file.
+    """Return the dataclass `cls` that a JSON file holds.
 
     Raises
     ------
     FileError
-        Missing, malformed, or not fitting the dataclass.
+        The file is missing or malformed, or it does not fit the dataclass.
     """
     text = read_text(path)
     try:
@@ -32,22 +32,24 @@ def load_json(path: FileName, cls: type[T]) -> T:
 
 
 def save_json(path: FileName, instance: Any) -> None:
-    """Write a dataclass so that `load_json` reads an equal one; its lists a line per entry."""
-    write_text(path, _laid_out(to_dict(instance), 0) + "\n")
+    """Write a dataclass as a JSON file that `load_json` reads as an equal one."""
+    write_text(path, _laid_out(to_dict(instance)) + "\n")
 
 
-def _laid_out(value: Any, depth: int) -> str:
-    """Two levels deep in lines, as people read and version control compares them."""
-    if depth == 4 or not isinstance(value, dict | list) or not value:
+def _laid_out(value: Any, depth: int = 0) -> str:
+    """Return the JSON text of a value, laid out in lines that people read and git compares.
+
+    A list or mapping of plain values stands on one line. Any other has a line for each entry,
+    down to the third level; what lies deeper stands on one line. So an outcome of a validation
+    takes a line for its configuration, its prediction, its steps and all its operations.
+    """
+    entries = list(value.values()) if isinstance(value, dict) else value
+    is_nested = isinstance(entries, list) and any(isinstance(e, dict | list) for e in entries)
+    if depth == 3 or not is_nested:
         return json.dumps(value, allow_nan=False)
-    pad, close = "  " * (depth + 1), "  " * depth
-    if isinstance(value, list):
-        if not any(isinstance(item, dict | list) for item in value):
-            return json.dumps(value, allow_nan=False)
-        entries = [_laid_out(item, depth + 1) for item in value]
-        opening, closing = "[", "]"
-    else:
-        entries = [f"{json.dumps(k)}: {_laid_out(v, depth + 1)}" for k, v in value.items()]
-        opening, closing = "{", "}"
-    body = ",\n".join(pad + entry for entry in entries)
-    return f"{opening}\n{body}\n{close}{closing}"
+    lines = [_laid_out(entry, depth + 1) for entry in entries]
+    if isinstance(value, dict):
+        lines = [f"{json.dumps(key)}: {line}" for key, line in zip(value, lines, strict=True)]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    indent = "\n" + "  " * depth
+    return opening + ",".join(f"{indent}  {line}" for line in lines) + indent + closing

@@ -1,7 +1,7 @@
 """Find models, machines and clusters to emulate by name or path.
 
-A name is looked up in the folders of AXONN_TUNE_PATH, then among the presets; only the
-file that it resolves to is read.
+A name is looked up in the folders that the environment variable AXONN_TUNE_PATH lists, and
+then among the presets. Only the file that it resolves to is parsed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from axonn_tune.errors import FileError, InputError, nearest
-from axonn_tune.io.hf_config import model_from_hf
-from axonn_tune.io.yaml_files import load_yaml, read_text
+from axonn_tune.errors import FileError, InputError, choices_hint
+from axonn_tune.io.files import read_text
+from axonn_tune.io.hf_config import load_hf_config
+from axonn_tune.io.yaml_files import load_yaml
 from axonn_tune.spec.cluster import Cluster
 from axonn_tune.spec.machine import PROFILE_VERSION, Machine
 from axonn_tune.spec.model import Model
@@ -26,22 +27,24 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """What is looked for: its noun, its folder, and a key that only its files have."""
+class _PresetKind:
+    """A kind of file to find: its noun, its folder, and a key that only its files have."""
 
     noun: str
     folder: str
     marker: re.Pattern[str]
 
 
-_MODEL = _Kind("model", "models", re.compile(r"\bn_layers\b"))
-_MACHINE = _Kind("machine", "hardware_profiles", re.compile(r"\bmemory_reserve\b"))
-_CLUSTER = _Kind("cluster", "emulate/clusters", re.compile(r"\blevels:"))
-_KINDS = (_MODEL, _MACHINE, _CLUSTER)
+_MODEL = _PresetKind("model", "models", re.compile(r"\bn_layers\b"))
+_MACHINE = _PresetKind("machine", "hardware_profiles", re.compile(r"\bmemory_reserve\b"))
+_CLUSTER = _PresetKind("cluster", "emulate/clusters", re.compile(r"\blevels:"))
+_PRESET_KINDS = (_MODEL, _MACHINE, _CLUSTER)
 
 
 def load_model(name_or_path: str | os.PathLike[str]) -> Model:
-    """A preset by name (``80b`` finds gpt-80b), or a YAML file or Hugging Face config by path.
+    """Return a model by name, or from a YAML file or a Hugging Face config by path.
+
+    A part of a name is enough if it is unique: ``80b`` finds gpt-80b.
 
     Raises
     ------
@@ -54,7 +57,7 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
     if _is_path(given) or _hf_folder(given) is not None:
         path = _hf_folder(given) or Path(given)
         if path.suffix.lower() == ".json":
-            return _load_hf(path)
+            return load_hf_config(path)
         if not path.suffix and not path.exists():
             raise FileError(
                 f"{given}: no such file; allowed: a preset's name, a YAML file, or a Hugging "
@@ -65,7 +68,7 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
 
 
 def load_machine(name_or_path: str | os.PathLike[str]) -> Machine:
-    """A hardware profile by name, or from a YAML file by path.
+    """Return a hardware profile by name, or from a YAML file by path.
 
     Raises
     ------
@@ -80,14 +83,16 @@ def load_machine(name_or_path: str | os.PathLike[str]) -> Machine:
 
 
 def machine_of_gpu(name: str) -> Machine:
-    """A profile by name or path, or else the first preset whose GPU has that in its name.
+    """Return a profile by name or path, or the first preset whose GPU has the name in its own.
+
+    For example, ``h100`` finds the first profile of an "NVIDIA H100".
 
     Raises
     ------
     InputError
-        No profile has such a GPU.
+        No preset has such a GPU.
     """
-    if _is_path(name) or name.lower() in _files(_MACHINE):
+    if _is_path(name) or name.lower() in _files_by_name(_MACHINE):
         return load_machine(name)
     machines = preset_machines()
     for machine in machines:
@@ -98,7 +103,7 @@ def machine_of_gpu(name: str) -> Machine:
 
 
 def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
-    """A ready cluster to emulate by name, or one from a YAML file by path.
+    """Return a cluster to emulate by name, or from a YAML file by path.
 
     Raises
     ------
@@ -112,39 +117,39 @@ def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
 
 
 def preset_machines() -> list[Machine]:
-    """The shipped profiles."""
+    """Return the hardware profiles that ship with the package."""
     return [load_machine(path) for path in _yaml_files(_preset_folder(_MACHINE))]
 
 
 def list_models() -> list[str]:
-    """Names of all models that can be found, in natural order."""
+    """Return the names of all models that can be found, in natural order."""
     return _names(_MODEL)
 
 
 def list_machines() -> list[str]:
-    """Names of all hardware profiles that can be found, in natural order."""
+    """Return the names of all hardware profiles that can be found, in natural order."""
     return _names(_MACHINE)
 
 
 def list_clusters() -> list[str]:
-    """Names of all clusters to emulate that can be found, in natural order."""
+    """Return the names of all clusters to emulate that can be found, in natural order."""
     return _names(_CLUSTER)
 
 
-def _names(kind: _Kind) -> list[str]:
-    return sorted((path.stem for path in _files(kind).values()), key=_natural)
+def _names(kind: _PresetKind) -> list[str]:
+    return sorted((path.stem for path in _files_by_name(kind).values()), key=_natural_order)
 
 
-def _natural(name: str) -> list[str | int]:
-    """Sorts gpt-5b before gpt-10b: text and numbers alternate."""
+def _natural_order(name: str) -> list[str | int]:
+    """Return a sort key that puts gpt-5b before gpt-10b: text and numbers alternate."""
     parts = re.split(r"([0-9]+)", name.lower())
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def _is_path(text: str) -> bool:
-    separators = {"/", os.sep}
-    named = any(s in text for s in separators) or text.lower().endswith((*_SUFFIXES, ".json"))
-    return named or os.path.isfile(text)
+    has_separator = "/" in text or os.sep in text
+    has_suffix = text.lower().endswith((*_SUFFIXES, ".json"))
+    return has_separator or has_suffix or os.path.isfile(text)
 
 
 def _hf_folder(text: str) -> Path | None:
@@ -152,40 +157,49 @@ def _hf_folder(text: str) -> Path | None:
     return config if text and os.path.isfile(config) else None
 
 
-def _resolve(name: str, kind: _Kind) -> Path:
-    """The file of the name: exactly, else the match on dash-separated parts with fewest parts."""
-    files = _files(kind, name.lower())
-    wanted = name.lower().split("-")
-    exact = files.get("-".join(wanted))
-    if exact is not None:
-        return exact
+def _resolve(name: str, kind: _PresetKind) -> Path:
+    """Return the file of a name.
+
+    If no file has exactly this name, it may be the beginning or the end of a longer one, cut at
+    a dash: ``80b`` finds gpt-80b. Among several longer names, those with the fewest parts count.
+    """
+    name_parts = name.lower().split("-")
+    files = _files_by_name(kind, name.lower())
+    if name.lower() in files:
+        return files[name.lower()]
     matches: dict[int, list[str]] = {}
     for known in files:
         parts = known.split("-")
-        if wanted in (parts[: len(wanted)], parts[-len(wanted) :]):
+        if name_parts in (parts[: len(name_parts)], parts[-len(name_parts) :]):
             matches.setdefault(len(parts), []).append(known)
     if not matches:
-        hint = nearest(name, files) or "; there are no presets"
-        raise InputError(f"unknown {kind.noun} '{name}'{hint}{_broken_path()}")
+        hint = choices_hint(name, files) or "; there are no presets"
+        raise InputError(f"unknown {kind.noun} '{name}'{hint}{_missing_folders_hint()}")
     best = matches[min(matches)]
     if len(best) > 1:
-        choices = ", ".join(sorted(best, key=_natural))
+        choices = ", ".join(sorted(best, key=_natural_order))
         raise InputError(f"{kind.noun} '{name}' is ambiguous; allowed: {choices}")
     return files[best[0]]
 
 
-def _files(kind: _Kind, asked: str = "") -> dict[str, Path]:
-    """Lower-case name to file; the first folder that has a name wins."""
-    found: dict[str, Path] = {}
+def _files_by_name(kind: _PresetKind, asked: str = "") -> dict[str, Path]:
+    """Return the files by their lower-case names; the first folder that has a name wins.
+
+    Parameters
+    ----------
+    asked : str
+        The lower-case name that the user asked for, if there is one.
+    """
+    files: dict[str, Path] = {}
     for folder in _user_folders():
         for path in _yaml_files(folder):
-            if path.stem.lower() not in found and _is_of(kind, path, asked):
-                found[path.stem.lower()] = path
+            if path.stem.lower() not in files and _is_of_kind(kind, path, asked):
+                files[path.stem.lower()] = path
         for path in _yaml_files(folder / kind.folder):
-            found.setdefault(path.stem.lower(), path)
+            files.setdefault(path.stem.lower(), path)
     for path in _yaml_files(_preset_folder(kind)):
-        found.setdefault(path.stem.lower(), path)
-    return found
+        files.setdefault(path.stem.lower(), path)
+    return files
 
 
 def _user_folders() -> list[Path]:
@@ -193,13 +207,13 @@ def _user_folders() -> list[Path]:
     return [Path(entry).expanduser() for entry in entries if entry]
 
 
-def _broken_path() -> str:
+def _missing_folders_hint() -> str:
     missing = [str(folder) for folder in _user_folders() if not folder.is_dir()]
     return f" ({PATH_VARIABLE} names no folder: {', '.join(missing)})" if missing else ""
 
 
-def _preset_folder(kind: _Kind) -> Path:
-    """In the package where it is installed, in the repository's root otherwise."""
+def _preset_folder(kind: _PresetKind) -> Path:
+    """Return the folder of the presets, in an installed package or in the repository's root."""
     installed = _PACKAGE / kind.folder
     return installed if installed.is_dir() else _PACKAGE.parent / kind.folder
 
@@ -214,31 +228,17 @@ def _yaml_files(folder: Path) -> Iterator[Path]:
             yield folder / entry
 
 
-def _is_of(kind: _Kind, path: Path, asked: str) -> bool:
-    """Whether a file of a mixed folder is of this kind, without parsing it.
+def _is_of_kind(kind: _PresetKind, path: Path, asked: str) -> bool:
+    """Return whether a file of a mixed folder is of this kind, without parsing it.
 
-    A file that bears the very name asked for is taken unless it is of another kind, so
-    that loading it says what is wrong with it.
+    A file with exactly the name that the user asked for is accepted unless it is of another
+    kind, so that loading it says what is wrong with it.
     """
-    others = [other for other in _KINDS if other is not kind]
+    is_asked = path.stem.lower() == asked
     try:
         text = read_text(path)
     except FileError:
-        return path.stem.lower() == asked
-    named = path.stem.lower() == asked and not any(o.marker.search(text) for o in others)
-    return named or bool(kind.marker.search(text))
-
-
-def _load_hf(path: Path) -> Model:
-    import json
-
-    text = read_text(path)
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise FileError(f"{path}, line {error.lineno}: malformed JSON: {error.msg}") from None
-    except (ValueError, RecursionError):
-        raise FileError(f"{path}: malformed JSON: a number too long or nested too deeply") from None
-    if not isinstance(config, dict):
-        raise FileError(f"{path}: not a Hugging Face config; allowed: a JSON object")
-    return model_from_hf(config, str(path))
+        return is_asked
+    if kind.marker.search(text):
+        return True
+    return is_asked and not any(other.marker.search(text) for other in _PRESET_KINDS)

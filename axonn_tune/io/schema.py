@@ -1,9 +1,9 @@
-"""Build frozen dataclasses from plain data, driven by their type hints, and back.
+"""Build frozen dataclasses from plain data, driven by their type hints, and turn them back.
 
-The keys of a file are the names of the fields. The suffix of a field's name selects the
-unit in which its value may be written. All problems are collected before any is raised.
-Measured points, of which there are thousands, may be written as a table: one text with a
-header of names and a line of values for each, separated by commas.
+The keys of a file are the names of the fields. The suffix of a field's name selects the unit
+in which its value may be written. All problems are collected before an error is raised. A
+profile has thousands of measured points, so these may be written as a table: one text with a
+header of names and then one line of comma-separated values for each point.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from axonn_tune.errors import InputError, nearest
+from axonn_tune.errors import InputError, choices_hint, one_line
 from axonn_tune.spec.checks import LARGEST_COUNT
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.machine import Quantity
@@ -30,7 +30,7 @@ _FAILED = object()
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, and under which key; the text names the key."""
+    """A problem of the data and the path of its key; the text names the key, too."""
 
     path: KeyPath
     text: str
@@ -40,7 +40,7 @@ Reader: TypeAlias = Callable[[object, KeyPath, list[Problem]], Any]
 
 
 class SchemaError(InputError):
-    """Data that does not fit its dataclass, with every problem found."""
+    """Data does not fit its dataclass; the error holds every problem."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -48,30 +48,26 @@ class SchemaError(InputError):
 
 
 def join_problems(texts: Sequence[str]) -> str:
-    """One line of all problems; a very long list is cut and its rest counted."""
-    more = len(texts) - _SHOWN_PROBLEMS
-    shown = [*texts[:_SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
+    """Return all problems in one line; a very long list is cut and its rest is counted."""
+    shown = list(texts[:_SHOWN_PROBLEMS])
+    if len(texts) > _SHOWN_PROBLEMS:
+        shown.append(f"and {len(texts) - _SHOWN_PROBLEMS} more")
     return one_line("; ".join(shown))
 
 
-def one_line(text: str) -> str:
-    """The text without line breaks and other control characters."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
 def dotted(path: KeyPath) -> str:
-    """``("links", 1, "name")`` as ``links[1].name``."""
+    """Return a path as text: ``("links", 1, "name")`` becomes ``links[1].name``."""
     text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
     return text.removeprefix(".")
 
 
 def build(cls: type[T], data: object) -> T:
-    """An instance of the dataclass `cls` from nested dicts, lists, numbers and text.
+    """Return an instance of the dataclass `cls` from nested dicts, lists, numbers and text.
 
     Raises
     ------
     SchemaError
-        Unknown or missing keys, values of the wrong kind, or a check of the dataclass.
+        Keys are unknown or missing, values have the wrong type, or the dataclass refuses them.
     """
     problems: list[Problem] = []
     result = _reader(cast(Any, cls), "")(data, (), problems)
@@ -81,23 +77,23 @@ def build(cls: type[T], data: object) -> T:
 
 
 def to_dict(instance: Any) -> dict[str, Any]:
-    """Plain data from which `build` makes an equal instance; defaults are left out."""
+    """Return plain data from which `build` makes an equal instance; defaults are left out."""
     return cast(dict[str, Any], _plain(instance, ""))
 
 
 @cache
 def _reader(hint: Any, name: str) -> Reader:
-    """The function that reads a value of type `hint`; `name` is the field that fixes its unit."""
+    """Return the reader of values of type `hint`; the field `name` fixes their unit."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         inner = [argument for argument in arguments if argument is not NoneType]
         if len(inner) == 1 and len(arguments) == 2:
             return _optional(_reader(inner[0], name))
-        if len(inner) == len(arguments) and all(is_dataclass(each) for each in inner):
-            return _one_of([_reader(each, name) for each in inner])
+        if len(inner) == len(arguments) and all(is_dataclass(argument) for argument in inner):
+            return _one_of([_reader(argument, name) for argument in inner])
     elif origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        listed = _sequence(_reader(arguments[0], name))
-        return _table(listed, arguments[0]) if name.endswith("points") else listed
+        list_reader = _sequence(_reader(arguments[0], name))
+        return _table(list_reader, arguments[0]) if name.endswith("points") else list_reader
     elif origin is Mapping and arguments[0] is str:
         return _mapping(_reader(arguments[1], name))
     elif hint is Layout:
@@ -136,8 +132,8 @@ def _record(cls: type[Any], name: str) -> Reader:
             reader = readers.get(key)
             if reader is None:
                 unknown = (*path, str(key))
-                known = nearest(str(key), [str(known) for known in readers])
-                problems.append(Problem(unknown, f"{dotted(unknown)}: unknown key{known}"))
+                hint = choices_hint(str(key), [str(known) for known in readers])
+                problems.append(Problem(unknown, f"{dotted(unknown)}: unknown key{hint}"))
             else:
                 arguments[names[key]] = reader(item, (*path, key), problems)
         missing = [dotted((*path, key)) for key in required if key not in value]
@@ -170,9 +166,9 @@ def _layout(value: object, path: KeyPath, problems: list[Problem]) -> Any:
 
 
 def _failed_check(message: str, path: KeyPath, known: Mapping[object, Reader]) -> Problem:
-    """A dataclass says ``owner: field is ...``: give its key instead of the owner."""
-    word, _, rest = message.partition(": ")[2].partition(" ")
-    keys = word.split(".")
+    """Turn the message of a dataclass, ``owner: field is ...``, into a problem of its key."""
+    field_path, _, rest = message.partition(": ")[2].partition(" ")
+    keys = field_path.split(".")
     if rest and keys[0] in known:
         path = (*path, *keys)
         return Problem(path, f"{dotted(path)}: {rest}")
@@ -187,13 +183,16 @@ def _optional(reader: Reader) -> Reader:
 
 
 def _one_of(readers: Sequence[Reader]) -> Reader:
-    """The first of several records whose keys a value has; else what the first one says."""
+    """Return a reader that tries several records in turn.
+
+    If none of them accepts a value, the problems of the first one are reported.
+    """
 
     def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
         for reader in readers:
-            found: list[Problem] = []
-            result = reader(value, path, found)
-            if not found:
+            problems_here: list[Problem] = []
+            result = reader(value, path, problems_here)
+            if not problems_here:
                 return result
         return readers[0](value, path, problems)
 
@@ -209,29 +208,30 @@ def _sequence(reader: Reader) -> Reader:
     return read
 
 
-def _table(listed: Reader, cls: type[Any]) -> Reader:
-    """Reads a text of comma-separated rows under a header, or a list."""
+def _table(list_reader: Reader, cls: type[Any]) -> Reader:
+    """Return a reader of a text with comma-separated rows below a header, or of a list."""
     hints = get_type_hints(cls)
 
     def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
         if not isinstance(value, str):
-            return listed(value, path, problems)
+            return list_reader(value, path, problems)
         header, *lines = value.strip().splitlines() or [""]
         names = [name.strip() for name in header.split(",")]
         rows = []
         for line in lines:
             cells = [cell.strip() for cell in line.split(",")]
-            # Rows of another length have a cell, or lack one, that the record's reader names.
-            names_here = [*names, *(f"column {i + 1}" for i in range(len(names), len(cells)))]
-            row = dict(zip(names_here, cells, strict=False))
+            # A row may be too long or too short: the record's reader then names an unknown key
+            # such as "column 7", or the missing one.
+            extra_names = [f"column {i + 1}" for i in range(len(names), len(cells))]
+            row = dict(zip([*names, *extra_names], cells, strict=False))
             rows.append({key: _cell(text, hints.get(key)) for key, text in row.items()})
-        return listed(rows, path, problems)
+        return list_reader(rows, path, problems)
 
     return read
 
 
 def _cell(text: str, hint: Any) -> object:
-    """The value of a cell; one that is not of its column's type stays text and is refused."""
+    """Return a cell's value; one of the wrong type stays text, which its reader refuses."""
     if hint is bool:
         return {"true": True, "false": False}.get(text, text)
     if hint in (int, float):
@@ -255,7 +255,7 @@ def _mapping(reader: Reader) -> Reader:
 
 
 def _number(name: str) -> Reader:
-    unit_name = "_" + name  # so that a field named just `seconds` has its suffix, too
+    unit_name = "_" + name  # A field that is just named `seconds` has this suffix, too.
 
     def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -263,8 +263,8 @@ def _number(name: str) -> Reader:
         try:
             number = parse_quantity(value, unit_name)
         except InputError as error:
-            what = str(error).removeprefix(f"{unit_name}: ")
-            problems.append(Problem(path, f"{dotted(path)}: {what}"))
+            complaint = str(error).removeprefix(f"{unit_name}: ")
+            problems.append(Problem(path, f"{dotted(path)}: {complaint}"))
             return _FAILED
         except OverflowError:
             number = math.inf
@@ -329,7 +329,8 @@ def _plain(value: Any, name: str) -> Any:
         if name.endswith("points"):
             return _table_text(value)
         return [_plain(item, name) for item in value]
-    return float(value) if isinstance(value, float) else value  # NumPy's float64 is a float
+    # A float64 of NumPy is a float, too, and becomes a plain one.
+    return float(value) if isinstance(value, float) else value
 
 
 def _table_text(points: Sequence[Any]) -> str:
@@ -345,7 +346,7 @@ def _cell_text(value: Any) -> str:
 
 
 def _is_default(item: Field[Any], value: Any) -> bool:
-    if item.name == "profile_version":  # a file says what it needs, also if that is the latest
+    if item.name == "profile_version":  # A file always states its version.
         return False
     if item.default_factory is not MISSING:
         return bool(value == item.default_factory())
@@ -353,7 +354,7 @@ def _is_default(item: Field[Any], value: Any) -> bool:
 
 
 def _with_unit(value: float, name: str) -> str | float:
-    """The shortest text with a unit that reads back as exactly `value`, else the number."""
+    """Return the shortest text with a unit that reads back as exactly `value`, or the number."""
     unit_name = "_" + name
     if suffix_of(unit_name) not in (None, "_fraction"):
         for digits in (4, 6, 9, 12, 15, 17):

@@ -1,48 +1,41 @@
-"""Read and write YAML files.
+"""Read and write YAML.
 
-Plain words follow YAML 1.2: ``2e11`` is a number and ``no`` is text. Duplicate keys are
-refused. A file is written beside the old one and then takes its place.
+Words without quotes follow YAML 1.2: ``2e11`` is a number and ``no`` is text. A mapping with
+duplicate keys is refused.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import stat
 from typing import Any, TypeVar
 
 import yaml
 
-from axonn_tune.errors import FileError
-from axonn_tune.io.schema import (
-    Problem,
-    SchemaError,
-    build,
-    join_problems,
-    one_line,
-    to_dict,
-)
+from axonn_tune.errors import FileError, one_line
+from axonn_tune.io.files import FileName, read_text, write_text
+from axonn_tune.io.schema import Problem, SchemaError, build, join_problems, to_dict
 
 try:
     from yaml import CSafeDumper as _SafeDumper
     from yaml import CSafeLoader as _SafeLoader
-except ImportError:  # PyYAML was built without libyaml
+except ImportError:  # PyYAML was built without libyaml.
     from yaml import SafeDumper as _SafeDumper  # type: ignore[assignment]
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 T = TypeVar("T")
-FileName = str | os.PathLike[str]
 
 _TAG = "tag:yaml.org,2002:"
-_DEEPEST = 500
+_MAX_DEPTH = 500
 _BRACKET = re.compile(r"[\[{\]}]")
-_DEEP_BLOCK = re.compile(rf"(?:[-?:][ \t]+){{{_DEEPEST}}}|^ {{{_DEEPEST}}}", re.MULTILINE)
+_DEEP_BLOCK = re.compile(rf"(?:[-?:][ \t]+){{{_MAX_DEPTH}}}|^ {{{_MAX_DEPTH}}}", re.MULTILINE)
 _FLOAT = (
     r"[-+]?(?:(?:[0-9][0-9_]*\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
     r"|[0-9]+[eE][-+]?[0-9]+|\.inf)|\.nan"
 )
-_PLAIN = (
+# Each word without quotes that is not text: its tag, its pattern and the characters with which
+# it may begin.
+_PLAIN_WORDS = (
     ("null", r"~|null|Null|NULL|", ("~", "n", "N", "")),
     ("bool", r"true|True|TRUE|false|False|FALSE", tuple("tTfF")),
     ("int", r"[-+]?(?:0|[1-9][0-9_]*)", tuple("-+0123456789")),
@@ -52,7 +45,7 @@ _PLAIN = (
 
 
 class _Loader(_SafeLoader):
-    """A safe loader with YAML 1.2's plain words that refuses duplicate keys."""
+    """A safe loader that reads the words of YAML 1.2 and refuses duplicate keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -63,44 +56,50 @@ class _Loader(_SafeLoader):
                         problem=f"key '{key.value}' appears twice", problem_mark=key.start_mark
                     )
                 seen.add(key.value)
-        result: dict[Any, Any] = super().construct_mapping(node, deep)
-        return result
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(_SafeDumper):
-    """A safe dumper that quotes text which either version of YAML reads as something else."""
+    """A safe dumper that quotes text which YAML 1.1 or 1.2 would not read as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def represent(self, data: Any) -> None:
-        """The outermost collection in a block; the innermost ones stay on one line."""
+        """Write the outermost collection as a block; the innermost ones stay on one line."""
         node = self.represent_data(data)
         if isinstance(node, yaml.CollectionNode):
             node.flow_style = False
         self.serialize(node)
 
 
-def _text(dumper: Any, text: str) -> Any:
+def _represent_text(dumper: Any, text: str) -> Any:
     return dumper.represent_scalar(_TAG + "str", text, style="|" if "\n" in text else None)
 
 
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _represent_text)
 _Loader.yaml_implicit_resolvers = {}
-for _name, _pattern, _first in _PLAIN:
+for _tag, _pattern, _first_characters in _PLAIN_WORDS:
     _regex = re.compile(rf"(?:{_pattern})\Z")
-    _Loader.add_implicit_resolver(_TAG + _name, _regex, list(_first))
-    _Dumper.add_implicit_resolver(_TAG + _name, _regex, list(_first))
+    _Loader.add_implicit_resolver(_TAG + _tag, _regex, list(_first_characters))
+    _Dumper.add_implicit_resolver(_TAG + _tag, _regex, list(_first_characters))
 
 
 def load_yaml(path: FileName, cls: type[T], version_key: str = "", newest: int = 0) -> T:
-    """The dataclass `cls` from a YAML file.
+    """Return an instance of the dataclass `cls` from a YAML file.
+
+    Parameters
+    ----------
+    version_key : str
+        The key that holds the version of the file's format, if it has one.
+    newest : int
+        The newest version of the format that can be read.
 
     Raises
     ------
     FileError
-        Missing, malformed, or not fitting the dataclass: all problems, with their lines; or
-        its `version_key` says that it was written for a version after `newest`.
+        The file is missing or malformed, has a newer version, or does not fit the dataclass. In
+        the last case the message has all problems with their lines.
     """
     text = read_text(path)
     data = parse_yaml(text, path)
@@ -113,23 +112,40 @@ def load_yaml(path: FileName, cls: type[T], version_key: str = "", newest: int =
     try:
         return build(cls, data)
     except SchemaError as error:
-        raise FileError(_located(path, text, error)) from None
+        raise FileError(_with_lines(path, text, error)) from None
 
 
 def save_yaml(path: FileName, instance: Any, comment: str = "") -> None:
-    """Write a dataclass so that `load_yaml` reads an equal one; `comment` heads the file."""
+    """Write a dataclass so that `load_yaml` reads an equal one, below a comment if one is given."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
     write_text(path, head + dump_yaml(to_dict(instance)))
 
 
 def dump_yaml(data: Any) -> str:
-    """Plain data as YAML text, keys in their order."""
-    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 100}
-    return str(yaml.dump(data, Dumper=_Dumper, default_flow_style=None, **options))
+    """Return plain data as YAML text; mappings keep the order of their keys."""
+    return yaml.dump(
+        data,
+        Dumper=_Dumper,
+        default_flow_style=None,
+        sort_keys=False,
+        allow_unicode=True,
+        width=100,
+    )
 
 
 def parse_yaml(text: str, origin: FileName) -> Any:
-    """Plain data from YAML text; `origin` names it in errors."""
+    """Return plain data from YAML text.
+
+    Parameters
+    ----------
+    origin : str or path
+        The file that holds the text, as error messages call it.
+
+    Raises
+    ------
+    FileError
+        The text is not YAML.
+    """
     try:
         _refuse_deep_nesting(text)
         return yaml.load(text, Loader=_Loader)
@@ -144,117 +160,48 @@ def parse_yaml(text: str, origin: FileName) -> Any:
             hint = "; indent with spaces, and quote text that begins with a special sign"
         raise FileError(one_line(f"{where}: {problem}{hint}")) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        what = str(error) or "malformed YAML"
-        raise FileError(one_line(f"{os.fspath(origin)}: {what}")) from None
-
-
-def read_text(path: FileName) -> str:
-    """The text of a UTF-8 file."""
-    try:
-        with open(path, "rb") as file:
-            return file.read().decode("utf-8-sig")
-    except OSError as error:
-        raise os_failure(path, "cannot be read", error) from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise FileError(one_line(f"{os.fspath(path)}, line {line}: not UTF-8 text")) from None
-    except ValueError as error:  # a zero byte in the name
-        raise FileError(one_line(f"{os.fspath(path)!r}: {error}")) from None
-
-
-def write_text(path: FileName, text: str) -> None:
-    """Write a whole file or leave the old one as it was.
-
-    Raises
-    ------
-    FileError
-        The folder is missing or cannot be written, or the disk is full.
-    """
-    try:
-        data = text.encode()
-    except ValueError as error:  # a lone surrogate in the text
-        raise FileError(one_line(f"{os.fspath(path)!r} cannot be written: {error}")) from None
-    write_bytes(path, data)
-
-
-def write_bytes(path: FileName, data: bytes) -> None:
-    """As `write_text`."""
-    try:
-        mode = _mode(path)
-        if mode is None or stat.S_ISREG(mode):
-            _replace(os.path.realpath(path), data, mode)
-        else:  # a pipe or a terminal, such as /dev/stdout
-            with open(path, "wb") as file:
-                file.write(data)
-    except OSError as error:
-        raise os_failure(path, "cannot be written", error) from None
-    except ValueError as error:  # a zero byte in the name
-        raise FileError(one_line(f"{os.fspath(path)!r} cannot be written: {error}")) from None
-
-
-def _mode(path: FileName) -> int | None:
-    try:
-        return os.stat(path).st_mode
-    except FileNotFoundError:
-        return None
-
-
-def _replace(path: str, data: bytes, mode: int | None) -> None:
-    if mode is not None and not os.access(path, os.W_OK):
-        raise PermissionError(errno.EACCES, "the file is read-only")
-    temporary = os.path.join(os.path.dirname(path), f".axonn-tune-{os.urandom(8).hex()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with open(descriptor, "wb") as file:
-            if mode is not None:
-                os.fchmod(descriptor, stat.S_IMODE(mode))
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def os_failure(path: FileName, what: str, error: OSError) -> FileError:
-    """One line that names the file and what the system says."""
-    reason = error.strerror or str(error)
-    return FileError(one_line(f"{os.fspath(path)} {what}: {reason[:1].lower()}{reason[1:]}"))
+        problem = str(error) or "malformed YAML"
+        raise FileError(one_line(f"{os.fspath(origin)}: {problem}")) from None
 
 
 def _refuse_deep_nesting(text: str) -> None:
-    """Refuse what would overflow the C stack in libyaml's composer, which recurses."""
+    """Refuse text that would overflow the C stack, since libyaml's composer recurses."""
     depth = deepest = 0
     for bracket in _BRACKET.findall(text):
         depth += 1 if bracket in "[{" else -1
         deepest = max(deepest, depth)
-    if deepest > _DEEPEST or _DEEP_BLOCK.search(text):
-        raise ValueError(f"nested deeper than {_DEEPEST} levels")
+    if deepest > _MAX_DEPTH or _DEEP_BLOCK.search(text):
+        raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
 
 
-def _located(path: FileName, text: str, error: SchemaError) -> str:
-    """The message with a line for every problem, found by composing the text once more."""
+def _with_lines(path: FileName, text: str, error: SchemaError) -> str:
+    """Return the error's message with the line of every problem.
+
+    The text is composed once more, because plain data does not know its lines.
+    """
     root = yaml.compose(text, Loader=_Loader)
-    places = [(_line(root, problem), problem.text) for problem in error.problems]
-    (first_line, first_what), *others = places
-    head = os.fspath(path) + (f", line {first_line}" if first_line else "")
-    rest = [f"line {line}: {what}" if line else what for line, what in others]
-    return join_problems([f"{head}: {first_what}", *rest])
+    (first_line, first_problem), *others = [
+        (_line(root, problem), problem.text) for problem in error.problems
+    ]
+    start = os.fspath(path) + (f", line {first_line}" if first_line else "")
+    rest = [f"line {line}: {problem}" if line else problem for line, problem in others]
+    return join_problems([f"{start}: {first_problem}", *rest])
 
 
 def _line(root: Any, problem: Problem) -> int | None:
-    """The line of the problem's key, or of the nearest key around it."""
-    node, mark = root, None
+    """Return the line of the problem's key, or of the nearest key around it."""
+    node = root
+    mark = None
     for step in problem.path:
-        found = _child(node, step)
-        if found is None:
+        child = _child(node, step)
+        if child is None:
             break
-        mark, node = found
+        mark, node = child
     return mark.line + 1 if mark else None
 
 
 def _child(node: Any, step: str | int) -> tuple[Any, Any] | None:
+    """Return where a node's entry starts, and the node of its value."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if key.value == step:

@@ -141,7 +141,7 @@ def reproduction_markdown(reproduction: Reproduction, machines: Sequence[Machine
         "and no constant belongs to a row. `--format csv` prints every row, also of the measured",
         "steps.",
         "",
-        "![Predicted over published](validation.svg)",
+        "![Predicted over published](validation.png)",
         "",
         "## By system",
         "",
@@ -327,13 +327,15 @@ def _draw_results(axes: Any, results: Sequence[Comparison]) -> None:
         axes.plot(ratios, [row] * len(group), "o", color=f"C{row % 10}", alpha=0.6)
     axes.set_yticks(range(len(systems)), list(systems), fontsize="small")
     axes.invert_yaxis()
+    axes.set(xscale="log", xlabel="predicted over published", title="End results")
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.axvspan(0.9, 1.1, alpha=0.15)
     left, right = axes.get_xlim()
     axes.set_xlim(min(0.5, left), max(2.0, right))
     axes.grid(alpha=0.3, axis="x")
-    axes.set(xscale="log", xlabel="predicted over published", title="End results")
-    axes.set_xticks([0.5, 0.8, 1.0, 1.25, 2.0, 3.0], ["0.5", "0.8", "1", "1.25", "2", "3"])
+    axes.minorticks_off()
+    ticks = ("0.2", "0.3", "0.5", "0.8", "1", "1.25", "2", "3")
+    axes.set_xticks([float(tick) for tick in ticks], ticks)
 
 
 def _draw_steps(axes: Any, steps: Mapping[str, Sequence[TimedRun]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from axonn_tune.errors import InputError, closest
+from axonn_tune.errors import InputError, spelling_hint
 
 # Products of two counts must stay exact in int64.
 LARGEST_COUNT = 2**30
@@ -38,5 +38,5 @@ def require_choice(owner: str, name: str, value: str, allowed: Iterable[str]) ->
     if value not in choices:
         raise InputError(
             f"{owner}: {name} is {value!r}; allowed: {', '.join(choices)}"
-            f"{closest(str(value), choices)}"
+            f"{spelling_hint(str(value), choices)}"
         )

@@ -1,4 +1,4 @@
-"""Layouts: how many ranks lie along each axis of a strategy, and in which order ranks are numbered."""
+"""Layouts: how many ranks lie along each axis of a strategy, and in which order they count."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Layout:
 
     @property
     def brief(self) -> str:
-        """The sizes above one by name, which `parse_layout` reads, too; the text if there are none."""
+        """The sizes above one by name, which `parse_layout` reads; the text if there are none."""
         large = [f"{axis}={size}" for axis, size in self.sizes.items() if size > 1]
         return ",".join(large) or str(self)
 
@@ -107,7 +107,7 @@ class Layout:
         return ",".join(f"{axis}={size}" for axis, size in self.sizes.items())
 
 
-def grid(x: int, y: int, z: int, data: int, pipeline: int = 1) -> Layout:
+def grid_layout(x: int, y: int, z: int, data: int, pipeline: int = 1) -> Layout:
     """Return the layout of a G_x x G_y x G_z x G_data grid on each stage of a pipeline."""
     return Layout({"x": x, "y": y, "z": z, "data": data, PIPELINE: pipeline})
 
@@ -165,7 +165,7 @@ def _parse_grid(text: str, axes: Axes) -> Layout:
         raise InputError(
             f"grid '{text}' is not four sizes; write G_x x G_y x G_z x G_data, for example 8x4x4x8"
         )
-    layout = grid(*(int(size) for size in sizes))
+    layout = grid_layout(*(int(size) for size in sizes))
     if layout.n_stages > 1 and PIPELINE not in axes.names:
         raise InputError(f"grid '{text}' has a fifth size, the stages of axonn-pipeline")
     return layout

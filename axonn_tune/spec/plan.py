@@ -191,8 +191,8 @@ class Pipeline:
 class StepPlan:
     """One training step: the micro-step, `n_microsteps` times, then the step's end.
 
-    Operations of one name are alike in the whole plan: kernels have the same sizes in all phases
-    that are not `over_storage`, collectives have the same sizes everywhere.
+    Operations of one name are alike in the whole plan, so that each is priced once: kernels of one
+    name have the same sizes, and so have collectives of one name over one group.
 
     All streams are idle at the end of each micro-step. If there is a `sync_microstep`, one
     micro-step of the step is replaced by it: it brings new weights and reduces gradients next to

@@ -199,17 +199,15 @@ class _Player:
         self._kernels = KernelPrices(scenario.machine, scenario.job)
         used = lanes(self.links)[:, 0]
         self.axis_lanes = {group: int(lane) for group, lane in zip(self.links, used, strict=True)}
-        self._known: dict[str, float] = {}
+        self._kernel_seconds: dict[str, float] = {}
 
     def seconds_of(self, operation: Operation) -> float:
         """Return the price of an operation; operations of one name cost the same."""
-        if operation.name not in self._known:
-            if isinstance(operation, Collective):
-                seconds = self._collectives.seconds(operation)
-            else:
-                seconds = self._kernels.seconds(operation)
-            self._known[operation.name] = number(seconds)
-        return self._known[operation.name]
+        if isinstance(operation, Collective):
+            return number(self._collectives.seconds(operation))
+        if operation.name not in self._kernel_seconds:
+            self._kernel_seconds[operation.name] = number(self._kernels.seconds(operation))
+        return self._kernel_seconds[operation.name]
 
     def play(self, part: Part, repeats: int) -> PlayedPart:
         """Play a part from idle streams to idle streams."""

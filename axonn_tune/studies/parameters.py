@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from axonn_tune.errors import InputError, nearest
+from axonn_tune.errors import InputError, choices_hint
 from axonn_tune.spec.machine import Machine, Quantity
 from axonn_tune.spec.resources import Resource, faster, resources
 from axonn_tune.units import parse_quantity
@@ -142,7 +142,7 @@ def with_settings(machine: Machine, settings: Sequence[str], dtype: str) -> Mach
         parameter = known.get(_full_name(name, machine))
         if parameter is None:
             allowed = sorted([*known, *(f"{level}.bandwidth" for level in _LEVELS), "gpu"])
-            raise InputError(f"--set {setting}: no parameter '{name}'{nearest(name, allowed)}")
+            raise InputError(f"--set {setting}: no parameter '{name}'{choices_hint(name, allowed)}")
         value = _new_value(setting, text, parameter)
         try:
             machine = parameter.changed(value)

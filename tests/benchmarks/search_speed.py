@@ -20,7 +20,7 @@ import statistics
 import time
 
 from axonn_tune.api import build_search
-from axonn_tune.search.rank import run
+from axonn_tune.search.rank import rank_candidates
 
 MODELS = ("5b", "10b", "20b", "40b", "60b", "80b", "160b", "320b", "640b")
 GPU_COUNTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -36,7 +36,9 @@ def main() -> None:
     for gpus in GPU_COUNTS * 10:
         for model in MODELS:
             begin = time.perf_counter()
-            ranking = run(build_search(model, gpus, wanted.machine, order="all", include_oom=True))
+            ranking = rank_candidates(
+                build_search(model, gpus, wanted.machine, order="all", include_oom=True)
+            )
             rates.append(ranking.n_evaluated / (time.perf_counter() - begin))
             total += ranking.n_evaluated
         if total >= wanted.candidates:

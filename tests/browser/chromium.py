@@ -4,7 +4,6 @@ import os
 import shutil
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -33,26 +32,46 @@ def chromium():
 
 
 @pytest.fixture(scope="session")
-def open_page():
-    """A context manager that opens a file and waits until its script has drawn it."""
+def browser():
+    """One browser for all tests; in CI it must be there."""
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         if os.environ.get("CI"):
             pytest.fail("CI needs Debian's chromium and chromium-driver")
         pytest.skip("no chromium and chromedriver here")
+    with chromium() as chrome:
+        yield chrome
+
+
+@pytest.fixture(scope="session")
+def open_page(browser):
+    """A context manager that opens an address in a tab and waits until its script has drawn it."""
 
     @contextmanager
-    def opened(path: Path, media=()):
-        with chromium() as chrome:
-            chrome.set_window_size(1400, 1000)
+    def opened(address, media=()):
+        with new_tab(browser):
+            browser.set_window_size(1400, 1000)
             features = [{"name": name, "value": value} for name, value in media]
-            chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-            chrome.get(path.as_uri())
-            until(lambda: chrome.execute_script("return document.documentElement.dataset.ready"))
-            yield chrome
-            errors = [entry for entry in chrome.get_log("browser") if entry["level"] == "SEVERE"]
+            browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+            browser.get(address)
+            until(lambda: browser.execute_script("return document.documentElement.dataset.ready"))
+            yield browser
+            errors = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
             assert errors == []
 
     return opened
+
+
+@contextmanager
+def new_tab(chrome):
+    """Open a tab, which has settings and a history of its own, and close it afterwards."""
+    first = chrome.current_window_handle
+    chrome.switch_to.new_window("tab")
+    chrome.get_log("browser")  # What an earlier page said is read and forgotten.
+    try:
+        yield
+    finally:
+        chrome.close()
+        chrome.switch_to.window(first)
 
 
 def until(holds, seconds=30.0):

@@ -1,4 +1,4 @@
-"""The picture of the report page in the documentation: ``python tests/browser/screenshot.py``."""
+"""Renew the picture of the report page: ``python tests/browser/screenshot.py``."""
 
 import sys
 import tempfile

@@ -65,7 +65,7 @@ def grid_of(result):
 
 
 def test_the_table_is_what_suggest_says(open_page, pages, best):
-    with open_page(pages["grids"]) as chrome:
+    with open_page(pages["grids"].as_uri()) as chrome:
         assert column(chrome, "Layout") == [grid_of(result) for result in best]
         shown = [float(text) for text in column(chrome, "Step s")]
         assert shown == pytest.approx([result["step_seconds"] for result in best], rel=1e-3)
@@ -74,7 +74,7 @@ def test_the_table_is_what_suggest_says(open_page, pages, best):
 
 
 def test_sorting_turns_around_and_is_announced(open_page, pages):
-    with open_page(pages["grids"]) as chrome:
+    with open_page(pages["grids"].as_uri()) as chrome:
         memory = next(title for title in texts(chrome, "#table th") if title.startswith("GiB"))
         head(chrome, "GiB").click()
         least = [float(text) for text in column(chrome, memory)]
@@ -93,7 +93,7 @@ def test_sorting_turns_around_and_is_announced(open_page, pages):
 
 
 def test_filters_compare_axes_and_columns_and_words(open_page, pages):
-    with open_page(pages["grids"]) as chrome:
+    with open_page(pages["grids"].as_uri()) as chrome:
         type_filter(chrome, "z>=256 mbs=8 full")
         assert column(chrome, "Layout")
         for layout, mbs in zip(
@@ -110,7 +110,7 @@ def test_filters_compare_axes_and_columns_and_words(open_page, pages):
 
 
 def test_out_of_memory_candidates_are_hidden_until_wanted(open_page, pages):
-    with open_page(pages["grids"]) as chrome:
+    with open_page(pages["grids"].as_uri()) as chrome:
         fitting = int(find(chrome, "#count").text.split(" of ")[1].split()[0])
         find(chrome, "#hide-oom").click()
         everything = int(find(chrome, "#count").text.split(" of ")[1].split()[0])
@@ -121,7 +121,7 @@ def test_out_of_memory_candidates_are_hidden_until_wanted(open_page, pages):
 
 
 def test_pages_turn(open_page, pages):
-    with open_page(pages["grids"]) as chrome:
+    with open_page(pages["grids"].as_uri()) as chrome:
         first = column(chrome, "#")
         assert not find(chrome, "#previous").is_enabled()
         find(chrome, "#next").click()
@@ -131,7 +131,7 @@ def test_pages_turn(open_page, pages):
 
 
 def test_a_clicked_candidate_opens_with_all_its_parts(open_page, pages, best, capsys):
-    with open_page(pages["grids"]) as chrome:
+    with open_page(pages["grids"].as_uri()) as chrome:
         chrome.find_elements("css selector", "#table tbody tr")[3].click()
         wanted = grid_of(best[3])
         assert wanted in find(chrome, "#detail-title").text
@@ -157,18 +157,14 @@ def test_a_clicked_candidate_opens_with_all_its_parts(open_page, pages, best, ca
 
 
 def test_the_address_opens_a_candidate_again(open_page, pages):
-    class Address:
-        def as_uri(self):
-            return pages["grids"].as_uri() + "#candidate=7"
-
-    with open_page(Address()) as chrome:
+    with open_page(pages["grids"].as_uri() + "#candidate=7") as chrome:
         assert find(chrome, "#detail-title").text.startswith("Candidate 7:")
 
 
 def test_figures_open_what_is_clicked(open_page, pages):
     from selenium.webdriver import ActionChains
 
-    with open_page(pages["grids"]) as chrome:
+    with open_page(pages["grids"].as_uri()) as chrome:
         bars = chrome.find_elements("css selector", "#breakdown svg [data-mark='bar'] rect")
         rows = sorted({bar.location["y"] for bar in bars})
         of_sixth = [bar for bar in bars if bar.location["y"] == rows[5]]
@@ -184,7 +180,7 @@ def test_figures_open_what_is_clicked(open_page, pages):
 def test_everything_can_be_done_with_the_keyboard(open_page, pages):
     from selenium.webdriver import Keys
 
-    with open_page(pages["grids"]) as chrome:
+    with open_page(pages["grids"].as_uri()) as chrome:
         line = find(chrome, "#table tbody tr[tabindex='0']")
         line.send_keys(Keys.ARROW_DOWN)
         assert find(chrome, "#detail-title").text.startswith("Candidate 2:")
@@ -201,7 +197,7 @@ def test_everything_can_be_done_with_the_keyboard(open_page, pages):
 
 
 def test_strategies_stand_beside_each_other(open_page, pages):
-    with open_page(pages["strategies"]) as chrome:
+    with open_page(pages["strategies"].as_uri()) as chrome:
         names = texts(chrome, "#strategy option")[1:]
         assert {"axonn", "megatron", "zero3"} <= set(names)
         select = find(chrome, "#strategy")
@@ -219,7 +215,7 @@ def test_strategies_stand_beside_each_other(open_page, pages):
 
 def test_five_thousand_candidates_open_fast_in_a_small_file(open_page, pages):
     assert pages["many"].stat().st_size < 1.5e6 and pages["strategies"].stat().st_size < 1.5e6
-    with open_page(pages["many"]) as chrome:
+    with open_page(pages["many"].as_uri()) as chrome:
         assert find(chrome, "#count").text.endswith("of 5000 candidates")
         assert len(chrome.find_elements("css selector", "#tradeoff svg circle")) >= 5000
         milliseconds = chrome.execute_script("return window.readyAfter")
@@ -230,7 +226,7 @@ def test_five_thousand_candidates_open_fast_in_a_small_file(open_page, pages):
 
 
 def test_the_page_asks_for_nothing_from_the_network(open_page, pages):
-    with open_page(pages["grids"]) as chrome:
+    with open_page(pages["grids"].as_uri()) as chrome:
         loaded = chrome.execute_script(
             "return performance.getEntriesByType('resource').map((entry) => entry.name)"
         )
@@ -239,7 +235,7 @@ def test_the_page_asks_for_nothing_from_the_network(open_page, pages):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_in_light_and_in_dark(open_page, pages, scheme):
-    with open_page(pages["grids"], media=[("prefers-color-scheme", scheme)]) as chrome:
+    with open_page(pages["grids"].as_uri(), media=[("prefers-color-scheme", scheme)]) as chrome:
         ground, text, axis = chrome.execute_script(
             "const style = (e) => getComputedStyle(document.querySelector(e));"
             "return [style('body').backgroundColor, style('body').color,"
@@ -262,7 +258,7 @@ def contrast(a, b):
 
 
 def test_a_phone_scrolls_down_and_not_sideways(open_page, pages):
-    with open_page(pages["strategies"]) as chrome:
+    with open_page(pages["strategies"].as_uri()) as chrome:
         chrome.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
             {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True},
@@ -273,7 +269,7 @@ def test_a_phone_scrolls_down_and_not_sideways(open_page, pages):
 
 
 def test_it_prints_without_its_tools(open_page, pages):
-    with open_page(pages["grids"], media=[]) as chrome:
+    with open_page(pages["grids"].as_uri(), media=[]) as chrome:
         chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
         assert not find(chrome, ".tools").is_displayed()
         assert find(chrome, "#table").is_displayed() and find(chrome, "#timeline").is_displayed()
@@ -293,7 +289,7 @@ def test_measured_steps_stand_beside_the_predicted(open_page, tmp_path):
         *("--dtype", said["dtype"], "--every-configuration", "--validation", str(validation)),
         *("--output", str(page)),
     ])  # fmt: skip
-    with open_page(page) as chrome:
+    with open_page(page.as_uri()) as chrome:
         measured = [text for text in column(chrome, "Measured s") if text != "–"]
         assert measured
         assert find(chrome, "#measured").is_displayed()

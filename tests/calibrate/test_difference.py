@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import machine_of, quantity
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import machine_of, quantity
 
 from axonn_tune.calibrate.difference import difference
 from axonn_tune.report.difference import difference_document, difference_text

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from conftest import machine_of
+from worlds import machine_of
 
 from axonn_tune.calibrate.expected import expected
 from axonn_tune.errors import InputError

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import machine_of, quantity
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import machine_of, quantity
 
 from axonn_tune.calibrate.findings import Findings
 from axonn_tune.calibrate.fit.assemble import machine_of as calibrated

@@ -9,8 +9,8 @@ import sys
 import time
 
 import pytest
-from conftest import machine_of
 from processes import all_end, children
+from worlds import machine_of
 
 from axonn_tune.cli.main import main
 from axonn_tune.io.presets import load_machine

@@ -5,57 +5,53 @@ import io
 import json
 
 import pytest
+from command_line import assert_refused, run_cli
 
 import axonn_tune
-from axonn_tune.cli.main import main
 from axonn_tune.strategies.named import STRATEGIES
 
-JOB = ["--gpus", "64", "--model", "5b", "--global-batch", "64"]
-
-
-def said(capsys, *arguments):
-    try:
-        main(list(arguments))
-        code = 0
-    except SystemExit as ended:
-        code = ended.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+JOB = ["--gpus", "64", "--model", "5b", "--global-batch", "64", "--recompute", "full"]
 
 
 @pytest.mark.slow
 def test_the_best_of_every_strategy_is_a_row_the_fastest_first(capsys):
-    _, text, _ = said(capsys, "compare", *JOB, "--format", "csv")
+    _, text, _ = run_cli(capsys, "compare", *JOB, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert {row["strategy"] for row in rows} == set(STRATEGIES)
     seconds = [float(row["step_seconds"]) for row in rows]
     assert seconds == sorted(seconds)
     for row in rows:
-        _, own, _ = said(capsys, "suggest", *JOB, "--strategy", row["strategy"], "--format", "json")
+        _, own, _ = run_cli(
+            capsys, "suggest", *JOB, "--strategy", row["strategy"], "--format", "json"
+        )
         best = json.loads(own)["results"][0]
         assert best["step_seconds"] == pytest.approx(float(row["step_seconds"]))
 
 
 def test_a_limit_of_tensor_parallelism_is_for_those_that_have_it(capsys):
     limited = ["--max-tp", "2", "--strategies", "megatron,zero3", "--format", "json"]
-    _, text, _ = said(capsys, "compare", *JOB, *limited)
+    _, text, _ = run_cli(capsys, "compare", *JOB, *limited)
     best = {each["strategy"]: each["best"]["grid"] for each in json.loads(text)["strategies"]}
     assert best["megatron"]["tensor"] <= 2 and best["zero3"]["shard"] >= 1
 
 
 @pytest.mark.slow
 def test_python_has_the_same_comparison(capsys):
-    _, text, _ = said(capsys, "compare", *JOB, "--strategies", "zero3,megatron", "--format", "csv")
+    _, text, _ = run_cli(
+        capsys, "compare", *JOB, "--strategies", "zero3,megatron", "--format", "csv"
+    )
     rows = list(csv.DictReader(io.StringIO(text)))
-    frame = axonn_tune.compare("5b", 64, strategies=["zero3", "megatron"], global_batch=64)
+    frame = axonn_tune.compare(
+        "5b", 64, strategies=["zero3", "megatron"], global_batch=64, recompute="full"
+    )
     assert list(frame["strategy"]) == [row["strategy"] for row in rows]
     assert list(frame["step_seconds"]) == pytest.approx([float(r["step_seconds"]) for r in rows])
 
 
 @pytest.mark.slow
 def test_suggest_all_is_compare(capsys):
-    _, compared, _ = said(capsys, "compare", *JOB)
-    _, suggested, _ = said(capsys, "suggest", *JOB, "--strategy", "all")
+    _, compared, _ = run_cli(capsys, "compare", *JOB)
+    _, suggested, _ = run_cli(capsys, "suggest", *JOB, "--strategy", "all")
     assert compared == suggested
     for name in STRATEGIES:
         assert f"\n{name} " in compared
@@ -63,15 +59,15 @@ def test_suggest_all_is_compare(capsys):
 
 
 def test_strategies_without_a_layout_say_why(capsys):
-    _, text, _ = said(capsys, "compare", "--gpus", "8", "--model", "80b")
+    _, text, _ = run_cli(capsys, "compare", "--gpus", "8", "--model", "80b")
     assert text.count("fits on no grid of 8") == len(STRATEGIES)
-    _, text, _ = said(capsys, "compare", "--gpus", "8", "--model", "80b", "--format", "json")
+    _, text, _ = run_cli(capsys, "compare", "--gpus", "8", "--model", "80b", "--format", "json")
     document = json.loads(text)
     assert all(each["best"] is None and each["reason"] for each in document["strategies"])
 
 
 def test_some_strategies_are_compared_when_named(capsys):
-    _, text, _ = said(
+    _, text, _ = run_cli(
         capsys, "compare", *JOB, "--strategies", "zero3, megatron", "--format", "json"
     )
     names = [each["strategy"] for each in json.loads(text)["strategies"]]
@@ -90,10 +86,10 @@ def test_some_strategies_are_compared_when_named(capsys):
 )
 def test_explain_takes_a_layout_of_any_strategy_apart(capsys, strategy, layout):
     arguments = ["explain", *JOB, "--strategy", strategy, "--grid", layout]
-    code, text, _ = said(capsys, *arguments)
+    code, text, _ = run_cli(capsys, *arguments)
     assert code == 0 and "exposed communication" in text
     assert ("pipeline bubble" in text) == ("pipeline" in strategy + layout)
-    _, text, _ = said(capsys, *arguments, "--format", "json")
+    _, text, _ = run_cli(capsys, *arguments, "--format", "json")
     document = json.loads(text)
     assert document["assumptions"]["strategy"] == strategy
     groups = document["exposed_seconds_by_axis"]
@@ -102,28 +98,17 @@ def test_explain_takes_a_layout_of_any_strategy_apart(capsys, strategy, layout):
 
 
 def test_an_axis_of_any_strategy_is_fixed(capsys):
-    _, text, _ = said(
-        capsys,
-        "suggest",
-        *JOB,
-        "--strategy",
-        "megatron",
-        "--fix",
-        "tensor=2",
-        "--fix",
-        "pp=4",
-        "--format",
-        "json",
-    )
+    fixed = ["--strategy", "megatron", "--fix", "tensor=2", "--fix", "pp=4"]
+    _, text, _ = run_cli(capsys, "suggest", *JOB, *fixed, "--format", "json")
     grids = [result["grid"] for result in json.loads(text)["results"]]
     assert grids and all((g["tensor"], g["pipeline"]) == (2, 4) for g in grids)
 
 
 def test_why_not_knows_layouts_of_other_strategies(capsys):
     base = ["suggest", *JOB, "--strategy", "megatron", "--why-not"]
-    _, text, _ = said(capsys, *base, "tp=8,dp=8")
+    _, text, _ = run_cli(capsys, *base, "tp=8,dp=8")
     assert "it ranks" in text
-    _, text, _ = said(capsys, *base, "tensor=64")
+    _, text, _ = run_cli(capsys, *base, "tensor=64")
     assert "attention heads not divisible by tensor" in text
 
 
@@ -152,12 +137,11 @@ def test_why_not_knows_layouts_of_other_strategies(capsys):
     ],
 )
 def test_bad_input_is_one_line(capsys, arguments, message):
-    code, out, err = said(capsys, "suggest", *JOB, *arguments)
-    assert code == 2 and out == "" and message in err and len(err.splitlines()) == 1
+    assert_refused(capsys, "suggest", *JOB, *arguments, culprit=message)
 
 
 def test_the_next_command_explains_the_best_layout(capsys):
-    _, text, _ = said(capsys, "suggest", *JOB, "--strategy", "megatron", "--fix", "tensor=2")
+    _, text, _ = run_cli(capsys, "suggest", *JOB, "--strategy", "megatron", "--fix", "tensor=2")
     command = text.rstrip().splitlines()[-1].removeprefix("Next: axonn-tune ").split()
-    code, explained, _ = said(capsys, *command)
+    code, explained, _ = run_cli(capsys, *command)
     assert code == 0 and "tensor=2" in explained

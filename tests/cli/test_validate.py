@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from command_line import assert_refused, run_cli
 
 pytest.importorskip("torch")
 
@@ -57,7 +58,8 @@ def report(tmp_path_factory):
     """A validation of all four grids of two ranks, with everything that it can write."""
     folder = tmp_path_factory.mktemp("report")
     files = [f"--{kind}={folder / f'report.{kind}'}" for kind in ("csv", "junit", "trace")]
-    done = validate(*QUICK, "--output", str(folder / "report.json"), *files)
+    limits = ["--max-regret", "1e6", "--max-error", "1e6"]
+    done = validate(*QUICK, "--output", str(folder / "report.json"), *files, *limits)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 
@@ -87,20 +89,34 @@ def test_the_trace_has_predicted_and_measured_steps(report):
     assert len({event["pid"] for event in events}) == 8
 
 
-def test_a_report_is_read_again_and_compared(report):
-    path = str(report[0] / "report.json")
-    again = validate("--from", path)
-    assert again.returncode == 0 and again.stdout == report[1]
-    limited = validate("--from", path, "--max-error", "0")
-    assert limited.returncode == 1 and "FAILED  MAPE" in limited.stdout
-    compared = validate("--from", path, "--baseline", path)
-    assert compared.returncode == 0 and "4 configurations are in the baseline" in compared.stdout
+def test_a_report_is_read_again_and_compared(report, capsys):
+    path = report[0] / "report.json"
+    code, again, _ = run_cli(capsys, "validate", "--from", path)
+    assert code == 0 and report[1].startswith(again.rstrip())
+    code, compared, _ = run_cli(capsys, "validate", "--from", path, "--baseline", path)
+    assert code == 0 and "4 configurations are in the baseline" in compared
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "said"),
+    [
+        (["--max-error", "1e6"], 0, ["passed  MAPE"]),
+        (["--max-error", "0"], 1, ["FAILED  MAPE"]),
+        (["--max-regret", "1e6"], 0, ["passed  regret"]),
+        (["--max-error", "0", "--max-regret", "1e6"], 1, ["FAILED  MAPE", "passed  regret"]),
+    ],
+)
+def test_limits_decide_the_exit_code_of_a_report(report, capsys, limits, code, said):
+    ended, out, _ = run_cli(capsys, "validate", "--from", report[0] / "report.json", *limits)
+    assert ended == code and all(text in out for text in said)
 
 
 @pytest.mark.slow
-def test_limits_decide_the_exit_code():
-    passed = validate(*QUICK, "--grid", "1x1x1x2", "--max-regret", "9", "--quiet")
-    assert passed.returncode == 0 and "passed  regret" in passed.stdout and not passed.stderr
+def test_limits_decide_the_exit_code_of_a_run(report):
+    """The run of the fixture kept to its limits; a prediction without any error is none."""
+    assert "passed  regret" in report[1] and "FAILED" not in report[1]
+    failed = validate(*QUICK, "--grid", "1x1x1x2", "--max-error", "0", "--quiet")
+    assert failed.returncode == 1 and "FAILED  MAPE" in failed.stdout and not failed.stderr
 
 
 @pytest.fixture
@@ -207,21 +223,20 @@ def test_a_grid_that_ends_the_job_twice_is_given_up(failing_program, tmp_path):
     assert [failure for _, failure in failures_of(output)] == ["the job ended 2 times while it ran"]
 
 
-@pytest.mark.slow
-def test_bad_input_is_one_line(tmp_path):
-    cases = {
-        ("--model", "tiny"): "give --machine",
-        ("--machine", "dgx-a100"): "give --model",
-        (*QUICK, "--grids", "some"): "allowed: all, top:N or spread:N",
-        (*QUICK, "--grid", "4x1x1x1"): "4x1x1x1 is not among",
-        (*QUICK, "--resume", "--output", str(tmp_path / "none.json")): "nothing to resume",
-        ("--from", str(tmp_path / "none.json")): "none.json",
-        ("--from", "x.json", "--trace", "t.json"): "--trace needs a run",
-    }
-    for arguments, said in cases.items():
-        done = validate(*arguments)
-        assert done.returncode == 2 and said in done.stderr, (arguments, done.stderr)
-        assert len(done.stderr.strip().splitlines()) == 1
+@pytest.mark.parametrize(
+    ("arguments", "culprit"),
+    [
+        (["--model", "tiny"], "give --machine"),
+        (["--machine", "dgx-a100"], "give --model"),
+        ([*QUICK, "--grids", "some"], "allowed: all, top:N or spread:N"),
+        ([*QUICK, "--grid", "4x1x1x1"], "4x1x1x1 is not among"),
+        ([*QUICK, "--resume", "--output", "no/such.json"], "nothing to resume"),
+        (["--from", "no/such.json"], "no/such.json"),
+        (["--from", "x.json", "--trace", "t.json"], "--trace needs a run"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, arguments, culprit):
+    assert_refused(capsys, "validate", *arguments, culprit=culprit)
 
 
 @pytest.mark.slow

@@ -5,11 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from axonn_tune.cost.collectives import (
-    collective_seconds,
-    ring_all_reduce_seconds,
-    ring_gather_seconds,
-)
+from axonn_tune.cost.collectives import collective_seconds, moved_fraction
 from axonn_tune.spec.plan import KINDS
 
 ALPHA, BETA = 7e-6, 3e9
@@ -91,8 +87,9 @@ def test_large_all_reduce_is_the_ring_twice(n_ranks):
 def test_bandwidth_terms_are_the_ring_without_latency():
     for n_ranks in (2, 3, 8):
         gather = play_ring(n_ranks, 1e7, n_ranks - 1, alpha=0.0)
-        assert ring_gather_seconds(1e7, n_ranks, BETA) == pytest.approx(gather, rel=1e-12)
-        assert ring_all_reduce_seconds(1e7, n_ranks, BETA) == pytest.approx(2 * gather, rel=1e-12)
+        for kind, passes in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
+            moved = moved_fraction(kind, n_ranks) * 1e7 / BETA
+            assert moved == pytest.approx(passes * gather, rel=1e-12)
 
 
 def test_small_all_reduce_is_a_tree():
@@ -122,6 +119,7 @@ def test_point_to_point_is_one_hop():
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_rank_communicates_nothing(kind):
     assert priced(kind, 1e9, 1) == 0.0
+    assert moved_fraction(kind, 1) == 0.0
 
 
 def test_calls_cost_latency_only():

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import machine_of, quantity
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import machine_of, quantity
 
 from axonn_tune.cost.attention import attention_seconds
-from axonn_tune.cost.gemm import curve_seconds, gemm_seconds
+from axonn_tune.cost.gemm import EfficiencyCurve, gemm_seconds
 from axonn_tune.errors import InputError
 from axonn_tune.spec.plan import MODES, Attention
 from axonn_tune.spec.points import GemmPoint
@@ -201,7 +201,7 @@ def test_columns_are_priced_one_by_one(shapes, measured, tuning):
     together = gemm_seconds(m, n, k, "TN", machine, "bf16", tuning)
     alone = [seconds(machine, *shape, "TN", tuning=tuning) for shape in shapes]
     assert together == pytest.approx(alone, rel=1e-12)
-    assert curve_seconds(m, n, k, "NN", machine, "bf16").shape == m.shape
+    assert EfficiencyCurve.of(machine, "bf16").seconds(m, n, k, "NN").shape == m.shape
 
 
 # Unfused attention is made of products ----------------------------------------------------------

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import machine_of
+from worlds import machine_of
 
 from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.cost.gemm import gemm_seconds

@@ -6,14 +6,15 @@ from math import lcm
 
 import numpy as np
 import pytest
-from conftest import machine_of, machines, quantity
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from worlds import machine_of, machines, quantity
 
 from axonn_tune.cost.links import axis_links, placement_links, rings_through_boundary
 from axonn_tune.cost.prices import lanes
 from axonn_tune.io.presets import load_machine
-from axonn_tune.spec.grid import AXES, ORDERS, Grid, Placements
+from axonn_tune.spec.candidates import Placements
+from axonn_tune.spec.layout import AXES, ORDERS, grid_layout
 
 GIB = 2.0**30
 
@@ -273,7 +274,7 @@ def test_a_lone_rank_crosses_nothing(n_levels):
 def test_every_axis_of_a_placement_gets_the_links_of_its_own_groups(sizes, order):
     """The stride of an axis is the product of the sizes of the letters before its own."""
     machine = tower((1, 2, 8))
-    links = placement_links(machine, Placements.of([Grid(*sizes)], (order,)))
+    links = placement_links(machine, Placements.of([grid_layout(*sizes)], (order,)))
     by_letter = dict(zip("xyzd", sizes, strict=True))
     for axis in AXES:
         before = order[: order.index(axis[0])]
@@ -288,10 +289,10 @@ def test_every_axis_of_a_placement_gets_the_links_of_its_own_groups(sizes, order
 def test_axes_queue_on_one_lane_where_their_outermost_links_are_of_one_level():
     machine = load_machine("frontier")  # packages of two, nodes of eight
     grids = [
-        (Grid(2, 4, 4, 1), [1, 2, 3, 0]),  # a level each
-        (Grid(1, 2, 4, 4), [0, 2, 3, 4]),
-        (Grid(2, 2, 2, 4), [1, 2, 2, 4]),  # Y and Z inside a node
-        (Grid(1, 1, 16, 4), [0, 0, 3, 3]),  # both across nodes
+        (grid_layout(2, 4, 4, 1), [1, 2, 3, 0]),  # a level each
+        (grid_layout(1, 2, 4, 4), [0, 2, 3, 4]),
+        (grid_layout(2, 2, 2, 4), [1, 2, 2, 4]),  # Y and Z inside a node
+        (grid_layout(1, 1, 16, 4), [0, 0, 3, 3]),  # both across nodes
     ]
     placements = Placements.of([grid for grid, _ in grids])
     found = lanes(placement_links(machine, placements))

@@ -4,17 +4,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import machine_of, quantity
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import machine_of, quantity
 
-from axonn_tune.api import build_search, predict_search
+from axonn_tune.api import build_search
 from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.cost.curve import measured_seconds
 from axonn_tune.cost.links import axis_links, placement_links, ring_share
 from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.cost.prices import CollectivePrices, group_seconds
-from axonn_tune.spec.grid import CandidateTable, Grid, Placements
+from axonn_tune.search.one_layout import best_of_layout
+from axonn_tune.spec.candidates import CandidateTable, Placements
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.layout import grid_layout
 from axonn_tune.spec.machine import RingShare
 from axonn_tune.spec.plan import Attention, Collective
 from axonn_tune.spec.points import AttentionPoint, LinkPoint, MemoryPoint
@@ -70,10 +73,10 @@ def test_more_bytes_never_take_less_time(sizes, work):
 
 def test_every_call_of_a_bucket_takes_its_own_time():
     machine = with_points(machine_of(), kind="all_reduce", stride=1, size=4)
-    table = CandidateTable.single(Grid(1, 1, 1, 4))
+    table = CandidateTable.single(Configuration(grid_layout(1, 1, 1, 4)))
     prices = CollectivePrices(placement_links(machine, table.placements), table)
     nbytes, calls = np.array([4.0 * 2**16]), np.array([4.0])
-    got = prices(Collective("g", "all_reduce", nbytes, "data", calls))
+    got = prices.seconds(Collective("g", "all_reduce", nbytes, "data", calls))
     assert got == pytest.approx(4 * SECONDS[1])
 
 
@@ -147,7 +150,7 @@ def test_an_explanation_names_the_level_of_the_operations_own_kind():
     slow_gathers = replace(machine.links[0], kind_fraction={"all_gather": quantity(0.01)})
     machine = replace(machine, links=(slow_gathers, machine.links[1]))
     search = build_search("tiny", 8, machine, order="zyxd")
-    found = explain(search, predict_search(search, "1x1x8x1"))
+    found = explain(best_of_layout(search, "1x1x8x1"))
     levels = {op.kind: op.bound_by for op in found.operations if op.axis == "z"}
     assert levels["all_gather"] == "level0" and levels["reduce_scatter"] == "level1"
 
@@ -167,7 +170,7 @@ def test_more_of_a_link_speeds_up_what_was_measured_across_it():
 
 def test_placements_of_a_search_find_their_curves():
     machine = with_points(machine_of(), kind="all_reduce", stride=2, size=4, n_rings=2)
-    placements = Placements.of([Grid(2, 4, 1, 1), Grid(4, 2, 1, 1)], ("xyzd",))
+    placements = Placements.of([grid_layout(2, 4, 1, 1), grid_layout(4, 2, 1, 1)], ("xyzd",))
     curve = placement_links(machine, placements)["y"].kinds["all_reduce"].curve
     assert curve.tolist() == [0, -1]
 

@@ -6,9 +6,10 @@ import pytest
 from axonn_tune.api import build_search
 from axonn_tune.cost import paper
 from axonn_tune.cost.links import placement_links
-from axonn_tune.search.rank import run
-from axonn_tune.spec.grid import Grid, Placements
+from axonn_tune.search.rank import rank_candidates
+from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import grid_layout
 from axonn_tune.spec.model import Model
 
 ONE = np.array([1.0])
@@ -60,7 +61,7 @@ def test_whole_model_by_hand(perlmutter):
     """A 2 x 4 x 2 x 2 grid on nodes of four: X inside a node, the others across."""
     model = Model("toy", 3, 64, 4, 128, 16)
     job = Job(n_gpus=32, global_batch=8, seq_len=16)
-    placements = Placements.of([Grid(2, 4, 2, 2)])
+    placements = Placements.of([grid_layout(2, 4, 2, 2)])
     gib = 2.0**30
     # The listed ring (1, 2) has 76; across nodes 80 GiB/s are shared by two or four rings.
     beta = {"x": 76 * gib, "y": 40 * gib, "z": 20 * gib, "data": 20 * gib}
@@ -85,13 +86,13 @@ def test_whole_model_by_hand(perlmutter):
 
 
 def test_paper_cost_model_orders_by_its_sum_and_keeps_the_full_prediction_beside_it():
-    by_paper = run(build_search("20b", 64, cost_model="paper")).top()
-    full = run(build_search("20b", 64)).top()
+    by_paper = rank_candidates(build_search("20b", 64, cost_model="paper")).top()
+    full = rank_candidates(build_search("20b", 64)).top()
     costs = [p.paper_communication_seconds for p in by_paper]
     assert costs == sorted(costs)
     assert costs[0] < costs[-1]
 
     def key(p):
-        return (p.grid, p.micro_batch, p.recompute)
+        return (p.layout, p.configuration.micro_batch, p.configuration.recompute)
 
     assert {key(p): p.step_seconds for p in by_paper} == {key(p): p.step_seconds for p in full}

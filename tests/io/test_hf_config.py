@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from axonn_tune.errors import InputError
-from axonn_tune.io.hf_config import model_from_hf
+from axonn_tune.errors import AxonnTuneError, InputError
+from axonn_tune.io.hf_config import load_hf_config, model_from_hf
 from axonn_tune.io.presets import load_model
 
 GPT2 = {
@@ -228,3 +229,21 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
         model_from_hf(GPT2 | {"n_embd": 770}, "x")
     with pytest.raises(InputError, match="n_kv_heads is 5"):
         model_from_hf(LLAMA3_8B | {"num_key_value_heads": 5}, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ('{"a": 1,\n "b": }', "line 2: malformed JSON"),
+        ("[]", "a JSON object"),
+        ("{}", "no model_type"),
+        ("[" * 100_000, "malformed JSON"),
+        ('{"a": ' + "9" * 5000 + "}", "malformed JSON"),
+    ],
+)
+def test_malformed_configs_are_named(tmp_path: Path, text: str, part: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(AxonnTuneError, match=part) as caught:
+        load_hf_config(path)
+    assert str(caught.value).startswith(str(path))

@@ -1,4 +1,4 @@
-"""Results survive whatever ends a calibration."""
+"""Results survive whatever ends the work that finds them."""
 
 import os
 import resource
@@ -6,7 +6,7 @@ import resource
 import pytest
 
 from axonn_tune.errors import FileError
-from axonn_tune.io.journal import Journal
+from axonn_tune.io.journal import MOST_ATTEMPTS, Journal, MeasurementJournal
 
 OWNER = {"device": "CPU", "nodes": ["a", "a"]}
 
@@ -77,3 +77,20 @@ def test_a_full_disk_is_reported_and_loses_nothing(journal):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert journal.read(OWNER) == {"first": 1}
+
+
+def test_a_run_begins_and_ends_well_or_fails(journal):
+    runs = MeasurementJournal(journal)
+    for key in ("2x1x1x1", "1x2x1x1"):
+        runs.begin(key)
+    runs.keep_failure("2x1x1x1", "out of memory")
+    assert runs.ended() == {"2x1x1x1": "out of memory"}
+    assert runs.under_way() == ["1x2x1x1"]
+
+
+def test_a_run_that_ends_the_job_again_and_again_counts_as_failed(journal):
+    runs = MeasurementJournal(journal)
+    for _ in range(MOST_ATTEMPTS):
+        assert runs.ended() == {}
+        runs.begin("2x1x1x1")
+    assert runs.ended() == {"2x1x1x1": f"the job ended {MOST_ATTEMPTS} times while it ran"}

@@ -1,22 +1,22 @@
-"""YAML files: what is read, where errors lie, and that writing never harms the old file."""
+"""YAML files: what is read and where errors lie, and that data survives a file."""
 
 from __future__ import annotations
 
-import os
-import stat
-import subprocess
-import sys
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import machine_of
 
 from axonn_tune.errors import FileError
-from axonn_tune.io.yaml_files import dump_yaml, load_yaml, parse_yaml, save_yaml, write_text
+from axonn_tune.io.yaml_files import dump_yaml, load_yaml, parse_yaml, save_yaml
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.points import AttentionPoint, GemmPoint
 
 
 @dataclass(frozen=True)
@@ -198,99 +198,30 @@ def test_plain_data_survives_a_file(data: object) -> None:
     assert parse_yaml(dump_yaml(data), "x.yaml") == data
 
 
-def test_writing_replaces_the_whole_file_and_keeps_its_mode(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    write_text(path, "a long first content")
-    path.chmod(0o640)
-    write_text(path, "short")
-    assert path.read_text() == "short"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert os.listdir(tmp_path) == ["a.txt"]
+def test_measured_points_are_kept_as_tables(tmp_path: Path) -> None:
+    points = (GemmPoint(1024, 2048, 512, "NT", "bf16", 1.25e-4, 0.01),) * 2
+    attention = (AttentionPoint(1, 8, 2048, 64, True, False, "fp32", 2e-3),)
+    machine = machine_of(points=points)
+    machine = replace(machine, kernels=replace(machine.kernels, attention_points=attention))
+    path = tmp_path / "measured.yaml"
+    save_yaml(path, machine)
+    text = path.read_text()
+    assert "1024,2048,512,NT,bf16,0.000125,0.01\n" in text and "true,false,fp32" in text
+    assert load_yaml(path, Machine) == machine
 
 
-def test_writing_through_a_link_keeps_the_link(tmp_path: Path) -> None:
-    target, link = tmp_path / "target.txt", tmp_path / "link.txt"
-    target.write_text("old")
-    link.symlink_to(target)
-    write_text(link, "new")
-    assert link.is_symlink()
-    assert target.read_text() == "new"
-
-
-def _refuses_to_write(path: Path | str) -> str:
-    with pytest.raises(FileError) as caught:
-        write_text(path, "new")
-    message = str(caught.value)
-    assert message.isprintable()
-    assert "cannot be written" in message
-    return message
-
-
-def test_places_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("old")
-    assert "no such file" in _refuses_to_write(tmp_path / "missing" / "a.yaml")
-    assert "ot a directory" in _refuses_to_write(tmp_path / "file" / "a.yaml")
-    assert "s a directory" in _refuses_to_write(tmp_path)
-    _refuses_to_write(str(tmp_path / "a\0b"))
-    assert (tmp_path / "file").read_text() == "old"
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission(tmp_path: Path) -> None:
-    tmp_path.chmod(0o555)
-    try:
-        assert "ermission denied" in _refuses_to_write(tmp_path / "a.yaml")
-    finally:
-        tmp_path.chmod(0o755)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
-def test_a_full_disk_on_a_device() -> None:
-    assert "no space left" in _refuses_to_write("/dev/full")
-
-
-@pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_failed_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("old")
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, failing, fail)
-    assert "no space left" in _refuses_to_write(path)
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["a.txt"]
-
-
-def test_a_disk_that_fills_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
-    pytest.importorskip("resource")
-    path = tmp_path / "a.txt"
-    path.write_text("old")
-    code = (
-        "import resource, sys\n"
-        "from axonn_tune.errors import FileError\n"
-        "from axonn_tune.io.yaml_files import write_text\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "try:\n"
-        "    write_text(sys.argv[1], 'x' * 100_000)\n"
-        "except FileError:\n"
-        "    sys.exit(7)\n"
-    )
-    root = Path(__file__).resolve().parents[2]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)],
-        env=environment,
-        check=False,
-        capture_output=True,
-        timeout=60,
-    )
-    assert done.returncode == 7, done.stderr
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["a.txt"]
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ("1024,2048,512,NT,bf16", "gemm.points\\[0\\].seconds: missing"),
+        ("1024,2048,x,NT,bf16,1e-4", "points\\[0\\].k: got 'x'; allowed: a whole number"),
+        ("1024,2048,512,NT,bf16,1e-4,7", "points\\[0\\].column 7: unknown key"),
+    ],
+)
+def test_a_bad_row_of_a_table_is_named(tmp_path: Path, row: str, complaint: str) -> None:
+    path = tmp_path / "bad.yaml"
+    save_yaml(path, machine_of(points=[GemmPoint(8, 8, 8, "NN", "bf16", 1.0)]))
+    table = f"m,n,k,mode,dtype,seconds\n    {row}\n"
+    path.write_text(re.sub(r"m,n,k(.*\n)+?(?=\S)", table, path.read_text()))
+    with pytest.raises(FileError, match=complaint):
+        load_yaml(path, Machine)

@@ -10,16 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from axonn_tune.api import build_search, predict_search
+from axonn_tune.api import build_search
 from axonn_tune.cli.main import main
 from axonn_tune.errors import InputError
 from axonn_tune.launch.axonn import rank_lines
 from axonn_tune.launch.script import FRAMEWORKS, launch_files
-from axonn_tune.spec.grid import Grid, Placements
+from axonn_tune.search.one_layout import best_of_layout
+from axonn_tune.spec.candidates import Placements
+from axonn_tune.spec.layout import grid_layout, parse_layout
 from axonn_tune.strategies.named import STRATEGIES, Switches
 
-TESTS = Path(__file__).parents[1]
-GOLDEN = TESTS / "golden" / "launch"
+HERE = Path(__file__).parent
+GOLDEN = HERE / "golden"
 CASES = {
     "axonn": ("80b", 1024, "perlmutter", "axonn", "2x2x64x4", {}),
     "axonn-order": ("20b", 64, "frontier", "axonn", "2x1x8x4", {"order": "zxyd"}),
@@ -49,7 +51,7 @@ def files_of(case, **options):
     model, gpus, machine, strategy, layout, arguments = CASES[case]
     arguments = {"micro_batch": 1, "recompute": "full", **arguments}
     search = build_search(model, gpus, machine, strategy=strategy, **arguments)
-    return launch_files(search, predict_search(search, layout), **options)
+    return launch_files(search, best_of_layout(search, layout), **options)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -97,7 +99,7 @@ def test_axonn_is_told_the_grid(monkeypatch, case):
     exec(files_of(case)["axonn_init.py"], module)
     module["initialise"]()
     module["overlapped"]("a model")
-    grid = Grid.parse(CASES[case][4])
+    grid = parse_layout(CASES[case][4])
     sizes = told.said["init"]
     assert sizes.pop("gpus_per_node") in (4, 8)
     assert sizes == {
@@ -116,7 +118,7 @@ def test_axonn_is_told_the_grid(monkeypatch, case):
 
 
 def documented_keys():
-    lines = (TESTS / "data" / "deepspeed_keys.txt").read_text().splitlines()
+    lines = (HERE / "deepspeed_keys.txt").read_text().splitlines()
     keys = [line for line in lines if not line.startswith("#")]
     return {k for k in keys if k[0] != " "}, {k.strip() for k in keys if k[0] == " "}
 
@@ -134,7 +136,7 @@ def test_the_parts_of_zeropp_are_switched():
     search = build_search(
         "20b", 64, "frontier", strategy="zeropp", switches=Switches(hpz=False, qgz=False)
     )
-    files = launch_files(search, predict_search(search, "secondary=8,across=8"))
+    files = launch_files(search, best_of_layout(search, "secondary=8,across=8"))
     zero = json.loads(files["ds_config.json"])["zero_optimization"]
     assert zero["zero_quantized_weights"] is True
     assert "zero_hpz_partition_size" not in zero and "zero_quantized_gradients" not in zero
@@ -144,7 +146,7 @@ def test_the_parts_of_zeropp_are_switched():
 def test_ranks_are_numbered_as_axonn_does(order):
     """A process that stands at p has coordinates in the order; AxoNN's rank follows from them."""
     search = build_search("tiny", 8, global_batch=8, micro_batch=1, order=order)
-    prediction = predict_search(search, "2x1x2x2")
+    prediction = best_of_layout(search, "2x1x2x2")
     sizes = {"x": 2, "y": 1, "z": 2, "d": 2}
     lines = rank_lines(prediction)
     assert bool(lines) == (order != "xyzd")
@@ -155,7 +157,7 @@ def test_ranks_are_numbered_as_axonn_does(order):
             ["bash", "-c", script], env={"SLURM_PROCID": str(place)}, capture_output=True, text=True
         )
         ranks.append(int(done.stdout))
-    expected, placements = [], Placements.of([Grid(2, 1, 2, 2)], (order,))
+    expected, placements = [], Placements.of([grid_layout(2, 1, 2, 2)], (order,))
     strides = dict(zip("xyzd", placements.strides[:, 0], strict=True))
     for place in range(8):
         at = {axis: place // int(strides[axis]) % sizes[axis] for axis in "xyzd"}
@@ -166,7 +168,7 @@ def test_ranks_are_numbered_as_axonn_does(order):
 def test_every_strategy_says_what_runs_it():
     assert set(FRAMEWORKS) == set(STRATEGIES)
     search = build_search("20b", 64, strategy="zero-topo")
-    chosen = predict_search(search, "weights=4,gradients=2,states=8")
+    chosen = best_of_layout(search, "weights=4,gradients=2,states=8")
     with pytest.raises(InputError, match="no released implementation"):
         launch_files(search, chosen)
 

@@ -12,10 +12,10 @@ import pytest
 
 from axonn_tune.api import build_search, rank
 from axonn_tune.errors import InputError
-from axonn_tune.io.assets import page_parts
 from axonn_tune.io.json_files import load_json
+from axonn_tune.io.package_data import page_parts
 from axonn_tune.report.page import page_document, page_html
-from axonn_tune.search.rank import run
+from axonn_tune.search.rank import rank_candidates
 from axonn_tune.spec.validation import Validation
 
 ROOT = Path(__file__).parents[2]
@@ -120,12 +120,12 @@ def test_measured_steps_go_to_their_candidates_and_others_are_refused():
         every_configuration=True,
         include_oom=True,
     )
-    document = page_document([run(search)], "", [], "", 1000, 1, validation)
+    document = page_document([rank_candidates(search)], "", [], "", 1000, 1, validation)
     assert len(document["measured"]) == len(validation.measured)
     by_step = {outcome.measured_seconds for outcome in validation.measured}
     assert {m["step"] for m in document["measured"].values()} == {
         float(f"{seconds:.5g}") for seconds in by_step
     }
-    other = replace(search, job=replace(search.job, n_gpus=16, global_batch=16))
+    other = replace(search, job=replace(search.scenario.job, n_gpus=16, global_batch=16))
     with pytest.raises(InputError, match="holds none of the candidates"):
-        page_document([run(other)], "", [], "", 10, 1, validation)
+        page_document([rank_candidates(other)], "", [], "", 10, 1, validation)

@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 
 import axonn_tune
-from axonn_tune.api import build_search, predict_search
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.step.predict import predict
+from axonn_tune.api import build_search
 from axonn_tune.errors import AxonnTuneError, InputError, NoCandidateError
 from axonn_tune.io.presets import load_machine, load_model
 from axonn_tune.report.records import flat_record, ranking_document, record
-from axonn_tune.search.rank import run
-from axonn_tune.search.why_not import why_not
-from axonn_tune.spec.grid import Grid
+from axonn_tune.search.one_layout import best_of_layout, why_not
+from axonn_tune.search.rank import rank_candidates
+from axonn_tune.spec.layout import grid_layout
 from axonn_tune.step.explain import explain
 
 
@@ -23,7 +25,7 @@ def search():
 
 @pytest.fixture(scope="module")
 def ranking(search):
-    return run(search)
+    return rank_candidates(search)
 
 
 def test_ranked_by_step_time_and_all_fit(ranking):
@@ -34,18 +36,20 @@ def test_ranked_by_step_time_and_all_fit(ranking):
 
 
 def test_a_grid_stands_for_its_best_configuration(ranking, search):
-    every = run(replace(search, every_configuration=True)).top()
-    grids = [p.grid for p in ranking.top()]
+    every = rank_candidates(replace(search, every_configuration=True)).top()
+    grids = [p.layout for p in ranking.top()]
     assert len(set(grids)) == len(grids)
     best = {}
     for p in every:
-        best.setdefault(p.grid, p.step_seconds)
+        best.setdefault(p.layout, p.step_seconds)
     assert [p.step_seconds for p in ranking.top()] == list(best.values())
 
 
 def test_rates_follow_from_the_step_time(ranking, search):
     best = ranking.prediction(0)
-    model_flops = search.model.model_flops(search.job.tokens, search.job.seq_len)
+    model_flops = search.scenario.model.model_flops(
+        search.scenario.job.tokens, search.scenario.job.seq_len
+    )
     assert best.mfu == pytest.approx(model_flops / best.step_seconds / 128 / 312e12)
     assert best.tflops_per_gpu == pytest.approx(best.mfu * 312)
     assert best.hfu == pytest.approx(best.hardware_tflops_per_gpu / 312)
@@ -63,37 +67,37 @@ def test_hardware_flops_of_a_gpt_are_the_published_formula():
 
 
 def test_every_candidate_is_counted_once(search):
-    everything = run(replace(search, include_oom=True, every_configuration=True))
-    fitting = run(replace(search, every_configuration=True))
+    everything = rank_candidates(replace(search, include_oom=True, every_configuration=True))
+    fitting = rank_candidates(replace(search, every_configuration=True))
     assert len(everything) == len(fitting) + fitting.rejected["out of memory"]
-    assert len(fitting) == fitting.n_evaluated == run(search).n_evaluated
+    assert len(fitting) == fitting.n_evaluated == rank_candidates(search).n_evaluated
     assert everything.rejected["out of memory"] == fitting.rejected["out of memory"]
     verdicts = [p.fits for p in everything.top()]
     assert verdicts == sorted(verdicts, reverse=True)
 
 
 def test_fixed_axes_and_largest_tensor_parallel_degree(search):
-    fixed = run(build_search("20b", 128, gz=4, gx=2)).top()
-    assert {(p.grid.x, p.grid.z) for p in fixed} == {(2, 4)}
-    small = run(build_search("20b", 128, max_tp=32)).top()
-    assert max(p.grid.x * p.grid.y * p.grid.z for p in small) == 32
+    fixed = rank_candidates(build_search("20b", 128, gz=4, gx=2)).top()
+    assert {(p.layout.size("x"), p.layout.size("z")) for p in fixed} == {(2, 4)}
+    small = rank_candidates(build_search("20b", 128, max_tp=32)).top()
+    assert max(p.layout.n_ranks // p.layout.size("data") for p in small) == 32
 
 
 def test_all_orders_include_the_papers_and_are_never_worse(ranking):
-    every = run(build_search("20b", 128, order="all"))
+    every = rank_candidates(build_search("20b", 128, order="all"))
     assert every.prediction(0).step_seconds <= ranking.prediction(0).step_seconds
-    assert {p.order for p in every.top()} > {"xyzd"}
+    assert {p.configuration.order for p in every.top()} > {"xyzd"}
 
 
 @pytest.mark.parametrize("gpus", [384, 6144])
 def test_counts_that_are_no_powers_of_two(gpus):
-    best = run(build_search("20b", gpus, "frontier", global_batch=12288)).prediction(0)
-    assert best.grid.n_ranks == gpus
+    best = rank_candidates(build_search("20b", gpus, "frontier", global_batch=12288)).prediction(0)
+    assert best.layout.n_ranks == gpus
 
 
 def test_smaller_batch_changes_the_result():
-    a = run(build_search("20b", 128, global_batch=8192)).prediction(0)
-    b = run(build_search("20b", 128, global_batch=1024)).prediction(0)
+    a = rank_candidates(build_search("20b", 128, global_batch=8192)).prediction(0)
+    b = rank_candidates(build_search("20b", 128, global_batch=1024)).prediction(0)
     assert b.step_seconds < a.step_seconds / 4
 
 
@@ -115,14 +119,14 @@ def test_every_option_changes_the_prediction(option):
     """Ignored inputs are the classic complaint."""
     grid = {"gx": 2, "gy": 2, "gz": 8, "gdata": 4, "micro_batch": 2, "recompute": "none"}
     grid |= {"include_oom": True}
-    plain = run(build_search("20b", 128, **grid)).prediction(0)
-    changed = run(build_search("20b", 128, **{**grid, **option})).prediction(0)
+    plain = rank_candidates(build_search("20b", 128, **grid)).prediction(0)
+    changed = rank_candidates(build_search("20b", 128, **{**grid, **option})).prediction(0)
     assert changed.step_seconds != plain.step_seconds
 
 
 def test_kernel_tuning_avoids_a_slow_mode():
-    slow = run(build_search("20b", 128, "frontier", kernel_tuning=False)).prediction(0)
-    tuned = run(build_search("20b", 128, "frontier")).prediction(0)
+    slow = rank_candidates(build_search("20b", 128, "frontier", kernel_tuning=False)).prediction(0)
+    tuned = rank_candidates(build_search("20b", 128, "frontier")).prediction(0)
     assert tuned.step_seconds < slow.step_seconds
 
 
@@ -130,14 +134,14 @@ def test_kernel_tuning_avoids_a_slow_mode():
 
 
 def test_why_not_names_the_broken_rule(search):
-    assert "attention heads" in why_not(search, Grid(1, 64, 2, 1))
-    assert "64 ranks, not 128" in why_not(search, Grid(8, 8, 1, 1))
+    assert "attention heads" in why_not(search, grid_layout(1, 64, 2, 1))
+    assert "64 ranks, not 128" in why_not(search, grid_layout(8, 8, 1, 1))
     grouped = build_search("llama3-70b", 64)
-    assert why_not(grouped, Grid(1, 16, 4, 1)) == "1x16x4x1: KV heads not divisible by G_y"
+    assert why_not(grouped, grid_layout(1, 16, 4, 1)) == "1x16x4x1: KV heads not divisible by G_y"
 
 
 def test_why_not_says_how_much_memory_is_missing(search):
-    text = why_not(search, Grid(1, 1, 1, 128))
+    text = why_not(search, grid_layout(1, 1, 1, 128))
     short = float(re.search(r"([\d.]+) GiB short", text)[1])
     needed = float(re.search(r"needs ([\d.]+) GiB", text)[1])
     assert short == pytest.approx(needed - 40, abs=0.11)
@@ -146,7 +150,7 @@ def test_why_not_says_how_much_memory_is_missing(search):
 
 def test_why_not_gives_the_rank_of_an_allowed_grid(search, ranking):
     best = ranking.prediction(0)
-    assert "ranks 1 of" in why_not(search, best.grid)
+    assert "ranks 1 of" in why_not(search, best.layout)
 
 
 # Errors ----------------------------------------------------------------------------------
@@ -154,14 +158,14 @@ def test_why_not_gives_the_rank_of_an_allowed_grid(search, ranking):
 
 def test_no_grid_names_reasons_and_nearest_counts():
     with pytest.raises(NoCandidateError, match=r"no grid for 17 GPUs .*nearest.* 16, 18|16, 24"):
-        run(build_search("80b", 17))
+        rank_candidates(build_search("80b", 17))
 
 
 def test_nothing_fits_says_how_many_gpus_it_would_take():
     with pytest.raises(NoCandidateError, match=r"fits on no grid of 4 .*fits from (\d+) GPUs") as e:
-        run(build_search("80b", 4))
+        rank_candidates(build_search("80b", 4))
     enough = int(re.search(r"from (\d+) GPUs", str(e.value))[1])
-    assert len(run(build_search("80b", enough))) > 0
+    assert len(rank_candidates(build_search("80b", enough))) > 0
 
 
 @pytest.mark.parametrize(
@@ -186,7 +190,7 @@ def test_nothing_fits_says_how_many_gpus_it_would_take():
 )
 def test_bad_arguments_name_the_culprit(arguments):
     with pytest.raises(AxonnTuneError) as caught:
-        run(build_search("tiny", **arguments))
+        rank_candidates(build_search("tiny", **arguments))
     assert "\n" not in str(caught.value)
 
 
@@ -197,10 +201,10 @@ def test_predict_agrees_with_the_ranking(ranking, search):
     for own in ranking.top(3):
         fixed = replace(
             search,
-            recomputes=(own.recompute,),
-            constraints=replace(search.constraints, micro_batch=own.micro_batch),
+            recomputes=(own.configuration.recompute,),
+            constraints=replace(search.constraints, micro_batch=own.configuration.micro_batch),
         )
-        again = predict_search(fixed, own.grid)
+        again = best_of_layout(fixed, own.layout)
         assert again.step_seconds == pytest.approx(own.step_seconds, rel=1e-12)
         assert again.memory_bytes == own.memory_bytes
 
@@ -212,7 +216,7 @@ def test_predict_refuses_an_illegal_grid():
 
 def test_explanation_adds_up(ranking, search):
     own = ranking.prediction(len(ranking) // 2)
-    parts = explain(search, own)
+    parts = explain(own)
     kernels = sum(op.total_seconds for op in parts.operations if not op.axis)
     assert kernels == pytest.approx(own.compute_seconds, rel=1e-9)
     exposed = sum(parts.exposed_seconds_by_axis.values())
@@ -223,7 +227,7 @@ def test_explanation_adds_up(ranking, search):
 
 
 def test_more_of_a_resource_never_costs_time(ranking, search):
-    parts = explain(search, ranking.prediction(5))
+    parts = explain(ranking.prediction(5))
     assert all(s.saved_seconds >= -1e-9 for s in parts.sensitivities)
     assert parts.sensitivities[0].saved_seconds > 0
     saved = [s.saved_seconds for s in parts.sensitivities]
@@ -234,8 +238,8 @@ def test_a_kernel_without_bytes_is_not_listed(search, ranking):
     """Without X no norm makes a pass for sums; with it all do."""
     own = ranking.prediction(0)
     for x in (1, 2):
-        grid = Grid(x, 2, 8, 8 // x)
-        parts = explain(search, replace(own, grid=grid, micro_batch=1))
+        configuration = Configuration(grid_layout(x, 2, 8, 8 // x))
+        parts = explain(predict(search.scenario, configuration))
         sums = {op.name for op in parts.operations if op.name.endswith(".sums")}
         assert sums >= {"forward.norm1.sums", "backward.norm.sums"} if x > 1 else not sums
         kernels = [op for op in parts.operations if not op.axis]

@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import machine_of, quantity
+from worlds import machine_of, quantity
 
-from axonn_tune.api import build_search, rank
+from axonn_tune.api import build_search
 from axonn_tune.search import uncertainty
-from axonn_tune.search.rank import run
-from axonn_tune.spec.grid import CandidateTable
+from axonn_tune.search.rank import rank_candidates
+from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.resources import resources
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.prediction import NORMAL_90
+from axonn_tune.step.spread import MODEL_ERROR, UNSTATED_SPREAD, spread_of
 
 
 def spread_machine(spread, **numbers):
@@ -45,7 +46,8 @@ def spread_machine(spread, **numbers):
 
 
 def found(machine, model="5b", gpus=64, **options):
-    return rank(model, gpus, machine, micro_batch=1, recompute="full", **options)
+    search = build_search(model, gpus, machine, micro_batch=1, recompute="full", **options)
+    return rank_candidates(search)
 
 
 def test_probabilities_are_of_one_event():
@@ -57,7 +59,7 @@ def test_probabilities_are_of_one_event():
 def test_a_wider_profile_gives_wider_intervals():
     narrow, wide = (found(spread_machine(s)).uncertainty.spread for s in (0.01, 0.2))
     assert (wide > narrow).all()
-    assert (narrow > uncertainty.MODEL_ERROR).all()
+    assert (narrow > MODEL_ERROR).all()
 
 
 def test_orders_that_make_no_difference_share_the_chance():
@@ -67,7 +69,7 @@ def test_orders_that_make_no_difference_share_the_chance():
     known = ranking.uncertainty
     groups = {}
     for row, p in zip(known.rows, known.p_best, strict=True):
-        grid = ranking.table.placements.grid(int(ranking.table.placement[row]))
+        grid = ranking.table.placements.layout(int(ranking.table.placement[row]))
         groups.setdefault(grid, []).append(p)
     tied = [chances for chances in groups.values() if len(chances) > 1 and max(chances) > 0.02]
     assert tied
@@ -98,29 +100,30 @@ def test_true_times_lie_in_their_intervals_and_the_likeliest_wins_as_often(seed)
     """Machines drawn from the stated spreads, priced exactly, not linearised."""
     machine = spread_machine(0.08)
     search = build_search("5b", 64, machine, micro_batch=1, recompute="full")
-    ranking = run(search)
+    ranking = rank_candidates(search)
     known = ranking.uncertainty
     rows = known.rows
     table = CandidateTable(
         ranking.table.placements.take(ranking.table.placement[rows]),
         np.arange(rows.size),
         ranking.table.micro_batch[rows],
+        ranking.table.recompute[rows],
     )
-    evaluator = Evaluator(search, search.variants[int(ranking.variant[rows[0]])], table)
-    shares = evaluator.product_seconds() * table.n_microsteps(search.job.global_batch)
+    evaluator = Evaluator.of(search.scenario, table)
+    shares = evaluator.product_seconds() * table.n_microsteps(search.scenario.job.global_batch)
     base = ranking.step_seconds[rows]
-    own = uncertainty.interpolation_error(machine, "bf16") * np.sqrt(((shares / base) ** 2).sum(0))
+    own = evaluator.kernels.prices.interpolation_error * np.sqrt(((shares / base) ** 2).sum(0))
     random = np.random.default_rng(seed)
     names, wins, inside = len(resources(machine)), np.zeros(rows.size), []
     for _ in range(150):
         true = machine
         for i, deviation in enumerate(random.standard_normal(names)):
-            sigma = uncertainty.spread_of(resources(machine)[i].quantity)
+            sigma = spread_of(resources(machine)[i].quantity)
             true = resources(true)[i].improved(float(np.exp(sigma * deviation)))
         seconds = evaluator.on(true).evaluate().step_seconds
-        per_shape = random.standard_normal(int(evaluator.shape_of.max()) + 1)
-        seconds = seconds * np.exp(own * per_shape[evaluator.shape_of])
-        alone = uncertainty.MODEL_ERROR * random.standard_normal(rows.size)
+        per_shape = random.standard_normal(int(evaluator.schedules.shape_of.max()) + 1)
+        seconds = seconds * np.exp(own * per_shape[evaluator.schedules.shape_of])
+        alone = MODEL_ERROR * random.standard_normal(rows.size)
         seconds = seconds * np.exp(alone)
         inside.append(np.abs(np.log(seconds / base)) < NORMAL_90 * known.spread)
         wins[seconds.argmin()] += 1
@@ -134,6 +137,6 @@ def test_the_number_of_tied_rows():
 
 
 def test_unstated_spreads_follow_the_origin():
-    assert uncertainty.spread_of(quantity(1.0)) == uncertainty.UNSTATED_SPREAD["assumed"]
+    assert spread_of(quantity(1.0)) == UNSTATED_SPREAD["assumed"]
     stated = replace(quantity(1.0), spread_fraction=0.01)
-    assert uncertainty.spread_of(stated) == 0.01
+    assert spread_of(stated) == 0.01

@@ -2,22 +2,22 @@
 
 import numpy as np
 import pytest
-from conftest import worlds
 from hypothesis import example, given
 from hypothesis import strategies as st
+from worlds import worlds
 
 from axonn_tune.cost.links import placement_links
-from axonn_tune.cost.prices import CollectivePrices, compute_seconds, lanes
-from axonn_tune.search.search import Search
+from axonn_tune.cost.prices import CollectivePrices, KernelPrices, lanes
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.player import play
 from axonn_tune.simulate.program import Kernels, compile_program
 from axonn_tune.simulate.timeline import timeline
-from axonn_tune.spec.grid import AXES, CandidateTable, Grid, Placements
+from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.layout import AXES, grid_layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import COMPUTE, Collective, MemoryBound, Phase
-from axonn_tune.spec.variant import Variant
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator, interference
 from axonn_tune.strategies.axonn4d import AXONN
 
@@ -28,20 +28,21 @@ BACK, BOTH = Interference(0.0, 0.5), Interference(0.3, 0.5)
 def plain_twin(model, job, machine, recompute, table, row):
     """Step and exposed seconds of one candidate, every repeat played."""
     single = table.take(slice(row, row + 1))
-    plan = AXONN.plan(model, job, Variant(recompute), single)
+    plan = AXONN.plan(model, job, single.executed(recompute, 1))
     links = placement_links(machine, table.placements)
     collective = CollectivePrices(links, single)
+    kernels = KernelPrices(machine, job)
     at = int(single.placement[0])
     axis_lanes = {axis: int(lanes(links)[i, at]) for i, axis in enumerate(AXES)}
 
     def seconds_of(op):
-        priced = collective(op) if isinstance(op, Collective) else compute_seconds(op, machine, job)
-        return float(np.ravel(priced)[0])
+        prices = collective if isinstance(op, Collective) else kernels
+        return float(np.ravel(prices.seconds(op))[0])
 
     step = exposed = 0.0
-    for phases, times in ((plan.microstep, plan.n_microsteps[0]), (plan.step_end, 1.0)):
-        least = float(collective.busiest_link_seconds(phases)[0])
-        events = timeline(phases, seconds_of, axis_lanes, interference(machine), least)
+    for part, times in ((plan.microstep, plan.n_microsteps[0]), (plan.step_end, 1.0)):
+        least = float(collective.least_seconds(part.phases)[0])
+        events = timeline(part.phases, seconds_of, axis_lanes, interference(machine), least)
         step += times * max(event.end_seconds for event in events)
         exposed += times * sum(event.exposed_seconds for event in events)
     return step, exposed
@@ -50,7 +51,9 @@ def plain_twin(model, job, machine, recompute, table, row):
 @given(worlds())
 def test_whole_steps_equal_the_plain_twin(world):
     model, job, machine, recompute, table = world
-    fast = Evaluator(Search(model, job, machine), Variant(recompute), table).evaluate()
+    fast = Evaluator.of(
+        Scenario(model, job, machine, AXONN), table.executed(recompute, 1)
+    ).evaluate()
     for row in range(len(table)):
         step, exposed = plain_twin(*world, row)
         assert fast.step_seconds[row] == pytest.approx(step, rel=1e-12)
@@ -274,12 +277,19 @@ def test_a_deep_model_on_a_real_machine_equals_the_plain_twin(perlmutter, n_laye
     """Many layers, grids inside and across nodes, one order in which the lanes change roles."""
     model = Model("deep", n_layers, 2048, 16, 32000, 1024)
     job = Job(64, 64, 1024, overlap=overlap)
-    grids = [Grid(2, 2, 4, 4), Grid(4, 2, 8, 1), Grid(1, 4, 16, 1), Grid(1, 1, 8, 8)]
+    grids = [
+        grid_layout(2, 2, 4, 4),
+        grid_layout(4, 2, 8, 1),
+        grid_layout(1, 4, 16, 1),
+        grid_layout(1, 1, 8, 8),
+    ]
     placements = Placements.of(grids, ("xyzd", "zxyd"))
     rows = np.arange(len(placements))
     table = CandidateTable(placements, rows, np.ones(rows.shape, np.int64))
     for recompute in ("none", "full"):
-        fast = Evaluator(Search(model, job, perlmutter), Variant(recompute), table).evaluate()
+        fast = Evaluator.of(
+            Scenario(model, job, perlmutter, AXONN), table.executed(recompute, 1)
+        ).evaluate()
         for row in rows:
             step, exposed = plain_twin(model, job, perlmutter, recompute, table, int(row))
             assert fast.step_seconds[row] == pytest.approx(step, rel=1e-12)

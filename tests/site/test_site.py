@@ -1,4 +1,4 @@
-"""The documentation: it builds without a warning, and its tutorials print what they show."""
+"""The documentation builds without a warning, and its tutorials print what they show."""
 
 import csv
 import os
@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.cli.main import main
+from axonn_tune.io.json_files import load_json, save_json
+from axonn_tune.spec.validation import Validation
 
 DOCS = Path(__file__).parents[2] / "docs"
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
-# A session: a command after a dollar sign, and what it prints; "..." stands for any lines.
+# A session is a command after a dollar sign and what it prints; "..." stands for any lines.
 SESSION = re.compile(r"^```console\n\$ (?P<command>.+)\n(?P<output>(?:.*\n)*?)```$", re.MULTILINE)
 WRITE = os.environ.get("AXONN_TUNE_WRITE_GOLDEN")
 ELLIPSIS = "..."
@@ -33,7 +35,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
 
 
 def printed_by(command, folder):
-    """Lines on both streams."""
+    """Return the lines that a command prints on its output and its error stream."""
     words = shlex.split(command)
     assert words[0] == "axonn-tune", "a tutorial shows this program"
     done = subprocess.run(
@@ -49,7 +51,7 @@ def printed_by(command, folder):
 
 
 def cut(lines, shown):
-    """The lines, with what the shown ones leave out left out."""
+    """Return the lines with an ellipsis in place of those that the shown lines leave out."""
     if ELLIPSIS not in shown:
         return lines
     place = shown.index(ELLIPSIS)
@@ -101,3 +103,12 @@ def test_the_worked_example_of_weak_scaling_is_what_the_commands_say(tmp_path):
         ]
     assert len(commands) == 3
     assert [(int(row[1].replace(",", "")), row[2], row[3], row[5]) for row in shown] == said
+
+
+def test_the_evidence_is_laid_out_as_save_json_writes_it(tmp_path):
+    records = sorted((DOCS / "emulated").glob("*.json"))
+    for record in records:
+        written = tmp_path / record.name
+        save_json(written, load_json(record, Validation))
+        assert written.read_text() == record.read_text(), record.name
+    assert len(records) == 12

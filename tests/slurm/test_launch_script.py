@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from axonn_tune.api import build_search, predict_search
+from axonn_tune.api import build_search
 from axonn_tune.launch.script import SCRIPT, launch_files
+from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.spec.machine import JobScript
 
 pytestmark = pytest.mark.slow
@@ -23,9 +24,9 @@ with open(f"place.{os.environ['SLURM_PROCID']}", "w") as file:
 def test_every_process_gets_its_place(slurm, tmp_path, order, ranks):
     """Order dxyz on 2x1x1x2: a node's two processes are replicas, in AxoNN's numbers 0 and 2."""
     search = build_search("tiny", 4, global_batch=4, micro_batch=1, order=order)
-    prediction = predict_search(search, "2x1x1x2")
+    prediction = best_of_layout(search, "2x1x1x2")
     script = JobScript(("--time=5",), ("--kill-on-bad-exit",), {"MARK": "here"})
-    machine = replace(search.machine, ranks_per_node=2, job_script=script)
+    machine = replace(search.scenario.machine, ranks_per_node=2, job_script=script)
     files = launch_files(replace(search, machine=machine), prediction)
     for name, text in files.items():
         # The test's nodes have no GPUs to ask for.

@@ -4,18 +4,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import machine_of, worlds
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import machine_of, worlds
 
 from axonn_tune.io.presets import load_machine
-from axonn_tune.search.search import Search
-from axonn_tune.spec.grid import AXES, ORDERS, CandidateTable, Grid, Placements
+from axonn_tune.spec.candidates import CandidateTable, Placements
+from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.layout import AXES, ORDERS, grid_layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
-from axonn_tune.spec.variant import Variant
-from axonn_tune.step.evaluate import Evaluator, memory_bytes
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.evaluate import Evaluator
+from axonn_tune.step.memory import memory_bytes
 from axonn_tune.strategies.axonn4d import AXONN
 
 SLACK = 1 + 1e-9
@@ -25,17 +27,21 @@ def step_seconds(world, **changes):
     model, job, machine, recompute, table = world
     job = replace(job, **changes.pop("job", {}))
     machine = changes.pop("machine", machine)
-    return Evaluator(Search(model, job, machine), Variant(recompute), table).evaluate().step_seconds
+    return (
+        Evaluator.of(Scenario(model, job, machine, AXONN), table.executed(recompute, 1))
+        .evaluate()
+        .step_seconds
+    )
 
 
 @given(worlds())
 def test_never_faster_than_the_flops_at_peak(world):
     """All products, and the causal half of attention, at the advertised rate."""
     model, job, machine, recompute, table = world
-    plan = AXONN.plan(model, job, Variant(recompute), table)
+    plan = AXONN.plan(model, job, table.executed(recompute, 1))
     flops = sum(
         phase.repeats * op.flops * (0.5 if isinstance(op, Attention) else 1.0)
-        for phase in plan.microstep
+        for phase in plan.microstep.phases
         for op in phase.operations
         if isinstance(op, Gemm | Attention)
     )
@@ -47,10 +53,10 @@ def test_never_faster_than_the_flops_at_peak(world):
 def test_never_faster_than_the_memory(world):
     """The bytes of the kernels that move bytes, at the advertised bandwidth."""
     model, job, machine, recompute, table = world
-    plan = AXONN.plan(model, job, Variant(recompute), table)
+    plan = AXONN.plan(model, job, table.executed(recompute, 1))
     moved = np.zeros(len(table))
-    for phases, times in ((plan.microstep, plan.n_microsteps), (plan.step_end, 1.0)):
-        for phase in phases:
+    for part, times in ((plan.microstep, plan.n_microsteps), (plan.step_end, 1.0)):
+        for phase in part.phases:
             for op in phase.operations:
                 if isinstance(op, MemoryBound):
                     moved = moved + times * phase.repeats * op.nbytes
@@ -61,8 +67,8 @@ def test_never_faster_than_the_memory(world):
 def sent_bytes(plan, table, row):
     """Bytes that one rank sends to its neighbour in the rings of each axis, in one step."""
     sent = dict.fromkeys(AXES, 0.0)
-    for phases, times in ((plan.microstep, plan.n_microsteps[row]), (plan.step_end, 1.0)):
-        for phase in phases:
+    for part, times in ((plan.microstep, plan.n_microsteps[row]), (plan.step_end, 1.0)):
+        for phase in part.phases:
             for op in phase.operations:
                 if isinstance(op, Collective):
                     share = 1 - 1 / table.size(op.axis)[row]
@@ -86,7 +92,7 @@ def rings_by_unit(stride, size, n_ranks, unit_ranks):
 def boundary_seconds(world):
     """For each candidate, how long the busiest unit's boundary is at work at least."""
     model, job, machine, recompute, table = world
-    plan = AXONN.plan(model, job, Variant(recompute), table)
+    plan = AXONN.plan(model, job, table.executed(recompute, 1))
     bounds = np.zeros(len(table))
     for row, placement in enumerate(table.placement):
         strides = table.placements.strides[:, placement]
@@ -116,13 +122,15 @@ def test_never_faster_than_the_busiest_boundary(world):
     assert (step_seconds(world) * SLACK >= boundary_seconds(world)).all()
 
 
-@pytest.mark.parametrize("grid", [Grid(2, 2, 2, 1), Grid(2, 2, 16, 1), Grid(4, 1, 16, 1)])
+@pytest.mark.parametrize(
+    "grid", [grid_layout(2, 2, 2, 1), grid_layout(2, 2, 16, 1), grid_layout(4, 1, 16, 1)]
+)
 def test_never_faster_than_a_boundary_that_both_lanes_share(grid):
     """A node's links outside are as fast as those of its four GPUs together."""
     machine = machine_of(units=(1, 4), bandwidths=(1e9, 4e9), latencies=(0.0, 0.0))
     model = Model("toy", 8, 256, 4, 1024, 256)
-    job = Job(grid.n_ranks, 4 * grid.z, 256)
-    world = (model, job, machine, "none", CandidateTable.single(grid))
+    job = Job(grid.n_ranks, 4 * grid.size("z"), 256)
+    world = (model, job, machine, "none", CandidateTable.single(Configuration(grid)))
     assert (step_seconds(world) * SLACK >= boundary_seconds(world)).all()
 
 
@@ -131,7 +139,12 @@ def test_never_faster_than_a_boundary_that_both_lanes_share(grid):
 def test_shipped_machines_carry_no_more_than_their_links(name, order):
     """The law where the shipped numbers make both lanes meet."""
     model = Model("toy", 8, 4096, 32, 32000, 2048)
-    grids = [Grid(2, 4, 8, 4), Grid(4, 4, 4, 4), Grid(1, 8, 32, 1), Grid(8, 1, 2, 16)]
+    grids = [
+        grid_layout(2, 4, 8, 4),
+        grid_layout(4, 4, 4, 4),
+        grid_layout(1, 8, 32, 1),
+        grid_layout(8, 1, 2, 16),
+    ]
     placements = Placements.of(grids, (order,))
     rows = np.arange(len(placements))
     table = CandidateTable(placements, rows, np.ones(rows.shape, np.int64))
@@ -239,11 +252,15 @@ def test_each_overlap_alone_is_never_slower(switch, world):
 def test_one_rank_does_not_communicate(world):
     model, job, machine, recompute, _ = world
     alone = replace(job, n_gpus=1)
-    table = CandidateTable.single(Grid(1, 1, 1, 1))
-    times = Evaluator(Search(model, alone, machine), Variant(recompute), table).evaluate()
+    table = CandidateTable.single(Configuration(grid_layout(1, 1, 1, 1)))
+    times = Evaluator.of(
+        Scenario(model, alone, machine, AXONN), table.executed(recompute, 1)
+    ).evaluate()
     assert times.exposed_communication_seconds[0] == 0.0
     no_links = faster_links(shorter_latency(machine, 1e9), 1e-9)
-    again = Evaluator(Search(model, alone, no_links), Variant(recompute), table).evaluate()
+    again = Evaluator.of(
+        Scenario(model, alone, no_links, AXONN), table.executed(recompute, 1)
+    ).evaluate()
     assert again.step_seconds[0] == times.step_seconds[0]
 
 
@@ -260,7 +277,7 @@ def test_permuting_candidates_permutes_results(world, random):
 def test_one_at_a_time_equals_all_at_once(world):
     model, job, machine, recompute, table = world
     together = step_seconds(world)
-    memory, _ = memory_bytes(Search(model, job, machine), Variant(recompute), table)
+    memory, _ = memory_bytes(Scenario(model, job, machine, AXONN), table.executed(recompute, 1))
     for row in range(len(table)):
         placement = table.placements.take(
             slice(int(table.placement[row]), int(table.placement[row]) + 1)
@@ -269,7 +286,8 @@ def test_one_at_a_time_equals_all_at_once(world):
         alone = (model, job, machine, recompute, single)
         assert step_seconds(alone) == pytest.approx(together[row : row + 1], rel=1e-12)
         assert (
-            memory_bytes(Search(model, job, machine), Variant(recompute), single)[0] == memory[row]
+            memory_bytes(Scenario(model, job, machine, AXONN), single.executed(recompute, 1))[0]
+            == memory[row]
         )
 
 
@@ -292,7 +310,9 @@ def test_orders_that_move_only_axes_of_one_rank_agree(world):
 @given(worlds())
 def test_exposed_time_lies_within_the_step(world):
     model, job, machine, recompute, table = world
-    times = Evaluator(Search(model, job, machine), Variant(recompute), table).evaluate()
+    times = Evaluator.of(
+        Scenario(model, job, machine, AXONN), table.executed(recompute, 1)
+    ).evaluate()
     assert (times.exposed_communication_seconds >= -1e-12 * times.step_seconds).all()
     assert (times.exposed_communication_seconds < times.step_seconds).all()
 
@@ -301,10 +321,12 @@ def test_exposed_time_lies_within_the_step(world):
 def test_memory_shrinks_with_recomputation_and_grows_with_the_micro_batch(world):
     model, job, machine, _, table = world
     held = [
-        memory_bytes(Search(model, job, machine), Variant(r), table)[0]
+        memory_bytes(Scenario(model, job, machine, AXONN), table.executed(r, 1))[0]
         for r in ("none", "selective", "full")
     ]
     assert (held[0] >= held[1]).all()
     assert (held[1] * SLACK >= held[2]).all()
     larger = CandidateTable(table.placements, table.placement, 2 * table.micro_batch)
-    assert (memory_bytes(Search(model, job, machine), Variant("none"), larger)[0] > held[0]).all()
+    assert (
+        memory_bytes(Scenario(model, job, machine, AXONN), larger.executed("none", 1))[0] > held[0]
+    ).all()

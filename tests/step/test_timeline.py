@@ -7,9 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from axonn_tune.api import build_search, predict_search
+from axonn_tune.api import build_search
 from axonn_tune.report.trace import trace_document
-from axonn_tune.search.rank import run
+from axonn_tune.search.one_layout import best_of_layout
+from axonn_tune.search.rank import rank_candidates
 from axonn_tune.simulate.pipeline import N_KINDS, passes, pipeline_seconds
 from axonn_tune.spec.measurement import Operation
 from axonn_tune.step.timeline import drawable_microsteps, step_timeline
@@ -27,8 +28,8 @@ STEPS = {
 
 def timeline_of(strategy, **limits):
     search = build_search("5b", 64, global_batch=128, strategy=strategy)
-    prediction = predict_search(search, STEPS[strategy])
-    return prediction, step_timeline(search, prediction, **limits)
+    prediction = best_of_layout(search, STEPS[strategy])
+    return prediction, step_timeline(prediction, **limits)
 
 
 @pytest.mark.parametrize("strategy", STEPS)
@@ -74,23 +75,23 @@ def test_a_shorter_timeline_has_fewer_equal_layers_and_the_same_kinds_of_work():
 def test_virtual_stages_take_micro_steps_in_rounds():
     options = {"switches": Switches(virtual_stages=2), "fix": {"pipeline": 4}}
     search = build_search("5b", 64, global_batch=128, strategy="megatron", **options)
-    prediction = run(search).prediction(0)
-    assert prediction.variant.n_virtual == 2
-    timeline = step_timeline(search, prediction, 2, 3)
+    prediction = rank_candidates(search).prediction(0)
+    assert prediction.configuration.n_virtual == 2
+    timeline = step_timeline(prediction, 2, 3)
     micro_batches = {op.name.split()[1] for op in timeline.operations if "pass" in op.kind}
     assert micro_batches == {"0", "1", "2", "3"}
-    whole = step_timeline(search, prediction)
+    whole = step_timeline(prediction)
     assert whole.seconds == pytest.approx(prediction.step_seconds)
 
 
 def test_a_trace_draws_about_as_many_operations_as_it_may():
     search = build_search("5b", 64, global_batch=1024, micro_batch=1)
-    prediction = predict_search(search, "1x4x8x2")
-    n_micro = drawable_microsteps(search, prediction, 5000)
+    prediction = best_of_layout(search, "1x4x8x2")
+    n_micro = drawable_microsteps(prediction, 5000)
     assert 1 < n_micro < prediction.n_microsteps
-    n_drawn = len(step_timeline(search, prediction, None, n_micro).operations)
+    n_drawn = len(step_timeline(prediction, None, n_micro).operations)
     assert 0.5 * 5000 < n_drawn < 1.1 * 5000
-    assert drawable_microsteps(search, prediction, 10**9) == prediction.n_microsteps
+    assert drawable_microsteps(prediction, 10**9) == prediction.n_microsteps
 
 
 def test_passes_of_a_pipeline_end_when_the_pipeline_does():

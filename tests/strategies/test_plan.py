@@ -5,24 +5,25 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from conftest import models, worlds
 from hypothesis import given
+from worlds import models, worlds
 
-from axonn_tune.spec.grid import AXES, CandidateTable, Grid
+from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.layout import AXES, grid_layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
-from axonn_tune.spec.variant import Variant
 from axonn_tune.strategies.axonn4d import AXONN, stored_parameters
 
 MODEL = Model("toy", n_layers=3, hidden_size=64, n_heads=4, vocab_size=256, seq_len=16)
-GRID = Grid(2, 4, 2, 2)
+GRID = grid_layout(2, 4, 2, 2)
 JOB = Job(n_gpus=GRID.n_ranks, global_batch=16, seq_len=16)
 
 
 def plan_of(recompute="none", job=JOB, model=MODEL, grid=GRID, micro_batch=2):
-    table = CandidateTable.single(grid, micro_batch=micro_batch)
-    return AXONN.plan(model, job, Variant(recompute), table)
+    table = CandidateTable.single(Configuration(grid, micro_batch=micro_batch))
+    return AXONN.plan(model, job, table.executed(recompute, 1))
 
 
 def operations(plan, phase=None):
@@ -171,7 +172,7 @@ def test_ors_waits_for_the_last_but_one_reduce_scatter():
 def test_at_most_two_weight_gradients_await_their_reduce_scatter(world):
     """With ORS one is under way while the next one forms; without, none."""
     model, job, _, recompute, table = world
-    plan = AXONN.plan(model, job, Variant(recompute), table)
+    plan = AXONN.plan(model, job, table.executed(recompute, 1))
     under_way, n_formed = [], 0
     for phase in plan.microstep:
         for _ in range(min(phase.repeats, 3)):
@@ -260,7 +261,7 @@ def test_how_often_a_weight_is_gathered(oag, recompute, keep):
 def test_every_gathered_weight_is_awaited_before_its_product(world):
     """Whatever the switches: play the host program and watch what has been awaited."""
     model, job, _, recompute, table = world
-    plan = AXONN.plan(model, job, Variant(recompute), table)
+    plan = AXONN.plan(model, job, table.executed(recompute, 1))
     awaited = set()
     for phase in plan.microstep:
         for _ in range(min(phase.repeats, 2)):
@@ -301,7 +302,7 @@ def test_flops_over_all_ranks_are_the_models(recompute):
 @given(worlds())
 def test_products_of_random_models_add_up(world):
     model, job, _, recompute, table = world
-    plan = AXONN.plan(model, job, Variant(recompute), table)
+    plan = AXONN.plan(model, job, table.executed(recompute, 1))
     per_rank = np.zeros(len(table))
     for phase in plan.microstep:
         for op in phase.operations:
@@ -316,7 +317,7 @@ def test_products_of_random_models_add_up(world):
 
 @given(models())
 def test_stored_parameters_add_up_to_the_models(model):
-    table = CandidateTable.single(Grid(2, 2, 1, 1))
+    table = CandidateTable.single(Configuration(grid_layout(2, 2, 1, 1)))
     sharded, replicated = (size(v) for v in stored_parameters(model, table))
     n_embeddings = 1 if model.tied_embeddings else 2
     padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * n_embeddings
@@ -326,8 +327,8 @@ def test_stored_parameters_add_up_to_the_models(model):
 
 def test_memory_by_hand():
     """Grid 2 x 4 x 2 x 2, bf16, T = 32 tokens, h = 64; bytes of one rank."""
-    table = CandidateTable.single(GRID, micro_batch=2)
-    terms = {k: size(v) for k, v in AXONN.memory(MODEL, JOB, Variant("none"), table).items()}
+    table = CandidateTable.single(Configuration(GRID, micro_batch=2))
+    terms = {k: size(v) for k, v in AXONN.memory(MODEL, JOB, table.executed("none", 1)).items()}
     sharded, replicated = (size(v) for v in stored_parameters(MODEL, table))
     residual, qkv, up = 2 * 32 * 64 / 2, 2 * 32 * 192 / 4, 2 * 32 * 256 / 4
     attention_out = 2 * 32 * 64 / 4
@@ -346,18 +347,20 @@ def test_memory_by_hand():
 
 
 def test_recomputation_saves_activations_in_order():
-    table = CandidateTable.single(GRID, micro_batch=2)
+    table = CandidateTable.single(Configuration(GRID, micro_batch=2))
     held = [
-        size(AXONN.memory(MODEL, JOB, Variant(recompute), table)["activations"])
+        size(AXONN.memory(MODEL, JOB, table.executed(recompute, 1))["activations"])
         for recompute in ("none", "selective", "full")
     ]
     assert held[0] > held[1] > held[2]
 
 
 def test_unfused_attention_keeps_its_scores():
-    table = CandidateTable.single(GRID, micro_batch=2)
+    table = CandidateTable.single(Configuration(GRID, micro_batch=2))
     flash, unfused = (
-        size(AXONN.memory(MODEL, replace(JOB, attention=a), Variant("none"), table)["activations"])
+        size(
+            AXONN.memory(MODEL, replace(JOB, attention=a), table.executed("none", 1))["activations"]
+        )
         for a in ("flash", "unfused")
     )
     scores = 2 * 2 * 16 * 16 * 4 / 4  # bf16, sequences x s x s x heads over Y
@@ -439,7 +442,9 @@ def same_on_all(held, blocks):
     return all(np.allclose(held[rank], blocks[rank]) for rank in blocks)
 
 
-@pytest.mark.parametrize("grid", [Grid(2, 4, 2, 2), Grid(1, 2, 4, 1), Grid(3, 1, 2, 2)])
+@pytest.mark.parametrize(
+    "grid", [grid_layout(2, 4, 2, 2), grid_layout(1, 2, 4, 1), grid_layout(3, 1, 2, 2)]
+)
 def test_two_layers_executed_on_every_rank_carry_what_the_plan_says(grid):
     """MLP up and down without an activation, forward and backward, on integer matrices.
 
@@ -671,7 +676,7 @@ def test_only_learned_positions_are_added_to_the_embedding(position):
 
 
 def test_without_x_a_norm_needs_no_pass_for_its_sums():
-    traffic = memory_traffic(plan_of(grid=Grid(1, 4, 2, 4)))
+    traffic = memory_traffic(plan_of(grid=grid_layout(1, 4, 2, 4)))
     residual = 2 * 32 * 64
     assert traffic["forward", "forward.norm1.sums"] == 0
     assert traffic["forward", "forward.norm1"] == 2 * residual
@@ -712,7 +717,7 @@ def test_collectives_of_the_embedding_the_loss_and_the_step_end():
 
 
 def test_gradients_travel_in_buckets_of_25_mebibytes(gpt_80b):
-    grid = Grid(4, 4, 4, 16)
+    grid = grid_layout(4, 4, 4, 16)
     plan = plan_of(job=Job(1024, 1024, 2048), model=gpt_80b, grid=grid, micro_batch=1)
     op = named(plan, "gradient.all_reduce")
     assert size(op.n_calls) == -(-size(op.nbytes) // (25 * 2**20))
@@ -723,7 +728,7 @@ def test_gradients_travel_in_buckets_of_25_mebibytes(gpt_80b):
 
 
 def test_stored_parameters_by_hand():
-    table = CandidateTable.single(GRID)
+    table = CandidateTable.single(Configuration(GRID))
     assert [size(v) for v in stored_parameters(MODEL, table)] == [SHARDED, VECTORS]
 
 
@@ -742,7 +747,7 @@ def test_stored_parameters_by_hand():
             3 * (3072 + 1024 + 4096 + 4096) + 2 * 4096 + 2 * 4096,
         ),
         # One Z rank holds whole blocks: nothing is gathered or scattered.
-        (MODEL, JOB, Grid(2, 4, 1, 4), 0),
+        (MODEL, JOB, grid_layout(2, 4, 1, 4), 0),
         # A head of 16384 before `down` of 4096: weights, and gradients, in a row.
         (LARGE_HEAD, JOB, GRID, (16384 + 4096) + (16384 + 4096)),
         (LARGE_HEAD, replace(JOB, overlap=Overlap(oag=False)), GRID, 16384 + (16384 + 4096)),
@@ -752,8 +757,8 @@ def test_stored_parameters_by_hand():
     ],
 )
 def test_gathered_bytes_by_hand(model, job, grid, gathered):
-    table = CandidateTable.single(grid, micro_batch=2)
-    assert size(AXONN.memory(model, job, Variant("none"), table)["gathered_weights"]) == gathered
+    table = CandidateTable.single(Configuration(grid, micro_batch=2))
+    assert size(AXONN.memory(model, job, table.executed("none", 1))["gathered_weights"]) == gathered
 
 
 @pytest.mark.parametrize(
@@ -767,15 +772,15 @@ def test_gathered_bytes_by_hand(model, job, grid, gathered):
     ],
 )
 def test_activations_by_hand(recompute, saved, working):
-    table = CandidateTable.single(GRID, micro_batch=2)
-    terms = AXONN.memory(MODEL, JOB, Variant(recompute), table)
+    table = CandidateTable.single(Configuration(GRID, micro_batch=2))
+    terms = AXONN.memory(MODEL, JOB, table.executed(recompute, 1))
     assert size(terms["activations"]) == 3 * saved + RESIDUAL
     assert size(terms["working_set"]) == working
 
 
 def test_fp32_keeps_no_master_copy():
-    table = CandidateTable.single(GRID, micro_batch=2)
-    terms = AXONN.memory(MODEL, replace(JOB, dtype="fp32"), Variant("none"), table)
+    table = CandidateTable.single(Configuration(GRID, micro_batch=2))
+    terms = AXONN.memory(MODEL, replace(JOB, dtype="fp32"), table.executed("none", 1))
     stored = SHARDED + VECTORS
     assert size(terms["weights"]) == 4 * stored
     assert size(terms["gradients"]) == (4 + 4) * stored
@@ -790,10 +795,10 @@ def test_fp32_keeps_no_master_copy():
 
 def test_without_z_a_shared_weight_has_one_gradient_to_add_to():
     """Neither is a block cleared for the embedding's rows, nor are two shards added up."""
-    alone = memory_traffic(plan_of(grid=Grid(2, 4, 1, 4)))
+    alone = memory_traffic(plan_of(grid=grid_layout(2, 4, 1, 4)))
     assert alone["embedding_backward", "backward.embedding.scatter_add"] == 3 * RESIDUAL
     assert alone["accumulate", "gradient.tied"] == 0
     untied = replace(MODEL, tied_embeddings=False)
-    alone = memory_traffic(plan_of(grid=Grid(2, 4, 1, 4), model=untied))
+    alone = memory_traffic(plan_of(grid=grid_layout(2, 4, 1, 4), model=untied))
     assert alone["embedding_backward", "backward.embedding.scatter_add"] == EMBEDDING + 3 * RESIDUAL
     assert ("accumulate", "gradient.tied") not in alone

@@ -5,15 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from axonn_tune.api import build_search, predict_search
-from axonn_tune.search.candidates import Constraints
-from axonn_tune.search.rank import run
-from axonn_tune.search.search import Search
-from axonn_tune.spec.grid import CandidateTable, Layout
+from axonn_tune.api import build_search
+from axonn_tune.search.one_layout import best_of_layout
+from axonn_tune.search.rank import rank_candidates
+from axonn_tune.search.search import Constraints, Search
+from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, Gemm
-from axonn_tune.spec.variant import Variant
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
 from axonn_tune.step.timeline import step_timeline
 from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
@@ -29,11 +31,13 @@ SEQUENCE = replace(PLAIN, sequence_parallel=True)
 
 def table(strategy, micro_batch=1, **sizes):
     whole = {axis: sizes.get(axis, 1) for axis in strategy.axes.names}
-    return CandidateTable.single(Layout(whole), micro_batch=micro_batch, axes=strategy.axes)
+    return CandidateTable.single(
+        Configuration(Layout(whole), micro_batch=micro_batch), strategy.axes
+    )
 
 
 def plan_of(strategy, job=JOB, micro_batch=1, **sizes):
-    return strategy.plan(MODEL, job, Variant(), table(strategy, micro_batch, **sizes))
+    return strategy.plan(MODEL, job, table(strategy, micro_batch, **sizes).executed("none", 1))
 
 
 def sent(phases, candidates, only="", but=""):
@@ -98,7 +102,7 @@ def test_activations_are_those_of_korthikanti(mask):
 
     def activations(strategy, recompute):
         at = table(strategy, b, tensor=t, data=4)
-        return float(strategy.memory(MODEL, job, Variant(recompute), at)["activations"][0])
+        return float(strategy.memory(MODEL, job, at.executed(recompute, 1))["activations"][0])
 
     scores = (5 if mask else 2) * a * s / (h * t)
     stream, split = (10 if mask else 8), 24 / t
@@ -112,7 +116,7 @@ def test_activations_are_those_of_korthikanti(mask):
 def test_states_are_sharded_by_the_distributed_optimizer_only():
     sizes = {"tensor": 2, "data": 8}
     terms = [
-        s.memory(MODEL, JOB, Variant(), table(s, **sizes))
+        s.memory(MODEL, JOB, table(s, **sizes).executed("none", 1))
         for s in (PLAIN, replace(PLAIN, distributed_optimizer=True))
     ]
     assert terms[0]["optimizer_states"] == 8 * terms[1]["optimizer_states"]
@@ -127,7 +131,11 @@ def test_gradients_and_weights_of_the_distributed_optimizer_move_once_a_step():
     overlapped = replace(PLAIN, distributed_optimizer=True, overlap_grad_reduce=True)
     plan = plan_of(overlapped, data=16)
     parameters = (
-        float(overlapped.memory(MODEL, JOB, Variant(), table(overlapped, data=16))["weights"][0])
+        float(
+            overlapped.memory(MODEL, JOB, table(overlapped, data=16).executed("none", 1))[
+                "weights"
+            ][0]
+        )
         / 2
     )
     once = sent((*plan.sync_microstep, *plan.step_end), plan.candidates, but="norm")
@@ -149,7 +157,7 @@ def test_overlapped_reduction_is_faster_and_never_less_than_nothing():
             micro_batch=1,
             recompute="full",
         )
-        times[overlap] = predict_search(search, "tensor=2,data=32").step_seconds
+        times[overlap] = best_of_layout(search, "tensor=2,data=32").step_seconds
     assert 0.5 * times[False] < times[True] < times[False]
 
 
@@ -184,7 +192,7 @@ def test_stages_share_the_layers_and_only_neighbours_talk():
 
 def test_a_pipeline_may_count_embedding_and_head_as_layers():
     model = replace(MODEL, n_layers=14)
-    search = Search(model, JOB, build_search("tiny", 1).machine, PLAIN)
+    search = Search(Scenario(model, JOB, build_search("tiny", 1).machine, PLAIN))
     placements, _ = search.legal_placements()
     stages = set(placements.size("pipeline").tolist())
     assert {1, 2, 4, 8, 16} >= stages and 8 in stages and 16 in stages
@@ -192,10 +200,10 @@ def test_a_pipeline_may_count_embedding_and_head_as_layers():
 
 def test_interleaving_needs_stages_layers_and_whole_rounds_of_micro_batches():
     at = table(PLAIN, pipeline=4, data=4)
-    assert PLAIN.can_run(MODEL, JOB, Variant(n_virtual=2), at).all()
-    assert not PLAIN.can_run(MODEL, JOB, Variant(n_virtual=3), at).any()
-    assert not PLAIN.can_run(MODEL, replace(JOB, global_batch=8), Variant(n_virtual=2), at).any()
-    assert not PLAIN.can_run(MODEL, JOB, Variant(n_virtual=2), table(PLAIN, data=16)).any()
+    assert PLAIN.admits(MODEL, JOB, at.executed("none", 2)).all()
+    assert not PLAIN.admits(MODEL, JOB, at.executed("none", 3)).any()
+    assert not PLAIN.admits(MODEL, replace(JOB, global_batch=8), at.executed("none", 2)).any()
+    assert not PLAIN.admits(MODEL, JOB, table(PLAIN, data=16).executed("none", 2)).any()
 
 
 @pytest.mark.parametrize(
@@ -249,7 +257,7 @@ def test_zero3_moves_the_weights_twice_and_the_gradients_once():
     ],
 )
 def test_model_states_are_those_of_the_papers(strategy, sizes, states):
-    terms = strategy.memory(MODEL, JOB, Variant(), table(strategy, **sizes))
+    terms = strategy.memory(MODEL, JOB, table(strategy, **sizes).executed("none", 1))
     held = sum(float(terms[t][0]) for t in ("weights", "gradients", "optimizer_states"))
     assert held == pytest.approx(states * PSI, rel=1e-12)
 
@@ -314,8 +322,8 @@ def test_without_overlap_every_collective_is_exposed():
     search = build_search(
         "tiny", 8, "frontier", strategy="zero3", global_batch=8, micro_batch=1, recompute="none"
     )
-    search = replace(search, job=replace(search.job, overlap=Overlap(False, False, False)))
-    explained = explain(search, predict_search(search, "shard=8"))
+    search = replace(search, job=replace(search.scenario.job, overlap=Overlap(False, False, False)))
+    explained = explain(best_of_layout(search, "shard=8"))
     for op in explained.operations:
         if op.axis:
             assert op.exposed_seconds == pytest.approx(op.total_seconds, rel=1e-9)
@@ -333,7 +341,10 @@ def test_parameters_gathered_one_by_one_pay_latency_for_each():
         )
         for calls in (1, 0)
     )
-    assert run(each).prediction(0).step_seconds > run(together).prediction(0).step_seconds
+    assert (
+        rank_candidates(each).prediction(0).step_seconds
+        > rank_candidates(together).prediction(0).step_seconds
+    )
 
 
 # All of them -----------------------------------------------------------------------------
@@ -361,8 +372,8 @@ def test_every_name_has_a_layout_here():
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_operations_and_waits_make_up_the_step(name, recompute):
     search = search_of(name, recompute=recompute)
-    prediction = predict_search(search, LAYOUTS[name])
-    explained = explain(search, prediction)
+    prediction = best_of_layout(search, LAYOUTS[name])
+    explained = explain(prediction)
     kernels = sum(op.total_seconds for op in explained.operations if not op.axis)
     exposed = sum(op.exposed_seconds for op in explained.operations)
     parts = prediction.compute_seconds + prediction.exposed_communication_seconds
@@ -370,20 +381,18 @@ def test_operations_and_waits_make_up_the_step(name, recompute):
     if not prediction.bubble_seconds:
         # Kernels are slower beside collectives; their sum is what they took.
         assert kernels + exposed == pytest.approx(prediction.step_seconds, rel=1e-6)
-        ends = max(op.end_seconds for op in step_timeline(search, prediction).operations)
+        ends = max(op.end_seconds for op in step_timeline(prediction).operations)
         assert ends == pytest.approx(prediction.step_seconds, rel=1e-6)
 
 
 def test_explain_has_one_row_of_a_name_and_the_transfers_of_a_pipeline():
     search = search_of("zeropp")
-    names = [
-        op.name for op in explain(search, predict_search(search, LAYOUTS["zeropp"])).operations
-    ]
+    names = [op.name for op in explain(best_of_layout(search, LAYOUTS["zeropp"])).operations]
     assert len(names) == len(set(names))
     search = search_of("megatron")
-    prediction = predict_search(search, LAYOUTS["megatron"])
-    rows = {op.name: op for op in explain(search, prediction).operations}
-    n_passes = 2 * prediction.variant.n_virtual * prediction.n_microsteps
+    prediction = best_of_layout(search, LAYOUTS["megatron"])
+    rows = {op.name: op for op in explain(prediction).operations}
+    n_passes = 2 * prediction.configuration.n_virtual * prediction.n_microsteps
     assert rows["pipeline.send_recv"].n_calls == n_passes
 
 
@@ -391,9 +400,11 @@ def test_explain_has_one_row_of_a_name_and_the_transfers_of_a_pipeline():
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_kernels_of_one_name_are_alike_in_all_phases(name, recompute):
     search = search_of(name, recompute=recompute)
-    prediction = predict_search(search, LAYOUTS[name])
-    at = CandidateTable.single(prediction.grid, axes=search.strategy.axes)
-    plan = search.strategy.plan(search.model, search.job, prediction.variant, at)
+    prediction = best_of_layout(search, LAYOUTS[name])
+    at = CandidateTable.single(prediction.layout, axes=search.scenario.strategy.axes)
+    plan = search.scenario.strategy.plan(
+        search.scenario.model, search.scenario.job, prediction.variant, at
+    )
     known = {}
     for phase in plan.phases:
         for op in phase.operations if not phase.over_storage else ():
@@ -406,15 +417,15 @@ def test_kernels_of_one_name_are_alike_in_all_phases(name, recompute):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_is_the_same_alone_and_among_others(name):
     search = search_of(name)
-    ranking = run(replace(search, every_configuration=True, include_oom=True))
+    ranking = rank_candidates(replace(search, every_configuration=True, include_oom=True))
     for row in range(0, len(ranking), max(len(ranking) // 8, 1)):
         among = ranking.prediction(row)
         axes = dict(among.grid.sizes)
         constraints = replace(search.constraints, axes=axes)
-        alone = run(
+        alone = rank_candidates(
             replace(
                 search,
-                strategy=replace(search.strategy, n_virtual=(among.variant.n_virtual,)),
+                strategy=replace(search.scenario.strategy, n_virtual=(among.variant.n_virtual,)),
                 constraints=constraints,
                 include_oom=True,
             )
@@ -426,7 +437,7 @@ def test_a_layout_is_the_same_alone_and_among_others(name):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_faster_network_never_slows_a_step(name):
     search = search_of(name)
-    machine = search.machine
+    machine = search.scenario.machine
     faster = replace(
         machine,
         links=tuple(
@@ -435,10 +446,10 @@ def test_a_faster_network_never_slows_a_step(name):
         ),
         ring_bandwidths=(),
     )
-    slow = predict_search(
+    slow = best_of_layout(
         replace(search, machine=replace(machine, ring_bandwidths=())), LAYOUTS[name]
     )
-    assert predict_search(replace(search, machine=faster), LAYOUTS[name]).step_seconds <= (
+    assert best_of_layout(replace(search, machine=faster), LAYOUTS[name]).step_seconds <= (
         slow.step_seconds * (1 + 1e-9)
     )
 
@@ -450,23 +461,23 @@ def test_one_rank_does_the_same_whatever_the_strategy_is_called():
         search = build_search(
             "tiny", 1, "perlmutter", strategy=name, global_batch=1, recompute="none"
         )
-        search = replace(search, job=replace(search.job, attention="flash"))
-        times[name] = run(search).prediction(0).step_seconds
+        search = replace(search, job=replace(search.scenario.job, attention="flash"))
+        times[name] = rank_candidates(search).prediction(0).step_seconds
     assert max(times.values()) < 1.05 * min(times.values())
 
 
 def test_axonn_with_one_stage_is_axonn():
     pipelined, plain = (search_of(name) for name in ("axonn-pipeline", "axonn"))
-    a, b = predict_search(pipelined, "2x1x4x2"), predict_search(plain, "2x1x4x2")
+    a, b = best_of_layout(pipelined, "2x1x4x2"), best_of_layout(plain, "2x1x4x2")
     assert a.step_seconds == b.step_seconds and a.memory_terms_bytes == b.memory_terms_bytes
 
 
 def test_sharded_states_take_less_memory_and_the_same_bytes():
     sharded = Axonn4D(sharded_optimizer=True)
     at = table(AXONN, x=1, y=1, z=4, data=4)
-    a, b = (s.memory(MODEL, JOB, Variant(), at) for s in (AXONN, sharded))
+    a, b = (s.memory(MODEL, JOB, at.executed("none", 1)) for s in (AXONN, sharded))
     assert a["optimizer_states"] == 4 * b["optimizer_states"] and a["weights"] == b["weights"]
-    ends = [s.plan(MODEL, JOB, Variant(), at).step_end for s in (AXONN, sharded)]
+    ends = [s.plan(MODEL, JOB, at.executed("none", 1)).step_end for s in (AXONN, sharded)]
     moved = [sent(end, at, but="norm")["data"] for end in ends]
     # fp32 gradients scattered and 2-byte weights gathered, instead of gradients both ways.
     assert moved[1] / moved[0] == pytest.approx((4 + 2) / 8)

@@ -9,8 +9,7 @@ import pytest
 from axonn_tune.api import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.spec.machine import Facility, Quantity
-from axonn_tune.studies.failures import Failures
-from axonn_tune.studies.training_run import meet_deadline, training_run
+from axonn_tune.studies.training_run import Failures, meet_deadline, training_run
 
 DAY = 86400.0
 
@@ -77,16 +76,16 @@ def test_a_run_is_its_steps_with_failures(search):
     assert low < run.wall_seconds < high
     assert run.node_hours == pytest.approx(16 * run.wall_seconds / 3600)
     assert run.gpu_hours == pytest.approx(4 * run.node_hours)
-    power = search.machine.facility.node_power_watts.value
+    power = search.scenario.machine.facility.node_power_watts.value
     assert run.energy_joules == pytest.approx(run.node_hours * 3600 * power)
     assert run.cost is None
-    assert run.failures.mtbf_seconds == search.machine.facility.gpu_mtbf_seconds.value / 64
+    assert run.failures.mtbf_seconds == search.scenario.machine.facility.gpu_mtbf_seconds.value / 64
 
 
 def test_money_and_missing_power(search):
     price = Quantity(10.0, "assumed", "test")
     facility = Facility(node_hour_price=price, currency="EUR")
-    priced = replace(search, machine=replace(search.machine, facility=facility))
+    priced = replace(search, machine=replace(search.scenario.machine, facility=facility))
     run = training_run(priced, 1e11)
     assert run.cost == pytest.approx(10 * run.node_hours) and run.energy_joules is None
     with pytest.raises(InputError, match="currency is empty"):
@@ -97,10 +96,10 @@ def test_the_deadline_is_met_by_the_first_count_that_does(search):
     runs = meet_deadline(search, 1e11, 3 * DAY)
     assert runs[-1].wall_seconds <= 3 * DAY
     assert all(run.wall_seconds > 3 * DAY for run in runs[:-1])
-    counts = [run.search.job.n_gpus for run in runs]
+    counts = [run.search.scenario.job.n_gpus for run in runs]
     assert counts == sorted(counts) and all(count % 4 == 0 for count in counts)
     for run in runs:
-        alone = replace(search, job=replace(search.job, n_gpus=run.search.job.n_gpus))
+        alone = search.on_gpus(run.search.scenario.job.n_gpus)
         assert training_run(alone, 1e11).wall_seconds == run.wall_seconds
 
 

@@ -1,7 +1,6 @@
 """Machines with other numbers: each of them reaches the prediction, measured points too."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,11 @@ from axonn_tune.api import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine
 from axonn_tune.search.pareto import pareto_front
-from axonn_tune.search.rank import run
+from axonn_tune.search.rank import rank_candidates
+from axonn_tune.step.predict import predict
 from axonn_tune.studies.parameters import parameters, with_gpu, with_settings
 from axonn_tune.studies.scaling import efficiencies, parse_counts, scale
-from axonn_tune.studies.whatif import best, influences, same_configuration, what_if
+from axonn_tune.studies.whatif import best, influences, what_if
 
 CALIBRATED = Path(__file__).parents[2] / "docs" / "emulated" / "frontier-mini.yaml"
 
@@ -24,7 +24,7 @@ OF_MEMORY = ("gpu.memory", "memory.reserved", "memory.fragmentation")
 
 
 def step_of(search, machine):
-    return run(replace(search, machine=machine)).prediction(0).step_seconds
+    return rank_candidates(search.on(machine)).prediction(0).step_seconds
 
 
 def calibrated_search():
@@ -36,15 +36,15 @@ def calibrated_search():
 def test_every_rate_reaches_the_prediction(made):
     search = build_search("5b", 64, global_batch=64, fix={"x": 2, "y": 2, "z": 4})
     search = search if made == "shipped" else calibrated_search()
-    base = step_of(search, search.machine)
+    base = step_of(search, search.scenario.machine)
     moved = {}
-    for parameter in parameters(search.machine, search.job.dtype):
+    for parameter in parameters(search.scenario.machine, search.scenario.job.dtype):
         if parameter.value and parameter.name not in OF_MEMORY:
             more = step_of(search, parameter.changed(4 * parameter.value))
             moved[parameter.name] = more / base - 1.0
     assert max(moved["gpu.compute"], moved["gpu.memory_bandwidth"]) < -0.001
     bandwidths = [name for name in moved if name.endswith(".bandwidth")]
-    assert len(bandwidths) == len(search.machine.links)
+    assert len(bandwidths) == len(search.scenario.machine.links)
     assert all(moved[name] <= 0 for name in bandwidths) and min(map(moved.get, bandwidths)) < -0.005
     latencies = [name for name in moved if name.endswith(".latency")]
     assert all(moved[name] >= 0 for name in latencies) and max(map(moved.get, latencies)) > 0
@@ -93,29 +93,31 @@ def test_another_gpu_brings_its_memory_and_rates_and_leaves_the_links(perlmutter
 
 def test_what_if_compares_the_best_before_and_after():
     search = build_search("20b", 64, global_batch=256)
-    larger = with_settings(search.machine, ["gpu.memory=160 GiB"], "bf16")
+    larger = with_settings(search.scenario.machine, ["gpu.memory=160 GiB"], "bf16")
     found = what_if(search, larger)
     assert found.before == best(search)
     assert found.kept.step_seconds == pytest.approx(found.before.step_seconds)
     assert found.after.step_seconds < found.before.step_seconds
-    smaller = with_settings(search.machine, ["gpu.memory=16 GiB"], "bf16")
+    smaller = with_settings(search.scenario.machine, ["gpu.memory=16 GiB"], "bf16")
     assert not what_if(search, smaller).kept.fits
 
 
 @pytest.mark.slow
-def test_the_same_configuration_is_found_again_with_its_virtual_stages():
-    search = build_search("20b", 64, global_batch=256, strategy="megatron")
-    ranking = run(search)
-    for row in range(0, len(ranking), 7):
-        wanted = ranking.prediction(row)
-        found = same_configuration(search, wanted)
-        assert (found.grid, found.variant) == (wanted.grid, wanted.variant)
-        assert found.step_seconds == pytest.approx(wanted.step_seconds)
+def test_a_configuration_of_a_ranking_is_predicted_alike_alone():
+    search = build_search("5b", 16, global_batch=32, strategy="megatron", recompute="full")
+    ranking = rank_candidates(search)
+    sample = [ranking.prediction(row) for row in range(0, len(ranking), 7)]
+    assert {wanted.configuration.n_virtual for wanted in sample} >= {1, 2}
+    for wanted in sample:
+        alone = predict(search.scenario, wanted.configuration)
+        assert alone.configuration == wanted.configuration
+        assert alone.step_seconds == pytest.approx(wanted.step_seconds, rel=1e-12)
+        assert alone.memory_bytes == pytest.approx(wanted.memory_bytes, rel=1e-12)
 
 
 @pytest.mark.slow
 def test_influences_are_searches_anew_the_strongest_first():
-    search = build_search("5b", 64, global_batch=256)
+    search = build_search("5b", 64, global_batch=256, recompute="full")
     found = influences(search, 2.0)
     base = best(search)
     moves = [influence.moves(base) for influence in found]
@@ -123,10 +125,11 @@ def test_influences_are_searches_anew_the_strongest_first():
     by_name = {influence.parameter.name: influence for influence in found}
     assert by_name["gpu.compute"].more.step_seconds < base.step_seconds
     assert by_name["gpu.compute"].less.step_seconds > base.step_seconds
-    faster = with_settings(search.machine, ["gpu.compute=2x"], "bf16")
+    faster = with_settings(search.scenario.machine, ["gpu.compute=2x"], "bf16")
     assert by_name["gpu.compute"].more.step_seconds == pytest.approx(step_of(search, faster))
     no_memory = influences(
-        replace(search, machine=with_settings(search.machine, ["gpu.memory=6 GiB"], "bf16")), 1.8
+        search.on(with_settings(search.scenario.machine, ["gpu.memory=6 GiB"], "bf16")),
+        1.8,
     )
     assert {i.parameter.name: i for i in no_memory}["gpu.memory"].less is None
 
@@ -135,14 +138,16 @@ def test_scaling_states_the_best_of_each_count_and_its_efficiency():
     searches = [build_search("5b", count, global_batch=256) for count in (32, 64, 256)]
     points = scale(searches)
     for search, point in zip(searches, points, strict=True):
-        assert point.best.step_seconds == pytest.approx(best(search).step_seconds)
-    first, *others = [point.best.step_seconds * point.search.job.n_gpus for point in points]
+        assert point.prediction.step_seconds == pytest.approx(best(search).step_seconds)
+    first, *others = [
+        point.prediction.step_seconds * point.search.scenario.job.n_gpus for point in points
+    ]
     assert efficiencies(points) == pytest.approx([1.0, *(first / each for each in others)])
 
 
 def test_a_count_without_a_candidate_says_why_and_the_others_go_on():
     points = scale([build_search("80b", count, global_batch=256) for count in (4, 512)])
-    assert points[0].best is None and "fits on no grid" in points[0].reason
+    assert points[0].prediction is None and "fits on no grid" in points[0].reason
     assert efficiencies(points) == [None, 1.0]
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from recorded import LAST_STEP, MEASUREMENT
 
-from axonn_tune.api import build_search, predict_search
+from axonn_tune.api import build_search
 from axonn_tune.report.run import run_document, run_text
 from axonn_tune.report.trace import trace_document
+from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.measurement import Operation, exposed_seconds
 from axonn_tune.step.explain import explain
@@ -28,7 +29,7 @@ def test_the_warm_up_is_not_timed():
 
 
 def test_operations_are_joined_by_name_longest_first():
-    explanation = explain(search(), predict_search(search(), "2x1x1x1"))
+    explanation = explain(search(), best_of_layout(search(), "2x1x1x1"))
     rows = compare(MEASUREMENT, explanation)
     names = ["forward.qkv.all_reduce", "forward.qkv.gemm", "unknown", "host"]
     assert [row.name for row in rows] == names
@@ -51,7 +52,7 @@ def test_without_a_profile_nothing_is_predicted():
 
 
 def test_the_text_states_the_error_of_the_prediction():
-    prediction = replace(predict_search(search(), "2x1x1x1"), step_seconds=2.4)
+    prediction = replace(best_of_layout(search(), "2x1x1x1"), step_seconds=2.4)
     text = run_text(search(), MEASUREMENT, compare(MEASUREMENT, None), prediction, 1)
     assert "predicted 2.4 s on perlmutter (-20.0 % of the median)" in text
     assert "(3 more operations, 500.000 ms; --all shows them)" in text
@@ -107,7 +108,7 @@ def test_a_hidden_collective_is_not_exposed_and_one_under_way_not_to_blame():
 
 def test_the_predicted_step_reads_as_a_recorded_one():
     chosen = build_search("tiny", 4, "perlmutter", global_batch=4, micro_batch=1, recompute="none")
-    prediction = predict_search(chosen, "2x1x2x1")
+    prediction = best_of_layout(chosen, "2x1x2x1")
     operations = step_timeline(chosen, prediction).operations
     ends = max(op.end_seconds for op in operations)
     assert ends == pytest.approx(prediction.step_seconds)
@@ -126,7 +127,7 @@ def test_the_host_takes_its_time_behind_each_kernel():
     gap = 1e-3
     kernels = replace(chosen.machine.kernels, gap_seconds=Quantity(gap, "measured", "test"))
     slower = replace(chosen, machine=replace(chosen.machine, kernels=kernels))
-    before, after = (predict_search(s, "1x1x1x1") for s in (chosen, slower))
+    before, after = (best_of_layout(s, "1x1x1x1") for s in (chosen, slower))
     explained = explain(slower, after)
     n_kernels = sum(op.n_calls for op in explained.operations)
     assert explained.host_seconds == pytest.approx(n_kernels * gap)
@@ -144,7 +145,7 @@ def test_a_host_that_issues_operations_slowly_bounds_the_step():
     issue = 1e-3
     kernels = replace(chosen.machine.kernels, issue_seconds=Quantity(issue, "measured", "test"))
     slower = replace(chosen, machine=replace(chosen.machine, kernels=kernels))
-    before, after = (predict_search(s, "2x1x2x1") for s in (chosen, slower))
+    before, after = (best_of_layout(s, "2x1x2x1") for s in (chosen, slower))
     operations = step_timeline(slower, after).operations
     assert after.step_seconds == pytest.approx(len(operations) * issue)
     assert after.exposed_communication_seconds == before.exposed_communication_seconds

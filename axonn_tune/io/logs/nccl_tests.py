@@ -1,8 +1,9 @@
 """Read the output of nccl-tests and rccl-tests (github.com/NVIDIA/nccl-tests).
 
-The header names every rank with its host; rows hold size, count, type, then for out-of-place and
-in-place time, algbw, busbw and the number of wrong elements. Sizes are full buffers (all-gather
-counts what is received in all, reduce-scatter what is sent).
+The header names every rank with its host. A row holds size, count and type, and then time,
+algbw, busbw and the number of wrong elements, first out of place and then in place. Sizes are
+those of full buffers: an all-gather counts all that a rank receives, a reduce-scatter all that
+it sends.
 """
 
 from __future__ import annotations
@@ -10,79 +11,114 @@ from __future__ import annotations
 import re
 
 from axonn_tune.errors import FileError
-from axonn_tune.io.logs.record import Log, LogRecord, kind_of_program, numbered
+from axonn_tune.io.logs.collective_log import CollectiveLog, CollectiveTiming, numbered_lines
 
 _RANK = re.compile(r"#\s*Rank\s+\d+\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
 _COLUMNS = re.compile(r"#\s*size\s+count\s+type\b.*\btime\s+algbw\s+busbw")
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
-_PER_SET = 4  # time, algbw, busbw, wrong
-_UNITS = "(us)"
+_ROW = re.compile(r"\d+\s+\d+\s+\w+")
+_TIME_UNIT = "(us)"
+# A set of cells is time, algbw, busbw and wrong; a row has one set out of place, one in place.
+_CELLS_PER_SET = 4
+# Kinds of collective by a word in the name of a program or of a log file.
+_KINDS = {
+    "all_reduce": "all_reduce",
+    "allreduce": "all_reduce",
+    "all_gather": "all_gather",
+    "allgather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "sendrecv": "send_recv",
+}
 
 
 def is_nccl_tests(text: str) -> bool:
-    """Whether a log is of nccl-tests or rccl-tests."""
-    return any(_COLUMNS.match(line) for _, line in numbered(text))
+    """Return whether a log was written by nccl-tests or rccl-tests."""
+    return any(_COLUMNS.match(line) for _, line in numbered_lines(text))
 
 
-def parse_nccl_tests(text: str, path: str, kind: str | None) -> Log:
-    """All rows that are whole and right; the out-of-place time counts, as collectives run so.
+def parse_nccl_tests(text: str, path: str, kind: str | None) -> CollectiveLog:
+    """Return the timings of all rows that are complete and whose results were right.
+
+    The out-of-place time is used, because training runs its collectives out of place.
 
     Parameters
     ----------
     kind : str, optional
-        Kind of collective, where neither the log nor the file's name tells.
+        The kind of collective. If it is None, the log, the name of its file, or the ratio of
+        its two bandwidths must tell.
+
+    Raises
+    ------
+    FileError
+        The kind of collective is unknown, or the times are not in microseconds.
     """
+    known_kind = kind
     hosts: list[str] = []
-    records, warnings = [], []
+    timings, warnings = [], []
     n_sets = 0
-    told = kind
-    for number, line in numbered(text):
+    for number, line in numbered_lines(text):
         where = f"{path}, line {number}"
         if (starting := _STARTING.match(line)) and kind is None:
-            told = _known_kind(starting[1], where)
+            known_kind = _kind_of_program(starting[1], where)
         elif rank := _RANK.match(line):
             hosts.append(rank[1])
         elif _COLUMNS.match(line):
             n_sets = line.split().count("time")
         elif line.startswith("#"):
-            if n_sets and "(B)" in line and _UNITS not in line:
-                raise FileError(f"{where}: times are not in {_UNITS}: {line.lstrip('# ')}")
-        elif n_sets and re.match(r"\d+\s+\d+\s+\w+", line):
-            told = told or kind_of_program(path)
-            cells = line.split()[-n_sets * _PER_SET :]
+            if n_sets and "(B)" in line and _TIME_UNIT not in line:
+                raise FileError(f"{where}: times are not in {_TIME_UNIT}: {line.lstrip('# ')}")
+        elif n_sets and _ROW.match(line):
+            cells = line.split()[-n_sets * _CELLS_PER_SET :]
             problem = _problem(line, n_sets, cells)
             if problem:
                 warnings.append(f"{where}: {problem}; left out")
                 continue
-            nbytes, seconds = int(line.split()[0]), 1e-6 * float(cells[0])
-            inferred = told or _kind_by_ratio(cells, line, len(hosts), where)
+            row_kind = (
+                known_kind or _kind_in(path) or _kind_by_ratio(cells, line, len(hosts), where)
+            )
+            nbytes = int(line.split()[0])
+            seconds = 1e-6 * float(cells[0])
             if nbytes and seconds:
-                records.append(LogRecord(inferred, nbytes, seconds, len(hosts), len(set(hosts))))
-    return Log(tuple(records), tuple(warnings))
+                timings.append(
+                    CollectiveTiming(row_kind, nbytes, seconds, len(hosts), len(set(hosts)))
+                )
+    return CollectiveLog(tuple(timings), tuple(warnings))
 
 
-def _known_kind(program: str, where: str) -> str:
-    kind = kind_of_program(program)
+def _kind_in(name: str) -> str | None:
+    """Return the kind of collective that the name of a program or of a file contains."""
+    lowered = name.lower()
+    return next((kind for word, kind in _KINDS.items() if word in lowered), None)
+
+
+def _kind_of_program(program: str, where: str) -> str:
+    kind = _kind_in(program)
     if kind is None:
         raise FileError(f"{where}: {program} times no collective that is modelled")
     return kind
 
 
 def _problem(line: str, n_sets: int, cells: list[str]) -> str:
-    if len(line.split()) < 3 + n_sets * _PER_SET:
+    """Return why a row cannot be used, or nothing."""
+    if len(line.split()) < 3 + n_sets * _CELLS_PER_SET:
         return "the row is cut short"
     try:
         float(cells[0])
     except ValueError:
         return f"the time is '{cells[0]}'"
-    wrong = cells[_PER_SET - 1]
-    if wrong not in ("N/A", "0") and float(wrong) > 0 and wrong.isdigit():
-        return f"{wrong} elements were wrong"
+    n_wrong = cells[_CELLS_PER_SET - 1]
+    if n_wrong.isdecimal() and int(n_wrong) > 0:
+        return f"{n_wrong} elements were wrong"
     return ""
 
 
 def _kind_by_ratio(cells: list[str], line: str, n_ranks: int, where: str) -> str:
-    """Bus over algorithm bandwidth is 2 (n - 1) / n for all-reduce alone, beyond two ranks."""
+    """Return the kind that the ratio of busbw to algbw implies for n ranks, n > 2.
+
+    The ratio is 2 (n - 1) / n for an all-reduce alone. It is (n - 1) / n for several kinds, of
+    which only a reduce-scatter names a reduction in its row.
+    """
     algbw, busbw = float(cells[1]), float(cells[2])
     if n_ranks > 2 and algbw >= 1.0:
         if abs(busbw / algbw - 2 * (n_ranks - 1) / n_ranks) < 0.02:

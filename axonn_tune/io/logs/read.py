@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from statistics import median, stdev
 
 from axonn_tune.errors import FileError, InputError
+from axonn_tune.io.files import read_text
+from axonn_tune.io.logs.collective_log import CollectiveLog, CollectiveTiming
 from axonn_tune.io.logs.gemm_csv import is_gemm_csv, parse_gemm_csv
 from axonn_tune.io.logs.nccl_tests import is_nccl_tests, parse_nccl_tests
 from axonn_tune.io.logs.osu import is_osu, parse_osu
-from axonn_tune.io.logs.record import Log, LogRecord
-from axonn_tune.io.yaml_files import read_text
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.points import GemmPoint, LinkPoint
 
 
 @dataclass(frozen=True)
-class Imported:
-    """Points from logs, and what was left out of them."""
+class ImportedPoints:
+    """Points from logs, and a warning for every line that was left out."""
 
     link_points: tuple[LinkPoint, ...]
     gemm_points: tuple[GemmPoint, ...]
@@ -32,45 +32,52 @@ def read_logs(
     kind: str | None = None,
     n_ranks: int | None = None,
     ranks_per_node: int | None = None,
-) -> Imported:
-    """Points of all files; the same collective several times gives a median and a spread.
+) -> ImportedPoints:
+    """Return the points of all files.
+
+    A collective that was timed several times gives one point, with the median and the spread.
 
     Parameters
     ----------
     machine : Machine
-        On which the logs were made.
-    kind, n_ranks, ranks_per_node : optional
-        What logs do not tell of themselves.
+        The machine on which the logs were made.
+    kind : str, optional
+        The kind of collective, for a log that does not name it.
+    n_ranks, ranks_per_node : int, optional
+        The job's number of ranks, in all and per node, for a log that does not give them.
 
     Raises
     ------
     FileError
-        A file that is no such log, or that holds nothing.
+        A file is not a log of a known benchmark, or holds no timing.
     InputError
-        Groups of ranks that no axis of a grid can have.
+        The ranks of a log form groups that no axis of a grid can have.
     """
-    links: dict[LinkPoint, list[float]] = defaultdict(list)
-    products: list[GemmPoint] = []
+    seconds_of: dict[LinkPoint, list[float]] = defaultdict(list)
+    gemm_points: list[GemmPoint] = []
     warnings: list[str] = []
     for path in paths:
         text = read_text(path)
         if is_gemm_csv(text):
-            products += parse_gemm_csv(text, path)
+            gemm_points += parse_gemm_csv(text, path)
             continue
-        log = _parse(text, path, kind, n_ranks)
+        log = _parse_collective_log(text, path, kind, n_ranks)
         warnings += log.warnings
-        if not log.records:
+        if not log.timings:
             raise FileError(f"{path}: no whole row in it")
-        for record in log.records:
-            links[_point(record, machine, ranks_per_node, path)].append(record.seconds)
-    return Imported(
-        tuple(_summarised(point, seconds) for point, seconds in links.items()),
-        tuple(products),
+        for timing in log.timings:
+            point = _untimed_point(timing, machine, ranks_per_node, path)
+            seconds_of[point].append(timing.seconds)
+    return ImportedPoints(
+        tuple(_timed(point, seconds) for point, seconds in seconds_of.items()),
+        tuple(gemm_points),
         tuple(warnings),
     )
 
 
-def _parse(text: str, path: str, kind: str | None, n_ranks: int | None) -> Log:
+def _parse_collective_log(
+    text: str, path: str, kind: str | None, n_ranks: int | None
+) -> CollectiveLog:
     if is_nccl_tests(text):
         return parse_nccl_tests(text, path, kind)
     if is_osu(text):
@@ -81,31 +88,45 @@ def _parse(text: str, path: str, kind: str | None, n_ranks: int | None) -> Log:
     )
 
 
-def _point(record: LogRecord, machine: Machine, ranks_per_node: int | None, path: str) -> LinkPoint:
-    """The groups of ranks that a job of so many ranks on so many hosts is."""
-    node, n_ranks = machine.ranks_per_node, record.n_ranks
-    told = n_ranks // record.n_hosts if record.n_hosts else ranks_per_node
-    each = told or min(n_ranks, node)
-    n_hosts = n_ranks // each
-    if n_hosts * each != n_ranks or n_ranks < 2:
+def _untimed_point(
+    timing: CollectiveTiming, machine: Machine, ranks_per_node: int | None, path: str
+) -> LinkPoint:
+    """Return the point of a timing, with 1 second in place of its time.
+
+    Its group of ranks is the group of an axis with the same number of ranks and nodes.
+    """
+    n_ranks = timing.n_ranks
+    if timing.n_hosts:
+        ranks_per_node = n_ranks // timing.n_hosts
+    ranks_per_node = ranks_per_node or max(min(n_ranks, machine.ranks_per_node), 1)
+    n_nodes = n_ranks // ranks_per_node
+    if n_nodes * ranks_per_node != n_ranks or n_ranks < 2:
         raise InputError(
-            f"{path}: {n_ranks} ranks with {each} per node; allowed: nodes with equally many, and "
-            "two ranks or more"
+            f"{path}: {n_ranks} ranks with {ranks_per_node} per node; allowed: nodes with equally "
+            "many, and two ranks or more"
         )
-    if each == node or n_hosts == 1:
-        stride, size = 1, n_ranks
-    elif each == 1:
-        stride, size = node, n_ranks
+    if ranks_per_node == machine.ranks_per_node or n_nodes == 1:
+        stride = 1
+    elif ranks_per_node == 1:
+        stride = machine.ranks_per_node
     else:
         raise InputError(
-            f"{path}: {each} of {node} ranks per node; allowed: one of them, or all, since groups "
-            "of an axis are evenly spaced"
+            f"{path}: {ranks_per_node} of {machine.ranks_per_node} ranks per node; allowed: one of "
+            "them, or all, since groups of an axis are evenly spaced"
         )
-    everywhere = n_ranks >= node
-    return LinkPoint(record.kind, stride, size, 1, everywhere, record.nbytes, 1.0)
+    return LinkPoint(
+        kind=timing.kind,
+        stride=stride,
+        size=n_ranks,
+        n_rings=1,
+        everywhere=n_ranks >= machine.ranks_per_node,
+        nbytes=timing.nbytes,
+        seconds=1.0,
+    )
 
 
-def _summarised(point: LinkPoint, seconds: Sequence[float]) -> LinkPoint:
+def _timed(point: LinkPoint, seconds: Sequence[float]) -> LinkPoint:
+    """Return the point with the median of its times and their relative standard deviation."""
     middle = median(seconds)
     spread = min(stdev(seconds) / middle, 1.0) if len(seconds) > 1 else 0.0
     return replace(point, seconds=middle, spread_fraction=spread)

@@ -1,16 +1,50 @@
-"""Why a layout is not among the results of a search."""
+"""What a search says of one layout: its best configuration, or why it has none."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from axonn_tune.errors import InputError
 from axonn_tune.search.candidates import broken_rules, executions, with_micro_batches
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.search.search import Search
 from axonn_tune.spec.candidates import Placements
-from axonn_tune.spec.layout import Layout
+from axonn_tune.spec.layout import Layout, parse_ordered_layout
 from axonn_tune.step.memory import memory_bytes
+from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
+
+
+def held_to(search: Search, text: str) -> tuple[Search, Layout]:
+    """Read a layout and hold the search to the rank order that its text may name.
+
+    Raises
+    ------
+    InputError
+        The text is not a layout of the search's strategy.
+    """
+    layout, order = parse_ordered_layout(text, search.scenario.strategy.axes)
+    if order is not None:
+        search = replace(search, constraints=replace(search.constraints, orders=(order,)))
+    return search, layout
+
+
+def best_of_layout(search: Search, layout: Layout | str) -> Prediction:
+    """Return the best configuration of a layout, whether it fits in memory or not.
+
+    Raises
+    ------
+    InputError
+        The layout breaks a rule of the algorithm; the message says which.
+    """
+    if isinstance(layout, str):
+        search, layout = held_to(search, layout)
+    reasons = broken_by(search, layout)
+    if reasons:
+        raise InputError(f"grid {layout} is not allowed: {'; '.join(reasons)}")
+    return rank_candidates(search.of_layout(layout)).prediction(0)
 
 
 def broken_by(search: Search, layout: Layout) -> list[str]:
@@ -27,8 +61,10 @@ def broken_by(search: Search, layout: Layout) -> list[str]:
     return reasons
 
 
-def why_not(search: Search, layout: Layout) -> str:
+def why_not(search: Search, layout: Layout | str) -> str:
     """Say why a layout is not among the results, or at which place of the ranking it is."""
+    if isinstance(layout, str):
+        search, layout = held_to(search, layout)
     reasons = broken_by(search, layout)
     if reasons:
         return f"{layout}: {'; '.join(reasons)}"
@@ -43,8 +79,9 @@ def why_not(search: Search, layout: Layout) -> str:
     best = ranking.prediction(row).configuration
     slower = float(ranking.step_seconds[row] / ranking.step_seconds[0])
     return (
-        f"{layout}: allowed; with its best configuration (micro-batch {best.micro_batch}, recompute "
-        f"{best.recompute}) it ranks {row + 1} of {len(ranking)}, {slower:.3f} times the best step"
+        f"{layout}: allowed; with its best configuration (micro-batch {best.micro_batch}, "
+        f"recompute {best.recompute}) it ranks {row + 1} of {len(ranking)}, {slower:.3f} times the "
+        "best step"
     )
 
 

@@ -1,0 +1,135 @@
+"""Read and write whole files of text or bytes.
+
+Writing is atomic: a new file is written next to the old one and then takes its place, so that
+a failure leaves the old file as it was.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from axonn_tune.errors import FileError, one_line
+
+FileName = str | os.PathLike[str]
+
+
+def read_text(path: FileName) -> str:
+    """Return the text of a UTF-8 file, without a byte order mark.
+
+    Raises
+    ------
+    FileError
+        The file is missing, cannot be read, or is not UTF-8.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read().decode("utf-8-sig")
+    except OSError as error:
+        raise os_failure(path, "cannot be read", error) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise FileError(one_line(f"{os.fspath(path)}, line {line}: not UTF-8 text")) from None
+    except ValueError as error:  # The name contains a zero byte.
+        raise FileError(one_line(f"{os.fspath(path)!r}: {error}")) from None
+
+
+def write_text(path: FileName, text: str) -> None:
+    """Write a whole file in UTF-8, or leave the old file as it was.
+
+    Raises
+    ------
+    FileError
+        The folder is missing or cannot be written, or the disk is full.
+    """
+    try:
+        data = text.encode()
+    except ValueError as error:  # The text contains a lone surrogate.
+        raise FileError(one_line(f"{os.fspath(path)!r} cannot be written: {error}")) from None
+    write_bytes(path, data)
+
+
+def write_bytes(path: FileName, data: bytes) -> None:
+    """Write a whole file, or leave the old file as it was.
+
+    A symbolic link stays a link, and a file that is replaced keeps its permissions.
+
+    Raises
+    ------
+    FileError
+        The folder is missing or cannot be written, or the disk is full.
+    """
+    try:
+        mode = _mode(path)
+        if mode is None or stat.S_ISREG(mode):
+            _replace(os.path.realpath(path), data, mode)
+        else:  # The path is a pipe or a terminal, such as /dev/stdout.
+            with open(path, "wb") as file:
+                file.write(data)
+    except OSError as error:
+        raise os_failure(path, "cannot be written", error) from None
+    except ValueError as error:  # The name contains a zero byte.
+        raise FileError(one_line(f"{os.fspath(path)!r} cannot be written: {error}")) from None
+
+
+def write_files(directory: str, files: Mapping[str, str]) -> list[str]:
+    """Write several texts into one directory and return the paths of the files.
+
+    Each file is written atomically, but not all of them together. The directory is made if it
+    does not exist.
+
+    Parameters
+    ----------
+    files : mapping of str to str
+        The text of each file by the file's name.
+
+    Raises
+    ------
+    FileError
+        The directory or a file cannot be written.
+    """
+    folder = Path(directory)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise os_failure(directory, "cannot be made", error) from None
+    paths = []
+    for name, text in files.items():
+        write_text(folder / name, text)
+        paths.append(str(folder / name))
+    return paths
+
+
+def os_failure(path: FileName, complaint: str, error: OSError) -> FileError:
+    """Return an error of one line that names the file and gives the system's reason."""
+    reason = error.strerror or str(error)
+    return FileError(one_line(f"{os.fspath(path)} {complaint}: {reason[:1].lower()}{reason[1:]}"))
+
+
+def _mode(path: FileName) -> int | None:
+    """Return the type and permissions of a file, or None if there is no such file."""
+    try:
+        return os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _replace(path: str, data: bytes, mode: int | None) -> None:
+    if mode is not None and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, "the file is read-only")
+    temporary = os.path.join(os.path.dirname(path), f".axonn-tune-{os.urandom(8).hex()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            if mode is not None:
+                os.fchmod(descriptor, stat.S_IMODE(mode))
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

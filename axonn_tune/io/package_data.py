@@ -1,0 +1,34 @@
+"""Read files that ship inside the package: parts of the report page and published tables."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from axonn_tune.io.files import read_text
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_PAGE_FOLDER = _PACKAGE / "report" / "web"
+_TABLE_FOLDER = _PACKAGE / "reproduce" / "published"
+# The page loads the plotting libraries in this order.
+_PLOTTING_LIBRARIES = ("d3.min.js", "plot.umd.min.js")
+
+
+def page_parts() -> dict[str, str]:
+    """Return the parts of the report page: template, styles, script and plotting libraries.
+
+    The template names the other parts by the keys of this dict.
+    """
+    vendor = [read_text(_PAGE_FOLDER / "vendor" / name) for name in _PLOTTING_LIBRARIES]
+    return {
+        "template": read_text(_PAGE_FOLDER / "page.html"),
+        "styles": read_text(_PAGE_FOLDER / "page.css"),
+        "script": read_text(_PAGE_FOLDER / "page.js"),
+        "vendor": "\n".join(vendor),
+    }
+
+
+def load_published(name: str) -> list[dict[str, str]]:
+    """Return the rows of a table of published results; lines that start with # are comments."""
+    text = read_text(_TABLE_FOLDER / f"{name}.csv")
+    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))

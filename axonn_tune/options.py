@@ -1,0 +1,225 @@
+"""Every option of a search, declared once.
+
+A declaration gives the name, the type, the help text and the default. From it come the parameter of
+the Python functions (`with_options`) with its documentation, and the option of the command line
+(`cli.options`). The key under which JSON reports an assumption is the option's name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Annotated, Any, ParamSpec, TypedDict, TypeVar, get_type_hints
+
+from axonn_tune.errors import InputError, choices_hint
+from axonn_tune.spec.layout import PAPER_ORDER
+from axonn_tune.spec.strategy import Strategy
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of an option besides its name and type.
+
+    help
+        What it does, a sentence.
+    default
+        Its value where it is not given.
+    shown_default
+        What happens where it is not given, if the default is None.
+    metavar
+        What the command line shows for its value, if that is not plain.
+    """
+
+    help: str
+    default: Any = None
+    shown_default: str = ""
+    metavar: str = ""
+
+
+class SubjectOptions(TypedDict, total=False):
+    """What a search is about."""
+
+    gpus: Annotated[int, Option("Number of GPUs (dies on MI250X).")]
+    model: Annotated[str, Option("Preset (80b), YAML file, or Hugging Face config.json.")]
+    machine: Annotated[str, Option("Preset or YAML file.", None, "perlmutter")]
+
+
+class BatchOptions(TypedDict, total=False):
+    """How large the batches are, and in which precision a step runs."""
+
+    global_batch: Annotated[int | None, Option("Sequences per step.")]
+    global_batch_tokens: Annotated[
+        int | None, Option("Tokens per step.", None, "16777216, as AxoNN's weak scaling")
+    ]
+    micro_batch: Annotated[
+        int | None, Option("Sequences that a rank takes at once.", None, "search")
+    ]
+    dtype: Annotated[str, Option("bf16, fp16 or fp32.", "bf16")]
+    recompute: Annotated[str, Option("none, selective, full or auto.", "auto")]
+
+
+class ExecutionOptions(TypedDict, total=False):
+    """How a step is executed, predicted or real."""
+
+    seq_len: Annotated[int | None, Option("Sequence length.", None, "the model's")]
+    attention: Annotated[str, Option("flash or unfused.", "flash")]
+    overlap: Annotated[bool | None, Option("Use all three overlaps.", None, "overlap")]
+    oar: Annotated[bool | None, Option("Overlap the backward all-reduce.")]
+    ors: Annotated[bool | None, Option("Overlap the reduce-scatter.")]
+    oag: Annotated[bool | None, Option("Overlap the all-gather.")]
+    kernel_tuning: Annotated[
+        bool, Option("Take the fastest of NN, NT and TN for each product.", True)
+    ]
+    keep_gathered_weights: Annotated[
+        bool, Option("Gather each weight once per micro-step and keep it.", False)
+    ]
+
+
+class SwitchOptions(TypedDict, total=False):
+    """What a strategy may do; a strategy that does not have a switch ignores it."""
+
+    max_tp: Annotated[int | None, Option("Largest G_x*G_y*G_z, or tensor group.")]
+    sequence_parallel: Annotated[
+        bool, Option("megatron: split the residual stream by tokens.", True)
+    ]
+    overlap_grad_reduce: Annotated[
+        bool, Option("megatron: reduce gradients during the last backward pass.", True)
+    ]
+    distributed_optimizer: Annotated[
+        bool | None,
+        Option("Shard optimizer states over replicas.", None, "megatron yes, axonn no"),
+    ]
+    virtual_stages: Annotated[
+        int | None,
+        Option("megatron: virtual stages of a rank's pipeline.", None, "try 1, 2, 4"),
+    ]
+    qwz: Annotated[bool, Option("zeropp, zero-topo: gather weights in INT8.", True)]
+    hpz: Annotated[bool, Option("zeropp: keep a second copy of the weights.", True)]
+    qgz: Annotated[bool, Option("zeropp, zero-topo: reduce gradients in INT4.", True)]
+    dropout: Annotated[bool, Option("Train with dropout.", False)]
+
+
+class JobOptions(BatchOptions, ExecutionOptions, SwitchOptions, total=False):
+    """What is to be done, whatever the strategy."""
+
+
+class LayoutOptions(TypedDict, total=False):
+    """What the layouts of one strategy are held to."""
+
+    strategy: Annotated[
+        str | Strategy,
+        Option(
+            "axonn, axonn-pipeline, megatron, zero3, zeropp, zero-topo, or all (as compare).",
+            "axonn",
+        ),
+    ]
+    order: Annotated[
+        str,
+        Option("Rank order, fastest varying axis first; 'all' searches every order.", PAPER_ORDER),
+    ]
+    gx: Annotated[int | None, Option("Fix G_x.")]
+    gy: Annotated[int | None, Option("Fix G_y.")]
+    gz: Annotated[int | None, Option("Fix G_z.")]
+    gdata: Annotated[int | None, Option("Fix G_data.")]
+    fix: Annotated[
+        Mapping[str, int] | Sequence[str],
+        Option("Fix an axis of any strategy: tensor=8, or tp=8.", (), metavar="AXIS=SIZE"),
+    ]
+
+
+class RankingOptions(TypedDict, total=False):
+    """What is ranked, and by what."""
+
+    cost_model: Annotated[
+        str, Option("'full', or 'paper': order by AxoNN's bandwidth-only equations.", "full")
+    ]
+    include_oom: Annotated[bool, Option("Show what does not fit in memory too.", False)]
+    every_configuration: Annotated[
+        bool,
+        Option("Show every micro-batch and recomputation of a layout, not its best only.", False),
+    ]
+
+
+class SearchOptions(JobOptions, LayoutOptions, RankingOptions, total=False):
+    """Every option of a search."""
+
+
+def declared(*groups: type) -> dict[str, tuple[Any, Option]]:
+    """Return the type and the declaration of every option of some groups, by name in order."""
+    found = {}
+    for group in groups:
+        for name, hint in _hints(group):
+            found[name] = (hint.__origin__, hint.__metadata__[0])
+    return found
+
+
+def _hints(group: type) -> Iterator[tuple[str, Any]]:
+    """Yield the options of a group, those that it inherits first and in their order."""
+    hints = get_type_hints(group, include_extras=True)
+    bases = getattr(group, "__orig_bases__", ())
+    inherited = [name for base in bases if base is not TypedDict for name, _ in _hints(base)]
+    for name in dict.fromkeys([*inherited, *hints]):
+        yield name, hints[name]
+
+
+def defaults(*groups: type) -> dict[str, Any]:
+    """Return the default of every option of some groups."""
+    return {name: option.default for name, (_, option) in declared(*groups).items()}
+
+
+def with_options(*groups: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Give a function the options of some groups as named, documented, checked parameters.
+
+    The function takes them as ``**options``. A name that is none of them raises an `InputError`
+    that says which is nearest. ``{options}`` in the docstring becomes their documentation.
+    """
+    known = declared(*groups)
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        explicit = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = [p.name for p in explicit]
+        keywords = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=option.default,
+                annotation=_type_text(hint),
+            )
+            for name, (hint, option) in known.items()
+            if name not in names
+        ]
+        allowed = [*names, *(p.name for p in keywords)]
+
+        @wraps(function)
+        def checked(*arguments: P.args, **options: P.kwargs) -> R:
+            for name in options:
+                if name not in allowed:
+                    raise InputError(
+                        f"{function.__name__}: no option '{name}'{choices_hint(name, allowed)}"
+                    )
+            return function(*arguments, **options)
+
+        checked.__signature__ = signature.replace(parameters=[*explicit, *keywords])  # type: ignore[attr-defined]
+        documentation = "\n".join(_documented(name, *known[name]) for name in known)
+        checked.__doc__ = (function.__doc__ or "").replace("    {options}", documentation)
+        return checked
+
+    return decorate
+
+
+def _documented(name: str, hint: Any, option: Option) -> str:
+    default = option.shown_default if option.default is None else option.default
+    shown = f" By default {default}." if default not in ("", None, ()) else ""
+    return f"    {name} : {_type_text(hint)}\n        {option.help}{shown}"
+
+
+def _type_text(hint: Any) -> str:
+    text = hint.__name__ if isinstance(hint, type) else str(hint)
+    return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text)

@@ -1,0 +1,138 @@
+"""``axonn-tune suggest``, the main job, and ``explain``, its next command."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+import yaml
+from command_line import run_cli
+
+SUGGEST = ["suggest", "--gpus", "64", "--model", "20b"]
+
+
+def test_the_main_job_prints_ten_grids_assumptions_and_the_next_command(capsys):
+    code, out, _ = run_cli(capsys, "suggest", "--gpus", "1024", "--model", "80b")
+    assert code == 0
+    header = next(line for line in out.splitlines() if "G_x" in line)
+    for column in ("G_data", "mbs", "recompute", "step s", "TFLOP/s/GPU", "MFU %", "HFU %"):
+        assert column in header
+    assert "exposed %" in header and "GiB of 40" in header
+    assert len([line for line in out.splitlines() if re.match(r" *\d+  ", line)]) == 10
+    assert "machine perlmutter (the default" in out
+    assert "16.78M tokens" in out and "sequence length 2048" in out and "bf16" in out
+    following = out.splitlines()[-1]
+    assert following.startswith("Next: axonn-tune explain --gpus 1024 --model 80b --grid ")
+    code, out, _ = run_cli(capsys, *following.removeprefix("Next: axonn-tune ").split())
+    assert code == 0 and "backward.down.gemm_weight" in out
+
+
+def test_the_next_command_keeps_what_was_typed(capsys):
+    _, out, _ = run_cli(capsys, *SUGGEST, "--no-oag", "--seq-len", "1024", "--order", "all")
+    following = out.splitlines()[-1]
+    assert "--no-oag" in following and "--seq-len 1024" in following and "--order" in following
+    step = next(line for line in out.splitlines() if re.match(r" *1  ", line)).split()[8]
+    _, out, _ = run_cli(capsys, *following.removeprefix("Next: axonn-tune ").split())
+    assert f"step {step} s" in out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--include-oom"], ["--every-configuration", "--gx", "1"], ["--cost-model", "paper"]],
+)
+def test_the_next_command_is_one_that_explain_takes(capsys, options):
+    _, out, _ = run_cli(capsys, *SUGGEST, *options)
+    following = out.splitlines()[-1].removeprefix("Next: axonn-tune ").split()
+    assert run_cli(capsys, *following)[0] == 0
+
+
+def test_json_is_the_contract_and_goes_to_a_file(capsys, tmp_path):
+    target = tmp_path / "ranking.json"
+    arguments = ["--format", "json", "--top-n", "2", "--output", target]
+    code, out, _ = run_cli(capsys, *SUGGEST, *arguments)
+    assert code == 0 and out == ""
+    document = json.loads(target.read_text())
+    assert document["schema_version"] == 1
+    assert [entry["rank"] for entry in document["results"]] == [1, 2]
+    assert document["assumptions"]["machine"] == "perlmutter"
+    assert sum(document["rejected"].values()) > 0
+
+
+def test_csv_and_yaml_hold_the_same_results(capsys):
+    _, as_json, _ = run_cli(capsys, *SUGGEST, "--format", "json")
+    _, as_csv, _ = run_cli(capsys, *SUGGEST, "--format", "csv")
+    _, as_yaml, _ = run_cli(capsys, *SUGGEST, "--format", "yaml")
+    results = json.loads(as_json)["results"]
+    rows = list(csv.DictReader(io.StringIO(as_csv)))
+    assert [float(row["step_seconds"]) for row in rows] == [r["step_seconds"] for r in results]
+    assert yaml.safe_load(as_yaml)["results"] == results
+
+
+def test_verbose_counts_the_rejected(capsys):
+    _, out, _ = run_cli(capsys, *SUGGEST, "--verbose")
+    assert re.search(r"\d+  attention heads not divisible by G_y", out)
+    assert re.search(r"\d+  out of memory", out)
+
+
+def test_out_of_memory_grids_show_their_largest_term(capsys):
+    _, out, _ = run_cli(capsys, *SUGGEST, "--include-oom", "--gx", "1", "--gy", "1", "--gz", "1")
+    assert "OOM: optimizer_states" in out
+
+
+def test_why_not(capsys):
+    code, out, _ = run_cli(capsys, *SUGGEST, "--why-not", "1x1x1x64")
+    assert code == 0 and "GiB short" in out
+
+
+def test_paper_cost_model_shows_both(capsys):
+    _, out, _ = run_cli(capsys, *SUGGEST, "--cost-model", "paper")
+    assert "paper s" in out and "step s" in out
+
+
+def test_a_page_beside_a_ranking(capsys, tmp_path):
+    page = tmp_path / "report.html"
+    job = ["suggest", "--gpus", "8", "--model", "tiny"]
+    code, out, _ = run_cli(capsys, *job, "--html", page)
+    assert code == 0 and page.read_text().startswith("<!doctype html>")
+    assert out == run_cli(capsys, *job)[1]
+
+
+def test_explain_json(capsys):
+    job = ["--gpus", "64", "--model", "20b", "--grid", "2x2x16x1"]
+    code, out, _ = run_cli(capsys, "explain", *job, "--format", "json")
+    document = json.loads(out)
+    assert code == 0
+    names = {op["name"] for op in document["operations"]}
+    assert {"forward.qkv.gemm", "backward.up.reduce_scatter", "optimizer.step"} <= names
+    assert {s["resource"] for s in document["sensitivities"]} >= {"slingshot bandwidth"}
+    by_name = {op["name"]: op for op in document["operations"]}
+    assert by_name["backward.up.reduce_scatter"]["bound_by"] == "slingshot"
+
+
+def test_user_files(capsys, tmp_path):
+    model = tmp_path / "mine.yaml"
+    model.write_text(
+        "name: mine\nn_layers: 4\nhidden_size: 512\nn_heads: 8\nvocab_size: 1000\nseq_len: 128\n"
+    )
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "hidden_size": 512,
+                "intermediate_size": 1024,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 4,
+                "vocab_size": 1000,
+                "max_position_embeddings": 256,
+            }
+        )
+    )
+    for path in (model, config):
+        code, out, err = run_cli(
+            capsys, "suggest", "--gpus", "8", "--model", str(path), "--global-batch", "64"
+        )
+        assert (code, err) == (0, "")
+        assert "8 NVIDIA A100" in out

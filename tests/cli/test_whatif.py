@@ -1,0 +1,44 @@
+"""``axonn-tune whatif``: what another machine would change."""
+
+import csv
+import io
+import json
+
+import pytest
+from command_line import assert_refused, run_cli
+
+JOB = ["--gpus", "64", "--model", "5b", "--global-batch", "128", "--recompute", "full"]
+
+
+def test_what_if_says_what_changes(capsys):
+    settings = ["--set", "gpu=h200", "--set", "inter_node.bandwidth=2x"]
+    _, out, _ = run_cli(capsys, "whatif", *JOB, *settings)
+    _, as_json, _ = run_cli(capsys, "whatif", *JOB, *settings, "--format", "json")
+    found = json.loads(as_json)
+    before, after = (found["what_if"][which]["step_seconds"] for which in ("before", "after"))
+    assert f"The best step takes {100 * (after / before - 1):+.1f} %" in out and "of 139" in out
+    assert f"{before:.3f}" in out and f"{after:.3f}" in out
+    assert found["influences"] == [] and found["settings"] == settings[1::2]
+    _, table, _ = run_cli(capsys, "whatif", *JOB, *settings, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(table)))
+    assert [row["machine"] for row in rows] == ["as it is", "changed", "layout kept"]
+    assert float(rows[1]["step_seconds"]) == pytest.approx(after)
+
+
+def test_sensitivities_list_every_parameter(capsys, tmp_path):
+    table = tmp_path / "table.csv"
+    run_cli(capsys, "whatif", *JOB, "--by", "2", "--format", "csv", "--output", table)
+    rows = {row["parameter"]: row for row in csv.DictReader(io.StringIO(table.read_text()))}
+    assert {"gpu.compute", "gpu.memory", "slingshot.bandwidth", "nvlink.latency"} <= set(rows)
+    assert float(rows["gpu.compute"]["more_change_fraction"]) < -0.1
+
+
+@pytest.mark.parametrize("setting", ["warp=2x", "gpu=tpu", "gpu.memory=-1", "slingshot.bandwidth"])
+def test_bad_settings_are_one_line(capsys, setting):
+    culprit = setting.split("=")[0]
+    assert_refused(capsys, "whatif", *JOB, "--set", setting, culprit=culprit)
+
+
+@pytest.mark.parametrize("factor", ["1", "inf", "nan", "1e300"])
+def test_bad_factors_are_one_line(capsys, factor):
+    assert_refused(capsys, "whatif", *JOB, "--by", factor, culprit="--by")

@@ -1,0 +1,489 @@
+"""Laws of every strategy's plan: work is shared and not lost, nothing is left unawaited, and the
+bytes of each kernel are those that a reader of the papers would count."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from build import can_run, collectives, group_size, number, operations, plan_of
+
+from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
+from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
+
+MODEL = Model("m", n_layers=8, hidden_size=256, n_heads=8, vocab_size=1024, seq_len=128)
+LLAMA = replace(
+    MODEL, gated_mlp=True, norm="rms", position="rotary", bias=False, qkv_bias=False,
+    tied_embeddings=False, n_kv_heads=4,
+)  # fmt: skip
+JOB = Job(16, 32, 128)
+PLAIN = Megatron3D(False, False, False, True)
+SHARDED = Megatron3D(True, True, True, True)
+PIPELINED = Axonn4D(pipelined=True)
+LAYOUTS = [
+    (AXONN, {"x": 2, "y": 2, "z": 2, "data": 2}),
+    (PIPELINED, {"x": 2, "z": 2, "data": 2, "pipeline": 2}),
+    (PLAIN, {"tensor": 2, "context": 2, "data": 4}),
+    (SHARDED, {"tensor": 2, "context": 2, "data": 2, "pipeline": 2}),
+    (zero3(), {"shard": 2, "replica": 8}),
+    (zero3(), {"shard": 16}),
+    (zeropp(), {"secondary": 8, "across": 2}),
+    (zeropp(False, False, False), {"secondary": 2, "across": 8}),
+    (zero_topo(), {"weights": 2, "gradients": 4, "states": 2}),
+]
+OVERLAPS = [Overlap(), Overlap(False, False, False)]
+
+
+# Stages share the work ---------------------------------------------------------------------------
+
+
+def work(ops):
+    """How often each product and attention runs, and their FLOPs."""
+    kernels = [op for op in ops if isinstance(op, Gemm | Attention)]
+    counts = Counter(op.name for op in kernels)
+    return counts, sum(number(op.flops) for op in kernels)
+
+
+@pytest.mark.parametrize("strategy", [PLAIN, SHARDED, PIPELINED])
+@pytest.mark.parametrize(
+    ("n_layers", "n_stages", "n_virtual"),
+    [(2, 4, 1), (6, 4, 1), (8, 4, 1), (8, 2, 2), (8, 2, 4), (14, 4, 1), (14, 4, 2), (14, 2, 4)],
+)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_stages_together_do_what_one_rank_would(strategy, n_layers, n_stages, n_virtual, recompute):
+    """Two layers in four stages: those of embedding and head have none."""
+    model = replace(MODEL, n_layers=n_layers)
+    options = {"recompute": recompute, "data": 2}
+    alone = plan_of(strategy, model, JOB, **options)
+    split = plan_of(strategy, model, JOB, n_virtual=n_virtual, pipeline=n_stages, **options)
+    stages = split.pipeline
+    n_middle = n_stages * n_virtual - 2
+    counts, flops = Counter(), 0.0
+    for stage, times in ((stages.first, 1), (stages.middle, n_middle), (stages.last, 1)):
+        of_stage, of_stage_flops = work(operations(*stage.passes))
+        counts += Counter({name: times * count for name, count in of_stage.items()})
+        flops += times * of_stage_flops
+    expected, expected_flops = work(operations(alone.microstep))
+    assert counts == expected
+    assert flops == pytest.approx(expected_flops, rel=1e-12)
+
+
+@pytest.mark.parametrize(("n_layers", "n_stages", "n_virtual"), [(8, 2, 1), (8, 2, 2), (14, 4, 2)])
+def test_a_micro_step_of_a_pipeline_is_what_the_last_rank_does(n_layers, n_stages, n_virtual):
+    model = replace(MODEL, n_layers=n_layers)
+    plan = plan_of(PLAIN, model, JOB, n_virtual=n_virtual, pipeline=n_stages)
+    middle, last = plan.pipeline.middle, plan.pipeline.last
+    names = Counter(op.name for op in operations(*last.passes))
+    for _ in range(n_virtual - 1):
+        names += Counter(op.name for op in operations(*middle.passes))
+    assert Counter(op.name for op in operations(plan.microstep)) == names
+
+
+def test_where_layers_may_be_cut():
+    """Evenly, or evenly with embedding and head as layers; virtual stages in whole rounds."""
+    for strategy in (PLAIN, PIPELINED):
+        for n_layers in range(1, 17):
+            model = replace(MODEL, n_layers=n_layers)
+            for n_stages in (2, 3, 4):
+                for n_virtual in (2, 3, 4):
+                    for n_micro in (2, 3, 4, 6, 8):
+                        chunks = n_stages * n_virtual
+                        even = n_layers % chunks == 0 and n_layers >= chunks
+                        counted = (n_layers + 2) % chunks == 0
+                        admitted = (even or counted) and n_micro % n_stages == 0
+                        job = Job(n_stages, n_micro, 128)
+                        assert can_run(
+                            strategy, model, job, n_virtual=n_virtual, pipeline=n_stages
+                        ) == (admitted)
+        assert can_run(strategy, MODEL, JOB, pipeline=8)
+        assert not can_run(strategy, MODEL, JOB, n_virtual=2)
+
+
+# Nothing is left unawaited ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [MODEL, LLAMA])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize(("strategy", "sizes"), LAYOUTS)
+def test_every_collective_of_a_micro_step_is_awaited_in_it(
+    model, recompute, overlap, strategy, sizes
+):
+    job = replace(JOB, overlap=overlap)
+    plan = plan_of(strategy, model, job, recompute=recompute, **sizes)
+    under_way = []
+    for op in operations(plan.microstep):
+        for name in op.waits_for:
+            # Collectives of one group run one after another.
+            places = [i for i, other in enumerate(under_way) if other.name == name]
+            if places:
+                group, last = under_way[places[-1]].axis, places[-1]
+                under_way = [
+                    other for i, other in enumerate(under_way) if other.axis != group or i > last
+                ]
+        if isinstance(op, Collective):
+            under_way.append(op)
+    assert not [op.name for op in under_way]
+
+
+@pytest.mark.parametrize("model", [MODEL, LLAMA])
+def test_attention_ends_when_keys_values_and_their_gradients_have_come_and_gone(model):
+    """Context parallelism: the kernel after attention waits for what ran beside it."""
+    plan = plan_of(PLAIN, model, JOB, tensor=2, context=4, data=2)
+    ops = operations(plan.microstep)
+    for i, op in enumerate(ops):
+        if isinstance(op, Attention):
+            following = next(op for op in ops[i + 1 :] if not isinstance(op, Collective))
+            needed = {f"{op.name}.all_gather"}
+            if op.backward:
+                needed.add(f"{op.name}.reduce_scatter")
+            assert needed <= set(following.waits_for)
+            before = {other.name for other in ops[:i] if isinstance(other, Collective)}
+            assert needed <= before
+    forward = next(op for op in ops if op.name == "forward.attention.all_gather")
+    # Keys and values of the whole sequence, for a rank's part of the heads.
+    heads = 2 * model.n_kv_heads * model.head_dim / 2
+    assert number(forward.nbytes) == 128 * heads * 2.0
+
+
+# Kernels of the 4D grid and of Megatron-LM ---------------------------------------------------------
+
+
+def bytes_of(ops):
+    """Bytes of each memory-bound kernel by name."""
+    return {op.name: number(op.nbytes) for op in ops if isinstance(op, MemoryBound)}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("strategy", "sizes", "x", "y"),
+    [(AXONN, {"x": 2, "y": 4}, 2, 4), (PLAIN, {"tensor": 4}, 1, 4), (SHARDED, {"tensor": 4}, 4, 4)],
+)
+def test_dropout_draws_keeps_and_applies_a_mask_of_bytes(dtype, strategy, sizes, x, y):
+    """Read two addends, write the sum; a mask of a byte for each element is written forward and
+    read backward, where the gradient before the dropped addend is read and written too."""
+    job = replace(JOB, dtype=dtype, attention="unfused", dropout=True)
+    element, tokens = 4.0 if dtype == "fp32" else 2.0, 3 * 128
+    stream = tokens * 256 / x
+    scores = tokens * 128 * 8 / y
+    kernels = bytes_of(operations(plan_of(strategy, MODEL, job, 3, **sizes).microstep))
+    for name in ("residual1", "residual2"):
+        assert kernels[f"forward.{name}"] == pytest.approx(stream * (3 * element + 1))
+        assert kernels[f"backward.{name}"] == pytest.approx(stream * (5 * element + 1))
+    for chain in ("forward", "backward"):
+        assert kernels[f"{chain}.attention_dropout"] == pytest.approx(scores * (2 * element + 1))
+    without = bytes_of(
+        operations(plan_of(strategy, MODEL, replace(job, dropout=False), 3, **sizes).microstep)
+    )
+    assert without["forward.residual1"] == without["backward.residual2"] == 3 * element * stream
+    assert "forward.attention_dropout" not in without
+    fused = replace(job, attention="flash")
+    kernels = bytes_of(operations(plan_of(strategy, MODEL, fused, 3, **sizes).microstep))
+    assert "forward.attention_dropout" not in kernels
+
+
+def stage_elements(model, tensor, n_layers, first, last):
+    """Elements that a rank of Megatron-LM stores: in blocks, and outside of them."""
+    h, d = model.hidden_size, model.head_dim
+    qkv = (model.n_heads + 2 * model.n_kv_heads) * d
+    up = model.ffn_hidden_size * (2 if model.gated_mlp else 1)
+    norm = h * (2 if model.norm == "layer" else 1)
+    matrices = h * (qkv + model.n_heads * d + up + model.ffn_hidden_size)
+    block = matrices / tensor + 2 * norm
+    if model.bias:
+        block += (qkv + up) / tensor + 2 * h
+    outside = 0.0
+    if first:
+        outside += 1024 * h / tensor + (128 * h if model.position == "learned" else 0)
+    if last:
+        outside += norm + (0 if first and model.tied_embeddings else 1024 * h / tensor)
+    return n_layers * block, outside
+
+
+@pytest.mark.parametrize("model", [MODEL, LLAMA])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("n_stages", [1, 2])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("distributed", [False, True])
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("fp32_gradients", [False, True])
+def test_the_end_of_megatrons_step_by_hand(
+    model, dtype, n_stages, sequence_parallel, distributed, overlapped, fp32_gradients
+):
+    """The first stage reduces what it has not reduced beside the last backward pass, clips, and
+    updates what it owns."""
+    strategy = Megatron3D(sequence_parallel, distributed, overlapped, fp32_gradients=fp32_gradients)
+    job = replace(JOB, dtype=dtype)
+    plan = plan_of(strategy, model, job, tensor=2, context=2, data=4, pipeline=n_stages)
+    blocks, outside = stage_elements(model, 2, 8 // n_stages, True, n_stages == 1)
+    stored = blocks + outside
+    weight = 4.0 if dtype == "fp32" else 2.0
+    gradient = 4.0 if fp32_gradients else weight
+    owned = stored / (8 if distributed else 1)
+    left = outside if overlapped else stored
+    master = dtype != "fp32"
+    states = 12.0 if master else 8.0
+    kernels = bytes_of(operations(plan.step_end))
+    expected = {
+        "gradient.norm": owned * gradient,
+        "gradient.clip": 2 * owned * gradient,
+        # Read gradients, read and write states, write weights; without a master copy read them
+        # too; clear all gradients.
+        "optimizer.step": owned * (gradient + 2 * states + weight * (1 if master else 2))
+        + stored * gradient,
+    }
+    if distributed:
+        expected["weights.copy"] = 2 * left * weight
+    assert kernels == pytest.approx(expected, rel=1e-12)
+    sent = {
+        op.name: (op.kind, op.axis, number(op.nbytes))
+        for op in operations(plan.step_end)
+        if isinstance(op, Collective)
+    }
+    replicas = "context*data"
+    kind = "reduce_scatter" if distributed else "all_reduce"
+    wanted = {
+        "gradient.reduce": (kind, replicas, pytest.approx(left * gradient)),
+        "gradient.norm.all_reduce_tensor": ("all_reduce", "tensor", 4.0),
+        "gradient.norm.all_reduce_pipeline": ("all_reduce", "pipeline", 4.0),
+    }
+    if distributed:
+        wanted["weights.all_gather"] = ("all_gather", replicas, pytest.approx(left * weight))
+    if model.tied_embeddings and n_stages > 1:
+        shared = 1024 * 256 * gradient / 2
+        wanted["gradient.embedding.send_recv"] = ("send_recv", "pipeline", shared)
+    if sequence_parallel:
+        norms = 2 * (8 // n_stages) * 256 * (2 if model.norm == "layer" else 1)
+        wanted["gradient.norms.all_reduce"] = ("all_reduce", "tensor", norms * gradient)
+    assert sent == wanted
+    names = [op.name for op in operations(plan.step_end)]
+    assert names.index("gradient.reduce") < names.index("gradient.norm")
+    assert names.index("gradient.clip") < names.index("optimizer.step")
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+@pytest.mark.parametrize("n_stages", [1, 2])
+def test_blocks_are_reduced_and_gathered_beside_one_micro_step(distributed, n_stages):
+    strategy = replace(SHARDED, distributed_optimizer=distributed)
+    plan = plan_of(strategy, MODEL, JOB, tensor=2, context=2, data=4, pipeline=n_stages)
+    parts = [plan.sync_microstep]
+    if plan.pipeline is not None:
+        parts = plan.pipeline.sync.passes
+    sync = Counter(op.name for op in operations(*parts))
+    of_replicas = [
+        op for op in operations(*parts) if isinstance(op, Collective) and "context*" in op.axis
+    ]
+    block, _ = stage_elements(MODEL, 2, 1, False, False)
+    n_layers = 8 // n_stages
+    assert sync["gradient.block.reduce"] == n_layers
+    assert sync["weights.block.all_gather"] == (n_layers if distributed else 0)
+    for op in of_replicas:
+        is_gather = op.kind == "all_gather"
+        assert number(op.nbytes) == pytest.approx(block * (2.0 if is_gather else 4.0))
+        assert op.kind in ("all_gather", "reduce_scatter" if distributed else "all_reduce")
+    usual = [plan.microstep]
+    if plan.pipeline is not None:
+        usual = plan.pipeline.first.passes
+    rest = sync - Counter(op.name for op in operations(*usual))
+    assert set(rest) <= {"gradient.block.reduce", "weights.block.all_gather"}
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_gradients_travel_in_buckets_of_forty_million_elements(gathers):
+    """Whole ones, the last one perhaps not full."""
+    wide = Model("wide", 8, 2048, 16, 64_000, 128)
+    strategy = Megatron3D(False, True, False, fp32_gradients=False)
+    plan = plan_of(strategy, wide, JOB, data=16)
+    name = "weights.all_gather" if gathers else "gradient.reduce"
+    (op,) = (op for op in operations(plan.step_end) if op.name == name)
+    h = 2048
+    elements = 8 * (12 * h * h + 13 * h) + 64_000 * h + 128 * h + 2 * h
+    assert number(op.nbytes) == 2.0 * elements
+    assert number(op.n_calls) == math.ceil(elements / 40e6) > 2
+
+
+@pytest.mark.parametrize("n_virtual", [1, 2])
+def test_unfused_accumulation_reads_both_gradients_and_writes_the_sum(n_virtual):
+    strategy = replace(PLAIN, fused_accumulation=False)
+    options = {"n_virtual": n_virtual, "tensor": 2, "data": 4, "pipeline": 2}
+    plan = plan_of(strategy, MODEL, JOB, **options)
+    blocks, outside = stage_elements(MODEL, 2, 4, True, False)
+    kernels = bytes_of(operations(plan.pipeline.first.backward))
+    # A pass is of one of the virtual stages, among which the stage's parameters are shared.
+    expected = (blocks + outside) * (2.0 + 4.0 + 4.0) / n_virtual
+    assert kernels["gradient.accumulate"] == pytest.approx(expected)
+    fused = plan_of(PLAIN, MODEL, JOB, **options)
+    assert "gradient.accumulate" not in bytes_of(operations(fused.pipeline.first.backward))
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_without_sequence_parallelism_a_stage_gathers_what_it_was_sent(sequence_parallel):
+    """SC21, section 4.1: each rank of the tensor group sends its part of the stream."""
+    strategy = replace(PLAIN, sequence_parallel=sequence_parallel)
+    plan = plan_of(strategy, MODEL, JOB, 3, tensor=4, data=2, pipeline=2)
+    stream = 3 * 128 * 256 * 2.0
+    assert number(plan.pipeline.transfer.nbytes) == stream / 4
+    for phases, chain in (
+        (plan.pipeline.last.forward, "forward"),
+        (plan.pipeline.first.backward, "backward"),
+    ):
+        ops = {op.name: op for op in operations(phases)}
+        assert (f"{chain}.pipeline.all_gather" in ops) != sequence_parallel
+        if not sequence_parallel:
+            gather = ops[f"{chain}.pipeline.all_gather"]
+            assert (gather.axis, number(gather.nbytes)) == ("tensor", stream)
+            copy = ops[f"{chain}.pipeline.copy"]
+            assert number(copy.nbytes) == 2 * stream
+            assert gather.name in copy.waits_for
+
+
+# The ZeRO family ----------------------------------------------------------------------------------
+
+
+def zero_elements(model):
+    """Elements of one block, and of all that lies outside of blocks."""
+    block, _ = stage_elements(model, 1, 1, False, False)
+    _, root = stage_elements(model, 1, 0, True, True)
+    return block, root
+
+
+# A group of 2048 numbers is sent with its scale, one fp16 number.
+INT8_BYTES = (2048 * 1 + 2) / 2048
+INT4_BYTES = (2048 / 2 + 2) / 2048
+
+
+@pytest.mark.parametrize("model", [MODEL, LLAMA, replace(LLAMA, qkv_bias=True)])
+def test_deepspeed_gathers_every_tensor_of_a_block_alone(model):
+    """Four weights, their biases, and of each norm a gain and perhaps a shift."""
+    biases = [True] * 4 if model.bias else [bool(model.qkv_bias)]
+    n_tensors = 4 + sum(biases) + 2 * (2 if model.norm == "layer" else 1)
+    for calls_per_block, expected in ((0, n_tensors), (1, 1)):
+        plan = plan_of(zero3(calls_per_block), model, JOB, shard=16)
+        for op in operations(plan.microstep):
+            if isinstance(op, Collective):
+                is_block = ".block." in op.name
+                assert number(op.n_calls) == (expected if is_block else 1), op.name
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("shard", [1, 2, 4])
+def test_zero3_copies_what_it_gathers_and_packs_what_it_reduces(dtype, shard):
+    """FSDP copies gathered weights to their tensors, and gradients into one buffer."""
+    job = replace(JOB, dtype=dtype)
+    element = 4.0 if dtype == "fp32" else 2.0
+    plan = plan_of(zero3(), MODEL, job, shard=shard, replica=16 // shard)
+    kernels = bytes_of(operations(plan.microstep))
+    block, root = zero_elements(MODEL)
+    is_split = shard > 1
+    for unit, elements in (("block", block), ("root", root)):
+        assert kernels[f"forward.{unit}.copy"] == is_split * 2 * element * elements
+        assert kernels[f"gradient.{unit}.shard.pack"] == is_split * 2 * element * elements
+        # Add the shard's gradients to the sums: read both, write one.
+        assert kernels[f"gradient.{unit}.accumulate"] == 3 * element * elements / shard
+    assert kernels["backward.block.copy"] == is_split * 2 * element * block
+
+
+def test_zeropp_quantises_its_shard_and_restores_the_whole():
+    plan = plan_of(zeropp(), MODEL, JOB, secondary=8, across=2)
+    kernels, sync = (bytes_of(operations(p)) for p in (plan.microstep, plan.sync_microstep))
+    sent = {
+        op.name: (op.kind, op.axis, number(op.nbytes))
+        for op in operations(plan.sync_microstep)
+        if isinstance(op, Collective)
+    }
+    for unit, elements in zip(("block", "root"), zero_elements(MODEL), strict=True):
+        # Before the second copy exists: each rank quantises a sixteenth, then unpacks all.
+        assert sync[f"forward.{unit}.quantise"] == elements * (2 + INT8_BYTES) / 16
+        assert sync[f"forward.{unit}.dequantise"] == elements * (INT8_BYTES + 2)
+        gathered = ("all_gather", "secondary*across", elements * INT8_BYTES)
+        assert sent[f"forward.{unit}.all_gather"] == gathered
+        # From the second copy the weights come as they are.
+        assert f"forward.{unit}.quantise" not in kernels
+        assert kernels[f"forward.{unit}.copy"] == 2 * 2.0 * elements
+        # Gradients: INT4 inside the node, then an eighth of them across.
+        for group, left, size in (("secondary", elements, 8), ("across", elements / 8, 2)):
+            name = f"gradient.{unit}.{group}"
+            assert kernels[f"{name}.pack"] == pytest.approx(left * (2 + INT4_BYTES))
+            unpacked = left * INT4_BYTES + 2 * left / size
+            assert kernels[f"{name}.dequantise"] == pytest.approx(unpacked)
+            exchanged = ("all_to_all", group, pytest.approx(left * INT4_BYTES))
+            assert sent[f"{name}.reduce"] == exchanged
+        assert kernels[f"gradient.{unit}.accumulate"] == pytest.approx(3 * 2.0 * elements / 16)
+
+
+@pytest.mark.parametrize(("secondary", "across"), [(1, 16), (16, 1), (2, 8), (8, 2)])
+def test_a_group_of_one_rank_packs_nothing(secondary, across):
+    plan = plan_of(zeropp(), MODEL, JOB, secondary=secondary, across=across)
+    kernels = bytes_of(operations(plan.microstep))
+    for group, size in (("secondary", secondary), ("across", across)):
+        assert (kernels[f"gradient.block.{group}.pack"] > 0) == (size > 1)
+        # Inside the only node gradients travel as they are, and none are unpacked.
+        is_quantised = size > 1 and across > 1
+        assert (kernels[f"gradient.block.{group}.dequantise"] > 0) == is_quantised
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("strategy", "sizes", "n_owners"),
+    [
+        (zero3(), {"shard": 4, "replica": 4}, 4),
+        (zeropp(), {"secondary": 8, "across": 2}, 16),
+        (zero_topo(), {"weights": 2, "gradients": 4, "states": 2}, 16),
+    ],
+)
+def test_the_end_of_a_sharded_step_by_hand(dtype, strategy, sizes, n_owners):
+    job = replace(JOB, dtype=dtype)
+    plan = plan_of(strategy, MODEL, job, **sizes)
+    element, master = (4.0, False) if dtype == "fp32" else (2.0, True)
+    block, root = zero_elements(MODEL)
+    owned = (8 * block + root) / n_owners
+    states = 12.0 if master else 8.0
+    updated = 2 * element + 2 * states + element * (1 if master else 2)
+    assert bytes_of(operations(plan.step_end)) == pytest.approx(
+        {
+            "gradient.norm": owned * element,
+            "gradient.clip": 2 * owned * element,
+            # Read and clear the gradient, read and write the states, write the weight.
+            "optimizer.step": owned * updated,
+        }
+    )
+    sent = {
+        op.name: (op.kind, group_size(plan, op.axis), number(op.nbytes))
+        for op in operations(plan.step_end)
+        if isinstance(op, Collective)
+    }
+    wanted = {"gradient.norm.all_reduce": ("all_reduce", n_owners, 4.0)}
+    if "weights" in sizes:
+        whole = 8 * block + root
+        of_states = pytest.approx(whole * element / 8)
+        of_weights = pytest.approx(whole * element / 2)
+        wanted["gradient.states.reduce_scatter"] = ("reduce_scatter", 2, of_states)
+        wanted["weights.all_gather"] = ("all_gather", 8, of_weights)
+    assert sent == wanted
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("strategy", [zero3(), zero3(0), zeropp(), zeropp(secondary=False)])
+def test_how_often_a_block_is_gathered_and_reduced(recompute, overlap, strategy):
+    """Once forward, once backward (what full recomputation gathers is still there), once
+    reduced over each group; embedding and head once."""
+    names = strategy.axes.names
+    sizes = dict(zip(names, (8, 2), strict=True))
+    plan = plan_of(strategy, MODEL, replace(JOB, overlap=overlap), recompute=recompute, **sizes)
+    calls = Counter()
+    for op in collectives(plan, plan.microstep):
+        calls[op.name.split(".")[0], op.name.split(".")[1], op.kind == "all_gather"] += 1
+    again = "recompute" if recompute == "full" else "backward"
+    reductions = 2 if strategy.name == "zeropp" else 1
+    assert calls == {
+        ("forward", "root", True): 1,
+        ("forward", "block", True): 8,
+        (again, "block", True): 8,
+        ("gradient", "block", False): 8 * reductions,
+        ("gradient", "root", False): reductions,
+    }

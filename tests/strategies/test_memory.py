@@ -1,0 +1,407 @@
+"""Memory of a rank against a list of its tensors, and against schedules played pass by pass."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from build import memory_terms
+
+from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.model import Model
+from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
+
+GPT = Model("gpt", n_layers=12, hidden_size=256, n_heads=8, vocab_size=1000, seq_len=128)
+LLAMA = Model(
+    "llama",
+    n_layers=12,
+    hidden_size=256,
+    n_heads=8,
+    n_kv_heads=4,
+    head_dim=48,
+    ffn_hidden_size=640,
+    vocab_size=1500,
+    seq_len=128,
+    gated_mlp=True,
+    norm="rms",
+    position="rotary",
+    bias=False,
+    qkv_bias=True,
+    tied_embeddings=False,
+)
+MODELS = pytest.mark.parametrize("model", [GPT, LLAMA, replace(LLAMA, bias=True, qkv_bias=False)])
+JOB = Job(n_gpus=64, global_batch=64, seq_len=128)
+PIPELINED = Axonn4D(pipelined=True)
+PLAIN = Megatron3D(False, False, False)
+SHARDED = Megatron3D(True, True, True)
+
+
+# A list of a stage's tensors -------------------------------------------------------------------
+
+
+def tensors(model, n_layers, first, last):
+    """Elements of every tensor, with how it may be split.
+
+    `matrix`: its elements; `stream`: along the residual stream; `wide`: along heads or MLP.
+    """
+    h, d = model.hidden_size, model.head_dim
+    qkv = (model.n_heads + 2 * model.n_kv_heads) * d
+    up = model.ffn_hidden_size * (2 if model.gated_mlp else 1)
+    vocabulary = math.ceil(model.vocab_size / 128) * 128
+    norm = h * (2 if model.norm == "layer" else 1)
+    qkv_bias = model.bias if model.qkv_bias is None else model.qkv_bias
+    block = [
+        ("stream", norm),
+        ("matrix", h * qkv),
+        ("wide", qkv if qkv_bias else 0),
+        ("matrix", model.n_heads * d * h),
+        ("stream", h if model.bias else 0),
+        ("stream", norm),
+        ("matrix", h * up),
+        ("wide", up if model.bias else 0),
+        ("matrix", model.ffn_hidden_size * h),
+        ("stream", h if model.bias else 0),
+    ]
+    whole = block * n_layers
+    if first:
+        whole.append(("matrix", vocabulary * h))
+        whole.append(("stream", model.seq_len * h if model.position == "learned" else 0))
+    if last:
+        whole.append(("stream", norm))
+        if not (model.tied_embeddings and first):
+            whole.append(("matrix", vocabulary * h))
+    return whole
+
+
+def stored(model, matrix, stream, wide, n_layers=None, first=True, last=True):
+    """Elements that a rank stores where tensors are split over so many ranks."""
+    parts = {"matrix": matrix, "stream": stream, "wide": wide}
+    n_layers = model.n_layers if n_layers is None else n_layers
+    return sum(size / parts[how] for how, size in tensors(model, n_layers, first, last))
+
+
+def adam_bytes(dtype):
+    """Two fp32 moments, and an fp32 master copy of weights of fewer bytes."""
+    return 8.0 if dtype == "fp32" else 12.0
+
+
+def saved_elements(model, job, x=1, y=1):
+    """Elements that a block saves for each token, and those that are cheap to form again.
+
+    The residual stream is split over `x`, heads and MLP over `y`.
+    """
+    h, d = model.hidden_size, model.head_dim
+    qkv = (model.n_heads + 2 * model.n_kv_heads) * d
+    up = model.ffn_hidden_size * (2 if model.gated_mlp else 1)
+    kept = [
+        h / x,  # the block's input, which the first norm needs
+        qkv / y,  # q, k, v
+        model.n_heads * d / y,  # what attention gives to the projection
+        h / x,  # the residual stream after attention, which the second norm needs
+        up / y,  # the input of the activation
+    ]
+    cheap = [
+        h / x,  # the first norm's output
+        h / x,  # the second norm's output
+        model.ffn_hidden_size / y,  # the activation's output
+    ]
+    if job.attention == "unfused":
+        cheap.append(model.n_heads * job.seq_len / y)  # the softmax of a token's scores
+    return sum(kept), sum(cheap)
+
+
+def working_bytes(model, job, tokens, saved_share, x=1, y=1):
+    """One block at work, or the logits in the job's dtype and in fp32."""
+    element = 4.0 if job.dtype == "fp32" else 2.0
+    kept, cheap = saved_elements(model, job, x, y)
+    up = model.ffn_hidden_size * (2 if model.gated_mlp else 1)
+    gradients = (up + model.ffn_hidden_size) / y
+    block = tokens * element * (kept + cheap - saved_share + gradients)
+    logits = tokens * math.ceil(model.vocab_size / 128) * 128 / y * (element + 4.0)
+    return max(block, logits)
+
+
+DTYPES = pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+
+
+@MODELS
+@DTYPES
+@pytest.mark.parametrize("sharded", [False, True])
+def test_states_of_the_4d_grid_are_its_tensors(model, dtype, sharded):
+    """X, Y and Z split matrices, X and Y the vectors along them; data may split the states."""
+    job = replace(JOB, dtype=dtype)
+    terms = memory_terms(Axonn4D(sharded_optimizer=sharded), model, job, x=2, y=4, z=2, data=4)
+    elements = stored(model, 16, 2, 4)
+    element = 4.0 if dtype == "fp32" else 2.0
+    assert terms["weights"] == pytest.approx(elements * element, rel=1e-12)
+    assert terms["gradients"] == pytest.approx(elements * (4.0 + element), rel=1e-12)
+    states = elements * adam_bytes(dtype) / (4 if sharded else 1)
+    assert terms["optimizer_states"] == pytest.approx(states, rel=1e-12)
+
+
+@MODELS
+@DTYPES
+@pytest.mark.parametrize("fp32_gradients", [False, True])
+@pytest.mark.parametrize("distributed", [False, True])
+def test_states_of_megatron_are_its_tensors(model, dtype, fp32_gradients, distributed):
+    """Tensor parallelism splits matrices and the vectors along them; replicas the states."""
+    strategy = replace(PLAIN, distributed_optimizer=distributed, fp32_gradients=fp32_gradients)
+    job = replace(JOB, dtype=dtype)
+    terms = memory_terms(strategy, model, job, tensor=4, context=2, data=8)
+    elements = stored(model, 4, 1, 4)
+    element = 4.0 if dtype == "fp32" else 2.0
+    assert terms["weights"] == pytest.approx(elements * element, rel=1e-12)
+    gradient = 4.0 if fp32_gradients else element
+    assert terms["gradients"] == pytest.approx(elements * gradient, rel=1e-12)
+    states = elements * adam_bytes(dtype) / (16 if distributed else 1)
+    assert terms["optimizer_states"] == pytest.approx(states, rel=1e-12)
+
+
+ZEROS = [
+    (zero3(), {"shard": 1, "replica": 64}, (1, 1, 1), 0),
+    (zero3(), {"shard": 2, "replica": 32}, (2, 2, 2), 0),
+    (zero3(), {"shard": 64}, (64, 64, 64), 0),
+    (zeropp(), {"secondary": 8, "across": 8}, (64, 64, 64), 8),
+    (zeropp(secondary=False), {"secondary": 8, "across": 8}, (64, 64, 64), 0),
+    (zero_topo(), {"weights": 2, "gradients": 4, "states": 8}, (2, 8, 64), 0),
+]
+
+
+@MODELS
+@DTYPES
+@pytest.mark.parametrize(("strategy", "sizes", "shards", "copy"), ZEROS)
+def test_states_of_the_zero_family_are_its_tensors_in_shards(
+    model, dtype, strategy, sizes, shards, copy
+):
+    job = replace(JOB, dtype=dtype)
+    terms = memory_terms(strategy, model, job, **sizes)
+    elements, element = stored(model, 1, 1, 1), 4.0 if dtype == "fp32" else 2.0
+    weights = elements * element * (1 / shards[0] + (1 / copy if copy else 0))
+    assert terms["weights"] == pytest.approx(weights, rel=1e-12)
+    assert terms["gradients"] == pytest.approx(elements * element / shards[1], rel=1e-12)
+    states = elements * adam_bytes(dtype) / shards[2]
+    assert terms["optimizer_states"] == pytest.approx(states, rel=1e-12)
+    # Two blocks, embedding, head and final norm: their gradients, and if they are sharded the
+    # weights gathered for them.
+    block = stored(model, 1, 1, 1, 1, False, False)
+    at_once = (2 * block + stored(model, 1, 1, 1, 0)) * element
+    copies = 2 if shards[0] > 1 else 1
+    assert terms["gathered_weights"] == pytest.approx(copies * at_once, rel=1e-12)
+
+
+def share_saved(recompute, kept, cheap, scores, stream, selective_drops_cheap):
+    """Elements of a block that stay for each token."""
+    if recompute == "full":
+        return stream
+    if recompute == "none":
+        return kept + cheap
+    return kept if selective_drops_cheap else kept + cheap - scores
+
+
+RECOMPUTES = pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+ATTENTIONS = pytest.mark.parametrize("attention", ["flash", "unfused"])
+
+
+@MODELS
+@RECOMPUTES
+@ATTENTIONS
+@DTYPES
+@pytest.mark.parametrize("vocabulary", [128, 100_000])
+def test_activations_of_the_zero_family_are_whole_blocks(
+    model, recompute, attention, dtype, vocabulary
+):
+    model = replace(model, vocab_size=vocabulary)
+    job = replace(JOB, attention=attention, dtype=dtype)
+    terms = memory_terms(zero3(), model, job, 2, recompute, shard=2, replica=32)
+    tokens, element = 2 * 128, 4.0 if dtype == "fp32" else 2.0
+    kept, cheap = saved_elements(model, job)
+    scores = model.n_heads * 128 if attention == "unfused" else 0
+    share = share_saved(recompute, kept, cheap, scores, model.hidden_size, False)
+    activations = tokens * element * (model.n_layers * share + model.hidden_size)
+    assert terms["activations"] == pytest.approx(activations, rel=1e-12)
+    working = working_bytes(model, job, tokens, share)
+    assert terms["working_set"] == pytest.approx(working, rel=1e-12)
+
+
+@MODELS
+@RECOMPUTES
+@ATTENTIONS
+@pytest.mark.parametrize("vocabulary", [128, 100_000])
+def test_activations_of_the_4d_grid_are_split_with_widths(model, recompute, attention, vocabulary):
+    model = replace(model, vocab_size=vocabulary)
+    job = replace(JOB, attention=attention)
+    terms = memory_terms(AXONN, model, job, 2, recompute, x=2, y=4, z=2, data=4)
+    tokens = 2 * 128
+    kept, cheap = saved_elements(model, job, 2, 4)
+    share = share_saved(recompute, kept, cheap, 0, model.hidden_size / 2, True)
+    activations = tokens * 2.0 * (model.n_layers * share + model.hidden_size / 2)
+    assert terms["activations"] == pytest.approx(activations, rel=1e-12)
+    working = working_bytes(model, job, tokens, share, 2, 4)
+    assert terms["working_set"] == pytest.approx(working, rel=1e-12)
+
+
+@MODELS
+@ATTENTIONS
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("vocabulary", [128, 100_000])
+def test_working_set_of_megatron(model, attention, sequence_parallel, vocabulary):
+    """With everything saved one block's gradients are in work, or the logits."""
+    model = replace(model, vocab_size=vocabulary)
+    job = replace(JOB, attention=attention)
+    strategy = replace(PLAIN, sequence_parallel=sequence_parallel)
+    terms = memory_terms(strategy, model, job, 2, "none", tensor=4, context=2, data=8)
+    kept, cheap = saved_elements(model, job, 4 if sequence_parallel else 1, 4)
+    working = working_bytes(model, job, 2 * 64, kept + cheap, 4 if sequence_parallel else 1, 4)
+    assert terms["working_set"] == pytest.approx(working, rel=1e-12)
+
+
+@MODELS
+@pytest.mark.parametrize(
+    "overlap", [Overlap(o, r, g) for o, r, g in ((1, 1, 1), (0, 0, 1), (0, 1, 0), (1, 0, 0))]
+)
+@pytest.mark.parametrize("keep", [False, True])
+def test_gathered_weights_are_those_of_neighbours_in_the_order_of_use(model, overlap, keep):
+    """With prefetching two weights in a row are at hand, else one; gradients likewise."""
+    job = replace(JOB, overlap=overlap, keep_gathered_weights=keep)
+    terms = memory_terms(AXONN, model, job, x=2, y=4, z=8)
+    h = model.hidden_size
+    up = model.ffn_hidden_size * (2 if model.gated_mlp else 1)
+    heads = model.n_heads * model.head_dim
+    elements = {
+        "qkv": h * (heads + 2 * model.n_kv_heads * model.head_dim),
+        "proj": heads * h,
+        "up": h * up,
+        "down": model.ffn_hidden_size * h,
+        "head": math.ceil(model.vocab_size / 128) * 128 * h,
+    }
+    block = ["qkv", "proj", "up", "down"]
+    used = [*block, *block, "head"]
+    one = max(elements.values())
+    two = max(elements[a] + elements[b] for a, b in pairwise(used))
+    weights = two if overlap.oag else one
+    if keep:
+        weights = model.n_layers * sum(elements[name] for name in block) + 2 * elements["head"]
+    gradients = two if overlap.ors else one
+    expected = 2.0 * (weights + gradients) / (2 * 4)
+    assert terms["gathered_weights"] == pytest.approx(expected, rel=1e-12)
+    alone = memory_terms(AXONN, model, job, x=2, y=4, z=1)
+    assert alone["gathered_weights"] == 0.0
+    pair = memory_terms(AXONN, model, job, x=2, y=4, z=2)
+    assert pair["gathered_weights"] == pytest.approx(expected, rel=1e-12)
+
+
+# Pipelines: schedules played pass by pass -------------------------------------------------------
+
+
+def most_alive(rank, n_stages, n_virtual, n_micro):
+    """Most chunks whose activations one rank holds at once.
+
+    A forward pass makes a chunk's activations, its backward pass frees them. The order of passes
+    is that of Narayanan et al., SC21: warm-up, then one forward and one backward in turn.
+    """
+    total = n_micro * n_virtual
+    warmup = n_stages - 1 - rank
+    if n_virtual > 1:
+        warmup = 2 * warmup + (n_virtual - 1) * n_stages
+    order = ["forward"] * min(warmup, total)
+    for _ in range(total - len(order)):
+        order += ["forward", "backward"]
+    order += ["backward"] * (total - order.count("backward"))
+    alive = most = 0
+    for direction in order:
+        alive += 1 if direction == "forward" else -1
+        most = max(most, alive)
+    assert alive == 0
+    return most
+
+
+def layers_held(strategy, n_layers, n_stages, n_virtual, n_micro, **sizes):
+    """Layers whose activations are counted, from the bytes of models of one layer more."""
+    model = replace(GPT, n_layers=n_layers)
+    job = Job(64, 2 * n_micro, 128)
+
+    def activations(model, stages, n_virtual):
+        options = {"n_virtual": n_virtual, **sizes}
+        return memory_terms(strategy, model, job, data=2, pipeline=stages, **options)["activations"]
+
+    alone = activations(model, 1, 1)
+    of_layer = activations(replace(model, n_layers=n_layers + 1), 1, 1) - alone
+    fixed = alone - n_layers * of_layer
+    return (activations(model, n_stages, n_virtual) - fixed) / of_layer
+
+
+PIPELINES = pytest.mark.parametrize("strategy", [PLAIN, SHARDED, PIPELINED])
+SCHEDULES = [
+    (n_stages, n_virtual, n_micro)
+    for n_stages in (2, 3, 4, 6)
+    for n_virtual in (1, 2)
+    for n_micro in (1, 2, 3, 4, 6, 8, 12, 24)
+    if n_virtual == 1 or n_micro % n_stages == 0
+]
+
+
+@PIPELINES
+@pytest.mark.parametrize(("n_stages", "n_virtual", "n_micro"), SCHEDULES)
+def test_the_first_stage_holds_what_its_schedule_has_in_flight(
+    strategy, n_stages, n_virtual, n_micro
+):
+    """The first stage has warmed up longest, so that it holds most."""
+    n_layers = 48
+    of_chunk = n_layers / (n_stages * n_virtual)
+    chunks = [most_alive(rank, n_stages, n_virtual, n_micro) for rank in range(n_stages)]
+    held = layers_held(strategy, n_layers, n_stages, n_virtual, n_micro)
+    assert held == pytest.approx(max(chunks) * of_chunk, rel=1e-9)
+    assert chunks[0] == max(chunks)
+
+
+@PIPELINES
+def test_a_first_stage_with_the_embedding_for_a_layer_holds_one_layer_less(strategy):
+    """14 layers, embedding and head in four stages of four."""
+    held = layers_held(strategy, 14, 4, 1, 8)
+    assert held == pytest.approx(3 * most_alive(0, 4, 1, 8), rel=1e-9)
+
+
+HEADY = Model(
+    "heady", n_layers=8, hidden_size=64, n_heads=4, vocab_size=200_000, seq_len=64, bias=False,
+    tied_embeddings=False, position="rotary",
+)  # fmt: skip
+
+
+@PIPELINES
+@pytest.mark.parametrize("n_micro", [1, 2, 8])
+def test_a_last_stage_with_a_wide_head_needs_most(strategy, n_micro):
+    """It holds one micro-batch and its logits, and no embedding."""
+    job = Job(8, 2 * n_micro, 64)
+    terms = memory_terms(strategy, HEADY, job, 1, "none", data=2, pipeline=4)
+    elements = stored(HEADY, 1, 1, 1, 2, False, True)
+    assert terms["weights"] == pytest.approx(2 * elements, rel=1e-12)
+    assert terms["working_set"] == 64 * math.ceil(200_000 / 128) * 128 * (2.0 + 4.0)
+    alone = memory_terms(strategy, replace(HEADY, n_layers=2), job, 1, "none", data=8)
+    assert terms["activations"] == pytest.approx(alone["activations"], rel=1e-12)
+
+
+@pytest.mark.parametrize("n_virtual", [2, 4])
+@pytest.mark.parametrize("n_micro", [2, 8])
+def test_an_interleaved_last_stage_holds_at_least_its_schedule(n_virtual, n_micro):
+    """No less than what is in flight, and no more than one micro-batch above that."""
+    model = replace(HEADY, n_layers=8)
+    job = Job(4, n_micro, 64)
+    terms = memory_terms(PLAIN, model, job, 1, "none", n_virtual, data=1, pipeline=2)
+    alone = memory_terms(PLAIN, model, replace(job, global_batch=1), 1, "none", data=1)
+    of_layer = alone["activations"] / model.n_layers
+    assert terms["working_set"] == 64 * 200_064 * 6.0  # the logits of the last stage
+    held = terms["activations"] / of_layer
+    chunk, chunks = 4 / n_virtual, most_alive(1, 2, n_virtual, n_micro)
+    assert chunks * chunk - 1e-9 <= held
+    assert held <= min(chunks + n_virtual - 1, n_micro * n_virtual) * chunk + 1e-9
+
+
+@PIPELINES
+def test_a_stage_stores_its_layers_and_the_first_the_embedding(strategy):
+    """Twelve layers in four stages; the first one with embedding and positions stores most."""
+    sizes = {"data": 4, "pipeline": 4}
+    terms = memory_terms(strategy, GPT, JOB, 1, "none", **sizes)
+    first = stored(GPT, 1, 1, 1, 3, True, False)
+    assert terms["weights"] == pytest.approx(2 * first, rel=1e-12)
