@@ -215,7 +215,7 @@ def _write(options: dict[str, Any], findings: Findings, base: Machine | None) ->
     from axonn_tune.io.operating_system import drivers, relevant_variables
     from axonn_tune.io.presets import preset_machines
     from axonn_tune.io.yaml_files import save_yaml
-    from axonn_tune.report.profile import calibration_text
+    from axonn_tune.report.calibrate import calibration_text
     from axonn_tune.spec.calibration import Calibration
 
     output = options["output"]

@@ -21,7 +21,7 @@ class Comparison:
     subject
         What was run, or which ring was measured.
     predicted
-        The predicted number; None where there is none.
+        The predicted number; None where nothing is predicted.
     setting
         What was assumed for the prediction.
     certainty
