@@ -308,7 +308,7 @@ def scale(
     AxonnTuneError
         Bad input, or no count has a layout that fits.
     """
-    from axonn_tune.report.scaling import scaling_records
+    from axonn_tune.report.scale import scaling_records
     from axonn_tune.studies.scaling import scale as scaled
 
     searches = scaling_searches(model, gpus, machine, batch_per_gpu, **options)
@@ -449,7 +449,7 @@ def plan(
     AxonnTuneError
         Bad input, nothing fits, or no count meets the deadline.
     """
-    from axonn_tune.report.training import training_record
+    from axonn_tune.report.plan import training_record
     from axonn_tune.studies.training_run import (
         CHINCHILLA_TOKENS_PER_PARAMETER,
         meet_deadline,
@@ -463,10 +463,7 @@ def plan(
         runs = [training_run(search, tokens)]
     else:
         runs = meet_deadline(search, tokens, deadline_seconds)
-    records = [training_record(run) for run in runs]
-    for record in records:
-        del record["prediction"]
-    return _frame_of_records(search, records, [run.best for run in runs])
+    return _frame_of_records(search, training_flat_records(runs), [run.best for run in runs])
 
 
 @with_options(SubjectOptions, SearchOptions)

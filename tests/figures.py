@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from axonn_tune.report.figure import new_figure, saved
+from axonn_tune.report.figure import figure_bytes, new_figure
 
 
 def assert_drawn(path):
@@ -20,7 +20,7 @@ def assert_drawn(path):
 @cache
 def amount_of_empty_axes(ending):
     figure, _ = new_figure(1, 2)
-    return amount_drawn(saved(figure, ending), ending)
+    return amount_drawn(figure_bytes(figure, f"empty.{ending}"), ending)
 
 
 def amount_drawn(content, ending):

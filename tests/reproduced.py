@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from axonn_tune.cli.main import main
-from axonn_tune.reproduce import everything
-from axonn_tune.reproduce.everything import Reproduction
+from axonn_tune.reproduce import reproduction as module
+from axonn_tune.reproduce.reproduction import Reproduction
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Command:
 @pytest.fixture(scope="session")
 def reproduce_command():
     """Run ``axonn-tune reproduce --format csv`` and keep the predictions behind its rows."""
-    reproduce = everything.reproduce
+    reproduce = module.reproduce
     kept = []
 
     def kept_reproduce(*arguments):
@@ -30,7 +30,7 @@ def reproduce_command():
         return kept[-1]
 
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
-        patch.setattr(everything, "reproduce", kept_reproduce)
+        patch.setattr(module, "reproduce", kept_reproduce)
         main(["reproduce", "--format", "csv"])
     (reproduction,) = kept
     return Command(reproduction, printed.getvalue())

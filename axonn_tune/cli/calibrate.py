@@ -104,7 +104,7 @@ def command(
     from axonn_tune.io.journal import Journal
     from axonn_tune.io.operating_system import drivers, relevant_variables
     from axonn_tune.measuring import PROFILE_HEADER, calibration_campaign
-    from axonn_tune.report.profile import calibration_text
+    from axonn_tune.report.calibrate import calibration_text
     from axonn_tune.runtime.ranks.launch import only_rank_0_speaks
 
     journal = Journal(f"{output}.partial")

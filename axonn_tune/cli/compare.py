@@ -45,7 +45,8 @@ def emit_comparison(
 ) -> None:
     """Compare strategies, all of them unless some are named, with options of a search."""
     from axonn_tune.api import build_search
-    from axonn_tune.cli.output import as_csv, as_json, emit
+    from axonn_tune.cli.output import emit_as, with_machine_remark
+    from axonn_tune.report import compare as report
     from axonn_tune.strategies.named import STRATEGIES
     from axonn_tune.studies.compare import compare
 
@@ -54,24 +55,11 @@ def emit_comparison(
         [build_search(**{**options, "strategy": name.strip()}) for name in names],
         Progress("Searching", quiet),
     )
-    if output_format == "table":
-        from axonn_tune.report.comparison import comparison_text
-
-        emit(comparison_text(contenders, options["machine"] is not None), output)
-    elif output_format == "csv":
-        from axonn_tune.report.records import flat_record
-
-        emit(
-            as_csv([flat_record(c.prediction) for c in contenders if c.prediction is not None]),
-            output,
-        )
-    else:
-        from axonn_tune.report.comparison import comparison_document
-
-        document = comparison_document(contenders)
-        if output_format == "json":
-            emit(as_json(document), output)
-        else:
-            from axonn_tune.io.yaml_files import dump_yaml
-
-            emit(dump_yaml(document), output)
+    emit_as(
+        output_format,
+        output,
+        table=lambda: with_machine_remark(report.comparison_text(contenders), options["machine"]),
+        json=lambda: report.comparison_document(contenders),
+        yaml=lambda: report.comparison_document(contenders),
+        csv=lambda: report.comparison_records(contenders),
+    )

@@ -31,7 +31,7 @@ def command(spec: str | None, list_ready: bool, clean: bool, arguments: tuple[st
     from axonn_tune.emulate.network import check_ability
     from axonn_tune.errors import InputError
     from axonn_tune.io.presets import list_clusters, load_cluster
-    from axonn_tune.report.presets import clusters_table
+    from axonn_tune.report.emulate import clusters_table
 
     if list_ready:
         click.echo(clusters_table([load_cluster(name) for name in list_clusters()]))

@@ -12,6 +12,7 @@ from axonn_tune.cli.options import (
     plot_option,
     search_options,
 )
+from axonn_tune.cli.output import SHOWN_OPERATIONS
 
 
 @click.command("explain")
@@ -22,7 +23,12 @@ from axonn_tune.cli.options import (
     metavar="GRID",
     help="8x4x4x8 (G_x, G_y, G_z, G_data), or tensor=8,data=16.",
 )
-@click.option("--all", "show_all", is_flag=True, help="Show every operation, not the 25 longest.")
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help=f"Show every operation, not the {SHOWN_OPERATIONS} longest.",
+)
 @plot_option
 @format_option("table", "json")
 @output_option
@@ -45,7 +51,8 @@ def command(
       axonn-tune explain --gpus 1024 --model 80b --grid 1x4x64x4 --plot step.png
     """
     from axonn_tune.api import build_search
-    from axonn_tune.cli.output import as_json, check_plot, emit
+    from axonn_tune.cli.output import check_plot, emit_as, save_plot
+    from axonn_tune.report import explain as report
     from axonn_tune.search.one_layout import best_of_layout
     from axonn_tune.step.explain import explain
 
@@ -53,16 +60,11 @@ def command(
     search = build_search(**options)
     prediction = best_of_layout(search, grid)
     explanation = explain(prediction)
-    if plot is not None:
-        from axonn_tune.io.files import write_bytes
-        from axonn_tune.report.search_plots import explanation_figure
-
-        write_bytes(plot, explanation_figure(explanation, plot))
-    if output_format == "json":
-        from axonn_tune.report.records import explanation_document
-
-        emit(as_json(explanation_document(search, explanation)), output)
-        return
-    from axonn_tune.report.text import explanation_text
-
-    emit(explanation_text(explanation, None if show_all else 25), output)
+    n_operations = None if show_all else SHOWN_OPERATIONS
+    save_plot(plot, lambda: report.explanation_figure(explanation))
+    emit_as(
+        output_format,
+        output,
+        table=lambda: report.explanation_text(explanation, n_operations),
+        json=lambda: report.explanation_document(search, explanation),
+    )

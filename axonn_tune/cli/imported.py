@@ -41,7 +41,7 @@ def import_logs(
     from axonn_tune.io.logs import read_logs
     from axonn_tune.io.presets import load_machine
     from axonn_tune.io.yaml_files import save_yaml
-    from axonn_tune.report.profile import expected_text
+    from axonn_tune.report.machines import expected_text
 
     if base_name is None:
         raise InputError("--import needs --machine: a profile for all that the logs do not tell")

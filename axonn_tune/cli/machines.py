@@ -29,7 +29,7 @@ def list_command() -> None:
       axonn-tune machines list
     """
     from axonn_tune.io.presets import list_machines, load_machine
-    from axonn_tune.report.presets import machines_table
+    from axonn_tune.report.machines import machines_table
 
     click.echo(machines_table([load_machine(name) for name in list_machines()]))
 
@@ -45,16 +45,14 @@ def show_command(name: str, plot: str | None) -> None:
       axonn-tune machines show perlmutter
       axonn-tune machines show ./mycluster.yaml --plot rates.png
     """
+    from axonn_tune.cli.output import check_plot, save_plot
     from axonn_tune.io.presets import load_machine
-    from axonn_tune.report.presets import machine_text
-    from axonn_tune.report.profile import calibration_text
+    from axonn_tune.report.calibrate import calibration_text
+    from axonn_tune.report.machines import machine_figure, machine_text
 
+    check_plot(plot)
     machine = load_machine(name)
-    if plot is not None:
-        from axonn_tune.io.files import write_bytes
-        from axonn_tune.report.plots import machine_figure
-
-        write_bytes(plot, machine_figure(machine, plot))
+    save_plot(plot, lambda: machine_figure(machine))
     parts = [calibration_text(machine), machine_text(machine)]
     click.echo("\n\n".join(part for part in parts if part))
 
@@ -93,17 +91,19 @@ def diff_command(
       axonn-tune machines diff old.yaml new.yaml --fail --format json
     """
     from axonn_tune.calibrate.difference import difference
-    from axonn_tune.cli.output import as_json, emit
+    from axonn_tune.cli.output import emit_as
     from axonn_tune.io.presets import load_machine
-    from axonn_tune.report.difference import difference_document, difference_text
+    from axonn_tune.report.machines import difference_document, difference_text
 
-    machines = load_machine(before), load_machine(after)
-    found = difference(*machines, least_change=least)
-    if output_format == "json":
-        emit(as_json(difference_document(*machines, found)), output)
-    else:
-        emit(difference_text(*machines, found, show_all), output)
-    if fail and (found.slow_ranks or any(change.is_worse for change in found.significant)):
+    old, new = load_machine(before), load_machine(after)
+    changed = difference(old, new, least_change=least)
+    emit_as(
+        output_format,
+        output,
+        table=lambda: difference_text(old, new, changed, show_all),
+        json=lambda: difference_document(old, new, changed),
+    )
+    if fail and (changed.slow_ranks or any(change.is_worse for change in changed.significant)):
         sys.exit(1)
 
 
@@ -137,10 +137,10 @@ def expect_command(
       axonn-tune machines expect mycluster.yaml --nodes 4 --ranks-per-node 1 --kind all_gather
     """
     from axonn_tune.calibrate.expected import expected
-    from axonn_tune.cli.output import as_json, emit
+    from axonn_tune.cli.output import emit_as
     from axonn_tune.errors import InputError
     from axonn_tune.io.presets import load_machine
-    from axonn_tune.report.profile import expected_document, expected_text
+    from axonn_tune.report.machines import expected_document, expected_text
     from axonn_tune.spec.checks import require_choice
     from axonn_tune.spec.plan import KINDS
     from axonn_tune.units import parse_size
@@ -157,7 +157,9 @@ def expect_command(
         raise InputError(f"--least {least}, --most {most}; allowed: 0 < least <= most")
     sizes = [first << i for i in range((last // first).bit_length())]
     entries = expected(machine, kind, machine.ranks_per_node // used, nodes * used, sizes)
-    if output_format == "json":
-        emit(as_json(expected_document(machine, entries)), output)
-    else:
-        emit(expected_text(machine, entries), output)
+    emit_as(
+        output_format,
+        output,
+        table=lambda: expected_text(machine, entries),
+        json=lambda: expected_document(machine, entries),
+    )

@@ -25,7 +25,7 @@ def list_command() -> None:
       axonn-tune models list
     """
     from axonn_tune.io.presets import list_models, load_model
-    from axonn_tune.report.presets import models_table
+    from axonn_tune.report.models import models_table
 
     click.echo(models_table([load_model(name) for name in list_models()]))
 
@@ -41,6 +41,6 @@ def show_command(name: str) -> None:
       axonn-tune models show ./config.json
     """
     from axonn_tune.io.presets import load_model
-    from axonn_tune.report.presets import model_text
+    from axonn_tune.report.models import model_text
 
     click.echo(model_text(load_model(name)))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-# What stands out on a terminal: a table's head, the line above its dashes; what does not fit;
-# what is not sure.
+# Styles of what stands out on a terminal: a table's head, which is the line above its dashes; what
+# does not fit; what is not sure.
 _STYLES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
     (re.compile(r"^.+(?=\n-+(?:  -+)+$)", re.MULTILINE), {"bold": True}),
     (re.compile(r"\bOOM\b|\bout of memory\b|\bnothing fits\b"), {"fg": "red"}),
@@ -25,14 +26,64 @@ def _styled(text: str) -> str:
     return text
 
 
+# What the line of assumptions says behind the machine's name where the user did not choose one.
+_DEFAULT_REMARK = " (the default; choose with --machine)"
+# Number of operations that a table shows without --all.
+SHOWN_OPERATIONS = 25
+
+
 def emit(text: str, output: str | None) -> None:
-    """Print, with colors on a terminal unless NO_COLOR is set (no-color.org), or write."""
+    """Write the text, or print it, in color on a terminal unless NO_COLOR is set (no-color.org)."""
     if output is None:
         click.echo(_styled(text), color=False if os.environ.get("NO_COLOR") else None)
         return
     from axonn_tune.io.files import write_text
 
     write_text(output, text.rstrip("\n") + "\n")
+
+
+def emit_as(
+    output_format: str,
+    output: str | None,
+    *,
+    table: Callable[[], str],
+    json: Callable[[], Any] | None = None,
+    yaml: Callable[[], Any] | None = None,
+    csv: Callable[[], list[dict[str, Any]]] | None = None,
+    markdown: Callable[[], str] | None = None,
+) -> None:
+    """Emit a result in one format, and compute it in no other.
+
+    Parameters
+    ----------
+    table, markdown : callable
+        Returns the text.
+    json, yaml : callable
+        Returns the document.
+    csv : callable
+        Returns the records.
+    """
+    if output_format == "json" and json is not None:
+        text = as_json(json())
+    elif output_format == "yaml" and yaml is not None:
+        from axonn_tune.io.yaml_files import dump_yaml
+
+        text = dump_yaml(yaml())
+    elif output_format == "csv" and csv is not None:
+        text = as_csv(csv())
+    elif output_format == "markdown" and markdown is not None:
+        text = markdown()
+    else:
+        text = table()
+    emit(text, output)
+
+
+def with_machine_remark(text: str, machine: str | None) -> str:
+    """Return a report that says that its machine is the default, unless the user gave one."""
+    if machine is not None:
+        return text
+    head = r"^Assumed: machine [^,]+"
+    return re.sub(head, rf"\g<0>{_DEFAULT_REMARK}", text, count=1, flags=re.MULTILINE)
 
 
 def check_plot(path: str | None) -> None:
@@ -43,14 +94,23 @@ def check_plot(path: str | None) -> None:
         figure.check_plot(path)
 
 
+def save_plot(path: str | None, draw: Callable[[], Any]) -> None:
+    """Draw a figure and write it, if one is asked for."""
+    if path is not None:
+        from axonn_tune.io.files import write_bytes
+        from axonn_tune.report.figure import figure_bytes
+
+        write_bytes(path, figure_bytes(draw(), path))
+
+
 def as_json(document: Any, compact: bool = False) -> str:
-    """JSON without NaN, for people to read or compact."""
+    """Return JSON without NaN, indented for people or compact."""
     layout: dict[str, Any] = {"separators": (",", ":")} if compact else {"indent": 2}
     return json.dumps(document, allow_nan=False, **layout)
 
 
 def as_csv(records: list[dict[str, Any]]) -> str:
-    """One line per record under a header of all their fields."""
+    """Return a line for each record under a header of all their fields."""
     import csv
     import io
 

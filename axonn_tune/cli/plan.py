@@ -61,9 +61,9 @@ def command(
       axonn-tune plan --model 20b --gpus 512 --machine frontier --gpu-mtbf 3y
     """
     from axonn_tune.api import build_search
-    from axonn_tune.cli.output import as_csv, as_json, emit
+    from axonn_tune.cli.output import emit_as, with_machine_remark
     from axonn_tune.errors import InputError
-    from axonn_tune.report import training as report
+    from axonn_tune.report import plan as report
     from axonn_tune.studies.training_run import (
         CHINCHILLA_TOKENS_PER_PARAMETER,
         meet_deadline,
@@ -90,13 +90,13 @@ def command(
     else:
         seconds = _amount(deadline, "deadline_seconds", "--deadline")
         runs = meet_deadline(search, n_tokens, seconds, Progress("Searching", quiet))
-    if output_format == "json":
-        emit(as_json(report.training_document(runs)), output)
-    elif output_format == "csv":
-        records = [report.training_record(run) for run in runs]
-        emit(as_csv([{k: v for k, v in r.items() if k != "prediction"} for r in records]), output)
-    else:
-        emit(report.training_text(runs, options["machine"] is not None), output)
+    emit_as(
+        output_format,
+        output,
+        table=lambda: with_machine_remark(report.training_text(runs), options["machine"]),
+        json=lambda: report.training_document(runs),
+        csv=lambda: report.training_flat_records(runs),
+    )
 
 
 _OF_SITE = ("gpu_mtbf", "restart", "storage", "node_power", "node_hour_price")

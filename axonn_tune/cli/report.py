@@ -17,6 +17,9 @@ from axonn_tune.cli.progress import Progress, quiet_option
 if TYPE_CHECKING:
     from axonn_tune.search.search import Search
 
+# Number of rows of a page, and of those that can be opened.
+N_CANDIDATES = 5000
+N_DETAILS = 200
 # What a page says of a candidate itself, and what does not describe a search.
 _OF_CANDIDATES = (
     *("strategy", "order", "gx", "gy", "gz", "gdata", "fix", "micro_batch", "recompute"),
@@ -39,14 +42,14 @@ _OF_CANDIDATES = (
 @click.option(
     "--candidates",
     type=click.IntRange(min=1),
-    default=5000,
+    default=N_CANDIDATES,
     show_default=True,
     help="Rows at most, the fastest.",
 )
 @click.option(
     "--details",
     type=click.IntRange(min=1),
-    default=200,
+    default=N_DETAILS,
     show_default=True,
     help="Candidates that can be opened; those of the Pareto front besides.",
 )
@@ -78,8 +81,8 @@ def command(
 def write_report(
     options: dict[str, Any],
     output: str,
-    n_candidates: int = 5000,
-    n_details: int = 200,
+    n_candidates: int = N_CANDIDATES,
+    n_details: int = N_DETAILS,
     validation: str | None = None,
     quiet: bool = False,
 ) -> None:
@@ -91,7 +94,7 @@ def write_report(
     from axonn_tune.io.json_files import load_json
     from axonn_tune.io.package_data import page_parts
     from axonn_tune.launch.script import FRAMEWORKS
-    from axonn_tune.report.page import page_document, page_html
+    from axonn_tune.report.report import page_document, page_html
     from axonn_tune.spec.validation import Validation
     from axonn_tune.studies.compare import rankings
 

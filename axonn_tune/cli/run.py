@@ -12,6 +12,7 @@ from axonn_tune.cli.options import (
     output_option,
     run_options,
 )
+from axonn_tune.cli.output import SHOWN_OPERATIONS
 
 if TYPE_CHECKING:
     from axonn_tune.search.search import Search
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
 @click.option("--goldfish", type=int, metavar="K", help="Drop 1 in K tokens from the loss.")
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write the last step for Perfetto.")
 @click.option("--record", type=click.Path(dir_okay=False), help="Write all that was measured.")
-@click.option("--all", "show_all", is_flag=True, help="Show every operation, not the 25 longest.")
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help=f"Show every operation, not the {SHOWN_OPERATIONS} longest.",
+)
 @launch_options
 @format_option("table", "json")
 @output_option
@@ -58,13 +64,13 @@ def command(
       srun -N 2 --ntasks-per-node 4 axonn-tune run --grid 1x2x4x1 --model 5b --machine perlmutter
       torchrun --nproc-per-node 4 -m axonn_tune.cli.main run --grid 1x2x2x1 --model tiny
     """
-    from axonn_tune.cli.output import as_json, emit
+    from axonn_tune.cli.output import as_json, emit, emit_as
     from axonn_tune.report.run import run_document, run_text
     from axonn_tune.runtime.ranks.launch import launch, only_rank_0_speaks
     from axonn_tune.runtime.request import RunRequest
     from axonn_tune.runtime.run import execute
     from axonn_tune.step.explain import explain
-    from axonn_tune.validate.measured import compare
+    from axonn_tune.validate.measured import operation_times
 
     with only_rank_0_speaks():
         search, chosen = _choose(grid, suggest, gpus, device, options)
@@ -96,13 +102,15 @@ def command(
         emit(as_json(document, compact=True), trace)
     is_predicted = options["machine"] is not None
     explanation = explain(chosen) if is_predicted else None
-    compared = compare(measurement, explanation)
+    operations = operation_times(measurement, explanation)
     prediction = chosen if is_predicted else None
-    if output_format == "json":
-        emit(as_json(run_document(search.scenario, measurement, compared, prediction)), output)
-    else:
-        limit = None if show_all else 25
-        emit(run_text(search.scenario, measurement, compared, prediction, limit), output)
+    limit = None if show_all else SHOWN_OPERATIONS
+    emit_as(
+        output_format,
+        output,
+        table=lambda: run_text(search.scenario, measurement, operations, prediction, limit),
+        json=lambda: run_document(search.scenario, measurement, operations, prediction),
+    )
 
 
 def _choose(

@@ -57,8 +57,8 @@ def command(
       axonn-tune scale --model llama3-8b --gpus 8..512 --batch-per-gpu 2 --machine alps --plot s.svg
     """
     from axonn_tune.api import scaling_searches
-    from axonn_tune.cli.output import as_csv, as_json, check_plot, emit
-    from axonn_tune.report import scaling
+    from axonn_tune.cli.output import check_plot, emit_as, save_plot, with_machine_remark
+    from axonn_tune.report import scale as report
     from axonn_tune.studies.scaling import parse_counts, scale
 
     check_plot(plot)
@@ -66,17 +66,14 @@ def command(
         _models(model, weak), parse_counts(gpus), batch_per_gpu=batch_per_gpu, **options
     )
     points = scale(searches, Progress("Searching", quiet))
-    if plot is not None:
-        from axonn_tune.io.files import write_bytes
-        from axonn_tune.report.search_plots import scaling_figure
-
-        write_bytes(plot, scaling_figure(points, plot))
-    if output_format == "json":
-        emit(as_json(scaling.scaling_document(points)), output)
-    elif output_format == "csv":
-        emit(as_csv(scaling.scaling_records(points)), output)
-    else:
-        emit(scaling.scaling_text(points, options["machine"] is not None), output)
+    save_plot(plot, lambda: report.scaling_figure(points))
+    emit_as(
+        output_format,
+        output,
+        table=lambda: with_machine_remark(report.scaling_text(points), options["machine"]),
+        json=lambda: report.scaling_document(points),
+        csv=lambda: report.scaling_records(points),
+    )
 
 
 def _models(model: str | None, weak: str | None) -> str | list[str]:

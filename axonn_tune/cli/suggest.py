@@ -65,8 +65,10 @@ def command(
       axonn-tune suggest --gpus 64 --model ./config.json --format json --output ranking.json
     """
     from axonn_tune.api import build_search
-    from axonn_tune.cli.output import as_csv, as_json, check_plot, emit
+    from axonn_tune.cli.output import check_plot, emit, emit_as, save_plot, with_machine_remark
     from axonn_tune.errors import InputError
+    from axonn_tune.report import suggest as report
+    from axonn_tune.report.records import flat_record
     from axonn_tune.search.rank import rank_candidates
 
     check_plot(plot)
@@ -88,33 +90,24 @@ def command(
         emit(reason_of(search, why_not), output)
         return
     ranking = rank_candidates(search)
-    if plot is not None:
-        from axonn_tune.io.files import write_bytes
-        from axonn_tune.report.search_plots import ranking_figure
+    save_plot(plot, lambda: report.ranking_figure(ranking, top_n))
 
-        write_bytes(plot, ranking_figure(ranking, top_n, plot))
-    if output_format == "table":
-        from axonn_tune.report.text import ranking_text, rejected_text
-
-        text = ranking_text(ranking, top_n, options["machine"] is not None)
+    def table() -> str:
+        parts = [with_machine_remark(report.ranking_text(ranking, top_n), options["machine"])]
         if verbose:
-            text += "\n" + rejected_text(ranking.rejected)
-        best = ranking.prediction(0)
-        command_line = _next_command(
-            given_options(options), str(best.layout), best.configuration.order
-        )
-        emit(f"{text}\nNext: {command_line}", output)
-        return
-    from axonn_tune.report.records import flat_record, ranking_document
+            parts.append(report.rejected_text(ranking.rejected))
+        best = ranking.prediction(0).configuration
+        command_line = _next_command(given_options(options), str(best.layout), best.order)
+        return "\n".join([*parts, f"Next: {command_line}"])
 
-    if output_format == "csv":
-        emit(as_csv([flat_record(prediction) for prediction in ranking.top(top_n)]), output)
-    elif output_format == "json":
-        emit(as_json(ranking_document(ranking, top_n)), output)
-    else:
-        from axonn_tune.io.yaml_files import dump_yaml
-
-        emit(dump_yaml(ranking_document(ranking, top_n)), output)
+    emit_as(
+        output_format,
+        output,
+        table=table,
+        json=lambda: report.ranking_document(ranking, top_n),
+        yaml=lambda: report.ranking_document(ranking, top_n),
+        csv=lambda: [flat_record(prediction) for prediction in ranking.top(top_n)],
+    )
 
 
 def _next_command(given: dict[str, Any], grid: str, order: str) -> str:

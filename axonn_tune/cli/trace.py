@@ -74,7 +74,8 @@ def command(
         measurement = load_json(measured, Measurement)
         if measurement.layout != chosen.layout:
             raise InputError(
-                f"--measured {measured} is of grid {measurement.layout}, the trace of {chosen.layout}"
+                f"--measured {measured} is of grid {measurement.layout}, "
+                f"the trace of {chosen.layout}"
             )
         name = f"measured on rank 0: {measurement.layout} on {measurement.device_name}"
         steps[name] = list(measurement.last_step)

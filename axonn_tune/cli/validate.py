@@ -181,25 +181,21 @@ def _conclude(
     validation: Validation, baseline: Validation | None, options: Mapping[str, Any]
 ) -> None:
     """Report, and exit 1 if a limit is broken."""
-    from axonn_tune.cli.output import as_csv, emit
-    from axonn_tune.report.agreement import agreement_text, junit_text, outcome_records
+    from axonn_tune.cli.output import as_csv, emit, save_plot
+    from axonn_tune.report import validate as report
     from axonn_tune.validate.agreement import agreement
     from axonn_tune.validate.limits import check_limits
     from axonn_tune.validate.regression import check_regressions
 
-    found = agreement(validation)
-    checks = check_limits(found, options["max_error"], options["max_regret"])
+    errors = agreement(validation)
+    checks = check_limits(errors, options["max_error"], options["max_regret"])
     if baseline is not None:
         checks += check_regressions(baseline, validation, options["least_change"])
-    if options["plot"] is not None:
-        from axonn_tune.io.files import write_bytes
-        from axonn_tune.report.plots import validation_figure
-
-        write_bytes(options["plot"], validation_figure(validation, options["plot"]))
+    save_plot(options["plot"], lambda: report.validation_figure(validation))
     if options["csv"] is not None:
-        emit(as_csv(outcome_records(validation)), options["csv"])
+        emit(as_csv(report.outcome_records(validation)), options["csv"])
     if options["junit"] is not None:
-        emit(junit_text(validation, checks), options["junit"])
-    click.echo(agreement_text(validation, found, checks))
-    if found is None or not all(check.holds for check in checks):
+        emit(report.junit_text(validation, checks), options["junit"])
+    click.echo(report.agreement_text(validation, errors, checks))
+    if errors is None or not all(check.holds for check in checks):
         sys.exit(1)

@@ -63,28 +63,35 @@ def command(
       axonn-tune whatif --gpus 512 --model 40b --machine frontier --by 2 --format csv
     """
     from axonn_tune.api import build_search, changed_machine
-    from axonn_tune.cli.output import as_csv, as_json, emit
+    from axonn_tune.cli.output import emit_as, with_machine_remark
     from axonn_tune.report import whatif as report
     from axonn_tune.studies.whatif import best, influences, what_if
 
     search = build_search(**options)
-    found = None
+    result = None
     if settings:
-        found = what_if(search, changed_machine(search, settings))
+        result = what_if(search, changed_machine(search, settings))
     is_listed = not settings if sensitivities is None else sensitivities
     listed = influences(search, by, Progress("Searching", quiet)) if is_listed else []
-    if output_format == "json":
-        emit(as_json(report.what_if_document(search, settings, found, listed, by)), output)
-        return
-    base = best(search) if found is None else found.before
-    if output_format == "csv":
-        records = [] if found is None else report.what_if_records(found)
-        emit(as_csv(records or report.influence_records(base, listed)), output)
-        return
-    parts = []
-    if found is not None:
-        given = options["machine"] is not None
-        parts.append(report.what_if_text(search, settings, found, given))
-    if listed:
-        parts.append(report.influences_text(base, listed, by))
-    emit("\n\n".join(parts), output)
+
+    def table() -> str:
+        parts = []
+        if result is not None:
+            parts.append(report.what_if_text(search, settings, result))
+        if listed:
+            before = best(search) if result is None else result.before
+            parts.append(report.influences_text(before, listed, by))
+        return with_machine_remark("\n\n".join(parts), options["machine"])
+
+    def records() -> list[dict[str, Any]]:
+        if result is not None:
+            return report.what_if_records(result)
+        return report.influence_records(best(search), listed)
+
+    emit_as(
+        output_format,
+        output,
+        table=table,
+        json=lambda: report.what_if_document(search, settings, result, listed, by),
+        csv=records,
+    )

@@ -1,1 +1,1 @@
-"""What starts a configuration for real: its framework's flags and files, and a job script."""
+"""Files that start a configuration: its framework's flags and files, and a job script."""

@@ -42,7 +42,7 @@ def overlapped(model):
 
 
 def files(prediction: Prediction) -> dict[str, str]:
-    """The module to import (arguments as in AxoNN's axonn/axonn.py and intra_layer/)."""
+    """Return the module to import; its calls follow AxoNN's axonn/axonn.py and intra_layer/."""
     layout, scenario = prediction.layout, prediction.scenario
     overlap = scenario.job.overlap
     text = _TEMPLATE.format(
@@ -61,10 +61,10 @@ def files(prediction: Prediction) -> dict[str, str]:
 
 
 def rank_lines(prediction: Prediction) -> list[str]:
-    """Shell that gives each process AxoNN's rank, where the order is another than AxoNN's.
+    """Return shell lines that compute AxoNN's rank of each process, if its order is another one.
 
-    AxoNN numbers X first, then Y, Z, data. A process that stands at p in the order of the
-    prediction has coordinates from which its rank follows.
+    AxoNN numbers X first, then Y, Z, data. The place of a process in the order of the prediction
+    gives its coordinates, and these give its rank.
     """
     order = prediction.configuration.order
     if order == PAPER_ORDER:

@@ -16,10 +16,10 @@ NAME = "ds_config.json"
 
 
 def files(prediction: Prediction) -> dict[str, str]:
-    """The configuration to pass as ``--deepspeed_config``."""
-    job, sizes = prediction.scenario.job, prediction.layout.sizes
-    options = prediction.scenario.strategy
-    assert isinstance(options, Zero)
+    """Return the configuration to pass as ``--deepspeed_config``."""
+    job, strategy = prediction.scenario.job, prediction.scenario.strategy
+    sizes = prediction.layout.sizes
+    assert isinstance(strategy, Zero)
     zero: dict[str, Any] = {
         "stage": 3,
         "overlap_comm": True,
@@ -27,11 +27,11 @@ def files(prediction: Prediction) -> dict[str, str]:
     }
     if sizes.get("replica", 1) > 1:
         zero["mics_shard_size"] = sizes["shard"]
-    if options.sharding.copy:
-        zero["zero_hpz_partition_size"] = sizes[options.sharding.copy]
-    if options.quantised_weights:
+    if strategy.sharding.copy:
+        zero["zero_hpz_partition_size"] = sizes[strategy.sharding.copy]
+    if strategy.quantised_weights:
         zero["zero_quantized_weights"] = True
-    if options.quantised_gradients:
+    if strategy.quantised_gradients:
         zero["zero_quantized_gradients"] = True
     document = {
         "train_batch_size": job.global_batch,

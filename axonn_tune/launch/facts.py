@@ -1,4 +1,4 @@
-"""What every written module states of a configuration."""
+"""Facts of a configuration that every written module states."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from axonn_tune.step.prediction import Prediction
 
 
 def facts(prediction: Prediction) -> dict[str, Any]:
-    """Fields of the modules' templates that do not depend on the framework."""
+    """Return the fields of the modules' templates that do not depend on the framework."""
+    scenario, configuration = prediction.scenario, prediction.configuration
     return {
-        "model": prediction.scenario.model.name,
-        "gpus": prediction.scenario.job.n_gpus,
-        "micro_batch": prediction.configuration.micro_batch,
+        "model": scenario.model.name,
+        "gpus": scenario.job.n_gpus,
+        "micro_batch": configuration.micro_batch,
         "micro_steps": prediction.n_microsteps,
-        "global_batch": prediction.scenario.job.global_batch,
-        "recompute": prediction.configuration.recompute,
+        "global_batch": scenario.job.global_batch,
+        "recompute": configuration.recompute,
     }

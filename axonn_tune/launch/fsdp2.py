@@ -35,17 +35,19 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def files(prediction: Prediction) -> dict[str, str]:
-    """The module to import."""
+    """Return the module to import."""
     sizes = prediction.layout.sizes
-    shape: tuple[int, ...] = (sizes["shard"],)
-    names: tuple[str, ...] = ("shard",)
     if sizes["replica"] > 1:
-        shape, names = (sizes["replica"], sizes["shard"]), ("replicate", "shard")
+        shape = f"({sizes['replica']}, {sizes['shard']})"
+        names = '("replicate", "shard")'
+    else:
+        shape = f"({sizes['shard']},)"
+        names = '("shard",)'
     text = _TEMPLATE.format(
         **facts(prediction),
         shard=sizes["shard"],
-        shape=repr(shape),
-        names=repr(names).replace("'", '"'),
+        shape=shape,
+        names=names,
         dtype=_DTYPES[prediction.scenario.job.dtype],
     )
     return {NAME: text}

@@ -15,39 +15,47 @@ SCRIPT = "pretrain_gpt.py"
 
 
 def flags(prediction: Prediction) -> list[str]:
-    """One flag per line, with its value."""
-    scenario, sizes = prediction.scenario, prediction.layout.sizes
-    job, options = scenario.job, scenario.strategy
-    assert isinstance(options, Megatron3D)
+    """Return the flags with their values, one per line."""
+    scenario, configuration = prediction.scenario, prediction.configuration
+    model, job, strategy = scenario.model, scenario.job, scenario.strategy
+    sizes = prediction.layout.sizes
+    assert isinstance(strategy, Megatron3D)
     lines = [
-        *_model(scenario.model, job.seq_len),
+        *_model_flags(model, job.seq_len),
         f"--tensor-model-parallel-size {sizes['tensor']}",
         f"--pipeline-model-parallel-size {sizes[PIPELINE]}",
         f"--context-parallel-size {sizes['context']}",
-        f"--micro-batch-size {prediction.configuration.micro_batch}",
+        f"--micro-batch-size {configuration.micro_batch}",
         f"--global-batch-size {job.global_batch}",
     ]
-    if prediction.configuration.n_virtual > 1:
-        lines.append(f"--num-virtual-stages-per-pipeline-rank {prediction.configuration.n_virtual}")
-    if scenario.model.n_layers % (sizes[PIPELINE] * prediction.configuration.n_virtual):
-        lines += ["--account-for-embedding-in-pipeline-split"]
-        lines += ["--account-for-loss-in-pipeline-split"]
-    if options.sequence_parallel and sizes["tensor"] > 1:
+    if configuration.n_virtual > 1:
+        lines.append(f"--num-virtual-stages-per-pipeline-rank {configuration.n_virtual}")
+    if model.n_layers % (sizes[PIPELINE] * configuration.n_virtual):
+        lines.append("--account-for-embedding-in-pipeline-split")
+        lines.append("--account-for-loss-in-pipeline-split")
+    if strategy.sequence_parallel and sizes["tensor"] > 1:
         lines.append("--sequence-parallel")
-    if options.distributed_optimizer:
+    if strategy.distributed_optimizer:
         lines.append("--use-distributed-optimizer")
-    if options.overlap_grad_reduce:
+    if strategy.overlap_grad_reduce:
         lines.append("--overlap-grad-reduce")
-        lines += ["--overlap-param-gather"] * options.distributed_optimizer
-    lines += ["--no-gradient-accumulation-fusion"] * (not options.fused_accumulation)
-    lines += _recompute(prediction.configuration.recompute)
-    lines += [f"--{job.dtype}"] * (job.dtype != "fp32")
+    if strategy.overlap_grad_reduce and strategy.distributed_optimizer:
+        lines.append("--overlap-param-gather")
+    if not strategy.fused_accumulation:
+        lines.append("--no-gradient-accumulation-fusion")
+    if configuration.recompute == "full":
+        uniform = "--recompute-method uniform --recompute-num-layers 1"
+        lines.append(f"--recompute-granularity full {uniform}")
+    elif configuration.recompute == "selective":
+        lines.append("--recompute-granularity selective")
+    if job.dtype != "fp32":
+        lines.append(f"--{job.dtype}")
     lines.append(f"--attention-backend {'flash' if job.attention == 'flash' else 'unfused'}")
     rate = 0.1 if job.dropout else 0.0
     return [*lines, f"--attention-dropout {rate}", f"--hidden-dropout {rate}"]
 
 
-def _model(model: Model, seq_len: int) -> list[str]:
+def _model_flags(model: Model, seq_len: int) -> list[str]:
     lines = [
         f"--num-layers {model.n_layers}",
         f"--hidden-size {model.hidden_size}",
@@ -60,17 +68,18 @@ def _model(model: Model, seq_len: int) -> list[str]:
     ]
     if model.n_kv_heads < model.n_heads:
         lines.append(f"--group-query-attention --num-query-groups {model.n_kv_heads}")
-    lines += ["--swiglu"] * model.gated_mlp
-    lines += ["--normalization RMSNorm"] * (model.norm == "rms")
-    lines += ["--disable-bias-linear"] * (not model.bias)
-    lines += ["--add-qkv-bias"] * (bool(model.qkv_bias) and not model.bias)
-    lines += ["--position-embedding-type rope"] * (model.position == "rotary")
-    lines += ["--position-embedding-type none"] * (model.position == "none")
-    return lines + ["--untie-embeddings-and-output-weights"] * (not model.tied_embeddings)
-
-
-def _recompute(recompute: str) -> list[str]:
-    if recompute == "full":
-        uniform = "--recompute-method uniform --recompute-num-layers 1"
-        return [f"--recompute-granularity full {uniform}"]
-    return ["--recompute-granularity selective"] if recompute == "selective" else []
+    if model.gated_mlp:
+        lines.append("--swiglu")
+    if model.norm == "rms":
+        lines.append("--normalization RMSNorm")
+    if not model.bias:
+        lines.append("--disable-bias-linear")
+    if model.qkv_bias and not model.bias:
+        lines.append("--add-qkv-bias")
+    if model.position == "rotary":
+        lines.append("--position-embedding-type rope")
+    elif model.position == "none":
+        lines.append("--position-embedding-type none")
+    if not model.tied_embeddings:
+        lines.append("--untie-embeddings-and-output-weights")
+    return lines

@@ -1,4 +1,4 @@
-"""The job script, and with it all files that start a configuration."""
+"""The job script, and all other files that start a configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
 SCRIPT = "launch.sbatch"
-# Frameworks that run a strategy, the usual one first.
+# Frameworks that run each strategy, the usual one first.
 FRAMEWORKS = {
     "axonn": ("axonn",),
     "axonn-pipeline": ("axonn",),
@@ -33,18 +33,21 @@ def launch_files(
     train: str | None = None,
     sbatch: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Every file by name: the job script and what the framework reads.
+    """Return the text of every file by its name: the job script and what the framework reads.
 
     Parameters
     ----------
-    framework : of `FRAMEWORKS` for the strategy; its first if not given
-    train : the training script, for frameworks that have none of their own
-    sbatch : further options of sbatch, such as ``--account=abc``
+    framework : str or None
+        One of `FRAMEWORKS` of the strategy; None takes the first.
+    train : str or None
+        The training script, for frameworks that bring none.
+    sbatch : sequence of str
+        Further options of sbatch, such as ``--account=abc``.
 
     Raises
     ------
     InputError
-        No released framework runs the strategy, or not this one.
+        No released framework runs the strategy, or this one does not run it.
     """
     name = prediction.scenario.strategy.name
     allowed = FRAMEWORKS.get(name, ())
@@ -62,30 +65,32 @@ def launch_files(
 
 
 def memory_warning(prediction: Prediction) -> list[str]:
-    """A line for a configuration that is predicted not to fit; none for one that does."""
+    """Return a line for a configuration that is predicted not to fit, and none for others."""
     if prediction.fits:
         return []
-    needed, there = gib(prediction.memory_bytes), gib(prediction.memory_capacity_bytes)
-    return [f"# Predicted to run out of memory: {needed:.1f} GiB of {there:.1f} GiB per GPU."]
+    needed = gib(prediction.memory_bytes)
+    capacity = gib(prediction.memory_capacity_bytes)
+    return [f"# Predicted to run out of memory: {needed:.1f} GiB of {capacity:.1f} GiB per GPU."]
 
 
 def _script(prediction: Prediction, framework: str, train: str, sbatch: Sequence[str]) -> str:
-    scenario, machine = prediction.scenario, prediction.scenario.machine
-    tasks = min(machine.ranks_per_node, scenario.job.n_gpus)
+    scenario, configuration = prediction.scenario, prediction.configuration
+    model, job, machine = scenario.model, scenario.job, scenario.machine
+    tasks = min(machine.ranks_per_node, job.n_gpus)
     host = machine.job_script
     ranks = axonn.rank_lines(prediction) if framework == "axonn" else []
     command = _command(prediction, framework, train)
     lines = [
         "#!/bin/bash",
-        f"# {scenario.model.name} on {scenario.job.n_gpus} {machine.gpu.name}: {prediction.scenario.strategy.name}, "
-        f"{prediction.layout}, micro-batch {prediction.configuration.micro_batch}, "
-        f"recompute {prediction.configuration.recompute}.",
+        f"# {model.name} on {job.n_gpus} {machine.gpu.name}: {scenario.strategy.name}, "
+        f"{prediction.layout}, micro-batch {configuration.micro_batch}, "
+        f"recompute {configuration.recompute}.",
         f"# Predicted: {prediction.step_seconds:.3f} s a step, "
         f"{prediction.tflops_per_gpu:.1f} TFLOP/s per GPU.",
         *memory_warning(prediction),
-        f"#SBATCH --job-name={scenario.model.name}",
+        f"#SBATCH --job-name={model.name}",
         f"#SBATCH --nodes={scenario.n_nodes}",
-        f"#SBATCH --ntasks={scenario.job.n_gpus}",
+        f"#SBATCH --ntasks={job.n_gpus}",
         f"#SBATCH --ntasks-per-node={tasks}",
         f"#SBATCH --gpus-per-node={tasks}",
         *(f"#SBATCH {option}" for option in (*host.sbatch, *sbatch)),

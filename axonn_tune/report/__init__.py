@@ -1,1 +1,1 @@
-"""Results for people and programs: records, tables, documents. No arithmetic of the model."""
+"""Results for people and programs: text, plain data, figures and a page; nothing is computed."""

@@ -1,4 +1,4 @@
-"""What all figures share; matplotlib, which draws them, is an optional extra."""
+"""A new figure, and a figure as a file; matplotlib, which draws them, is an optional extra."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from axonn_tune.errors import InputError
 
 FORMATS = ("png", "svg", "pdf")
 
 
 def check_plot(path: str) -> str:
-    """The format in which a path asks for a figure.
+    """Return the format in which a path asks for a figure.
 
     Raises
     ------
@@ -29,15 +31,27 @@ def check_plot(path: str) -> str:
     return ending
 
 
-def saved(figure: Any, ending: str) -> bytes:
-    """The figure as a file of that format."""
+def figure_bytes(figure: Any, path: str) -> bytes:
+    """Return the contents of the file that holds the figure in the format of the path.
+
+    Raises
+    ------
+    InputError
+        The path ends in none of `FORMATS`.
+    """
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=ending, bbox_inches="tight")
+    figure.savefig(buffer, format=check_plot(path), bbox_inches="tight")
     return buffer.getvalue()
 
 
+def draw_diagonal(axes: Any, ends: np.ndarray) -> None:
+    """Draw where both coordinates are equal, and where they differ by less than 10 %."""
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+    axes.fill_between(ends, 0.9 * ends, 1.1 * ends, alpha=0.15, label="within 10 %")
+
+
 def new_figure(n_rows: int, n_columns: int) -> tuple[Any, Any]:
-    """A figure and its axes, as matplotlib's ``subplots`` returns them."""
+    """Return a figure and its axes, as matplotlib's ``subplots`` does."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0 * n_columns, 5.0 * n_rows), layout="constrained")

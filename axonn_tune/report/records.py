@@ -1,21 +1,20 @@
-"""Results as plain data: the JSON contract and flat records."""
+"""The JSON contract: predictions, and what they rest on, as plain data."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from axonn_tune.search.rank import Ranking
 from axonn_tune.search.search import Search
-from axonn_tune.step.explain import Explanation
 from axonn_tune.step.prediction import Prediction
 
 SCHEMA_VERSION = 1
 
 
 def assumptions(search: Search) -> dict[str, Any]:
-    """Everything that the numbers rest on."""
+    """Return everything that the numbers rest on."""
     scenario = search.scenario
-    job, machine, overlap = scenario.job, scenario.machine, scenario.job.overlap
+    job, machine = scenario.job, scenario.machine
+    overlap = job.overlap
     return {
         "model": scenario.model.name,
         "parameters": scenario.model.parameters,
@@ -41,18 +40,18 @@ def assumptions(search: Search) -> dict[str, Any]:
 
 
 def record(prediction: Prediction) -> dict[str, Any]:
-    """One entry of ``results``."""
-    c = prediction.configuration
+    """Return a prediction as one entry of ``results``."""
+    configuration = prediction.configuration
     low, high = prediction.step_seconds_interval or (None, None)
     return {
         "rank": prediction.place,
         "strategy": prediction.scenario.strategy.name,
-        "grid": dict(c.layout.sizes),
-        "order": c.order,
-        "n_virtual": c.n_virtual,
-        "micro_batch": c.micro_batch,
+        "grid": dict(configuration.layout.sizes),
+        "order": configuration.order,
+        "n_virtual": configuration.n_virtual,
+        "micro_batch": configuration.micro_batch,
         "n_microsteps": prediction.n_microsteps,
-        "recompute": c.recompute,
+        "recompute": configuration.recompute,
         "step_seconds": prediction.step_seconds,
         "step_seconds_low": low,
         "step_seconds_high": high,
@@ -76,7 +75,7 @@ def record(prediction: Prediction) -> dict[str, Any]:
 
 
 def flat_record(prediction: Prediction) -> dict[str, Any]:
-    """A record without nesting: ``g_x``, ..., ``memory_weights_bytes``, ..."""
+    """Return a record without nesting: ``g_x``, ..., ``memory_weights_bytes``, ..."""
     flat: dict[str, Any] = {}
     for key, value in record(prediction).items():
         if key == "grid":
@@ -86,45 +85,3 @@ def flat_record(prediction: Prediction) -> dict[str, Any]:
         else:
             flat[key] = value
     return flat
-
-
-def ranking_document(ranking: Ranking, top_n: int | None) -> dict[str, Any]:
-    """What ``suggest --format json`` prints."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "assumptions": assumptions(ranking.search),
-        "results": [record(prediction) for prediction in ranking.top(top_n)],
-        "rejected": dict(ranking.rejected),
-        "evaluated": ranking.n_evaluated,
-    }
-
-
-def explanation_document(search: Search, explanation: Explanation) -> dict[str, Any]:
-    """What ``explain --format json`` prints."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "assumptions": assumptions(search),
-        "prediction": record(explanation.prediction),
-        "operations": [
-            {
-                "name": op.name,
-                "kind": op.kind,
-                "shape": op.shape or None,
-                "nbytes": op.nbytes,
-                "axis": op.axis or None,
-                "n_calls": op.n_calls,
-                "seconds_per_call": op.seconds_per_call,
-                "total_seconds": op.total_seconds,
-                "exposed_seconds": op.exposed_seconds,
-                "hidden_seconds": op.hidden_seconds,
-                "rate_per_s": op.rate_per_s,
-                "bound_by": op.bound_by,
-            }
-            for op in explanation.operations
-        ],
-        "exposed_seconds_by_axis": explanation.exposed_seconds_by_axis,
-        "sensitivities": [
-            {"resource": s.resource, "saved_seconds": s.saved_seconds}
-            for s in explanation.sensitivities
-        ],
-    }

@@ -1,4 +1,4 @@
-"""What a run measured, beside what was predicted."""
+"""What ``run`` shows: a measured step next to the predicted one as text and as plain data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from axonn_tune.report.records import SCHEMA_VERSION, record
-from axonn_tune.report.text import table
+from axonn_tune.report.table import table
 from axonn_tune.spec.measurement import WARM_UP_STEPS, Measurement
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.validation import OperationTime
@@ -16,7 +16,7 @@ from axonn_tune.units import format_count, format_quantity, format_seconds, gib
 
 
 def rates(scenario: Scenario, measurement: Measurement) -> dict[str, float]:
-    """TFLOP/s per GPU that the mean step reaches, of the model and with recomputation."""
+    """Return TFLOP/s per GPU that the mean step reaches, without and with recomputation."""
     model, job = scenario.model, scenario.job
     per_tflop = 1e-12 / measurement.mean_step_seconds / job.n_gpus
     hardware = model.hardware_flops(job.tokens, job.seq_len, measurement.recompute)
@@ -29,18 +29,20 @@ def rates(scenario: Scenario, measurement: Measurement) -> dict[str, float]:
 def run_text(
     scenario: Scenario,
     measurement: Measurement,
-    compared: Sequence[OperationTime],
+    operations: Sequence[OperationTime],
     prediction: Prediction | None,
-    limit: int | None,
+    n_operations: int | None,
 ) -> str:
-    """A run for a terminal: the step, then its operations.
+    """Return the step, then its operations.
 
-    `limit`: how many operations to show, the longest first.
+    Parameters
+    ----------
+    n_operations : int or None
+        Number of operations to show, the longest first; None shows all.
     """
     m, model, job = measurement, scenario.model, scenario.job
     speed = rates(scenario, m)
-    of_process = " (whole process)" if m.memory_is_of_process else ""
-    timed, first = len(m.timed_steps), m.steps[0].loss
+    whose_memory = " (whole process)" if m.memory_is_of_process else ""
     lines = [
         f"{model.name} ({format_count(model.parameters)} parameters) on {job.n_gpus} x "
         f"{m.device_name} ({m.backend}), grid {m.layout} (x, y, z, data), order {m.order}",
@@ -48,11 +50,12 @@ def run_text(
         f"{job.dtype}, {job.attention} attention, recompute {m.recompute}, overlap {job.overlap}",
         "",
         f"step     mean {format_seconds(m.mean_step_seconds)}, median "
-        f"{format_seconds(m.median_step_seconds)} (last {timed} of {len(m.steps)} steps)",
+        f"{format_seconds(m.median_step_seconds)} "
+        f"(last {len(m.timed_steps)} of {len(m.steps)} steps)",
         f"speed    {speed['tflops_per_gpu']:.4g} TFLOP/s per GPU "
         f"({speed['hardware_tflops_per_gpu']:.4g} with recomputation)",
-        f"loss     {first:.4f} to {m.steps[-1].loss:.4f}",
-        f"memory   {gib(m.peak_memory_bytes):.2f} GiB at most on a rank{of_process}",
+        f"loss     {m.steps[0].loss:.4f} to {m.steps[-1].loss:.4f}",
+        f"memory   {gib(m.peak_memory_bytes):.2f} GiB at most on a rank{whose_memory}",
     ]
     if prediction is None:
         lines.append(
@@ -64,11 +67,11 @@ def run_text(
             f"predicted {format_seconds(prediction.step_seconds)} on {scenario.machine.name} "
             f"({error:+.1f} % of the median), {gib(prediction.memory_bytes):.2f} GiB"
         )
-    return "\n".join([*lines, "", _operations_text(compared, limit)])
+    return "\n".join([*lines, "", _operations_text(operations, n_operations)])
 
 
-def _operations_text(compared: Sequence[OperationTime], limit: int | None) -> str:
-    shown = compared if limit is None else compared[:limit]
+def _operations_text(operations: Sequence[OperationTime], limit: int | None) -> str:
+    shown = operations if limit is None else operations[:limit]
     rows = [
         [
             row.name,
@@ -83,10 +86,10 @@ def _operations_text(compared: Sequence[OperationTime], limit: int | None) -> st
     ]
     headers = ["operation", "kind", "calls", "amount", "measured ms", "predicted ms", "ratio"]
     text = table(rows, headers)
-    left = compared[len(shown) :]
-    if left:
-        rest = 1e3 * sum(row.measured_seconds for row in left)
-        text += f"\n({len(left)} more operations, {rest:.3f} ms; --all shows them)"
+    hidden = operations[len(shown) :]
+    if hidden:
+        milliseconds = 1e3 * sum(row.measured_seconds for row in hidden)
+        text += f"\n({len(hidden)} more operations, {milliseconds:.3f} ms; --all shows them)"
     return text
 
 
@@ -99,15 +102,15 @@ def _amount(row: OperationTime) -> str:
 def run_document(
     scenario: Scenario,
     measurement: Measurement,
-    compared: Sequence[OperationTime],
+    operations: Sequence[OperationTime],
     prediction: Prediction | None,
 ) -> dict[str, Any]:
-    """What ``run --format json`` prints."""
-    m, model, job = measurement, scenario.model, scenario.job
+    """Return what ``run --format json`` prints."""
+    m = measurement
     return {
         "schema_version": SCHEMA_VERSION,
-        "model": model.name,
-        "job": asdict(job),
+        "model": scenario.model.name,
+        "job": asdict(scenario.job),
         "machine": None if prediction is None else scenario.machine.name,
         "device": m.device_name,
         "backend": m.backend,
@@ -130,6 +133,6 @@ def run_document(
         "prediction": None if prediction is None else record(prediction),
         "operations": [
             {**asdict(row), "predicted_over_measured": row.predicted_over_measured}
-            for row in compared
+            for row in operations
         ],
     }

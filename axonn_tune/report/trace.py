@@ -1,4 +1,7 @@
-"""Steps as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+"""What ``trace`` writes: steps as a Chrome trace.
+
+Perfetto (ui.perfetto.dev) and chrome://tracing open it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def trace_document(
     steps: Mapping[str, Sequence[Operation]],
     waits_for: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """Trace events in the JSON object format.
+    """Return trace events in the JSON object format.
 
     Parameters
     ----------
@@ -24,8 +27,8 @@ def trace_document(
         Operations with their start and end, in the order of issue, under the title of their
         group of rows: one row for computation and one for each other stream.
     waits_for : mapping of str to sequence of str
-        By name of an operation, those whose results it needs: drawn as flows, each from the
-        latest one of that name before it.
+        Names of the operations whose results an operation needs, by its name. Each is drawn as
+        a flow from the latest operation of that name.
     """
     events: list[dict[str, Any]] = []
     flow_ids = count(1)
@@ -36,17 +39,20 @@ def trace_document(
         for source, target in _flows(operations, waits_for or {}):
             flow = {"name": "needs", "cat": "dependency", "pid": number, "id": next(flow_ids)}
             # A flow belongs to the slice that is under way when it begins or ends.
-            for phase, end in (("s", source), ("f", target)):
-                bound = {"bp": "e"} if phase == "f" else {}
-                at = {"tid": rows[end.stream], "ts": end.start_seconds * MICROSECONDS}
-                events.append({"ph": phase, **flow, **at, **bound})
+            events.append({"ph": "s", **flow, **_start(rows, source)})
+            events.append({"ph": "f", **flow, **_start(rows, target), "bp": "e"})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
 def _rows(operations: Sequence[Operation]) -> dict[str, int]:
-    """Number of each stream, computation first."""
+    """Return the row of each stream, computation first."""
     streams = dict.fromkeys(operation.stream for operation in operations)
-    return {stream: row for row, stream in enumerate(sorted(streams, key=lambda s: s != COMPUTE))}
+    ordered = sorted(streams, key=lambda stream: stream != COMPUTE)
+    return {stream: row for row, stream in enumerate(ordered)}
+
+
+def _start(rows: Mapping[str, int], operation: Operation) -> dict[str, Any]:
+    return {"tid": rows[operation.stream], "ts": operation.start_seconds * MICROSECONDS}
 
 
 def _names(number: int, title: str, rows: Mapping[str, int]) -> Iterator[dict[str, Any]]:
@@ -66,8 +72,7 @@ def _slice(number: int, rows: Mapping[str, int], operation: Operation) -> dict[s
         "name": operation.name,
         "cat": operation.kind,
         "pid": number,
-        "tid": rows[operation.stream],
-        "ts": operation.start_seconds * MICROSECONDS,
+        **_start(rows, operation),
         "dur": operation.seconds * MICROSECONDS,
         "args": {name: amount for name, amount in amounts.items() if amount},
     }
@@ -76,7 +81,7 @@ def _slice(number: int, rows: Mapping[str, int], operation: Operation) -> dict[s
 def _flows(
     operations: Sequence[Operation], waits_for: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[Operation, Operation]]:
-    """From what was needed to what needed it, where they are of different streams."""
+    """Yield what was needed and what needed it, where their streams differ."""
     by_start = sorted(operations, key=lambda operation: operation.start_seconds)
     latest: dict[str, Operation] = {}
     for operation in by_start:

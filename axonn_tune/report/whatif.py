@@ -1,46 +1,48 @@
-"""What a changed machine does to the best configuration, as text and as plain data."""
+"""What ``whatif`` shows: the best configuration on a changed machine as text and as plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from axonn_tune.report.phrases import assumption_line, interval_text, model_on_gpus, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
-from axonn_tune.report.text import assumption_line, interval_text, table
+from axonn_tune.report.table import table
 from axonn_tune.search.search import Search
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.studies.whatif import Influence, WhatIf
 from axonn_tune.units import format_quantity, gib
 
 
-def what_if_text(
-    search: Search, settings: Sequence[str], found: WhatIf, machine_was_given: bool
-) -> str:
-    """The best before and after, and the former best on the changed machine."""
+def what_if_text(search: Search, settings: Sequence[str], result: WhatIf) -> str:
+    """Compare the best before and after, and the former best on the changed machine."""
     rows = [
-        _row("as it is", found.before),
-        _row("changed", found.after),
-        _row("changed, layout kept", found.kept),
+        _row("as it is", result.before),
+        _row("changed", result.after),
+        _row("changed, layout kept", result.kept),
     ]
     headers = ["machine", "layout", "mbs", "recompute", "step s", "90 % interval", "MFU %", "GiB"]
-    change = found.after.step_seconds / found.before.step_seconds - 1.0
-    is_same = found.before.configuration == found.after.configuration
-    layout = "the layout stays" if is_same else "the layout changes"
-    by_layout = ""
-    if not is_same and found.kept.fits:
-        gain = 1.0 - found.after.step_seconds / found.kept.step_seconds
-        by_layout = f"; of that the new layout brings {100 * gain:.1f} %"
     return "\n".join(
         [
-            f"{search.scenario.model.name} on {search.scenario.job.n_gpus} {search.scenario.machine.gpu.name}, if "
-            + ", ".join(settings),
+            f"{model_on_gpus(search.scenario)}, if {', '.join(settings)}",
             "",
             table(rows, headers),
             "",
-            f"The best step takes {100 * change:+.1f} %; {layout}{by_layout}.",
-            assumption_line(search.scenario, machine_was_given),
+            _conclusion(result),
+            assumption_line(search.scenario),
         ]
     )
+
+
+def _conclusion(result: WhatIf) -> str:
+    change = result.after.step_seconds / result.before.step_seconds - 1.0
+    sentence = f"The best step takes {100 * change:+.1f} %; the layout "
+    if result.before.configuration == result.after.configuration:
+        return f"{sentence}stays."
+    if not result.kept.fits:
+        return f"{sentence}changes."
+    gain = 1.0 - result.after.step_seconds / result.kept.step_seconds
+    return f"{sentence}changes; of that the new layout brings {percent(gain)} %."
 
 
 def _row(title: str, best: Prediction) -> list[Any]:
@@ -52,13 +54,13 @@ def _row(title: str, best: Prediction) -> list[Any]:
         best.configuration.recompute,
         f"{best.step_seconds:.3f}",
         interval_text(best),
-        f"{100 * best.mfu:.1f}",
+        percent(best.mfu),
         memory if best.fits else f"{memory} OOM",
     ]
 
 
-def influences_text(base: Prediction, found: Sequence[Influence], factor: float) -> str:
-    """A line for each number of the machine: the step with less and with more of it."""
+def influences_text(base: Prediction, influences: Sequence[Influence], factor: float) -> str:
+    """Return a row for each number of the machine: the step with less and with more of it."""
     rows = [
         [
             influence.parameter.name,
@@ -67,7 +69,7 @@ def influences_text(base: Prediction, found: Sequence[Influence], factor: float)
             *_moved(base, influence.less),
             *_moved(base, influence.more),
         ]
-        for influence in found
+        for influence in influences
     ]
     headers = ["parameter", "value", "origin", f"/ {factor:g}: step %", "layout"]
     headers += [f"x {factor:g}: step %", "layout"]
@@ -85,30 +87,36 @@ def _moved(base: Prediction, best: Prediction | None) -> tuple[str, str]:
     if best is None:
         return "-", "nothing fits"
     change = 100.0 * (best.step_seconds / base.step_seconds - 1.0)
-    same = base.configuration == best.configuration
-    text = f"{best.configuration.ordered_layout}, mbs {best.configuration.micro_batch}, {best.configuration.recompute}"
-    return f"{0.0 if abs(change) < 0.005 else change:+.2f}", "same" if same else text
+    if abs(change) < 0.005:
+        change = 0.0  # not -0.00
+    configuration = best.configuration
+    layout = (
+        f"{configuration.ordered_layout}, mbs {configuration.micro_batch}, "
+        f"{configuration.recompute}"
+    )
+    return f"{change:+.2f}", "same" if configuration == base.configuration else layout
 
 
 def what_if_document(
     search: Search,
     settings: Sequence[str],
-    found: WhatIf | None,
-    table_of: Sequence[Influence],
+    result: WhatIf | None,
+    influences: Sequence[Influence],
     factor: float,
 ) -> dict[str, Any]:
-    """What ``whatif --format json`` prints."""
+    """Return what ``whatif --format json`` prints."""
+    what_if = None
+    if result is not None:
+        what_if = {
+            "before": record(result.before),
+            "after": record(result.after),
+            "kept": record(result.kept),
+        }
     return {
         "schema_version": SCHEMA_VERSION,
         "assumptions": assumptions(search),
         "settings": list(settings),
-        "what_if": None
-        if found is None
-        else {
-            "before": record(found.before),
-            "after": record(found.after),
-            "kept": record(found.kept),
-        },
+        "what_if": what_if,
         "factor": factor,
         "influences": [
             {
@@ -119,39 +127,35 @@ def what_if_document(
                 "less": None if influence.less is None else record(influence.less),
                 "more": None if influence.more is None else record(influence.more),
             }
-            for influence in table_of
+            for influence in influences
         ],
     }
 
 
-def what_if_records(found: WhatIf) -> list[dict[str, Any]]:
-    """One flat record for each of the three."""
-    named = {"as it is": found.before, "changed": found.after, "layout kept": found.kept}
+def what_if_records(result: WhatIf) -> list[dict[str, Any]]:
+    """Return one flat record for each of the three predictions."""
+    named = {"as it is": result.before, "changed": result.after, "layout kept": result.kept}
     return [{"machine": name, **flat_record(best)} for name, best in named.items()]
 
 
-def influence_records(base: Prediction, found: Sequence[Influence]) -> list[dict[str, Any]]:
-    """One flat record per number of the machine."""
+def influence_records(base: Prediction, influences: Sequence[Influence]) -> list[dict[str, Any]]:
+    """Return one flat record for each number of the machine."""
     return [
         {
             "parameter": influence.parameter.name,
             "value": influence.parameter.value,
             "origin": influence.parameter.origin,
-            **{
-                f"{side}_{key}": value
-                for side, best in (("less", influence.less), ("more", influence.more))
-                for key, value in _short(base, best).items()
-            },
+            **_changed_step("less", base, influence.less),
+            **_changed_step("more", base, influence.more),
         }
-        for influence in found
+        for influence in influences
     ]
 
 
-def _short(base: Prediction, best: Prediction | None) -> dict[str, Any]:
-    if best is None:
-        return {"step_seconds": None, "change_fraction": None, "layout": None}
+def _changed_step(side: str, base: Prediction, best: Prediction | None) -> dict[str, Any]:
+    seconds = None if best is None else best.step_seconds
     return {
-        "step_seconds": best.step_seconds,
-        "change_fraction": best.step_seconds / base.step_seconds - 1.0,
-        "layout": str(best.layout),
+        f"{side}_step_seconds": seconds,
+        f"{side}_change_fraction": None if seconds is None else seconds / base.step_seconds - 1.0,
+        f"{side}_layout": None if best is None else str(best.layout),
     }

@@ -1,1 +1,1 @@
-"""Predict published runs and set the numbers side by side. Pure."""
+"""Predictions of published runs, next to what was measured. Nothing here touches files."""

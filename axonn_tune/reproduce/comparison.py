@@ -1,4 +1,4 @@
-"""Published numbers beside predicted ones: errors, and whether the order is right."""
+"""Published numbers next to predicted ones: errors, and whether the order is right."""
 
 from __future__ import annotations
 
@@ -10,15 +10,26 @@ from typing import TypeVar
 
 import numpy as np
 
-T = TypeVar("T")
-K = TypeVar("K")
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One published number with its prediction; None where it is not predicted.
+    """One published number with its prediction.
 
-    system: whose measurement it is. group: of numbers that the source compares.
+    subject
+        What was run, or which ring was measured.
+    predicted
+        The predicted number; None where nothing is predicted.
+    setting
+        What was assumed for the prediction.
+    certainty
+        Where the number comes from: table, abstract, or recalled (from memory).
+    system
+        System whose measurement it is.
+    group
+        Name that is shared by the numbers that the source compares.
     """
 
     machine: str
@@ -41,7 +52,7 @@ class Comparison:
 
     @property
     def is_verdict(self) -> bool:
-        """Whether it says yes or no, not how much."""
+        """Whether the number says yes or no, not how much."""
         return self.metric == "fits"
 
 
@@ -58,12 +69,12 @@ class ErrorSummary:
 
 
 def summarise(comparisons: Sequence[Comparison]) -> ErrorSummary | None:
-    """Errors over all predicted comparisons; None if there are none."""
+    """Return the errors over all predicted comparisons; None if there are none."""
     return summary_of([c.error_fraction for c in comparisons if c.error_fraction is not None])
 
 
 def summary_of(errors: Sequence[float]) -> ErrorSummary | None:
-    """Of signed relative errors."""
+    """Sum up signed relative errors; return None if there are none."""
     if not errors:
         return None
     sizes = [abs(error) for error in errors]
@@ -78,23 +89,24 @@ def summary_of(errors: Sequence[float]) -> ErrorSummary | None:
 
 
 def ordered_pairs(comparisons: Iterable[Comparison]) -> tuple[int, int]:
-    """Pairs within a group whose order the prediction has right, and all such pairs.
+    """Count the pairs within a group whose order the prediction has right, and all such pairs.
 
     Numbers of one metric that are equal as published have no order.
     """
-    right = total = 0
+    n_right = 0
+    n_pairs = 0
     for group in grouped(comparisons, lambda c: (c.group, c.metric)).values():
         known = [(c.published, c.predicted) for c in group if c.predicted is not None]
         for (a, predicted_a), (b, predicted_b) in combinations(known, 2):
             if a != b and group[0].group:
-                total += 1
-                right += (a < b) == (predicted_a < predicted_b)
-    return right, total
+                n_pairs += 1
+                n_right += (a < b) == (predicted_a < predicted_b)
+    return n_right, n_pairs
 
 
-def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Items by key, in order of appearance."""
-    groups: dict[K, list[T]] = {}
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by key, in order of appearance."""
+    groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups

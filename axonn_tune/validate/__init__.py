@@ -1,1 +1,1 @@
-"""Predictions against what was measured or published."""
+"""Predictions against steps that were measured here: which to run, errors, limits, regressions."""

@@ -9,18 +9,29 @@ from statistics import fmean
 
 from axonn_tune.spec.validation import Outcome, Validation
 
-# From here on the operation that causes an error is named.
+# The operation that causes an error is named where the error is at least this large.
 LARGE_ERROR = 0.1
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Over all configurations that ran; fractions, not percent.
+    """Errors over all configurations that ran, as fractions.
 
-    mape: mean absolute error. bias: mean signed error. worst: the largest error. spearman,
-    kendall: rank correlations, None for fewer than three configurations. regret: how much slower
-    the suggested configuration is than the best one measured, None where it failed. memory_mape:
-    None where memory was not counted.
+    mape
+        Mean absolute error.
+    bias
+        Mean signed error.
+    worst
+        The outcome with the largest error.
+    spearman, kendall
+        Rank correlations; None for fewer than three configurations.
+    best
+        The outcome with the fastest measured step.
+    regret
+        How much slower the suggested configuration is than the best one measured; None where the
+        suggested one failed.
+    memory_mape
+        Mean absolute error of the memory; None where memory was not counted.
     """
 
     n_measured: int
@@ -36,7 +47,7 @@ class Agreement:
 
 
 def agreement(validation: Validation) -> Agreement | None:
-    """Sum up a validation; None where nothing ran."""
+    """Sum up a validation; return None where nothing ran."""
     ran = validation.measured
     if not ran:
         return None
@@ -48,6 +59,9 @@ def agreement(validation: Validation) -> Agreement | None:
         for o in ran
         if o.peak_memory_bytes is not None
     ]
+    regret = None
+    if not suggested.failure:
+        regret = suggested.measured_seconds / best.measured_seconds - 1.0
     return Agreement(
         n_measured=len(ran),
         n_failed=len(validation.outcomes) - len(ran),
@@ -57,20 +71,18 @@ def agreement(validation: Validation) -> Agreement | None:
         spearman=spearman,
         kendall=kendall,
         best=best,
-        regret=None
-        if suggested.failure
-        else suggested.measured_seconds / best.measured_seconds - 1.0,
+        regret=regret,
         memory_mape=fmean(memory) if memory else None,
     )
 
 
 def mape(outcomes: Sequence[Outcome]) -> float:
-    """Mean absolute error of the predicted step times, relative to the measured ones."""
+    """Return the mean absolute error of the predicted step times, relative to the measured ones."""
     return fmean(abs(outcome.error_fraction) for outcome in outcomes)
 
 
 def _rank_correlations(outcomes: Sequence[Outcome]) -> tuple[float | None, float | None]:
-    """Spearman's rho and Kendall's tau-b."""
+    """Return Spearman's rho and Kendall's tau-b."""
     if len(outcomes) < 3:
         return None, None
     from scipy.stats import kendalltau, spearmanr
@@ -79,6 +91,6 @@ def _rank_correlations(outcomes: Sequence[Outcome]) -> tuple[float | None, float
     measured = [outcome.measured_seconds for outcome in outcomes]
     if len(set(predicted)) == 1 or len(set(measured)) == 1:
         return None, None
-    found = (test(predicted, measured).statistic for test in (spearmanr, kendalltau))
-    rho, tau = (float(value) for value in found)
+    rho = float(spearmanr(predicted, measured).statistic)
+    tau = float(kendalltau(predicted, measured).statistic)
     return (None if math.isnan(rho) else rho), (None if math.isnan(tau) else tau)

@@ -1,4 +1,4 @@
-"""Which configurations of a ranking to run."""
+"""Choose which configurations of a ranking to run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHOICE = re.compile(r"all|(top|spread):([1-9]\d*)")
 
 
 def choose(ranking: Ranking, choice: str) -> list[Prediction]:
-    """The predictions to check, best first.
+    """Return the predictions to check, the best first.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def choose(ranking: Ranking, choice: str) -> list[Prediction]:
 
 
 def choose_grids(ranking: Ranking, grids: Sequence[str]) -> list[Prediction]:
-    """The predictions of the given grids, with the best one of all, which is the suggestion.
+    """Return the predictions of the given grids, and the best one of all, which is the suggestion.
 
     Raises
     ------
@@ -51,10 +51,10 @@ def choose_grids(ranking: Ranking, grids: Sequence[str]) -> list[Prediction]:
     everything = ranking.top()
     axes = ranking.search.scenario.strategy.axes
     wanted = [parse_layout(text, axes) for text in grids]
-    found = [p for p in everything if p.layout in wanted]
-    missing = [layout for layout in wanted if layout not in [p.layout for p in found]]
+    chosen = [p for p in everything if p.layout in wanted]
+    missing = [layout for layout in wanted if layout not in [p.layout for p in chosen]]
     if missing:
         raise InputError(
             f"--grid {missing[0]} is not among the {len(everything)} configurations of this job"
         )
-    return found if everything[0] in found else [everything[0], *found]
+    return chosen if everything[0] in chosen else [everything[0], *chosen]

@@ -1,4 +1,4 @@
-"""Whether a validation keeps the limits that a user sets."""
+"""Check whether a validation keeps the limits that a user sets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Check:
 
 
 def check_limits(
-    found: Agreement | None, max_error: float | None, max_regret: float | None
+    agreement: Agreement | None, max_error: float | None, max_regret: float | None
 ) -> list[Check]:
-    """The limits that were given (fractions); none holds where nothing ran."""
+    """Check the limits that were given, as fractions; none holds where nothing ran."""
     checks = []
     if max_error is not None:
-        checks.append(_at_most("MAPE", found.mape if found else None, max_error))
+        checks.append(_at_most("MAPE", agreement.mape if agreement else None, max_error))
     if max_regret is not None:
-        checks.append(_at_most("regret", found.regret if found else None, max_regret))
+        checks.append(_at_most("regret", agreement.regret if agreement else None, max_regret))
     return checks
 
 

@@ -1,4 +1,4 @@
-"""Predicted against measured, operation by operation."""
+"""Predicted and measured times of one step, operation by operation."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from axonn_tune.spec.validation import OperationTime
 from axonn_tune.step.explain import Explanation, OperationCost
 
 
-def compare(measurement: Measurement, explanation: Explanation | None) -> list[OperationTime]:
-    """Every operation that was measured, with its prediction, longest first.
+def operation_times(
+    measurement: Measurement, explanation: Explanation | None
+) -> list[OperationTime]:
+    """Return every operation that was measured, with its prediction, the longest first.
 
-    The last row, `HOST`, is what the host took between operations.
+    The last entry, `HOST`, is the time that the host took between operations.
     """
     predicted = {}
     if explanation is not None:
         predicted = {op.name: op for op in explanation.operations}
-        predicted |= _not_told_apart(measurement, explanation)
-    measured, exposed = measurement.operation_seconds, measurement.exposed_seconds
-    rows = []
+        predicted |= _all_kernels(measurement, explanation)
+    measured = measurement.operation_seconds
+    exposed = measurement.exposed_seconds
+    times = []
     for name, calls in _by_name(measurement.last_step).items():
         cost = predicted.get(name)
         is_collective = calls[0].stream != COMPUTE
-        rows.append(
+        times.append(
             OperationTime(
                 name=name,
                 kind=calls[0].kind,
@@ -38,16 +41,21 @@ def compare(measurement: Measurement, explanation: Explanation | None) -> list[O
                 predicted_exposed_seconds=_rounded(cost.exposed_seconds) if cost else None,
             )
         )
-    rows.sort(key=lambda row: -row.measured_seconds)
-    host = _rounded(exposed.get(HOST, 0.0))
-    known = _rounded(explanation.host_seconds) if explanation else None
-    if COMPUTATION in measured:
-        known = 0.0 if explanation else None
-    return [*rows, OperationTime(HOST, HOST, "", 0, 0.0, 0.0, host, 0.0, known)]
+    times.sort(key=lambda time: -time.measured_seconds)
+    measured_host = _rounded(exposed.get(HOST, 0.0))
+    predicted_host = None
+    if explanation is not None:
+        # Where kernels are measured as one, the host's time is part of them.
+        predicted_host = 0.0 if COMPUTATION in measured else _rounded(explanation.host_seconds)
+    host = OperationTime(HOST, HOST, "", 0, 0.0, 0.0, measured_host, 0.0, predicted_host)
+    return [*times, host]
 
 
-def _not_told_apart(measurement: Measurement, explanation: Explanation) -> dict[str, OperationCost]:
-    """Where kernels are measured as one: all of the predicted step but recorded collectives."""
+def _all_kernels(measurement: Measurement, explanation: Explanation) -> dict[str, OperationCost]:
+    """Return the predicted time of all kernels, by name, if they were measured as one.
+
+    It is the predicted step without the collectives that were recorded.
+    """
     names = {op.name for op in measurement.last_step}
     if COMPUTATION not in names:
         return {}
@@ -58,7 +66,7 @@ def _not_told_apart(measurement: Measurement, explanation: Explanation) -> dict[
 
 
 def _rounded(seconds: float) -> float:
-    """In as many digits as a report needs."""
+    """Return seconds in as many digits as a report needs."""
     return float(f"{seconds:.6g}")
 
 

@@ -1,4 +1,4 @@
-"""Join what was predicted and what was measured."""
+"""Join what was predicted of a configuration and what was measured."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from axonn_tune.spec.measurement import Measurement
 from axonn_tune.spec.validation import Outcome, Predicted
 from axonn_tune.step.explain import explain
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.validate.measured import compare
+from axonn_tune.validate.measured import operation_times
 
 
 def outcome_of(prediction: Prediction, result: Measurement | str) -> Outcome:
     """Return the outcome of one configuration from what was measured, or why it failed."""
-    low, high = prediction.step_seconds_interval or (None, None)
     configuration = prediction.configuration
+    low, high = prediction.step_seconds_interval or (None, None)
     predicted = Predicted(
         prediction.place, prediction.step_seconds, prediction.memory_bytes, low, high
     )
@@ -24,5 +24,5 @@ def outcome_of(prediction: Prediction, result: Measurement | str) -> Outcome:
         predicted,
         step_seconds=tuple(step.seconds for step in result.timed_steps),
         peak_memory_bytes=result.peak_memory_bytes if counts_memory else None,
-        operations=tuple(compare(result, explain(prediction))),
+        operations=tuple(operation_times(result, explain(prediction))),
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from worlds import machine_of, quantity
 
 from axonn_tune.calibrate.difference import difference
-from axonn_tune.report.difference import difference_document, difference_text
+from axonn_tune.report.machines import difference_document, difference_text
 from axonn_tune.spec.calibration import Calibration, RankSpeed
 from axonn_tune.spec.points import GemmPoint, LinkPoint
 

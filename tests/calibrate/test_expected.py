@@ -7,7 +7,8 @@ from worlds import machine_of
 
 from axonn_tune.calibrate.expected import expected
 from axonn_tune.errors import InputError
-from axonn_tune.report.profile import calibration_text, expected_text
+from axonn_tune.report.calibrate import calibration_text
+from axonn_tune.report.machines import expected_text
 from axonn_tune.spec.calibration import Calibration, RankSpeed
 from axonn_tune.spec.points import GemmPoint, LinkPoint
 

@@ -6,7 +6,7 @@ import pytest
 from command_line import assert_refused, run_cli
 from figures import amount_drawn, assert_drawn, svg_texts
 
-from axonn_tune.report.figure import FORMATS, new_figure, saved
+from axonn_tune.report.figure import FORMATS, figure_bytes, new_figure
 
 JOB = ["--gpus", "64", "--model", "5b", "--global-batch", "128", "--recompute", "full"]
 COMMANDS = {
@@ -47,12 +47,12 @@ def test_the_ending_chooses_the_format(capsys, tmp_path, ending):
 def test_empty_axes_and_other_formats_are_not_taken_for_a_figure(tmp_path, ending):
     empty, _ = new_figure(1, 2)
     path = tmp_path / f"figure.{ending}"
-    path.write_bytes(saved(empty, ending))
+    path.write_bytes(figure_bytes(empty, f"empty.{ending}"))
     with pytest.raises(AssertionError):
         assert_drawn(path)
     other = FORMATS[FORMATS.index(ending) - 1]
     with pytest.raises((AssertionError, SyntaxError)):
-        amount_drawn(saved(empty, other), ending)
+        amount_drawn(figure_bytes(empty, f"empty.{other}"), ending)
 
 
 def test_a_plot_of_a_pipeline_draws_its_ranks(capsys, tmp_path):

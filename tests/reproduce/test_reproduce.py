@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from axonn_tune.io.published import load_published
 
+from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import list_machines, load_machine, load_model
-from axonn_tune.report import validation
-from axonn_tune.reproduce.axonn_papers import compare_links
+from axonn_tune.report.reproduce import reproduction_document, reproduction_markdown
+from axonn_tune.reproduce.axonn import compare_links
 from axonn_tune.reproduce.comparison import Comparison, ordered_pairs, summarise
-from axonn_tune.reproduce.loaders import Loaders
-from axonn_tune.reproduce.predicted import group_errors
+from axonn_tune.reproduce.runs import Loaders
+from axonn_tune.reproduce.steps import group_errors
 
 LOADERS = Loaders(load_model, load_machine)
 
@@ -24,14 +24,14 @@ def of_system(reproduction, system):
 def test_validation_page_is_up_to_date(reproduction):
     page = Path(__file__).parents[2] / "docs" / "validation.md"
     machines = [load_machine(name) for name in list_machines()]
-    assert validation.validation_markdown(reproduction, machines).rstrip() == (
-        page.read_text().rstrip()
-    ), "run: axonn-tune reproduce --format markdown --output docs/validation.md"
+    assert reproduction_markdown(reproduction, machines).rstrip() == (page.read_text().rstrip()), (
+        "run: axonn-tune reproduce --format markdown --output docs/validation.md"
+    )
 
 
 @pytest.mark.slow
 def test_json_summary_follows_from_the_rows(reproduction):
-    document = json.loads(json.dumps(validation.validation_document(reproduction)))
+    document = json.loads(json.dumps(reproduction_document(reproduction)))
     errors = [
         abs(r["error_fraction"]) for r in document["results"] if r["error_fraction"] is not None
     ]

@@ -9,7 +9,8 @@ import axonn_tune
 from axonn_tune.api import build_search
 from axonn_tune.errors import AxonnTuneError, InputError, NoCandidateError
 from axonn_tune.io.presets import load_machine, load_model
-from axonn_tune.report.records import flat_record, ranking_document, record
+from axonn_tune.report.records import flat_record, record
+from axonn_tune.report.suggest import ranking_document
 from axonn_tune.search.one_layout import best_of_layout, why_not
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.spec.configuration import Configuration

@@ -10,9 +10,13 @@ from validations import GRIDS, THREE, operation, outcome, validation
 
 from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.json_files import load_json, save_json
-from axonn_tune.report.agreement import agreement_text, junit_text, outcome_records
-from axonn_tune.report.figure import FORMATS
-from axonn_tune.report.plots import validation_figure
+from axonn_tune.report.figure import FORMATS, figure_bytes
+from axonn_tune.report.validate import (
+    agreement_text,
+    junit_text,
+    outcome_records,
+    validation_figure,
+)
 from axonn_tune.spec.layout import grid_layout
 from axonn_tune.spec.validation import Validation
 from axonn_tune.validate.agreement import agreement
@@ -142,7 +146,7 @@ def test_records_have_a_row_per_configuration():
 @pytest.mark.parametrize("ending", FORMATS)
 def test_the_figure_is_drawn(tmp_path, ending):
     path = tmp_path / f"figure.{ending}"
-    path.write_bytes(validation_figure(THREE, str(path)))
+    path.write_bytes(figure_bytes(validation_figure(THREE), str(path)))
     assert_drawn(path)
     with pytest.raises(InputError, match="allowed endings"):
-        validation_figure(THREE, "figure.doc")
+        figure_bytes(validation_figure(THREE), "figure.doc")

@@ -14,7 +14,7 @@ from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.measurement import Operation, exposed_seconds
 from axonn_tune.step.explain import explain
 from axonn_tune.step.timeline import step_timeline
-from axonn_tune.validate.measured import compare
+from axonn_tune.validate.measured import operation_times
 
 
 def search():
@@ -30,7 +30,7 @@ def test_the_warm_up_is_not_timed():
 
 def test_operations_are_joined_by_name_longest_first():
     explanation = explain(search(), best_of_layout(search(), "2x1x1x1"))
-    rows = compare(MEASUREMENT, explanation)
+    rows = operation_times(MEASUREMENT, explanation)
     names = ["forward.qkv.all_reduce", "forward.qkv.gemm", "unknown", "host"]
     assert [row.name for row in rows] == names
     all_reduce, gemm, unknown, host = rows
@@ -43,7 +43,7 @@ def test_operations_are_joined_by_name_longest_first():
 
 
 def test_without_a_profile_nothing_is_predicted():
-    rows = compare(MEASUREMENT, None)
+    rows = operation_times(MEASUREMENT, None)
     assert all(row.predicted_seconds is None for row in rows)
     assert rows[0].measured_exposed_seconds == 1.0
     text = run_text(search(), MEASUREMENT, rows, None, None)
@@ -53,7 +53,7 @@ def test_without_a_profile_nothing_is_predicted():
 
 def test_the_text_states_the_error_of_the_prediction():
     prediction = replace(best_of_layout(search(), "2x1x1x1"), step_seconds=2.4)
-    text = run_text(search(), MEASUREMENT, compare(MEASUREMENT, None), prediction, 1)
+    text = run_text(search(), MEASUREMENT, operation_times(MEASUREMENT, None), prediction, 1)
     assert "predicted 2.4 s on perlmutter (-20.0 % of the median)" in text
     assert "(3 more operations, 500.000 ms; --all shows them)" in text
 

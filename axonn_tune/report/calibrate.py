@@ -1,35 +1,39 @@
-"""What a calibrated profile holds: provenance, topology, rates of products and of collectives."""
+"""What ``calibrate`` and ``machines show`` say of a calibration: topology, rates, provenance."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from axonn_tune.calibrate.expected import Expected, expected, groups_of
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
-from axonn_tune.report.text import key_values, table
+from axonn_tune.report.phrases import percent
+from axonn_tune.report.table import key_values, table
 from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import LinkLevel, Machine
 from axonn_tune.spec.plan import MODES
 from axonn_tune.units import format_quantity, format_seconds
 
+# Number of measured products that are shown, from small to large.
 SHOWN_PRODUCTS = 12
+# A rank that multiplies at less than this share of the median rank's rate is named.
+SLOW_FRACTION = 0.95
 BAR = "########################"
 
 
 def calibration_text(machine: Machine) -> str:
-    """Everything that a reader of a calibration wants to see first; empty for other profiles."""
+    """Return what a reader of a calibration wants to see first; nothing for other profiles."""
     calibration = machine.calibration
     if calibration is None:
         return ""
+    software = ", ".join(f"{name} {version}" for name, version in calibration.software.items())
     parts = [
         key_values(
             [
                 ("measured", f"{calibration.date}, {calibration.seconds:.0f} s"),
                 ("on", f"{calibration.n_ranks} x {calibration.device_name}"),
                 ("hosts", ", ".join(calibration.hosts)),
-                ("with", ", ".join(f"{k} {v}" for k, v in calibration.software.items())),
+                ("with", software),
                 ("by", calibration.command_line),
             ]
         ),
@@ -43,14 +47,14 @@ def calibration_text(machine: Machine) -> str:
             f"Slow: rank {speed.rank} on {speed.host} multiplies at "
             f"{100 * speed.speed_fraction:.0f} % of the median rank's rate."
             for speed in calibration.speeds
-            if speed.speed_fraction < 0.95
+            if speed.speed_fraction < SLOW_FRACTION
         ),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
 def tree_text(links: Sequence[LinkLevel], n_ranks: int, device_name: str) -> str:
-    """The link levels as a small tree, outermost first."""
+    """Draw the link levels as a small tree, outermost first."""
     sizes = [*(link.unit_ranks for link in links[1:]), n_ranks]
     lines = [f"{n_ranks} ranks"]
     for depth, (link, size) in enumerate(zip(reversed(links), reversed(sizes), strict=True)):
@@ -66,7 +70,7 @@ def _rates_text(machine: Machine) -> str:
         [
             f"large products, {dtype}",
             format_quantity(peak.value * gemm.sustained_fraction.value, "rate_flops_per_s"),
-            _percent(gemm.sustained_fraction.spread_fraction),
+            percent(gemm.sustained_fraction.spread_fraction),
         ]
         for dtype, peak in machine.gpu.peak_flops_per_s.items()
     ]
@@ -74,24 +78,20 @@ def _rates_text(machine: Machine) -> str:
         [
             "copies",
             format_quantity(achieved_memory_bandwidth(machine), "copy_bytes_per_s"),
-            _percent(kernels.memory_fraction.spread_fraction),
+            percent(kernels.memory_fraction.spread_fraction),
         ],
         [
             "kernels beside a collective take longer by",
             f"{100 * kernels.slowdown_fraction.value:.0f} %",
-            _percent(kernels.slowdown_fraction.spread_fraction),
+            percent(kernels.slowdown_fraction.spread_fraction),
         ],
         [
             "collectives beside kernels take longer by",
             f"{100 * kernels.collective_slowdown_fraction.value:.0f} %",
-            _percent(kernels.collective_slowdown_fraction.spread_fraction),
+            percent(kernels.collective_slowdown_fraction.spread_fraction),
         ],
     ]
     return table(rows, ["rate", "value", "spread %"])
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f}"
 
 
 def _levels_text(links: Sequence[LinkLevel]) -> str:
@@ -112,14 +112,14 @@ def _level_row(link: LinkLevel, fraction: float, kind: str | None) -> list[str]:
     rate = link.bandwidth_bytes_per_s.value * fraction
     return [
         format_quantity(rate, "rate_bytes_per_s"),
-        _percent(bandwidth.spread_fraction),
+        percent(bandwidth.spread_fraction),
         format_seconds(latency.value),
-        _percent(latency.spread_fraction),
+        percent(latency.spread_fraction),
     ]
 
 
 def products_text(machine: Machine) -> str:
-    """Rates of measured products, some from small to large, by mode, and the roofline."""
+    """Return rates of some measured products, from small to large, by mode, and the roofline."""
     by_shape: dict[tuple[str, int, int, int], dict[str, float]] = {}
     for p in machine.gemm.points:
         flops = 2.0 * p.m * p.n * p.k
@@ -129,24 +129,29 @@ def products_text(machine: Machine) -> str:
         shapes = sorted(
             (s for s in by_shape if s[0] == dtype), key=lambda s: (s[1] * s[2] * s[3], s)
         )
-        rows = []
-        for shape in _some(shapes):
-            _, m, n, k = shape
-            moved = BYTES_PER_ELEMENT[dtype] * (m * k + k * n + m * n)
-            intensity = 2.0 * m * n * k / moved
-            roof = min(
-                machine.peak_flops_per_s(dtype), intensity * achieved_memory_bandwidth(machine)
-            )
-            rates = by_shape[shape]
-            best = max(rates.values())
-            rows.append(
-                [f"{m} x {n} x {k}", f"{intensity:.0f}"]
-                + [f"{rates[mode] * 1e-12:.4g}" if mode in rates else "-" for mode in MODES]
-                + [f"{roof * 1e-12:.4g}", f"{100 * best / roof:.0f}", _bar(best / roof)]
-            )
+        rows = [_product_row(machine, shape, by_shape[shape]) for shape in _some(shapes)]
         headers = [f"{dtype}: m x n x k", "FLOP/byte", *(f"{mode} TFLOP/s" for mode in MODES)]
         parts.append(table(rows, [*headers, "roofline", "% of it", ""]))
     return "\n\n".join(parts)
+
+
+def _product_row(
+    machine: Machine, shape: tuple[str, int, int, int], rates: Mapping[str, float]
+) -> list[str]:
+    """Return the row of a product; `rates` holds its FLOP/s by mode."""
+    dtype, m, n, k = shape
+    moved_bytes = BYTES_PER_ELEMENT[dtype] * (m * k + k * n + m * n)
+    intensity = 2.0 * m * n * k / moved_bytes
+    roof = min(machine.peak_flops_per_s(dtype), intensity * achieved_memory_bandwidth(machine))
+    share = max(rates.values()) / roof
+    return [
+        f"{m} x {n} x {k}",
+        f"{intensity:.0f}",
+        *(f"{rates[mode] * 1e-12:.4g}" if mode in rates else "-" for mode in MODES),
+        f"{roof * 1e-12:.4g}",
+        percent(share, 0),
+        _bar(share),
+    ]
 
 
 def _some(shapes: Sequence[Any]) -> list[Any]:
@@ -161,26 +166,29 @@ def _bar(share: float) -> str:
 
 
 def collectives_text(machine: Machine) -> str:
-    """Measured bus bandwidth over message size, a line per collective and choice of groups."""
-    series = [expected(machine, *groups, []) for groups in groups_of(machine.link_points)]
-    if not series:
+    """Return measured bus bandwidth over message size, one row per collective and kind of group."""
+    measured = [expected(machine, *group, []) for group in groups_of(machine.link_points)]
+    if not measured:
         return ""
-    columns = sorted({_power(e.nbytes) for entries in series for e in entries})
-    best = max(e.measured_busbw_bytes_per_s or 0.0 for entries in series for e in entries)
-    rows = [_collective_row(entries, columns, best) for entries in series]
-    headers = ["bus bandwidth, GB/s", "stride", "size", *map(_short_bytes, columns), "largest"]
-    return table(rows, headers)
+    sizes_bytes = sorted({_power_of_two(e.nbytes) for entries in measured for e in entries})
+    best = max(e.measured_busbw_bytes_per_s or 0.0 for entries in measured for e in entries)
+    rows = [_collective_row(entries, sizes_bytes, best) for entries in measured]
+    headers = ["bus bandwidth, GB/s", "stride", "size"]
+    headers += [_short_bytes(nbytes) for nbytes in sizes_bytes]
+    return table(rows, [*headers, "largest"])
 
 
-def _collective_row(entries: Sequence[Expected], columns: Sequence[int], best: float) -> list[Any]:
-    rates = {_power(e.nbytes): (e.measured_busbw_bytes_per_s or 0.0) for e in entries}
-    first, top = entries[0], max(rates.values())
-    cells = [f"{rates[c] * 1e-9:.3g}" if c in rates else "-" for c in columns]
-    return [first.kind, first.stride, first.size, *cells, _bar(top / best)]
+def _collective_row(
+    entries: Sequence[Expected], sizes_bytes: Sequence[int], best: float
+) -> list[Any]:
+    first = entries[0]
+    rates = {_power_of_two(e.nbytes): (e.measured_busbw_bytes_per_s or 0.0) for e in entries}
+    cells = [f"{rates[n] * 1e-9:.3g}" if n in rates else "-" for n in sizes_bytes]
+    return [first.kind, first.stride, first.size, *cells, _bar(max(rates.values()) / best)]
 
 
-def _power(nbytes: int) -> int:
-    """Buffers are rounded up to whole elements for each rank: the power of two below."""
+def _power_of_two(nbytes: int) -> int:
+    """Return the power of two below a buffer, which is rounded up to whole elements per rank."""
     return 1 << (nbytes.bit_length() - 1)
 
 
@@ -189,45 +197,3 @@ def _short_bytes(nbytes: int) -> str:
         if nbytes >> shift:
             return f"{nbytes >> shift} {unit}"
     return f"{nbytes} B"
-
-
-def expected_text(machine: Machine, entries: Sequence[Expected]) -> str:
-    """Size, time, algbw and busbw as nccl-tests prints them, with what was measured."""
-    rows = [
-        [
-            e.nbytes,
-            f"{1e6 * e.seconds:.1f}",
-            f"{1e-9 * e.algbw_bytes_per_s:.2f}",
-            f"{1e-9 * e.busbw_bytes_per_s:.2f}",
-            "-" if e.measured_seconds is None else f"{1e6 * e.measured_seconds:.1f}",
-            "-"
-            if e.measured_busbw_bytes_per_s is None
-            else f"{1e-9 * e.measured_busbw_bytes_per_s:.2f}",
-            "slower than the levels imply: a sick fabric?" if e.is_sick else "",
-        ]
-        for e in entries
-    ]
-    first = entries[0]
-    title = (
-        f"{machine.name}: {first.kind} over groups of {first.size} ranks, stride {first.stride}, "
-        "all groups at once"
-    )
-    headers = ["size B", "time us", "algbw GB/s", "busbw GB/s", "measured us", "measured busbw", ""]
-    return f"{title}\n\n{table(rows, headers)}"
-
-
-def expected_document(machine: Machine, entries: Sequence[Expected]) -> dict[str, Any]:
-    """What ``machines expect --format json`` prints."""
-    return {
-        "machine": machine.name,
-        "collectives": [
-            {
-                **asdict(e),
-                "algbw_bytes_per_s": e.algbw_bytes_per_s,
-                "busbw_bytes_per_s": e.busbw_bytes_per_s,
-                "measured_busbw_bytes_per_s": e.measured_busbw_bytes_per_s,
-                "is_sick": e.is_sick,
-            }
-            for e in entries
-        ],
-    }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from axonn_tune.reproduce.loaders import Loaders, Row
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
@@ -29,13 +29,33 @@ SEQUENCE_PARALLEL_2022 = replace(MEGATRON_2022, sequence_parallel=True)
 MEGATRON_2023 = replace(SEQUENCE_PARALLEL_2022, distributed_optimizer=True)
 MEGATRON_CORE = Megatron3D()
 
+# A row of a published table: texts by name of their column.
+Row: TypeAlias = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """Functions that find a preset by its name; this room itself touches no files."""
+
+    model: Callable[[str], Model]
+    machine: Callable[[str], Machine]
+
 
 @dataclass(frozen=True)
 class Run:
-    """One published configuration: what was run, and what was measured of it, by metric.
+    """One published configuration: what was run and what was measured.
 
-    group: runs that their paper compares with each other. What the paper does not say is
-    searched: the best that fits.
+    system
+        System whose measurement it is.
+    group
+        Name that is shared by the runs that their paper compares with each other.
+    search
+        Search for the best configuration that fits, in which everything that the paper says is
+        fixed.
+    published
+        Numbers that were measured, by metric.
+    certainty
+        Where the numbers come from: table, abstract, or recalled (from memory).
     """
 
     system: str
@@ -49,7 +69,7 @@ class Run:
 
 @dataclass(frozen=True)
 class _Paper:
-    """What all runs of one table share."""
+    """Fields that all runs of one table share."""
 
     system: str
     source: str
@@ -61,7 +81,7 @@ class _Paper:
 
 
 def gpt(row: Row, seq_len: int, vocabulary: int = 51200, heads: int | None = None) -> Model:
-    """A GPT of the sizes that a table states."""
+    """Return a GPT of the sizes that a table states."""
     hidden, layers = int(row["hidden"]), int(row["layers"])
     n_heads = int(row["heads"]) if heads is None else heads
     return Model(f"gpt-{layers}x{hidden}", layers, hidden, n_heads, vocabulary, seq_len)
@@ -79,7 +99,7 @@ def _megatron(
     sizes: Mapping[str, int] | None = None,
     n_virtual: Sequence[int] = (1,),
 ) -> Search:
-    """Held to a row's tensor and pipeline sizes; data is what is left of the GPUs."""
+    """Return a search with a row's tensor and pipeline sizes; the other GPUs are data parallel."""
     gpus = int(row["gpus"])
     fixed = dict(sizes or {"tensor": int(row["tensor"]), "pipeline": int(row["pipeline"])})
     fixed.setdefault("context", 1)
@@ -102,7 +122,7 @@ def _megatron(
 
 
 def weak_scaling(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Megatron-LM's weak scaling; micro-batch and virtual stages are not in the table."""
+    """Yield Megatron-LM's weak scaling; micro-batch and virtual stages are not in the table."""
     paper = _Paper(
         "Megatron-LM 2021", "Narayanan et al., SC21, Table 1", loaders.machine("dgx-a100")
     )
@@ -116,7 +136,7 @@ def weak_scaling(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 
 def against_zero3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Megatron-LM beside DeepSpeed's ZeRO-3, which gathers each parameter by itself."""
+    """Yield runs of Megatron-LM and DeepSpeed's ZeRO-3, which gathers parameters one by one."""
     source = "Narayanan et al., SC21, Table 2"
     for row in rows:
         is_zero = row["strategy"] == "zero3"
@@ -151,11 +171,11 @@ def _sharded(
     machine: Machine,
     strategy: Zero,
     sizes: Mapping[str, int],
-    micro_batch: int | None,
+    micro_batch: int,
     dtype: str = "bf16",
     attention: str = "flash",
-    recomputes: tuple[str, ...] = ("full",),
 ) -> Search:
+    """Return a search of a sharded strategy with full recomputation."""
     job = Job(
         int(row["gpus"]),
         int(row["global_batch"]),
@@ -165,13 +185,11 @@ def _sharded(
         dropout=attention == "unfused",
     )
     constraints = Constraints(dict(sizes), micro_batch=micro_batch)
-    return Search(
-        Scenario(model, job, machine, strategy), constraints, recomputes, include_oom=True
-    )
+    return Search(Scenario(model, job, machine, strategy), constraints, ("full",), include_oom=True)
 
 
 def sequence_parallelism(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Full recomputation beside sequence parallelism with selective recomputation."""
+    """Yield full recomputation, and sequence parallelism with selective recomputation."""
     paper = _Paper(
         "Megatron-LM 2022",
         "Korthikanti et al., arXiv 2205.05198, Table 5",
@@ -195,7 +213,7 @@ def sequence_parallelism(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]
 def activation_memory(
     rows: Sequence[Row], layouts: Sequence[Row], loaders: Loaders
 ) -> Iterator[Run]:
-    """Figure 1 of the same paper, at the layouts of Table 5."""
+    """Yield the memory of Figure 1 of the same paper, at the layouts of Table 5."""
     paper = _Paper(
         "Megatron-LM 2022",
         "Korthikanti et al., arXiv 2205.05198, Fig. 1",
@@ -225,7 +243,7 @@ def activation_memory(
 
 
 def bigscience(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Megatron-DeepSpeed with ZeRO-1 in fp16; heads of 128, a vocabulary of 250,880."""
+    """Yield Megatron-DeepSpeed with ZeRO-1 in fp16, heads of 128, a vocabulary of 250,880."""
     paper = _Paper("BigScience", "BigScience chronicles (Apache-2.0)", loaders.machine("jean-zay"))
     strategy = replace(MEGATRON_2021, distributed_optimizer=True)
     for row in rows:
@@ -247,7 +265,7 @@ def bigscience(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 
 def megascale(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """175B; Megatron-LM with selective recomputation, MegaScale with its overlaps besides.
+    """Yield 175B on Megatron-LM with selective recomputation, and on MegaScale with its overlaps.
 
     MegaScale's other changes (parallel block, sliding windows, LAMB) are not modelled.
     """
@@ -274,7 +292,7 @@ def megascale(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 
 def llama3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """405B with sharded optimizer states and overlapped reductions, one sequence at once."""
+    """Yield 405B with sharded optimizer states and overlapped reductions, one sequence at once."""
     paper = _Paper(
         "Llama 3", "Llama 3 herd, arXiv 2407.21783, Table 4", loaders.machine("dgx-h100")
     )
@@ -297,8 +315,8 @@ def llama3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         yield paper.run("Llama 3", f"405B on {row['gpus']}", search, published)
 
 
-# Sizes of a GPT with so many billions of parameters; of ZeRO++ only 18B is stated, the others are
-# the nearest usual shapes (12 l h^2).
+# Layers, hidden size and heads of a GPT, by billions of parameters; the source states only 18B, the
+# others are the nearest usual shapes (12 l h^2).
 _ZEROPP_SHAPES = {
     "18": (40, 6144, 32),
     "49": (61, 8192, 64),
@@ -308,7 +326,7 @@ _ZEROPP_SHAPES = {
 
 
 def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """ZeRO-3 and ZeRO++ on 384 V100, one sequence of so many tokens on each."""
+    """Yield ZeRO-3 and ZeRO++ on 384 V100, with one sequence on each."""
     for row in rows:
         layers, hidden, heads = _ZEROPP_SHAPES[row["model_b"]]
         links = row["ib_links"]
@@ -329,7 +347,7 @@ def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 
 def vtrain(rows: Sequence[Row], machine: Machine) -> Iterator[Run]:
-    """Measured steps of Megatron-LM; recomputation is not in the files: full is taken for all."""
+    """Yield measured steps of Megatron-LM; the files omit recomputation: full is taken for all."""
     paper = _Paper("vTrain", "VIA-Research/vTrain, data/ (MIT)", machine)
     for row in rows:
         model = gpt(row, int(row["seq_len"]))
@@ -341,7 +359,7 @@ def vtrain(rows: Sequence[Row], machine: Machine) -> Iterator[Run]:
 
 
 def all_runs(load: Callable[[str], Sequence[Row]], loaders: Loaders) -> list[Run]:
-    """Every run of the tables of end results but AxoNN's own; `load` finds a table by name."""
+    """Return the runs of all tables of end results except AxoNN's; `load` finds a table by name."""
     layouts = load("korthikanti22_table5")
     return [
         *weak_scaling(load("megatron_sc21_table1"), loaders),
@@ -356,9 +374,10 @@ def all_runs(load: Callable[[str], Sequence[Row]], loaders: Loaders) -> list[Run
 
 
 def sharded_on_frontier(loaders: Loaders) -> dict[str, Search]:
-    """20B on 384 GCDs, as ZeRO-3, ZeRO++ and in three levels; batch and sequence are assumed.
+    """Return searches of 20B on 384 GCDs under ZeRO-3, ZeRO++ and ZeRO-topo.
 
-    The paper's batch is not known: 1536 sequences of 2048, one on each GCD in four micro-steps.
+    The paper's batch is not known; assumed are 1536 sequences of 2048, one on each GCD in four
+    micro-steps.
     """
     model, machine = loaders.model("20b"), loaders.machine("frontier")
     members: tuple[tuple[str, Zero, dict[str, int]], ...] = (
@@ -373,7 +392,7 @@ def sharded_on_frontier(loaders: Loaders) -> dict[str, Search]:
 
 
 def megatron_on_frontier(row: Row, loaders: Loaders) -> Search:
-    """Megatron-DeepSpeed 3D with ZeRO-1; layout and batch are not known: the best of the model."""
+    """Return a search for Megatron-DeepSpeed 3D with ZeRO-1, whose layout and batch are unknown."""
     shapes = {"22": "megatron-22b", "175": "gpt3-175b", "1000": "megatron-1t"}
     gpus = int(row["gcds"] or 64)
     strategy = replace(MEGATRON_2023, n_virtual=(1,))
@@ -382,4 +401,4 @@ def megatron_on_frontier(row: Row, loaders: Loaders) -> Search:
     model = loaders.model(shapes[row["parameters_b"]])
     constraints = Constraints({"context": 1})
     machine = loaders.machine("frontier")
-    return Search(model, job, machine, strategy, constraints, RECOMPUTES)
+    return Search(Scenario(model, job, machine, strategy), constraints, RECOMPUTES)

@@ -1,4 +1,4 @@
-"""A whole training run as text and as plain data."""
+"""What ``plan`` shows: a whole training run as text and as plain data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from axonn_tune.report.phrases import assumption_line, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
-from axonn_tune.report.text import assumption_line, key_values, table
+from axonn_tune.report.table import key_values, table
 from axonn_tune.studies.training_run import (
     CHINCHILLA_TOKENS_PER_PARAMETER,
     TrainingRun,
@@ -18,23 +19,32 @@ from axonn_tune.units import DAY_SECONDS, format_count, format_quantity, format_
 JOULES_PER_MWH = 3.6e9
 
 
-def training_text(runs: Sequence[TrainingRun], machine_was_given: bool) -> str:
-    """A line for each GPU count, and the last one, which is the plan, in full."""
+_HEADERS = (
+    "GPUs",
+    "nodes",
+    "layout",
+    "step s",
+    "MFU %",
+    "useful %",
+    "days",
+    "90 % interval",
+    "node-hours",
+    "GPU-hours",
+    "MWh",
+)
+
+
+def training_text(runs: Sequence[TrainingRun]) -> str:
+    """Return a table row for each GPU count, and the last run, which is the plan, in full."""
     plan = runs[-1]
     model, machine = plan.scenario.model, plan.scenario.machine
     parts = [f"{model.name} on {machine.gpu.name}: {_tokens_text(plan)}", ""]
-    there = machine.facility.n_nodes
-    if there is not None and plan.scenario.n_nodes > there.value:
-        parts += [f"{machine.name} has no more than {there.value:.0f} nodes.", ""]
-    parts += [table([_row(each) for each in runs], _HEADERS), ""]
-    parts += [_plan_text(plan), "", assumption_line(plan.scenario, machine_was_given)]
+    nodes = machine.facility.n_nodes
+    if nodes is not None and plan.scenario.n_nodes > nodes.value:
+        parts += [f"{machine.name} has no more than {nodes.value:.0f} nodes.", ""]
+    parts += [table([_row(run) for run in runs], _HEADERS), ""]
+    parts += [key_values(_plan_pairs(plan)), "", assumption_line(plan.scenario)]
     return "\n".join(parts)
-
-
-_HEADERS = (
-    *("GPUs", "nodes", "layout", "step s", "MFU %", "useful %", "days", "90 % interval"),
-    *("node-hours", "GPU-hours", "MWh"),
-)
 
 
 def _row(run: TrainingRun) -> list[Any]:
@@ -44,8 +54,8 @@ def _row(run: TrainingRun) -> list[Any]:
         run.scenario.n_nodes,
         run.best.layout,
         f"{run.best.step_seconds:.3f}",
-        f"{100 * run.best.mfu:.1f}",
-        f"{100 * run.useful_fraction:.1f}",
+        percent(run.best.mfu),
+        percent(run.useful_fraction),
         _days(run.wall_seconds),
         _range(run),
         f"{run.node_hours:.0f}",
@@ -55,29 +65,30 @@ def _row(run: TrainingRun) -> list[Any]:
 
 
 def _tokens_text(run: TrainingRun) -> str:
-    per_parameter = run.tokens / run.scenario.model.parameters
-    best = CHINCHILLA_TOKENS_PER_PARAMETER
-    optimum = format_count(best * run.scenario.model.parameters)
+    parameters = run.scenario.model.parameters
+    optimum = CHINCHILLA_TOKENS_PER_PARAMETER
     return (
-        f"{format_count(run.tokens)} tokens, {per_parameter:.3g} for each parameter "
-        f"(compute-optimal, after Chinchilla: about {best:g}, {optimum}), {run.n_steps} steps, "
+        f"{format_count(run.tokens)} tokens, {run.tokens / parameters:.3g} for each parameter "
+        f"(compute-optimal, after Chinchilla: about {optimum:g}, "
+        f"{format_count(optimum * parameters)}), {run.n_steps} steps, "
         f"{run.model_flops:.3g} FLOPs of the model"
     )
 
 
-def _plan_text(run: TrainingRun) -> str:
-    failures, facility, best = run.failures, run.scenario.machine.facility, run.best
-    energy, cost, power = run.energy_joules, run.cost, facility.node_power_watts
-    pairs = [
+def _plan_pairs(run: TrainingRun) -> list[tuple[str, str]]:
+    """Return what a plan consists of, and a sentence on each."""
+    scenario, best, configuration = run.scenario, run.best, run.best.configuration
+    failures, facility = run.failures, scenario.machine.facility
+    return [
         (
             "GPUs",
-            f"{run.scenario.job.n_gpus} on {run.scenario.n_nodes} nodes of {run.scenario.machine.name}",
+            f"{scenario.job.n_gpus} on {scenario.n_nodes} nodes of {scenario.machine.name}",
         ),
         (
             "layout",
-            f"{best.layout}, order {best.configuration.order}, micro-batch {best.configuration.micro_batch}, recompute "
-            f"{best.configuration.recompute}: {best.step_seconds:.3f} s a step, {best.tflops_per_gpu:.1f} "
-            f"TFLOP/s per GPU",
+            f"{best.layout}, order {configuration.order}, "
+            f"micro-batch {configuration.micro_batch}, recompute {configuration.recompute}: "
+            f"{best.step_seconds:.3f} s a step, {best.tflops_per_gpu:.1f} TFLOP/s per GPU",
         ),
         (
             "time",
@@ -92,28 +103,32 @@ def _plan_text(run: TrainingRun) -> str:
         ),
         (
             "checkpoints",
-            f"{format_quantity(checkpoint_bytes(run.scenario.model), '_bytes')} in "
+            f"{format_quantity(checkpoint_bytes(scenario.model), '_bytes')} in "
             f"{format_seconds(failures.checkpoint_seconds, 3)}, best every "
             f"{failures.interval_seconds / 60:.0f} min ("
             f"{failures.interval_seconds / best.step_seconds:.0f} steps); a restart takes "
             f"{failures.restart_seconds / 60:.0f} min",
         ),
         ("node-hours", f"{run.node_hours:.0f} ({format_count(run.gpu_hours)} GPU-hours)"),
-        (
-            "energy",
-            "not known: the profile has no facility.node_power_watts; give --node-power"
-            if energy is None or power is None
-            else f"{energy / JOULES_PER_MWH:.0f} MWh, without cooling: "
-            f"{format_quantity(power.value, '_watts')} a node ({power.origin}: {power.source})",
-        ),
-        (
-            "money",
-            "not known: the profile has no facility.node_hour_price; give --node-hour-price"
-            if cost is None
-            else f"{cost:,.0f} {facility.currency}",
-        ),
+        ("energy", _energy_text(run)),
+        ("money", _money_text(run)),
     ]
-    return key_values(pairs)
+
+
+def _energy_text(run: TrainingRun) -> str:
+    energy, power = run.energy_joules, run.scenario.machine.facility.node_power_watts
+    if energy is None or power is None:
+        return "not known: the profile has no facility.node_power_watts; give --node-power"
+    return (
+        f"{energy / JOULES_PER_MWH:.0f} MWh, without cooling: "
+        f"{format_quantity(power.value, '_watts')} a node ({power.origin}: {power.source})"
+    )
+
+
+def _money_text(run: TrainingRun) -> str:
+    if run.cost is None:
+        return "not known: the profile has no facility.node_hour_price; give --node-hour-price"
+    return f"{run.cost:,.0f} {run.scenario.machine.facility.currency}"
 
 
 def _range(run: TrainingRun) -> str:
@@ -122,11 +137,13 @@ def _range(run: TrainingRun) -> str:
 
 def _days(seconds: float) -> str:
     days = seconds / DAY_SECONDS
-    return "never" if math.isinf(days) else f"{days:.1f}" if days >= 1 else f"{days:.2g}"
+    if math.isinf(days):
+        return "never"
+    return f"{days:.1f}" if days >= 1 else f"{days:.2g}"
 
 
 def training_document(runs: Sequence[TrainingRun]) -> dict[str, Any]:
-    """What ``plan --format json`` prints; the last run is the plan."""
+    """Return what ``plan --format json`` prints; the last run is the plan."""
     return {
         "schema_version": SCHEMA_VERSION,
         "assumptions": assumptions(runs[-1].search),
@@ -135,7 +152,7 @@ def training_document(runs: Sequence[TrainingRun]) -> dict[str, Any]:
 
 
 def training_record(run: TrainingRun) -> dict[str, Any]:
-    """One GPU count."""
+    """Return the run on one GPU count as plain data."""
     low, high = run.wall_seconds_range
     return {
         "gpus": run.scenario.job.n_gpus,
@@ -161,6 +178,14 @@ def training_record(run: TrainingRun) -> dict[str, Any]:
         "model_flops": run.model_flops,
         "prediction": record(run.best),
     }
+
+
+def training_flat_records(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
+    """Return one record for each GPU count, without its prediction, which is nested."""
+    records = [training_record(run) for run in runs]
+    for flat in records:
+        del flat["prediction"]
+    return records
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Predict what AxoNN's papers report, from the presets alone."""
+"""Predictions of what AxoNN's papers report, from the presets alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from axonn_tune.cost.links import axis_links
 from axonn_tune.reproduce.comparison import Comparison
-from axonn_tune.reproduce.loaders import Loaders, Row
+from axonn_tune.reproduce.runs import Loaders, Row
 from axonn_tune.search.rank import Each, rank_candidates
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.job import Job, Overlap
@@ -18,8 +18,7 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.axonn4d import AXONN
 from axonn_tune.strategies.megatron3d import Megatron3D
-
-GIB = 2.0**30
+from axonn_tune.units import gib
 
 
 def compare_runs(rows: Sequence[Row], loaders: Loaders, each: Each = iter) -> list[Comparison]:
@@ -61,7 +60,11 @@ def _search(row: Row, loaders: Loaders, gpus: str, model: str) -> Search:
 
 
 def _setting(prediction: Prediction) -> str:
-    return f"grid {prediction.layout}, micro-batch {prediction.configuration.micro_batch}"
+    return f"grid {_layout_text(prediction)}"
+
+
+def _layout_text(prediction: Prediction) -> str:
+    return f"{prediction.layout}, micro-batch {prediction.configuration.micro_batch}"
 
 
 def _best(row: Row, loaders: Loaders) -> Prediction:
@@ -87,16 +90,13 @@ def _weak_scaling_efficiency(row: Row, loaders: Loaders) -> tuple[float, str]:
     best = _best(row, loaders)
     base = rank_candidates(_search(row, loaders, row["base_gpus"], row["base_model"])).prediction(0)
     efficiency = best.hardware_tflops_per_gpu / base.hardware_tflops_per_gpu
-    return (
-        efficiency,
-        f"{_setting(best)}; base {base.layout}, micro-batch {base.configuration.micro_batch}",
-    )
+    return efficiency, f"{_setting(best)}; base {_layout_text(base)}"
 
 
 def _improvement_from_overlap(row: Row, loaders: Loaders) -> tuple[float, str]:
-    """How much faster the grid that is best without overlap becomes with it.
+    """Return how much faster the grid that is best without overlap becomes with it.
 
-    The setting also tells the largest improvement of any configuration that fits.
+    The setting also states the largest improvement of any configuration that fits.
     """
     search = _search(row, loaders, row["gpus"], row["model"])
     search = replace(search, every_configuration=True)
@@ -110,12 +110,12 @@ def _improvement_from_overlap(row: Row, loaders: Loaders) -> tuple[float, str]:
 
 
 def _speedup_over_megatron(row: Row, loaders: Loaders) -> tuple[float, str]:
-    """Of the best grid over Megatron-LM's best layout, both with full recomputation."""
+    """Compare the best grid with Megatron-LM's best layout, both with full recomputation."""
     search = _search(row, loaders, row["gpus"], row["model"])
-    other = replace(search, scenario=replace(search.scenario, strategy=Megatron3D()))
+    of_megatron = replace(search, scenario=replace(search.scenario, strategy=Megatron3D()))
     best = rank_candidates(search).prediction(0)
-    megatron = rank_candidates(other).prediction(0)
-    setting = f"{_setting(best)}; Megatron-LM {megatron.layout}, micro-batch {megatron.configuration.micro_batch}"
+    megatron = rank_candidates(of_megatron).prediction(0)
+    setting = f"{_setting(best)}; Megatron-LM {_layout_text(megatron)}"
     return megatron.step_seconds / best.step_seconds, setting
 
 
@@ -130,12 +130,13 @@ _METRICS: dict[str, Callable[[Row, Loaders], tuple[float, str]]] = {
 
 
 def compare_links(rows: Sequence[Row], loaders: Loaders) -> list[Comparison]:
-    """What the profiles imply for each ring of the published bandwidth tables."""
+    """Compare what the profiles imply for each ring of the published bandwidth tables."""
     comparisons = []
     for row in rows:
-        stride, size = (np.array([int(row[name])]) for name in ("stride", "size"))
+        stride = np.array([int(row["stride"])])
+        size = np.array([int(row["size"])])
         links = axis_links(loaders.machine(row["machine"]), stride, size)
-        gib_per_s = float(links.kinds["all_reduce"].bandwidth_bytes_per_s[0]) / GIB
+        gib_per_s = gib(float(links.kinds["all_reduce"].bandwidth_bytes_per_s[0]))
         comparisons.append(
             Comparison(
                 machine=row["machine"],

@@ -1,4 +1,4 @@
-"""Rankings as one self-contained, interactive HTML page.
+"""What ``report`` writes: rankings as one self-contained, interactive HTML page.
 
 The page's data are plain columns, packed with gzip: the browser unpacks them and draws the
 rest, so that thousands of candidates fit.
@@ -16,8 +16,8 @@ from string import Template
 from typing import Any
 
 from axonn_tune.errors import InputError
-from axonn_tune.report.parts import step_parts
-from axonn_tune.report.text import assumption_line, operation_rate, operation_size
+from axonn_tune.report.explain import DRAWN_LAYERS, operation_rate, operation_size, step_parts
+from axonn_tune.report.phrases import assumption_line, model_on_gpus
 from axonn_tune.search.pareto import pareto_front
 from axonn_tune.search.rank import Each, Ranking
 from axonn_tune.search.search import Search
@@ -28,8 +28,9 @@ from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.timeline import StepTimeline, microstep_timeline, pass_timeline
 from axonn_tune.units import format_count, gib
 
-# Equal layers in a row that a timeline draws, and passes of a pipeline.
-DRAWN_LAYERS, DRAWN_PASSES = 3, 512
+# Number of passes of a pipeline that a timeline draws.
+DRAWN_PASSES = 512
+# Number of digits that people read.
 DIGITS = 5
 
 
@@ -42,18 +43,21 @@ class Candidate:
 
 
 def candidates_of(rankings: Sequence[Ranking], most: int) -> list[Candidate]:
-    """Rows of all rankings, the fastest first and what does not fit last, no more than `most`."""
+    """Return at most `most` rows of all rankings, the fastest first, what does not fit last."""
     rows = [
         Candidate(ranking.search, prediction)
         for ranking in rankings
         for prediction in ranking.top(most)
     ]
-    rows.sort(key=lambda c: (not c.prediction.fits, _rank_key(c.prediction)))
+    rows.sort(key=_rank_key)
     return rows[:most]
 
 
-def _rank_key(prediction: Prediction) -> float:
-    return prediction.step_seconds if prediction.fits else prediction.memory_bytes
+def _rank_key(candidate: Candidate) -> tuple[bool, float]:
+    prediction = candidate.prediction
+    if prediction.fits:
+        return False, prediction.step_seconds
+    return True, prediction.memory_bytes
 
 
 def page_document(
@@ -66,18 +70,27 @@ def page_document(
     validation: Validation | None = None,
     each: Each = iter,
 ) -> dict[str, Any]:
-    """Everything that the page shows, as plain data.
+    """Return everything that the page shows, as plain data.
 
     Parameters
     ----------
-    rankings : one for each strategy
-    options : what the commands that the page shows have in common, such as ``--gpus 8``
-    launched : strategies for which `launch` writes a job script
-    written : by what and when
-    most_candidates, most_details : rows, and those that can be opened: the fastest, and the
-        Pareto front of time and memory
-    validation : measurements to show beside the predictions
-    each : wraps what takes long, to show progress
+    rankings : sequence of Ranking
+        One ranking for each strategy.
+    options : str
+        Options that all commands on the page share, such as ``--gpus 8``.
+    launched : sequence of str
+        Strategies whose job scripts `launch` can write.
+    written : str
+        A sentence that says what wrote the page, and when.
+    most_candidates : int
+        Number of rows at most.
+    most_details : int
+        Number of the fastest rows that can be opened; those on the Pareto front of time and
+        memory can be opened, too.
+    validation : Validation or None
+        Measurements to show next to the predictions.
+    each : callable
+        Wraps the loop that takes long, to show progress.
 
     Raises
     ------
@@ -85,8 +98,7 @@ def page_document(
         The validation holds none of the candidates.
     """
     rows = candidates_of(rankings, most_candidates)
-    search = rows[0].search
-    model, job, machine = search.scenario.model, search.scenario.job, search.scenario.machine
+    scenario = rows[0].search.scenario
     front = pareto_front(
         [row.prediction.step_seconds for row in rows],
         [row.prediction.memory_bytes for row in rows],
@@ -95,13 +107,14 @@ def page_document(
     detailed = sorted({*range(min(most_details, len(rows))), *front})
     strategies = [ranking.search.scenario.strategy.name for ranking in rankings]
     return {
-        "title": f"{model.name} on {job.n_gpus} {machine.gpu.name}",
-        "subtitle": f"{format_count(model.parameters)} parameters, machine {machine.name}",
-        "assumptions": assumption_line(search.scenario),
+        "title": model_on_gpus(scenario),
+        "subtitle": f"{format_count(scenario.model.parameters)} parameters, "
+        f"machine {scenario.machine.name}",
+        "assumptions": assumption_line(scenario),
         "evaluated": sum(ranking.n_evaluated for ranking in rankings),
         "n_candidates": sum(len(ranking) for ranking in rankings),
         "drawn_layers": DRAWN_LAYERS,
-        "capacity_gib": gib(search.scenario.memory_capacity_bytes),
+        "capacity_gib": gib(scenario.memory_capacity_bytes),
         "options": options,
         "launched": list(launched),
         "strategies": strategies,
@@ -117,12 +130,14 @@ def page_document(
 
 
 def page_html(document: Mapping[str, Any], parts: Mapping[str, str]) -> str:
-    """The page.
+    """Return the page.
 
     Parameters
     ----------
-    document : of `page_document`
-    parts : texts by name: template, styles, script, vendor
+    document : mapping
+        What `page_document` returned.
+    parts : mapping of str to str
+        Texts by name: template, styles, script, vendor.
     """
     packed = gzip.compress(json.dumps(document, allow_nan=False).encode(), mtime=0)
     return Template(parts["template"]).substitute(
@@ -170,7 +185,7 @@ def _columns(rows: Sequence[Candidate], strategies: Sequence[str]) -> dict[str, 
 
 
 def _short(value: float | None) -> float | None:
-    """A number with as many digits as people read."""
+    """Return a number in as many digits as people read."""
     return None if value is None else float(f"{value:.{DIGITS}g}")
 
 
@@ -198,28 +213,31 @@ def _detail(prediction: Prediction) -> dict[str, Any]:
 
 
 def _passes(prediction: Prediction) -> dict[str, Any] | None:
-    """The passes of a pipeline, if there is one and it is not too deep to draw."""
-    found = pass_timeline(prediction, DRAWN_PASSES)
-    if found is None:
+    """Return the passes of a pipeline, if there is one and it is not too deep to draw."""
+    drawn = pass_timeline(prediction, DRAWN_PASSES)
+    if drawn is None:
         return None
-    timeline, n_micro = found
+    timeline, n_micro = drawn
     return {**_packed(timeline), "n_microbatches": n_micro}
 
 
 def _packed(played: StepTimeline) -> dict[str, Any]:
-    """Operations as numbers: stream, name, kind, idle time of the stream before, and duration."""
+    """Return operations as numbers: stream, name, kind, idle time before, and duration."""
     operations = played.operations
     tick = played.seconds / 1e6 or 1.0
-    used = dict.fromkeys(op.stream for op in operations)
-    streams = _numbered(sorted(used, key=lambda stream: stream != COMPUTE))
+    used_streams = dict.fromkeys(op.stream for op in operations)
+    streams = _numbered(sorted(used_streams, key=lambda stream: stream != COMPUTE))
     names = _numbered(op.name for op in operations)
     kinds = _numbered(op.kind for op in operations)
-    packed, free = [], [0] * len(streams)
+    packed = []
+    free_from = [0] * len(streams)
     for op in operations:
         stream = streams[op.stream]
-        start, end = round(op.start_seconds / tick), round(op.end_seconds / tick)
-        packed.append([stream, names[op.name], kinds[op.kind], start - free[stream], end - start])
-        free[stream] = end
+        start = round(op.start_seconds / tick)
+        end = round(op.end_seconds / tick)
+        idle = start - free_from[stream]
+        packed.append([stream, names[op.name], kinds[op.kind], idle, end - start])
+        free_from[stream] = end
     return {
         "tick": tick,
         "streams": list(streams),
@@ -234,21 +252,21 @@ def _numbered(texts: Iterable[str]) -> dict[str, int]:
 
 
 def _measured(rows: Sequence[Candidate], validation: Validation) -> dict[str, Any]:
-    """By row what was measured of it."""
+    """Return what was measured, by the number of its row."""
     outcomes = {str(outcome.configuration): outcome for outcome in validation.measured}
-    found = {}
+    measured = {}
     for number, row in enumerate(rows):
         outcome = outcomes.get(str(row.prediction.configuration))
         if outcome is not None:
-            found[str(number)] = {
+            measured[str(number)] = {
                 "step": _short(outcome.measured_seconds),
                 "low": _short(min(outcome.step_seconds)),
                 "high": _short(max(outcome.step_seconds)),
                 "predicted": _short(outcome.predicted.step_seconds),
             }
-    if not found:
+    if not measured:
         raise InputError(
             f"the validation of {validation.model} on {validation.n_ranks} ranks holds none of "
             "the candidates; validate and report with the same options"
         )
-    return found
+    return measured

@@ -1,12 +1,19 @@
-"""Predicted against published, as text, as plain data, or as the page docs/validation.md."""
+"""What ``reproduce`` shows: predicted against published, as text, data, a figure and a page.
+
+The page is docs/validation.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from axonn_tune.cost.gemm import CURVE_ERROR
-from axonn_tune.report.text import table
+from axonn_tune.report.figure import draw_diagonal, new_figure
+from axonn_tune.report.phrases import percent
+from axonn_tune.report.table import table
 from axonn_tune.reproduce.comparison import (
     Comparison,
     ErrorSummary,
@@ -14,25 +21,20 @@ from axonn_tune.reproduce.comparison import (
     ordered_pairs,
     summarise,
 )
-from axonn_tune.reproduce.everything import Reproduction
-from axonn_tune.reproduce.predicted import GroupError, group_errors
-from axonn_tune.search.uncertainty import MODEL_ERROR, UNSTATED_SPREAD
+from axonn_tune.reproduce.reproduction import Reproduction
+from axonn_tune.reproduce.steps import GroupError, TimedRun, group_errors
 from axonn_tune.spec.machine import ORIGINS, Machine
 from axonn_tune.spec.provenance import quantities
+from axonn_tune.step.spread import MODEL_ERROR, UNSTATED_SPREAD
 
 HEADERS = ("machine", "run", "metric", "published", "predicted", "error %", "how", "certainty")
-SUMMARY_HEADERS = (
-    *("system", "numbers", "mean %", "bias %", "median %", "p90 %", "largest %"),
-    "pairs in order",
-)
-STEP_HEADERS = (
-    *("steps", "group", "rows", "mean %", "bias %", "median %", "p90 %", "largest %"),
-    *("Spearman", "regret %", "naive mean %"),
-)
+_ERROR_HEADERS = ("mean %", "bias %", "median %", "p90 %", "largest %")
+SUMMARY_HEADERS = ("system", "numbers", *_ERROR_HEADERS, "pairs in order")
+STEP_HEADERS = ("steps", "group", "rows", *_ERROR_HEADERS, "Spearman", "regret %", "naive mean %")
 
 
 def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
-    """One row of text per comparison."""
+    """Return one row of text for each comparison."""
     return [
         [
             c.machine,
@@ -40,7 +42,7 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
             c.metric,
             f"{c.published:.4g}",
             "-" if c.predicted is None else f"{c.predicted:.4g}",
-            _error(c),
+            _error_text(c),
             c.setting,
             c.certainty,
         ]
@@ -48,55 +50,62 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
     ]
 
 
-def _error(c: Comparison) -> str:
+def _error_text(c: Comparison) -> str:
     if c.is_verdict and c.predicted is not None:
         return "right" if c.predicted == c.published else "wrong"
     return "-" if c.error_fraction is None else f"{100 * c.error_fraction:+.1f}"
 
 
-def _figures(errors: ErrorSummary) -> list[str]:
-    signed = f"{100 * errors.bias:+.1f}"
-    others = (errors.median, errors.p90, errors.max_error)
-    return [f"{100 * errors.mape:.1f}", signed, *(f"{100 * value:.1f}" for value in others)]
+def _error_cells(errors: ErrorSummary | None) -> list[str]:
+    """Return the cells below `_ERROR_HEADERS`."""
+    if errors is None:
+        return ["-"] * len(_ERROR_HEADERS)
+    return [
+        percent(errors.mape),
+        f"{100 * errors.bias:+.1f}",
+        percent(errors.median),
+        percent(errors.p90),
+        percent(errors.max_error),
+    ]
 
 
 def summary_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
-    """One row per system, and one over all."""
+    """Return one row for each system, and one over all."""
     groups = {**grouped(comparisons, lambda c: c.system), "all": list(comparisons)}
     rows = []
     for system, group in groups.items():
         errors = summarise(group)
-        right, total = ordered_pairs(group)
-        pairs = f"{right} of {total}" if total else "-"
-        figures = ["-"] * 5 if errors is None else _figures(errors)
-        rows.append([system, str(0 if errors is None else errors.n), *figures, pairs])
+        n_numbers = 0 if errors is None else errors.n
+        n_right, n_pairs = ordered_pairs(group)
+        pairs = f"{n_right} of {n_pairs}" if n_pairs else "-"
+        rows.append([system, str(n_numbers), *_error_cells(errors), pairs])
     return rows
 
 
 def step_rows(reproduction: Reproduction) -> list[list[str]]:
-    """One row per group of measured steps."""
+    """Return one row for each group of measured steps."""
     return [
         [
             name,
             group.name,
             str(group.model.n),
-            *_figures(group.model),
+            *_error_cells(group.model),
             f"{group.spearman:.3f}",
-            f"{100 * group.regret:.1f}",
-            f"{100 * group.naive.mape:.1f}",
+            percent(group.regret),
+            percent(group.naive.mape),
         ]
         for name, timed in reproduction.steps.items()
         for group in group_errors(timed)
     ]
 
 
-def law(links: Sequence[Comparison]) -> list[Comparison]:
-    """Rings that follow from the sharing law, not from an entry of the profile."""
+def _by_sharing_law(links: Sequence[Comparison]) -> list[Comparison]:
+    """Return the rings that follow from the sharing law, not from an entry of the profile."""
     return [c for c in links if c.setting == "sharing law"]
 
 
-def validation_text(reproduction: Reproduction) -> str:
-    """For the terminal."""
+def reproduction_text(reproduction: Reproduction) -> str:
+    """Return every table as text."""
     return "\n".join(
         [
             table(comparison_rows(reproduction.results), HEADERS),
@@ -113,16 +122,16 @@ def validation_text(reproduction: Reproduction) -> str:
 
 
 def _link_line(reproduction: Reproduction) -> str:
-    errors = summarise(law(reproduction.links))
-    assert errors is not None
+    errors = summarise(_by_sharing_law(reproduction.links))
+    assert errors is not None, "the published tables have rings across nodes"
     return (
-        f"Rings by the sharing law: {errors.n}, mean error {100 * errors.mape:.1f} %, largest "
-        f"{100 * errors.max_error:.1f} %"
+        f"Rings by the sharing law: {errors.n}, mean error {percent(errors.mape)} %, largest "
+        f"{percent(errors.max_error)} %"
     )
 
 
-def validation_markdown(reproduction: Reproduction, machines: Sequence[Machine]) -> str:
-    """The page docs/validation.md."""
+def reproduction_markdown(reproduction: Reproduction, machines: Sequence[Machine]) -> str:
+    """Return the page docs/validation.md."""
     results = reproduction.results
     parts = [
         "# Validation: predicted against published",
@@ -152,7 +161,7 @@ def validation_markdown(reproduction: Reproduction, machines: Sequence[Machine])
     for system, group in grouped(results, lambda c: c.system).items():
         sources = ", ".join(dict.fromkeys(c.source for c in group))
         parts += ["", f"## {system}", "", f"Sources: {sources}.", ""]
-        parts += [markdown_table(comparison_rows(group), HEADERS)]
+        parts.append(markdown_table(comparison_rows(group), HEADERS))
     parts += [
         "",
         "## Bandwidth of rings",
@@ -219,7 +228,7 @@ whole sets of 109 and 1,440 rows of which these are a part: Calculon 15.3 % on s
 
 
 def markdown_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [headers, ["---"] * len(headers), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -227,9 +236,9 @@ def markdown_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str
 def _parameter_lines(machines: Sequence[Machine]) -> list[str]:
     lines = []
     for machine in machines:
-        found = list(quantities(machine))
-        counts = {origin: sum(q.origin == origin for _, q in found) for origin in ORIGINS}
-        assumed = ", ".join(f"`{name}` = {q.value:g}" for name, q in found if q.origin == "assumed")
+        named = list(quantities(machine))
+        counts = {origin: sum(q.origin == origin for _, q in named) for origin in ORIGINS}
+        assumed = ", ".join(f"`{name}` = {q.value:g}" for name, q in named if q.origin == "assumed")
         lines.append(
             f"- **{machine.name}**: {counts['measured']} measured, "
             f"{counts['published']} published, {counts['assumed']} assumed: {assumed}; "
@@ -238,8 +247,15 @@ def _parameter_lines(machines: Sequence[Machine]) -> list[str]:
     return lines
 
 
-def validation_document(reproduction: Reproduction) -> dict[str, Any]:
-    """What ``reproduce --format json`` prints."""
+def reproduction_records(reproduction: Reproduction) -> list[dict[str, Any]]:
+    """Return a flat record for each comparison: end results, steps, rings."""
+    steps = [timed.comparison for table in reproduction.steps.values() for timed in table]
+    rows = [*reproduction.results, *steps, *reproduction.links]
+    return [comparison_record(row) for row in rows]
+
+
+def reproduction_document(reproduction: Reproduction) -> dict[str, Any]:
+    """Return what ``reproduce --format json`` prints."""
     results = reproduction.results
     by_system = {**grouped(results, lambda c: c.system), "all": list(results)}
     return {
@@ -255,7 +271,7 @@ def validation_document(reproduction: Reproduction) -> dict[str, Any]:
             system: {**_summary_record(group), "pairs": ordered_pairs(group)}
             for system, group in by_system.items()
         },
-        "links_summary": _summary_record(law(reproduction.links)),
+        "links_summary": _summary_record(_by_sharing_law(reproduction.links)),
         "steps_summary": {
             name: [_group_record(group) for group in group_errors(timed)]
             for name, timed in reproduction.steps.items()
@@ -264,7 +280,7 @@ def validation_document(reproduction: Reproduction) -> dict[str, Any]:
 
 
 def comparison_record(c: Comparison) -> dict[str, Any]:
-    """One row, flat."""
+    """Return a comparison as a flat record."""
     return {
         "system": c.system,
         "group": c.group,
@@ -293,3 +309,46 @@ def _group_record(group: GroupError) -> dict[str, Any]:
         "spearman": group.spearman,
         "regret": group.regret,
     }
+
+
+def reproduction_figure(reproduction: Reproduction) -> Any:
+    """Draw predicted over published end results, and predicted over measured steps."""
+    figure, (left, right) = new_figure(1, 2)
+    _draw_results(left, reproduction.results)
+    _draw_steps(right, reproduction.steps)
+    return figure
+
+
+def _draw_results(axes: Any, results: Sequence[Comparison]) -> None:
+    predicted = [c for c in results if c.error_fraction is not None]
+    systems = grouped(predicted, lambda c: c.system)
+    for row, group in enumerate(systems.values()):
+        ratios = [1.0 + (c.error_fraction or 0.0) for c in group]
+        axes.plot(ratios, [row] * len(group), "o", color=f"C{row % 10}", alpha=0.6)
+    axes.set_yticks(range(len(systems)), list(systems), fontsize="small")
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlabel="predicted over published", title="End results")
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.axvspan(0.9, 1.1, alpha=0.15)
+    left, right = axes.get_xlim()
+    axes.set_xlim(min(0.5, left), max(2.0, right))
+    axes.grid(alpha=0.3, axis="x")
+    axes.minorticks_off()
+    ticks = ("0.2", "0.3", "0.5", "0.8", "1", "1.25", "2", "3")
+    axes.set_xticks([float(tick) for tick in ticks], ticks)
+
+
+def _draw_steps(axes: Any, steps: Mapping[str, Sequence[TimedRun]]) -> None:
+    for color, (name, timed) in enumerate(steps.items()):
+        measured = [t.measured_seconds for t in timed]
+        predicted = [t.predicted_seconds for t in timed]
+        axes.plot(measured, predicted, "o", color=f"C{color}", markersize=3, alpha=0.6, label=name)
+    draw_diagonal(axes, np.array(axes.get_xlim()))
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="measured step, s",
+        ylabel="predicted step, s",
+        title="Steps of Megatron-LM on A100 (vTrain)",
+    )
+    axes.legend(fontsize="small")

@@ -1,0 +1,253 @@
+"""What ``explain`` shows: one step, operation by operation, as text, plain data and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from axonn_tune.report.figure import new_figure
+from axonn_tune.report.phrases import assumption_line, model_on_gpus, percent
+from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
+from axonn_tune.report.table import table
+from axonn_tune.search.search import Search
+from axonn_tune.spec.plan import COMPUTE
+from axonn_tune.step.explain import Explanation, OperationCost
+from axonn_tune.step.prediction import Prediction
+from axonn_tune.step.timeline import step_timeline
+from axonn_tune.units import format_quantity, format_seconds, gib
+
+OPTIMIZER = "optimizer.step"
+# Number of equal layers in a row that a timeline draws.
+DRAWN_LAYERS = 3
+# Number of micro-batches of a pipeline that a timeline draws.
+DRAWN_MICROBATCHES = 8
+
+
+def explanation_text(explanation: Explanation, n_operations: int | None) -> str:
+    """Return a configuration's time by operation, its memory, and what would help.
+
+    Parameters
+    ----------
+    n_operations : int or None
+        Number of operations to show, the longest first; None shows all.
+    """
+    p = explanation.prediction
+    return "\n".join(
+        [
+            *_head_lines(p),
+            "",
+            _operations_text(explanation.operations, n_operations, p.step_seconds),
+            "",
+            _axes_text(explanation),
+            "",
+            _memory_text(p),
+            "",
+            _sensitivity_text(explanation, p.step_seconds),
+            "",
+            assumption_line(p.scenario),
+        ]
+    )
+
+
+def _head_lines(p: Prediction) -> list[str]:
+    configuration = p.configuration
+    layout = f"layout {p.layout}"
+    if p.scenario.strategy.axes.is_grid:
+        layout = f"grid {p.layout} (x, y, z, data), order {configuration.order}"
+    if configuration.n_virtual > 1:
+        layout += f", {configuration.n_virtual} virtual stages"
+    bubble = f" + {p.bubble_seconds:.3f} s pipeline bubble" if p.bubble_seconds else ""
+    return [
+        f"{model_on_gpus(p.scenario)}, {layout}, "
+        f"micro-batch {configuration.micro_batch}, recompute {configuration.recompute}",
+        f"step {p.step_seconds:.3f} s = {p.compute_seconds:.3f} s compute + "
+        f"{p.exposed_communication_seconds:.3f} s exposed communication{bubble}; "
+        f"{p.n_microsteps} micro-steps; {p.tflops_per_gpu:.1f} TFLOP/s per GPU, "
+        f"MFU {percent(p.mfu)} %, HFU {percent(p.hfu)} %",
+    ]
+
+
+def _operations_text(
+    operations: Sequence[OperationCost], limit: int | None, step_seconds: float
+) -> str:
+    ordered = sorted(operations, key=lambda op: -op.total_seconds)
+    shown = ordered if limit is None else ordered[:limit]
+    rows = [
+        [
+            op.name,
+            op.kind,
+            op.axis or "-",
+            operation_size(op),
+            op.n_calls,
+            format_seconds(op.seconds_per_call, 3),
+            f"{op.total_seconds:.4f}",
+            f"{op.exposed_seconds:.4f}" if op.axis else "-",
+            f"{op.hidden_seconds:.4f}" if op.axis else "-",
+            operation_rate(op),
+            op.bound_by,
+        ]
+        for op in shown
+    ]
+    headers = ["operation", "kind", "axis", "size", "calls", "each", "total s", "exposed s"]
+    headers += ["hidden s", "rate", "bound by"]
+    text = table(rows, headers)
+    hidden = ordered[len(shown) :]
+    if hidden:
+        seconds = sum(op.total_seconds for op in hidden)
+        text += (
+            f"\n(and {len(hidden)} more operations, {seconds:.4f} s, "
+            f"{percent(seconds / step_seconds, 2)} % of the step; --all shows them)"
+        )
+    return text
+
+
+def operation_size(operation: OperationCost) -> str:
+    """Return the shape of a kernel, or the size of a collective's buffer."""
+    return operation.shape or format_quantity(operation.nbytes, "size_bytes")
+
+
+def operation_rate(operation: OperationCost) -> str:
+    """Return FLOP/s of a product, or bytes/s of an operation that moves bytes."""
+    if operation.kind.startswith(("GEMM", "attention")):
+        return format_quantity(operation.rate_per_s, "rate_flops_per_s")
+    return format_quantity(operation.rate_per_s, "rate_bytes_per_s")
+
+
+def _axes_text(explanation: Explanation) -> str:
+    exposed = explanation.exposed_seconds_by_axis
+    parts = (f"{axis} {seconds:.4f} s" for axis, seconds in exposed.items())
+    return "Exposed communication by axis: " + ", ".join(parts)
+
+
+def _memory_text(p: Prediction) -> str:
+    rows = [[term, f"{gib(size):.2f}"] for term, size in p.memory_terms_bytes.items()]
+    rows.append(["total", f"{gib(p.memory_bytes):.2f}"])
+    missing = gib(p.memory_bytes - p.memory_capacity_bytes)
+    if p.fits:
+        verdict = f"fits, {-missing:.2f} GiB free"
+    else:
+        verdict = f"out of memory, {missing:.2f} GiB short; largest term {p.largest_memory_term}"
+    capacity = f"{gib(p.memory_capacity_bytes):.1f} GiB"
+    return table(rows, ["memory term", "GiB"]) + f"\nOf {capacity} per GPU: {verdict}"
+
+
+def _sensitivity_text(explanation: Explanation, step_seconds: float) -> str:
+    rows = [
+        [s.resource, f"{s.saved_seconds:.4f}", percent(s.saved_seconds / step_seconds, 2)]
+        for s in explanation.sensitivities
+    ]
+    return table(rows, ["10 % more (latency, jitter, interference: less)", "saves s", "% of step"])
+
+
+def explanation_document(search: Search, explanation: Explanation) -> dict[str, Any]:
+    """Return what ``explain --format json`` prints."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "assumptions": assumptions(search),
+        "prediction": record(explanation.prediction),
+        "operations": [
+            {
+                "name": op.name,
+                "kind": op.kind,
+                "shape": op.shape or None,
+                "nbytes": op.nbytes,
+                "axis": op.axis or None,
+                "n_calls": op.n_calls,
+                "seconds_per_call": op.seconds_per_call,
+                "total_seconds": op.total_seconds,
+                "exposed_seconds": op.exposed_seconds,
+                "hidden_seconds": op.hidden_seconds,
+                "rate_per_s": op.rate_per_s,
+                "bound_by": op.bound_by,
+            }
+            for op in explanation.operations
+        ],
+        "exposed_seconds_by_axis": explanation.exposed_seconds_by_axis,
+        "sensitivities": [
+            {"resource": s.resource, "saved_seconds": s.saved_seconds}
+            for s in explanation.sensitivities
+        ],
+    }
+
+
+def step_parts(explanation: Explanation) -> dict[str, float]:
+    """Return the seconds of the parts that sum up to the step, without those that take nothing."""
+    p = explanation.prediction
+    optimizer = sum(op.total_seconds for op in explanation.operations if op.name == OPTIMIZER)
+    exposed = explanation.exposed_seconds_by_axis
+    parts = {
+        "compute": p.compute_seconds - optimizer - explanation.host_seconds,
+        "optimizer": optimizer,
+        "host": explanation.host_seconds,
+        **{f"exposed, {axis}": seconds for axis, seconds in exposed.items()},
+        # In a pipeline the rank that is explained waits for others that synchronise.
+        "exposed, other ranks": p.exposed_communication_seconds - sum(exposed.values()),
+        "bubble": p.bubble_seconds,
+    }
+    least = 1e-9 * p.step_seconds
+    return {name: seconds for name, seconds in parts.items() if seconds > least}
+
+
+def explanation_figure(explanation: Explanation) -> Any:
+    """Draw a micro-step's timeline, the parts of the step, and the terms of the memory."""
+    p = explanation.prediction
+    figure, axes = new_figure(2, 2)
+    top_row = axes[0, 0].get_gridspec()[0, :]
+    for empty in axes[0]:
+        empty.remove()
+    _draw_timeline(figure.add_subplot(top_row), p)
+    _draw_terms(axes[1, 0], step_parts(explanation), "s", "Step")
+    memory = {term: gib(size) for term, size in p.memory_terms_bytes.items() if size}
+    _draw_terms(axes[1, 1], memory, "GiB", "Memory of one GPU")
+    axes[1, 1].axvline(gib(p.memory_capacity_bytes), color="black", linestyle="--")
+    figure.suptitle(
+        f"{model_on_gpus(p.scenario)}: {p.layout}, micro-batch {p.configuration.micro_batch}, "
+        f"recompute {p.configuration.recompute}, {p.step_seconds:.3f} s a step"
+    )
+    return figure
+
+
+def _draw_timeline(axes: Any, prediction: Prediction) -> None:
+    n_micro = DRAWN_MICROBATCHES if prediction.layout.n_stages > 1 else 1
+    operations = step_timeline(prediction, DRAWN_LAYERS, n_micro).operations
+    streams = sorted(
+        {op.stream for op in operations}, key=lambda stream: (stream != COMPUTE, stream)
+    )
+    kinds = sorted({op.kind for op in operations})
+    for color, kind in enumerate(kinds):
+        for row, stream in enumerate(streams):
+            bars = [
+                (op.start_seconds, op.seconds)
+                for op in operations
+                if (op.kind, op.stream) == (kind, stream)
+            ]
+            label = kind if bars else None
+            axes.broken_barh(bars, (row - 0.4, 0.8), color=f"C{color}", label=label)
+    handles, labels = axes.get_legend_handles_labels()
+    handle_by_kind = dict(zip(labels, handles, strict=True))
+    axes.legend(
+        handle_by_kind.values(),
+        handle_by_kind.keys(),
+        fontsize="small",
+        ncols=len(handle_by_kind),
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.12),
+    )
+    axes.set_yticks(range(len(streams)), streams)
+    axes.invert_yaxis()
+    axes.set(
+        xlabel="s",
+        title=f"A micro-step with {DRAWN_LAYERS} of the equal layers in a row, and the step's end",
+    )
+
+
+def _draw_terms(axes: Any, terms: dict[str, float], unit: str, title: str) -> None:
+    """Draw bars that continue one another."""
+    sizes = np.array(list(terms.values()))
+    axes.barh(range(len(terms)), sizes, left=np.cumsum(sizes) - sizes)
+    axes.set_yticks(range(len(terms)), list(terms), fontsize="small")
+    axes.invert_yaxis()
+    axes.set(xlabel=unit, title=title)
+    axes.grid(alpha=0.3, axis="x")

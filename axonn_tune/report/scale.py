@@ -1,0 +1,157 @@
+"""What ``scale`` shows: the best layouts at several GPU counts as text, plain data and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from axonn_tune.report.figure import new_figure
+from axonn_tune.report.phrases import assumption_line, interval_text, percent
+from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record
+from axonn_tune.report.table import table
+from axonn_tune.search.rank import Best
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.studies.scaling import efficiencies
+from axonn_tune.units import format_count, gib
+
+HEADERS = (
+    "GPUs",
+    "model",
+    "layout",
+    "mbs",
+    "recompute",
+    "step s",
+    "90 % interval",
+    "TFLOP/s/GPU",
+    "MFU %",
+    "efficiency %",
+    "exposed %",
+    "tokens/s",
+    "GiB",
+)
+
+
+def scaling_text(points: Sequence[Best]) -> str:
+    """Return a table with a row for each count, and why some counts have no candidate."""
+    rows = [
+        _row(point, efficiency)
+        for point, efficiency in zip(points, efficiencies(points), strict=True)
+    ]
+    reasons = [
+        f"{point.search.scenario.job.n_gpus} GPUs: {point.reason}"
+        for point in points
+        if point.reason
+    ]
+    return "\n".join(
+        [
+            f"{_best_layouts(points)}; efficiency: model FLOP/s of each GPU against the first "
+            "count",
+            "",
+            table(rows, HEADERS),
+            "",
+            *reasons,
+            _assumptions_text(points),
+        ]
+    )
+
+
+def _best_layouts(points: Sequence[Best]) -> str:
+    scenario = points[0].search.scenario
+    return f"Best {scenario.strategy.name} layouts on {scenario.machine.gpu.name}"
+
+
+def _assumptions_text(points: Sequence[Best]) -> str:
+    line = assumption_line(points[0].search.scenario)
+    batches = {point.search.scenario.job.global_batch for point in points}
+    if len(batches) == 1:
+        return line
+    return f"{line.removesuffix('.')}, growing to {max(batches)} sequences."
+
+
+def _row(point: Best, efficiency: float | None) -> list[Any]:
+    scenario, best = point.search.scenario, point.prediction
+    n_gpus = scenario.job.n_gpus
+    if best is None or efficiency is None:
+        dashes = ["-"] * (len(HEADERS) - 3)
+        return [n_gpus, scenario.model.name, "none", *dashes]
+    return [
+        n_gpus,
+        scenario.model.name,
+        best.configuration.ordered_layout,
+        best.configuration.micro_batch,
+        best.configuration.recompute,
+        f"{best.step_seconds:.3f}",
+        interval_text(best),
+        f"{best.tflops_per_gpu:.1f}",
+        percent(best.mfu),
+        percent(efficiency),
+        percent(best.exposed_communication_fraction),
+        format_count(best.tokens_per_second_per_gpu * n_gpus),
+        f"{gib(best.memory_bytes):.1f}",
+    ]
+
+
+def scaling_records(points: Sequence[Best]) -> list[dict[str, Any]]:
+    """Return one flat record for each count that has a candidate."""
+    return [
+        {
+            "gpus": point.search.scenario.job.n_gpus,
+            "model": point.search.scenario.model.name,
+            "global_batch": point.search.scenario.job.global_batch,
+            "efficiency": efficiency,
+            **flat_record(point.prediction),
+        }
+        for point, efficiency in zip(points, efficiencies(points), strict=True)
+        if point.prediction is not None
+    ]
+
+
+def scaling_document(points: Sequence[Best]) -> dict[str, Any]:
+    """Return what ``scale --format json`` prints."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "assumptions": assumptions(points[0].search),
+        "results": scaling_records(points),
+        "without": [
+            {"gpus": point.search.scenario.job.n_gpus, "reason": point.reason}
+            for point in points
+            if point.prediction is None
+        ],
+    }
+
+
+def scaling_figure(points: Sequence[Best]) -> Any:
+    """Draw step time with its interval, and efficiency, over the GPU count."""
+    figure, (left, right) = new_figure(1, 2)
+    known = [
+        (point.prediction, efficiency)
+        for point, efficiency in zip(points, efficiencies(points), strict=True)
+        if point.prediction is not None and efficiency is not None
+    ]
+    scenarios = [best.scenario for best, _ in known]
+    counts = [scenario.job.n_gpus for scenario in scenarios]
+    steps = np.array([best.step_seconds for best, _ in known])
+    ends = np.array([best.step_seconds_interval or (best.step_seconds,) * 2 for best, _ in known])
+    left.errorbar(counts, steps, yerr=np.abs(ends.T - steps), fmt="o-", capsize=3)
+    if _is_one_job([point.search.scenario for point in points]):
+        ideal = steps[0] * counts[0] / np.array(counts)
+        left.plot(counts, ideal, color="black", linewidth=0.8, linestyle="--", label="ideal")
+        left.legend(fontsize="small")
+    left.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="step, s (90 % interval)")
+    right.plot(counts, [100.0 * efficiency for _, efficiency in known], "o-", label="efficiency")
+    right.plot(counts, [100.0 * best.mfu for best, _ in known], "s-", label="MFU")
+    right.set(xscale="log", xlabel="GPUs", ylabel="%", ylim=(0, None))
+    right.legend(fontsize="small")
+    labels = [f"{scenario.job.n_gpus}\n{scenario.model.name}" for scenario in scenarios]
+    for axes in (left, right):
+        axes.set_xticks(counts, labels, fontsize="small")
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    figure.suptitle(_best_layouts(points))
+    return figure
+
+
+def _is_one_job(scenarios: Sequence[Scenario]) -> bool:
+    return len({(scenario.model.name, scenario.job.global_batch) for scenario in scenarios}) == 1

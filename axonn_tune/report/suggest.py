@@ -1,0 +1,178 @@
+"""What ``suggest`` shows: a ranking as text, as plain data and as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from axonn_tune.report.figure import new_figure
+from axonn_tune.report.phrases import assumption_line, interval_text, model_on_gpus, percent
+from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
+from axonn_tune.report.table import Column, table_of
+from axonn_tune.search.pareto import pareto_front
+from axonn_tune.search.rank import Ranking
+from axonn_tune.search.search import Search
+from axonn_tune.search.uncertainty import tied
+from axonn_tune.spec.layout import AXES
+from axonn_tune.spec.strategy import Strategy
+from axonn_tune.step.prediction import Prediction
+from axonn_tune.units import gib
+
+# A row that is the fastest with at least this probability is the winner.
+CLEAR = 0.8
+# Where there is no winner, the rows that share this much of the probability are as good as tied.
+TIE_SHARE = 0.9
+# Number of candidates whose steps a figure draws as bars.
+MOST_BARS = 30
+
+
+def ranking_text(ranking: Ranking, top_n: int) -> str:
+    """Return the best configurations as a table, and what was assumed."""
+    predictions = ranking.top(top_n)
+    search = ranking.search
+    head = (
+        f"{model_on_gpus(search.scenario, with_parameters=True)}: best {len(predictions)} of "
+        f"{len(ranking)} {_what_is_ranked(search)} ({ranking.n_evaluated} configurations evaluated)"
+    )
+    rows = table_of(predictions, _columns(search, predictions))
+    return "\n".join([head, "", rows, "", *tie_lines(ranking), assumption_line(search.scenario)])
+
+
+def _what_is_ranked(search: Search) -> str:
+    if search.every_configuration:
+        return "configurations"
+    layouts = "grids" if search.scenario.strategy.axes.is_grid else "layouts"
+    return layouts if len(search.constraints.orders) == 1 else f"{layouts} and orders"
+
+
+def _columns(search: Search, predictions: Sequence[Prediction]) -> list[Column[Prediction]]:
+    """Return the columns of a ranking; some are left out where they would say nothing."""
+    strategy = search.scenario.strategy
+    orders = {p.configuration.order for p in predictions} | set(search.constraints.orders)
+    columns: list[Column[Prediction]] = [("#", lambda p: p.place)]
+    columns += [_size_column(strategy, axis) for axis in strategy.axes.names]
+    if len(orders) > 1:
+        columns.append(("order", lambda p: p.configuration.order))
+    if any(p.configuration.n_virtual > 1 for p in predictions):
+        columns.append(("virtual", lambda p: p.configuration.n_virtual))
+    columns += [
+        ("mbs", lambda p: p.configuration.micro_batch),
+        ("recompute", lambda p: p.configuration.recompute),
+    ]
+    if search.cost_model == "paper":
+        columns.append(("paper s", lambda p: f"{p.paper_communication_seconds or 0.0:.3f}"))
+    columns += [
+        ("step s", lambda p: f"{p.step_seconds:.3f}"),
+        ("90 % interval", interval_text),
+        ("P(best) %", lambda p: "-" if p.p_best is None else percent(p.p_best, 0)),
+        ("TFLOP/s/GPU", lambda p: f"{p.tflops_per_gpu:.1f}"),
+        ("MFU %", lambda p: percent(p.mfu)),
+        ("HFU %", lambda p: percent(p.hfu)),
+        ("exposed %", lambda p: percent(p.exposed_communication_fraction)),
+    ]
+    if any(p.bubble_seconds > 0 for p in predictions):
+        columns.append(("bubble %", lambda p: percent(p.bubble_seconds / p.step_seconds)))
+    columns.append((f"GiB of {gib(search.scenario.memory_capacity_bytes):.0f}", _memory_text))
+    return columns
+
+
+def _size_column(strategy: Strategy, axis: str) -> Column[Prediction]:
+    is_letter = strategy.axes.is_grid and axis in AXES
+    return (f"G_{axis}" if is_letter else axis, lambda p: p.layout.size(axis))
+
+
+def _memory_text(prediction: Prediction) -> str:
+    needed = f"{gib(prediction.memory_bytes):.1f}"
+    return needed if prediction.fits else f"{needed} OOM: {prediction.largest_memory_term}"
+
+
+def tie_lines(ranking: Ranking) -> list[str]:
+    """Return a line that says so if the profile's spreads do not tell which row is the fastest."""
+    p_best = ranking.uncertainty.p_best
+    if not p_best.size or p_best.max() >= CLEAR:
+        return []
+    count = tied(p_best, TIE_SHARE)
+    return [
+        f"No clear winner: {count} rows share {100 * TIE_SHARE:.0f} % of the chance to be the "
+        "fastest; the spreads of the profile do not tell them apart."
+    ]
+
+
+def rejected_text(rejected: Mapping[str, int]) -> str:
+    """Say how many grids, or configurations of grids, were rejected for each reason."""
+    if not rejected:
+        return "Rejected: none."
+    lines = (f"  {count:>8}  {reason}" for reason, count in rejected.items())
+    return "\n".join(["Rejected (grids; out of memory: configurations):", *lines])
+
+
+def ranking_document(ranking: Ranking, top_n: int | None) -> dict[str, Any]:
+    """Return what ``suggest --format json`` prints."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "assumptions": assumptions(ranking.search),
+        "results": [record(prediction) for prediction in ranking.top(top_n)],
+        "rejected": dict(ranking.rejected),
+        "evaluated": ranking.n_evaluated,
+    }
+
+
+def ranking_figure(ranking: Ranking, top_n: int) -> Any:
+    """Draw the parts of the step of the best candidates, and time against memory of all."""
+    figure, (left, right) = new_figure(1, 2)
+    _draw_parts(left, ranking.top(min(top_n, MOST_BARS)))
+    _draw_tradeoff(right, ranking)
+    figure.suptitle(model_on_gpus(ranking.search.scenario))
+    return figure
+
+
+def _draw_parts(axes: Any, predictions: Sequence[Prediction]) -> None:
+    from axonn_tune.report.explain import step_parts
+    from axonn_tune.step.explain import explain
+
+    rows = range(len(predictions))
+    parts_of_steps = [step_parts(explain(p, with_sensitivities=False)) for p in predictions]
+    names = list(dict.fromkeys(name for parts in parts_of_steps for name in parts))
+    names.sort(key=lambda name: (name.startswith("exposed"), name == "bubble"))
+    left = np.zeros(len(predictions))
+    for name in names:
+        seconds = np.array([parts.get(name, 0.0) for parts in parts_of_steps])
+        axes.barh(rows, seconds, left=left, label=name)
+        left += seconds
+    ends = np.array([p.step_seconds_interval or (p.step_seconds,) * 2 for p in predictions])
+    axes.errorbar(left, rows, xerr=np.abs(ends.T - left), fmt="none", color="black", lw=0.8)
+    labels = [
+        f"{p.layout} mbs {p.configuration.micro_batch} {p.configuration.recompute}"
+        for p in predictions
+    ]
+    axes.set_yticks(rows, labels, fontsize="small")
+    axes.invert_yaxis()
+    axes.set(xlabel="step, s (90 % interval)", title="What a step is made of")
+    axes.legend(fontsize="x-small")
+    axes.grid(alpha=0.3, axis="x")
+
+
+def _draw_tradeoff(axes: Any, ranking: Ranking) -> None:
+    seconds = ranking.step_seconds
+    memory = np.array([gib(n_bytes) for n_bytes in ranking.memory_bytes])
+    for fits, color, label in ((True, "C0", "fits"), (False, "C3", "out of memory")):
+        rows = ranking.fits == fits
+        if rows.any():
+            axes.plot(memory[rows], seconds[rows], ".", color=color, alpha=0.6, label=label)
+    front = pareto_front(list(seconds), list(memory), list(ranking.fits))
+    axes.step(
+        memory[front], seconds[front], where="post", color="black", lw=0.8, label="Pareto front"
+    )
+    capacity = gib(ranking.search.scenario.memory_capacity_bytes)
+    axes.axvline(capacity, color="black", linestyle="--", linewidth=0.8)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="GiB of one GPU",
+        ylabel="step, s",
+        title="Time and memory",
+    )
+    axes.legend(fontsize="small")
+    axes.grid(alpha=0.3, which="both")

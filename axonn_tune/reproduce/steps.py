@@ -1,0 +1,122 @@
+"""Published times of training steps: the errors of their predictions, and of a naive baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from axonn_tune.reproduce.comparison import Comparison, ErrorSummary, grouped, summary_of
+from axonn_tune.reproduce.results import compare_number, predict_run
+from axonn_tune.reproduce.runs import Run
+from axonn_tune.search.rank import Each
+from axonn_tune.step.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """A run with its measured step, the predicted one, and what the naive baseline says.
+
+    naive_seconds
+        FLOPs at one fitted fraction of the peak, times the bubble of the pipeline.
+    """
+
+    run: Run
+    comparison: Comparison
+    naive_seconds: float
+
+    @property
+    def measured_seconds(self) -> float:
+        """The published time of a step."""
+        return self.comparison.published
+
+    @property
+    def predicted_seconds(self) -> float:
+        """The time of a step that this model predicts."""
+        assert self.comparison.predicted is not None
+        return self.comparison.predicted
+
+    @property
+    def job(self) -> tuple[str, int, int]:
+        """What was trained; the layouts of one job are alternatives."""
+        scenario = self.run.search.scenario
+        return scenario.model.name, scenario.job.n_gpus, scenario.job.global_batch
+
+
+@dataclass(frozen=True)
+class GroupError:
+    """Errors of a group of measured steps, and those of a naive baseline.
+
+    spearman
+        Rank correlation of predicted with measured times.
+    regret
+        How much slower the layout that is predicted to be the fastest is than the fastest
+        measured one, as a fraction, mean over jobs.
+    """
+
+    name: str
+    model: ErrorSummary
+    naive: ErrorSummary
+    spearman: float
+    regret: float
+
+
+def time_runs(runs: Sequence[Run], each: Each = iter) -> list[TimedRun]:
+    """Predict measured steps, and fit the naive baseline's one parameter to all of them."""
+    comparisons = []
+    at_peak = []
+    for run in each(runs):
+        prediction = predict_run(run)
+        assert prediction is not None, "searches of measured runs include what does not fit"
+        comparisons.append(compare_number(run, "step_seconds", prediction))
+        at_peak.append(_seconds_at_peak(run, prediction))
+    hfu = _fitted_hfu(np.array(at_peak), np.array([c.published for c in comparisons]))
+    return [
+        TimedRun(run, comparison, seconds / hfu)
+        for run, comparison, seconds in zip(runs, comparisons, at_peak, strict=True)
+    ]
+
+
+def _seconds_at_peak(run: Run, p: Prediction) -> float:
+    """Return the time of a step at the peak rate, with the bubble of the pipeline."""
+    scenario, job = run.search.scenario, run.search.scenario.job
+    flops = scenario.model.hardware_flops(job.tokens, job.seq_len, p.configuration.recompute)
+    seconds = flops / (job.n_gpus * scenario.machine.peak_flops_per_s(job.dtype))
+    return seconds * (1.0 + (p.layout.n_stages - 1) / p.n_microsteps)
+
+
+def _fitted_hfu(at_peak: np.ndarray, measured: np.ndarray) -> float:
+    """Return the one fraction of peak with the least mean error over all rows."""
+    fractions = np.linspace(0.05, 0.95, 901)
+    errors = [np.abs(at_peak / fraction / measured - 1.0).mean() for fraction in fractions]
+    return float(fractions[int(np.argmin(errors))])
+
+
+def group_errors(timed: Sequence[TimedRun]) -> list[GroupError]:
+    """Return the errors over all runs, and over each group of runs."""
+    groups = {"all": list(timed), **grouped(timed, lambda t: t.run.group)}
+    return [_group_error(name, group) for name, group in groups.items()]
+
+
+def _group_error(name: str, timed: Sequence[TimedRun]) -> GroupError:
+    from scipy.stats import spearmanr
+
+    predicted = np.array([t.predicted_seconds for t in timed])
+    measured = np.array([t.measured_seconds for t in timed])
+    naive = np.array([t.naive_seconds for t in timed])
+    model_errors = summary_of(list(predicted / measured - 1.0))
+    naive_errors = summary_of(list(naive / measured - 1.0))
+    assert model_errors is not None and naive_errors is not None, "no group is empty"
+    correlation = float(spearmanr(predicted, measured).statistic)
+    return GroupError(name, model_errors, naive_errors, correlation, _regret(timed))
+
+
+def _regret(timed: Sequence[TimedRun]) -> float:
+    losses = []
+    for layouts in grouped(timed, lambda t: t.job).values():
+        if len(layouts) > 1:
+            chosen = min(layouts, key=lambda t: t.predicted_seconds)
+            fastest = min(t.measured_seconds for t in layouts)
+            losses.append(chosen.measured_seconds / fastest - 1.0)
+    return float(np.mean(losses)) if losses else 0.0
