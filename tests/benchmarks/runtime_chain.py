@@ -18,12 +18,14 @@ import torch
 import torch.distributed as dist
 from runtime_common import compared, header, in_turn, on_ranks, say
 
-from axonn_tune.runtime import Engine, Grid, Linear4D, Mesh
+from axonn_tune.runtime import Engine, Linear4D, Mesh, grid_layout
 from axonn_tune.runtime.ranks.collectives import wait
 
 N_RANKS, HIDDEN, FFN = 4, 1024, 4096
 GRIDS = [
-    Grid(*sizes) for sizes in itertools.product((1, 2, 4), repeat=4) if Grid(*sizes).n_ranks == 4
+    grid_layout(*sizes)
+    for sizes in itertools.product((1, 2, 4), repeat=4)
+    if grid_layout(*sizes).n_ranks == 4
 ]
 
 
@@ -97,10 +99,10 @@ def measure(n_rounds: int, n_rows: int, grids: list[Grid]) -> None:
     say(f"{'grid':>10}{header('by hand', 'own')}")
     for grid in grids:
         mesh = Mesh(grid)
-        rows = n_rows // (grid.z * grid.data)
+        rows = n_rows // (grid.size("z") * grid.size("data"))
         torch.manual_seed(mesh.batch_index)
-        input = torch.randn(rows, HIDDEN // grid.x)
-        d_output = torch.randn(rows, HIDDEN // grid.x)
+        input = torch.randn(rows, HIDDEN // grid.size("x"))
+        d_output = torch.randn(rows, HIDDEN // grid.size("x"))
         own_step, layers = own_chain(mesh, input, d_output)
         plain = [PlainLayer(mesh, layer, rows) for layer in layers]
 
