@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 from runtime_common import compared, header, in_turn, on_ranks, say
 
-from axonn_tune.runtime import Engine, Linear4D, Mesh, grid_layout
+from axonn_tune.runtime import Engine, Linear4D, Mesh, grid_layout, parse_layout
 from axonn_tune.runtime.ranks.collectives import wait
+from axonn_tune.spec.layout import Layout
 
 N_RANKS, HIDDEN, FFN = 4, 1024, 4096
 GRIDS = [
@@ -95,7 +96,7 @@ class PlainLayer:
             dist.all_gather_into_tensor(self.weight.view(-1), self.shard, group=self.over_z)
 
 
-def measure(n_rounds: int, n_rows: int, grids: list[Grid]) -> None:
+def measure(n_rounds: int, n_rows: int, grids: list[Layout]) -> None:
     say(f"{'grid':>10}{header('by hand', 'own')}")
     for grid in grids:
         mesh = Mesh(grid)
@@ -123,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--grid", action="append", type=Grid.parse)
+    parser.add_argument("--grid", action="append", type=parse_layout)
     wanted = parser.parse_args()
     on_ranks(N_RANKS, measure, wanted.rounds, wanted.rows, wanted.grid or GRIDS)
 

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from axonn_tune.runtime import GPT, Engine, Mesh, Optimizer, grid_layout
 from axonn_tune.runtime.axonn.boxes import BlockLayout
 from axonn_tune.runtime.axonn.trainer import RandomTokens
+from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
 
 N_RANKS, MICRO_BATCH = 4, 2
@@ -98,7 +99,7 @@ def _stored(model: GPT) -> list[tuple[str, nn.Module, torch.Tensor]]:
     ]
 
 
-def own_model(grid: Grid) -> tuple[GPT, Step]:
+def own_model(grid: Layout) -> tuple[GPT, Step]:
     engine = Engine(Mesh(grid))
     model = GPT(engine, SPEC)
     optimizer = Optimizer(model, engine, LR, BETAS, weight_decay=DECAY, clip_norm=CLIP_NORM)

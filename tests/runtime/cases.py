@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from runtime.ranks import Trained, grids
 
 from axonn_tune.spec.job import Overlap
-from axonn_tune.spec.layout import grid_layout
+from axonn_tune.spec.layout import Layout, grid_layout
 from axonn_tune.spec.model import RECOMPUTES, Model
 
 GPT = Model("gpt", n_layers=2, hidden_size=32, n_heads=8, vocab_size=250, seq_len=8)
@@ -48,7 +48,7 @@ OPTIONS = [
 
 @dataclass(frozen=True)
 class Case:
-    grid: Grid
+    grid: Layout
     model: str = "gpt"
     order: str = "xyzd"
     overlap: Overlap = field(default_factory=Overlap)

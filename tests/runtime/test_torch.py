@@ -120,7 +120,7 @@ def shard_as_launched(rank, text):
 @pytest.mark.parametrize("layout", ["shard=4", "shard=2,replica=2"])
 def test_what_launch_writes_for_fsdp2_runs(layout):
     search = build_search("tiny", 4, strategy="zero3", global_batch=4, dtype="fp32")
-    text = launch_files(search, predict_search(search, layout))["fsdp2_setup.py"]
+    text = launch_files(best_of_layout(search, layout))["fsdp2_setup.py"]
     on_ranks(4, shard_as_launched, text)
 
 
