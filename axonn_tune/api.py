@@ -505,7 +505,7 @@ def launch(
     AxonnTuneError
         Bad input, or no released framework runs the strategy.
     """
-    from axonn_tune.launch.script import launch_files
+    from axonn_tune.job_scripts.script import launch_files
 
     search = build_search(model, gpus, machine, **options)
     chosen = best_of_layout(search, grid) if grid else rank_candidates(search).prediction(0)
@@ -523,19 +523,15 @@ def _frame_of_records(
     search: Search, records: Sequence[dict[str, Any]], predictions: Sequence[Prediction] = ()
 ) -> pandas.DataFrame:
     """Return records as rows, with the layout of each and what all of them rest on."""
-    import numpy
+    from importlib.metadata import version
+
     import pandas
 
-    from axonn_tune import __version__
     from axonn_tune.report.records import assumptions
 
     frame = pandas.DataFrame(list(records))
     if predictions:
         frame["layout"] = [str(prediction.layout) for prediction in predictions]
-    versions = {
-        "axonn_tune": __version__,
-        "numpy": numpy.__version__,
-        "pandas": pandas.__version__,
-    }
+    versions = {name: version(name) for name in ("axonn-tune", "numpy", "pandas")}
     frame.attrs.update(assumptions(search), versions=versions)
     return frame

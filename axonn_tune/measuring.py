@@ -23,12 +23,12 @@ from axonn_tune.options import SearchOptions, SubjectOptions, with_options
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from axonn_tune.calibrate.campaign import Campaign
-    from axonn_tune.calibrate.selection import Extent
+    from axonn_tune.calibration.campaign import Campaign
+    from axonn_tune.calibration.selection import Extent
     from axonn_tune.runtime.run import TrainerFactory
     from axonn_tune.spec.machine import Machine
     from axonn_tune.spec.validation import Validation
-    from axonn_tune.validate.campaign import ValidationCampaign
+    from axonn_tune.validation.campaign import ValidationCampaign
 
 
 @with_options(SubjectOptions, SearchOptions)
@@ -94,7 +94,7 @@ def validation_campaign(
 ) -> ValidationCampaign:
     """Choose what a validation runs; see `validate`."""
     from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
-    from axonn_tune.validate.campaign import ValidationCampaign, runnable
+    from axonn_tune.validation.campaign import ValidationCampaign, runnable
 
     n_ranks = gpus or ranks_at_hand(device)
     chosen = runnable(options.pop("strategy", "axonn"))
@@ -267,7 +267,7 @@ def calibration_campaign(
     AxonnTuneError
         Names the option, its value and what is allowed.
     """
-    from axonn_tune.calibrate.campaign import PARTS, Campaign, check_dtypes, default_dtypes
+    from axonn_tune.calibration.campaign import PARTS, Campaign, check_dtypes, default_dtypes
     from axonn_tune.runtime.ranks.launch import ranks_or_cores
 
     base = None if machine is None else load_machine(machine)

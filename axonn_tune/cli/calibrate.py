@@ -9,7 +9,7 @@ import click
 from axonn_tune.cli.options import launch_options
 
 if TYPE_CHECKING:
-    from axonn_tune.calibrate.selection import Extent
+    from axonn_tune.calibration.selection import Extent
 
 
 @click.command("calibrate")

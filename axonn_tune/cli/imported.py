@@ -35,8 +35,8 @@ def import_logs(
     AxonnTuneError
         There is no base, or a log cannot be read.
     """
-    from axonn_tune.calibrate.expected import expected, groups_of
-    from axonn_tune.calibrate.fit.assemble import with_gemm_points, with_link_points
+    from axonn_tune.calibration.expected import expected, groups_of
+    from axonn_tune.calibration.fit.assemble import with_gemm_points, with_link_points
     from axonn_tune.errors import InputError
     from axonn_tune.io.logs import read_logs
     from axonn_tune.io.presets import load_machine

@@ -40,7 +40,7 @@ def command(
     """
     from axonn_tune.api import build_search
     from axonn_tune.io.files import write_files
-    from axonn_tune.launch.script import launch_files, memory_warning
+    from axonn_tune.job_scripts.script import launch_files, memory_warning
     from axonn_tune.search.one_layout import best_of_layout
     from axonn_tune.search.rank import rank_candidates
 

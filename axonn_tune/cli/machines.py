@@ -90,7 +90,7 @@ def diff_command(
       axonn-tune machines diff monday.yaml tuesday.yaml
       axonn-tune machines diff old.yaml new.yaml --fail --format json
     """
-    from axonn_tune.calibrate.difference import difference
+    from axonn_tune.calibration.difference import difference
     from axonn_tune.cli.output import emit_as
     from axonn_tune.io.presets import load_machine
     from axonn_tune.report.machines import difference_document, difference_text
@@ -136,7 +136,7 @@ def expect_command(
       axonn-tune machines expect perlmutter --nodes 16
       axonn-tune machines expect mycluster.yaml --nodes 4 --ranks-per-node 1 --kind all_gather
     """
-    from axonn_tune.calibrate.expected import expected
+    from axonn_tune.calibration.expected import expected
     from axonn_tune.cli.output import emit_as
     from axonn_tune.errors import InputError
     from axonn_tune.io.presets import load_machine

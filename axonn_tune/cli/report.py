@@ -93,7 +93,7 @@ def write_report(
     from axonn_tune.cli.output import emit
     from axonn_tune.io.json_files import load_json
     from axonn_tune.io.package_data import page_parts
-    from axonn_tune.launch.script import FRAMEWORKS
+    from axonn_tune.job_scripts.script import FRAMEWORKS
     from axonn_tune.report.report import page_document, page_html
     from axonn_tune.spec.validation import Validation
     from axonn_tune.studies.compare import rankings

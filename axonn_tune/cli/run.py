@@ -70,7 +70,7 @@ def command(
     from axonn_tune.runtime.request import RunRequest
     from axonn_tune.runtime.run import execute
     from axonn_tune.step.explain import explain
-    from axonn_tune.validate.measured import operation_times
+    from axonn_tune.validation.measured import operation_times
 
     with only_rank_0_speaks():
         search, chosen = _choose(grid, suggest, gpus, device, options)

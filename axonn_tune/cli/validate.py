@@ -183,9 +183,9 @@ def _conclude(
     """Report, and exit 1 if a limit is broken."""
     from axonn_tune.cli.output import as_csv, emit, save_plot
     from axonn_tune.report import validate as report
-    from axonn_tune.validate.agreement import agreement
-    from axonn_tune.validate.limits import check_limits
-    from axonn_tune.validate.regression import check_regressions
+    from axonn_tune.validation.agreement import agreement
+    from axonn_tune.validation.limits import check_limits
+    from axonn_tune.validation.regression import check_regressions
 
     errors = agreement(validation)
     checks = check_limits(errors, options["max_error"], options["max_regret"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from axonn_tune.calibrate.expected import Expected, expected, groups_of
+from axonn_tune.calibration.expected import Expected, expected, groups_of
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
 from axonn_tune.report.phrases import percent
 from axonn_tune.report.table import key_values, table

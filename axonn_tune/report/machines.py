@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from axonn_tune.calibrate.difference import Change, Difference
-from axonn_tune.calibrate.expected import Expected, groups_of
+from axonn_tune.calibration.difference import Change, Difference
+from axonn_tune.calibration.expected import Expected, groups_of
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
 from axonn_tune.cost.prices import group_seconds

@@ -12,8 +12,8 @@ from axonn_tune.report.figure import draw_diagonal, new_figure
 from axonn_tune.report.table import table
 from axonn_tune.spec.validation import Outcome, Validation
 from axonn_tune.units import format_seconds, gib
-from axonn_tune.validate.agreement import LARGE_ERROR, Agreement
-from axonn_tune.validate.limits import Check
+from axonn_tune.validation.agreement import LARGE_ERROR, Agreement
+from axonn_tune.validation.limits import Check
 
 
 def agreement_text(

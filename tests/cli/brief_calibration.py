@@ -4,8 +4,8 @@ import os
 import sys
 from dataclasses import replace
 
-from axonn_tune.calibrate.measure.timing import Sampling
-from axonn_tune.calibrate.selection import quick_extent
+from axonn_tune.calibration.measure.timing import Sampling
+from axonn_tune.calibration.selection import quick_extent
 from axonn_tune.cli.main import cli, main
 
 BRIEF = replace(

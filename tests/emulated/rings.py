@@ -6,8 +6,8 @@ import sys
 
 import torch
 
-from axonn_tune.calibrate.measure.links import Groups, time_collective, whole_bytes
-from axonn_tune.calibrate.measure.timing import Sampling
+from axonn_tune.calibration.measure.links import Groups, time_collective, whole_bytes
+from axonn_tune.calibration.measure.timing import Sampling
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.runtime.ranks.session import joined, place_in_job
 

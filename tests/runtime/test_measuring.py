@@ -8,11 +8,11 @@ import pytest
 import torch
 from runtime.ranks import on_ranks
 
-from axonn_tune.calibrate import selection
-from axonn_tune.calibrate.measure import links, network, run
-from axonn_tune.calibrate.measure.shapes import GemmShape
-from axonn_tune.calibrate.measure.timing import Sampling
-from axonn_tune.calibrate.request import Request
+from axonn_tune.calibration import selection
+from axonn_tune.calibration.measure import links, network, run
+from axonn_tune.calibration.measure.shapes import GemmShape
+from axonn_tune.calibration.measure.timing import Sampling
+from axonn_tune.calibration.request import Request
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.io.journal import Journal
 from axonn_tune.runtime.ranks.session import Place

@@ -11,7 +11,7 @@ from runtime.ranks import on_ranks  # noqa: E402
 from axonn_tune.api import build_search  # noqa: E402
 from axonn_tune.errors import InputError  # noqa: E402
 from axonn_tune.io.presets import load_model  # noqa: E402
-from axonn_tune.launch.script import launch_files  # noqa: E402
+from axonn_tune.job_scripts.script import launch_files  # noqa: E402
 from axonn_tune.runtime.request import RunRequest  # noqa: E402
 from axonn_tune.runtime.run import build_trainer  # noqa: E402
 from axonn_tune.search.one_layout import best_of_layout  # noqa: E402

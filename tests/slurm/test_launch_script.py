@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from axonn_tune.api import build_search
-from axonn_tune.launch.script import SCRIPT, launch_files
+from axonn_tune.job_scripts.script import SCRIPT, launch_files
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.spec.machine import JobScript
 

@@ -1,0 +1,212 @@
+"""Latency, bandwidth and sharing of link levels, fitted to timed collectives."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import median
+
+import numpy as np
+
+from axonn_tune.calibration.fit.robust import fit_affine, robust_spread_fraction
+from axonn_tune.cost.collectives import moved_fraction
+from axonn_tune.errors import InputError
+from axonn_tune.spec.machine import LinkLevel, Quantity, RingShare
+from axonn_tune.spec.plan import KINDS
+from axonn_tune.spec.points import LinkPoint
+
+# The first of these that was measured gives the numbers of a level; others are relative to it.
+BASE_KINDS = ("all_reduce", *KINDS)
+
+
+@dataclass(frozen=True)
+class LevelShape:
+    """The links between units of `unit_ranks` ranks, before they are measured."""
+
+    name: str
+    unit_ranks: int
+
+
+@dataclass(frozen=True)
+class _FittedLine:
+    """A line that is fitted to messages of many sizes over the same groups.
+
+    Parameters
+    ----------
+    n_rings : int
+        Number of rings through one boundary.
+    latency_seconds : float
+        Latency of a hop. [s]
+    bandwidth_bytes_per_s : float
+        Bandwidth of a ring. [bytes/s]
+    """
+
+    kind: str
+    n_rings: int
+    latency_seconds: float
+    latency_spread: float
+    bandwidth_bytes_per_s: float
+    bandwidth_spread: float
+
+
+def fitted_levels(shapes: Sequence[LevelShape], points: Sequence[LinkPoint]) -> list[LinkLevel]:
+    """Fit the levels, innermost first, each to the groups whose hops are all its own.
+
+    Raises
+    ------
+    InputError
+        No group crosses a level, or each was measured with one size of message only.
+    """
+    outer_units = outer_unit_ranks(shapes)
+    return [
+        fitted_level(shape, outer, points) for shape, outer in zip(shapes, outer_units, strict=True)
+    ]
+
+
+def fitted_level(
+    shape: LevelShape, outer_unit: int | None, points: Sequence[LinkPoint]
+) -> LinkLevel:
+    """Fit one level.
+
+    Parameters
+    ----------
+    outer_unit : int or None
+        Number of ranks of the unit in which the level lies; None for the outermost level.
+
+    Raises
+    ------
+    InputError
+        No group crosses the level, or each was measured with one size of message only.
+    """
+    level_points = points_of_level(shape.unit_ranks, outer_unit, points)
+    lines = _fitted_lines(shape.unit_ranks, level_points)
+    if not lines:
+        inside = f"inside units of {outer_unit}" if outer_unit else "across all ranks"
+        raise InputError(
+            f"link level '{shape.name}' was not measured: it takes messages of at least two sizes "
+            f"between units of {shape.unit_ranks} ranks, {inside}"
+        )
+    lines_by_kind: dict[str, list[_FittedLine]] = defaultdict(list)
+    for line in lines:
+        lines_by_kind[line.kind].append(line)
+    base = next(kind for kind in BASE_KINDS if kind in lines_by_kind)
+    bandwidths = {kind: _boundary_bandwidth(kind, own) for kind, own in lines_by_kind.items()}
+    latencies = {kind: _latency(kind, own) for kind, own in lines_by_kind.items()}
+    ring_shares = [_ring_shares(kind, own) for kind, own in lines_by_kind.items()]
+    others = [kind for kind in lines_by_kind if kind != base]
+    return LinkLevel(
+        name=shape.name,
+        unit_ranks=shape.unit_ranks,
+        bandwidth_bytes_per_s=bandwidths[base],
+        latency_seconds=latencies[base],
+        kind_fraction={kind: _relative(bandwidths[kind], bandwidths[base]) for kind in others},
+        kind_latency_seconds={kind: latencies[kind] for kind in others},
+        ring_shares=tuple(chain.from_iterable(ring_shares)),
+    )
+
+
+def points_of_level(
+    unit_ranks: int, outer_unit: int | None, points: Sequence[LinkPoint]
+) -> list[LinkPoint]:
+    """Return the points of groups that cross this level and no level further out.
+
+    Groups whose hops all cross it, because each rank is in a unit of its own, are preferred.
+    """
+    crossing = [
+        p
+        for p in points
+        if p.stride * p.size > unit_ranks
+        and (outer_unit is None or outer_unit % (p.stride * p.size) == 0)
+    ]
+    pure = [p for p in crossing if p.stride % unit_ranks == 0]
+    return pure or crossing
+
+
+def hops(kind: str, n_units: int) -> float:
+    """Return the number of latencies in the time of a small message among units.
+
+    A small all-reduce takes a tree, other collectives a ring, as in `cost.collectives`.
+    """
+    if kind == "all_reduce":
+        return 2.0 * math.log2(n_units)
+    if kind == "send_recv":
+        return 1.0
+    return n_units - 1.0
+
+
+def _fitted_lines(unit_ranks: int, points: Sequence[LinkPoint]) -> list[_FittedLine]:
+    groups: dict[tuple[str, int, int, int, bool], list[LinkPoint]] = defaultdict(list)
+    for p in points:
+        groups[p.kind, p.stride, p.size, p.n_rings, p.everywhere].append(p)
+    lines = []
+    for (kind, stride, size, n_rings, _), members in groups.items():
+        if len({p.nbytes for p in members}) < 2:
+            continue
+        # Where several ranks of a group share a unit, the hops inside it are short and left out.
+        n_units = size if stride >= unit_ranks else stride * size // unit_ranks
+        fit = fit_affine([p.nbytes for p in members], [p.seconds for p in members])
+        lines.append(
+            _FittedLine(
+                kind,
+                min(unit_ranks, n_rings),
+                fit.intercept_seconds / hops(kind, n_units),
+                fit.intercept_spread_fraction,
+                float(moved_fraction(kind, size)) / fit.seconds_per_unit,
+                fit.slope_spread_fraction,
+            )
+        )
+    return lines
+
+
+def _boundary_bandwidth(kind: str, lines: Sequence[_FittedLine]) -> Quantity:
+    """Return the bandwidth of all rings together, where most rings were measured at once."""
+    most = max(line.n_rings for line in lines)
+    return _ring_bandwidth(kind, lines, most).scaled(most)
+
+
+def _ring_bandwidth(kind: str, lines: Sequence[_FittedLine], n_rings: int) -> Quantity:
+    """Return the bandwidth of one ring where `n_rings` share a boundary."""
+    chosen = [line for line in lines if line.n_rings == n_rings]
+    spreads = [line.bandwidth_spread for line in chosen]
+    what = f"{kind}, {n_rings} at once" if n_rings > 1 else kind
+    return _combined([line.bandwidth_bytes_per_s for line in chosen], spreads, what)
+
+
+def _latency(kind: str, lines: Sequence[_FittedLine]) -> Quantity:
+    spreads = [line.latency_spread for line in lines]
+    return _combined([line.latency_seconds for line in lines], spreads, kind)
+
+
+def _ring_shares(kind: str, lines: Sequence[_FittedLine]) -> list[RingShare]:
+    counts = sorted({line.n_rings for line in lines})
+    if len(counts) == 1:
+        return []
+    return [RingShare(kind, n, _ring_bandwidth(kind, lines, n)) for n in counts]
+
+
+def _combined(values: Sequence[float], spreads: Sequence[float], what: str) -> Quantity:
+    """Return the median of fitted values.
+
+    Its spread combines the error of a fit with the disagreement between the fits.
+    """
+    between = robust_spread_fraction(values) if len(values) > 1 else 0.0
+    spread = math.hypot(median(spreads), between)
+    source = f"fit of {what} over {len(values)} choices of groups"
+    return Quantity(float(np.median(values)), "measured", source, min(spread, 1.0))
+
+
+def _relative(value: Quantity, base: Quantity) -> Quantity:
+    return Quantity(value.value / base.value, "measured", value.source, value.spread_fraction)
+
+
+def level_shapes(levels: Sequence[LinkLevel]) -> list[LevelShape]:
+    """Return the shapes of levels that are known already."""
+    return [LevelShape(level.name, level.unit_ranks) for level in levels]
+
+
+def outer_unit_ranks(shapes: Sequence[LevelShape]) -> list[int | None]:
+    """Return the ranks of the unit in which each level lies; None for the outermost level."""
+    return [*(shape.unit_ranks for shape in shapes[1:]), None]

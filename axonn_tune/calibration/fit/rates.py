@@ -1,0 +1,157 @@
+"""Rates of a GPU and of its kernels, fitted to timed kernels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from axonn_tune.calibration.fit.robust import Floats, residual_scale
+from axonn_tune.calibration.measured_cluster import MeasuredCluster
+from axonn_tune.cost.gemm import EfficiencyCurve
+from axonn_tune.spec.machine import Gpu, Machine, Quantity, Tile
+from axonn_tune.spec.plan import MODES
+from axonn_tune.spec.points import AttentionPoint, GemmPoint, MemoryPoint
+
+# The libraries of a CPU cut products into pieces for its caches, much smaller than a matrix.
+CPU_TILES = (Tile(16, 16, 1.0),)
+# An unknown GPU gets the tile of the examples in NVIDIA's guide (NVIDIA, "Matrix Multiplication
+# Background User's Guide").
+GPU_TILES = (Tile(128, 128, 1.0),)
+FIRST_K_OVERHEAD = 64.0
+_MODEL_NUMBER = re.compile(r"\b(?:[A-Z]|GH|GB|MI)\d{2,3}[A-Z]?\b")
+
+
+def known_gpu(device_name: str, memory_bytes: float, machines: Sequence[Machine]) -> Machine | None:
+    """Return the machine whose GPU has a device's model number (A100), the nearest in memory."""
+    words = set(_MODEL_NUMBER.findall(device_name.upper()))
+    same = [m for m in machines if words & set(_MODEL_NUMBER.findall(m.gpu.name.upper()))]
+    return min(same, key=lambda m: abs(m.gpu.memory_bytes.value - memory_bytes), default=None)
+
+
+def best_rates(points: Sequence[GemmPoint]) -> dict[str, Quantity]:
+    """Return the highest rate of each dtype, for a GPU whose peak is not published."""
+    rates: dict[str, list[float]] = {}
+    for p in points:
+        rates.setdefault(p.dtype, []).append(2.0 * p.m * p.n * p.k / p.seconds)
+    return {
+        dtype: Quantity(
+            max(measured), "measured", f"best of {len(measured)} products; no peak is published"
+        )
+        for dtype, measured in rates.items()
+    }
+
+
+def copy_rates(points: Sequence[MemoryPoint]) -> tuple[Quantity, Quantity]:
+    """Return the bytes per second of the largest plain copy and the time of the smallest one."""
+    copies = sorted((p for p in points if p.kernel == "copy"), key=lambda p: p.nbytes)
+    smallest = copies[0]
+    largest = copies[-1]
+    return (
+        Quantity(
+            largest.nbytes / largest.seconds,
+            "measured",
+            f"plain copy that moves {largest.nbytes} bytes",
+            largest.spread_fraction,
+        ),
+        Quantity(
+            smallest.seconds,
+            "measured",
+            f"plain copy that moves {smallest.nbytes} bytes",
+            smallest.spread_fraction,
+        ),
+    )
+
+
+def flash_fraction(
+    points: Sequence[AttentionPoint], backward: bool, peak: Mapping[str, Quantity]
+) -> Quantity:
+    """Return the FLOP/s of fused causal attention over the peak, as the median over shapes.
+
+    The forward pass computes half of 4 b s^2 a d FLOPs, the backward pass 2.5 times that, as
+    `cost.attention` counts them.
+    """
+    fused = [p for p in points if p.fused and p.backward == backward]
+    fractions = [
+        2.0 * p.n_sequences * p.n_heads * p.head_dim * float(p.seq_len) ** 2
+        * (2.5 if backward else 1.0) / p.seconds / peak[p.dtype].value
+        for p in fused
+    ]  # fmt: skip
+    spread = median(p.spread_fraction for p in fused)
+    return Quantity(median(fractions), "measured", f"median of {len(fused)} shapes", spread)
+
+
+def with_fitted_curve(machine: Machine, points: Sequence[GemmPoint], dtype: str) -> Machine:
+    """Return the machine with the efficiency curve that fits the points of a dtype best.
+
+    The rate of each mode and the overhead in k are fitted by a robust loss of the logarithm of
+    fitted over measured time; the points stay to correct the curve.
+    """
+    fitted_points = [p for p in points if p.dtype == dtype]
+    by_mode = {mode: [p for p in fitted_points if p.mode == mode] for mode in MODES}
+    modes = [mode for mode in MODES if by_mode[mode]]
+    sizes = {mode: np.array([[p.m, p.n, p.k] for p in by_mode[mode]], float).T for mode in modes}
+    measured = {mode: np.array([p.seconds for p in by_mode[mode]]) for mode in modes}
+
+    def curve(logs: Floats, source: str) -> Machine:
+        """Return the machine with a rate for each mode and, last, the overhead in k."""
+        *rates, k_overhead = np.exp(logs).tolist()
+        return _with_curve(machine, dict(zip(modes, rates, strict=True)), k_overhead, source)
+
+    def residuals(logs: Floats) -> Floats:
+        trial = EfficiencyCurve.of(curve(logs, "trial"), dtype)
+        parts = []
+        for mode in modes:
+            m, n, k = sizes[mode]
+            parts.append(np.log(trial.seconds(m, n, k, mode) / measured[mode]))
+        return np.concatenate(parts)
+
+    peak = machine.peak_flops_per_s(dtype)
+    best = [max(2.0 * sizes[mode].prod(axis=0) / measured[mode]) / peak for mode in modes]
+    start = np.log([*best, FIRST_K_OVERHEAD])
+    fitted = least_squares(residuals, start, loss="soft_l1", f_scale=0.1).x
+    result = curve(fitted, f"fit of {len(fitted_points)} products in {dtype}")
+    spread = min(residual_scale(residuals(fitted)), 1.0)
+    sustained = replace(result.gemm.sustained_fraction, spread_fraction=spread)
+    gemm = replace(result.gemm, sustained_fraction=sustained, points=tuple(points))
+    return replace(result, gemm=gemm)
+
+
+def _with_curve(
+    machine: Machine, rates: Mapping[str, float], k_overhead: float, source: str
+) -> Machine:
+    """Return the machine with other rates over the peak, by mode.
+
+    A mode that was not measured gets the best rate of the others.
+    """
+    best = max(rates.values())
+    gemm = replace(
+        machine.gemm,
+        sustained_fraction=Quantity(best, "measured", source),
+        k_overhead=Quantity(k_overhead, "measured", source),
+        mode_fraction={
+            mode: Quantity(rates.get(mode, best) / best, "measured", source) for mode in MODES
+        },
+        points=(),
+    )
+    return replace(machine, gemm=gemm)
+
+
+def fitted_gpu(cluster: MeasuredCluster, known: Machine | None) -> Gpu:
+    """Return the GPU as published if it is known, else as far as it was measured."""
+    measured_peaks = best_rates(cluster.gemm_points)
+    if known is not None:
+        peaks = {**measured_peaks, **known.gpu.peak_flops_per_s}
+        return replace(known.gpu, peak_flops_per_s=peaks)
+    bandwidth, _ = copy_rates(cluster.memory_points)
+    return Gpu(
+        name=cluster.device_name,
+        n_multiprocessors=cluster.n_multiprocessors,
+        memory_bytes=Quantity(cluster.memory_bytes, "measured", "as the system tells"),
+        memory_bandwidth_bytes_per_s=bandwidth,
+        peak_flops_per_s=measured_peaks,
+    )

@@ -1,0 +1,170 @@
+"""A validation from a search to its outcomes; callers run the configurations and keep files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from axonn_tune.errors import InputError
+from axonn_tune.search.rank import Ranking, rank_candidates
+from axonn_tune.search.search import Search
+from axonn_tune.spec.measurement import Measurement, Operation
+from axonn_tune.spec.strategy import Strategy
+from axonn_tune.spec.validation import Validation
+from axonn_tune.step.prediction import Prediction
+from axonn_tune.step.timeline import step_timeline
+from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.zero import zero3
+from axonn_tune.validation.choice import choose, choose_grids
+from axonn_tune.validation.outcomes import outcome_of
+
+
+@dataclass(frozen=True)
+class RunnableStrategy:
+    """A strategy as the bundled runtime executes it, and the axes that have a fixed size."""
+
+    strategy: Strategy | str
+    fixed_axes: Mapping[str, int]
+
+
+def runnable_strategies() -> dict[str, RunnableStrategy]:
+    """Return what can be validated here: AxoNN's grid, and two strategies through torch.
+
+    Tensor parallelism through torch's DTensor has neither sequence parallelism nor a distributed
+    optimizer, and neither overlaps reductions nor fuses the accumulation of gradients.
+    """
+    tensor_parallel = Megatron3D(
+        sequence_parallel=False,
+        distributed_optimizer=False,
+        overlap_grad_reduce=False,
+        fused_accumulation=False,
+        n_virtual=(1,),
+    )
+    return {
+        "axonn": RunnableStrategy("axonn", {}),
+        "zero3": RunnableStrategy(zero3(), {"replica": 1}),
+        "hsdp": RunnableStrategy(zero3(), {}),
+        "megatron-tp": RunnableStrategy(tensor_parallel, {"context": 1, "pipeline": 1}),
+    }
+
+
+def runnable(name: str) -> RunnableStrategy:
+    """Return a strategy that can be validated here, by the name that users give it.
+
+    Raises
+    ------
+    InputError
+        The runtime does not execute it.
+    """
+    known = runnable_strategies()
+    if name not in known:
+        raise InputError(f"--strategy {name} cannot be run here; allowed: {', '.join(known)}")
+    return known[name]
+
+
+# What a run measured, or why it failed, by the text of its configuration.
+Results = Mapping[str, Measurement | str]
+
+
+@dataclass(frozen=True)
+class ValidationCampaign:
+    """Configurations of a ranking that are to be run and compared with their predictions.
+
+    n_steps
+        Number of training steps of each run.
+    """
+
+    ranking: Ranking
+    chosen: Sequence[Prediction]
+    n_steps: int
+
+    @classmethod
+    def of(
+        cls, search: Search, choice: str = "all", grids: Sequence[str] = (), n_steps: int = 10
+    ) -> ValidationCampaign:
+        """Rank the candidates of a search and choose those that are run.
+
+        Parameters
+        ----------
+        choice : str
+            ``"all"``, ``"top:6"``, or ``"spread:6"``, evenly over the ranking.
+        grids : sequence of str
+            Layouts that are run instead, next to the best one.
+
+        Raises
+        ------
+        AxonnTuneError
+            Nothing is legal, or the choice is none.
+        """
+        ranking = rank_candidates(search)
+        chosen = choose_grids(ranking, grids) if grids else choose(ranking, choice)
+        return cls(ranking, chosen, n_steps)
+
+    @property
+    def owner(self) -> dict[str, Any]:
+        """What tells this validation from others, for the journal of its results."""
+        scenario = self.ranking.search.scenario
+        return {
+            "model": scenario.model.name,
+            "machine": scenario.machine.name,
+            "job": asdict(scenario.job),
+            "steps": self.n_steps,
+        }
+
+    def validation(
+        self,
+        results: Results,
+        command_line: str = "",
+        drivers: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Validation:
+        """Return what was predicted next to what was measured.
+
+        Parameters
+        ----------
+        drivers, environment : mappings
+            Versions of drivers, and variables of the environment, that the times depend on.
+        """
+        scenario = self.ranking.search.scenario
+        job = scenario.job
+        ran = [result for result in results.values() if isinstance(result, Measurement)]
+        return Validation(
+            model=scenario.model.name,
+            machine=scenario.machine.name,
+            n_ranks=job.n_gpus,
+            global_batch=job.global_batch,
+            seq_len=job.seq_len,
+            dtype=job.dtype,
+            attention=job.attention,
+            overlap=str(job.overlap),
+            strategy=scenario.strategy.name,
+            device=ran[0].device_name if ran else "unknown device",
+            backend=ran[0].backend if ran else "unknown backend",
+            date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            command_line=command_line,
+            n_ranked=len(self.ranking),
+            outcomes=tuple(
+                outcome_of(prediction, results[str(prediction.configuration)])
+                for prediction in self.chosen
+            ),
+            software={**(drivers or {}), **(ran[0].software if ran else {})},
+            environment=environment or {},
+        )
+
+    def steps(
+        self, results: Results
+    ) -> tuple[dict[str, Sequence[Operation]], dict[str, tuple[str, ...]]]:
+        """Return the predicted and the measured steps by title, and what operations wait for."""
+        steps: dict[str, Sequence[Operation]] = {}
+        waits_for: dict[str, tuple[str, ...]] = {}
+        for prediction in self.chosen:
+            name = str(prediction.configuration)
+            predicted = step_timeline(prediction)
+            steps[f"{name}: predicted"] = predicted.operations
+            waits_for |= predicted.waits_for
+            result = results[name]
+            if isinstance(result, Measurement):
+                steps[f"{name}: measured on rank 0"] = result.last_step
+        return steps, waits_for

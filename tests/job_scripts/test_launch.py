@@ -1,0 +1,200 @@
+"""What `launch` writes: as it was agreed (golden files), understood by those who read it."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from axonn_tune.api import build_search
+from axonn_tune.cli.main import main
+from axonn_tune.errors import InputError
+from axonn_tune.job_scripts.axonn import rank_lines
+from axonn_tune.job_scripts.script import FRAMEWORKS, launch_files
+from axonn_tune.search.one_layout import best_of_layout
+from axonn_tune.spec.candidates import Placements
+from axonn_tune.spec.layout import grid_layout, parse_layout
+from axonn_tune.strategies.named import STRATEGIES
+
+HERE = Path(__file__).parent
+GOLDEN = HERE / "golden"
+CASES = {
+    "axonn": ("80b", 1024, "perlmutter", "axonn", "2x2x64x4", {}),
+    "axonn-order": ("20b", 64, "frontier", "axonn", "2x1x8x4", {"order": "zxyd"}),
+    "axonn-pipeline": ("20b", 64, "alps", "axonn-pipeline", "1x1x8x2x4", {}),
+    "megatron": (
+        "llama3-70b",
+        512,
+        "dgx-h100",
+        "megatron",
+        "tensor=8,pipeline=4,data=16",
+        {"virtual_stages": 4, "recompute": "selective"},
+    ),
+    "megatron-gpt": (
+        "gpt3-175b",
+        512,
+        "perlmutter-80gb",
+        "megatron",
+        "tensor=8,pipeline=8,data=8",
+        {"recompute": "full", "dropout": True, "attention": "unfused"},
+    ),
+    "fsdp2-hybrid": ("20b", 64, "perlmutter", "zero3", "shard=16,replica=4", {}),
+    "zeropp": ("20b", 384, "frontier", "zeropp", "secondary=8,across=48", {"global_batch": 1536}),
+}
+
+
+def files_of(case, **options):
+    model, gpus, machine, strategy, layout, arguments = CASES[case]
+    arguments = {"micro_batch": 1, "recompute": "full", **arguments}
+    search = build_search(model, gpus, machine, strategy=strategy, **arguments)
+    return launch_files(search, best_of_layout(search, layout), **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_files_are_as_agreed(case):
+    """Run with AXONN_TUNE_WRITE_GOLDEN=1 to agree on new ones."""
+    for name, text in files_of(case, sbatch=("--account=abc",)).items():
+        path = GOLDEN / case / name
+        if os.environ.get("AXONN_TUNE_WRITE_GOLDEN"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.read_text() == text
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_files_can_be_read_by_shell_and_python(case):
+    for name, text in files_of(case).items():
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+        elif name.endswith(".sbatch"):
+            subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+class Axonn:
+    """What AxoNN is told."""
+
+    def __init__(self):
+        self.said = {}
+
+    def init(self, **sizes):
+        self.said["init"] = sizes
+
+    def optimize_communication(self, **switches):
+        self.said["overlap"] = switches
+
+
+@pytest.mark.parametrize("case", ["axonn", "axonn-order", "axonn-pipeline"])
+def test_axonn_is_told_the_grid(monkeypatch, case):
+    """Columns are X, rows Y, depth Z (AxoNN's communication handle)."""
+    told, package = Axonn(), types.ModuleType("axonn")
+    package.axonn, layers = told, types.ModuleType("axonn.intra_layer")
+    layers.optimize_communication = told.optimize_communication
+    monkeypatch.setitem(sys.modules, "axonn", package)
+    monkeypatch.setitem(sys.modules, "axonn.intra_layer", layers)
+    module = {}
+    exec(files_of(case)["axonn_init.py"], module)
+    module["initialise"]()
+    module["overlapped"]("a model")
+    grid = parse_layout(CASES[case][4])
+    sizes = told.said["init"]
+    assert sizes.pop("gpus_per_node") in (4, 8)
+    assert sizes == {
+        "G_inter": grid.pipeline,
+        "G_data": grid.data,
+        "G_intra_r": grid.y,
+        "G_intra_c": grid.x,
+        "G_intra_d": grid.z,
+    }
+    assert told.said["overlap"] == {
+        "overlap_all_reduce": True,
+        "overlap_reduce_scatter": True,
+        "overlap_all_gather": True,
+        "model_object_for_overlapping_allgathers": "a model",
+    }
+
+
+def documented_keys():
+    lines = (HERE / "deepspeed_keys.txt").read_text().splitlines()
+    keys = [line for line in lines if not line.startswith("#")]
+    return {k for k in keys if k[0] != " "}, {k.strip() for k in keys if k[0] == " "}
+
+
+@pytest.mark.parametrize(("case", "framework"), [("zeropp", None), ("fsdp2-hybrid", "deepspeed")])
+def test_deepspeed_documents_every_key(case, framework):
+    document = json.loads(files_of(case, framework=framework)["ds_config.json"])
+    outer, inner = documented_keys()
+    assert set(document) <= outer and set(document["zero_optimization"]) <= inner
+    per_step = document["train_micro_batch_size_per_gpu"] * document["gradient_accumulation_steps"]
+    assert document["train_batch_size"] == per_step * CASES[case][1]
+
+
+def test_the_parts_of_zeropp_are_switched():
+    search = build_search("20b", 64, "frontier", strategy="zeropp", hpz=False, qgz=False)
+    files = launch_files(search, best_of_layout(search, "secondary=8,across=8"))
+    zero = json.loads(files["ds_config.json"])["zero_optimization"]
+    assert zero["zero_quantized_weights"] is True
+    assert "zero_hpz_partition_size" not in zero and "zero_quantized_gradients" not in zero
+
+
+@pytest.mark.parametrize("order", ["xyzd", "zxyd", "dzyx"])
+def test_ranks_are_numbered_as_axonn_does(order):
+    """A process that stands at p has coordinates in the order; AxoNN's rank follows from them."""
+    search = build_search("tiny", 8, global_batch=8, micro_batch=1, order=order)
+    prediction = best_of_layout(search, "2x1x2x2")
+    sizes = {"x": 2, "y": 1, "z": 2, "d": 2}
+    lines = rank_lines(prediction)
+    assert bool(lines) == (order != "xyzd")
+    script = "\n".join([*lines, "echo ${RANK:-$SLURM_PROCID}"])
+    ranks = []
+    for place in range(8):
+        done = subprocess.run(
+            ["bash", "-c", script], env={"SLURM_PROCID": str(place)}, capture_output=True, text=True
+        )
+        ranks.append(int(done.stdout))
+    expected, placements = [], Placements.of([grid_layout(2, 1, 2, 2)], (order,))
+    strides = dict(zip("xyzd", placements.strides[:, 0], strict=True))
+    for place in range(8):
+        at = {axis: place // int(strides[axis]) % sizes[axis] for axis in "xyzd"}
+        expected.append(at["x"] + 2 * (at["y"] + 1 * (at["z"] + 2 * at["d"])))
+    assert ranks == expected and np.array_equal(np.sort(ranks), np.arange(8))
+
+
+def test_every_strategy_says_what_runs_it():
+    assert set(FRAMEWORKS) == set(STRATEGIES)
+    search = build_search("20b", 64, strategy="zero-topo")
+    chosen = best_of_layout(search, "weights=4,gradients=2,states=8")
+    with pytest.raises(InputError, match="no released implementation"):
+        launch_files(search, chosen)
+
+
+def test_a_framework_that_does_not_run_the_strategy_is_refused():
+    with pytest.raises(InputError, match="--framework megatron does not run axonn; allowed: axonn"):
+        files_of("axonn", framework="megatron")
+
+
+def test_the_command_writes_into_a_directory(tmp_path, capsys):
+    folder = tmp_path / "new" / "run"
+    main(["launch", "--gpus", "64", "--model", "20b", "--output", str(folder)])
+    paths = capsys.readouterr().out.split()
+    assert sorted(path.name for path in folder.iterdir()) == ["axonn_init.py", "launch.sbatch"]
+    assert sorted(paths) == sorted(str(path) for path in folder.iterdir())
+
+
+def test_a_script_for_what_does_not_fit_says_so(tmp_path, capsys):
+    arguments = ["--gpus", "8", "--model", "80b", "--grid", "1x1x8x1", "--output", str(tmp_path)]
+    main(["launch", *arguments])
+    said = "Predicted to run out of memory: "
+    assert capsys.readouterr().err.startswith(said)
+    assert f"# {said}" in (tmp_path / "launch.sbatch").read_text()
+    assert not any(said in text for text in files_of("axonn").values())
+
+
+def test_a_directory_that_is_a_file_is_named(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "--gpus", "64", "--model", "20b", "--output", str(tmp_path / "file")])
+    assert ended.value.code == 2 and "file" in capsys.readouterr().err
