@@ -51,7 +51,7 @@ def files_of(case, **options):
     model, gpus, machine, strategy, layout, arguments = CASES[case]
     arguments = {"micro_batch": 1, "recompute": "full", **arguments}
     search = build_search(model, gpus, machine, strategy=strategy, **arguments)
-    return launch_files(search, best_of_layout(search, layout), **options)
+    return launch_files(best_of_layout(search, layout), **options)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -134,7 +134,7 @@ def test_deepspeed_documents_every_key(case, framework):
 
 def test_the_parts_of_zeropp_are_switched():
     search = build_search("20b", 64, "frontier", strategy="zeropp", hpz=False, qgz=False)
-    files = launch_files(search, best_of_layout(search, "secondary=8,across=8"))
+    files = launch_files(best_of_layout(search, "secondary=8,across=8"))
     zero = json.loads(files["ds_config.json"])["zero_optimization"]
     assert zero["zero_quantized_weights"] is True
     assert "zero_hpz_partition_size" not in zero and "zero_quantized_gradients" not in zero
@@ -168,7 +168,7 @@ def test_every_strategy_says_what_runs_it():
     search = build_search("20b", 64, strategy="zero-topo")
     chosen = best_of_layout(search, "weights=4,gradients=2,states=8")
     with pytest.raises(InputError, match="no released implementation"):
-        launch_files(search, chosen)
+        launch_files(chosen)
 
 
 def test_a_framework_that_does_not_run_the_strategy_is_refused():

@@ -7,8 +7,6 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from axonn_tune.search.best import best_of
-from axonn_tune.search.why_not import why_not
 from build import (
     every_configuration_of,
     layout_of,
@@ -20,11 +18,13 @@ from build import (
     ranking_of,
     search_of,
 )
-from conftest import machine_of, quantity
+from worlds import machine_of, quantity
 
 from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.errors import NoCandidateError
 from axonn_tune.search.candidates import nearest_counts
+from axonn_tune.search.one_layout import why_not
+from axonn_tune.search.rank import best_of
 from axonn_tune.search.uncertainty import tied
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
@@ -59,9 +59,9 @@ def test_a_ranking_is_every_configuration_best_first(strategy):
     machine = machine_of(jitter=0.02, slowdown=0.1)
     search = search_of(MODEL, Job(8, 8, 128), machine, strategy, recomputes=("none", "full"))
     search = on_machine(search, with_memory(machine, split_memory(search)))
-    capacity = search.machine.gpu.memory_bytes.value
+    capacity = search.scenario.machine.gpu.memory_bytes.value
     every = every_configuration_of(search)
-    assert [p.rank for p in every] == list(range(1, len(every) + 1))
+    assert [p.place for p in every] == list(range(1, len(every) + 1))
     n_fit = sum(p.memory_bytes <= capacity for p in every)
     assert 0 < n_fit < len(every)
     assert [p.fits for p in every] == [True] * n_fit + [False] * (len(every) - n_fit)
@@ -81,7 +81,10 @@ def test_a_ranking_is_every_configuration_best_first(strategy):
     assert [str(layout_of_prediction(p)) for p in shown] == list(best)
     for p, expected in zip(shown, best.values(), strict=True):
         assert p.step_seconds == pytest.approx(expected.step_seconds, rel=1e-12)
-        assert (p.micro_batch, p.recompute) == (expected.micro_batch, expected.recompute)
+        assert (p.configuration.micro_batch, p.configuration.recompute) == (
+            expected.configuration.micro_batch,
+            expected.configuration.recompute,
+        )
 
 
 def test_the_rates_of_a_prediction_are_those_of_its_step():
@@ -93,7 +96,8 @@ def test_the_rates_of_a_prediction_are_those_of_its_step():
     flops = 3 * tokens * (forward + 2 * 256 * 1024)
     for recompute, again in (("none", 0.0), ("full", tokens * forward)):
         p = prediction_of(
-            replace(search, recomputes=(recompute,)), layout_of(search.strategy, pipeline=2, data=4)
+            replace(search, recomputes=(recompute,)),
+            layout_of(search.scenario.strategy, pipeline=2, data=4),
         )
         assert p.tflops_per_gpu == pytest.approx(flops / p.step_seconds / 8 / 1e12)
         assert p.hardware_tflops_per_gpu == pytest.approx((flops + again) / p.step_seconds / 8e12)
@@ -129,7 +133,9 @@ def test_why_a_layout_does_not_fit_is_its_leanest_configuration(strategy):
     assert text.endswith(f"largest term: {term}, {largest:.1f} GiB")
     micro_batch, recompute = re.search(r"micro-batch (\d+), recompute (\w+)\)", text).groups()
     named = [
-        p for p in configurations if (p.micro_batch, p.recompute) == (int(micro_batch), recompute)
+        p
+        for p in configurations
+        if (p.configuration.micro_batch, p.configuration.recompute) == (int(micro_batch), recompute)
     ]
     assert min(p.memory_bytes for p in named) == pytest.approx(leanest.memory_bytes)
     # With room for exactly that one it fits.
@@ -145,7 +151,10 @@ def test_why_a_layout_is_not_the_best_says_where_it_ranks():
         slower = p.step_seconds / ranking.prediction(0).step_seconds
         text = why_not(search, layout_of_prediction(p))
         assert f"ranks {row + 1} of {len(ranking)}, {slower:.3f} times the best step" in text
-        assert f"(micro-batch {p.micro_batch}, recompute {p.recompute})" in text
+        assert (
+            f"(micro-batch {p.configuration.micro_batch}, recompute {p.configuration.recompute})"
+            in text
+        )
 
 
 def test_nothing_fits_says_from_how_many_gpus_it_would():
@@ -154,7 +163,7 @@ def test_nothing_fits_says_from_how_many_gpus_it_would():
     search = search_of(MODEL, Job(2, 64, 128), machine, AXONN)
     least = {}
     for n_gpus in (2, 4, 8, 16):
-        wider = replace(search, job=replace(search.job, n_gpus=n_gpus))
+        wider = search.on_gpus(n_gpus)
         least[n_gpus] = min(p.memory_bytes for p in every_configuration_of(wider))
     assert least[16] < least[8] < least[4] < least[2]
     for enough, too_few in ((4, 2), (8, 4), (16, 8)):
@@ -196,11 +205,11 @@ def test_the_nearest_smaller_count_is_at_most_1023_away():
 def test_the_best_of_a_search_is_the_first_of_its_ranking(with_interval):
     search = search_of(MODEL, JOB, machine_of(), AXONN, micro_batch=1)
     found = best_of(search, with_interval)
-    assert found.best.step_seconds == ranking_of(search).prediction(0).step_seconds
-    assert (found.best.step_seconds_interval is not None) == with_interval
-    assert best_of(search).best.step_seconds_interval is not None
+    assert found.prediction.step_seconds == ranking_of(search).prediction(0).step_seconds
+    assert (found.prediction.step_seconds_interval is not None) == with_interval
+    assert best_of(search).prediction.step_seconds_interval is not None
     nothing = best_of(on_machine(search, with_memory(machine_of(), 1e8)), with_interval)
-    assert nothing.best is None and "fits on no grid" in nothing.reason
+    assert nothing.prediction is None and "fits on no grid" in nothing.reason
 
 
 # How far it can be trusted -----------------------------------------------------------------------
@@ -238,7 +247,7 @@ def test_a_spread_is_what_each_number_moves_and_what_the_model_leaves_out(strate
     n_virtual = strategy.n_virtual[0]
     plan = plan_of(strategy, model, JOB, n_virtual=n_virtual, **layout)
     of_name = {}
-    for phase in plan.microstep:
+    for phase in plan.microstep.phases:
         for i, op in enumerate(phase.operations):
             if isinstance(op, Gemm):
                 seconds = gemm_seconds(op.m, op.n, op.k, op.mode, machine, "bf16", True)

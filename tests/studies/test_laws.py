@@ -6,13 +6,12 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from axonn_tune.search.best import best_of
-from axonn_tune.studies.failures import Failures
 from build import layout_of, on_machine, prediction_of, ranking_of, search_of
-from conftest import machine_of, quantity
+from worlds import machine_of, quantity
 
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.io.presets import load_machine
+from axonn_tune.search.rank import best_of
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Facility
 from axonn_tune.spec.model import Model
@@ -24,7 +23,7 @@ from axonn_tune.strategies.zero import zero3
 from axonn_tune.studies.compare import compare, rankings
 from axonn_tune.studies.parameters import parameters, with_gpu, with_settings
 from axonn_tune.studies.scaling import efficiencies, scale
-from axonn_tune.studies.training_run import meet_deadline, training_run
+from axonn_tune.studies.training_run import Failures, meet_deadline, training_run
 from axonn_tune.studies.whatif import Influence, influences, what_if
 
 MODEL = Model("m", 6, 256, 8, 1024, 128)
@@ -63,11 +62,11 @@ def test_a_comparison_has_the_fastest_first_and_those_without_candidates_last():
     refused = small_search(Megatron3D(), job=job, fixed={"tensor": 7})
     searches = [refused, small_search(zero3(), job=job), small_search(AXONN, job=job)]
     found = compare(searches)
-    seconds = [each.best.step_seconds for each in found[:2]]
+    seconds = [each.prediction.step_seconds for each in found[:2]]
     assert seconds == sorted(seconds)
-    assert found[2].best is None and found[2].reason
+    assert found[2].prediction is None and found[2].reason
     for each in found[:2]:
-        assert each.best.step_seconds == ranking_of(each.search).prediction(0).step_seconds
+        assert each.prediction.step_seconds == ranking_of(each.search).prediction(0).step_seconds
 
 
 def test_scaling_compares_with_the_first_count_that_has_a_candidate():
@@ -80,8 +79,8 @@ def test_scaling_compares_with_the_first_count_that_has_a_candidate():
         small_search(machine=tight, job=Job(n, 16, 128), fixed={"data": 1}) for n in (1, 4, 8)
     ]
     points = scale(searches)
-    assert points[0].best is None
-    steps = [point.best.step_seconds for point in points[1:]]
+    assert points[0].prediction is None
+    steps = [point.prediction.step_seconds for point in points[1:]]
     assert efficiencies(points) == [
         None,
         1.0,
@@ -109,13 +108,13 @@ def test_influences_are_searches_on_changed_machines_the_strongest_first():
     search = small_search(fixed={"x": 2, "z": 2, "data": 2})
     base = ranking_of(search).prediction(0)
     found = influences(search, 1.5)
-    names = {p.name for p in parameters(search.machine, "bf16") if p.value}
+    names = {p.name for p in parameters(search.scenario.machine, "bf16") if p.value}
     assert {influence.parameter.name for influence in found} == names
     moves = []
     for influence in found:
         p = influence.parameter
         less, more = (
-            best_of(on_machine(search, p.changed(value)), False).best
+            best_of(on_machine(search, p.changed(value)), False).prediction
             for value in (p.value / 1.5, p.value * 1.5)
         )
         assert influence.less.step_seconds == less.step_seconds, p.name
@@ -129,7 +128,7 @@ def test_what_if_keeps_the_former_best_with_its_micro_batch_order_and_stages():
     strategy = Megatron3D(n_virtual=(1, 3))
     options = {"fixed": {"pipeline": 2}, "recomputes": ("none",)}
     search = search_of(MODEL, JOB, machine_of(), strategy, **options)
-    changed = with_settings(search.machine, ["inter_node.bandwidth=0.1x"], "bf16")
+    changed = with_settings(search.scenario.machine, ["inter_node.bandwidth=0.1x"], "bf16")
     found = what_if(search, changed)
     kept = found.kept
     same = ("grid", "micro_batch", "variant")
@@ -137,7 +136,7 @@ def test_what_if_keeps_the_former_best_with_its_micro_batch_order_and_stages():
     assert kept.memory_bytes == pytest.approx(found.before.memory_bytes)
     assert kept.step_seconds >= found.after.step_seconds
     assert kept.step_seconds > found.before.step_seconds
-    unchanged = what_if(search, search.machine)
+    unchanged = what_if(search, search.scenario.machine)
     steps = [p.step_seconds for p in (unchanged.before, unchanged.after, unchanged.kept)]
     assert steps == pytest.approx([steps[0]] * 3, rel=1e-12)
 
@@ -378,8 +377,8 @@ def test_counts_that_are_tried_are_whole_nodes_of_powers_of_two_and_halfway(per_
 
 
 def replace_nodes(search, n_nodes):
-    facility = replace(search.machine.facility, n_nodes=quantity(float(n_nodes)))
-    return on_machine(search, replace(search.machine, facility=facility))
+    facility = replace(search.scenario.machine.facility, n_nodes=quantity(float(n_nodes)))
+    return on_machine(search, replace(search.scenario.machine, facility=facility))
 
 
 def test_a_deadline_on_the_dot_is_met():
@@ -387,17 +386,15 @@ def test_a_deadline_on_the_dot_is_met():
     tokens = 1e9
     (first, second) = pairwise_runs(search, tokens)
     on_the_dot = meet_deadline(search, tokens, second.wall_seconds)
-    counts = [run.search.job.n_gpus for run in on_the_dot]
+    counts = [run.search.scenario.job.n_gpus for run in on_the_dot]
     assert on_the_dot[-1].wall_seconds <= second.wall_seconds
-    assert counts[-1] <= second.search.job.n_gpus
+    assert counts[-1] <= second.search.scenario.job.n_gpus
     assert first.wall_seconds > second.wall_seconds
 
 
 def pairwise_runs(search, tokens):
     """Runs on four and on eight GPUs."""
-    return [
-        training_run(replace(search, job=replace(search.job, n_gpus=n)), tokens) for n in (4, 8)
-    ]
+    return [training_run(search.on_gpus(n), tokens) for n in (4, 8)]
 
 
 def test_a_wider_interval_of_the_step_is_a_wider_one_of_the_run():
