@@ -18,7 +18,7 @@ from axonn_tune.job_scripts.script import FRAMEWORKS, launch_files
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.layout import grid_layout, parse_layout
-from axonn_tune.strategies.named import STRATEGIES
+from axonn_tune.strategies.named import STRATEGIES, strategy_named
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
@@ -99,15 +99,16 @@ def test_axonn_is_told_the_grid(monkeypatch, case):
     exec(files_of(case)["axonn_init.py"], module)
     module["initialise"]()
     module["overlapped"]("a model")
-    grid = parse_layout(CASES[case][4])
+    strategy, text = CASES[case][3:5]
+    layout = parse_layout(text, strategy_named(strategy).axes)
     sizes = told.said["init"]
     assert sizes.pop("gpus_per_node") in (4, 8)
     assert sizes == {
-        "G_inter": grid.pipeline,
-        "G_data": grid.data,
-        "G_intra_r": grid.y,
-        "G_intra_c": grid.x,
-        "G_intra_d": grid.z,
+        "G_inter": layout.n_stages,
+        "G_data": layout.size("data"),
+        "G_intra_r": layout.size("y"),
+        "G_intra_c": layout.size("x"),
+        "G_intra_d": layout.size("z"),
     }
     assert told.said["overlap"] == {
         "overlap_all_reduce": True,

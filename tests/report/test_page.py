@@ -29,19 +29,23 @@ def rankings_of(*strategies):
 
 
 @pytest.fixture(scope="module")
-def document():
-    rankings = rankings_of("axonn", "megatron")
+def rankings():
+    return rankings_of("axonn", "megatron")
+
+
+@pytest.fixture(scope="module")
+def document(rankings):
     return page_document(rankings, "--gpus 32 --model 5b", ["axonn"], "written today", 60, 10)
 
 
-def test_rows_are_the_fastest_of_all_rankings_and_what_does_not_fit_comes_last(document):
+def test_rows_are_the_fastest_of_all_rankings_and_what_does_not_fit_comes_last(document, rankings):
     rows = document["rows"]
     fits = rows["fits"]
     assert len(fits) == 60 < document["n_candidates"] and fits == sorted(fits, reverse=True)
     steps = rows["step"][: sum(fits)]
     assert steps == sorted(steps)
     assert set(rows["strategy"]) == {0, 1}
-    best = min(r.step_seconds[r.fits].min() for r in rankings_of("axonn", "megatron"))
+    best = min(r.step_seconds[r.fits].min() for r in rankings)
     assert rows["step"][0] == pytest.approx(best, rel=1e-4)
     for row, layout in enumerate(rows["layout"]):
         of_strategy = ("x", "y", "z") if rows["strategy"][row] == 0 else ("tensor", "context")
