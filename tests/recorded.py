@@ -17,7 +17,7 @@ def step(seconds, gemm_seconds):
 
 
 MEASUREMENT = Measurement(
-    grid=grid_layout(2, 1, 1, 1),
+    layout=grid_layout(2, 1, 1, 1),
     order="xyzd",
     micro_batch=1,
     recompute="none",

@@ -17,7 +17,7 @@ from axonn_tune.launch.axonn import rank_lines
 from axonn_tune.launch.script import FRAMEWORKS, launch_files
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.spec.candidates import Placements
-from axonn_tune.spec.layout import grid_layout, parse_layout
+from axonn_tune.spec.layout import grid_layout
 from axonn_tune.strategies.named import STRATEGIES
 
 HERE = Path(__file__).parent
@@ -51,7 +51,7 @@ def files_of(case, **options):
     model, gpus, machine, strategy, layout, arguments = CASES[case]
     arguments = {"micro_batch": 1, "recompute": "full", **arguments}
     search = build_search(model, gpus, machine, strategy=strategy, **arguments)
-    return launch_files(search, best_of_layout(search, layout), **options)
+    return launch_files(best_of_layout(search, layout), **options)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -99,15 +99,15 @@ def test_axonn_is_told_the_grid(monkeypatch, case):
     exec(files_of(case)["axonn_init.py"], module)
     module["initialise"]()
     module["overlapped"]("a model")
-    grid = parse_layout(CASES[case][4])
+    grid = grid_layout(*map(int, CASES[case][4].split("x")))
     sizes = told.said["init"]
     assert sizes.pop("gpus_per_node") in (4, 8)
     assert sizes == {
-        "G_inter": grid.pipeline,
-        "G_data": grid.data,
-        "G_intra_r": grid.y,
-        "G_intra_c": grid.x,
-        "G_intra_d": grid.z,
+        "G_inter": grid.n_stages,
+        "G_data": grid.size("data"),
+        "G_intra_r": grid.size("y"),
+        "G_intra_c": grid.size("x"),
+        "G_intra_d": grid.size("z"),
     }
     assert told.said["overlap"] == {
         "overlap_all_reduce": True,
@@ -134,7 +134,7 @@ def test_deepspeed_documents_every_key(case, framework):
 
 def test_the_parts_of_zeropp_are_switched():
     search = build_search("20b", 64, "frontier", strategy="zeropp", hpz=False, qgz=False)
-    files = launch_files(search, best_of_layout(search, "secondary=8,across=8"))
+    files = launch_files(best_of_layout(search, "secondary=8,across=8"))
     zero = json.loads(files["ds_config.json"])["zero_optimization"]
     assert zero["zero_quantized_weights"] is True
     assert "zero_hpz_partition_size" not in zero and "zero_quantized_gradients" not in zero
@@ -168,7 +168,7 @@ def test_every_strategy_says_what_runs_it():
     search = build_search("20b", 64, strategy="zero-topo")
     chosen = best_of_layout(search, "weights=4,gradients=2,states=8")
     with pytest.raises(InputError, match="no released implementation"):
-        launch_files(search, chosen)
+        launch_files(chosen)
 
 
 def test_a_framework_that_does_not_run_the_strategy_is_refused():

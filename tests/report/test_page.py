@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.api import build_search, rank
+from axonn_tune.api import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.io.json_files import load_json
 from axonn_tune.io.package_data import page_parts
@@ -24,7 +24,10 @@ VENDOR = ROOT / "axonn_tune" / "report" / "web" / "vendor"
 
 def rankings_of(*strategies):
     options = {"global_batch": 128, "include_oom": True}
-    return [rank("5b", 32, strategy=strategy, **options) for strategy in strategies]
+    return [
+        rank_candidates(build_search("5b", 32, strategy=strategy, **options))
+        for strategy in strategies
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -28,14 +28,14 @@ def test_errors_are_signed_and_relative_to_the_median_measured_step():
     assert errors == pytest.approx([-0.2, 0.1, 0.5])
     found = agreement(THREE)
     assert found.mape == pytest.approx(0.8 / 3) and found.bias == pytest.approx(0.4 / 3)
-    assert found.worst.configuration.grid == grid_layout(1, 8, 1, 1)
+    assert found.worst.configuration.layout == grid_layout(1, 8, 1, 1)
     assert (found.n_measured, found.n_failed) == (3, 1)
     assert found.memory_mape == pytest.approx(0.5)
 
 
 def test_regret_is_of_the_suggestion_against_the_best_measured():
     found = agreement(THREE)
-    assert found.regret == pytest.approx(0.25) and found.best.configuration.grid == grid_layout(
+    assert found.regret == pytest.approx(0.25) and found.best.configuration.layout == grid_layout(
         1, 1, 8, 1
     )
     failed = replace(THREE.outcomes[0], step_seconds=(), failure="killed")

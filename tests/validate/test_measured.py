@@ -29,7 +29,7 @@ def test_the_warm_up_is_not_timed():
 
 
 def test_operations_are_joined_by_name_longest_first():
-    explanation = explain(search(), best_of_layout(search(), "2x1x1x1"))
+    explanation = explain(best_of_layout(search(), "2x1x1x1"))
     rows = operation_times(MEASUREMENT, explanation)
     names = ["forward.qkv.all_reduce", "forward.qkv.gemm", "unknown", "host"]
     assert [row.name for row in rows] == names
@@ -46,14 +46,16 @@ def test_without_a_profile_nothing_is_predicted():
     rows = operation_times(MEASUREMENT, None)
     assert all(row.predicted_seconds is None for row in rows)
     assert rows[0].measured_exposed_seconds == 1.0
-    text = run_text(search(), MEASUREMENT, rows, None, None)
+    text = run_text(search().scenario, MEASUREMENT, rows, None, None)
     assert "no hardware profile" in text
-    assert run_document(search(), MEASUREMENT, rows, None)["prediction"] is None
+    assert run_document(search().scenario, MEASUREMENT, rows, None)["prediction"] is None
 
 
 def test_the_text_states_the_error_of_the_prediction():
     prediction = replace(best_of_layout(search(), "2x1x1x1"), step_seconds=2.4)
-    text = run_text(search(), MEASUREMENT, operation_times(MEASUREMENT, None), prediction, 1)
+    text = run_text(
+        search().scenario, MEASUREMENT, operation_times(MEASUREMENT, None), prediction, 1
+    )
     assert "predicted 2.4 s on perlmutter (-20.0 % of the median)" in text
     assert "(3 more operations, 500.000 ms; --all shows them)" in text
 
@@ -109,13 +111,13 @@ def test_a_hidden_collective_is_not_exposed_and_one_under_way_not_to_blame():
 def test_the_predicted_step_reads_as_a_recorded_one():
     chosen = build_search("tiny", 4, "perlmutter", global_batch=4, micro_batch=1, recompute="none")
     prediction = best_of_layout(chosen, "2x1x2x1")
-    operations = step_timeline(chosen, prediction).operations
+    operations = step_timeline(prediction).operations
     ends = max(op.end_seconds for op in operations)
     assert ends == pytest.approx(prediction.step_seconds)
     exposed = exposed_seconds(operations, prediction.step_seconds)
     kernels = sum(op.seconds for op in operations if op.stream == "compute")
     assert sum(exposed.values()) + kernels == pytest.approx(prediction.step_seconds)
-    explained = explain(chosen, prediction)
+    explained = explain(prediction)
     for op in explained.operations:
         calls = [o for o in operations if o.name == op.name]
         assert len(calls) * max(op.n_calls // len(calls), 1) == op.n_calls
@@ -125,33 +127,35 @@ def test_the_predicted_step_reads_as_a_recorded_one():
 def test_the_host_takes_its_time_behind_each_kernel():
     chosen = build_search("tiny", 1, "perlmutter", global_batch=2, micro_batch=1, recompute="none")
     gap = 1e-3
-    kernels = replace(chosen.machine.kernels, gap_seconds=Quantity(gap, "measured", "test"))
-    slower = replace(chosen, machine=replace(chosen.machine, kernels=kernels))
+    kernels = replace(
+        chosen.scenario.machine.kernels, gap_seconds=Quantity(gap, "measured", "test")
+    )
+    slower = chosen.on(replace(chosen.scenario.machine, kernels=kernels))
     before, after = (best_of_layout(s, "1x1x1x1") for s in (chosen, slower))
-    explained = explain(slower, after)
+    explained = explain(after)
     n_kernels = sum(op.n_calls for op in explained.operations)
     assert explained.host_seconds == pytest.approx(n_kernels * gap)
     assert after.step_seconds - before.step_seconds == pytest.approx(n_kernels * gap)
     assert [op.total_seconds for op in explained.operations] == pytest.approx(
-        [op.total_seconds for op in explain(chosen, before).operations]
+        [op.total_seconds for op in explain(before).operations]
     )
-    assert exposed_seconds(
-        step_timeline(slower, after).operations, after.step_seconds
-    ) == pytest.approx({"host": n_kernels * gap})
+    assert exposed_seconds(step_timeline(after).operations, after.step_seconds) == pytest.approx(
+        {"host": n_kernels * gap}
+    )
 
 
 def test_a_host_that_issues_operations_slowly_bounds_the_step():
     chosen = build_search("tiny", 4, "perlmutter", global_batch=4, micro_batch=1, recompute="none")
     issue = 1e-3
-    kernels = replace(chosen.machine.kernels, issue_seconds=Quantity(issue, "measured", "test"))
-    slower = replace(chosen, machine=replace(chosen.machine, kernels=kernels))
+    kernels = replace(
+        chosen.scenario.machine.kernels, issue_seconds=Quantity(issue, "measured", "test")
+    )
+    slower = chosen.on(replace(chosen.scenario.machine, kernels=kernels))
     before, after = (best_of_layout(s, "2x1x2x1") for s in (chosen, slower))
-    operations = step_timeline(slower, after).operations
+    operations = step_timeline(after).operations
     assert after.step_seconds == pytest.approx(len(operations) * issue)
     assert after.exposed_communication_seconds == before.exposed_communication_seconds
     exposed = exposed_seconds(operations, after.step_seconds)
     busy = sum(op.seconds for op in operations if op.stream == "compute")
     assert sum(exposed.values()) + busy == pytest.approx(after.step_seconds)
-    assert explain(slower, after).host_seconds == pytest.approx(
-        after.step_seconds - before.step_seconds
-    )
+    assert explain(after).host_seconds == pytest.approx(after.step_seconds - before.step_seconds)
