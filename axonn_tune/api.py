@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine, load_model, machine_of_gpu
@@ -214,7 +214,8 @@ def compare(
     from axonn_tune.studies.compare import compare as compare_searches
 
     searches = [
-        build_search(model, gpus, machine, **{**options, "strategy": name}) for name in strategies
+        build_search(model, gpus, machine, **_changed(options, strategy=name))
+        for name in strategies
     ]
     found = [best.prediction for best in compare_searches(searches)]
     return _frame(searches[0], [best for best in found if best is not None])
@@ -347,11 +348,14 @@ def scaling_searches(
         raise InputError("give either --batch-per-gpu or a global batch, not both")
     searches = []
     for count, name in zip(gpus, models, strict=True):
-        batch: SearchOptions = {}
         if batch_per_gpu is not None:
-            batch["global_batch"] = batch_per_gpu * count
-        searches.append(build_search(name, count, machine, **{**options, **batch}))
+            options = _changed(options, global_batch=batch_per_gpu * count)
+        searches.append(build_search(name, count, machine, **options))
     return searches
+
+
+def _changed(options: SearchOptions, **changes: Any) -> SearchOptions:
+    return cast("SearchOptions", {**options, **changes})
 
 
 @with_options(SubjectOptions, SearchOptions)
@@ -449,7 +453,7 @@ def plan(
     AxonnTuneError
         Bad input, nothing fits, or no count meets the deadline.
     """
-    from axonn_tune.report.plan import training_record
+    from axonn_tune.report.plan import training_flat_records
     from axonn_tune.studies.training_run import (
         CHINCHILLA_TOKENS_PER_PARAMETER,
         meet_deadline,
@@ -528,12 +532,10 @@ def _frame_of_records(
     frame = pandas.DataFrame(list(records))
     if predictions:
         frame["layout"] = [str(prediction.layout) for prediction in predictions]
-    frame.attrs = {
-        **assumptions(search),
-        "versions": {
-            "axonn_tune": __version__,
-            "numpy": numpy.__version__,
-            "pandas": pandas.__version__,
-        },
+    versions = {
+        "axonn_tune": __version__,
+        "numpy": numpy.__version__,
+        "pandas": pandas.__version__,
     }
+    frame.attrs.update(assumptions(search), versions=versions)
     return frame

@@ -136,7 +136,7 @@ class Campaign:
             extent=self.extent or self._default_extent(),
             store=store,
             resume=resume,
-            models=(GPT_LIKE, LLAMA_LIKE) if search is None else (search.model,),
+            models=(GPT_LIKE, LLAMA_LIKE) if search is None else (search.scenario.model,),
             gemm_shapes=tuple(GemmShape(*product, dtype) for product in products[:most]),
             attention_shapes=tuple(AttentionShape(*sizes, dtype) for sizes in attentions[:most]),
             n_shapes_left_out=max(len(products) - most, 0),

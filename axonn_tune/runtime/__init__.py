@@ -15,6 +15,7 @@ _HOME = {
     "Engine": "runtime.axonn.engine",
     "GPT": "runtime.axonn.gpt",
     "grid_layout": "spec.layout",
+    "parse_layout": "spec.layout",
     "Linear4D": "runtime.axonn.linear",
     "Mesh": "runtime.axonn.mesh",
     "Norm": "runtime.axonn.norm",

@@ -98,20 +98,27 @@ class Evaluator:
         seconds, exposed = np.zeros((2, *lane_code.shape))
         least = prices.collectives.least_seconds(part.phases)
         for run, run_code in _runs(self.schedules.used_code(part, lane_code)):
-            played = play(
-                self.schedules.program(part, run_code),
-                (run.stop - run.start,),
-                lambda indices, run=run: prices.kernels(part, indices)[run],
-                lambda index, run=run: prices.message(part, index)[run],
-                interference(self.scenario.machine),
-                least[run],
-            )
+            program = self.schedules.program(part, run_code)
+            played = self._play_run(prices, program, part, run, least[run])
             seconds[run], exposed[run] = played.seconds, played.exposed_seconds
         machine = self.scenario.machine
         if machine.kernels.issue_seconds.value:
             host = host_seconds(part.phases, prices.plan.candidates, machine)
             np.maximum(seconds, host, out=seconds)
         return Played(seconds, exposed)
+
+    def _play_run(
+        self, prices: _ChunkPrices, program: Program, part: Part, run: slice, least: Array
+    ) -> Played:
+        """Play a part for the candidates of a run; prices are those of the whole chunk."""
+        return play(
+            program,
+            least.shape,
+            lambda indices: prices.kernels(part, indices)[run],
+            lambda index: prices.message(part, index)[run],
+            interference(self.scenario.machine),
+            least,
+        )
 
     def product_seconds(self) -> Array:
         """Return seconds of each product of the micro-step, all its calls, shape (ops, C)."""
@@ -216,7 +223,8 @@ class _ChunkPrices:
             phase = part.phases[indices[0][0]]
             if phase.over_storage:
                 price = self._by_shape.prices.seconds
-                seconds = [price(phase.operations[index]) for _, index in indices]
+                kernels = [phase.operations[index] for _, index in indices]
+                seconds = [price(op) for op in kernels if not isinstance(op, Collective)]
                 self._kernels[key] = sum(seconds[1:], start=seconds[0])
             else:
                 seconds = [self._by_shape.seconds(part, index) for index in indices]

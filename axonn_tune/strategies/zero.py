@@ -300,7 +300,7 @@ class ZeroCommunication(Communication):
         group, is_quantised = self._source(chain)
         name, element = names.of_layer(chain, unit.name), self.shapes.element_bytes
         host.wait(names.all_gather(name))
-        came = (self.shapes.table.size(group) > 1) * unit.parameters
+        came = np.where(self.shapes.table.size(group) > 1, unit.parameters, 0.0)
         if is_quantised:
             host.memory_bound(f"{name}.dequantise", came * (INT8_BYTES + element), "scale")
         else:

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from axonn_tune.runtime import (
     GPT,
     Engine,
-    Grid,
     Mesh,
     Optimizer,
     joined,
@@ -43,7 +42,7 @@ def sequences(text: torch.Tensor, step: int, rows: range) -> torch.Tensor:
 def train(arguments: argparse.Namespace, device: torch.device) -> None:
     """Train until `arguments.steps` are done, from a checkpoint if one is given."""
     text = torch.tensor(list(Path(arguments.text).read_bytes()), device=device)
-    mesh = Mesh(Grid.parse(arguments.grid), device=device)
+    mesh = Mesh(parse_layout(arguments.grid), device=device)
     model = GPT(Engine(mesh), MODEL)
     optimizer = Optimizer(model, model.engine, lr=3e-3)
     first = load(arguments.load, model, optimizer) if arguments.load else 0

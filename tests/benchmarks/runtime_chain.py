@@ -18,12 +18,15 @@ import torch
 import torch.distributed as dist
 from runtime_common import compared, header, in_turn, on_ranks, say
 
-from axonn_tune.runtime import Engine, Grid, Linear4D, Mesh
+from axonn_tune.runtime import Engine, Linear4D, Mesh, grid_layout, parse_layout
 from axonn_tune.runtime.ranks.collectives import wait
+from axonn_tune.spec.layout import Layout
 
 N_RANKS, HIDDEN, FFN = 4, 1024, 4096
 GRIDS = [
-    Grid(*sizes) for sizes in itertools.product((1, 2, 4), repeat=4) if Grid(*sizes).n_ranks == 4
+    grid_layout(*sizes)
+    for sizes in itertools.product((1, 2, 4), repeat=4)
+    if grid_layout(*sizes).n_ranks == 4
 ]
 
 
@@ -93,14 +96,14 @@ class PlainLayer:
             dist.all_gather_into_tensor(self.weight.view(-1), self.shard, group=self.over_z)
 
 
-def measure(n_rounds: int, n_rows: int, grids: list[Grid]) -> None:
+def measure(n_rounds: int, n_rows: int, grids: list[Layout]) -> None:
     say(f"{'grid':>10}{header('by hand', 'own')}")
     for grid in grids:
         mesh = Mesh(grid)
-        rows = n_rows // (grid.z * grid.data)
+        rows = n_rows // (grid.size("z") * grid.size("data"))
         torch.manual_seed(mesh.batch_index)
-        input = torch.randn(rows, HIDDEN // grid.x)
-        d_output = torch.randn(rows, HIDDEN // grid.x)
+        input = torch.randn(rows, HIDDEN // grid.size("x"))
+        d_output = torch.randn(rows, HIDDEN // grid.size("x"))
         own_step, layers = own_chain(mesh, input, d_output)
         plain = [PlainLayer(mesh, layer, rows) for layer in layers]
 
@@ -121,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--grid", action="append", type=Grid.parse)
+    parser.add_argument("--grid", action="append", type=parse_layout)
     wanted = parser.parse_args()
     on_ranks(N_RANKS, measure, wanted.rounds, wanted.rows, wanted.grid or GRIDS)
 

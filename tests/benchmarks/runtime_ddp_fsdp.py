@@ -22,9 +22,10 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from axonn_tune.runtime import GPT, Engine, Grid, Mesh, Optimizer
+from axonn_tune.runtime import GPT, Engine, Mesh, Optimizer, grid_layout
 from axonn_tune.runtime.axonn.boxes import BlockLayout
 from axonn_tune.runtime.axonn.trainer import RandomTokens
+from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
 
 N_RANKS, MICRO_BATCH = 4, 2
@@ -98,7 +99,7 @@ def _stored(model: GPT) -> list[tuple[str, nn.Module, torch.Tensor]]:
     ]
 
 
-def own_model(grid: Grid) -> tuple[GPT, Step]:
+def own_model(grid: Layout) -> tuple[GPT, Step]:
     engine = Engine(Mesh(grid))
     model = GPT(engine, SPEC)
     optimizer = Optimizer(model, engine, LR, BETAS, weight_decay=DECAY, clip_norm=CLIP_NORM)
@@ -144,11 +145,11 @@ def measure(n_rounds: int) -> None:
     text = RandomTokens(SPEC.vocab_size, SPEC.seq_len).sequences(
         0, dist.get_rank() * MICRO_BATCH, MICRO_BATCH, torch.device("cpu")
     )
-    over_data, data_step = own_model(Grid(1, 1, 1, N_RANKS))
+    over_data, data_step = own_model(grid_layout(1, 1, 1, N_RANKS))
     plain = [PlainGPT().start_as(over_data) for _ in range(2)]
     ddp_step = plain_step(DistributedDataParallel(plain[0], gradient_as_bucket_view=True))
     fsdp_step = plain_step(sharded(plain[1]))
-    _, z_step = own_model(Grid(1, 1, N_RANKS, 1))
+    _, z_step = own_model(grid_layout(1, 1, N_RANKS, 1))
     say(f"{'plain':>8}{'own grid':>10}{header('plain', 'own')}")
     for name, grid, own, base in (
         ("DDP", "1x1x1x4", data_step, ddp_step),

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from runtime_common import compared, header, in_turn, on_ranks, say
 
-from axonn_tune.runtime import GPT, Engine, Grid, Mesh, Optimizer, RandomTokens, Trainer
+from axonn_tune.runtime import GPT, Engine, Mesh, Optimizer, RandomTokens, Trainer, grid_layout
 from axonn_tune.runtime.ranks.recorder import Recorder
 from axonn_tune.spec.model import Model
 
@@ -56,7 +56,7 @@ def microseconds_per_collective() -> float:
 
 
 def measure(n_rounds: int) -> None:
-    engine = Engine(Mesh(Grid(1, 1, N_RANKS, 1)))
+    engine = Engine(Mesh(grid_layout(1, 1, N_RANKS, 1)))
     model = GPT(engine, SPEC)
     batches = RandomTokens(SPEC.vocab_size, SPEC.seq_len)
     trainer = Trainer(

@@ -6,9 +6,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from axonn_tune.spec.grid import CandidateTable, Grid
-from axonn_tune.spec.variant import Variant
-
 from axonn_tune.api import build_search
 from axonn_tune.calibrate import selection
 from axonn_tune.calibrate.fit.links import LevelShape, fitted_levels
@@ -16,7 +13,11 @@ from axonn_tune.calibrate.measure.kernels import points_by_name
 from axonn_tune.calibrate.measure.links import whole_bytes
 from axonn_tune.calibrate.wanted import kernels_of, largest_messages
 from axonn_tune.io.presets import load_model
+from axonn_tune.search.rank import rank_candidates
+from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import grid_layout
 from axonn_tune.spec.plan import MEMORY_KERNELS, Attention, Collective, Gemm
 from axonn_tune.spec.points import LinkPoint
 from axonn_tune.strategies.axonn4d import AXONN
@@ -86,8 +87,8 @@ def test_the_shapes_of_a_search_are_those_of_its_plans():
     search = build_search("tiny", 8, micro_batch=1)
     products, attentions = kernels_of(search)
     assert len(set(products)) == len(products)
-    model, job = load_model("tiny"), search.job
-    for grid in (Grid(1, 1, 1, 8), Grid(2, 2, 1, 2), Grid(1, 4, 2, 1)):
+    model, job = load_model("tiny"), search.scenario.job
+    for grid in (grid_layout(1, 1, 1, 8), grid_layout(2, 2, 1, 2), grid_layout(1, 4, 2, 1)):
         for op in operations(model, job, grid):
             if isinstance(op, Gemm):
                 assert (*map(number, (op.m, op.n, op.k)), op.mode) in products
@@ -100,10 +101,8 @@ def test_grids_that_move_least_come_first():
     search = build_search("80b", 1024, micro_batch=1)
     products, _ = kernels_of(search)
     best = build_search("80b", 1024, micro_batch=1, cost_model="paper")
-    from axonn_tune.search.rank import run
-
-    grid = run(best).prediction(0).grid
-    first = operations(best.model, best.job, grid)
+    grid = rank_candidates(best).prediction(0).layout
+    first = operations(best.scenario.model, best.scenario.job, grid)
     shapes = {(*map(number, (op.m, op.n, op.k)), op.mode) for op in first if isinstance(op, Gemm)}
     assert shapes <= set(products[: len(products) // 4])
 
@@ -112,10 +111,16 @@ def test_messages_are_measured_up_to_the_largest_of_the_search():
     search = build_search("tiny", 8, global_batch=8, recompute="none")
     largest = largest_messages(search)
     met = set()
-    for grid in (Grid(1, 1, 1, 8), Grid(2, 2, 1, 2), Grid(1, 4, 2, 1), Grid(8, 1, 1, 1)):
-        strides = {"x": 1, "y": grid.x, "z": grid.x * grid.y, "data": grid.x * grid.y * grid.z}
-        for op in operations(search.model, search.job, grid):
-            if isinstance(op, Collective) and (size := getattr(grid, op.axis)) > 1:
+    for grid in (
+        grid_layout(1, 1, 1, 8),
+        grid_layout(2, 2, 1, 2),
+        grid_layout(1, 4, 2, 1),
+        grid_layout(8, 1, 1, 1),
+    ):
+        x, y, z, _ = grid.sizes.values()
+        strides = {"x": 1, "y": x, "z": x * y, "data": x * y * z}
+        for op in operations(search.scenario.model, search.scenario.job, grid):
+            if isinstance(op, Collective) and (size := grid.size(op.axis)) > 1:
                 key = (op.kind, strides[op.axis], size)
                 assert number(op.nbytes) / number(op.n_calls) <= largest[key]
                 met.add(key)
@@ -124,9 +129,9 @@ def test_messages_are_measured_up_to_the_largest_of_the_search():
 
 
 def operations(model, job: Job, grid):
-    table = CandidateTable.single(grid, micro_batch=1)
+    table = CandidateTable.single(Configuration(grid, micro_batch=1))
     return [
-        op for p in AXONN.plan(model, job, Variant("none"), table).phases for op in p.operations
+        op for p in AXONN.plan(model, job, table.executed("none", 1)).phases for op in p.operations
     ]
 
 

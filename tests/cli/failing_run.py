@@ -9,14 +9,14 @@ import sys
 import time
 from functools import partial
 
-from axonn_tune.spec.grid import Grid
-
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.io.presets import load_model
 from axonn_tune.runtime.ranks.launch import launch
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.runtime.run import build_trainer, execute
+from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import grid_layout
 
 
 class FailingTrainer:
@@ -44,17 +44,14 @@ def main():
     request = RunRequest(
         model=load_model("tiny"),
         job=Job(n_gpus=2, global_batch=2, seq_len=16, dtype="fp32"),
-        grid=Grid(1, 1, 1, 2),
-        order="xyzd",
-        micro_batch=1,
-        recompute="none",
+        configuration=Configuration(grid_layout(1, 1, 1, 2)),
         n_steps=5,
         timeout_seconds=4.0,
         quiet=True,
     )
     factory = partial(failing_trainer, sys.argv[1])
     try:
-        launch(partial(execute, factory=factory), request, request.grid.n_ranks, "cpu")
+        launch(partial(execute, factory=factory), request, 2, "cpu")
     except AxonnTuneError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

@@ -26,7 +26,7 @@ def test_a_trace_takes_a_recorded_step_of_the_same_grid_only(capsys, tmp_path):
     record = tmp_path / "run.json"
     save_json(record, MEASUREMENT)
     path, job = tmp_path / "trace.json", ["--gpus", "2", "--model", "tiny", "--global-batch", "2"]
-    grid = str(MEASUREMENT.grid)
+    grid = str(MEASUREMENT.layout)
     arguments = ["--measured", record, "--output", path]
     code, _, _ = run_cli(capsys, "trace", *job, "--grid", grid, *arguments)
     assert code == 0

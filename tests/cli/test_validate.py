@@ -18,28 +18,7 @@ MODULE = [sys.executable, "-m", "axonn_tune.cli.main"]
 # Two ranks, made-up machine: what is checked here is not how good the prediction is.
 ARGUMENTS = ["--model", "tiny", "--machine", "dgx-a100", "--gpus", "2", "--seq-len", "16"]
 QUICK = [*ARGUMENTS, "--steps", "3", "--device", "cpu"]
-# Fails on the grid and in the way that the environment says.
-FAILING = """
-import os, signal, sys, time
-from axonn_tune.cli.main import main
-from axonn_tune.runtime.ranks import series
-
-train = series.train
-
-def failing(run, place, device):
-    is_here = str(place.rank) == os.environ["FAILING_RANK"]
-    if is_here and str(run.grid) == os.environ["FAILING_GRID"]:
-        if os.environ["FAIL"] == "raise":
-            raise MemoryError("no more pages")
-        if os.environ["FAIL"] == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(600)
-    return train(run, place, device)
-
-series.train = failing
-if __name__ == "__main__":  # ranks that it starts import this file
-    main(sys.argv[1:])
-"""
+PROGRAM = Path(__file__).with_name("failing_validation.py")
 
 
 def validate(*arguments, program=MODULE, **variables):
@@ -120,10 +99,8 @@ def test_limits_decide_the_exit_code_of_a_run(report):
 
 
 @pytest.fixture
-def failing_program(tmp_path):
-    path = tmp_path / "failing.py"
-    path.write_text(FAILING)
-    return [sys.executable, str(path)]
+def failing_program():
+    return [sys.executable, str(PROGRAM)]
 
 
 @pytest.mark.slow

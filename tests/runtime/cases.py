@@ -3,10 +3,10 @@
 import itertools
 from dataclasses import dataclass, field, replace
 
-from axonn_tune.spec.grid import Grid
 from runtime.ranks import Trained, grids
 
 from axonn_tune.spec.job import Overlap
+from axonn_tune.spec.layout import Layout, grid_layout
 from axonn_tune.spec.model import RECOMPUTES, Model
 
 GPT = Model("gpt", n_layers=2, hidden_size=32, n_heads=8, vocab_size=250, seq_len=8)
@@ -48,7 +48,7 @@ OPTIONS = [
 
 @dataclass(frozen=True)
 class Case:
-    grid: Grid
+    grid: Layout
     model: str = "gpt"
     order: str = "xyzd"
     overlap: Overlap = field(default_factory=Overlap)
@@ -65,14 +65,14 @@ class Case:
 
     @property
     def micro_batch(self):
-        return BATCH // (self.grid.z * self.grid.data * self.n_microsteps)
+        return BATCH // (self.grid.size("z") * self.grid.size("data") * self.n_microsteps)
 
 
 def telling_cases(n_ranks):
     """Every grid, while all overlaps, recomputations and other options take turns."""
     turns = itertools.cycle(
         [
-            Case(Grid(1, 1, 1, 1), overlap=overlap, recompute=recompute, **options)
+            Case(grid_layout(1, 1, 1, 1), overlap=overlap, recompute=recompute, **options)
             for (overlap, recompute), options in zip(
                 itertools.product(OVERLAPS, RECOMPUTES), itertools.cycle(OPTIONS)
             )
@@ -80,7 +80,7 @@ def telling_cases(n_ranks):
     )
     for grid in grids(n_ranks):
         for case in itertools.islice(turns, 4 if n_ranks < 8 else 2):
-            is_legal = case.spec.n_kv_heads % grid.y == 0
+            is_legal = case.spec.n_kv_heads % grid.size("y") == 0
             yield replace(case, grid=grid, model=case.model if is_legal else "gpt")
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from axonn_tune.spec.grid import Grid
 
 from axonn_tune.runtime.axonn.engine import Engine
 from axonn_tune.runtime.axonn.gpt import GPT
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.axonn.optimizer import Optimizer
 from axonn_tune.runtime.axonn.weights import Matrix, Vector
+from axonn_tune.spec.layout import grid_layout
 
 # Ranks are forked from one server, which has imported the modules that take long: on 2 cores, eight
 # ranks start in 0.2 s instead of 25 s.
@@ -36,7 +36,7 @@ def grids(n_ranks):
     """Every grid G_x x G_y x G_z x G_data of `n_ranks` ranks."""
     sizes = [n for n in range(1, n_ranks + 1) if n_ranks % n == 0]
     return [
-        Grid(x, y, z, n_ranks // (x * y * z))
+        grid_layout(x, y, z, n_ranks // (x * y * z))
         for x, y, z in itertools.product(sizes, repeat=3)
         if n_ranks % (x * y * z) == 0
     ]

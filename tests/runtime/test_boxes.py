@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 import torch
-from axonn_tune.spec.grid import AXES, ORDERS, Grid, Placements
 
 from axonn_tune.runtime.axonn.boxes import BlockLayout, _boxes_of_range
 from axonn_tune.runtime.axonn.hashing import mix, unit_interval
 from axonn_tune.runtime.axonn.mesh import rank_table
+from axonn_tune.spec.candidates import Placements
+from axonn_tune.spec.layout import AXES, ORDERS, grid_layout
 
 
 @dataclass
@@ -104,7 +105,7 @@ def test_hashes_are_uniform():
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_ranks_stand_where_the_cost_model_puts_them(order):
-    grid = Grid(2, 3, 4, 5)
+    grid = grid_layout(2, 3, 4, 5)
     table = rank_table(grid, order)
     assert table.shape == (5, 4, 3, 2) and sorted(table.flatten().tolist()) == list(range(120))
     strides = Placements.of([grid], (order,)).strides[:, 0]

@@ -41,7 +41,7 @@ def check(case, mesh, tolerance=FP32_TOLERANCE):
     share_targets = ours.share(targets)
     with torch.no_grad():
         got = ours.model(share_tokens)
-    wanted = ours.share(logits).chunk(case.grid.y, dim=-1)[mesh.coordinate("y")]
+    wanted = ours.share(logits).chunk(case.grid.size("y"), dim=-1)[mesh.coordinate("y")]
     assert_close(got, wanted, tolerance, f"logits of {case}")
     # Twice, since the first step learns what to gather ahead; the second one is checked.
     for _ in range(2):

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from axonn_tune.spec.grid import CandidateTable
-from axonn_tune.spec.variant import Variant
 from runtime.cases import BATCH, telling_cases, trained
 from runtime.ranks import on_grid, on_ranks
 
 from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
+from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Collective, Gemm
 from axonn_tune.strategies.axonn4d import AXONN
@@ -31,11 +31,11 @@ def planned_step(case):
         overlap=case.overlap,
         keep_gathered_weights=case.keep_gathered_weights,
     )
-    table = CandidateTable.single(case.grid, case.order, case.micro_batch)
-    plan = AXONN.plan(spec, job, Variant(case.recompute), table)
+    configuration = Configuration(case.grid, case.order, case.micro_batch, case.recompute)
+    plan = AXONN.plan(spec, job, CandidateTable.single(configuration))
     assert number(plan.n_microsteps) == case.n_microsteps
     operations = []
-    for phase in [*plan.microstep * case.n_microsteps, *plan.step_end]:
+    for phase in [*plan.microstep.phases * case.n_microsteps, *plan.step_end.phases]:
         operations += list(phase.operations) * phase.repeats
     described = [describe_planned(op, case.grid) for op in operations]
     return [op for op in described if op is not None]
@@ -43,7 +43,7 @@ def planned_step(case):
 
 def describe_planned(op, grid):
     if isinstance(op, Collective):
-        issued = getattr(grid, op.axis) > 1
+        issued = grid.size(op.axis) > 1
         return (op.name, op.axis, op.kind, number(op.nbytes), 0.0) if issued else None
     if isinstance(op, Gemm | Attention):
         kind = "gemm" if isinstance(op, Gemm) else "attention"

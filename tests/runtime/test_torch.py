@@ -1,18 +1,22 @@
 """Training through torch's own parallelism: the same losses on every layout, named collectives."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from axonn_tune.spec.grid import Layout  # noqa: E402
 from runtime.ranks import on_ranks  # noqa: E402
 
-from axonn_tune.api import build_search, predict_search  # noqa: E402
+from axonn_tune.api import build_search  # noqa: E402
 from axonn_tune.errors import InputError  # noqa: E402
 from axonn_tune.io.presets import load_model  # noqa: E402
 from axonn_tune.launch.script import launch_files  # noqa: E402
 from axonn_tune.runtime.request import RunRequest  # noqa: E402
 from axonn_tune.runtime.run import build_trainer  # noqa: E402
+from axonn_tune.search.one_layout import best_of_layout  # noqa: E402
+from axonn_tune.spec.candidates import Layout  # noqa: E402
+from axonn_tune.spec.configuration import Configuration  # noqa: E402
 from axonn_tune.spec.job import Job, Overlap  # noqa: E402
 from axonn_tune.spec.model import Model  # noqa: E402
 from axonn_tune.step.explain import explain  # noqa: E402
@@ -41,10 +45,7 @@ def train(rank, model, strategy, sizes, recompute, overlap):
     request = RunRequest(
         model=MODELS[model],
         job=Job(4, 8, 16, dtype="fp32", overlap=Overlap(oar=True, ors=False, oag=overlap)),
-        grid=Layout(sizes),
-        order="xyzd",
-        micro_batch=1,
-        recompute=recompute,
+        configuration=Configuration(Layout(sizes), recompute=recompute),
         n_steps=3,
         seed=3,
         strategy=strategy,
@@ -98,7 +99,7 @@ def test_collectives_have_the_names_of_the_step_plan(recompute):
         dtype="fp32",
         seq_len=16,
     )
-    explained = explain(search, predict_search(search, "shard=4"))
+    explained = explain(best_of_layout(search, "shard=4"))
     planned = {op.name for op in explained.operations if op.axis} - {"gradient.norm.all_reduce"}
     on_ranks(4, names_of, recompute, planned | {"computation"})
 
@@ -119,14 +120,18 @@ def shard_as_launched(rank, text):
 @pytest.mark.parametrize("layout", ["shard=4", "shard=2,replica=2"])
 def test_what_launch_writes_for_fsdp2_runs(layout):
     search = build_search("tiny", 4, strategy="zero3", global_batch=4, dtype="fp32")
-    text = launch_files(search, predict_search(search, layout))["fsdp2_setup.py"]
+    text = launch_files(best_of_layout(search, layout))["fsdp2_setup.py"]
     on_ranks(4, shard_as_launched, text)
+
+
+PLAIN = Configuration(Layout({"shard": 4, "replica": 1}))
+SELECTIVE = replace(PLAIN, recompute="selective")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"recompute": "selective"}, "recompute is 'selective'"),
+        ({"configuration": SELECTIVE}, "recompute is 'selective'"),
         ({"goldfish": 3}, "goldfish is of axonn"),
         ({"job": Job(4, 8, 16, dtype="fp32", dropout=True)}, "dropout is not executed"),
         ({"strategy": "zeropp"}, "strategy is 'zeropp'; allowed: axonn, zero3, megatron"),
@@ -137,10 +142,7 @@ def test_what_torch_does_not_run_is_refused(options, message):
     arguments = {
         "model": load_model("tiny"),
         "job": Job(4, 8, 16, dtype="fp32"),
-        "grid": Layout({"shard": 4, "replica": 1}),
-        "order": "xyzd",
-        "micro_batch": 1,
-        "recompute": "none",
+        "configuration": PLAIN,
         "n_steps": 1,
         "strategy": "zero3",
         **options,

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from axonn_tune.spec.grid import Grid
 from runtime.cases import BATCH, GPT, MODELS
 from runtime.ranks import Trained, assert_close, grids, on_grid, on_ranks
 from runtime.reference import Reference, whole_parameters
@@ -18,6 +17,7 @@ from axonn_tune.runtime.axonn.loss import IGNORED, goldfish_targets
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
 from axonn_tune.spec.job import Overlap
+from axonn_tune.spec.layout import grid_layout
 
 LEARNING = {"lr": 1e-2, "weight_decay": 0.1, "clip_norm": 0.5}
 
@@ -61,7 +61,12 @@ def plain_curve(spec, layouts, n_steps, goldfish=None):
 
 def check_curves(rank):
     plain = {}
-    for grid in (Grid(1, 1, 1, 4), Grid(1, 1, 4, 1), Grid(2, 2, 1, 1), Grid(1, 2, 2, 1)):
+    for grid in (
+        grid_layout(1, 1, 1, 4),
+        grid_layout(1, 1, 4, 1),
+        grid_layout(2, 2, 1, 1),
+        grid_layout(1, 2, 2, 1),
+    ):
         for name, goldfish in (("gpt", None), ("llama", 3)):
             # Long enough for the goldfish loss, which keeps the first twelve tokens.
             spec = MODELS[name] if goldfish is None else replace(MODELS[name], seq_len=32)
@@ -85,14 +90,21 @@ def test_ten_steps_follow_the_serial_curve():
 
 def check_bf16(rank):
     wanted = None
-    for grid in (Grid(1, 1, 4, 1), Grid(2, 2, 1, 1), Grid(1, 2, 1, 2), Grid(2, 1, 2, 1)):
+    for grid in (
+        grid_layout(1, 1, 4, 1),
+        grid_layout(2, 2, 1, 1),
+        grid_layout(1, 2, 1, 2),
+        grid_layout(2, 1, 2, 1),
+    ):
         with on_grid(grid) as mesh:
             ours = Trained(GPT, mesh, optimizer=LEARNING, dtype="bf16")
             layouts = {n: owner.layout for n, owner in ours.owners.items()}
             ours.take(whole_parameters(layouts))
             assert ours.optimizer.weights.dtype == torch.bfloat16
             assert ours.optimizer.master.dtype == torch.float32
-            trainer = trainer_of(ours, micro_batch=BATCH // (grid.z * grid.data) // 2)
+            trainer = trainer_of(
+                ours, micro_batch=BATCH // (grid.size("z") * grid.size("data")) // 2
+            )
             wanted = wanted or plain_curve(GPT, layouts, 10)
             for index in range(10):
                 step = trainer.step(index)
@@ -109,7 +121,7 @@ def test_bf16_with_fp32_master_weights_stays_within_its_rounding():
 
 
 def check_save(rank, folder):
-    with on_grid(Grid(1, 2, 2, 1), "zyxd") as mesh:
+    with on_grid(grid_layout(1, 2, 2, 1), "zyxd") as mesh:
         trainer, ours = fresh(mesh)
         curve = [trainer.step(index).loss for index in range(3)]
         save(f"{folder}/saved", ours.model, ours.optimizer, 3)
@@ -120,7 +132,10 @@ def check_save(rank, folder):
 def check_load(rank, folder):
     curve = torch.load(f"{folder}/curve")
     n_ranks = torch.distributed.get_world_size()
-    for order, grid in (("xyzd", Grid(1, n_ranks, 1, 1)), ("dxyz", Grid(2, 1, 1, n_ranks // 2))):
+    for order, grid in (
+        ("xyzd", grid_layout(1, n_ranks, 1, 1)),
+        ("dxyz", grid_layout(2, 1, 1, n_ranks // 2)),
+    ):
         with on_grid(grid, order) as mesh:
             trainer, ours = fresh(mesh, seed=1)  # other weights than those saved
             step = load(f"{folder}/saved", ours.model, ours.optimizer)
@@ -148,7 +163,12 @@ def test_a_checkpoint_goes_on_with_the_same_curve_on_other_grids(tmp_path):
 
 def check_initial_weights(rank):
     whole = {}
-    for grid in (Grid(1, 1, 1, 4), Grid(4, 1, 1, 1), Grid(1, 2, 2, 1), Grid(1, 1, 4, 1)):
+    for grid in (
+        grid_layout(1, 1, 1, 4),
+        grid_layout(4, 1, 1, 1),
+        grid_layout(1, 2, 2, 1),
+        grid_layout(1, 1, 4, 1),
+    ):
         with on_grid(grid) as mesh:
             ours = Trained(MODELS["llama"], mesh)
             for name, owner in ours.owners.items():
@@ -169,7 +189,7 @@ def test_every_grid_starts_from_the_same_weights():
 
 def check_evaluation(rank):
     for keep in (False, True):
-        with on_grid(Grid(1, 1, 2, 1)) as mesh:
+        with on_grid(grid_layout(1, 1, 2, 1)) as mesh:
             curves = []
             for evaluates in (False, True):
                 ours = Trained(GPT, mesh, optimizer=LEARNING, keep_gathered_weights=keep)
@@ -202,9 +222,9 @@ def check_own_loop(rank):
                 owner.shard.data.copy_(owner.layout.take(whole[name], mesh))
             generator = torch.Generator().manual_seed(0)
             tokens = torch.randn(8, 16, generator=generator)
-            n_parts = grid.z * grid.data
+            n_parts = grid.size("z") * grid.size("data")
             rows = tokens.chunk(n_parts)[mesh.batch_index]
-            own = rows.chunk(grid.x, dim=-1)[mesh.coordinate("x")]
+            own = rows.chunk(grid.size("x"), dim=-1)[mesh.coordinate("x")]
             for _ in range(2):
                 output = down(F.relu(up(own)))
                 output.square().sum().backward()
@@ -213,7 +233,7 @@ def check_own_loop(rank):
             hidden = F.relu(tokens @ plain["up.matrix"].flatten(1) + plain["up.bias"].flatten())
             wanted = hidden @ plain["down.matrix"].flatten(1) + plain["down.bias"].flatten()
             (2 * wanted.square().sum()).backward()
-            here = wanted.chunk(n_parts)[mesh.batch_index].chunk(grid.x, dim=-1)
+            here = wanted.chunk(n_parts)[mesh.batch_index].chunk(grid.size("x"), dim=-1)
             assert_close(
                 output.detach(), here[mesh.coordinate("x")].detach(), 1e-5, f"output on {grid}"
             )
@@ -230,12 +250,15 @@ def test_layers_in_a_loop_of_ones_own():
 
 def check_messages(rank):
     cases = [
-        (lambda: Mesh(Grid(3, 1, 1, 1)), "grid 3x1x1x1 needs 3 ranks; this job has 2"),
-        (lambda: Engine(Mesh(Grid(1, 2, 1, 1)), dtype="fp16"), "dtype 'fp16'"),
-        (lambda: Linear4D(Engine(Mesh(Grid(1, 2, 1, 1))), 8, 9), "8 x 9 does not divide"),
-        (lambda: Trained(GPT, Mesh(Grid(1, 2, 1, 1)), {"recompute": "some"}), "recompute"),
-        (lambda: too_long(Mesh(Grid(1, 1, 2, 1))), "at most 8"),
-        (lambda: trainer_of(Trained(GPT, Mesh(Grid(1, 1, 2, 1))), micro_batch=3), "multiple of 6"),
+        (lambda: Mesh(grid_layout(3, 1, 1, 1)), "grid 3x1x1x1 needs 3 ranks; this job has 2"),
+        (lambda: Engine(Mesh(grid_layout(1, 2, 1, 1)), dtype="fp16"), "dtype 'fp16'"),
+        (lambda: Linear4D(Engine(Mesh(grid_layout(1, 2, 1, 1))), 8, 9), "8 x 9 does not divide"),
+        (lambda: Trained(GPT, Mesh(grid_layout(1, 2, 1, 1)), {"recompute": "some"}), "recompute"),
+        (lambda: too_long(Mesh(grid_layout(1, 1, 2, 1))), "at most 8"),
+        (
+            lambda: trainer_of(Trained(GPT, Mesh(grid_layout(1, 1, 2, 1))), micro_batch=3),
+            "multiple of 6",
+        ),
         (lambda: goldfish_targets(torch.zeros(1, 1), torch.zeros(1, 1), 1), "2 or more"),
     ]
     for call, words in cases:
@@ -269,7 +292,7 @@ def test_goldfish_drops_one_in_k_by_what_stands_before():
 
 def check_overlaps(rank):
     """With ORS at most two gradients wait; without it none does."""
-    with on_grid(Grid(1, 1, 2, 1)) as mesh:
+    with on_grid(grid_layout(1, 1, 2, 1)) as mesh:
         for overlap, most in ((Overlap(), 2), (Overlap(False, False, False), 1)):
             ours = Trained(GPT, mesh, overlap=overlap)
             scatters, pending = ours.engine.scatters, []

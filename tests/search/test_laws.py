@@ -7,6 +7,8 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+from axonn_tune.search.best import best_of
+from axonn_tune.search.why_not import why_not
 from build import (
     every_configuration_of,
     layout_of,
@@ -22,10 +24,8 @@ from conftest import machine_of, quantity
 
 from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.errors import NoCandidateError
-from axonn_tune.search.best import best_of
 from axonn_tune.search.candidates import nearest_counts
 from axonn_tune.search.uncertainty import tied
-from axonn_tune.search.why_not import why_not
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Gemm

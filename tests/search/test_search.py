@@ -237,7 +237,6 @@ def test_more_of_a_resource_never_costs_time(ranking, search):
 
 def test_a_kernel_without_bytes_is_not_listed(search, ranking):
     """Without X no norm makes a pass for sums; with it all do."""
-    own = ranking.prediction(0)
     for x in (1, 2):
         configuration = Configuration(grid_layout(x, 2, 8, 8 // x))
         parts = explain(predict(search.scenario, configuration))

@@ -295,7 +295,7 @@ def test_one_at_a_time_equals_all_at_once(world):
 @given(worlds())
 def test_orders_that_move_only_axes_of_one_rank_agree(world):
     model, job, machine, recompute, table = world
-    grid = table.placements.grid(0)
+    grid = table.placements.layout(0)
     present = [letter for letter, axis in zip("xyzd", AXES, strict=True) if getattr(grid, axis) > 1]
     by_kept = {}
     for order in ORDERS:

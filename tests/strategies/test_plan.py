@@ -443,7 +443,7 @@ class Ranks:
                 self.grid.size("z") * self.grid.size("data"),
             )
         else:
-            index, n_parts = rank[AXES.index(axis)], getattr(self.grid, axis)
+            index, n_parts = rank[AXES.index(axis)], self.grid.size(axis)
         return np.split(matrix, n_parts, axis=dimension)[index]
 
     def transposed(self, held):

@@ -6,12 +6,13 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+from axonn_tune.search.best import best_of
+from axonn_tune.studies.failures import Failures
 from build import layout_of, on_machine, prediction_of, ranking_of, search_of
 from conftest import machine_of, quantity
 
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.io.presets import load_machine
-from axonn_tune.search.best import best_of
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Facility
 from axonn_tune.spec.model import Model
@@ -21,7 +22,6 @@ from axonn_tune.strategies.axonn4d import AXONN
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3
 from axonn_tune.studies.compare import compare, rankings
-from axonn_tune.studies.failures import Failures
 from axonn_tune.studies.parameters import parameters, with_gpu, with_settings
 from axonn_tune.studies.scaling import efficiencies, scale
 from axonn_tune.studies.training_run import meet_deadline, training_run

@@ -12,7 +12,7 @@ from scipy.optimize import least_squares
 
 from axonn_tune.calibrate.fit.robust import Floats, residual_scale
 from axonn_tune.calibrate.measured_cluster import MeasuredCluster
-from axonn_tune.cost.gemm import curve_seconds
+from axonn_tune.cost.gemm import EfficiencyCurve
 from axonn_tune.spec.machine import Gpu, Machine, Quantity, Tile
 from axonn_tune.spec.plan import MODES
 from axonn_tune.spec.points import AttentionPoint, GemmPoint, MemoryPoint
@@ -103,11 +103,11 @@ def with_fitted_curve(machine: Machine, points: Sequence[GemmPoint], dtype: str)
         return _with_curve(machine, dict(zip(modes, rates, strict=True)), k_overhead, source)
 
     def residuals(logs: Floats) -> Floats:
-        trial = curve(logs, "trial")
+        trial = EfficiencyCurve.of(curve(logs, "trial"), dtype)
         parts = []
         for mode in modes:
             m, n, k = sizes[mode]
-            parts.append(np.log(curve_seconds(m, n, k, mode, trial, dtype) / measured[mode]))
+            parts.append(np.log(trial.seconds(m, n, k, mode) / measured[mode]))
         return np.concatenate(parts)
 
     peak = machine.peak_flops_per_s(dtype)
