@@ -20,6 +20,7 @@ from axonn_tune.runtime import (
     Optimizer,
     joined,
     load,
+    parse_layout,
     pick_device,
     place_in_job,
     save,
