@@ -1,6 +1,7 @@
 """The paper's model with every size and bandwidth different, and the host's part of a step."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,8 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, MemoryBound
 from axonn_tune.strategies.axonn4d import AXONN
 from axonn_tune.strategies.zero import zero3
+
+approx = partial(pytest.approx, rel=1e-9)
 
 MODEL = Model("toy", 3, 60, 6, 128, 16, n_kv_heads=3, ffn_hidden_size=210)
 
@@ -74,7 +77,7 @@ def test_the_papers_model_is_its_rings_layer_by_layer(sizes, betas):
         for axis, value in beta.items()
     }
     seconds = paper.communication_seconds(MODEL, job, placements, links)
-    assert seconds == pytest.approx([paper_seconds(MODEL, job, g, beta) for g in grids], rel=1e-12)
+    assert seconds == approx([paper_seconds(MODEL, job, g, beta) for g in grids])
 
 
 # Launches ----------------------------------------------------------------------------------------
@@ -90,7 +93,7 @@ def test_unfused_attention_launches_its_products_and_three_kernels_for_the_softm
     slower = replace(machine, kernels=replace(machine.kernels, launch_seconds=quantity(1.0)))
     launches = number(attention_seconds(operation, slower, "bf16"))
     launches -= number(attention_seconds(operation, machine, "bf16"))
-    assert launches == pytest.approx(n_kernels * (1.0 - 5e-6), rel=1e-9)
+    assert launches == approx(n_kernels * (1.0 - 5e-6))
 
 
 def issued(plan):
@@ -131,7 +134,7 @@ def test_a_slow_host_needs_its_time_for_every_operation(strategy, sizes):
     sync = end + n_micro * 2.0 * issued(plan)
     if plan.sync_microstep:
         sync += issue_seconds(plan.sync_microstep, plan.candidates, slow)[0] - 2.0 * issued(plan)
-    assert prediction.step_seconds == pytest.approx(sync, rel=1e-6)
+    assert prediction.step_seconds == approx(sync, rel=1e-6)
     assert n_micro > 1
 
 
@@ -156,4 +159,4 @@ def test_links_carry_no_more_than_they_can_whatever_the_lanes():
     # which all three go; out of the node go four rings of Z, together 4e9 bytes/s.
     gpu = (moved["x"] + moved["y"] + moved["z"]) / 1e9
     node = 4 * moved["z"] / 4e9
-    assert prices.busiest_link_seconds(plan.microstep) == pytest.approx([max(gpu, node)])
+    assert prices.busiest_link_seconds(plan.microstep) == approx([max(gpu, node)])

@@ -326,3 +326,23 @@ def test_a_timeline_issues_what_the_plan_says_and_shows_its_sizes(strategy):
     for before, after in pairwise(compute):
         assert after.start_seconds - before.end_seconds >= gap * (1 - 1e-6)
     assert math.isclose(timeline.seconds, prediction.step_seconds, rel_tol=1e-2)
+
+
+@pytest.mark.parametrize(("n_stages", "n_virtual"), [(2, 1), (2, 3), (4, 1)])
+def test_a_pass_needs_the_one_before_it_of_its_micro_batch(n_stages, n_virtual):
+    """Forward from stage to stage, at the last one around, and backward again."""
+    strategy = replace(MEGATRON, n_virtual=(n_virtual,))
+    model = replace(MODEL, n_layers=12)
+    search = search_of(
+        model, JOB, machine_of(), strategy, micro_batch=1, recomputes=("none",)
+    )  # fmt: skip
+    layout = layout_of(strategy, pipeline=n_stages, data=8 // n_stages)
+    prediction = prediction_of(search, layout)
+    waits = timeline_of(search, prediction).waits_for
+    n_chunks = n_stages * n_virtual
+    for micro in range(prediction.n_microsteps):
+        passes = [f"forward {micro} of stage {stage}" for stage in range(n_chunks)]
+        passes += [f"backward {micro} of stage {stage}" for stage in reversed(range(n_chunks))]
+        assert passes[0] not in waits
+        for before, after in pairwise(passes):
+            assert waits[after] == (before,)
