@@ -194,6 +194,11 @@ class _Planter(ast.NodeVisitor):
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         """Leave texts as they are."""
 
+    def visit_keyword(self, node: ast.keyword) -> None:
+        """Leave alone whether `zip` checks lengths: it is no part of a formula."""
+        if node.arg != "strict":
+            self.visit(node.value)
+
     def visit_Import(self, node: ast.Import) -> None:
         """Leave imports as they are."""
 
