@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from axonn_tune.cost import paper
 from axonn_tune.cost.attention import attention_seconds
+from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.prices import CollectivePrices, issue_seconds
 from axonn_tune.spec.grid import CandidateTable, Grid, Placements
@@ -94,6 +95,23 @@ def test_unfused_attention_launches_its_products_and_three_kernels_for_the_softm
     launches = number(attention_seconds(operation, slower, "bf16"))
     launches -= number(attention_seconds(operation, machine, "bf16"))
     assert launches == approx(n_kernels * (1.0 - 5e-6))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("modes", [(0.3, 1.0, 0.5), (1.0, 0.3, 0.5), (0.5, 0.4, 1.0)])
+def test_batched_products_of_attention_have_the_modes_that_they_have(backward, modes):
+    """Q K^T is NT and P V is NN, whatever is fastest; no operand is copied."""
+    machine = machine_of(modes=modes, memory_bandwidth=1e13)
+    machine = replace(machine, kernels=replace(machine.kernels, launch_seconds=quantity(0.0)))
+    s, d, batch = 2048, 128, 8
+    operation = Attention("a", 2.0, 4.0, s, d, backward, fused=False)
+    products = sum(
+        number(gemm_seconds(s * batch, n, k, mode, machine, "bf16", kernel_tuning=False))
+        for n, k, mode in ((s, d, "NT"), (d, s, "NN"))
+    )
+    softmax = (3 if backward else 2) * 2.0 * batch * s * s / (0.8 * 1e13)
+    expected = (2 if backward else 1) * products + softmax
+    assert number(attention_seconds(operation, machine, "bf16")) == approx(expected)
 
 
 def issued(plan):
