@@ -157,3 +157,8 @@ def every_configuration_of(search):
     """Predictions of every micro-batch, recomputation and virtual stage, also without room."""
     ranking = rank_candidates(replace(search, include_oom=True, every_configuration=True))
     return [ranking.prediction(row) for row in range(len(ranking))]
+
+
+def play_at_once(monkeypatch, n_candidates):
+    """Let no more candidates than these be played at once."""
+    monkeypatch.setattr("axonn_tune.step.evaluate.CHUNK_ROWS", n_candidates)

@@ -1,6 +1,7 @@
 """The paper's model with every size and bandwidth different, and the host's part of a step."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from worlds import machine_of, quantity
 
 from axonn_tune.cost import paper
 from axonn_tune.cost.attention import attention_seconds
+from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.prices import CollectivePrices, host_seconds
 from axonn_tune.spec.candidates import CandidateTable, Placements
@@ -21,6 +23,8 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, MemoryBound
 from axonn_tune.strategies.axonn4d import AXONN
 from axonn_tune.strategies.zero import zero3
+
+approx = partial(pytest.approx, rel=1e-9)
 
 MODEL = Model("toy", 3, 60, 6, 128, 16, n_kv_heads=3, ffn_hidden_size=210)
 
@@ -75,7 +79,7 @@ def test_the_papers_model_is_its_rings_layer_by_layer(sizes, betas):
         for axis, value in beta.items()
     }
     seconds = paper.communication_seconds(MODEL, job, placements, links)
-    assert seconds == pytest.approx([paper_seconds(MODEL, job, g, beta) for g in grids], rel=1e-12)
+    assert seconds == approx([paper_seconds(MODEL, job, g, beta) for g in grids])
 
 
 # Launches ----------------------------------------------------------------------------------------
@@ -91,7 +95,24 @@ def test_unfused_attention_launches_its_products_and_three_kernels_for_the_softm
     slower = replace(machine, kernels=replace(machine.kernels, launch_seconds=quantity(1.0)))
     launches = number(attention_seconds(operation, slower, "bf16"))
     launches -= number(attention_seconds(operation, machine, "bf16"))
-    assert launches == pytest.approx(n_kernels * (1.0 - 5e-6), rel=1e-9)
+    assert launches == approx(n_kernels * (1.0 - 5e-6))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("modes", [(0.3, 1.0, 0.5), (1.0, 0.3, 0.5), (0.5, 0.4, 1.0)])
+def test_batched_products_of_attention_have_the_modes_that_they_have(backward, modes):
+    """Q K^T is NT and P V is NN, whatever is fastest; no operand is copied."""
+    machine = machine_of(modes=modes, memory_bandwidth=1e13)
+    machine = replace(machine, kernels=replace(machine.kernels, launch_seconds=quantity(1e-15)))
+    s, d, batch = 2048, 128, 8
+    operation = Attention("a", 2.0, 4.0, s, d, backward, fused=False)
+    products = sum(
+        number(gemm_seconds(s * batch, n, k, mode, machine, "bf16", kernel_tuning=False))
+        for n, k, mode in ((s, d, "NT"), (d, s, "NN"))
+    )
+    softmax = (3 if backward else 2) * 2.0 * batch * s * s / (0.8 * 1e13)
+    expected = (2 if backward else 1) * products + softmax
+    assert number(attention_seconds(operation, machine, "bf16")) == approx(expected)
 
 
 def issued(plan):
@@ -134,7 +155,7 @@ def test_a_slow_host_needs_its_time_for_every_operation(strategy, sizes):
         sync += host_seconds(plan.sync_microstep.phases, plan.candidates, slow)[0] - 2.0 * issued(
             plan
         )
-    assert prediction.step_seconds == pytest.approx(sync, rel=1e-6)
+    assert prediction.step_seconds == approx(sync, rel=1e-6)
     assert n_micro > 1
 
 
@@ -159,4 +180,4 @@ def test_links_carry_no_more_than_they_can_whatever_the_lanes():
     # which all three go; out of the node go four rings of Z, together 4e9 bytes/s.
     gpu = (moved["x"] + moved["y"] + moved["z"]) / 1e9
     node = 4 * moved["z"] / 4e9
-    assert prices.least_seconds(plan.microstep.phases) == pytest.approx([max(gpu, node)])
+    assert prices.least_seconds(plan.microstep.phases) == approx([max(gpu, node)])

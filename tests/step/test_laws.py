@@ -17,6 +17,7 @@ from build import (
     operations,
     passes_of,
     plan_of,
+    play_at_once,
     prediction_of,
     ranking_of,
     search_of,
@@ -52,6 +53,17 @@ def test_every_candidate_takes_as_long_alone_as_among_others(strategy, recompute
         for row in range(0, len(table), 5):
             one = times_of(search, alone(table, row), recompute)[:, 0]
             assert one == pytest.approx(together[:, row], rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("strategy", [AXONN, MEGATRON, zeropp()])
+def test_candidates_may_be_played_in_parts(strategy, monkeypatch):
+    """However many are played at once, each takes as long."""
+    search = search_of(MODEL, JOB, machine_of(slowdown=0.2), strategy)
+    tables = every_table(search)
+    together = [times_of(search, table) for table in tables]
+    play_at_once(monkeypatch, 3)
+    for table, expected in zip(tables, together, strict=True):
+        assert times_of(search, table) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +112,8 @@ def test_an_explanation_is_the_step_taken_apart(strategy, sizes, gap, issue):
     elif not issue:
         # The work of a rank of the last stage, without its waits for other ranks.
         assert busy + exposed <= prediction.step_seconds
+        own = busy + explained.host_seconds
+        assert prediction.compute_seconds == pytest.approx(own, rel=1e-9)
     if not issue:
         n_kernels = sum(op.n_calls for op in explained.operations if not op.axis)
         assert explained.host_seconds == pytest.approx(n_kernels * gap)
@@ -327,3 +341,23 @@ def test_a_timeline_issues_what_the_plan_says_and_shows_its_sizes(strategy):
     for before, after in pairwise(compute):
         assert after.start_seconds - before.end_seconds >= gap * (1 - 1e-6)
     assert math.isclose(timeline.seconds, prediction.step_seconds, rel_tol=1e-2)
+
+
+@pytest.mark.parametrize(("n_stages", "n_virtual"), [(2, 1), (2, 3), (4, 1)])
+def test_a_pass_needs_the_one_before_it_of_its_micro_batch(n_stages, n_virtual):
+    """Forward from stage to stage, at the last one around, and backward again."""
+    strategy = replace(MEGATRON, n_virtual=(n_virtual,))
+    model = replace(MODEL, n_layers=12)
+    search = search_of(
+        model, JOB, machine_of(), strategy, micro_batch=1, recomputes=("none",)
+    )  # fmt: skip
+    layout = layout_of(strategy, pipeline=n_stages, data=8 // n_stages)
+    prediction = prediction_of(search, layout)
+    waits = timeline_of(search, prediction).waits_for
+    n_chunks = n_stages * n_virtual
+    for micro in range(prediction.n_microsteps):
+        passes = [f"forward {micro} of stage {stage}" for stage in range(n_chunks)]
+        passes += [f"backward {micro} of stage {stage}" for stage in reversed(range(n_chunks))]
+        assert passes[0] not in waits
+        for before, after in pairwise(passes):
+            assert waits[after] == (before,)

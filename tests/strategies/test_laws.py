@@ -4,6 +4,7 @@ bytes of each kernel are those that a reader of the papers would count."""
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from build import can_run, collectives, group_size, number, operations, plan_of
@@ -14,6 +15,8 @@ from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
 from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
+
+approx = partial(pytest.approx, rel=1e-9)
 
 MODEL = Model("m", n_layers=8, hidden_size=256, n_heads=8, vocab_size=1024, seq_len=128)
 LLAMA = replace(
@@ -69,7 +72,7 @@ def test_stages_together_do_what_one_rank_would(strategy, n_layers, n_stages, n_
         flops += times * of_stage_flops
     expected, expected_flops = work(operations(alone.microstep))
     assert counts == expected
-    assert flops == pytest.approx(expected_flops, rel=1e-12)
+    assert flops == approx(expected_flops)
 
 
 @pytest.mark.parametrize(("n_layers", "n_stages", "n_virtual"), [(8, 2, 1), (8, 2, 2), (14, 4, 2)])
@@ -172,10 +175,10 @@ def test_dropout_draws_keeps_and_applies_a_mask_of_bytes(dtype, strategy, sizes,
     scores = tokens * 128 * 8 / y
     kernels = bytes_of(operations(plan_of(strategy, MODEL, job, 3, **sizes).microstep))
     for name in ("residual1", "residual2"):
-        assert kernels[f"forward.{name}"] == pytest.approx(stream * (3 * element + 1))
-        assert kernels[f"backward.{name}"] == pytest.approx(stream * (5 * element + 1))
+        assert kernels[f"forward.{name}"] == approx(stream * (3 * element + 1))
+        assert kernels[f"backward.{name}"] == approx(stream * (5 * element + 1))
     for chain in ("forward", "backward"):
-        assert kernels[f"{chain}.attention_dropout"] == pytest.approx(scores * (2 * element + 1))
+        assert kernels[f"{chain}.attention_dropout"] == approx(scores * (2 * element + 1))
     without = bytes_of(
         operations(plan_of(strategy, MODEL, replace(job, dropout=False), 3, **sizes).microstep)
     )
@@ -238,7 +241,7 @@ def test_the_end_of_megatrons_step_by_hand(
     }
     if distributed:
         expected["weights.copy"] = 2 * left * weight
-    assert kernels == pytest.approx(expected, rel=1e-12)
+    assert kernels == approx(expected)
     sent = {
         op.name: (op.kind, op.axis, number(op.nbytes))
         for op in operations(plan.step_end)
@@ -247,12 +250,12 @@ def test_the_end_of_megatrons_step_by_hand(
     replicas = "context*data"
     kind = "reduce_scatter" if distributed else "all_reduce"
     wanted = {
-        "gradient.reduce": (kind, replicas, pytest.approx(left * gradient)),
+        "gradient.reduce": (kind, replicas, approx(left * gradient)),
         "gradient.norm.all_reduce_tensor": ("all_reduce", "tensor", 4.0),
         "gradient.norm.all_reduce_pipeline": ("all_reduce", "pipeline", 4.0),
     }
     if distributed:
-        wanted["weights.all_gather"] = ("all_gather", replicas, pytest.approx(left * weight))
+        wanted["weights.all_gather"] = ("all_gather", replicas, approx(left * weight))
     if model.tied_embeddings and n_stages > 1:
         shared = 1024 * 256 * gradient / 2
         wanted["gradient.embedding.send_recv"] = ("send_recv", "pipeline", shared)
@@ -283,7 +286,7 @@ def test_blocks_are_reduced_and_gathered_beside_one_micro_step(distributed, n_st
     assert sync["weights.block.all_gather"] == (n_layers if distributed else 0)
     for op in of_replicas:
         is_gather = op.kind == "all_gather"
-        assert number(op.nbytes) == pytest.approx(block * (2.0 if is_gather else 4.0))
+        assert number(op.nbytes) == approx(block * (2.0 if is_gather else 4.0))
         assert op.kind in ("all_gather", "reduce_scatter" if distributed else "all_reduce")
     usual = [plan.microstep]
     if plan.pipeline is not None:
@@ -315,7 +318,7 @@ def test_unfused_accumulation_reads_both_gradients_and_writes_the_sum(n_virtual)
     kernels = bytes_of(operations(plan.pipeline.first.backward))
     # A pass is of one of the virtual stages, among which the stage's parameters are shared.
     expected = (blocks + outside) * (2.0 + 4.0 + 4.0) / n_virtual
-    assert kernels["gradient.accumulate"] == pytest.approx(expected)
+    assert kernels["gradient.accumulate"] == approx(expected)
     fused = plan_of(PLAIN, MODEL, JOB, **options)
     assert "gradient.accumulate" not in bytes_of(operations(fused.pipeline.first.backward))
 
@@ -407,12 +410,12 @@ def test_zeropp_quantises_its_shard_and_restores_the_whole():
         # Gradients: INT4 inside the node, then an eighth of them across.
         for group, left, size in (("secondary", elements, 8), ("across", elements / 8, 2)):
             name = f"gradient.{unit}.{group}"
-            assert kernels[f"{name}.pack"] == pytest.approx(left * (2 + INT4_BYTES))
+            assert kernels[f"{name}.pack"] == approx(left * (2 + INT4_BYTES))
             unpacked = left * INT4_BYTES + 2 * left / size
-            assert kernels[f"{name}.dequantise"] == pytest.approx(unpacked)
-            exchanged = ("all_to_all", group, pytest.approx(left * INT4_BYTES))
+            assert kernels[f"{name}.dequantise"] == approx(unpacked)
+            exchanged = ("all_to_all", group, approx(left * INT4_BYTES))
             assert sent[f"{name}.reduce"] == exchanged
-        assert kernels[f"gradient.{unit}.accumulate"] == pytest.approx(3 * 2.0 * elements / 16)
+        assert kernels[f"gradient.{unit}.accumulate"] == approx(3 * 2.0 * elements / 16)
 
 
 @pytest.mark.parametrize(("secondary", "across"), [(1, 16), (16, 1), (2, 8), (8, 2)])
@@ -443,7 +446,7 @@ def test_the_end_of_a_sharded_step_by_hand(dtype, strategy, sizes, n_owners):
     owned = (8 * block + root) / n_owners
     states = 12.0 if master else 8.0
     updated = 2 * element + 2 * states + element * (1 if master else 2)
-    assert bytes_of(operations(plan.step_end)) == pytest.approx(
+    assert bytes_of(operations(plan.step_end)) == approx(
         {
             "gradient.norm": owned * element,
             "gradient.clip": 2 * owned * element,
@@ -459,8 +462,8 @@ def test_the_end_of_a_sharded_step_by_hand(dtype, strategy, sizes, n_owners):
     wanted = {"gradient.norm.all_reduce": ("all_reduce", n_owners, 4.0)}
     if "weights" in sizes:
         whole = 8 * block + root
-        of_states = pytest.approx(whole * element / 8)
-        of_weights = pytest.approx(whole * element / 2)
+        of_states = approx(whole * element / 8)
+        of_weights = approx(whole * element / 2)
         wanted["gradient.states.reduce_scatter"] = ("reduce_scatter", 2, of_states)
         wanted["weights.all_gather"] = ("all_gather", 8, of_weights)
     assert sent == wanted

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -25,6 +26,8 @@ from axonn_tune.studies.parameters import parameters, with_gpu, with_settings
 from axonn_tune.studies.scaling import efficiencies, scale
 from axonn_tune.studies.training_run import Failures, meet_deadline, training_run
 from axonn_tune.studies.whatif import Influence, influences, what_if
+
+approx = partial(pytest.approx, rel=1e-9)
 
 MODEL = Model("m", 6, 256, 8, 1024, 128)
 JOB = Job(8, 16, 128)
@@ -84,7 +87,7 @@ def test_scaling_compares_with_the_first_count_that_has_a_candidate():
     assert efficiencies(points) == [
         None,
         1.0,
-        pytest.approx(4 * steps[0] / (8 * steps[1])),
+        approx(4 * steps[0] / (8 * steps[1])),
     ]
     with pytest.raises(NoCandidateError, match="fits on no grid"):
         scale(searches[:1])
@@ -101,7 +104,7 @@ def test_scaling_compares_with_the_first_count_that_has_a_candidate():
 def test_an_influence_moves_by_the_larger_of_both_changes(less, more, expected):
     less, more = (None if s is None else SimpleNamespace(step_seconds=s) for s in (less, more))
     influence = Influence(SimpleNamespace(name="p"), less, more)
-    assert influence.moves(SimpleNamespace(step_seconds=3.0)) == pytest.approx(expected)
+    assert influence.moves(SimpleNamespace(step_seconds=3.0)) == approx(expected)
 
 
 def test_influences_are_searches_on_changed_machines_the_strongest_first():
@@ -132,12 +135,12 @@ def test_what_if_keeps_the_former_best_with_its_micro_batch_order_and_stages():
     found = what_if(search, changed)
     kept = found.kept
     assert kept.configuration == found.before.configuration
-    assert kept.memory_bytes == pytest.approx(found.before.memory_bytes)
+    assert kept.memory_bytes == approx(found.before.memory_bytes)
     assert kept.step_seconds >= found.after.step_seconds
     assert kept.step_seconds > found.before.step_seconds
     unchanged = what_if(search, search.scenario.machine)
     steps = [p.step_seconds for p in (unchanged.before, unchanged.after, unchanged.kept)]
-    assert steps == pytest.approx([steps[0]] * 3, rel=1e-12)
+    assert steps == approx([steps[0]] * 3)
 
 
 UNMEASURED = machine_of(slowdown=0.2, jitter=0.02)
@@ -180,13 +183,11 @@ def test_points_of_a_level_scale_with_its_latency_and_bandwidth(level, of_level,
         if i not in of_level:
             expected = (point.seconds, point.seconds)
         got = (quicker.link_points[i].seconds, wider.link_points[i].seconds)
-        assert got == pytest.approx(expected, rel=1e-12)
+        assert got == approx(expected)
     for i, link in enumerate(MEASURED.links):
         scale = factor if i == level else 1.0
-        assert quicker.links[i].latency_seconds.value == pytest.approx(
-            link.latency_seconds.value / scale
-        )
-        assert wider.links[i].bandwidth_bytes_per_s.value == pytest.approx(
+        assert quicker.links[i].latency_seconds.value == approx(link.latency_seconds.value / scale)
+        assert wider.links[i].bandwidth_bytes_per_s.value == approx(
             link.bandwidth_bytes_per_s.value * scale
         )
         assert quicker.links[i].bandwidth_bytes_per_s == link.bandwidth_bytes_per_s
@@ -203,7 +204,7 @@ def test_every_parameter_takes_the_value_that_it_is_given():
             for name, other in again.items():
                 before = next(p for p in parameters(MEASURED, "bf16") if p.name == name)
                 expected = (factor if name == parameter.name else 1.0) * before.value
-                assert other.value == pytest.approx(expected), (parameter.name, name)
+                assert other.value == approx(expected), (parameter.name, name)
 
 
 def test_measured_points_follow_the_rate_that_they_measure():
@@ -227,12 +228,12 @@ def test_measured_points_follow_the_rate_that_they_measure():
             "memory": changed.kernels.memory_points[0].seconds / 2e-5,
         }
         expected = {kind: 0.5 if kind in moved else 1.0 for kind in seconds}
-        assert seconds == pytest.approx(expected), name
+        assert seconds == approx(expected), name
     both = by_name["attention.rate"].changed(2.0 * by_name["attention.rate"].value).kernels
     before = MEASURED.kernels.flash_backward_fraction.value
-    assert both.flash_backward_fraction.value == pytest.approx(2.0 * before)
+    assert both.flash_backward_fraction.value == approx(2.0 * before)
     calm = by_name["interference"].changed(0.1).kernels
-    assert calm.slowdown_fraction.value == pytest.approx(0.1)
+    assert calm.slowdown_fraction.value == approx(0.1)
 
 
 def test_the_launch_can_be_set_where_no_kernel_was_measured():
@@ -249,7 +250,7 @@ def test_factors_and_changes_in_percent(setting, factor):
         before = {p.name: p.value for p in parameters(MEASURED, "bf16")}[name]
         changed = with_settings(MEASURED, [f"{name}={setting}"], "bf16")
         after = {p.name: p.value for p in parameters(changed, "bf16")}[name]
-        assert after == pytest.approx(factor * before)
+        assert after == approx(factor * before)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +261,7 @@ def test_levels_have_names_by_their_place(names, level):
         changed = with_settings(MEASURED, [f"{name}.bandwidth=2x"], "bf16")
         for i, (link, before) in enumerate(zip(changed.links, MEASURED.links, strict=True)):
             ratio = link.bandwidth_bytes_per_s.value / before.bandwidth_bytes_per_s.value
-            assert ratio == pytest.approx(2.0 if i == level else 1.0)
+            assert ratio == approx(2.0 if i == level else 1.0)
     single = machine_of(units=(1,), bandwidths=(1e9,), latencies=(1e-6,), ranks_per_node=1)
     changed = with_settings(single, ["inter_node.bandwidth=2x"], "bf16")
     assert changed.links[0].bandwidth_bytes_per_s.value == 2e9
@@ -298,7 +299,7 @@ def test_checkpoints_that_take_as_long_as_two_failures_lie_apart_are_made_once_i
     delta, mtbf = 19.0, 10.0
     root = math.sqrt(delta / (2 * mtbf))
     expected = math.sqrt(2 * delta * mtbf) * (1 + root / 3 + root**2 / 9) - delta
-    assert Failures(mtbf, delta, 0.0).interval_seconds == pytest.approx(expected)
+    assert Failures(mtbf, delta, 0.0).interval_seconds == approx(expected)
 
 
 def test_work_that_ends_before_the_first_checkpoint_has_one_interval():
@@ -306,7 +307,7 @@ def test_work_that_ends_before_the_first_checkpoint_has_one_interval():
     failures = Failures(1000.0, 10.0, 50.0)
     work = 0.1 * failures.interval_seconds
     expected = 1000.0 * math.exp(50.0 / 1000.0) * math.expm1((work + 10.0) / 1000.0)
-    assert failures.wall_seconds(work) == pytest.approx(expected)
+    assert failures.wall_seconds(work) == approx(expected)
 
 
 @pytest.mark.parametrize("restart", [0.0, 3000.0])
@@ -329,12 +330,12 @@ def test_a_restart_reads_the_checkpoint_that_was_written():
     machine = replace(machine_of(), facility=facility)
     run = training_run(small_search(machine=machine), 1e6)
     written = run.failures.checkpoint_seconds
-    assert written == pytest.approx(14 * MODEL.parameters / 1e6, rel=0.03)
-    assert run.failures.restart_seconds == pytest.approx(300.0 + written)
-    assert run.failures.mtbf_seconds == pytest.approx(8e6 / 8)
+    assert written == approx(14 * MODEL.parameters / 1e6, rel=0.03)
+    assert run.failures.restart_seconds == approx(300.0 + written)
+    assert run.failures.mtbf_seconds == approx(8e6 / 8)
     steps = math.ceil(1e6 / (16 * 128))
     assert run.n_steps == steps and run.work_seconds == steps * run.best.step_seconds
-    assert run.model_flops == pytest.approx(
+    assert run.model_flops == approx(
         run.best.tflops_per_gpu * 1e12 * 8 * run.best.step_seconds / (16 * 128) * 1e6
     )
 
@@ -400,9 +401,9 @@ def test_a_wider_interval_of_the_step_is_a_wider_one_of_the_run():
     run = training_run(small_search(machine=machine_of()), 1e9)
     low, high = run.best.step_seconds_interval
     walls = [run.failures.wall_seconds(run.n_steps * s) for s in (low, high)]
-    assert run.wall_seconds_range == pytest.approx(tuple(walls))
+    assert run.wall_seconds_range == approx(tuple(walls))
     bare = replace(run, best=replace(run.best, spread_fraction=None))
-    assert bare.wall_seconds_range == pytest.approx((run.wall_seconds, run.wall_seconds))
+    assert bare.wall_seconds_range == approx((run.wall_seconds, run.wall_seconds))
     for before, after in pairwise(sorted([*walls, run.wall_seconds])):
         assert before < after
 
