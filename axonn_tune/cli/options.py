@@ -73,13 +73,10 @@ def _click_option(name: str, hint: Any, option: Option, required: bool) -> Calla
         return click.option(flag, multiple=True, metavar=option.metavar or None, **common)
     if "int" in kinds:
         common["type"] = _POSITIVE
+    # Click takes an option whose default is None for one that was given.
+    default = {} if required else {"default": option.default, "show_default": True}
     return click.option(
-        flag,
-        default=option.default,
-        show_default=True,
-        required=required,
-        metavar=option.metavar or None,
-        **common,
+        flag, required=required, metavar=option.metavar or None, **default, **common
     )
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 @click.command("run")
+@click.option("--grid", metavar="GRID", help="G_x x G_y x G_z x G_data: 2x2x1x2.")
+@click.option("--suggest", is_flag=True, help="Take the best grid, order and micro-batch.")
 @run_options
 @click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of weights and text.")

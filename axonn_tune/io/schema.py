@@ -314,9 +314,10 @@ def _plain(value: Any, name: str) -> Any:
         return dict(value.sizes) if value.is_grid else {"sizes": dict(value.sizes)}
     if is_dataclass(value) and not isinstance(value, type):
         result = {}
+        always_written = getattr(value, "ALWAYS_WRITTEN", ())
         for item in fields(value):
             entry = getattr(value, item.name)
-            if _is_default(item, entry):
+            if item.name not in always_written and _is_default(item, entry):
                 continue
             if isinstance(value, Quantity) and item.name == "value":
                 result[item.name] = _with_unit(entry, name)
@@ -346,8 +347,6 @@ def _cell_text(value: Any) -> str:
 
 
 def _is_default(item: Field[Any], value: Any) -> bool:
-    if item.name == "profile_version":  # A file always states its version.
-        return False
     if item.default_factory is not MISSING:
         return bool(value == item.default_factory())
     return item.default is not MISSING and bool(value == item.default)

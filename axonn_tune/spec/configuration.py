@@ -25,6 +25,7 @@ class Configuration:
 
     # Files name the layout of a configuration by its oldest form.
     FILE_KEYS: ClassVar[Mapping[str, str]] = {"layout": "grid"}
+    ALWAYS_WRITTEN: ClassVar[tuple[str, ...]] = ("order", "micro_batch", "recompute")
 
     layout: Layout
     order: str = PAPER_ORDER

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.calibration import Calibration
@@ -293,6 +293,9 @@ class Machine:
     groups of a whole axis, it is what those groups take. calibration: None for a profile
     that was put together from what others published.
     """
+
+    # A file always states its version.
+    ALWAYS_WRITTEN: ClassVar[tuple[str, ...]] = ("profile_version",)
 
     name: str
     gpu: Gpu

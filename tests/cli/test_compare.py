@@ -123,7 +123,7 @@ def test_why_not_knows_layouts_of_other_strategies(capsys):
             "not to be cut into so many virtual stages",
         ),
         (["--fix", "x=0"], "'x=0' is not AXIS=SIZE"),
-        (["--fix", "x=2", "--fix", "x=4"], "an axis has two sizes"),
+        (["--fix", "x=2", "--fix", "x=4"], "give one size"),
         (["--fix", "x=2", "--gx", "4"], "axis x is fixed to 4 and to 2"),
         (
             ["--strategy", "megatron", "--fix", "tp=2", "--fix", "tensor=4"],
