@@ -12,11 +12,27 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Annotated, Any, ParamSpec, TypedDict, TypeVar, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ParamSpec,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    get_type_hints,
+)
 
 from axonn_tune.errors import InputError, choices_hint
 from axonn_tune.spec.layout import PAPER_ORDER
-from axonn_tune.spec.strategy import Strategy
+
+if TYPE_CHECKING:
+    from axonn_tune.spec.strategy import Strategy
+
+    StrategyLike: TypeAlias = str | Strategy
+else:
+    # Help texts are printed without NumPy, which the protocol would import.
+    StrategyLike = str
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -113,7 +129,7 @@ class LayoutOptions(TypedDict, total=False):
     """What the layouts of one strategy are held to."""
 
     strategy: Annotated[
-        str | Strategy,
+        StrategyLike,
         Option(
             "axonn, axonn-pipeline, megatron, zero3, zeropp, zero-topo, or all (as compare).",
             "axonn",
