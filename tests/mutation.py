@@ -291,7 +291,7 @@ class _Planter(ast.NodeVisitor):
         if isinstance(value, bool):
             self.plant(node, str(not value))
         elif isinstance(value, int | float):
-            self.plant(node, repr(value + 1))
+            self.plant(node, repr(value + 1 if abs(value) < 100 else value * 2))
             if isinstance(value, float) and value not in (0.0, 1.0):
                 self.plant(node, repr(value / 2))
         elif isinstance(value, str):

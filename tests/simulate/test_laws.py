@@ -79,3 +79,22 @@ def test_what_was_waited_for_across_lanes_is_charged_for_its_own_part():
     events = played(operations, seconds)
     assert events["c2"].start_seconds == 4.0 and events["after"].start_seconds == 6.0
     assert (events["c1"].exposed_seconds, events["c2"].exposed_seconds) == (0.0, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("alone", "end"),
+    [
+        # Beside the kernel from 2 to 7 s a collective needs half as long again.
+        (1.0, 3.5),
+        (3.0, 6.5),
+        # In 5 s beside the kernel it does 10/3 s of its work, and the rest alone.
+        (4.0, 7.0 + 4.0 - 5.0 / 1.5),
+    ],
+)
+def test_a_collective_does_less_beside_a_kernel_that_starts_late(alone, end):
+    phases = [Phase("p", (kernel("k"), collective("c", "a"), kernel("beside")))]
+    seconds = {"k": 2.0, "c": alone, "beside": 5.0}
+    slower = Interference(0.0, 0.5)
+    events = timeline(phases, lambda op: seconds[op.name], LANES, slower)
+    ends = {event.operation.name: event.end_seconds for event in events}
+    assert ends == pytest.approx({"k": 2.0, "c": end, "beside": 7.0})
