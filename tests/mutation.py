@@ -5,7 +5,7 @@
 A mutant is the package with one small mistake: another operator, a boundary, a negated condition,
 another constant, a dropped term of a sum, min for max, or the name of another axis. Larger modules
 get more of them. Each runs in a copy of the package in a temporary folder, never in the real tree:
-the tests of the named rooms that reach the changed function run, those that are quick and of the
+the tests of all six rooms that reach the changed function run, those that are quick and of the
 same room first, until one fails. Mutants that no test fails on are shown at the end, with the line
 as it was and as it became. The ones that cannot change any result are listed with a reason in
 equivalent_mutants.yaml, and are not counted.
