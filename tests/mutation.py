@@ -5,7 +5,7 @@
 A mutant is the package with one small mistake: another operator, a boundary, a negated condition,
 another constant, a dropped term of a sum, min for max, or the name of another axis. Larger modules
 get more of them. Each runs in a copy of the package in a temporary folder, never in the real tree:
-the tests of the named rooms that reach the changed function run, those that are quick and of the
+the tests of all six rooms that reach the changed function run, those that are quick and of the
 same room first, until one fails. Mutants that no test fails on are shown at the end, with the line
 as it was and as it became. The ones that cannot change any result are listed with a reason in
 equivalent_mutants.yaml, and are not counted.
@@ -291,7 +291,7 @@ class _Planter(ast.NodeVisitor):
         if isinstance(value, bool):
             self.plant(node, str(not value))
         elif isinstance(value, int | float):
-            self.plant(node, repr(value + 1))
+            self.plant(node, repr(value + 1 if abs(value) < 100 else value * 2))
             if isinstance(value, float) and value not in (0.0, 1.0):
                 self.plant(node, repr(value / 2))
         elif isinstance(value, str):

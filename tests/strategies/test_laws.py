@@ -189,6 +189,65 @@ def test_dropout_draws_keeps_and_applies_a_mask_of_bytes(dtype, strategy, sizes,
     assert "forward.attention_dropout" not in kernels
 
 
+@pytest.mark.parametrize("model", [MODEL, LLAMA])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("n_stages", [1, 2])
+def test_the_end_of_a_step_of_the_4d_grid_by_hand(model, dtype, sharded, n_stages):
+    """Gradients in fp32 are summed over data, clipped, and update what the rank owns."""
+    strategy = Axonn4D(pipelined=True, sharded_optimizer=sharded)
+    job = replace(JOB, dtype=dtype, n_gpus=96 * n_stages, global_batch=24)
+    plan = plan_of(strategy, model, job, x=2, y=4, z=4, data=3, pipeline=n_stages)
+    h, n_layers, is_last = 256, 8 // n_stages, n_stages == 1
+    qkv, up = (8 + 2 * model.n_kv_heads) * 32, 1024 * (2 if model.gated_mlp else 1)
+    norm = h * (2 if model.norm == "layer" else 1)
+    n_embeddings = 2 if is_last and not model.tied_embeddings else 1
+    matrices = n_layers * h * (qkv + h + up + 1024) + n_embeddings * 1024 * h
+    stream = n_layers * (2 * norm + (2 * h if model.bias else 0)) + (norm if is_last else 0)
+    stream += 128 * h if model.position == "learned" else 0
+    wide = n_layers * (qkv + up) if model.bias else 0
+    vectors = stream / 2 + wide / 4
+    stored = matrices / (2 * 4 * 4) + vectors
+    owned = stored / (3 if sharded else 1)
+    weight = 4.0 if dtype == "fp32" else 2.0
+    master = dtype != "fp32"
+    updated = 2 * 4.0 + 2 * (12.0 if master else 8.0) + weight * (1 if master else 2)
+    assert bytes_of(operations(plan.step_end)) == approx(
+        {
+            "gradient.norm": 4.0 * owned,
+            "gradient.clip": 2 * 4.0 * owned,
+            "optimizer.step": owned * updated,
+        }
+    )
+    kind = "reduce_scatter" if sharded else "all_reduce"
+    wanted = {
+        "gradient.vectors.all_reduce": ("all_reduce", "z", approx(4.0 * vectors)),
+        f"gradient.{kind}": (kind, "data", approx(4.0 * stored)),
+    }
+    summed = ("x", "y", "z", "pipeline", "data") if sharded else ("x", "y", "z", "pipeline")
+    for axis in summed:
+        wanted[f"gradient.norm.all_reduce_{axis}"] = ("all_reduce", axis, 4.0)
+    if sharded:
+        wanted["weights.all_gather"] = ("all_gather", "data", approx(weight * stored))
+    if model.tied_embeddings and not is_last:
+        shared = ("send_recv", "pipeline", 4.0 * 1024 * h / (2 * 4 * 4))
+        wanted["gradient.embedding.send_recv"] = shared
+    sent = {
+        op.name: (op.kind, op.axis, number(op.nbytes))
+        for op in operations(plan.step_end)
+        if isinstance(op, Collective)
+    }
+    assert sent == wanted
+    # Each micro-step adds its gradients to the sums: read both, write one.
+    phases = plan.microstep if is_last else plan.pipeline.first.backward
+    added = bytes_of(operations(phases))
+    assert added["gradient.accumulate"] == approx(stored * (weight + 2 * 4.0))
+    if is_last and model.tied_embeddings:
+        assert added["gradient.tied"] == approx(3 * weight * 1024 * h / (2 * 4 * 4))
+    else:
+        assert "gradient.tied" not in added
+
+
 def stage_elements(model, tensor, n_layers, first, last):
     """Elements that a rank of Megatron-LM stores: in blocks, and outside of them."""
     h, d = model.hidden_size, model.head_dim
