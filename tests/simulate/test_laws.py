@@ -92,6 +92,7 @@ def test_what_was_waited_for_across_lanes_is_charged_for_its_own_part():
         (3.0, 6.5),
         # In 5 s beside the kernel it does 10/3 s of its work, and the rest alone.
         (4.0, 7.0 + 4.0 - 5.0 / 1.5),
+        (3.4, 7.0 + 3.4 - 5.0 / 1.5),
     ],
 )
 def test_a_collective_does_less_beside_a_kernel_that_starts_late(alone, end):
