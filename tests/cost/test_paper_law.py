@@ -21,6 +21,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import grid_layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, MemoryBound
+from axonn_tune.spec.points import AttentionPoint
 from axonn_tune.strategies.axonn4d import AXONN
 from axonn_tune.strategies.zero import zero3
 
@@ -113,6 +114,24 @@ def test_batched_products_of_attention_have_the_modes_that_they_have(backward, m
     softmax = (3 if backward else 2) * 2.0 * batch * s * s / (0.8 * 1e13)
     expected = (2 if backward else 1) * products + softmax
     assert number(attention_seconds(operation, machine, "bf16")) == approx(expected)
+
+
+def test_measured_attention_depends_on_sequences_times_heads():
+    """Few heads of many sequences are as many rows as many heads of few."""
+    plain, points = machine_of(), []
+    for n, ratio in ((1, 1.0), (64, 3.0)):
+        operation = Attention("a", float(n), 1.0, 256, 64, False, True)
+        seconds = ratio * number(attention_seconds(operation, plain, "bf16"))
+        points.append(AttentionPoint(n, 1, 256, 64, False, True, "bf16", seconds))
+    machine = replace(plain, kernels=replace(plain.kernels, attention_points=tuple(points)))
+    ratios = []
+    for n, heads in ((8.0, 1.0), (2.0, 4.0), (1.0, 8.0)):
+        operation = Attention("a", n, heads, 256, 64, False, True)
+        seconds = (number(attention_seconds(operation, m, "bf16")) for m in (machine, plain))
+        measured, formula = seconds
+        ratios.append(measured / formula)
+    # Eight lie halfway between one and 64 in doublings.
+    assert ratios == approx([3.0**0.5] * 3)
 
 
 def issued(plan):

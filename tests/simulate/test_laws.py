@@ -1,8 +1,11 @@
 """Laws of a timeline: who is charged for a standstill, and links that need longer than lanes."""
 
+import numpy as np
 import pytest
 
 from axonn_tune.simulate.interference import Interference
+from axonn_tune.simulate.player import play
+from axonn_tune.simulate.program import compile_program
 from axonn_tune.simulate.timeline import timeline
 from axonn_tune.spec.plan import Collective, MemoryBound, Phase
 
@@ -89,6 +92,7 @@ def test_what_was_waited_for_across_lanes_is_charged_for_its_own_part():
         (3.0, 6.5),
         # In 5 s beside the kernel it does 10/3 s of its work, and the rest alone.
         (4.0, 7.0 + 4.0 - 5.0 / 1.5),
+        (3.4, 7.0 + 3.4 - 5.0 / 1.5),
     ],
 )
 def test_a_collective_does_less_beside_a_kernel_that_starts_late(alone, end):
@@ -98,3 +102,23 @@ def test_a_collective_does_less_beside_a_kernel_that_starts_late(alone, end):
     events = timeline(phases, lambda op: seconds[op.name], LANES, slower)
     ends = {event.operation.name: event.end_seconds for event in events}
     assert ends == pytest.approx({"k": 2.0, "c": end, "beside": 7.0})
+
+
+@pytest.mark.parametrize("other_lane", [False, True])
+@pytest.mark.parametrize(("alone", "end"), [(3.0, 7.0), (4.0, 7.0 + 4.0 - 5.0 / 1.5)])
+def test_what_is_awaited_ends_as_late_as_it_was_delayed(alone, end, other_lane):
+    """The kernel after it starts when the slowed collective has ended, in both players."""
+    first = (collective("c0", "b"), kernel("wait", "c0")) if other_lane else (kernel("k"),)
+    ops = (*first, collective("c", "a"), kernel("beside"), kernel("after", "c"))
+    seconds = {"c0": 1.5, "wait": 0.5, "k": 2.0, "c": alone, "beside": 5.0, "after": 1.0}
+    phases, slower = [Phase("p", ops)], Interference(0.0, 0.5)
+    events = timeline(phases, lambda op: seconds[op.name], LANES, slower)
+    assert events[-1].start_seconds == pytest.approx(end)
+
+    def seconds_of(indices):
+        return np.array([sum(seconds[ops[op].name] for _, op in indices)])
+
+    program = compile_program(phases, LANES)
+    at_once = play(program, (1,), seconds_of, lambda index: seconds_of([index]), slower)
+    assert at_once.seconds == pytest.approx([end + 1.0])
+    assert at_once.exposed_seconds == pytest.approx([end - 7.0 + (1.5 if other_lane else 0.0)])
