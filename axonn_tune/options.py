@@ -40,51 +40,54 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of an option besides its name and type.
+    """The declaration of an option, which has its name and its type next to it.
 
     help
-        What it does, a sentence.
+        A phrase that says what the option does.
     default
-        Its value where it is not given.
+        Value of the option where the user gives none.
     shown_default
-        What happens where it is not given, if the default is None.
+        What happens without the option, if the default is None.
     metavar
-        What the command line shows for its value, if that is not plain.
+        Word that stands for the value in the help of the command line, if the type does not do.
+    is_flag
+        Whether the command line has no ``--no-`` form of a bool, which is then False by default.
     """
 
     help: str
     default: Any = None
     shown_default: str = ""
     metavar: str = ""
+    is_flag: bool = False
 
 
 class SubjectOptions(TypedDict, total=False):
     """What a search is about."""
 
     gpus: Annotated[int, Option("Number of GPUs (dies on MI250X).")]
-    model: Annotated[str, Option("Preset (80b), YAML file, or Hugging Face config.json.")]
-    machine: Annotated[str, Option("Preset or YAML file.", None, "perlmutter")]
+    model: Annotated[str, Option("Model: a preset (80b), YAML file, or Hugging Face config.json.")]
+    machine: Annotated[str, Option("Machine: a preset or a YAML file.", None, "perlmutter")]
 
 
 class BatchOptions(TypedDict, total=False):
     """How large the batches are, and in which precision a step runs."""
 
-    global_batch: Annotated[int | None, Option("Sequences per step.")]
+    global_batch: Annotated[int | None, Option("Number of sequences per step.")]
     global_batch_tokens: Annotated[
-        int | None, Option("Tokens per step.", None, "16777216, as AxoNN's weak scaling")
+        int | None, Option("Number of tokens per step.", None, "16777216, as AxoNN's weak scaling")
     ]
     micro_batch: Annotated[
-        int | None, Option("Sequences that a rank takes at once.", None, "search")
+        int | None, Option("Number of sequences that a rank takes at once.", None, "search")
     ]
-    dtype: Annotated[str, Option("bf16, fp16 or fp32.", "bf16")]
-    recompute: Annotated[str, Option("none, selective, full or auto.", "auto")]
+    dtype: Annotated[str, Option("Number type: bf16, fp16 or fp32.", "bf16")]
+    recompute: Annotated[str, Option("Recomputation: none, selective, full or auto.", "auto")]
 
 
 class ExecutionOptions(TypedDict, total=False):
     """How a step is executed, predicted or real."""
 
     seq_len: Annotated[int | None, Option("Sequence length.", None, "the model's")]
-    attention: Annotated[str, Option("flash or unfused.", "flash")]
+    attention: Annotated[str, Option("Kind of attention: flash or unfused.", "flash")]
     overlap: Annotated[bool | None, Option("Use all three overlaps.", None, "overlap")]
     oar: Annotated[bool | None, Option("Overlap the backward all-reduce.")]
     ors: Annotated[bool | None, Option("Overlap the reduce-scatter.")]
@@ -100,12 +103,12 @@ class ExecutionOptions(TypedDict, total=False):
 class SwitchOptions(TypedDict, total=False):
     """What a strategy may do; a strategy that does not have a switch ignores it."""
 
-    max_tp: Annotated[int | None, Option("Largest G_x*G_y*G_z, or tensor group.")]
+    max_tp: Annotated[int | None, Option("Largest product G_x*G_y*G_z, or largest tensor group.")]
     sequence_parallel: Annotated[
-        bool, Option("megatron: split the residual stream by tokens.", True)
+        bool, Option("Split the residual stream by tokens (megatron).", True)
     ]
     overlap_grad_reduce: Annotated[
-        bool, Option("megatron: reduce gradients during the last backward pass.", True)
+        bool, Option("Reduce gradients during the last backward pass (megatron).", True)
     ]
     distributed_optimizer: Annotated[
         bool | None,
@@ -113,11 +116,11 @@ class SwitchOptions(TypedDict, total=False):
     ]
     virtual_stages: Annotated[
         int | None,
-        Option("megatron: virtual stages of a rank's pipeline.", None, "try 1, 2, 4"),
+        Option("Number of virtual stages of a rank's pipeline (megatron).", None, "try 1, 2, 4"),
     ]
-    qwz: Annotated[bool, Option("zeropp, zero-topo: gather weights in INT8.", True)]
-    hpz: Annotated[bool, Option("zeropp: keep a second copy of the weights.", True)]
-    qgz: Annotated[bool, Option("zeropp, zero-topo: reduce gradients in INT4.", True)]
+    qwz: Annotated[bool, Option("Gather weights in INT8 (zeropp, zero-topo).", True)]
+    hpz: Annotated[bool, Option("Keep a second copy of the weights (zeropp).", True)]
+    qgz: Annotated[bool, Option("Reduce gradients in INT4 (zeropp, zero-topo).", True)]
     dropout: Annotated[bool, Option("Train with dropout.", False)]
 
 
@@ -131,7 +134,7 @@ class LayoutOptions(TypedDict, total=False):
     strategy: Annotated[
         StrategyLike,
         Option(
-            "axonn, axonn-pipeline, megatron, zero3, zeropp, zero-topo, or all (as compare).",
+            "axonn, axonn-pipeline, megatron, zero3, zeropp or zero-topo; all compares them.",
             "axonn",
         ),
     ]
@@ -153,12 +156,18 @@ class RankingOptions(TypedDict, total=False):
     """What is ranked, and by what."""
 
     cost_model: Annotated[
-        str, Option("'full', or 'paper': order by AxoNN's bandwidth-only equations.", "full")
+        str, Option("Cost model: full, or paper (AxoNN's bandwidth-only equations).", "full")
     ]
-    include_oom: Annotated[bool, Option("Show what does not fit in memory too.", False)]
+    include_oom: Annotated[
+        bool, Option("Show what does not fit in memory, too.", False, is_flag=True)
+    ]
     every_configuration: Annotated[
         bool,
-        Option("Show every micro-batch and recomputation of a layout, not its best only.", False),
+        Option(
+            "Show every micro-batch and recomputation of a layout, not only its best.",
+            False,
+            is_flag=True,
+        ),
     ]
 
 
@@ -168,11 +177,11 @@ class SearchOptions(JobOptions, LayoutOptions, RankingOptions, total=False):
 
 def declared(*groups: type) -> dict[str, tuple[Any, Option]]:
     """Return the type and the declaration of every option of some groups, by name in order."""
-    found = {}
+    declarations = {}
     for group in groups:
         for name, hint in _hints(group):
-            found[name] = (hint.__origin__, hint.__metadata__[0])
-    return found
+            declarations[name] = (hint.__origin__, hint.__metadata__[0])
+    return declarations
 
 
 def _hints(group: type) -> Iterator[tuple[str, Any]]:

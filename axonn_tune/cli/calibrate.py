@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.options import launch_options
+from axonn_tune.cli.options import launch_options, typed_command_line
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.selection import Extent
 
 
 @click.command("calibrate")
+@click.option("--output", required=True, type=click.Path(dir_okay=False), help="Profile to write.")
 @click.option(
-    "--output", required=True, type=click.Path(dir_okay=False), help="The profile to write."
+    "--quick", is_flag=True, help="Take about a minute instead of a thorough calibration."
 )
-@click.option("--quick", is_flag=True, help="About a minute, instead of a thorough calibration.")
 @click.option(
     "--only",
     type=click.Choice(("gemm", "memory", "links")),
     multiple=True,
-    help="Measure this part; may be given several times. The rest is taken from --machine.",
+    help="Measure this part and take the rest from --machine; may be given again.",
 )
 @click.option("--resume", is_flag=True, help="Go on with a calibration that was interrupted.")
-@click.option("--machine", help="A profile that says what is not measured (preset or YAML file).")
+@click.option("--machine", help="Profile (preset or YAML file) that says what is not measured.")
 @click.option(
     "--import",
     "imports",
     multiple=True,
     type=click.Path(dir_okay=False),
-    help="Measure nothing: take logs of nccl-tests, rccl-tests or OSU, or products as CSV.",
+    help="Read logs of nccl-tests, rccl-tests or OSU, or products as CSV, and measure nothing.",
 )
-@click.option("--kind", help="Kind of collective of the logs, where they do not tell.")
-@click.option("--log-ranks", type=click.IntRange(min=2), help="Ranks of an OSU log.")
-@click.option("--log-ranks-per-node", type=click.IntRange(min=1), help="And those of each node.")
-@click.option("--name", help="Name of the machine.  [default: that of the file]")
-@click.option("--model", help="Measure the products and the attention of this model's search, too.")
-@click.option("--gpus", type=click.IntRange(min=1), help="GPUs of that search.")
+@click.option("--kind", help="Kind of collective in the logs, if they do not say it.")
+@click.option("--log-ranks", type=click.IntRange(min=2), help="Number of ranks of an OSU log.")
+@click.option(
+    "--log-ranks-per-node", type=click.IntRange(min=1), help="Ranks per node of an OSU log."
+)
+@click.option("--name", help="Name of the machine.  [default: the file's name]")
+@click.option("--model", help="Measure products and attention for the search of this model, too.")
+@click.option("--gpus", type=click.IntRange(min=1), help="Number of GPUs of that search.")
 @click.option("--micro-batch", type=click.IntRange(min=1), help="Micro-batch of that search.")
-@click.option("--global-batch", type=click.IntRange(min=1), help="Sequences of that search.")
+@click.option("--global-batch", type=click.IntRange(min=1), help="Global batch of that search.")
 @click.option("--seq-len", type=click.IntRange(min=1), help="Sequence length of that search.")
 @click.option(
     "--most-shapes",
     type=click.IntRange(min=1),
-    help="Products of that search to measure, the likeliest grids' first.  [default: 600, or 60]",
+    help="Largest number of products to measure for that search.  [default: 600; --quick 60]",
 )
 @click.option(
     "--dtype",
@@ -52,11 +55,11 @@ if TYPE_CHECKING:
     multiple=True,
     help="bf16, fp16 or fp32; may be given again.  [default: all on a GPU, --quick bf16; CPU fp32]",
 )
-@click.option("--levels", metavar="2,8", help="Ranks of the units of each link level.")
+@click.option("--levels", metavar="2,8", help="Number of ranks in a unit of each link level.")
 @click.option(
     "--ranks",
     type=click.IntRange(min=1),
-    help="Ranks to start here.  [default: the GPUs, else the cores]",
+    help="Number of ranks to start here.  [default: one per GPU, else one per core]",
 )
 @launch_options
 @click.pass_obj
@@ -75,9 +78,9 @@ def command(
 ) -> None:
     """Measure this machine, or the nodes of a job, and write a hardware profile.
 
-    Starts a rank for each GPU of this node, or joins those that torchrun or srun has started:
-    give each of them the same command. What is measured is on disk at once; after an interrupt,
-    --resume goes on.
+    The command starts a rank for each GPU of this node, or joins the ranks that torchrun or srun
+    has started, each of which needs the same command. Every result is on disk at once; after an
+    interrupt, --resume goes on.
 
     \b
     Examples:
@@ -87,10 +90,6 @@ def command(
       axonn-tune calibrate --import all_reduce.log --machine perlmutter --output mycluster.yaml
       axonn-tune suggest --gpus 1024 --model 80b --machine mycluster.yaml
     """
-    import shlex
-    import sys
-    from pathlib import Path
-
     from axonn_tune.io.presets import preset_machines
     from axonn_tune.io.yaml_files import save_yaml
 
@@ -119,7 +118,7 @@ def command(
         measured,
         name,
         preset_machines(),
-        command_line=shlex.join(["axonn-tune", *sys.argv[1:]]),
+        command_line=typed_command_line(),
         drivers=drivers(),
         environment=relevant_variables(),
     )

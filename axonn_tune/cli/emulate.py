@@ -8,17 +8,17 @@ import click
 
 
 @click.command("emulate", context_settings={"ignore_unknown_options": True})
-@click.option("--spec", help="A ready cluster (see --list), or a YAML file.")
+@click.option("--spec", help="Cluster: a ready one (see --list), or a YAML file.")
 @click.option("--list", "list_ready", is_flag=True, help="List the ready clusters.")
-@click.option("--clean", is_flag=True, help="Remove what killed clusters have left behind.")
+@click.option("--clean", is_flag=True, help="Remove what killed clusters have left.")
 @click.argument("arguments", nargs=-1, metavar="-- COMMAND", type=click.UNPROCESSED)
 def command(spec: str | None, list_ready: bool, clean: bool, arguments: tuple[str, ...]) -> None:
     """Run a command on every rank of a cluster that is emulated on this machine.
 
-    A network namespace for each rank, joined by a tree of links that carry what the spec
-    says. The variables of torchrun are set, so that every command that starts ranks joins
-    these. Rank 0's output is shown; the exit code is that of the first rank that fails.
-    Linux; needs root and iproute2.
+    Each rank gets a network namespace; a tree of links joins them at the speeds that the spec
+    gives. The variables of torchrun are set, so that every command that starts ranks joins these.
+    The output of rank 0 is shown, and the exit code is that of the first rank that fails. This
+    runs on Linux and needs root and iproute2.
 
     \b
     Examples:

@@ -21,13 +21,13 @@ from axonn_tune.cli.output import SHOWN_OPERATIONS
     "--grid",
     required=True,
     metavar="GRID",
-    help="8x4x4x8 (G_x, G_y, G_z, G_data), or tensor=8,data=16.",
+    help="Grid: 8x4x4x8 (G_x, G_y, G_z, G_data), or tensor=8,data=16.",
 )
 @click.option(
     "--all",
     "show_all",
     is_flag=True,
-    help=f"Show every operation, not the {SHOWN_OPERATIONS} longest.",
+    help=f"Show every operation, not only the {SHOWN_OPERATIONS} longest.",
 )
 @plot_option
 @format_option("table", "json")
@@ -42,7 +42,7 @@ def command(
 ) -> None:
     """Show where the time and the memory of one grid go.
 
-    Without --micro-batch and --recompute, the best that fit the grid.
+    Without --micro-batch and --recompute, the command takes the best ones for the grid.
 
     \b
     Examples:

@@ -17,7 +17,7 @@ def import_logs(
     n_ranks: int | None,
     ranks_per_node: int | None,
 ) -> None:
-    """Put the points of the logs into the base profile, fit it anew, and write it.
+    """Put the points of the logs into the base profile, fit it again, and write it.
 
     Parameters
     ----------
@@ -25,15 +25,17 @@ def import_logs(
         The logs.
     base_name : str or None
         Preset or file of the base profile.
+    output : str
+        The profile to write.
     name : str
         Name of the new profile.
     kind, n_ranks, ranks_per_node : optional
-        Kind of collective, ranks and ranks per node, where the logs do not state them.
+        Kind of collective, ranks and ranks per node, for logs that do not state them.
 
     Raises
     ------
     AxonnTuneError
-        There is no base, or a log cannot be read.
+        There is no base profile, or a log cannot be read.
     """
     from axonn_tune.calibration.expected import expected, groups_of
     from axonn_tune.calibration.fit.assemble import with_gemm_points, with_link_points

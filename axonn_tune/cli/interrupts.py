@@ -1,4 +1,4 @@
-"""Tell who interrupts a long measurement, or sees it fail, how to go on."""
+"""Say how to go on after a long measurement was interrupted or has failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def resumable(journal: Journal) -> Iterator[None]:
-    """Within it, a failure or an interrupt ends with a word on what the journal keeps."""
+    """Say what the journal keeps if a failure or an interrupt ends this context."""
     from axonn_tune.errors import AxonnTuneError
     from axonn_tune.runtime.ranks.launch import is_speaker
 
@@ -28,7 +28,7 @@ def resumable(journal: Journal) -> Iterator[None]:
         raise
 
 
-def _what_is_kept(journal: Journal, said: str = "") -> str:
-    if "--resume" in said or not journal.exists():
+def _what_is_kept(journal: Journal, message: str = "") -> str:
+    if "--resume" in message or not journal.exists():
         return ""
     return f"; what was measured is kept in {journal.path}: go on with --resume"

@@ -11,16 +11,25 @@ from axonn_tune.cli.options import search_options
 
 @click.command("launch")
 @search_options
-@click.option("--grid", metavar="LAYOUT", help="8x4x4x8, or tensor=8,data=16.  [default: the best]")
-@click.option("--framework", help="axonn, megatron, fsdp2 or deepspeed.  [default: the strategy's]")
+@click.option(
+    "--grid", metavar="LAYOUT", help="Grid: 8x4x4x8, or tensor=8,data=16.  [default: the best]"
+)
+@click.option(
+    "--framework", help="Framework: axonn, megatron, fsdp2 or deepspeed.  [default: the strategy's]"
+)
 @click.option("--train", metavar="SCRIPT", help="Training script.  [default: train.py]")
-@click.option("--sbatch", multiple=True, metavar="OPTION", help="Option of sbatch: --account=abc.")
+@click.option(
+    "--sbatch",
+    multiple=True,
+    metavar="OPTION",
+    help="Option of sbatch, such as --account=abc; may be given again.",
+)
 @click.option(
     "--output",
     type=click.Path(file_okay=False),
     default="launch",
     show_default=True,
-    help="Directory for the files.",
+    help="Directory to write the files to.",
 )
 def command(
     grid: str | None,

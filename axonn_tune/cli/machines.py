@@ -65,9 +65,9 @@ def show_command(name: str, plot: str | None) -> None:
     type=NumberRange(0, 1),
     default=0.03,
     show_default=True,
-    help="Least change to report, as a fraction.",
+    help="Smallest change to report, as a fraction.",
 )
-@click.option("--all", "show_all", is_flag=True, help="Show what did not change, too.")
+@click.option("--all", "show_all", is_flag=True, help="Show the numbers that did not change, too.")
 @click.option("--fail", is_flag=True, help="Exit 1 if anything got significantly worse, for CI.")
 @format_option("table", "json")
 @output_option
@@ -82,8 +82,8 @@ def diff_command(
 ) -> None:
     """Show what changed between two profiles: a slow node, a new driver.
 
-    A change counts if it is larger than the spreads of both explain, with one false alarm in a
-    hundred comparisons of unchanged machines.
+    A change counts if it is larger than the spreads of both profiles explain. That gives one
+    false alarm in a hundred comparisons of unchanged machines.
 
     \b
     Examples:
@@ -110,8 +110,14 @@ def diff_command(
 @command.command("expect")
 @click.argument("name")
 @click.option("--kind", default="all_reduce", show_default=True, help="Kind of collective.")
-@click.option("--nodes", type=click.IntRange(min=1), default=2, show_default=True)
-@click.option("--ranks-per-node", type=click.IntRange(min=1), help="[default: all of a node]")
+@click.option(
+    "--nodes", type=click.IntRange(min=1), default=2, show_default=True, help="Number of nodes."
+)
+@click.option(
+    "--ranks-per-node",
+    type=click.IntRange(min=1),
+    help="Number of ranks per node.  [default: all of a node]",
+)
 @click.option("--least", default="1 KiB", show_default=True, help="Smallest buffer.")
 @click.option("--most", default="1 GiB", show_default=True, help="Largest buffer.")
 @format_option("table", "json")
@@ -128,8 +134,8 @@ def expect_command(
 ) -> None:
     """Show what nccl-tests should find: time, algbw and busbw over message size.
 
-    One group of all ranks, or, with fewer ranks per node, as many groups at once as fill the
-    nodes. Where the profile holds a measurement, it stands beside.
+    The collective runs in one group of all ranks, or, with fewer ranks per node, in as many
+    groups at once as fill the nodes. A measurement that the profile holds is shown, too.
 
     \b
     Examples:

@@ -24,7 +24,7 @@ COMMANDS = {
     "launch": "Write a job script and the flags or files of the framework.",
     "run": "Train on a grid for some steps; compare predicted and measured time.",
     "validate": "Run many grids; compare predicted and measured time, for people and CI.",
-    "calibrate": "Measure this machine or a job's nodes, write a hardware profile.",
+    "calibrate": "Measure this machine or a job's nodes and write a hardware profile.",
     "emulate": "Run a command on an emulated cluster with link levels (Linux, root).",
     "models": "List and show model presets.",
     "machines": "List, show and compare hardware profiles.",
@@ -36,11 +36,11 @@ class LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names, in the order in which a user meets them."""
+        """Return the names in the order in which a user meets the commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Import one command."""
+        """Import and return one command."""
         if name not in COMMANDS:
             return None
         module = importlib.import_module(f"axonn_tune.cli.{name}")
@@ -48,7 +48,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The command list, without importing the commands."""
+        """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -56,7 +56,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="axonn-tune")
 def cli() -> None:
-    """Which parallel layout trains your model fastest, how fast, and why.
+    """Say which parallel layout trains your model fastest, how fast, and why.
 
     \b
     Examples:
@@ -67,7 +67,7 @@ def cli() -> None:
 
 
 def main(args: list[str] | None = None) -> Any:
-    """Run the command line; bad input is one line on stderr and exit code 2."""
+    """Run the command line; report bad input in one line on stderr and exit with 2."""
     try:
         return cli.main(args=args, prog_name="axonn-tune", standalone_mode=False)
     except AxonnTuneError as error:
@@ -84,7 +84,7 @@ def main(args: list[str] | None = None) -> Any:
     except click.Abort:
         sys.exit(130)
     except BrokenPipeError:
-        # The reader has gone (`| head`); Python must not complain when it flushes.
+        # The reader has left (`| head`), and Python must not complain when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 

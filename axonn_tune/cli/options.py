@@ -1,18 +1,22 @@
-"""Options that several commands share, made from their declarations in `options`."""
+"""Options that several commands share, made from their declarations in `axonn_tune.options`."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import click
 
+from axonn_tune.cli.progress import quiet_option
 from axonn_tune.options import (
     BatchOptions,
     ExecutionOptions,
     JobOptions,
     LayoutOptions,
     Option,
+    RankingOptions,
     SubjectOptions,
     SwitchOptions,
     declared,
@@ -22,7 +26,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class NumberRange(click.FloatRange):
-    """A range of numbers; NaN, which click lets pass, lies in none."""
+    """A range of numbers that refuses NaN, which click lets pass."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Convert a text to a number, as `click.FloatRange` does, and refuse NaN."""
@@ -41,13 +45,18 @@ def options_of(
     changed: Mapping[str, Option] | None = None,
     without: Collection[str] = (),
 ) -> Callable[[Command], Command]:
-    """Give a command the options of some groups.
+    """Return a decorator that gives a command the options of some groups.
 
     Parameters
     ----------
-    required : names of options that must be given
-    changed : declarations that replace those of the groups for this command
-    without : names of options that the command does not have
+    groups : TypedDicts of `axonn_tune.options`
+        The groups in the order in which the help text lists them.
+    required : collection of str
+        Names of the options that must be given.
+    changed : mapping of str to Option
+        Declarations that replace those of the groups for this command.
+    without : collection of str
+        Names of the options that the command does not have.
     """
     known = {name: entry for name, entry in declared(*groups).items() if name not in without}
     for name, option in (changed or {}).items():
@@ -66,6 +75,8 @@ def _click_option(name: str, hint: Any, option: Option, required: bool) -> Calla
     shown = f"  [default: {option.shown_default}]" if option.shown_default else ""
     common: dict[str, Any] = {"help": option.help + shown}
     kinds = {kind.strip() for kind in str(getattr(hint, "__name__", hint)).split("|")}
+    if option.is_flag:
+        return click.option(flag, is_flag=True, **common)
     if "bool" in kinds:
         flag = f"{flag}/--no-{flag.removeprefix('--')}"
         return click.option(flag, default=option.default, show_default=True, **common)
@@ -82,15 +93,18 @@ def _click_option(name: str, hint: Any, option: Option, required: bool) -> Calla
 
 _SUBJECT = ("gpus", "model")
 search_options = options_of(SubjectOptions, JobOptions, LayoutOptions, required=_SUBJECT)
+ranking_options = options_of(RankingOptions)
 job_options = options_of(SubjectOptions, JobOptions, required=_SUBJECT)
-# The counts of GPUs, and perhaps the models, are the command's own.
+# `scale` declares its counts of GPUs, and perhaps its models, itself.
 scale_options = options_of(SubjectOptions, JobOptions, LayoutOptions, without=_SUBJECT)
 plan_options = options_of(
     SubjectOptions, JobOptions, LayoutOptions, required=("model",), without=("gpus",)
 )
 
 _AT_HAND = "the ranks or GPUs at hand"
-_DTYPE = Option("bf16 or fp32.", None, "bf16 on a GPU, fp32 on a CPU")
+_DTYPE = Option("Number type: bf16 or fp32.", None, "bf16 on a GPU, fp32 on a CPU")
+_MICRO_BATCH = "Number of sequences that a rank takes at once."
+_GLOBAL_BATCH = "Number of sequences per step."
 _NOT_SEARCHED = ("global_batch_tokens", "gx", "gy", "gz", "gdata", "fix")
 run_options = options_of(
     SubjectOptions,
@@ -99,17 +113,17 @@ run_options = options_of(
     LayoutOptions,
     required=("model",),
     changed={
-        "gpus": Option("Ranks of --suggest.", None, _AT_HAND),
+        "gpus": Option("Number of ranks that --suggest plans for.", None, _AT_HAND),
         "machine": Option("Profile of this machine, for predictions and --suggest."),
-        "global_batch": Option(
-            "Sequences per step.", None, "one micro-batch per rank of Z and data"
-        ),
-        "micro_batch": Option("Sequences that a rank takes at once.", None, "1"),
+        "global_batch": Option(_GLOBAL_BATCH, None, "one micro-batch per rank of Z and data"),
+        "micro_batch": Option(_MICRO_BATCH, None, "1"),
         "dtype": _DTYPE,
         "recompute": Option(
-            "none, selective, full, or auto: the fastest that fits --machine.", None, "none"
+            "Recomputation: none, selective, full, or auto, the fastest that fits --machine.",
+            None,
+            "none",
         ),
-        "order": Option("Rank order, fastest first.", "xyzd"),
+        "order": Option("Rank order, fastest varying axis first.", "xyzd"),
     },
     without=(*_NOT_SEARCHED, "strategy"),
 )
@@ -120,14 +134,15 @@ validate_options = options_of(
     SwitchOptions,
     LayoutOptions,
     changed={
-        "gpus": Option("Ranks.", None, _AT_HAND),
+        "gpus": Option("Number of ranks.", None, _AT_HAND),
         "machine": Option("The calibrated profile of this machine."),
-        "global_batch": Option("Sequences per step.", None, "one per rank"),
-        "micro_batch": Option("Sequences that a rank takes at once.", None, "the best"),
+        "global_batch": Option(_GLOBAL_BATCH, None, "one per rank"),
+        "micro_batch": Option(_MICRO_BATCH, None, "the best"),
         "dtype": _DTYPE,
-        "order": Option("Rank order, fastest first, or all.", "xyzd"),
+        "order": Option("Rank order, fastest varying axis first; 'all' tries all.", "xyzd"),
         "strategy": Option(
-            "axonn; through torch zero3 (FSDP2), hsdp (with replicas) or megatron-tp.", "axonn"
+            "Strategy: axonn, or through torch zero3 (FSDP2), hsdp (with replicas) or megatron-tp.",
+            "axonn",
         ),
     },
     without=(*_NOT_SEARCHED, *(name for name in declared(SwitchOptions) if name != "max_tp")),
@@ -135,7 +150,10 @@ validate_options = options_of(
 
 _DEVICE_OPTIONS = (
     click.option(
-        "--device", default="auto", show_default=True, help="auto, cpu or cuda (AMD too)."
+        "--device",
+        default="auto",
+        show_default=True,
+        help="Device: auto, cpu or cuda (which AMD GPUs are, too).",
     ),
     click.option(
         "--timeout",
@@ -144,18 +162,18 @@ _DEVICE_OPTIONS = (
         show_default=True,
         help="Seconds after which a collective counts as hung.",
     ),
-    click.option("--quiet", is_flag=True, help="Show no progress."),
+    quiet_option,
 )
 
 
 def launch_options(command: Command) -> Command:
-    """Give a command the options of commands that start ranks."""
+    """Give a command the options that every command that starts ranks has."""
     for option in reversed(_DEVICE_OPTIONS):
         command = option(command)
     return command
 
 
-def given_options(options: dict[str, Any]) -> dict[str, Any]:
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that the user typed, not those left at their default."""
     context = click.get_current_context()
     typed = click.core.ParameterSource.COMMANDLINE
@@ -166,7 +184,7 @@ def given_options(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def words_of(options: dict[str, Any]) -> list[str]:
+def words_of(options: Mapping[str, Any]) -> list[str]:
     """Return options as the words of a command line."""
     words: list[str] = []
     for name, value in options.items():
@@ -174,9 +192,14 @@ def words_of(options: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            each = value if isinstance(value, tuple) else (value,)
-            words += (word for one in each for word in (f"--{flag}", str(one)))
+            for item in value if isinstance(value, tuple) else (value,):
+                words += (f"--{flag}", str(item))
     return words
+
+
+def typed_command_line() -> str:
+    """Return the command that the user typed, as records of measurements keep it."""
+    return shlex.join(["axonn-tune", *sys.argv[1:]])
 
 
 def format_option(*formats: str) -> Callable[[Command], Command]:
@@ -192,7 +215,9 @@ def format_option(*formats: str) -> Callable[[Command], Command]:
 
 
 plot_option = click.option(
-    "--plot", type=click.Path(dir_okay=False), help="Draw the result, too: .png, .svg or .pdf."
+    "--plot",
+    type=click.Path(dir_okay=False),
+    help="Draw the result, too, into a file .png, .svg or .pdf.",
 )
 
 output_option = click.option(

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-# Styles of what stands out on a terminal: a table's head, which is the line above its dashes; what
-# does not fit; what is not sure.
+# Styles of a table's head (the line above its dashes), of what does not fit in memory, and of the
+# remark that nothing wins clearly.
 _STYLES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
     (re.compile(r"^.+(?=\n-+(?:  -+)+$)", re.MULTILINE), {"bold": True}),
     (re.compile(r"\bOOM\b|\bout of memory\b|\bnothing fits\b"), {"fg": "red"}),
@@ -26,7 +26,7 @@ def _styled(text: str) -> str:
     return text
 
 
-# What the line of assumptions says behind the machine's name where the user did not choose one.
+# Text behind the machine's name in the line of assumptions, if the user did not choose a machine.
 _DEFAULT_REMARK = " (the default; choose with --machine)"
 # Number of operations that a table shows without --all.
 SHOWN_OPERATIONS = 25
@@ -52,7 +52,7 @@ def emit_as(
     csv: Callable[[], list[dict[str, Any]]] | None = None,
     markdown: Callable[[], str] | None = None,
 ) -> None:
-    """Emit a result in one format, and compute it in no other.
+    """Emit a result in one format; only the callable of that format is called.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def with_machine_remark(text: str, machine: str | None) -> str:
 
 
 def check_plot(path: str | None) -> None:
-    """Fail before the work where the figure that is asked for cannot be drawn after it."""
+    """Fail before the work if the figure that is asked for cannot be drawn after it."""
     if path is not None:
         from axonn_tune.report import figure
 

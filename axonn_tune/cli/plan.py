@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,25 +19,28 @@ from axonn_tune.cli.progress import Progress, quiet_option
 if TYPE_CHECKING:
     from axonn_tune.search.search import Search
 
-MOST_TOKENS = 1e18  # far beyond any text that there is
+MOST_TOKENS = 1e18  # far more text than exists
 
 
 @click.command("plan")
 @click.option(
-    "--gpus", type=click.IntRange(min=1), help="Number of GPUs to plan on.  [or give --deadline]"
+    "--gpus", type=click.IntRange(min=1), help="Number of GPUs to plan for.  [or give --deadline]"
 )
 @plan_options
 @click.option(
-    "--tokens", help="Of the whole run: 2T, 300B.  [default: 20 for each parameter, Chinchilla]"
+    "--tokens",
+    help="Number of tokens of the whole run: 2T, 300B.  [default: 20 per parameter, Chinchilla]",
 )
-@click.option("--deadline", metavar="TIME", help="30d, 12h: find the GPUs that meet it.")
-@click.option("--gpu-mtbf", metavar="TIME", help="Mean time between interruptions of one GPU: 6y.")
-@click.option("--restart", metavar="TIME", help="From an interruption to the next step: 10min.")
-@click.option("--storage", metavar="RATE", help="At which a checkpoint is written: 1TB/s.")
-@click.option("--node-power", metavar="POWER", help="Of a node at work: 2.5kW.")
 @click.option(
-    "--node-hour-price", metavar="PRICE", help="Of a node for an hour, with its currency: 20USD."
+    "--deadline", metavar="TIME", help="Find the GPUs that finish in this time: 30d, 12h."
 )
+@click.option("--gpu-mtbf", metavar="TIME", help="Mean time between interruptions of one GPU: 6y.")
+@click.option(
+    "--restart", metavar="TIME", help="Time from an interruption to the next step: 10min."
+)
+@click.option("--storage", metavar="RATE", help="Rate at which a checkpoint is written: 1TB/s.")
+@click.option("--node-power", metavar="POWER", help="Power of a node at work: 2.5kW.")
+@click.option("--node-hour-price", metavar="PRICE", help="Price of a node for an hour: 20USD.")
 @quiet_option
 @format_option("table", "json", "csv")
 @output_option
@@ -44,6 +48,11 @@ def command(
     gpus: int | None,
     tokens: str | None,
     deadline: str | None,
+    gpu_mtbf: str | None,
+    restart: str | None,
+    storage: str | None,
+    node_power: str | None,
+    node_hour_price: str | None,
     quiet: bool,
     output_format: str,
     output: str | None,
@@ -51,8 +60,9 @@ def command(
 ) -> None:
     """Plan a whole training run: GPUs, days, node-hours, energy, money.
 
-    The best layout's step, times the steps, with failures at random and checkpoints as often
-    as is best. What the machine's profile does not say of its site can be given here.
+    The plan takes the best layout's step as often as the tokens need it, adds failures at random,
+    and writes checkpoints as often as is best. Options name facts of the site that the machine's
+    profile does not state.
 
     \b
     Examples:
@@ -73,8 +83,14 @@ def command(
 
     if (gpus is None) == (deadline is None):
         raise InputError("give either --gpus, or --deadline, such as 30d")
-    of_site = {name: options.pop(name) for name in _OF_SITE}
-    search = _at_site(build_search(**{**options, "gpus": gpus or 1}), of_site)
+    search = _at_site(
+        build_search(gpus=gpus or 1, **options),
+        gpu_mtbf=gpu_mtbf,
+        restart=restart,
+        storage=storage,
+        node_power=node_power,
+        node_hour_price=node_hour_price,
+    )
     n_tokens = CHINCHILLA_TOKENS_PER_PARAMETER * search.scenario.model.parameters
     if tokens is not None:
         n_tokens = parse_count(tokens, "--tokens")
@@ -99,26 +115,31 @@ def command(
     )
 
 
-_OF_SITE = ("gpu_mtbf", "restart", "storage", "node_power", "node_hour_price")
-
-
-def _at_site(search: Search, given: dict[str, str | None]) -> Search:
-    """The search with what was given of the site in its machine's profile."""
+def _at_site(
+    search: Search,
+    *,
+    gpu_mtbf: str | None,
+    restart: str | None,
+    storage: str | None,
+    node_power: str | None,
+    node_hour_price: str | None,
+) -> Search:
+    """Return the search with the given facts of the site in its machine's profile."""
     from axonn_tune.spec.machine import Quantity
 
-    fields = {
-        "gpu_mtbf": "gpu_mtbf_seconds",
-        "restart": "restart_seconds",
-        "storage": "checkpoint_bytes_per_s",
-        "node_power": "node_power_watts",
+    given = (
+        ("--gpu-mtbf", "gpu_mtbf_seconds", gpu_mtbf),
+        ("--restart", "restart_seconds", restart),
+        ("--storage", "checkpoint_bytes_per_s", storage),
+        ("--node-power", "node_power_watts", node_power),
+    )
+    changes: dict[str, Any] = {
+        field: Quantity(_amount(text, field, flag), "assumed", f"given with {flag}")
+        for flag, field, text in given
+        if text is not None
     }
-    changes: dict[str, Any] = {}
-    for name, field in fields.items():
-        text, flag = given[name], f"--{name.replace('_', '-')}"
-        if text is not None:
-            changes[field] = Quantity(_amount(text, field, flag), "assumed", f"given with {flag}")
-    if given["node_hour_price"] is not None:
-        price, currency = _price(given["node_hour_price"])
+    if node_hour_price is not None:
+        price, currency = _price(node_hour_price)
         changes["node_hour_price"] = Quantity(price, "assumed", "given with --node-hour-price")
         changes["currency"] = currency
     machine = search.scenario.machine
@@ -126,7 +147,7 @@ def _at_site(search: Search, given: dict[str, str | None]) -> Search:
 
 
 def _amount(text: str, field: str, flag: str) -> float:
-    """A quantity above zero, in the unit that the field's name ends in."""
+    """Return a quantity above zero, in the unit that the field's name ends in."""
     from axonn_tune.errors import InputError
     from axonn_tune.units import parse_quantity
 
@@ -140,8 +161,7 @@ def _amount(text: str, field: str, flag: str) -> float:
 
 
 def _price(text: str) -> tuple[float, str]:
-    import re
-
+    """Return a price and its currency."""
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([^\s\d]+)\s*", text)
     if match is None:
         raise click.BadParameter(

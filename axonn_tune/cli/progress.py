@@ -1,4 +1,4 @@
-"""A progress bar on stderr for what takes more than two seconds."""
+"""A progress bar on stderr for work that takes more than two seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 T = TypeVar("T")
 
-# Nobody needs a bar before that.
+# The time before which nobody needs a bar.
 PATIENCE_SECONDS = 2.0
 
 
@@ -21,15 +21,16 @@ PATIENCE_SECONDS = 2.0
 class Progress:
     """Wraps a sequence: ``for item in progress(items)`` shows how far it is.
 
-    Only on a terminal, and not if it is to be quiet.
+    The bar is shown only on a terminal, and not if `quiet` is set.
     """
 
     label: str
     quiet: bool = False
 
     def __call__(self, items: Sequence[T]) -> Iterator[T]:
-        """The items one after another."""
-        start, shows = time.monotonic(), not self.quiet and sys.stderr.isatty()
+        """Yield the items one after another."""
+        start = time.monotonic()
+        shows = not self.quiet and sys.stderr.isatty()
         with ExitStack() as stack:
             bar: Any = None
             for done, item in enumerate(items):
@@ -43,4 +44,4 @@ class Progress:
                     bar.update(1)
 
 
-quiet_option = click.option("--quiet", is_flag=True, help="No progress.")
+quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")

@@ -12,7 +12,7 @@ WIDTH = 90
 
 
 def reference_markdown() -> str:
-    """Every command with its help text."""
+    """Return every command with its help text."""
     parts = ["# Command reference", "", "Written by `python -m axonn_tune.cli.reference`."]
     root = click.Context(cli, info_name="axonn-tune", **cli.context_settings)
     for context in _contexts(root):
@@ -23,7 +23,7 @@ def reference_markdown() -> str:
 
 
 def _contexts(context: click.Context) -> Iterator[click.Context]:
-    """The context of a command and of all commands below it."""
+    """Yield the context of a command and of all commands below it."""
     yield context
     if isinstance(context.command, click.Group):
         for name in context.command.list_commands(context):

@@ -3,58 +3,66 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from axonn_tune.cli.options import (
     given_options,
+    options_of,
     search_options,
     words_of,
 )
 from axonn_tune.cli.progress import Progress, quiet_option
+from axonn_tune.options import LayoutOptions, RankingOptions, declared
 
 if TYPE_CHECKING:
     from axonn_tune.search.search import Search
 
-# Number of rows of a page, and of those that can be opened.
+# How many rows a page has by default, and how many of them can be opened.
 N_CANDIDATES = 5000
 N_DETAILS = 200
-# What a page says of a candidate itself, and what does not describe a search.
-_OF_CANDIDATES = (
-    *("strategy", "order", "gx", "gy", "gz", "gdata", "fix", "micro_batch", "recompute"),
-    *("virtual_stages", "max_tp", "cost_model", "include_oom", "every_configuration"),
-)
+# Options that differ between the candidates of a page, or that only say what to list.
+_NOT_COMMON = {
+    *declared(LayoutOptions, RankingOptions),
+    "micro_batch",
+    "recompute",
+    "virtual_stages",
+    "max_tp",
+}
 
 
 @click.command("report")
 @search_options
-@click.option(
-    "--every-configuration",
-    is_flag=True,
-    help="Every micro-batch and recomputation of a grid, not its best only.",
-)
+@options_of(RankingOptions, without=("cost_model", "include_oom"))
 @click.option(
     "--validation",
     type=click.Path(dir_okay=False),
-    help="What `validate --output` wrote: measured beside predicted steps.",
+    help="A report of `validate`; show its measured steps next to predicted ones.",
 )
 @click.option(
     "--candidates",
     type=click.IntRange(min=1),
     default=N_CANDIDATES,
     show_default=True,
-    help="Rows at most, the fastest.",
+    help="Largest number of rows; the page keeps the fastest.",
 )
 @click.option(
     "--details",
     type=click.IntRange(min=1),
     default=N_DETAILS,
     show_default=True,
-    help="Candidates that can be opened; those of the Pareto front besides.",
+    help="Number of rows that can be opened, besides those of the Pareto front.",
 )
 @quiet_option
-@click.option("--output", type=click.Path(dir_okay=False), default="report.html", show_default=True)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False),
+    default="report.html",
+    show_default=True,
+    help="The page to write.",
+)
 def command(
     validation: str | None,
     candidates: int,
@@ -65,8 +73,9 @@ def command(
 ) -> None:
     """Write an interactive page of all candidates, to look at and to show.
 
-    One file that needs no network: a table to sort and filter, time against memory, what each
-    step is made of, and for each candidate its timeline, memory, operations and commands.
+    The page is one file that needs no network. It holds a table to sort and filter, time against
+    memory, the parts of each step, and for each candidate its timeline, memory, operations and
+    commands.
 
     \b
     Examples:
@@ -75,18 +84,48 @@ def command(
       axonn-tune report --gpus 4 --model tiny --machine mycluster.yaml --global-batch 4 \\
         --dtype fp32 --validation validation.json
     """
-    write_report(options, output, candidates, details, validation, quiet)
+    words = common_words(given_options(options))
+    write_report(page_searches(**options), words, output, quiet, candidates, details, validation)
+
+
+def page_searches(strategy: str, **options: Any) -> list[Search]:
+    """Return the search of a strategy, or of each strategy for the name ``all``."""
+    from axonn_tune.api import build_search
+    from axonn_tune.strategies.named import STRATEGIES
+
+    names = list(STRATEGIES) if strategy == "all" else [strategy]
+    return [build_search(**{**options, "strategy": name, "include_oom": True}) for name in names]
+
+
+def common_words(given: Mapping[str, Any]) -> str:
+    """Return the options that every command on the page repeats, among those that were given."""
+    return shlex.join(words_of({n: v for n, v in given.items() if n not in _NOT_COMMON}))
 
 
 def write_report(
-    options: dict[str, Any],
+    searches: Sequence[Search],
+    common_options: str,
     output: str,
+    quiet: bool,
     n_candidates: int = N_CANDIDATES,
     n_details: int = N_DETAILS,
     validation: str | None = None,
-    quiet: bool = False,
 ) -> None:
-    """Search with options of `search_options` and write the page."""
+    """Rank the candidates of the searches and write the page.
+
+    Parameters
+    ----------
+    common_options : str
+        Options that every command on the page repeats.
+    output : str
+        The file to write.
+    n_candidates : int
+        Largest number of rows.
+    n_details : int
+        Number of rows that can be opened, besides those of the Pareto front.
+    validation : str or None
+        A report of `validate`, whose measured steps the page shows next to predicted ones.
+    """
     from datetime import datetime
 
     from axonn_tune import __version__
@@ -100,8 +139,8 @@ def write_report(
 
     measured = None if validation is None else load_json(validation, Validation)
     document = page_document(
-        rankings(_searches(options), Progress("Searching", quiet)),
-        _common_options(options),
+        rankings(searches, Progress("Searching", quiet)),
+        common_options,
         [name for name, frameworks in FRAMEWORKS.items() if frameworks],
         f"Written by axonn-tune {__version__} on {datetime.now():%Y-%m-%d}.",
         n_candidates,
@@ -110,21 +149,5 @@ def write_report(
         Progress("Playing candidates", quiet),
     )
     emit(page_html(document, page_parts()), output)
-    n_rows, n_all = len(document["rows"]["layout"]), document["n_candidates"]
-    click.echo(f"{output}: {n_rows} of {n_all} candidates", err=True)
-
-
-def _searches(options: dict[str, Any]) -> list[Search]:
-    """Of the strategy, or of every one."""
-    from axonn_tune.api import build_search
-    from axonn_tune.strategies.named import STRATEGIES
-
-    arguments = {**options, "include_oom": True}
-    names = list(STRATEGIES) if options["strategy"] == "all" else [options["strategy"]]
-    return [build_search(**{**arguments, "strategy": name}) for name in names]
-
-
-def _common_options(options: dict[str, Any]) -> str:
-    """What the user typed of the job, as the page's commands repeat it."""
-    given = given_options(options)
-    return shlex.join(words_of({n: v for n, v in given.items() if n not in _OF_CANDIDATES}))
+    n_rows = len(document["rows"]["layout"])
+    click.echo(f"{output}: {n_rows} of {document['n_candidates']} candidates", err=True)

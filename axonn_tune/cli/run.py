@@ -15,24 +15,29 @@ from axonn_tune.cli.options import (
 from axonn_tune.cli.output import SHOWN_OPERATIONS
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from axonn_tune.options import SearchOptions
     from axonn_tune.search.search import Search
     from axonn_tune.step.prediction import Prediction
 
 
 @click.command("run")
-@click.option("--grid", metavar="GRID", help="G_x x G_y x G_z x G_data: 2x2x1x2.")
+@click.option("--grid", metavar="GRID", help="Grid G_x x G_y x G_z x G_data: 2x2x1x2.")
 @click.option("--suggest", is_flag=True, help="Take the best grid, order and micro-batch.")
 @run_options
-@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and text.")
-@click.option("--goldfish", type=int, metavar="K", help="Drop 1 in K tokens from the loss.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Number of steps."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and text.")
+@click.option("--goldfish", type=int, metavar="K", help="Leave one in K tokens out of the loss.")
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write the last step for Perfetto.")
 @click.option("--record", type=click.Path(dir_okay=False), help="Write all that was measured.")
 @click.option(
     "--all",
     "show_all",
     is_flag=True,
-    help=f"Show every operation, not the {SHOWN_OPERATIONS} longest.",
+    help=f"Show every operation, not only the {SHOWN_OPERATIONS} longest.",
 )
 @launch_options
 @format_option("table", "json")
@@ -41,6 +46,7 @@ def command(
     grid: str | None,
     suggest: bool,
     gpus: int | None,
+    machine: str | None,
     steps: int,
     device: str,
     seed: int,
@@ -56,8 +62,9 @@ def command(
 ) -> None:
     """Train a model on a grid for some steps; compare predicted and measured time.
 
-    Starts the ranks on this machine, or joins those that torchrun or srun has started: give
-    each of them the same command. The text is made up; the first two steps are not timed.
+    The command starts the ranks on this machine, or joins those that torchrun or srun has
+    started, each of which needs the same command. The text is made up, and the first two steps
+    are not timed.
 
     \b
     Examples:
@@ -75,7 +82,7 @@ def command(
     from axonn_tune.validation.measured import operation_times
 
     with only_rank_0_speaks():
-        search, chosen = _choose(grid, suggest, gpus, device, options)
+        search, chosen = _choose(grid, suggest, gpus, device, machine, **options)
         request = RunRequest(
             model=search.scenario.model,
             job=search.scenario.job,
@@ -102,7 +109,7 @@ def command(
         waits_for = step_timeline(chosen, 1, 1).waits_for
         document = trace_document({title: measurement.last_step}, waits_for)
         emit(as_json(document, compact=True), trace)
-    is_predicted = options["machine"] is not None
+    is_predicted = machine is not None
     explanation = explain(chosen) if is_predicted else None
     operations = operation_times(measurement, explanation)
     prediction = chosen if is_predicted else None
@@ -116,9 +123,16 @@ def command(
 
 
 def _choose(
-    grid: str | None, suggest: bool, gpus: int | None, device: str, options: dict[str, Any]
+    grid: str | None,
+    suggest: bool,
+    gpus: int | None,
+    device: str,
+    machine: str | None,
+    *,
+    model: str,
+    **options: Unpack[SearchOptions],
 ) -> tuple[Search, Prediction]:
-    """The grid that was asked for, or the best one, with how to train on it."""
+    """Return the search and the grid that was asked for or is the best, with how to train on it."""
     from axonn_tune.api import build_search
     from axonn_tune.errors import InputError
     from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
@@ -128,24 +142,24 @@ def _choose(
 
     if (grid is not None) == suggest:
         raise InputError("give either --grid, such as 2x2x1x2, or --suggest")
-    if suggest and options["machine"] is None:
+    if suggest and machine is None:
         raise InputError("--suggest needs the profile of this machine: give --machine")
-    if options["recompute"] == "auto" and options["machine"] is None:
+    if options["recompute"] == "auto" and machine is None:
         raise InputError("--recompute auto needs the profile of this machine: give --machine")
     if grid is not None and gpus is not None:
         raise InputError("--gpus goes with --suggest; --grid says how many ranks there are")
-    arguments = dict(options)
-    arguments["dtype"] = arguments["dtype"] or default_dtype(device)
-    if suggest:
+    options["dtype"] = options["dtype"] or default_dtype(device)
+    if grid is None:
         n_ranks = gpus or ranks_at_hand(device)
-        arguments["recompute"] = arguments["recompute"] or "auto"
-        arguments["global_batch"] = arguments["global_batch"] or n_ranks
-        search = build_search(gpus=n_ranks, **arguments)
+        options["recompute"] = options["recompute"] or "auto"
+        options["global_batch"] = options["global_batch"] or n_ranks
+        search = build_search(model, n_ranks, machine, **options)
         return search, rank_candidates(search).prediction(0)
-    wanted = parse_layout(grid or "", AXONN_AXES)
-    micro_batch = arguments["micro_batch"] = arguments["micro_batch"] or 1
-    arguments["recompute"] = arguments["recompute"] or "none"
-    one_each = wanted.size("z") * wanted.size("data") * micro_batch
-    arguments["global_batch"] = arguments["global_batch"] or one_each
-    search = build_search(gpus=wanted.n_ranks, **arguments)
+    wanted = parse_layout(grid, AXONN_AXES)
+    micro_batch = options["micro_batch"] or 1
+    options["micro_batch"] = micro_batch
+    options["recompute"] = options["recompute"] or "none"
+    one_micro_batch_each = wanted.size("z") * wanted.size("data") * micro_batch
+    options["global_batch"] = options["global_batch"] or one_micro_batch_each
+    search = build_search(model, wanted.n_ranks, machine, **options)
     return search, best_of_layout(search, wanted)

@@ -17,17 +17,20 @@ from axonn_tune.cli.progress import Progress, quiet_option
 
 @click.command("scale")
 @click.option(
-    "--gpus", required=True, metavar="COUNTS", help="128..16384 (doublings), or 96,384,1536."
+    "--gpus",
+    required=True,
+    metavar="COUNTS",
+    help="GPU counts: 128..16384 (doublings), or 96,384,1536.",
 )
-@click.option("--model", help="Model of every count: preset, YAML file, config.json.")
+@click.option("--model", help="Model of every count: a preset, YAML file, or config.json.")
 @scale_options
 @click.option(
-    "--weak", metavar="MODELS", help="Weak scaling: one model for each count, 5b,10b,20b,40b."
+    "--weak", metavar="MODELS", help="Scale weakly, with one model for each count: 5b,10b,20b,40b."
 )
 @click.option(
     "--batch-per-gpu",
     type=click.IntRange(min=1),
-    help="Weak scaling: the global batch grows, so many sequences for each GPU.",
+    help="Scale weakly, with this number of sequences per GPU in the global batch.",
 )
 @plot_option
 @quiet_option
@@ -46,8 +49,8 @@ def command(
 ) -> None:
     """Show the best layout at each GPU count, and how efficient each is against the first.
 
-    Strong scaling, with one model and one global batch, unless --weak or --batch-per-gpu is
-    given.
+    The scaling is strong, with one model and one global batch, unless --weak or --batch-per-gpu
+    is given.
 
     \b
     Examples:

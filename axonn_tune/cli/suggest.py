@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -12,31 +13,31 @@ from axonn_tune.cli.options import (
     given_options,
     output_option,
     plot_option,
+    ranking_options,
     search_options,
     words_of,
 )
 from axonn_tune.cli.progress import quiet_option
+from axonn_tune.options import RankingOptions, declared
+
+# Options that `explain` does not have, or that its layout answers.
+_LEFT_OUT = {*declared(RankingOptions), "gx", "gy", "gz", "gdata", "fix", "max_tp"}
 
 
 @click.command("suggest")
 @search_options
-@click.option(
-    "--cost-model",
-    default="full",
-    show_default=True,
-    help="'full', or 'paper': order by AxoNN's bandwidth-only equations.",
-)
-@click.option("--include-oom", is_flag=True, help="Show what does not fit in memory too.")
-@click.option(
-    "--every-configuration",
-    is_flag=True,
-    help="Show every micro-batch and recomputation of a grid, not its best only.",
-)
+@ranking_options
 @click.option(
     "--why-not", metavar="GRID", help="Say why 8x4x4x8, or tensor=8,data=16, is not suggested."
 )
-@click.option("--top-n", type=click.IntRange(min=1), default=10, show_default=True, help="Rows.")
-@click.option("--verbose", is_flag=True, help="Say how many grids were rejected for what.")
+@click.option(
+    "--top-n",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Number of rows to show.",
+)
+@click.option("--verbose", is_flag=True, help="Say how many grids were rejected, and why.")
 @plot_option
 @click.option("--html", type=click.Path(dir_okay=False), help="Write the page of `report`, too.")
 @quiet_option
@@ -69,24 +70,25 @@ def command(
     from axonn_tune.errors import InputError
     from axonn_tune.report import suggest as report
     from axonn_tune.report.records import flat_record
+    from axonn_tune.search.one_layout import why_not as reason_of
     from axonn_tune.search.rank import rank_candidates
 
     check_plot(plot)
     if plot is not None and options["strategy"] == "all":
         raise InputError("--plot draws one strategy; --html shows all")
     if html is not None and why_not is None:
-        from axonn_tune.cli.report import write_report
+        from axonn_tune.cli.report import common_words, page_searches, write_report
 
-        write_report(options, html, quiet=quiet)
+        write_report(page_searches(**options), common_words(given_options(options)), html, quiet)
     if options["strategy"] == "all" and why_not is None:
         from axonn_tune.cli.compare import emit_comparison
+        from axonn_tune.strategies.named import STRATEGIES
 
-        emit_comparison(options, output_format, output, quiet=quiet)
+        searches = [build_search(**{**options, "strategy": name}) for name in STRATEGIES]
+        emit_comparison(searches, options["machine"], output_format, output, quiet)
         return
     search = build_search(**options)
     if why_not is not None:
-        from axonn_tune.search.one_layout import why_not as reason_of
-
         emit(reason_of(search, why_not), output)
         return
     ranking = rank_candidates(search)
@@ -110,13 +112,9 @@ def command(
     )
 
 
-def _next_command(given: dict[str, Any], grid: str, order: str) -> str:
-    """`explain` for the best grid, with the options that the user typed."""
-    left_out = (
-        *("gx", "gy", "gz", "gdata", "max_tp", "fix"),
-        *("include_oom", "every_configuration", "cost_model"),
-    )
-    kept = {name: value for name, value in given.items() if name not in left_out}
+def _next_command(given: Mapping[str, Any], grid: str, order: str) -> str:
+    """Return the command that explains the best grid, with the options that the user typed."""
+    kept = {name: value for name, value in given.items() if name not in _LEFT_OUT}
     if "order" in kept:
         kept["order"] = order
     return shlex.join(["axonn-tune", "explain", *words_of(kept), "--grid", grid])

@@ -8,30 +8,32 @@ import click
 
 from axonn_tune.cli.options import search_options
 
-# Of a trace that does not say how many micro-steps it wants; Perfetto opens far more.
+# Size of a trace for which nobody chose the micro-steps; Perfetto opens far larger ones.
 MOST_OPERATIONS = 100_000
 
 
 @click.command("trace")
 @search_options
-@click.option("--grid", metavar="GRID", help="8x4x4x8, or tensor=8,data=16.  [default: the best]")
+@click.option(
+    "--grid", metavar="GRID", help="Grid: 8x4x4x8, or tensor=8,data=16.  [default: the best]"
+)
 @click.option(
     "--measured",
     type=click.Path(dir_okay=False),
-    help="What `run --record` wrote of this grid: both steps in one trace.",
+    help="A record of `run` on this grid; show its step next to the predicted one.",
 )
 @click.option(
     "--microsteps",
     type=click.IntRange(min=1),
-    help="Draw so many only.  [default: all, or those with 100,000 operations]",
+    help="Number of micro-steps to draw.  [default: all, or as many as have 100,000 operations]",
 )
 @click.option(
     "--layers",
     type=click.IntRange(min=1),
-    help="Draw so many equal layers in a row only.  [default: all]",
+    help="Largest number of equal layers in a row to draw.  [default: all]",
 )
 @click.option(
-    "--output", type=click.Path(dir_okay=False), required=True, help="The trace, as JSON."
+    "--output", type=click.Path(dir_okay=False), required=True, help="The trace to write, as JSON."
 )
 def command(
     grid: str | None,
@@ -43,8 +45,9 @@ def command(
 ) -> None:
     """Write a step as a Chrome trace, which ui.perfetto.dev opens.
 
-    One row for computation and one for each axis over which collectives run, with an arrow
-    from each to what waited for it; of a pipeline, a row for the passes of every stage.
+    The trace has one row for computation and one for each axis over which collectives run, with
+    an arrow from each operation to those that waited for it. A pipeline has a row for the passes
+    of every stage.
 
     \b
     Examples:

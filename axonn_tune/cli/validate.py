@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-import tempfile
-from collections.abc import Mapping
-from contextlib import nullcontext
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,35 +13,44 @@ from axonn_tune.cli.options import (
     NumberRange,
     launch_options,
     plot_option,
+    typed_command_line,
     validate_options,
 )
 
 if TYPE_CHECKING:
+    from axonn_tune.io.journal import MeasurementJournal
     from axonn_tune.runtime.run import TrainerFactory
     from axonn_tune.spec.validation import Validation
+    from axonn_tune.validation.campaign import ValidationCampaign
 
 
 @click.command("validate")
 @click.option(
-    "--output", type=click.Path(dir_okay=False), help="The report, as JSON; with it, --resume."
+    "--output", type=click.Path(dir_okay=False), help="Write the report as JSON; --resume needs it."
 )
 @click.option("--resume", is_flag=True, help="Go on with a validation that was interrupted.")
 @click.option(
     "--grids",
     default="all",
     show_default=True,
-    help="Which to run: all, top:N, or spread:N, evenly over the ranking.",
+    help="Grids to run: all, top:N, or spread:N, which is evenly over the ranking.",
 )
-@click.option("--grid", "explicit", multiple=True, metavar="GRID", help="Run this one; repeatable.")
 @click.option(
-    "--steps", type=click.IntRange(min=3), default=10, show_default=True, help="Steps of each."
+    "--grid", "explicit", multiple=True, metavar="GRID", help="Run this grid; may be given again."
+)
+@click.option(
+    "--steps", type=click.IntRange(min=3), default=10, show_default=True, help="Steps of each run."
 )
 @validate_options
 @click.option(
-    "--from", "source", type=click.Path(dir_okay=False), help="Run nothing: read this report."
+    "--from", "source", type=click.Path(dir_okay=False), help="Read this report and run nothing."
 )
-@click.option("--max-error", type=NumberRange(min=0), help="Exit 1 if the MAPE is above, 0.2.")
-@click.option("--max-regret", type=NumberRange(min=0), help="Exit 1 if regret is above, 0.1.")
+@click.option(
+    "--max-error", type=NumberRange(min=0), help="Exit 1 if the MAPE is above this, such as 0.2."
+)
+@click.option(
+    "--max-regret", type=NumberRange(min=0), help="Exit 1 if the regret is above this, such as 0.1."
+)
 @click.option(
     "--baseline",
     type=click.Path(dir_okay=False),
@@ -55,20 +61,45 @@ if TYPE_CHECKING:
     type=NumberRange(min=0),
     default=0.05,
     show_default=True,
-    help="Smaller changes against the baseline are none.",
+    help="Smallest change against the baseline that counts.",
 )
 @click.option("--csv", type=click.Path(dir_okay=False), help="Write a line per configuration.")
 @click.option("--junit", type=click.Path(dir_okay=False), help="Write JUnit XML for CI.")
 @plot_option
-@click.option("--trace", type=click.Path(dir_okay=False), help="Write both steps for Perfetto.")
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False),
+    help="Write predicted and measured steps for Perfetto.",
+)
 @launch_options
 @click.pass_obj
-def command(factory: TrainerFactory | None, /, **options: Any) -> None:
+def command(
+    factory: TrainerFactory | None,  # None, unless a test gives one
+    /,
+    output: str | None,
+    resume: bool,
+    grids: str,
+    explicit: tuple[str, ...],
+    steps: int,
+    source: str | None,
+    max_error: float | None,
+    max_regret: float | None,
+    baseline: str | None,
+    least_change: float,
+    csv: str | None,
+    junit: str | None,
+    plot: str | None,
+    trace: str | None,
+    device: str,
+    timeout: float,
+    quiet: bool,
+    **options: Any,
+) -> None:
     """Run many grids of a model; compare each predicted with its measured step.
 
-    Starts the ranks on this machine, or joins those that torchrun, srun or emulate has
-    started. Reports the error of each grid with its cause, MAPE, rank correlation, and regret:
-    how much slower the suggested grid is than the best one measured.
+    The command starts the ranks on this machine, or joins those that torchrun, srun or emulate
+    has started. It reports the error of each grid with its cause, the MAPE, the rank correlation,
+    and the regret: how much slower the suggested grid is than the best one measured.
 
     \b
     Examples:
@@ -77,125 +108,104 @@ def command(factory: TrainerFactory | None, /, **options: Any) -> None:
       axonn-tune validate --model tiny --machine m.yaml --max-error 0.2 --baseline last.json
       axonn-tune validate --from report.json --plot report.png
     """
-    from axonn_tune.io.json_files import load_json
-    from axonn_tune.spec.validation import Validation
-
-    if options["source"] is not None:
-        baseline = _checked(options)
-        _conclude(load_json(options["source"], Validation), baseline, options)
-        return
-
-    from axonn_tune.runtime.ranks.launch import only_rank_0_speaks
-
-    with only_rank_0_speaks():
-        baseline = _checked(options)
-        validation = _run(options, factory)
-    if validation is not None:
-        _conclude(validation, baseline, options)
-
-
-def _checked(options: Mapping[str, Any]) -> Validation | None:
-    """Return the baseline; whatever would fail after a long run fails now."""
-    from axonn_tune.cli.output import check_plot
+    from axonn_tune.cli.output import as_csv, check_plot, emit, save_plot
     from axonn_tune.errors import InputError
     from axonn_tune.io.json_files import load_json
-    from axonn_tune.spec.validation import Validation
-
-    check_plot(options["plot"])
-    if options["source"] is not None and options["trace"] is not None:
-        raise InputError("--trace needs a run: a report does not hold every operation")
-    for name in ("model", "machine"):
-        if options["source"] is None and options[name] is None:
-            raise InputError(f"give --{name}, or --from with a report")
-    return None if options["baseline"] is None else load_json(options["baseline"], Validation)
-
-
-def _run(options: Mapping[str, Any], factory: TrainerFactory | None) -> Validation | None:
-    """Run what was chosen; return None on a rank that does not speak."""
-    from axonn_tune.cli.interrupts import resumable
-    from axonn_tune.io.journal import Journal, MeasurementJournal
-    from axonn_tune.measuring import run_validation, validation_campaign
-
-    searched = {name: options[name] for name in _SEARCHED}
-    campaign = validation_campaign(
-        choice=options["grids"],
-        grids=options["explicit"],
-        steps=options["steps"],
-        device=options["device"],
-        **searched,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        path = options["output"] or str(Path(folder) / "report.json")
-        keeper = MeasurementJournal(Journal(path + ".partial", "validation"))
-        with resumable(keeper.journal) if options["output"] else nullcontext():
-            validation = run_validation(
-                campaign,
-                keeper,
-                resume=options["resume"],
-                device=options["device"],
-                timeout=options["timeout"],
-                quiet=options["quiet"],
-                command_line=shlex.join(["axonn-tune", *sys.argv[1:]]),
-                factory=factory,
-            )
-        if validation is None:
-            return None
-        if options["output"] is not None:
-            from axonn_tune.io.json_files import save_json
-
-            save_json(options["output"], validation)
-        if options["trace"] is not None:
-            from axonn_tune.cli.output import as_json, emit
-            from axonn_tune.report.trace import trace_document
-
-            document = trace_document(*campaign.steps(keeper.ended()))
-            emit(as_json(document, compact=True), options["trace"])
-        keeper.journal.remove()
-        return validation
-
-
-# Options that describe the search.
-_SEARCHED = (
-    "model",
-    "gpus",
-    "machine",
-    "global_batch",
-    "micro_batch",
-    "dtype",
-    "recompute",
-    "seq_len",
-    "attention",
-    "overlap",
-    "oar",
-    "ors",
-    "oag",
-    "kernel_tuning",
-    "keep_gathered_weights",
-    "order",
-    "max_tp",
-    "strategy",
-)
-
-
-def _conclude(
-    validation: Validation, baseline: Validation | None, options: Mapping[str, Any]
-) -> None:
-    """Report, and exit 1 if a limit is broken."""
-    from axonn_tune.cli.output import as_csv, emit, save_plot
     from axonn_tune.report import validate as report
+    from axonn_tune.spec.validation import Validation
     from axonn_tune.validation.agreement import agreement
     from axonn_tune.validation.limits import check_limits
     from axonn_tune.validation.regression import check_regressions
 
+    def load_baseline() -> Validation | None:
+        return None if baseline is None else load_json(baseline, Validation)
+
+    validation: Validation | None
+    if source is not None:
+        check_plot(plot)
+        if trace is not None:
+            raise InputError("--trace needs a run: a report does not hold every operation")
+        earlier = load_baseline()
+        validation = load_json(source, Validation)
+    else:
+        from axonn_tune.measuring import validation_campaign
+        from axonn_tune.runtime.ranks.launch import only_rank_0_speaks
+
+        with only_rank_0_speaks():
+            # What would fail after a long run fails before it.
+            check_plot(plot)
+            for name in ("model", "machine"):
+                if options[name] is None:
+                    raise InputError(f"give --{name}, or --from with a report")
+            earlier = load_baseline()
+            campaign = validation_campaign(
+                choice=grids, grids=explicit, steps=steps, device=device, **options
+            )
+            validation = _run(campaign, factory, output, resume, trace, device, timeout, quiet)
+    if validation is None:
+        return
+
     errors = agreement(validation)
-    checks = check_limits(errors, options["max_error"], options["max_regret"])
-    if baseline is not None:
-        checks += check_regressions(baseline, validation, options["least_change"])
-    save_plot(options["plot"], lambda: report.validation_figure(validation))
-    if options["csv"] is not None:
-        emit(as_csv(report.outcome_records(validation)), options["csv"])
-    if options["junit"] is not None:
-        emit(report.junit_text(validation, checks), options["junit"])
+    checks = check_limits(errors, max_error, max_regret)
+    if earlier is not None:
+        checks += check_regressions(earlier, validation, least_change)
+    save_plot(plot, lambda: report.validation_figure(validation))
+    if csv is not None:
+        emit(as_csv(report.outcome_records(validation)), csv)
+    if junit is not None:
+        emit(report.junit_text(validation, checks), junit)
     click.echo(report.agreement_text(validation, errors, checks))
     if errors is None or not all(check.holds for check in checks):
         sys.exit(1)
+
+
+def _run(
+    campaign: ValidationCampaign,
+    factory: TrainerFactory | None,
+    output: str | None,
+    resume: bool,
+    trace: str | None,
+    device: str,
+    timeout: float,
+    quiet: bool,
+) -> Validation | None:
+    """Run the campaign and write its report and its trace; return None on ranks other than 0."""
+    from axonn_tune.cli.interrupts import resumable
+    from axonn_tune.cli.output import as_json, emit
+    from axonn_tune.io.json_files import save_json
+    from axonn_tune.measuring import run_validation
+    from axonn_tune.report.trace import trace_document
+
+    with _journal_next_to(output) as keeper:
+        with resumable(keeper.journal) if output else nullcontext():
+            validation = run_validation(
+                campaign,
+                keeper,
+                resume=resume,
+                device=device,
+                timeout=timeout,
+                quiet=quiet,
+                command_line=typed_command_line(),
+                factory=factory,
+            )
+        if validation is None:
+            return None
+        if output is not None:
+            save_json(output, validation)
+        if trace is not None:
+            document = trace_document(*campaign.steps(keeper.ended()))
+            emit(as_json(document, compact=True), trace)
+        keeper.journal.remove()
+    return validation
+
+
+@contextmanager
+def _journal_next_to(output: str | None) -> Iterator[MeasurementJournal]:
+    """Keep the journal of a run next to its report, or in a temporary folder if it has none."""
+    import tempfile
+
+    from axonn_tune.io.journal import Journal, MeasurementJournal
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = output or f"{folder}/report.json"
+        yield MeasurementJournal(Journal(f"{path}.partial", "validation"))

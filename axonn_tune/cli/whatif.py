@@ -22,19 +22,19 @@ from axonn_tune.cli.progress import Progress, quiet_option
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="inter_node.bandwidth=2x, gpu.memory=80GiB, jitter=-50%, gpu=h200; repeatable.",
+    help="Change the machine: inter_node.bandwidth=2x, jitter=-50%, gpu=h200; may be given again.",
 )
 @click.option(
     "--by",
     type=NumberRange(min=1.0, max=100.0, min_open=True),
     default=1.1,
     show_default=True,
-    help="Factor of the table of sensitivities.",
+    help="Factor by which the table of sensitivities changes each number.",
 )
 @click.option(
     "--sensitivities/--no-sensitivities",
     default=None,
-    help="The table of sensitivities.  [default: without --set]",
+    help="Show the table of sensitivities.  [default: only without --set]",
 )
 @quiet_option
 @format_option("table", "json", "csv")
@@ -50,9 +50,9 @@ def command(
 ) -> None:
     """Show how the best layout and its time change on another machine.
 
-    A setting is a number with its unit, a factor, or a change in percent, of one of the names
-    that the table of sensitivities lists; intra_node and inter_node name the links on both
-    sides of the node's boundary. Measured points follow. gpu=NAME takes the GPU of a profile.
+    A setting gives one of the names in the table of sensitivities a number with its unit, a
+    factor, or a change in percent; intra_node and inter_node name the links on both sides of the
+    node's boundary. Measured points change alike. gpu=NAME takes the GPU of a profile.
     CSV holds the machines with --set, and the table of sensitivities without.
 
     \b
