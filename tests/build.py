@@ -162,3 +162,10 @@ def every_configuration_of(search):
 def play_at_once(monkeypatch, n_candidates):
     """Let no more candidates than these be played at once."""
     monkeypatch.setattr("axonn_tune.step.evaluate.CHUNK_ROWS", n_candidates)
+
+
+def times_on(search, table, machine):
+    """As `times_of` on another machine, from what was prepared on the search's own."""
+    evaluator = Evaluator.of(search.scenario, table.executed("none", 1))
+    times = evaluator.on(machine).evaluate()
+    return np.stack([times.step_seconds, times.exposed_communication_seconds, times.bubble_seconds])

@@ -15,6 +15,7 @@ from axonn_tune.cost import paper
 from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.cost.prices import CollectivePrices, host_seconds
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.job import Job
@@ -132,6 +133,11 @@ def test_measured_attention_depends_on_sequences_times_heads():
         ratios.append(measured / formula)
     # Eight lie halfway between one and 64 in doublings.
     assert ratios == approx([3.0**0.5] * 3)
+
+
+@pytest.mark.parametrize("nbytes", [1e-3, 1.0, 2.0])
+def test_the_smallest_kernel_is_launched(nbytes):
+    assert number(memory_bound_seconds(nbytes, machine_of(), "copy", "bf16")) >= 5e-6
 
 
 def issued(plan):

@@ -23,6 +23,7 @@ from build import (
     search_of,
     timeline_of,
     times_of,
+    times_on,
 )
 from worlds import machine_of, quantity
 
@@ -361,3 +362,24 @@ def test_a_pass_needs_the_one_before_it_of_its_micro_batch(n_stages, n_virtual):
         assert passes[0] not in waits
         for before, after in pairwise(passes):
             assert waits[after] == (before,)
+
+
+def test_what_is_prepared_on_one_machine_holds_on_another():
+    """Machines with one thing more, and one of which every number is another."""
+    machine = machine_of(slowdown=0.2, jitter=0.02)
+    search = search_of(MODEL, JOB, machine, AXONN)
+    (table,) = every_table(search)
+    other = machine_of(
+        bandwidths=(100e9, 9e9),
+        latencies=(5e-6, 5e-5),
+        rings=((1, 2, 77e9),),
+        slowdown=0.5,
+        jitter=0.1,
+        peak=100e12,
+        memory_bandwidth=5e11,
+        modes=(1.0, 0.5, 0.7),
+    )
+    other = replace(other, link_points=(LinkPoint("all_gather", 1, 4, 1, True, 2**20, 1e-3),))
+    for changed in (other, *(resource.improved(0.5) for resource in resources(machine))):
+        expected = times_of(on_machine(search, changed), table)
+        assert times_on(search, table, changed) == pytest.approx(expected, rel=1e-12)

@@ -126,7 +126,7 @@ def test_never_faster_than_a_boundary_that_both_lanes_share(grid):
     machine = machine_of(units=(1, 4), bandwidths=(1e9, 4e9), latencies=(0.0, 0.0))
     model = Model("toy", 8, 256, 4, 1024, 256)
     job = Job(grid.n_ranks, 4 * grid.size("z"), 256)
-    world = (model, job, machine, "none", CandidateTable.single(Configuration(Configuration(grid))))
+    world = (model, job, machine, "none", CandidateTable.single(Configuration(grid)))
     assert (step_seconds(world) * SLACK >= boundary_seconds(world)).all()
 
 
@@ -250,7 +250,7 @@ def test_each_overlap_alone_is_never_slower(switch, world):
 def test_one_rank_does_not_communicate(world):
     model, job, machine, recompute, _ = world
     alone = replace(job, n_gpus=1)
-    table = CandidateTable.single(Configuration(Configuration(grid_layout(1, 1, 1, 1))))
+    table = CandidateTable.single(Configuration(grid_layout(1, 1, 1, 1)))
     times = Evaluator.of(
         Scenario(model, alone, machine, AXONN), table.executed(recompute, 1)
     ).evaluate()
