@@ -65,7 +65,8 @@ def build_search(
     require_count("job", "seq_len", seq_len)
     require_choice("job", "recompute", given["recompute"], ("auto", *RECOMPUTES))
     require_choice("search", "cost_model", given["cost_model"], COST_MODELS)
-    strategy, order = given["strategy"], given["order"]
+    strategy = given["strategy"]
+    order = given["order"]
     if isinstance(strategy, str):
         switches = Switches(**{field.name: given[field.name] for field in fields(Switches)})
         strategy = strategy_named(strategy, switches)

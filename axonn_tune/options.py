@@ -135,7 +135,7 @@ class LayoutOptions(TypedDict, total=False):
 
 
 class RankingOptions(TypedDict, total=False):
-    """The options of what is ranked, and in which order."""
+    """The options of a ranking: its rows and their order."""
 
     cost_model: Annotated[
         str, Option("'full', or 'paper': order by AxoNN's bandwidth-only equations.", "full")

@@ -15,7 +15,7 @@ from axonn_tune.spec.plan import Array, Attention
 from axonn_tune.spec.points import AttentionPoint
 
 # Passes of the softmax over the scores: forward reads and writes them; backward reads them and
-# their gradient and writes one. What the products read and write is in their own time.
+# their gradient and writes one. The time of a product includes its own reads and writes.
 UNFUSED_FORWARD_PASSES = 2.0
 UNFUSED_BACKWARD_PASSES = 3.0
 

@@ -1,7 +1,7 @@
 """The cost of the operations of a step plan on a machine.
 
 Everything that plays a plan takes its prices from here: kernels, collectives, the host's share,
-and the least time in which links can carry what is sent.
+and the least time in which links can carry all messages.
 """
 
 from __future__ import annotations

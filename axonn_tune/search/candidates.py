@@ -110,8 +110,8 @@ def with_micro_batches(
 def executions(search: Search, table: CandidateTable) -> Iterator[CandidateTable]:
     """Yield the table with every recomputation and number of virtual stages that is tried.
 
-    Each table that is yielded holds candidates that are alike; those that cannot be cut into
-    the virtual stages are left out.
+    Each of these tables holds candidates that are alike. Candidates that cannot be cut into the
+    virtual stages are left out.
     """
     scenario = search.scenario
     for recompute in search.recomputes:
@@ -138,7 +138,7 @@ def no_grid_error(search: Search, rejected: Mapping[str, int]) -> NoCandidateErr
 
 
 def nearest_counts(n_gpus: int, admits: Callable[[int], bool]) -> Sequence[int]:
-    """Return the nearest smaller and larger number of GPUs for which `admits` is true.
+    """Return the nearest smaller and the nearest larger number of GPUs that `admits` accepts.
 
     No number farther than `NEAREST_TRIED` is tried.
     """

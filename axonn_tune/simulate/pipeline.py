@@ -81,7 +81,7 @@ class PlayedPass:
     rank
         Rank of the pipeline.
     stage
-        Number of the virtual stage among those of all ranks.
+        Number of the virtual stage, counted through all ranks.
     direction
         `FORWARD` or `BACKWARD`.
     micro_batch
@@ -190,7 +190,7 @@ def kind_of(direction: int, place: int) -> int:
 def _schedule(n_stages: int, n_virtual: int, n_micro: int) -> _Schedule:
     """Return the schedule of a pipeline; passes are numbered rank by rank in their order."""
     orders = [rank_order(rank, n_stages, n_virtual, n_micro) for rank in range(n_stages)]
-    index: dict[Pass, int] = {}  # here a pass names its stage among those of all ranks
+    index: dict[Pass, int] = {}  # its keys count virtual stages through all ranks
     last_of_rank = []
     for rank, order in enumerate(orders):
         for direction, chunk, micro in order:
@@ -247,7 +247,7 @@ def _levels(
 def source_of(direction: int, stage: int, micro: int, last: int) -> Pass | None:
     """Return the pass whose result a pass needs, or None for the first forward pass.
 
-    Stages are numbered through those of all ranks; `last` is the number of the last one.
+    Virtual stages are counted through all ranks; `last` is the number of the last one.
     """
     if direction == FORWARD:
         return (FORWARD, stage - 1, micro) if stage else None

@@ -173,7 +173,8 @@ class _Playable:
                 start = _latest([lane[instruction.lane], compute, *ends])
                 end = start + seconds
                 lane[instruction.lane] = ended[instruction.name] = end
-        state.compute, state.idle = compute, idle
+        state.compute = compute
+        state.idle = idle
 
     def _delay(self, kernels: Kernels, start: Array, seconds: Array, state: _State) -> None:
         """Delay the ends of the collectives that run while the kernels do."""

@@ -109,7 +109,8 @@ def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes) -> Program:
         at_start = _latest_at_start(phase, lane_of, latest)
         compiler = _PhaseCompiler(index, lane_of, at_start, _histories(index, phase, issued))
         compiled.append(compiler.compile(phase))
-        latest, issued = compiler.latest, compiler.issued
+        latest = compiler.latest
+        issued = compiler.issued
     return Program(tuple(compiled), tuple(sorted(set(lane_of.values()))))
 
 

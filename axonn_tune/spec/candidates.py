@@ -101,6 +101,7 @@ class Placements:
         return self.strides[self._rows(group)].min(axis=0)
 
     def _rows(self, group: str) -> list[int]:
+        """Return the rows of `sizes` that belong to an axis or a product of axes."""
         return [self.axes.names.index(axis) for axis in group.split("*")]
 
     def layout(self, row: int) -> Layout:
@@ -227,6 +228,7 @@ class CandidateTable:
 
     @cached_property
     def _sizes(self) -> dict[str, Floats]:
+        """The results of `size` that are known already, by group."""
         return {}
 
     @property

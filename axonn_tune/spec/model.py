@@ -209,8 +209,10 @@ class Model:
         return self.model_flops(n_tokens, seq_len) + repeated
 
     def _block_forward_flops(self, n_tokens: float, seq_len: int) -> float:
+        """Return the FLOPs of all blocks in a forward pass."""
         attention = 4.0 * seq_len * self.n_heads * self.head_dim
         return n_tokens * self.n_layers * (2.0 * self.block_matmul_parameters + attention)
 
     def _head_flops(self, n_tokens: float) -> float:
+        """Return the FLOPs of the logits in a forward pass."""
         return 2.0 * n_tokens * self.head.parameters

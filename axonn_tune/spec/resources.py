@@ -43,7 +43,7 @@ class Resource:
 
 
 def resources(machine: Machine) -> list[Resource]:
-    """Return every resource of a machine; each level of links has its own."""
+    """Return every resource of a machine; each level of links has two, bandwidth and latency."""
     kernels = machine.kernels
     per_level = [
         make(machine, index)

@@ -151,9 +151,9 @@ class Validation:
     command_line
         Command that made the validation.
     n_ranked
-        Number of ranked configurations from which those that ran were taken.
+        Number of ranked configurations, some of which were chosen to run.
     outcomes
-        Configurations that ran, or failed.
+        Results of the chosen configurations, which ran or failed.
     software
         Versions by name.
     environment

@@ -104,7 +104,8 @@ class Evaluator:
         for run, run_code in _runs(self.schedules.used_code(part, lane_code)):
             program = self.schedules.program(part, run_code)
             played = self._play_run(prices, program, part, run, least[run])
-            seconds[run], exposed[run] = played.seconds, played.exposed_seconds
+            seconds[run] = played.seconds
+            exposed[run] = played.exposed_seconds
         machine = self.scenario.machine
         if machine.kernels.issue_seconds.value:
             host = host_seconds(part.phases, prices.plan.candidates, machine)
@@ -114,7 +115,7 @@ class Evaluator:
     def _play_run(
         self, prices: _ChunkPrices, program: Program, part: Part, run: slice, least: Array
     ) -> Played:
-        """Play a part for the candidates of a run; prices are those of the whole chunk."""
+        """Play a part for the candidates of a run, with the prices of the whole chunk."""
         return play(
             program,
             least.shape,

@@ -30,7 +30,7 @@ class OperationCost:
     kind
         Kind of kernel or collective.
     shape
-        Sizes m x n x k of a product, or those of attention; empty for others.
+        Sizes of a product (m x n x k) or of attention; empty for other operations.
     nbytes
         Full buffer of a collective, or traffic of a memory-bound kernel; 0 for others.
     n_calls
@@ -123,7 +123,7 @@ def explain(prediction: Prediction, with_sensitivities: bool = True) -> Explanat
 
 
 def _merged(costs: Iterable[OperationCost]) -> tuple[OperationCost, ...]:
-    """Return the costs with those of one name merged.
+    """Return one cost for each name, the sum of all costs of that name.
 
     A synchronising micro-step has the operations of the other micro-steps too.
     """

@@ -12,8 +12,8 @@ from axonn_tune.spec.scenario import Scenario
 def memory_bytes(scenario: Scenario, table: CandidateTable) -> tuple[Array, dict[str, Array]]:
     """Return the peak memory of one rank, and its terms, for candidates that are alike.
 
-    The terms are those of the strategy, the fragmentation and the memory that training cannot
-    use; the last two follow from the machine's profile.
+    The strategy states most terms. The machine's profile adds the fragmentation and the memory
+    that training cannot use.
 
     Returns
     -------

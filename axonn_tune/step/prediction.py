@@ -81,13 +81,15 @@ class Prediction:
     @property
     def tflops_per_gpu(self) -> float:
         """The TFLOP/s of each GPU, by the model's FLOPs."""
-        model, job = self.scenario.model, self.scenario.job
+        model = self.scenario.model
+        job = self.scenario.job
         return model.model_flops(job.tokens, job.seq_len) * self._tflops_per_flop
 
     @property
     def hardware_tflops_per_gpu(self) -> float:
-        """The TFLOP/s of each GPU, by the model's FLOPs and those of recomputation."""
-        model, job = self.scenario.model, self.scenario.job
+        """The TFLOP/s of each GPU, by the FLOPs of the model and of recomputation."""
+        model = self.scenario.model
+        job = self.scenario.job
         recompute = self.configuration.recompute
         return model.hardware_flops(job.tokens, job.seq_len, recompute) * self._tflops_per_flop
 
@@ -108,6 +110,7 @@ class Prediction:
 
     @property
     def _peak_tflops(self) -> float:
+        """The advertised peak of the GPU, in TFLOP/s."""
         return self.scenario.machine.peak_flops_per_s(self.scenario.job.dtype) * 1e-12
 
     @property

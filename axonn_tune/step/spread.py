@@ -43,7 +43,7 @@ def deviations(scenario: Scenario, table: CandidateTable) -> tuple[Array, Array]
     """
     placements = table.placements.take(table.placement)
     rows = np.arange(len(table))
-    # The placements of these candidates alone may be far fewer than those of the table.
+    # The table may hold many placements that none of its candidates has.
     compact = CandidateTable(placements, rows, table.micro_batch, table.recompute, table.n_virtual)
     evaluator = Evaluator.of(scenario, compact)
     base = evaluator.evaluate().step_seconds

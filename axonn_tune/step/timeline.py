@@ -49,8 +49,8 @@ class PlayedPart:
     repeats
         Number of times that the part is played in a step.
     seconds
-        Time from idle streams to idle streams, which may be longer than that of the events because
-        of the host.
+        Time from idle streams to idle streams; because of the host it can be longer than the
+        events take.
     """
 
     events: list[Event]
@@ -185,7 +185,7 @@ def _whole_rounds(prediction: Prediction, n_micro: int) -> int:
 
 
 def waits_of(plan: StepPlan) -> dict[str, tuple[str, ...]]:
-    """Return the names of the operations for which each operation waits in any phase."""
+    """Return, by name of an operation, the operations that it waits for in any phase."""
     waits: dict[str, dict[str, None]] = {}
     for op in plan.operations:
         waits.setdefault(op.name, {}).update(dict.fromkeys(op.waits_for))

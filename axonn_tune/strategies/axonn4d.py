@@ -125,7 +125,7 @@ class Axonn4D:
         return stage_memory(shapes, partial(self._stage_memory, shapes))
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
-        """Split input widths over X, output widths over Y and tokens over Z and data."""
+        """Return the sizes: X splits input widths, Y output widths, and Z and data the tokens."""
         return Shapes(
             model,
             job,
@@ -189,7 +189,7 @@ def stored_parameters(
     Parameters
     ----------
     n_layers : int, optional
-        Number of layers of the rank's stage of a pipeline; by default those of the model.
+        Number of layers of the rank's stage of a pipeline; by default all layers of the model.
     first, last : bool
         Whether the stage has the embedding, and whether it has the head.
 
@@ -200,7 +200,8 @@ def stored_parameters(
     """
     n_layers = model.n_layers if n_layers is None else n_layers
     matrices, over_x, over_y = stage_parameters(model, n_layers, first, last)
-    x, y = table.size("x"), table.size("y")
+    x = table.size("x")
+    y = table.size("y")
     return matrices / (x * y * table.size("z")), over_x / x + over_y / y
 
 
@@ -210,7 +211,8 @@ def _gathered_bytes(shapes: Shapes, n_layers: int) -> Array:
     Both are held only where Z splits the weights.
     """
     blocks = [shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears]
-    head, overlap = shapes.embedding_bytes, shapes.job.overlap
+    head = shapes.embedding_bytes
+    overlap = shapes.job.overlap
     largest = np.maximum.reduce([*blocks, head])
     neighbours = [a + b for a, b in zip(blocks, blocks[1:] + blocks[:1], strict=True)]
     largest_pair = np.maximum.reduce([*neighbours, head + blocks[-1]])

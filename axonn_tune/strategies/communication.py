@@ -198,6 +198,6 @@ class Communication:
         """Reduce the gradients, clip them, update the weights and bring them to their ranks.
 
         Called once, after all micro-steps, in a phase over what the rank stores. Every strategy
-        has its own.
+        must override it.
         """
         raise NotImplementedError

@@ -88,7 +88,8 @@ class Megatron3D:
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each of Megatron-LM's rules, the placements that break it, shape (P,)."""
-        tensor, context = placements.size("tensor"), placements.size("context")
+        tensor = placements.size("tensor")
+        context = placements.size("context")
         broken = {
             "attention heads not divisible by tensor": model.n_heads % tensor != 0,
             "KV heads not divisible by tensor": model.n_kv_heads % tensor != 0,
@@ -146,7 +147,8 @@ class Megatron3D:
         self, shapes: Shapes, n_layers: int, first: bool, last: bool, held: Array
     ) -> dict[str, Array]:
         """Return the bytes by term of one stage, which holds `held` layers' activations at once."""
-        job, table = shapes.job, shapes.table
+        job = shapes.job
+        table = shapes.table
         stored = _stored_parameters(shapes, n_layers, first, last)
         owned = stored / table.size(_REPLICAS) if self.distributed_optimizer else stored
         without_scores = _saved_without_scores(shapes)
@@ -312,7 +314,8 @@ class MegatronCommunication(Communication):
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
         """With a block's first weight, start to gather updated weights of the next block.
 
-        There are as many gathers as blocks: the last block's stands for the first block's own.
+        There are as many gathers as blocks: the gather in the last block stands for the gather of
+        the first block's weights.
         """
         if self._gathers_updated and weight == Weight(FORWARD, "qkv"):
             nbytes = self._block_parameters * self.shapes.element_bytes

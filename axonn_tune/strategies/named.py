@@ -22,7 +22,7 @@ STRATEGIES = {
 
 @dataclass(frozen=True)
 class Switches:
-    """The options of all strategies; a strategy ignores those that it does not have.
+    """The options of all strategies; a strategy ignores options that it does not have.
 
     Attributes
     ----------

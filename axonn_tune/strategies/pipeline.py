@@ -38,7 +38,8 @@ def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
     Interleaving needs a pipeline, and micro-batches in multiples of the stages (Narayanan et
     al., SC21, section 2.2).
     """
-    n_virtual, n_stages = table.common_n_virtual, table.n_stages
+    n_virtual = table.common_n_virtual
+    n_stages = table.n_stages
     if n_virtual == 1:
         return np.ones(len(table), dtype=bool)
     if n_stages == 1 or not _are_cut(model.n_layers, n_stages * n_virtual).all():
@@ -54,8 +55,10 @@ def chunk_layers(model: Model, n_stages: int, n_virtual: int, stage: int) -> lis
     n_chunks = n_stages * n_virtual
     layers = [math.ceil(model.n_layers / n_chunks)] * n_virtual
     if model.n_layers % n_chunks:
-        layers[0] -= stage == 0
-        layers[-1] -= stage == n_stages - 1
+        if stage == 0:
+            layers[0] -= 1
+        if stage == n_stages - 1:
+            layers[-1] -= 1
     return layers
 
 
@@ -128,7 +131,7 @@ def stage_memory(shapes: Shapes, of_stage: StageMemory) -> dict[str, Array]:
 
     The first of p stages holds the activations of p micro-batches (1F1B); with v virtual stages it
     holds 1 + (p - 1) / (p v) times as many (Korthikanti et al., arXiv 2205.05198, section 4.2.3).
-    The last stage holds those of one micro-batch.
+    The last stage holds the activations of one micro-batch.
     """
     table = shapes.table
     model = shapes.model

@@ -38,9 +38,11 @@ class LinearShape:
         Rows and columns of the gathered weight block.
     weight_bytes, input_bytes, output_bytes
         Sizes of the gathered weight block, of the layer's input and of its output.
-    input_axis, output_axis
-        Axis that splits k, over which outputs are summed, and axis that splits n, over which
-        gradients of inputs are summed; empty where the width is not split.
+    input_axis
+        Axis that splits k; outputs are summed over it. It is empty where k is not split.
+    output_axis
+        Axis that splits n; gradients of inputs are summed over it. It is empty where n is not
+        split.
     is_stored_transposed
         Whether the weight is stored n x k.
     """
@@ -120,8 +122,8 @@ class Shapes:
 
     def _linear_shape(self, linear: Linear) -> LinearShape:
         """Return the shape of one linear layer."""
-        input_split, output_split = self.x, self.y
-        input_axis, output_axis = self.x_axis, self.y_axis
+        input_split, input_axis = self.x, self.x_axis
+        output_split, output_axis = self.y, self.y_axis
         if linear.transposed:
             input_split, output_split = output_split, input_split
             input_axis, output_axis = output_axis, input_axis

@@ -202,7 +202,8 @@ class Transformer:
 
     def _embedding(self) -> Phase:
         """Look up each token's row; ranks along Y hold different parts of the vocabulary."""
-        host, shapes = HostProgram(), self.shapes
+        host = HostProgram()
+        shapes = self.shapes
         self.communication.prefetch_weight(host, _EMBEDDING)
         self.communication.take_weight(host, _EMBEDDING, _FIRST_OF_FORWARD)
         self.communication.prefetch_block(host, FORWARD)
@@ -243,7 +244,8 @@ class Transformer:
 
     def _head(self) -> Phase:
         """Run the final norm, the logits and the loss, and the backward pass of these."""
-        host, shapes = HostProgram(), self.shapes
+        host = HostProgram()
+        shapes = self.shapes
         token_bytes = shapes.tokens * FP32_BYTES
         self._norm(host, FORWARD, "norm")
         self._linear_forward(host, Weight(FORWARD, "head"), Weight(BACKWARD, "head"))
@@ -268,7 +270,8 @@ class Transformer:
 
     def _embedding_backward(self) -> Phase:
         """Add rows to a dense gradient block, and send it."""
-        host, shapes = HostProgram(), self.shapes
+        host = HostProgram()
+        shapes = self.shapes
         name = names.of_layer(BACKWARD, "embedding")
         if shapes.model.position == "learned":
             position = names.of_layer(BACKWARD, "embedding.position")
@@ -281,7 +284,7 @@ class Transformer:
         return host.phase("embedding_backward", over_storage=True)
 
     def _accumulate(self, last_layer: str) -> Phase:
-        """Add the gradients of the micro-step to those of earlier ones."""
+        """Add the gradients of the micro-step to the gradients of earlier micro-steps."""
         host = HostProgram()
         self.communication.accumulate(host, last_layer)
         return host.phase("accumulate", over_storage=True)

@@ -93,6 +93,10 @@ class Zero:
 
     Attributes
     ----------
+    name, axes
+        Name of the strategy, and the axes along which it arranges ranks.
+    sharding
+        Groups over which states are sharded.
     quantised_weights
         Whether weights are gathered in INT8 (qwZ), except from a second copy.
     quantised_gradients
@@ -139,8 +143,8 @@ class Zero:
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of one rank by term, each of shape (C,).
 
-        The terms are what is sharded, what is gathered, and activations of whole layers. A block
-        saves the inputs of its products and of the kernels between them, at whole widths;
+        The terms are the sharded states, the gathered weights, and activations of whole layers. A
+        block saves the inputs of its products and of the kernels between them, at whole widths;
         selective recomputation forms the softmax of unfused attention again.
         """
         shapes = self.shapes(model, job, table)
@@ -151,9 +155,9 @@ class Zero:
         weights = parameters * element / table.size(sharding.weights)
         if sharding.copy:
             weights = weights + parameters * element / table.size(sharding.copy)
-        # Two blocks and the root are at hand: their gradients, and their weights too where these
-        # are gathered.
-        at_hand = (2.0 * block.parameters + root.parameters) * element
+        # The rank holds the whole gradients of two blocks and the root, and their whole weights
+        # too where weights are gathered.
+        whole_bytes = (2.0 * block.parameters + root.parameters) * element
         without_scores = 4.0 * shapes.residual_bytes + shapes.inner_bytes
         everything = without_scores + shapes.saved_score_bytes
         saved = {
@@ -165,7 +169,7 @@ class Zero:
             "weights": weights,
             "gradients": parameters * element / table.size(sharding.gradients),
             "optimizer_states": parameters * state_bytes(job) / table.size(sharding.states),
-            "gathered_weights": at_hand * np.where(table.size(sharding.weights) > 1, 2.0, 1.0),
+            "gathered_weights": whole_bytes * np.where(table.size(sharding.weights) > 1, 2.0, 1.0),
             "activations": model.n_layers * saved + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last=True),
         }
@@ -181,7 +185,7 @@ class Zero:
         return ZeroCommunication(shapes, sync, self)
 
     def units(self, model: Model) -> tuple[Unit, Unit]:
-        """Return the unit of a block, and that of the root: embedding, final norm and head."""
+        """Return two units: a block, and the root, which is embedding, final norm and head."""
         n_biases = sum(linear.bias for linear in model.block_linears)
         n_tensors_of_norm = 2 if model.norm == "layer" else 1
         n_tensors = len(model.block_linears) + n_biases + 2 * n_tensors_of_norm
@@ -210,7 +214,7 @@ def zeropp(
 ) -> Zero:
     """Return ZeRO++: ZeRO-3 over all ranks with three parts (qwZ, hpZ, qgZ), each switchable.
 
-    The ranks along the axis `secondary`, usually those of a node, share the second copy of the
+    The ranks along the axis `secondary`, usually the ranks of a node, share the second copy of the
     weights.
     """
     everyone = "secondary*across"

@@ -25,7 +25,7 @@ def rankings(searches: Sequence[Search], each: Each = iter) -> list[Ranking]:
     Raises
     ------
     NoCandidateError
-        No search has a candidate; the message is that of the last one.
+        No search has a candidate; the message comes from the last search.
     """
     results = []
     last_error = None
