@@ -1,4 +1,4 @@
-"""The Python interface: what the commands answer, as DataFrames and documented objects.
+"""The Python interface: the answers of the commands as DataFrames and documented objects.
 
 Every function takes the options of `options.SearchOptions` by name.
 """
@@ -14,7 +14,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine, load_model, machine_of_gpu
 from axonn_tune.options import SearchOptions, SubjectOptions, defaults, with_options
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.search.rank import Best, rank_candidates
+from axonn_tune.search.rank import rank_candidates
 from axonn_tune.search.search import COST_MODELS, Constraints, Search
 from axonn_tune.spec.checks import require_choice, require_count
 from axonn_tune.spec.job import Job, Overlap
@@ -55,7 +55,7 @@ def build_search(
     Raises
     ------
     AxonnTuneError
-        Names the option, its value and what is allowed.
+        An option is wrong; the message names it, its value and what is allowed.
     """
     given: dict[str, Any] = {**defaults(SearchOptions), **options}
     loaded_model = model if isinstance(model, Model) else load_model(model)
@@ -65,7 +65,8 @@ def build_search(
     require_count("job", "seq_len", seq_len)
     require_choice("job", "recompute", given["recompute"], ("auto", *RECOMPUTES))
     require_choice("search", "cost_model", given["cost_model"], COST_MODELS)
-    strategy, order = given["strategy"], given["order"]
+    strategy = given["strategy"]
+    order = given["order"]
     if isinstance(strategy, str):
         switches = Switches(**{field.name: given[field.name] for field in fields(Switches)})
         strategy = strategy_named(strategy, switches)
@@ -104,14 +105,14 @@ def build_search(
 
 
 def _overlap(given: Mapping[str, Any]) -> Overlap:
-    """Return the three overlaps, each as given, else as `overlap` says."""
-    everything = given["overlap"] is not False
+    """Return the three overlaps, each as its option says, or else as `overlap` says."""
+    default = given["overlap"] is not False
     names = [field.name for field in fields(Overlap)]
-    return Overlap(**{n: everything if given[n] is None else given[n] for n in names})
+    return Overlap(**{name: default if given[name] is None else given[name] for name in names})
 
 
 def _fixed_axes(given: Mapping[str, Any]) -> dict[str, int]:
-    """Return the axes that gx, gy, gz, gdata and fix give a size."""
+    """Return the axes whose size the options gx, gy, gz, gdata and fix give, with the size."""
     sizes = (given["gx"], given["gy"], given["gz"], given["gdata"])
     axes = {axis: size for axis, size in zip(AXES, sizes, strict=True) if size}
     for axis, size in _fixes(given["fix"]):
@@ -122,12 +123,14 @@ def _fixed_axes(given: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _fixes(fix: Mapping[str, int] | Sequence[str]) -> Iterable[tuple[str, int]]:
+    """Return the axes and sizes of the option fix."""
     if isinstance(fix, Mapping):
         return fix.items()
     return [_fixed(text) for text in fix]
 
 
 def _fixed(text: str) -> tuple[str, int]:
+    """Read an axis and its size from a text such as ``tensor=8``."""
     axis, _, size = text.partition("=")
     if not axis or not size.isdecimal() or int(size) < 1:
         raise InputError(f"--fix: '{text}' is not AXIS=SIZE, such as tensor=8")
@@ -135,6 +138,7 @@ def _fixed(text: str) -> tuple[str, int]:
 
 
 def _global_batch(sequences: int | None, tokens: int | None, seq_len: int) -> int:
+    """Return the number of sequences of a global batch that is given in either unit, or not."""
     if sequences is not None and tokens is not None:
         raise InputError("give either a global batch in sequences or one in tokens, not both")
     if sequences is not None:
@@ -144,10 +148,10 @@ def _global_batch(sequences: int | None, tokens: int | None, seq_len: int) -> in
     require_count("job", "global_batch_tokens", tokens)
     if tokens % seq_len:
         low = tokens // seq_len * seq_len
-        near = f"{low} or {low + seq_len}" if low else str(seq_len)
+        example = f"{low} or {low + seq_len}" if low else str(seq_len)
         raise InputError(
             f"job: global_batch_tokens is {tokens}; allowed: a multiple of the sequence length "
-            f"{seq_len}, such as {near}"
+            f"{seq_len}, such as {example}"
         )
     return tokens // seq_len
 
@@ -173,13 +177,13 @@ def suggest(
     pandas.DataFrame
         One row per layout and rank order with its best configuration, best first. The column
         ``layout`` holds the text that `predict` and the command line read; units stand in the
-        names of the other columns, which are the keys of the JSON output. ``attrs`` says what the
-        numbers rest on.
+        names of the other columns, which are the keys of the JSON output. ``attrs`` holds the
+        assumptions on which the numbers rest.
 
     Raises
     ------
     AxonnTuneError
-        Bad input, or no layout that is legal and fits.
+        An option is wrong, or no layout is legal and fits.
     """
     search = build_search(model, gpus, machine, **options)
     return _frame(search, rank_candidates(search).top(top_n))
@@ -198,18 +202,18 @@ def compare(
     Parameters
     ----------
     strategies : sequence of str
-        Names of the strategies; all of them if not given.
+        Names of the strategies; by default all of them.
     {options}
 
     Returns
     -------
     pandas.DataFrame
-        One row per strategy, as those of `suggest`; axes that a strategy lacks are NaN.
+        One row per strategy, with the columns of `suggest`; axes that a strategy lacks are NaN.
 
     Raises
     ------
     AxonnTuneError
-        Bad input.
+        An option is wrong.
     """
     from axonn_tune.studies.compare import compare as compare_searches
 
@@ -217,8 +221,8 @@ def compare(
         build_search(model, gpus, machine, **_changed(options, strategy=name))
         for name in strategies
     ]
-    found = [best.prediction for best in compare_searches(searches)]
-    return _frame(searches[0], [best for best in found if best is not None])
+    predictions = [best.prediction for best in compare_searches(searches)]
+    return _frame(searches[0], [best for best in predictions if best is not None])
 
 
 @with_options(SubjectOptions, SearchOptions)
@@ -229,7 +233,7 @@ def predict(
     machine: MachineLike | None = None,
     **options: Unpack[SearchOptions],
 ) -> Prediction:
-    """Predict one layout: its best micro-batch and recomputation, unless these are given.
+    """Predict one layout with its best micro-batch and recomputation, unless these are given.
 
     A configuration that does not fit is predicted too, with ``fits`` False.
 
@@ -242,7 +246,7 @@ def predict(
     Raises
     ------
     AxonnTuneError
-        Bad input, or a layout that breaks a rule of the algorithm (the message says which).
+        An option is wrong, or the layout breaks a rule of the algorithm (the message says which).
     """
     return best_of_layout(build_search(model, gpus, machine, **options), grid)
 
@@ -271,11 +275,11 @@ def explain(
     Raises
     ------
     AxonnTuneError
-        Bad input, or a layout that breaks a rule of the algorithm (the message says which).
+        An option is wrong, or the layout breaks a rule of the algorithm (the message says which).
     """
-    from axonn_tune.step.explain import explain as explained
+    from axonn_tune.step.explain import explain as explain_prediction
 
-    return explained(predict(model, gpus, grid, machine, **options))
+    return explain_prediction(predict(model, gpus, grid, machine, **options))
 
 
 @with_options(SubjectOptions, SearchOptions)
@@ -286,14 +290,14 @@ def scale(
     batch_per_gpu: int | None = None,
     **options: Unpack[SearchOptions],
 ) -> pandas.DataFrame:
-    """Return the best layout at each of several GPU counts, and how efficient each is.
+    """Return the best layout for each of several numbers of GPUs, with its efficiency.
 
     Parameters
     ----------
     model : str, path, Model, or a sequence of these
-        One model, or for weak scaling one for each count.
+        One model, or for weak scaling one model for each number of GPUs.
     gpus : sequence of int
-        The GPU counts.
+        The numbers of GPUs.
     batch_per_gpu : int or None
         Sequences of the global batch for each GPU, if the batch is to grow.
     {options}
@@ -301,26 +305,21 @@ def scale(
     Returns
     -------
     pandas.DataFrame
-        One row per count that has a candidate: ``gpus``, ``model``, ``global_batch``,
-        ``efficiency`` (against the first count), and the columns of `suggest`.
+        One row per number of GPUs that has a candidate: ``gpus``, ``model``, ``global_batch``,
+        ``efficiency`` (against the first number), and the columns of `suggest`.
 
     Raises
     ------
     AxonnTuneError
-        Bad input, or no count has a layout that fits.
+        An option is wrong, or no number of GPUs has a layout that fits.
     """
     from axonn_tune.report.scale import scaling_records
-    from axonn_tune.studies.scaling import scale as scaled
+    from axonn_tune.studies.scaling import scale as scale_searches
 
     searches = scaling_searches(model, gpus, machine, batch_per_gpu, **options)
-    points = scaled(searches)
-    return _frame_of_records(
-        searches[0], scaling_records(points), [p for p in map(_prediction, points) if p]
-    )
-
-
-def _prediction(best: Best) -> Prediction | None:
-    return best.prediction
+    points = scale_searches(searches)
+    predictions = [point.prediction for point in points if point.prediction is not None]
+    return _frame_of_records(searches[0], scaling_records(points), predictions)
 
 
 def scaling_searches(
@@ -330,12 +329,12 @@ def scaling_searches(
     batch_per_gpu: int | None = None,
     **options: Unpack[SearchOptions],
 ) -> list[Search]:
-    """Return a search for each GPU count; see `scale`.
+    """Return a search for each number of GPUs; see `scale`.
 
     Raises
     ------
     InputError
-        The models are not as many as the counts, or the batch is given twice.
+        There are not as many models as numbers of GPUs, or the batch is given twice.
     """
     models = [model] * len(gpus) if isinstance(model, str | Path | Model) else list(model)
     if len(models) != len(gpus):
@@ -343,8 +342,8 @@ def scaling_searches(
         raise InputError(
             f"--weak names {len(models)} models for {len(gpus)} counts ({counts}); give as many"
         )
-    given = options.get("global_batch") or options.get("global_batch_tokens")
-    if batch_per_gpu is not None and given is not None:
+    global_batch = options.get("global_batch") or options.get("global_batch_tokens")
+    if batch_per_gpu is not None and global_batch is not None:
         raise InputError("give either --batch-per-gpu or a global batch, not both")
     searches = []
     for count, name in zip(gpus, models, strict=True):
@@ -355,6 +354,7 @@ def scaling_searches(
 
 
 def _changed(options: SearchOptions, **changes: Any) -> SearchOptions:
+    """Return the options with some of them changed."""
     return cast("SearchOptions", {**options, **changes})
 
 
@@ -374,20 +374,20 @@ def whatif(
     changes : sequence of str
         Changed numbers of the machine, such as ``"inter_node.bandwidth=2x"`` or ``"gpu=h200"``.
     by : float
-        Factor of the table of sensitivities, which is returned where nothing is changed.
+        Factor of the table of sensitivities, which is returned if there are no changes.
     {options}
 
     Returns
     -------
     pandas.DataFrame
         With changes, three rows (``machine``: as it is, changed, layout kept) with the columns of
-        `suggest`; without, one row per number of the machine with the best step for less and for
-        more of it.
+        `suggest`. Without changes, one row per number of the machine, with the best step for less
+        and for more of it.
 
     Raises
     ------
     AxonnTuneError
-        Bad input, or nothing fits.
+        An option is wrong, or nothing fits.
     """
     from axonn_tune.report.whatif import influence_records, what_if_records
     from axonn_tune.studies.whatif import best, influences, what_if
@@ -396,9 +396,9 @@ def whatif(
     if not changes:
         records = influence_records(best(search), influences(search, by))
         return _frame_of_records(search, records)
-    found = what_if(search, changed_machine(search, changes))
-    predictions = [found.before, found.after, found.kept]
-    return _frame_of_records(search, what_if_records(found), predictions)
+    result = what_if(search, changed_machine(search, changes))
+    predictions = [result.before, result.after, result.kept]
+    return _frame_of_records(search, what_if_records(result), predictions)
 
 
 def changed_machine(search: Search, changes: Sequence[str]) -> Machine:
@@ -407,11 +407,12 @@ def changed_machine(search: Search, changes: Sequence[str]) -> Machine:
     Raises
     ------
     InputError
-        No such number, or not a value for it.
+        A number does not exist, or a value does not suit it.
     """
     from axonn_tune.studies.parameters import with_gpu, with_settings
 
-    machine, dtype = search.scenario.machine, search.scenario.job.dtype
+    machine = search.scenario.machine
+    dtype = search.scenario.job.dtype
     gpu_changes = [change for change in changes if change.partition("=")[0].strip() == "gpu"]
     for change in gpu_changes:
         try:
@@ -420,7 +421,8 @@ def changed_machine(search: Search, changes: Sequence[str]) -> Machine:
             raise InputError(f"--set {change}: {error}") from None
         machine = with_gpu(machine, other)
     machine.peak_flops_per_s(dtype)
-    return with_settings(machine, [c for c in changes if c not in gpu_changes], dtype)
+    settings = [change for change in changes if change not in gpu_changes]
+    return with_settings(machine, settings, dtype)
 
 
 @with_options(SubjectOptions, SearchOptions)
@@ -437,21 +439,21 @@ def plan(
     Parameters
     ----------
     tokens : float or None
-        Tokens of the whole run; 20 for each parameter (Chinchilla) if not given.
+        Tokens of the whole run; by default 20 for each parameter (Chinchilla).
     deadline_seconds : float or None
-        Time by which the run is to end: GPU counts grow until one meets it, and `gpus` does not
-        count.
+        Time by which the run has to end. Numbers of GPUs are tried in growing order until one
+        meets it, and `gpus` is ignored.
     {options}
 
     Returns
     -------
     pandas.DataFrame
-        One row per GPU count that was tried, the last of which is the plan.
+        One row per number of GPUs that was tried, the last of which is the plan.
 
     Raises
     ------
     AxonnTuneError
-        Bad input, nothing fits, or no count meets the deadline.
+        An option is wrong, nothing fits, or no number of GPUs meets the deadline.
     """
     from axonn_tune.report.plan import training_flat_records
     from axonn_tune.studies.training_run import (
@@ -481,16 +483,16 @@ def launch(
     sbatch: Sequence[str] = (),
     **options: Unpack[SearchOptions],
 ) -> dict[str, str]:
-    """Return the job script, and what the framework reads, that run one layout.
+    """Return the files that run one layout: the job script and what the framework reads.
 
     Parameters
     ----------
     grid : str, Layout or None
-        The layout; the best one if not given.
+        The layout; by default the best one.
     framework : str or None
-        axonn, megatron, fsdp2 or deepspeed; the usual one of the strategy if not given.
+        axonn, megatron, fsdp2 or deepspeed; by default the usual one of the strategy.
     train : str or None
-        The training script, for frameworks that have none of their own.
+        The training script, for frameworks that bring none.
     sbatch : sequence of str
         Further options of sbatch, such as ``--account=abc``.
     {options}
@@ -503,7 +505,7 @@ def launch(
     Raises
     ------
     AxonnTuneError
-        Bad input, or no released framework runs the strategy.
+        An option is wrong, or no released framework runs the strategy.
     """
     from axonn_tune.job_scripts.script import launch_files
 
@@ -513,6 +515,7 @@ def launch(
 
 
 def _frame(search: Search, predictions: Sequence[Prediction]) -> pandas.DataFrame:
+    """Return predictions as rows."""
     from axonn_tune.report.records import flat_record
 
     records = [flat_record(prediction) for prediction in predictions]
@@ -522,7 +525,7 @@ def _frame(search: Search, predictions: Sequence[Prediction]) -> pandas.DataFram
 def _frame_of_records(
     search: Search, records: Sequence[dict[str, Any]], predictions: Sequence[Prediction] = ()
 ) -> pandas.DataFrame:
-    """Return records as rows, with the layout of each and what all of them rest on."""
+    """Return records as rows, with the layout of each and the assumptions of all."""
     from importlib.metadata import version
 
     import pandas

@@ -1,8 +1,8 @@
-"""The Python interface to what measures on ranks: `calibrate` and `validate`.
+"""The Python interface to measurements on ranks: `calibrate` and `validate`.
 
 Both need torch. They start a rank for each GPU of this machine, or join the ranks that torchrun or
-srun has started, of which only rank 0 gets a result. A script that calls them needs the guard
-``if __name__ == "__main__":``, because the ranks that are started import it.
+srun has started; only rank 0 gets a result. A script that calls them needs the guard
+``if __name__ == "__main__":``, because the started ranks import the script.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def validate(
     quiet: bool = False,
     **options: Unpack[SearchOptions],
 ) -> Validation | None:
-    """Run many layouts of a model and compare each predicted with its measured step.
+    """Run many layouts of a model, and compare the predicted with the measured step of each.
 
     Parameters
     ----------
     choice : str
-        Which layouts to run: ``"all"``, ``"top:6"``, or ``"spread:6"``, evenly over the ranking.
+        The layouts that run: ``"all"``, ``"top:6"``, or ``"spread:6"``, evenly over the ranking.
     grids : sequence of str
-        Layouts to run instead, next to the best one.
+        Layouts that run instead, in addition to the best one.
     steps : int
         Number of training steps of each run, at least 3.
     device : str
@@ -70,15 +70,15 @@ def validate(
     Raises
     ------
     AxonnTuneError
-        Bad input, or the ranks cannot meet.
+        An option is wrong, or the ranks cannot meet.
     """
     campaign = validation_campaign(
         model, machine, gpus, choice=choice, grids=grids, steps=steps, device=device, **options
     )
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(str(Path(folder) / "validation.partial"), "validation")
-        keeper = MeasurementJournal(journal)
-        return run_validation(campaign, keeper, device=device, timeout=timeout, quiet=quiet)
+        measurements = MeasurementJournal(journal)
+        return run_validation(campaign, measurements, device=device, timeout=timeout, quiet=quiet)
 
 
 def validation_campaign(
@@ -92,7 +92,7 @@ def validation_campaign(
     device: str = "auto",
     **options: Any,
 ) -> ValidationCampaign:
-    """Choose what a validation runs; see `validate`."""
+    """Choose the configurations that a validation runs; see `validate`."""
     from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
     from axonn_tune.validation.campaign import ValidationCampaign, runnable
 
@@ -117,7 +117,7 @@ def run_validation(
     command_line: str = "",
     factory: TrainerFactory | None = None,
 ) -> Validation | None:
-    """Run what is left of a campaign, keep each result at once, and return the validation.
+    """Run the rest of a campaign, keep each result at once, and return the validation.
 
     The result is None on ranks other than 0.
     """
@@ -173,25 +173,25 @@ def calibrate(
     Parameters
     ----------
     output : str or path
-        The profile to write.
+        The file of the profile.
     name : str or None
-        Name of the machine; that of the file if not given.
+        Name of the machine; by default the name of the file.
     resume : bool
         Whether to go on with a calibration that was interrupted.
     machine : str or None
-        A profile that says what is not measured (a preset or a YAML file).
+        A profile that states what is not measured (a preset or a YAML file).
     only : tuple of str
-        Parts to measure (``gemm``, ``memory``, ``links``); all if not given.
+        Parts to measure (``gemm``, ``memory``, ``links``); by default all.
     quick : bool
-        Whether to take about a minute instead of a thorough calibration.
+        Whether to measure for about a minute only, and less thoroughly.
     dtypes : tuple of str
-        bf16, fp16 or fp32; those that suit the device if not given.
+        bf16, fp16 or fp32; by default those that suit the device.
     model, gpus : str, int or None
-        The search whose products and attention are measured, too.
+        The search whose products and attention are measured too.
     ranks : int or None
-        Number of ranks to start here; the GPUs, or the cores, if not given.
+        Number of ranks to start here; by default one for each GPU, or for each core.
     levels : str or None
-        Ranks of the units of each link level, such as ``"2,8"``; measured if not given.
+        Ranks of the units of each link level, such as ``"2,8"``; by default they are measured.
     device : str
         ``"auto"``, ``"cpu"`` or ``"cuda"``.
     timeout : float
@@ -207,7 +207,7 @@ def calibrate(
     Raises
     ------
     AxonnTuneError
-        Bad input, a file that cannot be written, or a failure of any rank.
+        An option is wrong, the file cannot be written, or a rank fails.
     """
     journal = Journal(f"{output}.partial")
     campaign = calibration_campaign(
@@ -265,7 +265,7 @@ def calibration_campaign(
     Raises
     ------
     AxonnTuneError
-        Names the option, its value and what is allowed.
+        An option is wrong; the message names it, its value and what is allowed.
     """
     from axonn_tune.calibration.campaign import PARTS, Campaign, check_dtypes, default_dtypes
     from axonn_tune.runtime.ranks.launch import ranks_or_cores
@@ -304,6 +304,7 @@ def calibration_campaign(
 
 
 def _units(text: str | None) -> tuple[int, ...] | None:
+    """Read the numbers of ranks of the units of each link level."""
     if text is None:
         return None
     units = text.split(",")

@@ -1,8 +1,9 @@
-"""Every option of a search, declared once.
+"""All options of a search, each declared in one place.
 
-A declaration gives the name, the type, the help text and the default. From it come the parameter of
-the Python functions (`with_options`) with its documentation, and the option of the command line
-(`cli.options`). The key under which JSON reports an assumption is the option's name.
+A declaration gives the name, the type, the help text and the default. The parameter of the Python
+functions (`with_options`) with its documentation, and the option of the command line
+(`cli.options`), are made from it. The key under which JSON reports an assumption is the option's
+name.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Option:
 
 
 class SubjectOptions(TypedDict, total=False):
-    """What a search is about."""
+    """The options that name the subject of a search."""
 
     gpus: Annotated[int, Option("Number of GPUs (dies on MI250X).")]
     model: Annotated[str, Option("Model: a preset (80b), YAML file, or Hugging Face config.json.")]
@@ -70,7 +71,7 @@ class SubjectOptions(TypedDict, total=False):
 
 
 class BatchOptions(TypedDict, total=False):
-    """How large the batches are, and in which precision a step runs."""
+    """The options of batch sizes, precision and recomputation."""
 
     global_batch: Annotated[int | None, Option("Number of sequences per step.")]
     global_batch_tokens: Annotated[
@@ -84,7 +85,7 @@ class BatchOptions(TypedDict, total=False):
 
 
 class ExecutionOptions(TypedDict, total=False):
-    """How a step is executed, predicted or real."""
+    """The options of how a step is executed, predicted or real."""
 
     seq_len: Annotated[int | None, Option("Sequence length.", None, "the model's")]
     attention: Annotated[str, Option("Kind of attention: flash or unfused.", "flash")]
@@ -101,7 +102,7 @@ class ExecutionOptions(TypedDict, total=False):
 
 
 class SwitchOptions(TypedDict, total=False):
-    """What a strategy may do; a strategy that does not have a switch ignores it."""
+    """The switches of strategies; a strategy ignores switches that it does not have."""
 
     max_tp: Annotated[int | None, Option("Largest product G_x*G_y*G_z, or largest tensor group.")]
     sequence_parallel: Annotated[
@@ -125,11 +126,11 @@ class SwitchOptions(TypedDict, total=False):
 
 
 class JobOptions(BatchOptions, ExecutionOptions, SwitchOptions, total=False):
-    """What is to be done, whatever the strategy."""
+    """All options that do not choose a strategy or its layouts."""
 
 
 class LayoutOptions(TypedDict, total=False):
-    """What the layouts of one strategy are held to."""
+    """The options that choose a strategy and restrict its layouts."""
 
     strategy: Annotated[
         StrategyLike,
@@ -153,7 +154,7 @@ class LayoutOptions(TypedDict, total=False):
 
 
 class RankingOptions(TypedDict, total=False):
-    """What is ranked, and by what."""
+    """The options of a ranking: its rows and their order."""
 
     cost_model: Annotated[
         str, Option("Cost model: full, or paper (AxoNN's bandwidth-only equations).", "full")
@@ -172,7 +173,7 @@ class RankingOptions(TypedDict, total=False):
 
 
 class SearchOptions(JobOptions, LayoutOptions, RankingOptions, total=False):
-    """Every option of a search."""
+    """All options of a search."""
 
 
 def declared(*groups: type) -> dict[str, tuple[Any, Option]]:
@@ -185,7 +186,7 @@ def declared(*groups: type) -> dict[str, tuple[Any, Option]]:
 
 
 def _hints(group: type) -> Iterator[tuple[str, Any]]:
-    """Yield the options of a group, those that it inherits first and in their order."""
+    """Yield the options of a group in order, the inherited ones first."""
     hints = get_type_hints(group, include_extras=True)
     bases = getattr(group, "__orig_bases__", ())
     inherited = [name for base in bases if base is not TypedDict for name, _ in _hints(base)]
@@ -201,8 +202,8 @@ def defaults(*groups: type) -> dict[str, Any]:
 def with_options(*groups: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Give a function the options of some groups as named, documented, checked parameters.
 
-    The function takes them as ``**options``. A name that is none of them raises an `InputError`
-    that says which is nearest. ``{options}`` in the docstring becomes their documentation.
+    The function takes them as ``**options``. An unknown name raises an `InputError` that suggests
+    the nearest known one. ``{options}`` in the docstring becomes their documentation.
     """
     known = declared(*groups)
 
@@ -240,11 +241,13 @@ def with_options(*groups: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _documented(name: str, hint: Any, option: Option) -> str:
+    """Return the documentation of an option as a parameter of a function."""
     default = option.shown_default if option.default is None else option.default
     shown = f" By default {default}." if default not in ("", None, ()) else ""
     return f"    {name} : {_type_text(hint)}\n        {option.help}{shown}"
 
 
 def _type_text(hint: Any) -> str:
+    """Return the text of a type, without modules."""
     text = hint.__name__ if isinstance(hint, type) else str(hint)
     return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text)

@@ -1,1 +1,4 @@
-"""A machine prices operations: arrays of sizes to seconds. No algorithm here."""
+"""Prices of operations on a machine: functions from arrays of sizes to seconds.
+
+Nothing in this package knows a parallel algorithm.
+"""

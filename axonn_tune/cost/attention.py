@@ -1,4 +1,4 @@
-"""Seconds of softmax attention, fused and unfused."""
+"""The time of softmax attention, fused and unfused."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from axonn_tune.spec.plan import Array, Attention
 from axonn_tune.spec.points import AttentionPoint
 
 # Passes of the softmax over the scores: forward reads and writes them; backward reads them and
-# their gradient and writes one. What the products read and write is in their own time.
+# their gradient and writes one. The time of a product includes its own reads and writes.
 UNFUSED_FORWARD_PASSES = 2.0
 UNFUSED_BACKWARD_PASSES = 3.0
 
 
 class AttentionPrices:
-    """Prices softmax attention of one dtype on a machine.
+    """The prices of softmax attention of one dtype on a machine.
 
     A formula gives the time; where attention was measured, the ratio to it corrects the formula.
     """
@@ -34,21 +34,23 @@ class AttentionPrices:
 
     def seconds(self, operation: Attention) -> Array:
         """Return the time of an operation, in the shape of its sizes."""
-        n, heads = (
+        n_sequences, n_heads = (
             np.asarray(size, dtype=np.float64)
             for size in np.broadcast_arrays(operation.n_sequences, operation.n_heads)
         )
-        s, d = float(operation.seq_len), float(operation.head_dim)
-        seconds = self._formula(n * heads, s, d, operation.backward, operation.fused)
+        batch = n_sequences * n_heads
+        s = float(operation.seq_len)
+        d = float(operation.head_dim)
+        seconds = self._formula(batch, s, d, operation.backward, operation.fused)
         correction = self._correction(operation.backward, operation.fused)
         if correction is None:
             return seconds
-        batch = (n * heads).ravel()
-        where = _coordinates(batch, np.full(batch.shape, s), np.full(batch.shape, d))
-        return seconds * np.exp(correction(where)).reshape(seconds.shape)
+        flat = batch.ravel()
+        points = _coordinates(flat, np.full(flat.shape, s), np.full(flat.shape, d))
+        return seconds * np.exp(correction(points)).reshape(seconds.shape)
 
     def _correction(self, backward: bool, fused: bool) -> Spline | None:
-        """Return the logarithm of measured time over the formula's; None where none is measured."""
+        """Return the logarithm of measured over computed time, or None without measured points."""
         key = (backward, fused)
         if key not in self._corrections:
             kind = (backward, fused, self._dtype)
@@ -61,6 +63,7 @@ class AttentionPrices:
         return self._corrections[key]
 
     def _fitted(self, points: Sequence[AttentionPoint], backward: bool, fused: bool) -> Spline:
+        """Return the correction that goes through the measured points."""
         sizes = np.array(
             [[p.n_sequences * p.n_heads, p.seq_len, p.head_dim] for p in points], float
         )
@@ -77,7 +80,8 @@ class AttentionPrices:
         whole matrix as batched products of inner length d (forward) and moves it through
         memory.
         """
-        machine, rates = self._machine, self._machine.kernels
+        machine = self._machine
+        rates = machine.kernels
         if fused:
             fraction = rates.flash_backward_fraction if backward else rates.flash_forward_fraction
             flops = 4.0 * batch * s * s * d / 2.0 * (2.5 if backward else 1.0)
@@ -100,4 +104,5 @@ def attention_seconds(operation: Attention, machine: Machine, dtype: str) -> Arr
 
 
 def _coordinates(batch: Array, seq_len: Array, head_dim: Array) -> Array:
+    """Return the point of each attention among others, log2 of its sizes, shape (N, 3)."""
     return np.log2(np.stack([batch, seq_len, head_dim], axis=1))

@@ -1,6 +1,6 @@
-"""Seconds of collectives: bandwidth terms and latency, as small functions of arrays.
+"""The time of collectives: a bandwidth term and a latency.
 
-Sizes are full buffers, as nccl-tests counts them; bandwidth is what one rank's ring gets.
+Sizes are full buffers, as nccl-tests counts them. The bandwidth is that of one rank's ring.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from axonn_tune.spec.plan import Array, Size
 
 
 def moved_fraction(kind: str, n_ranks: Size) -> Array:
-    """Return what each link of a ring carries as a fraction of the full buffer.
+    """Return the fraction of the full buffer that each link of a ring carries.
 
     A ring of G ranks sends (G-1)/G of the buffer over each link in a gather, a scatter or an
     all-to-all (Thakur et al., 2005, section 4.1), and twice that in an all-reduce, which is a
-    scatter and a gather. A transfer to the neighbour sends all of it. Nothing is sent where
-    there is one rank.
+    scatter and a gather. A transfer to the neighbour sends the whole buffer. A group of one rank
+    sends nothing.
     """
     n_ranks = np.asarray(n_ranks, dtype=np.float64)
     if kind == "send_recv":
@@ -44,8 +44,10 @@ def collective_seconds(
     ----------
     nbytes, n_calls : array_like, shape (C,)
         Full buffer, and the number of equal calls that move it.
+    n_ranks, bandwidth_bytes_per_s : arrays, shape (C,)
+        Size of the group, and bandwidth of one rank's ring.
     ring_seconds, tree_seconds : arrays, shape (C,)
-        Latency once around the ring, once up the tree.
+        Latency once around the ring, and once up the tree.
 
     Returns
     -------

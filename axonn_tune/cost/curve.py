@@ -1,4 +1,10 @@
-"""Read a time, or a ratio of times, between measured ones."""
+"""Interpolation between measured times.
+
+A time that depends on one size follows straight lines between the measured points
+(`measured_seconds`). A ratio that depends on several sizes, such as measured over computed time of
+a product, follows a smooth surface through the points (`Spline`). Neither leaves what was measured
+far behind: beyond the points a line keeps its slope, and a surface stays level.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +16,28 @@ from axonn_tune.spec.plan import Array, Size
 
 
 def measured_seconds(work: Size, sizes: Sequence[float], seconds: Sequence[float]) -> Array:
-    """Time of some work, by straight lines between the sizes that were measured.
+    """Return the time of some work, by straight lines between the sizes that were measured.
 
     A latency and a bandwidth make a straight line, so that between points of one regime this
-    is exact. Less work than the least takes as long as that; more than the most goes on along
-    the last line, as long as that does not fall and passes above zero.
+    is exact. Work below the smallest measured size takes as long as that size. Work above the
+    largest size follows the last line, whose slope is held between level and proportional.
 
     Parameters
     ----------
     work : array_like, shape (C,)
         Bytes.
     sizes, seconds : sequences, shape (N,)
-        Measured points in any order; those of one size count with their mean.
+        Measured points in any order; points of one size count with their mean.
     """
-    known, which = np.unique(np.asarray(sizes, dtype=np.float64), return_inverse=True)
-    mean = np.bincount(which, np.asarray(seconds, dtype=np.float64)) / np.bincount(which)
+    known, index = np.unique(np.asarray(sizes, dtype=np.float64), return_inverse=True)
+    mean = np.bincount(index, np.asarray(seconds, dtype=np.float64)) / np.bincount(index)
     work = np.asarray(work, dtype=np.float64)
     beyond = np.maximum(work - known[-1], 0.0)
-    result: Array = np.interp(work, known, mean) + beyond * _last_slope(known, mean)
-    return result
+    return np.asarray(np.interp(work, known, mean) + beyond * _last_slope(known, mean))
 
 
 def _last_slope(sizes: Array, seconds: Array) -> float:
-    """Of the line through the two largest sizes; between level and proportional."""
+    """Return the slope of the line through the two largest sizes, from level to proportional."""
     proportional = float(seconds[-1] / sizes[-1])
     if sizes.size == 1:
         return proportional
@@ -40,55 +45,60 @@ def _last_slope(sizes: Array, seconds: Array) -> float:
     return min(max(slope, 0.0), proportional)
 
 
-# Standard deviation over the median absolute value, of a normal law.
+# Ratio of the standard deviation of a normal law to the median of its absolute values.
 NORMAL_FROM_MEDIAN = 1.4826
 
 
 class Spline:
     """A smooth function through points in several dimensions; beyond them it stays level.
 
-    It leaves the range of the points' values nowhere. The polyharmonic spline of order one, a
-    sum of distances to the points and a linear function: of all functions through the points
-    the one that bends least (Duchon, 1977, "Splines minimizing rotation-invariant semi-norms
-    in Sobolev spaces").
+    It is the polyharmonic spline of order one, a sum of distances to the points and a linear
+    function: of all functions through the points, the one that bends least (Duchon, 1977,
+    "Splines minimizing rotation-invariant semi-norms in Sobolev spaces"). Its values are clipped
+    to the range of the points' values.
 
     Parameters
     ----------
-    points : shape (N, D)
-        Where the function is known; of equal points the mean counts.
-    values : shape (N,)
+    points : array, shape (N, D)
+        Places where the function is known; for equal points the mean of their values counts.
+    values : array, shape (N,)
+        Values of the function there.
     """
 
     def __init__(self, points: Array, values: Array) -> None:
-        points, which = np.unique(points, axis=0, return_inverse=True)
-        counts = np.bincount(which.ravel())
-        values = np.bincount(which.ravel(), values) / counts
-        self._points, (self._low, self._high) = points, (points.min(axis=0), points.max(axis=0))
-        self._least, self._most = values.min(), values.max()
+        points, index = np.unique(points, axis=0, return_inverse=True)
+        counts = np.bincount(index.ravel())
+        values = np.bincount(index.ravel(), values) / counts
+        self._points = points
+        self._low = points.min(axis=0)
+        self._high = points.max(axis=0)
+        self._least = values.min()
+        self._most = values.max()
         self._columns = _independent_columns(points)
         linear = self._linear(points)
-        n, n_linear = len(points), linear.shape[1]
+        n = len(points)
+        n_linear = linear.shape[1]
         system = np.zeros((n + n_linear, n + n_linear))
         system[:n, :n] = _distances(points, points)
-        system[:n, n:], system[n:, :n] = linear, linear.T
+        system[:n, n:] = linear
+        system[n:, :n] = linear.T
         self._inverse = np.linalg.inv(system)
         self._weights = self._inverse @ np.concatenate([values, np.zeros(n_linear)])
 
     def __call__(self, points: Array) -> Array:
-        """Values at points of shape (K, D), shape (K,)."""
+        """Return the values at points of shape (K, D), shape (K,)."""
         inside = np.clip(points, self._low, self._high)
         n = len(self._points)
         bent = _distances(inside, self._points) @ self._weights[:n]
         value = bent + self._linear(inside) @ self._weights[n:]
-        within: Array = np.clip(value, self._least, self._most)
-        return within
+        return np.clip(value, self._least, self._most)
 
     def leave_one_out_error(self) -> float:
-        """By how much points are missed when each in turn is left out: robust standard deviation.
+        """Return the robust standard deviation of the error at a point that is left out.
 
-        A point's own weight over the diagonal of the inverse is the error without it (Rippa,
-        1999, "An algorithm for selecting a good value for the parameter c in radial basis
-        function interpolation").
+        The weight of a point over its entry on the diagonal of the inverse is the error without
+        the point (Rippa, 1999, "An algorithm for selecting a good value for the parameter c in
+        radial basis function interpolation").
         """
         n = len(self._points)
         if n <= 1 + len(self._columns):
@@ -97,21 +107,21 @@ class Spline:
         return float(NORMAL_FROM_MEDIAN * np.median(np.abs(errors)))
 
     def _linear(self, points: Array) -> Array:
+        """Return one and the independent coordinates of each point, shape (K, 1 + columns)."""
         ones = np.ones((len(points), 1))
         return np.concatenate([ones, points[:, self._columns]], axis=1)
 
 
 def _independent_columns(points: Array) -> list[int]:
-    """Coordinates of which none is a linear function of those before it."""
+    """Return the coordinates that are not linear functions of the coordinates before them."""
     kept: list[int] = []
     for column in range(points.shape[1]):
-        tried = np.concatenate([np.ones((len(points), 1)), points[:, [*kept, column]]], axis=1)
-        if np.linalg.matrix_rank(tried) == tried.shape[1]:
+        matrix = np.concatenate([np.ones((len(points), 1)), points[:, [*kept, column]]], axis=1)
+        if np.linalg.matrix_rank(matrix) == matrix.shape[1]:
             kept.append(column)
     return kept
 
 
 def _distances(a: Array, b: Array) -> Array:
-    squares = sum((a[:, None, i] - b[None, :, i]) ** 2 for i in range(a.shape[1]))
-    distances: Array = np.sqrt(squares)
-    return distances
+    """Return the distance of each point of `a` to each point of `b`, shape (len(a), len(b))."""
+    return np.sqrt(sum((a[:, None, i] - b[None, :, i]) ** 2 for i in range(a.shape[1])))

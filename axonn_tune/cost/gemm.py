@@ -1,4 +1,4 @@
-"""Seconds of matrix products: an efficiency curve, corrected by measured points."""
+"""The time of matrix products: an efficiency curve, corrected by measured points."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from axonn_tune.spec.machine import Machine, Tile
 from axonn_tune.spec.plan import MODES, Array, Size
 from axonn_tune.spec.points import GemmPoint
 
-# How far modes lie apart, in doublings of a size: a product says more of the same sizes in another
-# mode than of other sizes. Held-out products on a CPU were met equally well from 0.3 to 1.
+# Distance between modes, in doublings of a size: a product tells more about the same sizes in
+# another mode than about other sizes. Held-out products on a CPU were met equally well from 0.3
+# to 1.
 MODE_DISTANCE = 0.5
-# By how much the efficiency curve alone misses a product: a convention. Fitted to 192 products of
-# a CPU it missed the median one by 14 percent; libraries of GPUs follow tiles more closely.
+# Relative error of the efficiency curve alone for a product, by convention. Fitted to 192 products
+# of a CPU it missed the median one by 14 percent; libraries of GPUs follow tiles more closely.
 CURVE_ERROR = 0.10
 
 
 @dataclass(frozen=True)
 class EfficiencyCurve:
-    """How fast a GPU forms products of one dtype, by the sizes alone.
+    """The speed at which a GPU forms products of one dtype, by the sizes alone.
 
     A product of m x n is cut into tiles; the multiprocessors work on one tile each, in
     waves, and a last wave that is not full costs as much as a full one. Each tile loses
@@ -76,7 +77,10 @@ class EfficiencyCurve:
 
 
 class Products:
-    """Prices matrix products of one dtype on a machine: the curve, corrected by measured points."""
+    """The prices of matrix products of one dtype on a machine.
+
+    The efficiency curve gives the time, and measured points correct it.
+    """
 
     def __init__(self, machine: Machine, dtype: str) -> None:
         self._machine = machine
@@ -110,6 +114,7 @@ class Products:
         return np.minimum.reduce([natural, *others])
 
     def _mode_seconds(self, m: Array, n: Array, k: Array, mode: str) -> Array:
+        """Return the corrected time of products in one mode."""
         seconds = self._curve.seconds(m, n, k, mode)
         if self._correction is None:
             return seconds
@@ -119,9 +124,9 @@ class Products:
 
     @property
     def interpolation_error(self) -> float:
-        """Relative standard deviation by which a product that was not timed is missed.
+        """The relative standard deviation of the error for a product that was not timed.
 
-        Leaving each measured product out shows it; without any it is `CURVE_ERROR`.
+        It is found by leaving each measured product out; without any it is `CURVE_ERROR`.
         """
         return CURVE_ERROR if self._correction is None else self._correction.leave_one_out_error()
 
@@ -135,7 +140,7 @@ def gemm_seconds(
 
 @lru_cache(maxsize=64)
 def _correction(curve: EfficiencyCurve, points: tuple[GemmPoint, ...]) -> Spline:
-    """Return the logarithm of measured time over that of the curve, by a product's coordinates."""
+    """Return the logarithm of the measured time over the curve's, by a product's coordinates."""
     m, n, k, measured = np.array([[p.m, p.n, p.k, p.seconds] for p in points]).T
     modes = [point.mode for point in points]
     by_curve = np.empty(len(points))
@@ -146,7 +151,7 @@ def _correction(curve: EfficiencyCurve, points: tuple[GemmPoint, ...]) -> Spline
 
 
 def _coordinates(m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
-    """Return where products lie among others: log2 of their sizes, and mode, shape (N, 6)."""
+    """Return the point of each product among others: log2 of its sizes, and mode, shape (N, 6)."""
     is_mode = np.array([[mode == other for other in MODES] for mode in modes], dtype=np.float64)
     sizes = np.log2(np.stack([m, n, k], axis=1))
     return np.concatenate([sizes, is_mode * (MODE_DISTANCE / math.sqrt(2.0))], axis=1)

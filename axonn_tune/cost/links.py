@@ -1,4 +1,19 @@
-"""Which links a group's ring runs over, how many rings share them, and its latency."""
+"""The bandwidth and the latency that the groups of an axis get from the links of a machine.
+
+The links of a machine form levels: GPUs in a node, nodes in a cluster, and so on. `axis_links`
+finds what the groups of an axis with a given stride and size get, in this order:
+
+1. For each level, the number of rings of the axis that cross the boundary of a unit at the same
+   time (`rings_through_boundary`). Its bandwidth is shared by them (`ring_share`), and the smallest
+   share of all levels is the bandwidth of a ring.
+2. For each level, the hops of a ring, or of a tree, that cross this level and none beyond. Their
+   number follows from the units that a group visits (`units_visited`); each hop costs the level's
+   latency.
+3. What was measured: bandwidths of rings inside the node, and times of whole collectives, which
+   replace bandwidth and latency.
+4. For each level, how long a byte occupies its busiest boundary. Collectives of several axes that
+   run at once cannot be faster than the boundaries that they share.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +30,14 @@ from axonn_tune.spec.plan import KINDS, Array
 
 
 def rings_through_boundary(stride: Ints, size: Ints, unit_ranks: int) -> Ints:
-    """Rings of one axis that leave a unit at the same time; 0 if every ring stays inside.
+    """Return the number of rings of an axis that leave a unit at the same time, shape (P,).
 
-    The groups of an axis are the ranks ``b + r + i * stride`` for i < size, with b a
-    multiple of ``stride * size`` and r < stride. A unit is a run of `unit_ranks` ranks.
-    Where blocks and units are aligned this is the published law min(U, stride)
-    (Singh et al., arXiv 2502.08145, section on the performance model); otherwise, as with
-    three ranks on nodes of four, the busiest unit counts.
+    The number is 0 if every ring stays inside a unit. The groups of an axis are the ranks
+    ``b + r + i * stride`` for i < size, with b a multiple of ``stride * size`` (the first rank of
+    a block) and r < stride. A unit is a run of U = `unit_ranks` ranks. Where blocks and units are
+    aligned this is the published law min(U, stride) (Singh et al., arXiv 2502.08145, section on
+    the performance model); otherwise, as with three ranks on nodes of four, the busiest unit
+    counts.
 
     Parameters
     ----------
@@ -37,38 +53,49 @@ def rings_through_boundary(stride: Ints, size: Ints, unit_ranks: int) -> Ints:
 
 
 def _busiest_unit(stride: int, size: int, unit_ranks: int) -> int:
-    """Rings that leave the busiest unit, over every offset between blocks and units."""
+    """Return the number of rings that leave the busiest of all units.
+
+    Units differ in where their first rank stands in a block, which can be at any multiple of
+    gcd(U, stride * size).
+    """
     span = stride * size
     busiest = 0
-    for start in range(0, span, gcd(unit_ranks, span)):
-        leaving, first = 0, -start
-        while first < unit_ranks:
-            low, high = max(first, 0), min(first + span, unit_ranks)
-            ring_of = np.arange(low - first, high - first) % stride
+    for offset in range(0, span, gcd(unit_ranks, span)):
+        n_leaving = 0
+        block_start = -offset  # counted from the unit's first rank
+        while block_start < unit_ranks:
+            low = max(block_start, 0)
+            high = min(block_start + span, unit_ranks)
+            ring_of = np.arange(low - block_start, high - block_start) % stride
             members = np.bincount(ring_of, minlength=1)
-            leaving += int(((members > 0) & (members < size)).sum())
-            first += span
-        busiest = max(busiest, leaving)
+            n_leaving += int(((members > 0) & (members < size)).sum())
+            block_start += span
+        busiest = max(busiest, n_leaving)
     return busiest
 
 
 def units_visited(stride: Ints, size: Ints, unit_ranks: int) -> Array:
-    """Units in which the most spread group of an axis has ranks, shape (P,).
+    """Return the number of units in which the most spread group of an axis has ranks, shape (P,).
 
     A group's first rank stands at a multiple of gcd(stride * size, U) from the start of a
     unit, plus up to stride - 1. Where the stride is at most U, no unit between the first and
-    the last rank is left out; where it is larger, every rank has a unit of its own.
+    the last rank is left out; where it is larger, every rank is in another unit.
     """
     step = np.gcd(stride * size, unit_ranks)
     latest_start = unit_ranks - step + np.minimum(stride, step) - 1
     spanned = (latest_start + (size - 1) * stride) // unit_ranks + 1
-    visited: Array = np.minimum(size, spanned).astype(np.float64)
-    return visited
+    return np.minimum(size, spanned).astype(np.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Seconds of one kind of collective over one choice of groups, by full buffer."""
+    """The measured times of one kind of collective over one choice of groups, shape (points,).
+
+    nbytes
+        Full buffers, in growing order.
+    seconds
+        Time of a collective for each of them.
+    """
 
     nbytes: Array
     seconds: Array
@@ -78,10 +105,18 @@ class Curve:
 class KindLinks:
     """What one kind of collective gets over the groups of an axis, arrays of shape (P,).
 
-    bandwidth_bytes_per_s: of each ring with all groups at once. bounding_level: index of the
-    level that bounds it, -1 for a group of one rank. ring_seconds: latency of a chunk's way once
-    around the ring (size - 1 hops). tree_seconds: latency of a way up or down a binary tree.
-    curves: measured times that replace these, by index in `curve`; -1 where there are none.
+    bandwidth_bytes_per_s
+        Bandwidth of each ring while all groups communicate at once.
+    bounding_level
+        Index of the level that bounds the bandwidth, -1 for a group of one rank.
+    ring_seconds
+        Latency of a chunk's way once around the ring (size - 1 hops).
+    tree_seconds
+        Latency of a way up, or down, a binary tree.
+    curve
+        Index of the measured curve that replaces the others, -1 where there is none.
+    curves
+        Measured curves.
     """
 
     bandwidth_bytes_per_s: Array
@@ -96,10 +131,13 @@ class KindLinks:
 class AxisLinks:
     """What the groups of one axis get, arrays of shape (P,).
 
-    level: index of the outermost link level crossed, -1 for a group of one rank.
-    kinds: by kind of collective.
-    occupied_s_per_byte: for each level how long its busiest boundary is occupied for each
-    byte that every ring of the axis carries, shape (levels, P).
+    level
+        Index of the outermost link level that the groups cross, -1 for a group of one rank.
+    kinds
+        What each kind of collective gets.
+    occupied_s_per_byte
+        Time for which the busiest boundary of each level is occupied for every byte that each
+        ring of the axis carries, shape (levels, P).
     """
 
     level: Ints
@@ -108,17 +146,20 @@ class AxisLinks:
 
 
 def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
-    """Bandwidth and latency of the groups with these strides and sizes, shape (P,).
+    """Return bandwidth and latency of the groups with these strides and sizes, shape (P,).
 
-    Bandwidth: min over the crossed levels l of what each of the rings that share a unit's
-    boundary gets, beta_l / rings where that was not measured; a ring bandwidth listed for
-    groups inside the node wins over the formula. Latency: NCCL's decomposition (its tuner sums
-    intra-node and inter-node hops): of the hops of a ring those that cross level l but none
-    beyond cost alpha_l each; a tree takes log2 of the units joined at each level.
+    The bandwidth is the minimum, over the crossed levels l, of what each of the rings that share
+    a unit's boundary gets: beta_l / rings where that was not measured. A ring bandwidth that the
+    profile lists for groups inside the node replaces the formula. The latency follows NCCL's
+    decomposition (its tuner sums intra-node and inter-node hops): the hops of a ring that cross
+    level l but no level beyond it cost alpha_l each; a tree takes log2 of the units that are
+    joined at each level.
     """
     level = np.full(size.shape, -1)
-    crossing, ring_hops, tree_hops = [], [], []
-    units_here = size.astype(np.float64)  # units of this level that the group visits
+    crossing = []
+    ring_hops = []
+    tree_hops = []
+    units_here = size.astype(np.float64)  # number of units of this level that a group visits
     for index, link in enumerate(machine.links):
         rings = rings_through_boundary(stride, size, link.unit_ranks)
         crossing.append(rings)
@@ -135,40 +176,47 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
     in_node = level < machine.node_level
     kinds = {}
     for kind in KINDS:
-        bandwidth, bounding = _bandwidth(machine, kind, crossing)
+        bandwidth, bounding_level = _bandwidth(machine, kind, crossing)
         for ring in machine.ring_bandwidths:
-            listed = in_node & (stride == ring.stride) & (size == ring.size)
-            bandwidth[listed] = ring.bandwidth_bytes_per_s.value
+            is_listed = in_node & (stride == ring.stride) & (size == ring.size)
+            bandwidth[is_listed] = ring.bandwidth_bytes_per_s.value
         curve, curves = _curves(machine, kind, stride, size)
-        ring_seconds, tree_seconds = (
-            _latency(machine, kind, hops, size.shape) for hops in (ring_hops, tree_hops)
+        kinds[kind] = KindLinks(
+            bandwidth,
+            bounding_level,
+            ring_seconds=_latency(machine, kind, ring_hops, size.shape),
+            tree_seconds=_latency(machine, kind, tree_hops, size.shape),
+            curve=curve,
+            curves=curves,
         )
-        kinds[kind] = KindLinks(bandwidth, bounding, ring_seconds, tree_seconds, curve, curves)
     occupied = _occupied_s_per_byte(machine, crossing, kinds, size)
     return AxisLinks(level, kinds, occupied)
 
 
 def _latency(machine: Machine, kind: str, hops: Sequence[Array], shape: tuple[int, ...]) -> Array:
+    """Return the latency of a way with the given number of hops on each level."""
     seconds = np.zeros(shape)
-    for link, of_level in zip(machine.links, hops, strict=True):
+    for link, n_hops in zip(machine.links, hops, strict=True):
         alpha = link.kind_latency_seconds.get(kind, link.latency_seconds).value
-        seconds += alpha * of_level
+        seconds += alpha * n_hops
     return seconds
 
 
 def _curves(
     machine: Machine, kind: str, stride: Ints, size: Ints
 ) -> tuple[Ints, tuple[Curve, ...]]:
-    """Which measured curve each group has, and the curves."""
-    of_groups: dict[tuple[int, int], dict[int, float]] = {}
-    for p in machine.link_points:
-        if p.kind == kind and p.is_of_whole_axis:
-            of_groups.setdefault((p.stride, p.size), {})[p.nbytes] = p.seconds
+    """Return the index of each group's measured curve (-1 without one), and the curves."""
+    points_by_group: dict[tuple[int, int], dict[int, float]] = {}
+    for point in machine.link_points:
+        if point.kind == kind and point.is_of_whole_axis:
+            seconds_by_size = points_by_group.setdefault((point.stride, point.size), {})
+            seconds_by_size[point.nbytes] = point.seconds
     index = np.full(size.shape, -1)
     curves = []
-    for number, ((of_stride, of_size), known) in enumerate(of_groups.items()):
-        index[(stride == of_stride) & (size == of_size)] = number
-        nbytes, seconds = np.array(sorted(known.items()), dtype=np.float64).T
+    for number, (group, seconds_by_size) in enumerate(points_by_group.items()):
+        measured_stride, measured_size = group
+        index[(stride == measured_stride) & (size == measured_size)] = number
+        nbytes, seconds = np.array(sorted(seconds_by_size.items()), dtype=np.float64).T
         curves.append(Curve(nbytes, seconds))
     return index, tuple(curves)
 
@@ -176,7 +224,11 @@ def _curves(
 def _occupied_s_per_byte(
     machine: Machine, crossing: list[Ints], kinds: Mapping[str, KindLinks], size: Ints
 ) -> Array:
-    """Rings through the boundary over its bandwidth, but no more than a ring was measured at."""
+    """Return how long a byte of every ring occupies the boundary of each level, (levels, P).
+
+    This is the number of rings over the bandwidth of the boundary, but no more than the time in
+    which a ring was measured to move a byte.
+    """
     measured = 1.0 / np.maximum.reduce([links.bandwidth_bytes_per_s for links in kinds.values()])
     for kind, links in kinds.items():
         for number, curve in enumerate(links.curves):
@@ -192,39 +244,41 @@ def _occupied_s_per_byte(
 
 
 def _bandwidth(machine: Machine, kind: str, crossing: list[Ints]) -> tuple[Array, Ints]:
-    """The smallest share of a crossed boundary, and its level; infinite and -1 for one rank."""
+    """Return the smallest share of a crossed boundary, and its level.
+
+    They are infinite and -1 for a group of one rank.
+    """
     bandwidth = np.full(crossing[0].shape, np.inf)
-    bounding = np.full(crossing[0].shape, -1)
+    bounding_level = np.full(crossing[0].shape, -1)
     for index, (link, rings) in enumerate(zip(machine.links, crossing, strict=True)):
         share = ring_share(link, kind, rings)
-        slower = (rings > 0) & (share < bandwidth)
-        bandwidth = np.where(slower, share, bandwidth)
-        bounding = np.where(slower, index, bounding)
-    return bandwidth, bounding
+        is_slower = (rings > 0) & (share < bandwidth)
+        bandwidth = np.where(is_slower, share, bandwidth)
+        bounding_level = np.where(is_slower, index, bounding_level)
+    return bandwidth, bounding_level
 
 
 def ring_share(link: LinkLevel, kind: str, rings: Ints) -> Array:
-    """What each of so many rings through one boundary gets, shape (P,).
+    """Return the bandwidth of each ring where `rings` rings cross one boundary, shape (P,).
 
     Between measured numbers of rings the logarithms are interpolated. Fewer rings than were
-    measured get what the fewest got: they cannot get less, and whether one ring can use links
-    that several share is unknown. More share what the most got together.
+    measured get what the smallest measured number got: they cannot get less, and whether one
+    ring can use links that several share is unknown. More rings than were measured share what
+    the largest measured number got together.
     """
     shares = sorted((s for s in link.ring_shares if s.kind == kind), key=lambda s: s.n_rings)
     rings = np.maximum(rings, 1)
     if not shares:
         fraction = link.kind_fraction[kind].value if kind in link.kind_fraction else 1.0
-        law: Array = link.bandwidth_bytes_per_s.value * fraction / rings
-        return law
+        return link.bandwidth_bytes_per_s.value * fraction / rings
     counts = np.array([share.n_rings for share in shares], dtype=np.float64)
     logs = np.log([share.bandwidth_bytes_per_s.value for share in shares])
-    each: Array = np.exp(np.interp(np.log(rings), np.log(counts), logs))
-    each *= np.minimum(counts[-1] / rings, 1.0)
-    return each
+    bandwidth = np.exp(np.interp(np.log(rings), np.log(counts), logs))
+    return bandwidth * np.minimum(counts[-1] / rings, 1.0)
 
 
 def placement_links(machine: Machine, placements: Placements) -> dict[str, AxisLinks]:
-    """`AxisLinks` of each group for every placement, shape (P,)."""
+    """Return the `AxisLinks` of each group for every placement, shape (P,)."""
     return {
         group: axis_links(machine, placements.stride(group), placements.size(group))
         for group in placements.axes.groups

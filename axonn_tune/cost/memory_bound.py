@@ -1,4 +1,4 @@
-"""Seconds of kernels that memory bandwidth limits."""
+"""The time of kernels that memory bandwidth limits."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from axonn_tune.spec.plan import Array, Size
 
 
 def achieved_memory_bandwidth(machine: Machine) -> float:
-    """Bytes per second that a streaming kernel moves."""
+    """Return the bytes per second that a streaming kernel moves."""
     advertised = machine.gpu.memory_bandwidth_bytes_per_s.value
     return advertised * machine.kernels.memory_fraction.value
 
 
 def memory_bound_seconds(nbytes: Size, machine: Machine, kernel: str, dtype: str) -> Array:
-    """Time of a kernel that moves so many bytes; one without any is not launched.
+    """Return the time of a kernel that moves `nbytes`; without any bytes it is not launched.
 
-    Where the profile has measured this kernel, that time; otherwise the achieved memory
-    bandwidth and a launch. Points of the wanted dtype are preferred to those of another.
+    Where the profile has measured this kernel, the time lies between the measured times;
+    otherwise it follows from the achieved memory bandwidth and a launch. Points of the wanted
+    dtype are preferred to points of another.
 
     Parameters
     ----------
@@ -27,18 +28,16 @@ def memory_bound_seconds(nbytes: Size, machine: Machine, kernel: str, dtype: str
         Bytes read plus bytes written.
     """
     nbytes = np.asarray(nbytes, dtype=np.float64)
-    of_kernel = [p for p in machine.kernels.memory_points if p.kernel == kernel]
-    points = [p for p in of_kernel if p.dtype == dtype] or of_kernel
+    kernel_points = [p for p in machine.kernels.memory_points if p.kernel == kernel]
+    points = [p for p in kernel_points if p.dtype == dtype] or kernel_points
     if points:
-        sizes, times = ([getattr(p, name) for p in points] for name in ("nbytes", "seconds"))
-        seconds = measured_seconds(nbytes, sizes, times)
+        seconds = measured_seconds(nbytes, [p.nbytes for p in points], [p.seconds for p in points])
     else:
         launch = machine.kernels.launch_seconds.value
         seconds = nbytes / achieved_memory_bandwidth(machine) + launch
-    launched: Array = seconds * (nbytes > 0)
-    return launched
+    return seconds * (nbytes > 0)
 
 
 def moved_copy_seconds(nbytes: Size, machine: Machine, dtype: str) -> Array:
-    """Time of a transposed copy of `nbytes`: read once, written once."""
+    """Return the time of a transposed copy of `nbytes`, which reads and writes them once."""
     return memory_bound_seconds(2.0 * nbytes, machine, "copy", dtype)

@@ -1,7 +1,7 @@
-"""What the operations of a step plan cost on a machine.
+"""The cost of the operations of a step plan on a machine.
 
-Written once for all that plays a plan: kernels, collectives, the host's share, and the least
-time in which links can carry what is sent.
+Everything that plays a plan takes its prices from here: kernels, collectives, the host's share,
+and the least time in which links can carry all messages.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def slowest_rank_factor(machine: Machine, n_ranks: int) -> float:
 
 
 class KernelPrices:
-    """Prices the kernels of a job on a machine."""
+    """The prices of a job's kernels on a machine."""
 
     def __init__(self, machine: Machine, job: Job) -> None:
         self._machine = machine
@@ -57,15 +57,18 @@ class KernelPrices:
     def seconds(self, operation: Compute) -> Array:
         """Return the time of a kernel on the slowest rank, in the shape of its sizes.
 
-        The host's gap before the next kernel is included; a kernel over nothing takes no time.
+        The time includes the host's gap before the next kernel; a kernel over nothing takes no
+        time.
         """
         seconds = self._device_seconds(operation) * self._slowest_rank
         return seconds + np.where(seconds > 0, self._machine.kernels.gap_seconds.value, 0.0)
 
     def _device_seconds(self, operation: Compute) -> Array:
+        """Return the time of a kernel on a mean GPU, without the host's gap."""
         if isinstance(operation, Gemm):
-            m, n, k, mode = operation.m, operation.n, operation.k, operation.mode
-            return self._products.seconds(m, n, k, mode, self._job.kernel_tuning)
+            return self._products.seconds(
+                operation.m, operation.n, operation.k, operation.mode, self._job.kernel_tuning
+            )
         if isinstance(operation, Attention):
             return self._attention.seconds(operation)
         dtype = self._job.dtype
@@ -73,7 +76,7 @@ class KernelPrices:
 
     @property
     def interpolation_error(self) -> float:
-        """Relative standard deviation by which a product that was not timed is missed."""
+        """The relative standard deviation of the error for a product that was not timed."""
         return self._products.interpolation_error
 
 
@@ -92,18 +95,19 @@ def host_seconds(phases: Iterable[Phase], table: CandidateTable, machine: Machin
 
 
 def lanes(links: Links) -> np.ndarray:
-    """Return the lane that each group's collectives occupy: shape (G, P), 0 for a single rank.
+    """Return the lane that each group's collectives occupy, shape (G, P); 0 for a single rank.
 
-    Groups whose outermost links are of the same level share them, and queue; others have the
-    links that bound them for themselves. A lane has the number of the first axis on it.
+    Groups whose outermost links are of the same level share these links, and queue on one lane;
+    groups of different levels do not hinder each other. A lane has the number of the first group
+    on it, counted from 1.
     """
     level = np.stack([group_links.level for group_links in links.values()])
-    first_on_it = 1 + (level[None] == level[:, None]).argmax(axis=1)
-    return np.where(level < 0, 0, first_on_it)
+    first_of_lane = 1 + (level[None] == level[:, None]).argmax(axis=1)
+    return np.where(level < 0, 0, first_of_lane)
 
 
 class CollectivePrices:
-    """Prices the collectives of one plan for the candidates of its table."""
+    """The prices of a plan's collectives for the candidates of its table."""
 
     def __init__(self, links: Links, table: CandidateTable) -> None:
         self._links = links
@@ -122,6 +126,7 @@ class CollectivePrices:
         return self._seconds[key]
 
     def _price(self, operation: Collective) -> Array:
+        """Return the time of a collective that has not been priced yet."""
         bandwidth, ring, tree = self._axis_terms(operation.axis, operation.kind)
         seconds = collective_seconds(
             operation.kind,
@@ -140,8 +145,8 @@ class CollectivePrices:
     def least_seconds(self, phases: Iterable[Phase]) -> Array:
         """Return the least time in which the links can carry what the phases send, shape (C,).
 
-        Collectives of different axes may run at the same time, on lanes of their own, and
-        still pass through the same links, those of a GPU itself for one.
+        Collectives of different axes may run at the same time, on different lanes, and still pass
+        through the same links, for example the links of a GPU itself.
         """
         sent: dict[tuple[str, str], Size] = {}
         for phase in phases:
@@ -156,9 +161,11 @@ class CollectivePrices:
         return by_level.max(axis=0)
 
     def _axis_terms(self, axis: str, kind: str) -> tuple[Array, Array, Array]:
+        """Return bandwidth, ring latency and tree latency of a kind over an axis, shape (C,)."""
         key = (axis, kind)
         if key not in self._terms:
-            links, rows = self._links[axis].kinds[kind], self._table.placement
+            links = self._links[axis].kinds[kind]
+            rows = self._table.placement
             self._terms[key] = (
                 links.bandwidth_bytes_per_s[rows],
                 links.ring_seconds[rows],
@@ -168,17 +175,21 @@ class CollectivePrices:
 
 
 def _take_measured(seconds: Array, links: KindLinks, curve_of: Ints, operation: Collective) -> None:
-    """Replace the times of groups that were measured, in place; `curve_of` has shape (C,)."""
+    """Replace, in place, the times of groups that were measured.
+
+    `curve_of` holds the index of each candidate's curve, shape (C,).
+    """
     n_calls = np.broadcast_to(np.asarray(operation.n_calls, dtype=np.float64), seconds.shape)
     nbytes = np.broadcast_to(np.asarray(operation.nbytes, dtype=np.float64), seconds.shape)
     for number in np.unique(curve_of[curve_of >= 0]):
-        rows, curve = curve_of == number, links.curves[number]
+        rows = curve_of == number
+        curve = links.curves[number]
         call_seconds = measured_seconds(nbytes[rows] / n_calls[rows], curve.nbytes, curve.seconds)
         seconds[rows] = n_calls[rows] * call_seconds
 
 
 def group_seconds(machine: Machine, kind: str, stride: int, size: int, nbytes: Size) -> Array:
-    """Return the time of one collective while all groups of (stride, size) do the same.
+    """Return the time of one collective while all groups of this stride and size run it.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""Enumerate candidates, evaluate and rank them."""
+"""The search: candidates are enumerated, evaluated and ranked."""

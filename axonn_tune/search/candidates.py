@@ -1,4 +1,4 @@
-"""Enumerate every layout of a GPU count, and say why each that is rejected was."""
+"""Enumerate every layout of a number of GPUs, and say why layouts are rejected."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from axonn_tune.search.search import Search
 from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
 from axonn_tune.spec.layout import AXES
 
-# How far from a count that admits no grid the nearest counts that do are looked for.
+# Largest distance at which another number of GPUs is looked for, if this one admits no grid.
 NEAREST_TRIED = 1024
 
-# Axes that split the products of one token.
+# The axes that split the products of one token.
 TENSOR_AXES = ("x", "y", "z", "tensor")
 
 
@@ -44,9 +44,9 @@ def factorisations(n_gpus: int, n_factors: int = 4) -> Ints:
 def legal_placements(
     search: Search, n_gpus: int | None = None
 ) -> tuple[Placements, dict[str, int]]:
-    """Return the placements that keep every rule, and how many fell to each reason.
+    """Return the placements that keep every rule, and how many were rejected for each reason.
 
-    A placement that breaks several rules counts for the first. `n_gpus` replaces the job's.
+    A placement that breaks several rules counts for the first. `n_gpus` replaces the job's number.
     """
     axes = search.scenario.strategy.axes
     count = search.scenario.job.n_gpus if n_gpus is None else n_gpus
@@ -64,7 +64,8 @@ def legal_placements(
 
 def broken_rules(search: Search, placements: Placements) -> Mapping[str, np.ndarray]:
     """Return for each reason the placements that it rejects, the user's constraints first."""
-    constraints, scenario = search.constraints, search.scenario
+    constraints = search.constraints
+    scenario = search.scenario
     masks: dict[str, np.ndarray] = {}
     for axis, size in constraints.axes.items():
         masks[f"{_shown(axis)} fixed to {size}"] = placements.size(axis) != size
@@ -77,6 +78,7 @@ def broken_rules(search: Search, placements: Placements) -> Mapping[str, np.ndar
 
 
 def _shown(axis: str) -> str:
+    """Return the name of an axis as messages show it."""
     return f"G_{axis}" if axis in AXES else axis
 
 
@@ -90,14 +92,14 @@ def with_micro_batches(
     wanted = search.constraints.micro_batch
     global_batch = search.scenario.job.global_batch
     share = global_batch // placements.size("*".join(placements.axes.batch))
-    shares, which = np.unique(share, return_inverse=True)
+    shares, share_index = np.unique(share, return_inverse=True)
     choices = [divisors(int(local)) for local in shares]
     if wanted is not None:
         choices = [sizes[sizes == wanted] for sizes in choices]
-    counts = np.array([sizes.size for sizes in choices], dtype=np.int64)[which]
+    counts = np.array([sizes.size for sizes in choices], dtype=np.int64)[share_index]
     rows = np.repeat(np.arange(len(placements)), counts)
-    none = np.zeros(0, dtype=np.int64)
-    micro_batch = np.concatenate([none, *(choices[index] for index in which)])
+    empty = np.zeros(0, dtype=np.int64)
+    micro_batch = np.concatenate([empty, *(choices[index] for index in share_index)])
     rejected = {}
     if wanted is not None and (counts == 0).any():
         reason = f"micro-batch {wanted} does not divide the share of the batch"
@@ -108,8 +110,8 @@ def with_micro_batches(
 def executions(search: Search, table: CandidateTable) -> Iterator[CandidateTable]:
     """Yield the table with every recomputation and number of virtual stages that is tried.
 
-    Each table that is yielded holds candidates that are alike; those that cannot be cut into
-    the virtual stages are left out.
+    Each of these tables holds candidates that are alike. Candidates that cannot be cut into the
+    virtual stages are left out.
     """
     scenario = search.scenario
     for recompute in search.recomputes:
@@ -123,20 +125,23 @@ def executions(search: Search, table: CandidateTable) -> Iterator[CandidateTable
 
 
 def no_grid_error(search: Search, rejected: Mapping[str, int]) -> NoCandidateError:
-    """Return an error that says what each grid fell to and which GPU counts nearby admit one."""
+    """Return an error that says why grids were rejected and which numbers of GPUs admit one."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.items())
     n_gpus = search.scenario.job.n_gpus
 
     def admits(n: int) -> bool:
         return len(legal_placements(search, n)[0]) > 0
 
-    near = nearest_counts(n_gpus, admits)
-    hint = f"; nearest counts that do: {', '.join(map(str, near))}" if near else ""
+    counts = nearest_counts(n_gpus, admits)
+    hint = f"; nearest counts that do: {', '.join(map(str, counts))}" if counts else ""
     return NoCandidateError(f"no grid for {n_gpus} GPUs ({reasons}){hint}")
 
 
 def nearest_counts(n_gpus: int, admits: Callable[[int], bool]) -> Sequence[int]:
-    """Return the nearest smaller and larger count that `admits`, within `NEAREST_TRIED` of it."""
+    """Return the nearest smaller and the nearest larger number of GPUs that `admits` accepts.
+
+    No number farther than `NEAREST_TRIED` is tried.
+    """
     below = range(n_gpus - 1, max(n_gpus - NEAREST_TRIED, 0), -1)
     above = range(n_gpus + 1, n_gpus + NEAREST_TRIED)
     nearest = (next((n for n in counts if admits(n)), None) for counts in (below, above))

@@ -1,4 +1,4 @@
-"""What a search says of one layout: its best configuration, or why it has none."""
+"""The result of a search for one layout: its best configuration, or why it has none."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def best_of_layout(search: Search, layout: Layout | str) -> Prediction:
 
 
 def broken_by(search: Search, layout: Layout) -> list[str]:
-    """Return every reason for which a layout is not allowed; none if it is."""
+    """Return every reason why a layout is not allowed; the list is empty if it is."""
     scenario = search.scenario
     if layout.n_ranks != scenario.job.n_gpus:
         return [f"it has {layout.n_ranks} ranks, not {scenario.job.n_gpus}"]
@@ -68,9 +68,9 @@ def why_not(search: Search, layout: Layout | str) -> str:
     reasons = broken_by(search, layout)
     if reasons:
         return f"{layout}: {'; '.join(reasons)}"
-    short = _short_of_memory(search, layout)
-    if short is not None:
-        return short
+    shortage = _memory_shortage(search, layout)
+    if shortage is not None:
+        return shortage
     ranking = rank_candidates(search)
     names = search.scenario.strategy.axes.names
     wanted = np.array([[layout.size(axis)] for axis in names])
@@ -86,11 +86,12 @@ def why_not(search: Search, layout: Layout | str) -> str:
 
 
 def _placements_of(search: Search, layout: Layout) -> Placements:
+    """Return the layout in every rank order that the search tries."""
     return Placements.of([layout], search.constraints.orders, search.scenario.strategy.axes)
 
 
-def _short_of_memory(search: Search, layout: Layout) -> str | None:
-    """Say how much memory the layout's leanest configuration lacks; None if it fits."""
+def _memory_shortage(search: Search, layout: Layout) -> str | None:
+    """Say how much memory the layout's leanest configuration lacks; return None if it fits."""
     capacity = search.scenario.memory_capacity_bytes
     table, _ = with_micro_batches(search, _placements_of(search, layout))
     leanest_bytes = np.inf

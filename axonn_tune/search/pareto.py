@@ -1,4 +1,4 @@
-"""Candidates that no other beats in both time and memory."""
+"""The candidates that no other candidate beats in both time and memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import numpy as np
 def pareto_front(
     step_seconds: Sequence[float], memory_bytes: Sequence[float], fits: Sequence[bool]
 ) -> list[int]:
-    """Rows that fit and that none is faster than without more memory, the fastest first.
+    """Return the rows that fit and that no faster row beats in memory, the fastest first.
 
     Parameters
     ----------
-    step_seconds, memory_bytes, fits : shape (C,)
+    step_seconds, memory_bytes, fits : sequences, shape (C,)
+        Columns of a ranking.
     """
     rows = np.flatnonzero(np.asarray(fits, dtype=bool))
-    seconds, nbytes = np.asarray(step_seconds)[rows], np.asarray(memory_bytes)[rows]
+    seconds = np.asarray(step_seconds)[rows]
+    nbytes = np.asarray(memory_bytes)[rows]
     order = np.lexsort((nbytes, seconds))
     least_before = np.minimum.accumulate(np.concatenate([[np.inf], nbytes[order][:-1]]))
     return [int(row) for row in rows[order[nbytes[order] < least_before]]]

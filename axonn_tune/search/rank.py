@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from dataclasses import replace as replaced
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any, TypeAlias
 
@@ -32,7 +31,7 @@ from axonn_tune.units import gib
 LARGEST_GPU_COUNT = 2**22
 MEMORY_REASON = "out of memory"
 VARIANT_REASON = "not to be cut into so many virtual stages"
-# Walks through what takes long, as `iter` does; a caller may show how far it is.
+# A function that walks through a sequence, as `iter` does; a caller may show the progress in it.
 Each: TypeAlias = Callable[[Sequence[Any]], Iterable[Any]]
 
 
@@ -40,8 +39,26 @@ Each: TypeAlias = Callable[[Sequence[Any]], Iterable[Any]]
 class Ranking:
     """The result of a search in rank order; columns have one entry per candidate.
 
-    A layout, in each rank order that was searched, stands for its best configuration, unless
-    the search wanted every configuration.
+    A layout, in each rank order that was searched, is represented by its best configuration,
+    unless the search asks for every configuration.
+
+    search
+        The search.
+    table
+        Candidates, the best first.
+    step_seconds, exposed_seconds, bubble_seconds
+        Times of a step, of its exposed communication and of its bubble.
+    memory_bytes
+        Peak memory of a rank.
+    fits
+        Whether the memory suffices.
+    paper_seconds
+        Communication time by AxoNN's own equations, by placement of the table; None for layouts
+        that are no grids.
+    rejected
+        Number of placements or configurations that were rejected, by reason.
+    n_evaluated
+        Number of configurations that were timed.
     """
 
     search: Search
@@ -51,20 +68,20 @@ class Ranking:
     bubble_seconds: Array
     memory_bytes: Array
     fits: np.ndarray
-    paper_seconds: Array | None  # by placement of the table
+    paper_seconds: Array | None
     rejected: Mapping[str, int]
-    n_evaluated: int  # configurations
+    n_evaluated: int
 
     def __len__(self) -> int:
         return len(self.table)
 
     def top(self, n: int | None = None) -> list[Prediction]:
-        """Return the first n predictions, or all, the fastest with how far to trust them."""
+        """Return the first n predictions, or all; the fastest of them state their uncertainty."""
         count = len(self) if n is None else min(n, len(self))
         known = self.uncertainty
         index = {int(row): i for i, row in enumerate(known.rows)}
         return [
-            replaced(
+            replace(
                 self.prediction(row),
                 spread_fraction=float(known.spread[index[row]]) if row in index else None,
                 p_best=float(known.p_best[index[row]]) if row in index else None,
@@ -74,7 +91,7 @@ class Ranking:
 
     @cached_property
     def uncertainty(self) -> Uncertainty:
-        """How far the times of the fastest rows that fit can be trusted."""
+        """The uncertainty of the times of the fastest rows that fit."""
         return uncertainty(self.search.scenario, self.table, self.step_seconds, self.fits)
 
     def prediction(self, row: int) -> Prediction:
@@ -109,7 +126,10 @@ class Best:
 
 
 def best_of(search: Search, with_interval: bool = True) -> Best:
-    """Search, and do not fail where nothing is legal or fits; an interval doubles the time."""
+    """Return the best configuration, or the reason why no layout is legal or fits.
+
+    With an interval it takes twice as long.
+    """
     try:
         ranking = rank_candidates(search)
         best = ranking.top(1)[0] if with_interval else ranking.prediction(0)
@@ -119,7 +139,7 @@ def best_of(search: Search, with_interval: bool = True) -> Best:
 
 
 def rank_candidates(search: Search) -> Ranking:
-    """Evaluate every candidate that fits (with `include_oom` all) and rank them.
+    """Evaluate every candidate that fits (with `include_oom` every candidate) and rank them.
 
     Raises
     ------
@@ -149,7 +169,15 @@ def rank_candidates(search: Search) -> Ranking:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Candidates that are alike: those that were timed, and how many were out of memory."""
+    """Candidates that are alike and were timed.
+
+    table, times, memory, fits
+        The candidates with their times, their peak memory and whether it suffices.
+    n_oom
+        Number of all candidates that do not fit.
+    least_bytes
+        Smallest peak memory of all candidates.
+    """
 
     table: CandidateTable
     times: Evaluation
@@ -160,6 +188,7 @@ class _Part:
 
 
 def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
+    """Return `legal_placements` of the search; raise an error if there are none."""
     n_gpus = search.scenario.job.n_gpus
     if n_gpus > LARGEST_GPU_COUNT:
         raise InputError(
@@ -172,17 +201,20 @@ def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
 
 
 def _evaluate(search: Search, table: CandidateTable, links: Links) -> _Part:
-    """Time those candidates of a table that fit, or with `include_oom` all."""
+    """Time the candidates of a table that fit, or with `include_oom` all of them."""
     scenario = search.scenario
     memory, _ = memory_bytes(scenario, table)
     fits = memory <= scenario.memory_capacity_bytes
-    n_oom, least = int((~fits).sum()), float(memory.min())
+    n_oom = int((~fits).sum())
+    least_bytes = float(memory.min())
     if not search.include_oom:
-        table, memory, fits = table.take(fits), memory[fits], fits[fits]
+        table = table.take(fits)
+        memory = memory[fits]
+        fits = fits[fits]
     times = Evaluation(*np.zeros((3, 0)))
     if len(table):
         times = Evaluator.of(scenario, table, links).evaluate()
-    return _Part(table, times, memory, fits, n_oom, least)
+    return _Part(table, times, memory, fits, n_oom, least_bytes)
 
 
 def _ranked(
@@ -191,13 +223,14 @@ def _ranked(
     rejected: Mapping[str, int],
     paper_seconds: Array | None,
 ) -> Ranking:
+    """Return the ranking of all candidates that were timed."""
     table = reduce(CandidateTable.joined, (part.table for part in parts))
     step = np.concatenate([part.times.step_seconds for part in parts])
     exposed = np.concatenate([part.times.exposed_communication_seconds for part in parts])
     bubble = np.concatenate([part.times.bubble_seconds for part in parts])
     memory = np.concatenate([part.memory for part in parts])
     fits = np.concatenate([part.fits for part in parts])
-    # What does not fit comes last, the leanest first.
+    # Candidates that do not fit come last, the leanest of them first.
     keys = [memory, np.where(fits, step, memory), ~fits]
     if search.cost_model == "paper" and paper_seconds is not None:
         keys.insert(2, np.where(fits, paper_seconds[table.placement], 0.0))
@@ -220,7 +253,9 @@ def _ranked(
 
 
 def _nothing_fits(search: Search, least_bytes: float) -> NoCandidateError:
-    scenario, capacity = search.scenario, search.scenario.memory_capacity_bytes
+    """Return an error that says how much memory is needed and how many GPUs suffice."""
+    scenario = search.scenario
+    capacity = scenario.memory_capacity_bytes
     message = (
         f"model '{scenario.model.name}' fits on no grid of {scenario.job.n_gpus} "
         f"{scenario.machine.gpu.name}: the smallest needs {gib(least_bytes):.1f} GiB of "

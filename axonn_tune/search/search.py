@@ -1,4 +1,4 @@
-"""What is asked of a search: a scenario, what is fixed, and what may vary."""
+"""The question that a search answers: a scenario, what is fixed, and what may vary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COST_MODELS = ("full", "paper")
 
 @dataclass(frozen=True)
 class Constraints:
-    """What the user fixed.
+    """The limits that the user sets to a search.
 
     axes
         Size of each axis that is fixed.
@@ -24,7 +24,7 @@ class Constraints:
     orders
         Rank orders that are tried.
     micro_batch
-        Number of sequences that one rank processes at once; None to try all.
+        Number of sequences that one rank processes at once; None tries all.
     """
 
     axes: Mapping[str, int] = field(default_factory=dict)
@@ -37,14 +37,18 @@ class Constraints:
 class Search:
     """A question whose answer is a ranking.
 
+    scenario
+        Model, job, machine and strategy.
+    constraints
+        Limits that the user sets.
     recomputes
         Recomputations that are tried.
     cost_model
         ``"full"``, or ``"paper"`` to order by AxoNN's own equations.
     include_oom
-        Whether configurations that do not fit in memory are ranked, too.
+        Whether configurations that do not fit in memory are ranked too.
     every_configuration
-        Whether every configuration of a layout is ranked, or its best only.
+        Whether every configuration of a layout is ranked, and not only its best.
     """
 
     scenario: Scenario

@@ -1,9 +1,9 @@
-"""How likely each of the fastest candidates is to be the fastest.
+"""The probability that each of the fastest candidates is the fastest.
 
-Numbers that all candidates share, such as a link's bandwidth, move their times together; a product
-between measured ones is off by an error of its own, which only candidates with the same products
-share; and what the model leaves out differs from one candidate to the next (see `step.spread`).
-Times are drawn at random.
+The true times are drawn at random around the predicted ones. A number that all candidates share,
+such as a link's bandwidth, moves their times together; the price of a product between measured ones
+has an error of its own, which only candidates with the same products share; and effects that the
+model leaves out differ from one candidate to the next (see `step.spread`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from axonn_tune.spec.resources import resources
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.spread import MODEL_ERROR, deviations, spread
 
-# Rows that are compared, the fastest first: no other one has a chance.
+# Number of the fastest rows that are compared; no other row has a chance.
 N_ROWS = 32
+# Number of random draws.
 N_DRAWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Uncertainty:
-    """How far the times of the fastest rows can be trusted, arrays of shape (R,).
+    """The uncertainty of the times of the fastest rows, arrays of shape (R,).
 
     rows
         The rows that were compared, the fastest first.
@@ -43,12 +44,12 @@ class Uncertainty:
 def uncertainty(
     scenario: Scenario, table: CandidateTable, step_seconds: Array, fits: np.ndarray
 ) -> Uncertainty:
-    """Compare the fastest rows that fit.
+    """Return the uncertainty of the fastest rows that fit.
 
     Parameters
     ----------
     table, step_seconds, fits
-        Columns of a ranking, arrays of shape (C,).
+        Columns of a ranking, of shape (C,).
     """
     candidates = np.flatnonzero(fits)
     rows = candidates[np.argsort(step_seconds[candidates], kind="stable")][:N_ROWS]
@@ -67,18 +68,18 @@ def uncertainty(
     return Uncertainty(rows, spread(effects, own_error), p_best)
 
 
-def _p_best(log_seconds: Array, effects: Array, own: Array, shape_of: Ints) -> Array:
-    """Return the share of random draws in which a row is the fastest; equal rows share it."""
+def _p_best(log_seconds: Array, effects: Array, own_error: Array, shape_of: Ints) -> Array:
+    """Return the share of random draws in which each row is the fastest; equal rows share it."""
     random = np.random.default_rng(0)
     common = random.standard_normal((N_DRAWS, effects.shape[0])) @ effects
     per_shape = random.standard_normal((N_DRAWS, int(shape_of.max()) + 1))
-    alone = MODEL_ERROR * random.standard_normal((N_DRAWS, log_seconds.size))
-    drawn = log_seconds + common + own * per_shape[:, shape_of] + alone
+    model_error = MODEL_ERROR * random.standard_normal((N_DRAWS, log_seconds.size))
+    drawn = log_seconds + common + own_error * per_shape[:, shape_of] + model_error
     is_fastest = drawn <= drawn.min(axis=1, keepdims=True)
     return (is_fastest / is_fastest.sum(axis=1, keepdims=True)).mean(axis=0)
 
 
 def tied(p_best: Array, share: float) -> int:
-    """Return how many of the likeliest rows it takes to hold a share of the probability."""
+    """Return the number of likeliest rows that together hold a share of the probability."""
     held = np.cumsum(np.sort(p_best)[::-1])
     return int(np.searchsorted(held, share - 1e-12)) + 1

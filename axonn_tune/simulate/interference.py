@@ -1,7 +1,7 @@
-"""How kernels and collectives that run at the same time slow each other down.
+"""The slowdown of kernels and collectives that run at the same time.
 
-While both run, a kernel needs 1 + s seconds and a collective 1 + r seconds for a second of
-work. Times are measured from the start of the kernel; arrays of shape (C,) or numbers.
+While both run, a kernel needs 1 + s seconds and a collective 1 + r seconds for a second of work.
+Times are measured from the start of the kernel; they are arrays of shape (C,) or numbers.
 """
 
 from __future__ import annotations
@@ -15,16 +15,23 @@ from axonn_tune.spec.plan import Array
 
 @dataclass(frozen=True)
 class Interference:
-    """Slowdowns: `of_kernels` beside a collective (s), `of_collectives` beside a kernel (r)."""
+    """The slowdowns of kernels and collectives.
+
+    of_kernels
+        Additional time, relative, of a kernel while a collective runs (s).
+    of_collectives
+        Additional time, relative, of a collective while a kernel runs (r).
+    """
 
     of_kernels: float = 0.0
     of_collectives: float = 0.0
 
     def kernel_seconds(self, seconds: Array, remaining_seconds: Array) -> Array:
-        """Duration of a kernel beside which collectives have work for `remaining_seconds` left.
+        """Return the duration of a kernel that starts while collectives run.
 
-        Until these end, 1 + r times later than alone, it takes 1 + s seconds for each second of
-        work.
+        The collectives have work left that takes `remaining_seconds` without the kernel, and
+        1 + r times as long with it. Until they end, the kernel takes 1 + s seconds for each
+        second of work.
         """
         extra = np.maximum(remaining_seconds, 0.0)
         extra *= (1.0 + self.of_collectives) * self.of_kernels / (1.0 + self.of_kernels)
@@ -33,9 +40,9 @@ class Interference:
         return extra
 
     def delay_seconds(self, kernel_seconds: Array, remaining_seconds: Array) -> Array:
-        """How much later than alone a collective ends beside a kernel of that duration."""
+        """Return the time by which a kernel of this duration delays the end of a collective."""
         delay = np.maximum(remaining_seconds, 0.0)
         delay *= self.of_collectives
-        at_most = kernel_seconds * (self.of_collectives / (1.0 + self.of_collectives))
-        np.minimum(delay, at_most, out=delay)
+        longest = kernel_seconds * (self.of_collectives / (1.0 + self.of_collectives))
+        np.minimum(delay, longest, out=delay)
         return delay

@@ -1,36 +1,54 @@
 """The schedule of a pipeline: 1F1B, or interleaved with virtual stages, for all candidates at once.
 
-Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-Megatron-LM", SC21, section 2.2. Each rank works through its forward and backward passes in a
-fixed order; one starts when the rank is free and what it needs from the neighbour has arrived.
+The schedule is that of Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+Clusters Using Megatron-LM", SC21, section 2.2. It is played in these steps:
+
+1. `rank_order` lists the forward and backward passes of a rank in the fixed order in which the rank
+   runs them. A pass starts when the rank's previous pass has ended and the result that it needs
+   from the neighbouring stage (`source_of`) has arrived.
+2. `_schedule` sorts the passes of all ranks into levels, so that each pass depends on passes of
+   earlier levels only. This does not depend on durations, so that all candidates share it.
+3. `_played` computes when the passes end, one level after another, for many candidates at once.
+4. `pipeline_seconds` plays as many micro-batches as it takes until the schedule repeats, and adds
+   the period for the others. `passes` plays one candidate and returns every pass.
+
+The duration of a pass depends on its direction and on whether its stage is the first, a middle or
+the last one; `kind_of` numbers these combinations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from axonn_tune.spec.plan import Array
 
-FORWARD, BACKWARD = 0, 1
-# Rounds of `n_stages` micro-batches that are played before it is seen whether they repeat, and
-# how many of the last ones may already be of the pipeline's drain.
-ROUNDS_PLAYED, ROUNDS_OF_DRAIN = 10, 4
-PERIODIC_TOLERANCE = 1e-12
-# Entries of the table of ends that are held at once.
+FORWARD = 0
+BACKWARD = 1
+# Number of rounds of `n_stages` micro-batches that are played to see whether they repeat.
+ROUNDS_PLAYED = 10
+# Number of the last rounds that may belong to the drain of the pipeline.
+ROUNDS_OF_DRAIN = 4
+# Rounds count as equal if their passes shift alike up to this fraction of the whole time.
+ROUND_TOLERANCE = 1e-12
+# Number of entries of the table of ends that is held at once.
 CHUNK_ENTRIES = 4_000_000
 
-Pass: TypeAlias = tuple[
-    int, int, int
-]  # FORWARD or BACKWARD, virtual stage of the rank, micro-batch
+# The direction (FORWARD or BACKWARD), the virtual stage of the rank, and the micro-batch.
+Pass: TypeAlias = tuple[int, int, int]
 
 
 def rank_order(rank: int, n_stages: int, n_virtual: int, n_micro: int) -> list[Pass]:
-    """The passes of one rank in the order in which Megatron-LM runs them."""
+    """Return the passes of one rank in the order in which Megatron-LM runs them.
+
+    After a warm-up of forward passes, one forward and one backward pass alternate; the remaining
+    backward passes follow.
+    """
     total = n_micro * n_virtual
     warmup = n_stages - rank - 1
     if n_virtual > 1:
@@ -45,7 +63,10 @@ def rank_order(rank: int, n_stages: int, n_virtual: int, n_micro: int) -> list[P
 
 
 def _forward(index: int, n_stages: int, n_virtual: int) -> Pass:
-    """Groups of `n_stages` micro-batches pass through one virtual stage after the other."""
+    """Return a rank's forward pass number `index`.
+
+    Groups of `n_stages` micro-batches pass through one virtual stage after the other.
+    """
     if n_virtual == 1:
         return FORWARD, 0, index
     group, within = divmod(index, n_stages * n_virtual)
@@ -55,9 +76,20 @@ def _forward(index: int, n_stages: int, n_virtual: int) -> Pass:
 
 @dataclass(frozen=True)
 class PlayedPass:
-    """A pass of one rank with its start and end.
+    """A pass of one rank, with its start and end.
 
-    stage: counts through all virtual stages. kind: see `kind_of`.
+    rank
+        Rank of the pipeline.
+    stage
+        Number of the virtual stage, counted through all ranks.
+    direction
+        `FORWARD` or `BACKWARD`.
+    micro_batch
+        Number of the micro-batch.
+    kind
+        Kind of the pass, as `kind_of` numbers it.
+    start_seconds, end_seconds
+        Times since the start of the first pass.
     """
 
     rank: int
@@ -72,44 +104,77 @@ class PlayedPass:
 def passes(
     n_stages: int, n_virtual: int, n_micro: int, seconds: Array, transfer_seconds: float
 ) -> list[PlayedPass]:
-    """Every pass of one candidate, rank by rank in the order in which each runs its own.
+    """Return every pass of one candidate, rank by rank in the order in which each rank runs them.
 
     Parameters
     ----------
     seconds : array, shape (N_KINDS,)
-        Durations of passes; see `kind_of`. A pass takes its part in the transfer too.
+        Durations of passes, by `kind_of`.
+    transfer_seconds : float
+        Time of a transfer to the next stage, which is a part of every pass.
     """
     schedule = _schedule(n_stages, n_virtual, n_micro)
-    of_kind = seconds + transfer_seconds
-    ends, starts = np.zeros((2, schedule.n_passes + 1))
+    duration = seconds + transfer_seconds
+    starts = np.zeros(schedule.n_passes + 1)
+    ends = np.zeros(schedule.n_passes + 1)
     kinds = np.zeros(schedule.n_passes + 1, dtype=np.int64)
-    for own, before, needed, kind in schedule.levels:
-        starts[own] = np.maximum(ends[before], ends[needed])
-        ends[own], kinds[own] = starts[own] + of_kind[kind], kind
-    in_order = (
+    for level in schedule.levels:
+        start = np.maximum(ends[level.previous], ends[level.needed])
+        starts[level.passes] = start
+        ends[level.passes] = start + duration[level.kinds]
+        kinds[level.passes] = level.kinds
+    identities = (
         (rank, chunk * n_stages + rank, direction, micro)
         for rank in range(n_stages)
         for direction, chunk, micro in rank_order(rank, n_stages, n_virtual, n_micro)
     )
     return [
-        PlayedPass(*which, int(kind), float(start), float(end))
-        for which, kind, start, end in zip(in_order, kinds[1:], starts[1:], ends[1:], strict=True)
+        PlayedPass(*identity, int(kind), float(start), float(end))
+        for identity, kind, start, end in zip(
+            identities, kinds[1:], starts[1:], ends[1:], strict=True
+        )
     ]
+
+
+class _Level(NamedTuple):
+    """Passes that depend on passes of earlier levels only, arrays of shape (passes of the level,).
+
+    passes
+        Index of each pass, counted from 1.
+    previous
+        Index of the pass that the same rank runs before it.
+    needed
+        Index of the pass whose result it needs.
+    kinds
+        Kind of each pass, as `kind_of` numbers it.
+
+    Index 0 stands for no pass, and has its end at time zero.
+    """
+
+    passes: np.ndarray
+    previous: np.ndarray
+    needed: np.ndarray
+    kinds: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
 class _Schedule:
-    """Passes by level: those of one level need only those of the levels before.
+    """The order in which the passes of a pipeline can be played, without their durations.
 
-    Each level holds indices of its passes, of the rank's pass before, of the neighbour's pass
-    that they need (0, an end at time zero, where there is none), and the kind of each, which
-    picks its duration.
+    n_passes
+        Number of passes of all ranks.
+    levels
+        Levels in the order in which they are played.
+    last_of_rank
+        Index of the last pass of each rank.
+    steady
+        Indices of the passes of the last round before the drain, and of the round before it.
     """
 
     n_passes: int
-    levels: tuple[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], ...]
+    levels: tuple[_Level, ...]
     last_of_rank: np.ndarray
-    steady: tuple[np.ndarray, np.ndarray]  # passes of the last two rounds before the drain
+    steady: tuple[np.ndarray, np.ndarray]
 
 
 FIRST, MIDDLE, LAST = range(3)
@@ -117,61 +182,73 @@ N_KINDS = 6
 
 
 def kind_of(direction: int, place: int) -> int:
-    """Index of a pass's duration; `place`: of the first, a middle or the last stage."""
+    """Return the index of a pass's duration; `place` is `FIRST`, `MIDDLE` or `LAST`."""
     return direction * 3 + place
 
 
 @lru_cache(maxsize=256)
 def _schedule(n_stages: int, n_virtual: int, n_micro: int) -> _Schedule:
-    last = n_stages * n_virtual - 1
+    """Return the schedule of a pipeline; passes are numbered rank by rank in their order."""
     orders = [rank_order(rank, n_stages, n_virtual, n_micro) for rank in range(n_stages)]
-    index: dict[tuple[int, int, int], int] = {}
-    ends = [0] * n_stages
-    count = 0
+    index: dict[Pass, int] = {}  # its keys count virtual stages through all ranks
+    last_of_rank = []
     for rank, order in enumerate(orders):
         for direction, chunk, micro in order:
-            count += 1
-            index[direction, chunk * n_stages + rank, micro] = count
-        ends[rank] = count
-    level = np.zeros(count + 1, dtype=np.int64)
-    before, needed, kind = (np.zeros(count + 1, dtype=np.int64) for _ in range(3))
-    place = [0] * n_stages  # how far each rank's passes have their level
-    progress = True
-    while progress:
-        progress = False
+            index[direction, chunk * n_stages + rank, micro] = len(index) + 1
+        last_of_rank.append(len(index))
+
+    def round_before(end: int) -> np.ndarray:
+        return np.array([i for (_, _, micro), i in index.items() if 0 < end - micro <= n_stages])
+
+    drain_start = n_micro - ROUNDS_OF_DRAIN * n_stages
+    return _Schedule(
+        n_passes=len(index),
+        levels=_levels(orders, index, n_stages * n_virtual - 1),
+        last_of_rank=np.array(last_of_rank),
+        steady=(round_before(drain_start), round_before(drain_start - n_stages)),
+    )
+
+
+def _levels(
+    orders: Sequence[Sequence[Pass]], index: Mapping[Pass, int], last: int
+) -> tuple[_Level, ...]:
+    """Return the passes sorted into levels; `last` is the number of the last virtual stage."""
+    n_stages = len(orders)
+    level = np.zeros(len(index) + 1, dtype=np.int64)
+    previous = np.zeros(len(index) + 1, dtype=np.int64)
+    needed = np.zeros(len(index) + 1, dtype=np.int64)
+    kind = np.zeros(len(index) + 1, dtype=np.int64)
+    n_placed = [0] * n_stages  # number of passes of each rank that have their level
+    has_progress = True
+    while has_progress:
+        has_progress = False
         for rank, order in enumerate(orders):
-            while place[rank] < len(order):
-                direction, chunk, micro = order[place[rank]]
+            while n_placed[rank] < len(order):
+                direction, chunk, micro = order[n_placed[rank]]
                 stage = chunk * n_stages + rank
-                own = index[direction, stage, micro]
                 source = source_of(direction, stage, micro, last)
-                needs = 0 if source is None else index[source]
-                if needs and not level[needs]:
+                source_index = 0 if source is None else index[source]
+                if source_index and not level[source_index]:
                     break
-                previous = own - 1 if place[rank] else 0
-                level[own] = 1 + max(level[previous], level[needs])
-                before[own], needed[own] = previous, needs
-                where = FIRST if stage == 0 else LAST if stage == last else MIDDLE
-                kind[own] = kind_of(direction, where)
-                place[rank] += 1
-                progress = True
+                current = index[direction, stage, micro]
+                previous[current] = current - 1 if n_placed[rank] else 0
+                needed[current] = source_index
+                level[current] = 1 + max(level[previous[current]], level[source_index])
+                place = FIRST if stage == 0 else LAST if stage == last else MIDDLE
+                kind[current] = kind_of(direction, place)
+                n_placed[rank] += 1
+                has_progress = True
     by_level = np.argsort(level, kind="stable")
     cuts = np.searchsorted(level[by_level], np.arange(1, level.max() + 2))
-    levels = tuple(
-        (rows, before[rows], needed[rows], kind[rows])
-        for start, end in pairwise(cuts)
-        for rows in [by_level[start:end]]
-    )
-    final = n_micro - ROUNDS_OF_DRAIN * n_stages
-    steady = tuple(
-        np.array([i for (_, _, micro), i in index.items() if 0 <= end - micro - 1 < n_stages])
-        for end in (final, final - n_stages)
-    )
-    return _Schedule(count, levels, np.array(ends), (steady[0], steady[1]))
+    runs = [by_level[start:end] for start, end in pairwise(cuts)]
+    return tuple(_Level(run, previous[run], needed[run], kind[run]) for run in runs)
 
 
 def source_of(direction: int, stage: int, micro: int, last: int) -> Pass | None:
-    """The pass whose result this one needs."""
+    """Return the pass whose result a pass needs, or None for the first forward pass.
+
+    Virtual stages are counted through all ranks; `last` is the number of the last one.
+    """
     if direction == FORWARD:
         return (FORWARD, stage - 1, micro) if stage else None
     return (BACKWARD, stage + 1, micro) if stage < last else (FORWARD, last, micro)
@@ -180,17 +257,17 @@ def source_of(direction: int, stage: int, micro: int, last: int) -> Pass | None:
 def pipeline_seconds(
     n_stages: int, n_virtual: int, n_micro: int, seconds: Array, transfer_seconds: Array
 ) -> Array:
-    """Time from the first forward to the last backward pass of all ranks.
+    """Return the time from the first forward to the last backward pass of all ranks.
 
     After a transient the schedule is periodic: it is played until rounds of `n_stages`
-    micro-batches repeat, the rest is added.
+    micro-batches repeat, and the time of the remaining rounds is added.
 
     Parameters
     ----------
     seconds : array, shape (N_KINDS, C)
-        Durations of passes; see `kind_of`.
+        Durations of passes, by `kind_of`.
     transfer_seconds : array, shape (C,)
-        From the end of a pass to when the neighbour has its result, both waiting.
+        Time from the end of a pass until the neighbour has its result; both ranks wait for it.
 
     Returns
     -------
@@ -200,8 +277,8 @@ def pipeline_seconds(
     if n_micro <= 2 * played:
         return _played(n_stages, n_virtual, n_micro, seconds, transfer_seconds)[0]
     end, period, drift = _played(n_stages, n_virtual, played, seconds, transfer_seconds)
-    result: Array = end + (n_micro - played) / n_stages * period
-    unsettled = np.flatnonzero(drift > PERIODIC_TOLERANCE * end)
+    result = end + (n_micro - played) / n_stages * period
+    unsettled = np.flatnonzero(drift > ROUND_TOLERANCE * end)
     if unsettled.size:
         result[unsettled] = _played(
             n_stages, n_virtual, n_micro, seconds[:, unsettled], transfer_seconds[unsettled]
@@ -212,25 +289,29 @@ def pipeline_seconds(
 def _played(
     n_stages: int, n_virtual: int, n_micro: int, seconds: Array, transfer_seconds: Array
 ) -> tuple[Array, Array, Array]:
-    """When all ranks have ended, what the last steady round took, and by how much passes differ.
+    """Return the end of all ranks, the period of the last steady round, and its drift.
 
-    Once each pass of a round comes as much later as any other than in the round before, all
-    further rounds repeat.
+    The period is the largest shift of a pass against the round before, the drift the difference of
+    the largest and the smallest shift. Without drift all further rounds repeat. Without two steady
+    rounds period and drift are undefined.
     """
     schedule = _schedule(n_stages, n_virtual, n_micro)
     n_candidates = seconds.shape[1]
-    end, period, drift = np.empty((3, n_candidates))
-    at_once = max(CHUNK_ENTRIES // (schedule.n_passes + 1), 1)
-    now, earlier = schedule.steady
-    for start in range(0, n_candidates, at_once):
-        rows = slice(start, start + at_once)
-        of_kind = seconds[:, rows] + transfer_seconds[rows]
-        ends = np.zeros((schedule.n_passes + 1, of_kind.shape[1]))
-        for own, before, needed, kind in schedule.levels:
-            ends[own] = np.maximum(ends[before], ends[needed]) + of_kind[kind]
+    end = np.empty(n_candidates)
+    period = np.empty(n_candidates)
+    drift = np.empty(n_candidates)
+    n_at_once = max(CHUNK_ENTRIES // (schedule.n_passes + 1), 1)
+    final_round, earlier_round = schedule.steady
+    for start in range(0, n_candidates, n_at_once):
+        rows = slice(start, start + n_at_once)
+        duration = seconds[:, rows] + transfer_seconds[rows]
+        ends = np.zeros((schedule.n_passes + 1, duration.shape[1]))
+        for level in schedule.levels:
+            free = np.maximum(ends[level.previous], ends[level.needed])
+            ends[level.passes] = free + duration[level.kinds]
         end[rows] = ends[schedule.last_of_rank].max(axis=0)
-        if now.size == earlier.size > 0:
-            later = ends[now] - ends[earlier]
-            period[rows] = later.max(axis=0)
-            drift[rows] = period[rows] - later.min(axis=0)
+        if final_round.size == earlier_round.size > 0:
+            shift = ends[final_round] - ends[earlier_round]
+            period[rows] = shift.max(axis=0)
+            drift[rows] = period[rows] - shift.min(axis=0)
     return end, period, drift

@@ -1,4 +1,15 @@
-"""Play a compiled program for all candidates at once."""
+"""Play a compiled program for all candidates at once.
+
+The state of the player (`_State`) says when the compute stream and each lane of links will be free,
+and when each collective ended, as arrays over candidates. `_Playable.play` walks once through the
+instructions of a phase: kernels move the compute stream forward, and wait for collectives and run
+slower while collectives run; a collective moves its lane forward.
+
+A phase, such as the blocks of a model, is often repeated many times, but not played as often. The
+walk depends on the state alone, so that once a repeat ends in the state in which it began, shifted
+by a period (`_Playable.is_periodic`), all others do the same. `_play_repeated` then adds the period
+for the remaining repeats.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +24,16 @@ from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.program import Kernels, OpIndex, PhaseProgram, Program
 from axonn_tune.spec.plan import Array
 
-# Two successive repeats of a phase count as equal if they agree to this, relative.
-PERIODIC_TOLERANCE = 1e-13
-# Repeats played for all candidates before those that are not yet periodic are played alone.
+# Two successive repeats of a phase count as equal if they agree to this relative tolerance.
+REPEAT_TOLERANCE = 1e-13
+# Number of repeats that are played for all candidates together. After these, candidates that are
+# not yet periodic are played without the others.
 COMMON_REPEATS = 6
 
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """Seconds of a program and of the compute stream's standstills in it, shape (C,)."""
+    """The time of a program, and of the compute stream's standstills in it, shape (C,)."""
 
     seconds: Array
     exposed_seconds: Array
@@ -40,22 +52,23 @@ def play(
     Parameters
     ----------
     program : Program
-    shape : (C,)
+    shape : tuple of int
+        Shape of all arrays, (C,).
     kernels_seconds, message_seconds : callables
-        Seconds of consecutive kernels, and of a collective, shape (C,).
+        Functions that return the time of consecutive kernels, and of a collective, shape (C,).
     interference : Interference
-        How much kernels and collectives slow each other down.
+        Slowdowns of kernels and collectives that run at the same time.
     least_seconds : array, shape (C,)
-        The links that the lanes share need at least so long.
+        Least time that the links which lanes share need.
     """
     zeros = np.zeros(shape)
     state = _State(zeros, zeros, dict.fromkeys(program.lanes, zeros))
     for phase in program.phases:
         durations = [
-            kernels_seconds(i.operations)
-            if isinstance(i, Kernels)
-            else message_seconds(i.operation)
-            for i in phase.instructions
+            kernels_seconds(instruction.operations)
+            if isinstance(instruction, Kernels)
+            else message_seconds(instruction.operation)
+            for instruction in phase.instructions
         ]
         _play_repeated(_Playable(phase, durations, interference), state)
     end = np.maximum(_latest([state.compute, *state.lane.values()]), least_seconds)
@@ -67,32 +80,45 @@ _Key: TypeAlias = str | int
 
 @dataclass
 class _State:
-    """When the compute stream and each lane are free, and when collectives ended; shape (C,)."""
+    """The state of the streams after some instructions, arrays of shape (C,).
+
+    compute
+        Time at which the compute stream is free.
+    idle
+        Time for which the compute stream has stood still so far.
+    lane
+        Time at which each lane is free.
+    ended
+        Time at which the latest collective of each name ended.
+    """
 
     compute: Array
-    idle: Array  # how long the compute stream has stood still so far
+    idle: Array
     lane: dict[int, Array]
     ended: dict[str, Array] = field(default_factory=dict)
 
     def copy(self) -> _State:
-        """Copy the state, not its arrays, which are never changed in place."""
+        """Return a copy that shares the arrays; playing a phase changes no array in place."""
         return _State(self.compute, self.idle, dict(self.lane), dict(self.ended))
 
     def extrapolate(self, earlier: _State, repeats: int) -> None:
-        """Add what has passed since `earlier` that many times; every array is a new one."""
+        """Add the time since `earlier` as many times as given; every array is a new one."""
 
-        def further(now: Array, before: Array) -> Array:
+        def extrapolated(now: Array, before: Array) -> Array:
             return now + repeats * (now - before)
 
-        self.compute = further(self.compute, earlier.compute)
-        self.idle = further(self.idle, earlier.idle)
-        self.lane = {lane: further(free, earlier.lane[lane]) for lane, free in self.lane.items()}
+        self.compute = extrapolated(self.compute, earlier.compute)
+        self.idle = extrapolated(self.idle, earlier.idle)
+        self.lane = {
+            lane: extrapolated(free, earlier.lane[lane]) for lane, free in self.lane.items()
+        }
         self.ended = {
-            name: further(end, earlier.ended.get(name, end)) for name, end in self.ended.items()
+            name: extrapolated(end, earlier.ended.get(name, end))
+            for name, end in self.ended.items()
         }
 
     def rows(self, rows: np.ndarray) -> _State:
-        """Pick the state of some candidates."""
+        """Return the state of some candidates, in new arrays."""
         return _State(
             self.compute[rows],
             self.idle[rows],
@@ -101,7 +127,7 @@ class _State:
         )
 
     def write(self, rows: np.ndarray, other: _State) -> None:
-        """Put the state of some candidates back, in place."""
+        """Replace the state of some candidates, in place."""
         self.compute[rows] = other.compute
         self.idle[rows] = other.idle
         for lane, free in other.lane.items():
@@ -112,18 +138,23 @@ class _State:
 
 @dataclass(frozen=True)
 class _Playable:
-    """A phase with its durations, each of shape (C,)."""
+    """A phase with the duration of each of its instructions, shape (C,)."""
 
     phase: PhaseProgram
     durations: Sequence[Array]
     interference: Interference
 
     def rows(self, rows: np.ndarray) -> _Playable:
-        theirs = [seconds[rows] for seconds in self.durations]
-        return _Playable(self.phase, theirs, self.interference)
+        """Return the phase with the durations of some candidates."""
+        durations = [seconds[rows] for seconds in self.durations]
+        return _Playable(self.phase, durations, self.interference)
 
     def play(self, state: _State) -> None:
-        compute, idle, lane, ended = state.compute, state.idle, state.lane, state.ended
+        """Play the phase once and change the state."""
+        compute = state.compute
+        idle = state.idle
+        lane = state.lane
+        ended = state.ended
         interference = self.interference
         for instruction, seconds in zip(self.phase.instructions, self.durations, strict=True):
             ends = [ended[name] for name in instruction.waits_for if name in ended]
@@ -142,25 +173,27 @@ class _Playable:
                 start = _latest([lane[instruction.lane], compute, *ends])
                 end = start + seconds
                 lane[instruction.lane] = ended[instruction.name] = end
-        state.compute, state.idle = compute, idle
+        state.compute = compute
+        state.idle = idle
 
-    def _delay(self, beside: Kernels, start: Array, seconds: Array, state: _State) -> None:
-        """Move the ends of collectives beside which kernels run."""
+    def _delay(self, kernels: Kernels, start: Array, seconds: Array, state: _State) -> None:
+        """Delay the ends of the collectives that run while the kernels do."""
 
-        def later(end: Array) -> Array:
+        def delayed(end: Array) -> Array:
             return end + self.interference.delay_seconds(seconds, end - start)
 
-        for lane in beside.beside:
-            state.lane[lane] = later(state.lane[lane])
-        for name in beside.pending:
+        for lane in kernels.beside:
+            state.lane[lane] = delayed(state.lane[lane])
+        for name in kernels.pending:
             if name in state.ended:
-                state.ended[name] = later(state.ended[name])
+                state.ended[name] = delayed(state.ended[name])
 
     def snapshot(self, state: _State) -> dict[_Key, Array]:
-        """The part of the state on which the next repeat depends; compute under the key 0.
+        """Return the part of the state on which the next repeat depends.
 
-        Whatever comes next is issued after the computation so far, so a lane or a
-        collective that ended before it counts as ending with it.
+        The keys are lanes and names of collectives; the compute stream has the key 0. Whatever
+        comes next is issued after the computation so far, so that a lane or a collective that
+        ended before it counts as ending with it.
         """
         carried = {name: state.ended[name] for name in self.phase.carried if name in state.ended}
         ends: list[tuple[_Key, Array]] = [*state.lane.items(), *carried.items()]
@@ -168,10 +201,13 @@ class _Playable:
         return {0: compute, **{key: np.maximum(end, compute) for key, end in ends}}
 
     def is_periodic(self, before: dict[_Key, Array], after: dict[_Key, Array]) -> np.ndarray:
-        """Whether a repeat ended in the state in which it began, shifted in time."""
+        """Return which candidates ended a repeat in the state in which it began, shifted in time.
+
+        A lane that nothing in the phase waits for may shift by more than the period.
+        """
         period = after[0] - before[0]
-        tolerance = PERIODIC_TOLERANCE * after[0]
-        # A collective that was awaited for the first time says nothing of the next repeat.
+        tolerance = REPEAT_TOLERANCE * after[0]
+        # A collective that was awaited for the first time says nothing about the next repeat.
         settled = np.full(period.shape, before.keys() == after.keys())
         for key, now in after.items():
             if key == 0 or key not in before:
@@ -184,21 +220,23 @@ class _Playable:
 
 
 def _latest(times: Iterable[Array]) -> Array:
+    """Return the latest of several times, shape (C,)."""
     return reduce(np.maximum, times)
 
 
 def _play_repeated(playable: _Playable, state: _State) -> None:
     """Play a phase `repeats` times; once its state repeats, add the period for the rest.
 
-    The player is a deterministic function of its state up to a common shift, so from the
-    first repeat that ends in the state in which it began (shifted) every further one adds
-    the same. A lane that nothing in the phase waits for may run further ahead at its own
-    constant rate, which shows one repeat later. Candidates that take longer to settle are
-    played to the end.
+    The player is a deterministic function of its state up to a common shift. From the first
+    repeat that ends in the state in which it began (shifted), every further repeat adds the same
+    time. A lane that nothing in the phase waits for may run further ahead at a constant rate of
+    its own, which shows one repeat later. Candidates that take longer to settle are played to the
+    end.
     """
-    enough = 3 if playable.phase.drifting_lanes else 2
-    before, earlier = playable.snapshot(state), state.copy()
-    n_settled = np.zeros(state.compute.shape, dtype=np.int64)  # repeats in a row
+    n_enough = 3 if playable.phase.drifting_lanes else 2
+    before = playable.snapshot(state)
+    earlier = state.copy()
+    n_settled = np.zeros(state.compute.shape, dtype=np.int64)  # periodic repeats in a row
     repeats = playable.phase.repeats
     for played in range(1, repeats + 1):
         playable.play(state)
@@ -206,14 +244,15 @@ def _play_repeated(playable: _Playable, state: _State) -> None:
             return
         after = playable.snapshot(state)
         n_settled = np.where(playable.is_periodic(before, after), n_settled + 1, 0)
-        rows = np.flatnonzero(n_settled < enough)
-        if not rows.size or played == COMMON_REPEATS:
-            unsettled = state.rows(rows)
+        unsettled_rows = np.flatnonzero(n_settled < n_enough)
+        if not unsettled_rows.size or played == COMMON_REPEATS:
+            unsettled = state.rows(unsettled_rows)
             state.extrapolate(earlier, repeats - played)
-            if rows.size:
-                alone = playable.rows(rows)
+            if unsettled_rows.size:
+                unsettled_playable = playable.rows(unsettled_rows)
                 for _ in range(repeats - played):
-                    alone.play(unsettled)
-                state.write(rows, unsettled)
+                    unsettled_playable.play(unsettled)
+                state.write(unsettled_rows, unsettled)
             return
-        before, earlier = after, state.copy()
+        before = after
+        earlier = state.copy()

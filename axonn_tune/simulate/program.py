@@ -1,4 +1,8 @@
-"""The schedule of a plan, without its sizes, for candidates whose axes occupy the same lanes."""
+"""The compiled schedule of a plan, without its sizes.
+
+Candidates whose axes occupy the same lanes share it. Collectives over one rank and waits that can
+never hold anything up are left out, and kernels that run back to back are joined.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,30 @@ from typing import TypeAlias
 
 from axonn_tune.spec.plan import Collective, Operation, Phase
 
-AxisLanes: TypeAlias = Mapping[str, int]  # lane of each axis; 0 means a group of one rank
-OpIndex: TypeAlias = tuple[int, int]  # (phase, operation) within a part of a plan
+# The lane of each axis; 0 means a group of one rank.
+AxisLanes: TypeAlias = Mapping[str, int]
+# The index of the phase, and of the operation in it, within a part of a plan.
+OpIndex: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Consecutive kernels between which nothing is issued or awaited."""
+    """Consecutive kernels between which nothing is issued or awaited.
+
+    operations
+        Indices of the kernels.
+    waits_for
+        Names of the collectives that end before the first kernel starts.
+    beside
+        Lanes on which collectives may run at the same time.
+    pending
+        Names of the collectives on these lanes that may not have ended.
+    """
 
     operations: tuple[OpIndex, ...]
     waits_for: tuple[str, ...]
-    beside: tuple[int, ...]  # lanes that may be running meanwhile
-    pending: tuple[str, ...]  # collectives on them that may not have ended
+    beside: tuple[int, ...]
+    pending: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -37,18 +53,29 @@ Instruction: TypeAlias = Kernels | Message
 
 @dataclass(frozen=True)
 class PhaseProgram:
-    """The schedule of one phase."""
+    """The schedule of one phase.
+
+    instructions
+        Instructions of one repeat, in order.
+    repeats
+        Number of repeats.
+    carried
+        Names of collectives that are awaited before the phase issues them: an earlier repeat or
+        phase has issued them.
+    feeding_lanes
+        Lanes that something in the phase waits for.
+    """
 
     instructions: tuple[Instruction, ...]
     repeats: int
-    carried: tuple[str, ...]  # awaited before they are issued: by an earlier repeat or phase
-    feeding_lanes: frozenset[int]  # lanes that something in the phase waits for
+    carried: tuple[str, ...]
+    feeding_lanes: frozenset[int]
 
     @property
     def drifting_lanes(self) -> set[int]:
-        """Lanes that the phase uses and nothing in it waits for."""
-        used = {i.lane for i in self.instructions if isinstance(i, Message)}
-        return used - self.feeding_lanes
+        """The lanes that the phase uses although nothing in it waits for them."""
+        messages = [op for op in self.instructions if isinstance(op, Message)]
+        return {message.lane for message in messages} - self.feeding_lanes
 
 
 @dataclass(frozen=True)
@@ -60,7 +87,7 @@ class Program:
 
 
 def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes) -> Program:
-    """Drop collectives over one rank and needless waits, join kernels that run back to back.
+    """Return the schedule of phases that are played one after another.
 
     Parameters
     ----------
@@ -82,29 +109,34 @@ def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes) -> Program:
         at_start = _latest_at_start(phase, lane_of, latest)
         compiler = _PhaseCompiler(index, lane_of, at_start, _histories(index, phase, issued))
         compiled.append(compiler.compile(phase))
-        latest, issued = compiler.latest, compiler.issued
+        latest = compiler.latest
+        issued = compiler.issued
     return Program(tuple(compiled), tuple(sorted(set(lane_of.values()))))
 
 
 def _latest_at_start(
     phase: Phase, lane_of: Mapping[str, int], before: Mapping[int, str | None]
 ) -> dict[int, str | None]:
-    """The last collective issued on each lane; None where the repeats of the phase differ."""
+    """Return the last collective issued on each lane when a repeat of the phase begins.
+
+    It is None where the repeats of the phase differ.
+    """
     latest = dict(before)
-    own = {lane_of[op.name]: op.name for op in phase.operations if op.name in lane_of}
+    last_in_phase = {lane_of[op.name]: op.name for op in phase.operations if op.name in lane_of}
     if phase.repeats > 1:
-        latest |= {lane: None for lane, name in own.items() if latest.get(lane) != name}
+        latest |= {lane: None for lane, name in last_in_phase.items() if latest.get(lane) != name}
     return latest
 
 
-_Moment: TypeAlias = tuple[int, ...]  # phase, repeat, operation; empty for never
+# The phase, the repeat and the operation in which something was issued; empty for never.
+_Moment: TypeAlias = tuple[int, ...]
 _NEVER: _Moment = ()
 
 
 class _History:
-    """When collectives were issued, and up to which one each lane is known to be done.
+    """The moments at which collectives were issued, and up to which each lane is known to be done.
 
-    Lanes are in order: whoever has waited for a collective has waited for those before it.
+    Lanes work in order: who has waited for a collective has waited for all earlier ones too.
     """
 
     def __init__(self, issued: dict[str, _Moment]) -> None:
@@ -112,15 +144,17 @@ class _History:
         self._done: dict[int, _Moment] = {}
 
     def holds_up(self, name: str, lane: int) -> bool:
+        """Return whether the collective may still be running."""
         return self.issued.get(name, _NEVER) > self._done.get(lane, _NEVER)
 
     def wait(self, name: str, lane: int) -> None:
+        """Note that the collective has been awaited."""
         if self.holds_up(name, lane):
             self._done[lane] = self.issued[name]
 
 
 def _histories(index: int, phase: Phase, issued: Mapping[str, _Moment]) -> tuple[_History, ...]:
-    """What the first repeat of a phase finds, and what the later ones find."""
+    """Return the history that the first repeat of a phase finds, and that of later repeats."""
     first = _History(dict(issued))
     if phase.repeats == 1:
         return (first,)
@@ -129,6 +163,8 @@ def _histories(index: int, phase: Phase, issued: Mapping[str, _Moment]) -> tuple
 
 
 class _PhaseCompiler:
+    """Compiles one phase; `latest` and `issued` carry what the next phase has to know."""
+
     def __init__(
         self,
         phase_index: int,
@@ -136,7 +172,8 @@ class _PhaseCompiler:
         latest: dict[int, str | None],
         histories: tuple[_History, ...],
     ) -> None:
-        self._phase_index, self._lane_of = phase_index, lane_of
+        self._phase_index = phase_index
+        self._lane_of = lane_of
         self._histories = histories
         self.latest = latest
         self._running = set(latest)
@@ -146,10 +183,11 @@ class _PhaseCompiler:
 
     @property
     def issued(self) -> dict[str, _Moment]:
-        """The latest issue of every collective so far."""
+        """The moment at which every collective was last issued so far."""
         return self._histories[0].issued
 
     def compile(self, phase: Phase) -> PhaseProgram:
+        """Return the schedule of the phase."""
         issued: set[str] = set()
         carried: dict[str, None] = {}
         feeding: set[int] = set()
@@ -173,10 +211,12 @@ class _PhaseCompiler:
         )
 
     def _holds_up(self, name: str) -> bool:
+        """Return whether an operation may still be running on a lane, in any repeat."""
         lane = self._lane_of.get(name)
-        return lane is not None and any(h.holds_up(name, lane) for h in self._histories)
+        return lane is not None and any(history.holds_up(name, lane) for history in self._histories)
 
     def _message(self, op: Operation, index: int, waits: tuple[str, ...]) -> None:
+        """Append a collective."""
         self._flush()
         lane = self._lane_of[op.name]
         self._instructions.append(Message((self._phase_index, index), op.name, lane, waits))
@@ -186,6 +226,7 @@ class _PhaseCompiler:
         self._running.add(lane)
 
     def _kernel(self, index: int, waits: tuple[str, ...]) -> None:
+        """Join a kernel to those before it, or begin a new run of kernels if it waits."""
         if waits:
             self._flush()
             self._joined_waits = waits
@@ -198,12 +239,18 @@ class _PhaseCompiler:
         self._joined.append((self._phase_index, index))
 
     def _flush(self) -> None:
+        """Append the kernels that have been joined so far."""
         if self._joined:
             beside = tuple(sorted(self._running))
             kernels = Kernels(tuple(self._joined), self._joined_waits, beside, self._pending())
             self._instructions.append(kernels)
-            self._joined, self._joined_waits = [], ()
+            self._joined = []
+            self._joined_waits = ()
 
     def _pending(self) -> tuple[str, ...]:
-        on_lanes = (n for n, lane in self._lane_of.items() if lane in self._running)
-        return tuple(name for name in on_lanes if self._holds_up(name))
+        """Return the collectives on running lanes that may not have ended."""
+        return tuple(
+            name
+            for name, lane in self._lane_of.items()
+            if lane in self._running and self._holds_up(name)
+        )

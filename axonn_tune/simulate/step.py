@@ -1,4 +1,7 @@
-"""A step's time from that of its parts: micro-steps one after another, or through a pipeline."""
+"""The time of a step from the times of its parts.
+
+Micro-steps run one after another, or micro-batches pass through a pipeline.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from axonn_tune.simulate.pipeline import (
 from axonn_tune.simulate.player import Played
 from axonn_tune.spec.plan import Array, Collective, Part, Pipeline, Stage, StepPlan
 
-# From a part of a plan to its seconds, and from a collective to its seconds.
+# Functions from a part of a plan, and from a collective, to their times.
 PlayPart: TypeAlias = Callable[[Part], Played]
 PriceCollective: TypeAlias = Callable[[Collective], Array]
 
@@ -25,7 +28,7 @@ PriceCollective: TypeAlias = Callable[[Collective], Array]
 def step_times(
     plan: StepPlan, play: PlayPart, price: PriceCollective
 ) -> tuple[Array, Array, Array]:
-    """Return seconds of a step, of exposed communication and of the bubble in it, shape (C,)."""
+    """Return the time of a step, of its exposed communication and of its bubble, shape (C,)."""
     n_micro = plan.n_microsteps
     end = play(plan.step_end)
     if plan.pipeline is not None:
@@ -45,7 +48,7 @@ def step_times(
 def _through_pipeline(
     plan: StepPlan, pipeline: Pipeline, play: PlayPart, price: PriceCollective
 ) -> tuple[Array, Played]:
-    """Return when all ranks have done all passes, and the work of a rank of the last stage."""
+    """Return the time of all passes of all ranks, and the work of a rank of the last stage."""
 
     def play_stage(stage: Stage) -> list[Played]:
         return [play(part) for part in stage.passes]
@@ -70,16 +73,19 @@ def _through_pipeline(
             durations[:, rows],
             transfer[rows],
         )
-    longer = [after.seconds - usual.seconds for after, usual in zip(sync, first, strict=True)]
-    synchronising = sum(longer, start=np.zeros(shape))
+    additional = [
+        synchronising.seconds - usual.seconds
+        for synchronising, usual in zip(sync, first, strict=True)
+    ]
+    sync_seconds = sum(additional, start=np.zeros(shape))
     work = _work(plan, pipeline, middle, last)
-    return seconds + synchronising, Played(
-        work.seconds + synchronising, work.exposed_seconds + synchronising
+    return seconds + sync_seconds, Played(
+        work.seconds + sync_seconds, work.exposed_seconds + sync_seconds
     )
 
 
 def _work(plan: StepPlan, pipeline: Pipeline, middle: list[Played], last: list[Played]) -> Played:
-    """Return all passes of a rank of the last stage, without its waits for others."""
+    """Return the time of all passes of a rank of the last stage, without its waits for others."""
     n_others = pipeline.n_virtual - 1
     passes = list(zip(last, middle, strict=True))
     seconds = sum(final.seconds + n_others * other.seconds for final, other in passes)

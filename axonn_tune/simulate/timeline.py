@@ -1,4 +1,4 @@
-"""Play one candidate operation by operation: for people to read, and to check the player."""
+"""Play one candidate operation by operation, for people to read and to check the player."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from axonn_tune.spec.plan import Collective, Operation, Phase
 
 @dataclass(frozen=True)
 class Event:
-    """One operation on the timeline; lane 0 is the compute stream.
+    """One operation on the timeline.
 
-    exposed_seconds: how long the compute stream stood still for this collective.
+    phase
+        Name of the phase.
+    operation
+        Operation of the plan.
+    lane
+        Lane of a collective; 0 is the compute stream.
+    start_seconds, end_seconds
+        Times since the start of the timeline.
+    exposed_seconds
+        Time for which the compute stream stood still for this collective.
     """
 
     phase: str
@@ -26,7 +35,7 @@ class Event:
 
     @property
     def seconds(self) -> float:
-        """Duration."""
+        """The duration of the operation."""
         return self.end_seconds - self.start_seconds
 
 
@@ -37,12 +46,12 @@ def timeline(
     interference: Interference,
     least_seconds: float = 0.0,
 ) -> list[Event]:
-    """Every operation with its start and end, all repeats, from idle streams to idle streams.
+    """Return every operation of all repeats, from idle streams until all are idle again.
 
-    The time for which the compute stream stands still is charged to the collective that held
-    it up, as far as that ran meanwhile, then to the one that this one had followed, and so
-    on; so is what still runs when computation ends. If the links that the lanes share need
-    `least_seconds`, longer than that, the last collective ends so late.
+    A standstill of the compute stream is charged to the collective that held it up, for as long
+    as that ran in it, then to the collective that this one had followed, and so on. The time in
+    which collectives still run after the last kernel is charged in the same way. If the links
+    that lanes share need longer, the last collective ends after `least_seconds`.
     """
     recording = _Recording(seconds_of, axis_lanes, interference)
     for phase in phases:
@@ -54,37 +63,43 @@ def timeline(
 
 
 class _Recording:
+    """The events of one candidate, recorded operation by operation."""
+
     def __init__(
         self,
         seconds_of: Callable[[Operation], float],
         axis_lanes: AxisLanes,
         interference: Interference,
     ) -> None:
-        self._seconds_of, self._axis_lanes = seconds_of, axis_lanes
+        self._seconds_of = seconds_of
+        self._axis_lanes = axis_lanes
         self._interference = interference
         self.events: list[Event] = []
-        self._queues: dict[int, list[int]] = {}  # events of each lane in order
-        self._latest: dict[str, int] = {}  # collective -> its latest event
-        self._followed: dict[int, int | None] = {}  # event -> collective whose end started it
+        self._queues: dict[int, list[int]] = {}  # events of each lane, in order
+        self._latest: dict[str, int] = {}  # latest event of each collective, by name
+        self._followed: dict[int, int | None] = {}  # event whose end started each event
         self._compute_free = 0.0
 
     def issue(self, phase: str, operation: Operation) -> None:
         """Start an operation as soon as its stream and what it waits for allow."""
-        ready, holding = self._compute_free, None
+        ready = self._compute_free
+        holding = None
         for name in operation.waits_for:
-            index = self._latest.get(name)
-            if index is not None and self.events[index].end_seconds > ready:
-                ready, holding = self.events[index].end_seconds, index
+            latest = self._latest.get(name)
+            if latest is not None and self.events[latest].end_seconds > ready:
+                ready = self.events[latest].end_seconds
+                holding = latest
         if not isinstance(operation, Collective):
             if holding is not None:
                 self._charge(holding)
-            seconds = self._beside(self._seconds_of(operation), ready)
+            seconds = self._slowed(self._seconds_of(operation), ready)
             self._delay(ready, seconds)
             self._compute_free = ready + seconds
             self.events.append(Event(phase, operation, 0, ready, self._compute_free))
         elif lane := self._axis_lanes[operation.axis]:
             queue = self._queues.setdefault(lane, [])
-            start, index = max(ready, self._lane_free(lane)), len(self.events)
+            start = max(ready, self._lane_free(lane))
+            index = len(self.events)
             self._followed[index] = holding if start == ready else queue[-1]
             self._latest[operation.name] = index
             queue.append(index)
@@ -92,7 +107,7 @@ class _Recording:
             self.events.append(Event(phase, operation, lane, start, end))
 
     def drain(self, least_seconds: float) -> None:
-        """Charge what still runs after the last kernel."""
+        """Charge the collectives that still run after the last kernel."""
         last_events = [queue[-1] for queue in self._queues.values()]
         ends = [self.events[index].end_seconds for index in last_events]
         if ends and least_seconds > max(self._compute_free, *ends):
@@ -104,29 +119,30 @@ class _Recording:
                 self._compute_free = self.events[queue[-1]].end_seconds
 
     def _lane_free(self, lane: int) -> float:
+        """Return the time at which the last collective of a lane ends."""
         queue = self._queues.get(lane)
         return self.events[queue[-1]].end_seconds if queue else 0.0
 
-    def _beside(self, seconds: float, start: float) -> float:
-        """A kernel's duration: what it does beside collectives, slower, then the rest."""
-        left = max((self._lane_free(lane) for lane in self._queues), default=0.0) - start
-        busy = max(left, 0.0) * (1.0 + self._interference.of_collectives)
-        slower = 1.0 + self._interference.of_kernels
-        done_beside = busy / slower
-        if done_beside >= seconds:
-            return seconds * slower
-        return busy + (seconds - done_beside)
+    def _slowed(self, seconds: float, start: float) -> float:
+        """Return a kernel's duration: it is slower while collectives run, then as fast as alone."""
+        remaining = max((self._lane_free(lane) for lane in self._queues), default=0.0) - start
+        busy = max(remaining, 0.0) * (1.0 + self._interference.of_collectives)
+        slowdown = 1.0 + self._interference.of_kernels
+        done_while_busy = busy / slowdown
+        if done_while_busy >= seconds:
+            return seconds * slowdown
+        return busy + (seconds - done_while_busy)
 
     def _delay(self, start: float, seconds: float) -> None:
-        """Move what is on the lanes while a kernel runs: they do less meanwhile."""
-        slower = 1.0 + self._interference.of_collectives
+        """Delay the collectives that run while a kernel does, since they do less in that time."""
+        slowdown = 1.0 + self._interference.of_collectives
 
-        def later(time: float) -> float:
+        def delayed(time: float) -> float:
             if time <= start:
                 return time
-            if (time - start) * slower <= seconds:
-                return start + (time - start) * slower
-            return time + seconds - seconds / slower
+            if (time - start) * slowdown <= seconds:
+                return start + (time - start) * slowdown
+            return time + seconds - seconds / slowdown
 
         for queue in self._queues.values():
             for index in reversed(queue):
@@ -135,12 +151,12 @@ class _Recording:
                     break
                 self.events[index] = replace(
                     event,
-                    start_seconds=later(event.start_seconds),
-                    end_seconds=later(event.end_seconds),
+                    start_seconds=delayed(event.start_seconds),
+                    end_seconds=delayed(event.end_seconds),
                 )
 
     def _charge(self, holding: int) -> None:
-        """Charge the standstill until `holding` ends to it and to those that it followed."""
+        """Charge the standstill until the event `holding` ends to it and to those it followed."""
         idle_from = self._compute_free
         index: int | None = holding
         while index is not None and self.events[index].end_seconds > idle_from:

@@ -1,4 +1,4 @@
-"""Where, when and with what a profile was measured."""
+"""The record of where, when and with what a profile was measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from axonn_tune.spec.checks import require_count, require_positive
 
 @dataclass(frozen=True)
 class RankSpeed:
-    """How fast one rank multiplied matrices, relative to the median rank."""
+    """The speed at which one rank multiplied matrices, relative to the median rank."""
 
     rank: int
     host: str
@@ -24,9 +24,26 @@ class RankSpeed:
 class Calibration:
     """The provenance of a calibrated profile.
 
-    date: day and time in UTC, ISO 8601. hosts: a name for each node. software: versions by name
-    (torch, nccl, driver ...). environment: variables that change what was measured. notes: what
-    was left out, and why.
+    date
+        Day and time in UTC, ISO 8601.
+    command_line
+        Command that made the profile.
+    device_name
+        Name of the GPU.
+    backend
+        Name of the communication backend.
+    n_ranks
+        Number of ranks that took part.
+    hosts
+        Name of each node.
+    seconds
+        Duration of the calibration.
+    software
+        Versions by name (torch, nccl, driver ...).
+    environment
+        Environment variables that change what was measured.
+    speeds, notes
+        Speed of each rank, and sentences that say what was left out and why.
     """
 
     date: str

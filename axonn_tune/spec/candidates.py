@@ -30,11 +30,11 @@ Rows = Ints | slice | npt.NDArray[np.bool_]
 
 @lru_cache
 def _axes_before(axes: Axes) -> npt.NDArray[np.bool_]:
-    """Return whether `other` varies faster than `axis`, by ``[order, axis, other]``."""
-    place = np.arange(len(axes.names))[None]
+    """Return whether `other` varies faster than `axis`, as bool of shape (order, axis, other)."""
+    position = np.arange(len(axes.names))[None]
     if axes.has_orders:
-        place = np.array([[order.index(LETTERS[axis]) for axis in AXES] for order in ORDERS])
-    return place[:, None, :] < place[:, :, None]
+        position = np.array([[order.index(LETTERS[axis]) for axis in AXES] for order in ORDERS])
+    return position[:, None, :] < position[:, :, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Placements:
         """Return every layout in every order; orders that place ranks alike are kept once.
 
         An axis of size one has no place, so of the orders that differ only in where such
-        axes stand the first one listed is kept.
+        axes stand only the first one listed is kept.
         """
         columns = [[layout.size(axis) for axis in axes.names] for layout in layouts]
         sizes = np.array(columns, dtype=np.int64).reshape(-1, len(axes.names)).T
@@ -88,7 +88,7 @@ class Placements:
 
     @cached_property
     def strides(self) -> Ints:
-        """Distance in rank numbers between neighbours of each axis's group, shape (A, P)."""
+        """The distance in rank numbers between neighbours of each axis's group, shape (A, P)."""
         before = _axes_before(self.axes)[self.order]  # (P, axis, other)
         return np.where(before, self.sizes.T[:, None, :], 1).prod(axis=2).T
 
@@ -101,6 +101,7 @@ class Placements:
         return self.strides[self._rows(group)].min(axis=0)
 
     def _rows(self, group: str) -> list[int]:
+        """Return the rows of `sizes` that belong to an axis or a product of axes."""
         return [self.axes.names.index(axis) for axis in group.split("*")]
 
     def layout(self, row: int) -> Layout:
@@ -112,10 +113,12 @@ class Placements:
 
 
 def _distinct_orders(orders: Sequence[str], present_bits: int) -> list[int]:
+    """Return the indices of the orders that place the present axes differently."""
     present = {LETTERS[axis] for bit, axis in enumerate(AXES) if present_bits >> bit & 1}
     seen: dict[str, int] = {}
     for order in orders:
-        seen.setdefault("".join(a for a in order if a in present), ORDERS.index(order))
+        letters = "".join(letter for letter in order if letter in present)
+        seen.setdefault(letters, ORDERS.index(order))
     return list(seen.values())
 
 
@@ -225,38 +228,39 @@ class CandidateTable:
 
     @cached_property
     def _sizes(self) -> dict[str, Floats]:
+        """The results of `size` that are known already, by group."""
         return {}
 
     @property
     def n_stages(self) -> int:
-        """Number of stages of the pipeline, of candidates that are alike."""
+        """The number of stages of the pipeline, the same for candidates that are alike."""
         if PIPELINE not in self.placements.axes.names:
             return 1
         return _common(self.placements.size(PIPELINE)[self.placement], 1)
 
     @property
     def common_recompute(self) -> str:
-        """The recomputation of candidates that are alike."""
+        """The recomputation, the same for candidates that are alike."""
         return RECOMPUTES[_common(self.recompute, 0)]
 
     @property
     def common_n_virtual(self) -> int:
-        """The number of virtual stages of candidates that are alike."""
+        """The number of virtual stages, the same for candidates that are alike."""
         return _common(self.n_virtual, 1)
 
     @cached_property
     def sequences_at_once(self) -> Floats:
-        """`micro_batch` as float64, shape (C,)."""
+        """The number of sequences that one rank processes at once, float64 of shape (C,)."""
         return self.micro_batch.astype(np.float64)
 
     def n_microsteps(self, global_batch: int) -> Floats:
         """Return the number of micro-steps that make one global batch, shape (C,)."""
-        over = "*".join(self.placements.axes.batch)
-        return global_batch / (self.size(over) * self.sequences_at_once)
+        batch_group = "*".join(self.placements.axes.batch)
+        return global_batch / (self.size(batch_group) * self.sequences_at_once)
 
 
 def _common(column: Ints, otherwise: int) -> int:
-    """Return the value that all entries share; `otherwise` where there are none."""
+    """Return the value that all entries share, or `otherwise` for an empty column."""
     if not column.size:
         return otherwise
     assert (column == column[0]).all(), "candidates of one plan are alike"
@@ -272,8 +276,10 @@ def distinct(*columns: Ints) -> tuple[Ints, Ints]:
 
     Returns
     -------
-    rows : shape (K,)
-    inverse : shape (C,), values in [0, K)
+    rows : array of int, shape (K,)
+        Index of the first row of each combination.
+    inverse : array of int, shape (C,)
+        Index of each row's combination, in [0, K).
     """
     code = np.zeros(columns[0].shape, dtype=np.int64)
     for column in columns:

@@ -1,4 +1,4 @@
-"""Validation of fields, written so that NaN fails."""
+"""Checks of the fields of the shared types, written so that NaN fails."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ LARGEST_COUNT = 2**30
 
 
 def require_positive(owner: str, name: str, value: float, hint: str = "") -> None:
-    """Refuse what is not a finite number above zero."""
+    """Raise InputError unless the value is a finite number above zero."""
     if not (0 < value < math.inf):
         raise InputError(f"{owner}: {name} is {value!r}; allowed: above 0{hint}")
 
 
 def require_count(owner: str, name: str, value: int, least: int = 1) -> None:
-    """Refuse what is not a whole number from `least` to `LARGEST_COUNT`."""
+    """Raise InputError unless the value is a whole number from `least` to `LARGEST_COUNT`."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not least <= value <= LARGEST_COUNT:
         raise InputError(
@@ -27,13 +27,13 @@ def require_count(owner: str, name: str, value: int, least: int = 1) -> None:
 
 
 def require_fraction(owner: str, name: str, value: float, low: float = 0.0) -> None:
-    """Refuse what lies outside ``[low, 1]``."""
+    """Raise InputError unless the value lies in ``[low, 1]``."""
     if not (low <= value <= 1):
         raise InputError(f"{owner}: {name} is {value!r}; allowed: {low:g} to 1")
 
 
 def require_choice(owner: str, name: str, value: str, allowed: Iterable[str]) -> None:
-    """Refuse a name that is not among the allowed ones."""
+    """Raise InputError unless the name is among the allowed ones."""
     choices = list(allowed)
     if value not in choices:
         raise InputError(

@@ -12,7 +12,7 @@ from axonn_tune.spec.checks import require_choice, require_count, require_positi
 
 @dataclass(frozen=True)
 class ShapedLevel:
-    """The links that join units of `unit_ranks` ranks; each carries this much each way."""
+    """The links that join units of `unit_ranks` ranks; the bandwidth is per link and direction."""
 
     name: str
     unit_ranks: int
@@ -40,7 +40,15 @@ class OddUnit:
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit of a level with the link to the others of the unit around it."""
+    """A unit of a level, with the link that joins it to the other units of the next level's unit.
+
+    level
+        Index of the level, the innermost being 0.
+    index
+        Number of the unit within its level, counted from 0.
+    bandwidth_bytes_per_s
+        Bandwidth of the link each way.
+    """
 
     level: int
     index: int
@@ -81,6 +89,7 @@ class Cluster:
             self._check_odd(odd, [level.name for level in self.levels])
 
     def _check_odd(self, odd: OddUnit, names: Sequence[str]) -> None:
+        """Raise InputError unless the odd unit exists in the cluster."""
         require_choice(f"cluster '{self.name}'", "level of odd_units", odd.level, names)
         n_units = self.n_ranks // self.levels[names.index(odd.level)].unit_ranks
         if odd.unit >= n_units:
@@ -91,16 +100,17 @@ class Cluster:
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """Every unit of every level, innermost level first."""
-        odd = {(o.level, o.unit): o.bandwidth_bytes_per_s for o in self.odd_units}
+        """All units of all levels, innermost level first."""
+        odd_rates = {(odd.level, odd.unit): odd.bandwidth_bytes_per_s for odd in self.odd_units}
         return tuple(
-            Unit(i, index, odd.get((level.name, index), level.bandwidth_bytes_per_s))
+            Unit(i, index, odd_rates.get((level.name, index), level.bandwidth_bytes_per_s))
             for i, level in enumerate(self.levels)
             for index in range(self.n_ranks // level.unit_ranks)
         )
 
     def around(self, unit: Unit) -> int:
-        """Index of the unit of the next level in which a unit lies; 0 for the outermost."""
-        own = self.levels[unit.level].unit_ranks
-        following = self.levels[unit.level + 1 :]
-        return unit.index * own // (following[0].unit_ranks if following else self.n_ranks)
+        """Return the index of the next level's unit in which a unit lies, 0 for the outermost."""
+        first_rank = unit.index * self.levels[unit.level].unit_ranks
+        outer_levels = self.levels[unit.level + 1 :]
+        outer_ranks = outer_levels[0].unit_ranks if outer_levels else self.n_ranks
+        return first_rank // outer_ranks

@@ -1,4 +1,4 @@
-"""All that must be known to run one training step on given ranks."""
+"""A configuration: all that must be known to run one training step on given ranks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from axonn_tune.spec.layout import PAPER_ORDER, Layout
 class Configuration:
     """A layout, and how it is executed.
 
+    layout
+        Number of ranks along each axis.
     order
         Rank order of a grid, the fastest varying axis first.
     micro_batch

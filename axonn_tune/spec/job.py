@@ -1,4 +1,4 @@
-"""What the user wants to run, apart from the grid."""
+"""The job: what the user wants to run, apart from the layout."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ ATTENTIONS = ("flash", "unfused")
 
 @dataclass(frozen=True)
 class Overlap:
-    """Which collectives run beside computation (AxoNN's three overlaps).
+    """The choice of collectives that run while the rank computes (AxoNN's three overlaps).
 
-    oar: the backward all-reduce of dI beside the dW product.
-    ors: the reduce-scatter of dW behind the rest of the backward pass.
-    oag: the all-gather of the next weight beside the present layer.
+    oar
+        The backward all-reduce of dI runs during the dW product.
+    ors
+        The reduce-scatter of dW runs during the rest of the backward pass.
+    oag
+        The all-gather of the next weight runs during the present layer.
     """
 
     oar: bool = True
@@ -30,17 +33,37 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Job:
-    """One training step: the GPUs, the global batch and the numerical choices."""
+    """One training step: the GPUs, the global batch and the numerical choices.
+
+    n_gpus
+        Number of GPUs.
+    global_batch
+        Number of sequences per optimizer step.
+    seq_len
+        Number of tokens of a sequence.
+    dtype
+        Type of weights and activations, a key of `BYTES_PER_ELEMENT`.
+    attention
+        Implementation of softmax attention, one of `ATTENTIONS`.
+    overlap
+        Collectives that run while the rank computes.
+    kernel_tuning
+        Whether each product runs in the fastest of its three modes.
+    keep_gathered_weights
+        Whether the backward pass reuses the weights that the forward pass gathered.
+    dropout
+        Whether dropout follows attention's softmax and precedes both additions of a block.
+    """
 
     n_gpus: int
-    global_batch: int  # sequences per optimizer step
+    global_batch: int
     seq_len: int
     dtype: str = "bf16"
     attention: str = "flash"
     overlap: Overlap = field(default_factory=Overlap)
     kernel_tuning: bool = True
     keep_gathered_weights: bool = False
-    dropout: bool = False  # after attention's softmax, and before both additions of a block
+    dropout: bool = False
 
     def __post_init__(self) -> None:
         for name in ("n_gpus", "global_batch", "seq_len"):
@@ -50,10 +73,10 @@ class Job:
 
     @property
     def element_bytes(self) -> float:
-        """Bytes of a weight or activation element."""
+        """The number of bytes of a weight or activation element."""
         return BYTES_PER_ELEMENT[self.dtype]
 
     @property
     def tokens(self) -> float:
-        """Tokens of one global batch."""
+        """The number of tokens of one global batch."""
         return float(self.global_batch) * self.seq_len

@@ -83,16 +83,16 @@ class Layout:
 
     @property
     def n_ranks(self) -> int:
-        """Product of the sizes."""
+        """The number of ranks, the product of the sizes."""
         return math.prod(self.sizes.values())
 
     @property
     def n_stages(self) -> int:
-        """Number of stages of the pipeline."""
+        """The number of stages of the pipeline."""
         return self.size(PIPELINE)
 
     def size(self, axis: str) -> int:
-        """Return the number of ranks along an axis, which is 1 for an axis it does not have."""
+        """Return the number of ranks along an axis, which is 1 for an axis that is not listed."""
         return self.sizes.get(axis, 1)
 
     @property
@@ -160,6 +160,7 @@ def parse_ordered_layout(text: str, axes: Axes = AXONN_AXES) -> tuple[Layout, st
 
 
 def _parse_grid(text: str, axes: Axes) -> Layout:
+    """Read the short text of a grid, ``8x4x4x8`` or with a fifth size for the pipeline."""
     sizes = re.split(r"[x×,]", text.strip())
     if len(sizes) not in (4, 5) or not all(_SIZE.fullmatch(size) for size in sizes):
         raise InputError(
@@ -172,7 +173,7 @@ def _parse_grid(text: str, axes: Axes) -> Layout:
 
 
 def check_order(text: str) -> str:
-    """Return a rank order such as ``'xyzd'``: the four axes, fastest varying first.
+    """Return the given rank order, such as ``'xyzd'``: the four axes, fastest varying first.
 
     Raises
     ------

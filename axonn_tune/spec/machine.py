@@ -1,4 +1,4 @@
-"""A hardware profile: what a machine's GPUs, links and memory can do, and how we know."""
+"""A hardware profile: what a machine's GPUs, links and memory can do, and how that is known."""
 
 from __future__ import annotations
 
@@ -19,14 +19,24 @@ from axonn_tune.spec.checks import (
 from axonn_tune.spec.plan import KINDS, MODES
 from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
 
-# Raised when a profile gains fields that an older axonn-tune cannot read.
+# The version grows when a profile gains fields that an older axonn-tune cannot read.
 PROFILE_VERSION = 4
 ORIGINS = ("measured", "published", "assumed")
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of a profile with its origin: measured, published or assumed, and by whom."""
+    """A number of a profile, with its origin.
+
+    value
+        The number, in the unit that the field's name ends with.
+    origin
+        How the number is known: measured, published or assumed.
+    source
+        Who measured or published it, or why it is assumed.
+    spread_fraction
+        Relative standard deviation of the number.
+    """
 
     value: float
     origin: str
@@ -40,19 +50,31 @@ class Quantity:
             raise InputError("quantity: source is empty; say where the number comes from")
 
     def scaled(self, factor: float) -> Quantity:
-        """The same quantity times `factor`, for sensitivities."""
+        """Return this quantity with its value times `factor`, for sensitivities."""
         return replace(self, value=self.value * factor)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, or one die (GCD) where the system shows each as a device."""
+    """One GPU, or one die (GCD) where the system shows each as a device.
+
+    name
+        Name of the GPU.
+    n_multiprocessors
+        Number of multiprocessors (compute units).
+    memory_bytes
+        Size of its memory.
+    memory_bandwidth_bytes_per_s
+        Advertised bandwidth of its memory.
+    peak_flops_per_s
+        Advertised dense peak by dtype.
+    """
 
     name: str
     n_multiprocessors: int
     memory_bytes: Quantity
     memory_bandwidth_bytes_per_s: Quantity
-    peak_flops_per_s: Mapping[str, Quantity]  # by dtype, dense
+    peak_flops_per_s: Mapping[str, Quantity]
 
     def __post_init__(self) -> None:
         owner = f"gpu '{self.name}'"
@@ -62,7 +84,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Tile:
-    """An output tile of a GEMM kernel and its speed relative to the best tile."""
+    """An output tile of a GEMM kernel, and its speed relative to the best tile."""
 
     rows: int
     columns: int
@@ -80,9 +102,16 @@ class Tile:
 class GemmRates:
     """The efficiency curve of GEMMs, and the measured points that correct it.
 
-    sustained_fraction: rate of a very large product over the advertised peak.
-    k_overhead: elements of k whose time a tile loses to its prologue and epilogue.
-    mode_fraction: rate of each mode relative to the best one.
+    sustained_fraction
+        Rate of a very large product over the advertised peak.
+    k_overhead
+        Number of elements of k whose time a tile loses to its prologue and epilogue.
+    tiles
+        Output tiles among which the library chooses.
+    mode_fraction
+        Rate of each mode relative to the best one.
+    points
+        Measured products, which correct the curve.
     """
 
     sustained_fraction: Quantity
@@ -105,18 +134,28 @@ class GemmRates:
 
 @dataclass(frozen=True)
 class KernelRates:
-    """Kernels that are not GEMMs.
+    """The rates of kernels that are not GEMMs, and what all kernels lose.
 
-    flash_forward_fraction, flash_backward_fraction: attention FLOPs actually computed per
-    second over the advertised peak. memory_fraction: achieved over advertised memory
-    bandwidth. launch_seconds: least time between two kernels of one stream.
-    slowdown_fraction: how much longer a kernel takes while a collective runs beside it;
-    collective_slowdown_fraction: how much longer a collective, while a kernel runs.
-    gap_seconds: how long the host keeps the device idle between two kernels.
-    issue_seconds: what the host needs to issue one operation, while the device works on those
-    before; a step takes at least so long for each.
-    attention_points correct the rates of attention, as GEMM points do the efficiency curve;
-    memory_points, where a kernel has them, replace bandwidth and launch.
+    flash_forward_fraction, flash_backward_fraction
+        Attention FLOPs actually computed per second over the advertised peak.
+    memory_fraction
+        Achieved over advertised memory bandwidth.
+    launch_seconds
+        Least time between two kernels of one stream.
+    slowdown_fraction
+        Additional time, relative, of a kernel while a collective runs.
+    collective_slowdown_fraction
+        Additional time, relative, of a collective while a kernel runs.
+    gap_seconds
+        Time for which the host keeps the device idle between two kernels.
+    issue_seconds
+        Time in which the host issues one operation while the device works on earlier ones. A
+        step takes at least this time for each of its operations.
+    attention_points
+        Measured attention, which corrects the rates as GEMM points correct the efficiency curve.
+    memory_points
+        Measured times of kernels that memory bandwidth limits. They replace bandwidth and launch
+        of the kernels that they name.
     """
 
     flash_forward_fraction: Quantity
@@ -150,7 +189,15 @@ class KernelRates:
 
 @dataclass(frozen=True)
 class RingShare:
-    """Bandwidth that each of `n_rings` rings gets when all pass through one boundary at once."""
+    """The bandwidth that each of `n_rings` rings gets when all cross one boundary at once.
+
+    kind
+        Kind of the collectives that the rings carry.
+    n_rings
+        Number of rings.
+    bandwidth_bytes_per_s
+        Bandwidth of each ring.
+    """
 
     kind: str
     n_rings: int
@@ -165,13 +212,23 @@ class RingShare:
 
 @dataclass(frozen=True)
 class LinkLevel:
-    """The links that join the units of one level, innermost level first.
+    """The links that join the units of one level.
 
-    A unit holds `unit_ranks` ranks (1 for a GPU, 4 for a node of four); its boundary
-    carries `bandwidth_bytes_per_s` each way; a hop to the next unit costs
-    `latency_seconds`. For a kind of collective `kind_fraction` scales the bandwidth,
-    `kind_latency_seconds` replaces the latency, and `ring_shares` say how rings share the
-    boundary where that was measured; elsewhere each gets an equal part of the bandwidth.
+    name
+        Name of the level.
+    unit_ranks
+        Number of ranks in a unit: 1 for a GPU, 4 for a node of four.
+    bandwidth_bytes_per_s
+        Bandwidth that the boundary of a unit carries each way.
+    latency_seconds
+        Time of a hop to the next unit.
+    kind_fraction
+        Factors of the bandwidth, by kind of collective.
+    kind_latency_seconds
+        Latencies that replace `latency_seconds`, by kind of collective.
+    ring_shares
+        Measured shares of rings that cross the boundary at once. Without any, each ring gets an
+        equal part of the bandwidth.
     """
 
     name: str
@@ -205,9 +262,14 @@ class LinkLevel:
 
 @dataclass(frozen=True)
 class RingBandwidth:
-    """Bandwidth of each ring measured inside a node, all groups of the axis at once.
+    """The bandwidth of each ring inside a node, measured with all groups of an axis at once.
 
-    `stride` is the product of the sizes of the faster axes, `size` that of this axis.
+    stride
+        Product of the sizes of the axes that vary faster.
+    size
+        Size of the axis.
+    bandwidth_bytes_per_s
+        Bandwidth of each ring.
     """
 
     stride: int
@@ -223,7 +285,13 @@ class RingBandwidth:
 
 @dataclass(frozen=True)
 class MemoryReserve:
-    """Memory that training cannot use: context and communication buffers, and fragmentation."""
+    """Memory that training cannot use.
+
+    reserved_bytes
+        Memory of the device context and of communication buffers.
+    fragmentation_fraction
+        Share of the memory that is lost to fragmentation.
+    """
 
     reserved_bytes: Quantity
     fragmentation_fraction: Quantity
@@ -238,9 +306,14 @@ class MemoryReserve:
 
 @dataclass(frozen=True)
 class JobScript:
-    """What this machine's batch scripts need besides nodes and GPUs, all of it for Slurm.
+    """What this machine's Slurm scripts need besides the numbers of nodes and GPUs.
 
-    sbatch, srun: options. environment: variables of every rank. modules: to load.
+    sbatch, srun
+        Options of these commands.
+    environment
+        Environment variables of every rank.
+    modules
+        Modules that the script loads.
     """
 
     sbatch: tuple[str, ...] = ()
@@ -251,14 +324,23 @@ class JobScript:
 
 @dataclass(frozen=True)
 class Facility:
-    """What a whole training run needs to know of the place where the machine stands.
+    """What the plan of a whole training run needs to know about the computing centre.
 
-    n_nodes: that the machine has. node_power_watts: of one at work. node_hour_price: of one for
-    an hour, in `currency`.
-    gpu_mtbf_seconds: mean time between interruptions of a job on a single GPU, whatever fails;
-    that of a job is as many times shorter as it has GPUs. checkpoint_bytes_per_s: at which all
-    nodes together write a checkpoint, and read it. restart_seconds: from an interruption to the
-    first step, without reading the checkpoint.
+    n_nodes
+        Number of nodes that the machine has.
+    node_power_watts
+        Power of a node at work.
+    node_hour_price
+        Price of a node for an hour, in `currency`.
+    currency
+        Currency of the price.
+    gpu_mtbf_seconds
+        Mean time between interruptions of a job on a single GPU, whatever fails. The mean time
+        of a job on N GPUs is N times shorter.
+    checkpoint_bytes_per_s
+        Rate at which all nodes together write or read a checkpoint.
+    restart_seconds
+        Time from an interruption to the first step, without reading the checkpoint.
     """
 
     n_nodes: Quantity | None = None
@@ -288,10 +370,37 @@ class Facility:
 class Machine:
     """A cluster of equal nodes.
 
-    jitter_fraction: standard deviation of the speed of equal GPUs; a synchronous step
-    waits for the slowest of N. link_points: measured collectives; where one is of the
-    groups of a whole axis, it is what those groups take. calibration: None for a profile
-    that was put together from what others published.
+    name
+        Name of the machine.
+    gpu
+        The GPU of which every rank has one.
+    ranks_per_node
+        Number of ranks on a node.
+    gemm
+        Rates of matrix products.
+    kernels
+        Rates of all other kernels.
+    links
+        Levels of links, the innermost first.
+    memory_reserve
+        Memory that training cannot use.
+    jitter_fraction
+        Relative standard deviation of the speed of equal GPUs. A synchronous step waits for the
+        slowest of them.
+    ring_bandwidths
+        Measured bandwidths of rings inside a node, which replace the formula.
+    link_points
+        Measured collectives. Points of a whole axis replace the formula for its groups.
+    description
+        Text for people.
+    job_script
+        Settings of the machine's batch scripts.
+    facility
+        What whole training runs need to know.
+    calibration
+        Record of the calibration; None for a profile that was put together from publications.
+    profile_version
+        Version of the file format.
     """
 
     # A file always states its version.
@@ -333,7 +442,7 @@ class Machine:
             raise InputError(f"{owner}: two link levels share a name ({', '.join(names)})")
 
     def peak_flops_per_s(self, dtype: str) -> float:
-        """The advertised dense peak.
+        """Return the advertised dense peak of a dtype.
 
         Raises
         ------
@@ -347,12 +456,13 @@ class Machine:
 
     @property
     def node_level(self) -> int:
-        """Index of the first link level that leaves the node; ``len(links)`` if none does."""
+        """The index of the first link level that leaves the node, or ``len(links)``."""
         outside = (i for i, link in enumerate(self.links) if link.unit_ranks >= self.ranks_per_node)
         return next(outside, len(self.links))
 
 
 def _all_positive(owner: str, instance: Any) -> None:
+    """Raise InputError unless every quantity in the fields of `instance` is above zero."""
     for item in fields(instance):
         value = getattr(instance, item.name)
         entries = value.items() if isinstance(value, Mapping) else [("", value)]

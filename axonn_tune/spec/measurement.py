@@ -1,4 +1,4 @@
-"""What the runtime records, in the names of the step plan."""
+"""A measured training run: what the runtime records, under the names of the step plan."""
 
 from __future__ import annotations
 
@@ -18,8 +18,18 @@ WARM_UP_STEPS = 2  # the papers time the last eight of ten
 class Operation:
     """One operation as it ran on one rank.
 
-    stream: ``"compute"``, or the grid axis of a collective. kind: gemm, attention,
-    memory_bound, or the kind of collective. Seconds count from the start of the step.
+    name
+        Name of the operation in the step plan.
+    stream
+        ``"compute"``, or the axis of a collective.
+    kind
+        ``gemm``, ``attention``, ``memory_bound``, or the kind of collective.
+    nbytes
+        Bytes that it moved.
+    flops
+        FLOPs that it computed.
+    start_seconds, end_seconds
+        Times since the start of the step.
     """
 
     name: str
@@ -32,24 +42,30 @@ class Operation:
 
     @property
     def seconds(self) -> float:
-        """Duration."""
+        """The duration of the operation."""
         return self.end_seconds - self.start_seconds
 
 
-# All that is not a recorded collective, where kernels are not told apart.
+# The name of everything that is not a recorded collective, where kernels are not distinguished.
 COMPUTATION = "computation"
-HOST = "host"  # what the compute stream waits for when no collective is under way
+# The name of what the compute stream waits for when no collective is under way.
+HOST = "host"
 
 
 def exposed_seconds(operations: Sequence[Operation], step_seconds: float) -> dict[str, float]:
-    """For what the compute stream stood still, by name of the collective, and how long.
+    """Return how long the compute stream stood still for each collective, by its name.
 
-    A standstill is charged to the collective that ended last in it, as far as that ran
-    meanwhile, then to the one that ended last before that one began, and so on; what remains
-    is the host's, under `HOST`. With the kernels these make up the step.
+    A standstill is charged to the collective that ended last in it, for as long as that
+    collective ran in it, then to the collective that ended last before the first one began, and
+    so on. What remains is charged to the host, under `HOST`. Together with the kernels these
+    times make up the step.
     """
-    kernels = sorted((op for op in operations if op.stream == COMPUTE), key=_start)
-    collectives = sorted((op for op in operations if op.stream != COMPUTE), key=_end)
+    kernels = sorted(
+        (op for op in operations if op.stream == COMPUTE), key=lambda op: op.start_seconds
+    )
+    collectives = sorted(
+        (op for op in operations if op.stream != COMPUTE), key=lambda op: op.end_seconds
+    )
     exposed: dict[str, float] = defaultdict(float)
     idle_from = 0.0
     busy = [*((k.start_seconds, k.end_seconds) for k in kernels), (step_seconds, step_seconds)]
@@ -64,6 +80,7 @@ def exposed_seconds(operations: Sequence[Operation], step_seconds: float) -> dic
 def _charge(
     exposed: dict[str, float], ended: list[Operation], idle_from: float, idle_until: float
 ) -> None:
+    """Charge one standstill, in place, to the collectives that ended in it, sorted by end."""
     while idle_until > idle_from:
         while ended and ended[-1].end_seconds > idle_until:
             ended.pop()
@@ -76,19 +93,20 @@ def _charge(
         exposed[operation.name] += held_until - idle_until
 
 
-def _start(operation: Operation) -> float:
-    return operation.start_seconds
-
-
-def _end(operation: Operation) -> float:
-    return operation.end_seconds
-
-
 @dataclass(frozen=True)
 class Step:
-    """One training step.
+    """One training step that ran.
 
-    operation_seconds: by name, summed over the step. exposed_seconds: as the function tells.
+    seconds
+        Duration of the step.
+    loss
+        Loss of the global batch.
+    gradient_norm
+        Norm of all gradients.
+    operation_seconds
+        Time of each operation, by name, summed over the step.
+    exposed_seconds
+        Standstills of the compute stream by cause, as the function `exposed_seconds` finds them.
     """
 
     seconds: float
@@ -102,15 +120,24 @@ class Step:
 class Measurement:
     """A run of some training steps with one configuration.
 
-    Attributes
-    ----------
-    layout, order, micro_batch, recompute : what was run
-    steps : every step, the warm-up first
-    last_step : the operations of the last step in the order of issue, on rank 0
-    peak_memory_bytes : of the rank that used most
-    memory_is_of_process : True where no device counts memory and the whole process does
-    gemm_modes : mode that kernel tuning chose, by product
-    software : versions by name
+    layout, order, micro_batch, recompute
+        Configuration that was run.
+    steps
+        All steps, the warm-up first.
+    last_step
+        Operations of the last step on rank 0, in the order of issue.
+    peak_memory_bytes
+        Peak memory of the rank that used most.
+    memory_is_of_process
+        Whether the memory of the whole process was counted, because the device counts none.
+    gemm_modes
+        Mode that kernel tuning chose for each product.
+    device_name
+        Name of the GPU.
+    backend
+        Name of the communication backend.
+    software
+        Versions by name.
     """
 
     # Files name the layout by its oldest form.
@@ -131,30 +158,31 @@ class Measurement:
 
     @property
     def timed_steps(self) -> tuple[Step, ...]:
-        """All but the warm-up; all of a run that is no longer than it."""
+        """The steps after the warm-up, or all steps of a run that is no longer than the warm-up."""
         return self.steps[WARM_UP_STEPS:] or self.steps
 
     @property
     def mean_step_seconds(self) -> float:
-        """Mean of the timed steps."""
+        """The mean time of the timed steps."""
         return fmean(step.seconds for step in self.timed_steps)
 
     @property
     def median_step_seconds(self) -> float:
-        """Median of the timed steps."""
+        """The median time of the timed steps."""
         return median(step.seconds for step in self.timed_steps)
 
     @property
     def operation_seconds(self) -> dict[str, float]:
-        """Median over the timed steps of each operation's seconds in a step."""
+        """The median over the timed steps of each operation's seconds in a step."""
         return _medians([step.operation_seconds for step in self.timed_steps])
 
     @property
     def exposed_seconds(self) -> dict[str, float]:
-        """Median over the timed steps of how long a step stood still for each."""
+        """The median over the timed steps of the standstill that each cause brings, in seconds."""
         return _medians([step.exposed_seconds for step in self.timed_steps])
 
 
 def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the median of each name's seconds, which are zero in a step without the name."""
     names = dict.fromkeys(name for step in steps for name in step)
     return {name: median(step.get(name, 0.0) for step in steps) for name in names}

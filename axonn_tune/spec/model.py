@@ -14,9 +14,16 @@ RECOMPUTES = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class Linear:
-    """One weight of a transformer block: ``n_in`` rows, ``n_out`` columns, with or without bias.
+    """One weight of a transformer block.
 
-    A transposed layer exchanges the X and Y axes of the grid.
+    name
+        Name of the layer.
+    n_in, n_out
+        Numbers of rows and columns of the weight.
+    transposed
+        Whether the layer exchanges the X and Y axes of the grid.
+    bias
+        Whether the layer has a bias.
     """
 
     name: str
@@ -27,7 +34,7 @@ class Linear:
 
     @property
     def parameters(self) -> float:
-        """Elements of the weight, without the bias."""
+        """The number of elements of the weight, without the bias."""
         return float(self.n_in) * self.n_out
 
 
@@ -35,10 +42,49 @@ class Linear:
 class Model:
     """A decoder-only transformer.
 
+    A size that may be 0 or None is filled in when the model is made.
+
+    name
+        Name of the model.
+    n_layers
+        Number of blocks.
+    hidden_size
+        Number of features of a token.
+    n_heads
+        Number of attention heads.
+    vocab_size
+        Number of tokens of the vocabulary, as published (not padded).
+    seq_len
+        Number of tokens of a sequence.
+    n_kv_heads
+        Number of heads of keys and values; 0 stands for `n_heads`.
+    head_dim
+        Number of features of a head; 0 stands for ``hidden_size / n_heads``.
+    ffn_hidden_size
+        Number of inner features of the MLP; 0 stands for ``4 * hidden_size``.
+    gated_mlp
+        Whether the MLP has a gate (SwiGLU).
+    norm
+        Kind of norm, ``layer`` or ``rms``.
+    position
+        Kind of position embedding: ``learned``, ``rotary`` or ``none``.
+    bias
+        Whether linear layers have biases.
+    qkv_bias
+        Whether the product that forms queries, keys and values has a bias; None stands for `bias`.
+    tied_embeddings
+        Whether the embedding and the head share one weight.
+    parallel_block
+        Whether attention and MLP of a block read the same input.
+    published_parameters
+        Number of parameters that the source states.
+    source
+        Publication of the sizes.
+
     Raises
     ------
     InputError
-        A count that is not a positive whole number, or sizes that do not divide.
+        A count is not a positive whole number, or sizes do not divide.
     """
 
     name: str
@@ -95,7 +141,8 @@ class Model:
     @property
     def block_linears(self) -> tuple[Linear, Linear, Linear, Linear]:
         """The four weights of a block in forward order: qkv, proj, up, down."""
-        heads, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        heads = self.n_heads * self.head_dim
+        kv = self.n_kv_heads * self.head_dim
         up = self.ffn_hidden_size * (2 if self.gated_mlp else 1)
         return (
             Linear("qkv", self.hidden_size, heads + 2 * kv, False, bool(self.qkv_bias)),
@@ -111,27 +158,27 @@ class Model:
 
     @property
     def block_matmul_parameters(self) -> float:
-        """Weight elements of one block's four linear layers."""
+        """The number of weight elements of one block's four linear layers."""
         return sum(linear.parameters for linear in self.block_linears)
 
     @property
     def norm_parameters(self) -> int:
-        """Elements of one norm: gain, and a shift for layer norm."""
+        """The number of elements of one norm: a gain, and a shift for layer norm."""
         return self.hidden_size * (2 if self.norm == "layer" else 1)
 
     @property
     def n_norms(self) -> int:
-        """Norms in a whole model: two in each block and a final one."""
+        """The number of norms in a whole model: two in each block and a final one."""
         return 2 * self.n_layers + 1
 
     @property
     def position_parameters(self) -> int:
-        """Elements of a learned position embedding."""
+        """The number of elements of a learned position embedding, 0 for other embeddings."""
         return self.seq_len * self.hidden_size if self.position == "learned" else 0
 
     @property
     def parameters(self) -> float:
-        """All trainable elements, with the vocabulary as published (not padded)."""
+        """The number of trainable elements, with the vocabulary as published (not padded)."""
         embedding = float(self.vocab_size) * self.hidden_size
         biases = sum(linear.n_out for linear in self.block_linears if linear.bias)
         return (
@@ -142,7 +189,7 @@ class Model:
         )
 
     def model_flops(self, n_tokens: float, seq_len: int) -> float:
-        """FLOPs of a forward and a backward pass, without recomputation (those of MFU).
+        """Return the FLOPs of a forward and a backward pass, without recomputation (for MFU).
 
         Every product counts 2 m n k forward and twice that backward; attention counts the
         full (not the causal half of the) score matrix, as the published formula
@@ -152,18 +199,20 @@ class Model:
         return 3.0 * (self._block_forward_flops(n_tokens, seq_len) + self._head_flops(n_tokens))
 
     def hardware_flops(self, n_tokens: float, seq_len: int, recompute: str) -> float:
-        """FLOPs including those of recomputation (those of HFU).
+        """Return the FLOPs of all passes, including recomputation (for HFU).
 
         With ``full`` this is ``96 B s l h^2 (1 + s/6h + V/16lh)`` for a GPT with a
         4h MLP (Narayanan et al., SC21, eq. 3).
         """
         require_choice("job", "recompute", recompute, RECOMPUTES)
-        again = self._block_forward_flops(n_tokens, seq_len) if recompute == "full" else 0.0
-        return self.model_flops(n_tokens, seq_len) + again
+        repeated = self._block_forward_flops(n_tokens, seq_len) if recompute == "full" else 0.0
+        return self.model_flops(n_tokens, seq_len) + repeated
 
     def _block_forward_flops(self, n_tokens: float, seq_len: int) -> float:
+        """Return the FLOPs of all blocks in a forward pass."""
         attention = 4.0 * seq_len * self.n_heads * self.head_dim
         return n_tokens * self.n_layers * (2.0 * self.block_matmul_parameters + attention)
 
     def _head_flops(self, n_tokens: float) -> float:
+        """Return the FLOPs of the logits in a forward pass."""
         return 2.0 * n_tokens * self.head.parameters

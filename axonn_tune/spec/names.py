@@ -1,4 +1,4 @@
-"""Names of operations, which the step plan and the runtime share.
+"""The names of operations, which the step plan and the runtime share.
 
 A prediction and a measurement are compared operation by operation under these names, so each is
 written here once. An operation of a layer has the name ``<chain>.<layer>.<action>``, such as
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 # The passes over a block: the forward pass, the forward pass that recomputation repeats, and the
 # backward pass.
-FORWARD, RECOMPUTE, BACKWARD = "forward", "recompute", "backward"
+FORWARD = "forward"
+RECOMPUTE = "recompute"
+BACKWARD = "backward"
 
 # What happens once per step, or once per micro-step, outside the layers.
 LOSS_SOFTMAX = "loss.softmax"
@@ -70,7 +72,7 @@ def scatter_add(owner: str) -> str:
 
 
 def collective(owner: str, kind: str) -> str:
-    """Return the name of the collective of that kind which serves `owner`."""
+    """Return the name of the collective of the given kind that serves `owner`."""
     return f"{owner}.{kind}"
 
 
@@ -90,7 +92,7 @@ def all_reduce(owner: str) -> str:
 
 
 def unit_gradient(unit: str, group: str) -> str:
-    """Return the owner of what happens to the gradients of a unit (of ZeRO, FSDP) over a group."""
+    """Return the owner's name for operations on a unit's gradients over a group (ZeRO, FSDP)."""
     return f"gradient.{unit}.{group}"
 
 

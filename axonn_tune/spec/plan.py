@@ -1,4 +1,4 @@
-"""The step plan: what one rank does in one training step, in the words of the whole project.
+"""The step plan: what one rank does in one training step, without any hardware.
 
 The plan follows the host program of the runtime. Operations are issued in order on
 one of two streams; an operation starts when its stream is free and everything that
@@ -27,7 +27,7 @@ Size: TypeAlias = Array | float
 
 MODES = ("NN", "NT", "TN")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
-# Kernels limited by memory bandwidth, told apart by how much of it they reach.
+# Kernels that memory bandwidth limits, by the share of the bandwidth that they reach.
 MEMORY_KERNELS = (
     "copy",
     "lookup",
@@ -48,7 +48,8 @@ MEMORY_KERNELS = (
     "softmax",
     "softmax_backward",
 )
-COMPUTE, COMMUNICATION = "compute", "communication"
+COMPUTE = "compute"
+COMMUNICATION = "communication"
 # AxoNN's backward pass lets this many weight gradients wait for their reduce-scatter while it
 # forms another one. The plan derives its waits from it; the runtime holds that many buffers.
 GRADIENTS_IN_FLIGHT = 2
@@ -68,7 +69,7 @@ class Gemm:
 
     @property
     def flops(self) -> Size:
-        """2 m n k, shape (C,)."""
+        """The FLOPs of the product, 2 m n k, shape (C,)."""
         return 2.0 * self.m * self.n * self.k
 
 
@@ -88,17 +89,30 @@ class Attention:
 
     @property
     def flops(self) -> Size:
-        """FLOPs by convention (full score matrix): 4 b s^2 a d forward, twice that backward."""
+        """The FLOPs, by convention of the full score matrix, shape (C,).
+
+        They are 4 b s^2 a d forward and twice that backward.
+        """
         forward = 4.0 * self.n_sequences * self.n_heads * (float(self.seq_len) ** 2 * self.head_dim)
         return forward * 2.0 if self.backward else forward
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryBound:
-    """A kernel limited by memory bandwidth; `kernel` says which of `MEMORY_KERNELS`."""
+    """A kernel that memory bandwidth limits.
+
+    name
+        Name of the operation.
+    nbytes
+        Bytes read plus bytes written, shape (C,).
+    kernel
+        Kind of kernel, one of `MEMORY_KERNELS`.
+    waits_for
+        Names of operations that end before it starts.
+    """
 
     name: str
-    nbytes: Size  # read plus written
+    nbytes: Size
     kernel: str = "copy"
     waits_for: tuple[str, ...] = ()
     stream: ClassVar[str] = COMPUTE
@@ -106,11 +120,21 @@ class MemoryBound:
 
 @dataclass(frozen=True, eq=False)
 class Collective:
-    """A collective over the group of one grid axis.
+    """A collective over the group of one axis, or of a product of axes.
 
-    ``nbytes`` is the full buffer, as nccl-tests counts: the gathered result of an
-    all-gather, the input of a reduce-scatter, the buffer of an all-reduce. It is moved
-    in ``n_calls`` equal calls.
+    name
+        Name of the operation.
+    kind
+        Kind of collective, one of `KINDS`.
+    nbytes
+        The full buffer, as nccl-tests counts: the gathered result of an all-gather, the input
+        of a reduce-scatter, the buffer of an all-reduce. Shape (C,).
+    axis
+        The axis, or product of axes.
+    n_calls
+        Number of equal calls that move the buffer.
+    waits_for
+        Names of operations that end before it starts.
     """
 
     name: str
@@ -130,8 +154,15 @@ Compute: TypeAlias = Gemm | Attention | MemoryBound
 class Phase:
     """A sequence of operations that is issued `repeats` times in a row.
 
-    `over_storage`: its kernels run, some at least, over what the rank stores (weights, gradients,
-    optimizer states), not over the activations of a micro-batch.
+    name
+        Name of the phase.
+    operations
+        Operations in the order of issue.
+    repeats
+        Number of times that the sequence is issued.
+    over_storage
+        Whether some of its kernels run over what the rank stores (weights, gradients, optimizer
+        states) rather than over the activations of a micro-batch.
     """
 
     name: str
@@ -168,10 +199,20 @@ class Stage:
 class Pipeline:
     """Stages through which every micro-batch passes, with a transfer between neighbours.
 
-    The very first and the very last virtual stage are `first` and `last`, all others are like
-    `middle`. `sync` is the first stage once more, for a micro-batch next to which collectives
-    bring new weights and reduce gradients; other ranks have time for their collectives while
-    they wait for the first micro-batch, or for the last ranks to end.
+    n_stages
+        Number of stages.
+    n_virtual
+        Number of virtual stages of each rank.
+    first, last
+        The very first and the very last virtual stage.
+    middle
+        Any other virtual stage.
+    sync
+        The first stage, for the micro-batch during which collectives bring new weights and reduce
+        gradients. Other ranks have time for these collectives while they wait for the first
+        micro-batch, or for the last ranks to end.
+    transfer
+        The transfer from one stage to the next.
     """
 
     n_stages: int
@@ -184,7 +225,7 @@ class Pipeline:
 
     @property
     def parts(self) -> Iterator[Part]:
-        """Every part, that of the transfer last."""
+        """All parts of the stages, then one that holds the transfer."""
         for stage in (self.first, self.middle, self.last, self.sync):
             yield from stage.passes
         yield Part("transfer", (Phase("transfer", (self.transfer,)),))
@@ -195,24 +236,34 @@ class StepPlan:
     """One training step: the micro-step, `n_microsteps` times, then the step's end.
 
     Operations of one name are alike in the whole plan, so that each is priced once: kernels of one
-    name have the same sizes, and so have collectives of one name over one group.
+    name have the same sizes, and so have collectives of one name over one group. All streams are
+    idle at the end of each micro-step.
 
-    All streams are idle at the end of each micro-step. If there is a `sync_microstep`, one
-    micro-step of the step is replaced by it: it brings new weights and reduces gradients next to
-    its computation. In a `pipeline` micro-batches overlap as its schedule says, and `microstep` is
-    what the rank of the last stage does for one of them.
+    candidates
+        Candidates that the plan describes.
+    microstep
+        What the rank does for one micro-batch; in a pipeline, what a rank of the last stage does.
+    step_end
+        What the rank does once, after all micro-steps.
+    n_microsteps
+        Number of micro-steps, shape (C,).
+    sync_microstep
+        The micro-step that replaces one of the others, if there is one: while it computes, it
+        brings new weights and reduces gradients.
+    pipeline
+        The pipeline in which micro-batches overlap, if there is one.
     """
 
     candidates: CandidateTable
     microstep: Part
     step_end: Part
-    n_microsteps: Array  # shape (C,)
+    n_microsteps: Array
     sync_microstep: Part | None = None
     pipeline: Pipeline | None = None
 
     @property
     def parts(self) -> Iterator[Part]:
-        """Every part of the plan; those of the stages of a pipeline come last."""
+        """All parts of the plan; the parts of a pipeline's stages come last."""
         yield self.microstep
         yield self.step_end
         if self.sync_microstep is not None:
@@ -222,12 +273,12 @@ class StepPlan:
 
     @property
     def phases(self) -> Iterator[Phase]:
-        """Every phase of every part."""
+        """All phases of all parts."""
         for part in self.parts:
             yield from part.phases
 
     @property
     def operations(self) -> Iterator[Operation]:
-        """Every operation of every phase."""
+        """All operations of all phases."""
         for phase in self.phases:
             yield from phase.operations

@@ -1,4 +1,8 @@
-"""Measured times of single operations, as calibration finds them and a profile keeps them."""
+"""Measured times of single operations: calibration finds them and a profile keeps them.
+
+In every point `seconds` is the median time and `spread_fraction` the relative standard deviation
+of a sample.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from axonn_tune.spec.plan import KINDS, MEMORY_KERNELS, MODES
 
 @dataclass(frozen=True)
 class GemmPoint:
-    """One product (m x k) times (k x n): median time, relative standard deviation of a sample."""
+    """One measured product, (m x k) times (k x n)."""
 
     m: int
     n: int
@@ -36,7 +40,7 @@ class GemmPoint:
 
 @dataclass(frozen=True)
 class AttentionPoint:
-    """Causal softmax attention over whole sequences, forward or backward, fused or not."""
+    """One measured causal softmax attention over whole sequences."""
 
     n_sequences: int
     n_heads: int
@@ -56,7 +60,7 @@ class AttentionPoint:
 
 @dataclass(frozen=True)
 class MemoryPoint:
-    """One kernel limited by memory bandwidth; `nbytes` counts what it reads and writes."""
+    """One measured kernel that memory bandwidth limits; `nbytes` counts reads and writes."""
 
     kernel: str
     dtype: str
@@ -73,11 +77,24 @@ class MemoryPoint:
 
 @dataclass(frozen=True)
 class LinkPoint:
-    """One collective over the groups of ranks ``b + r + i * stride`` for i < size.
+    """One measured collective over the groups of ranks ``b + r + i * stride`` for i < size.
 
-    b is a multiple of ``stride * size`` and r < stride. `n_rings` of the `stride` groups that
-    interleave communicate at once, in every block b if `everywhere`, else in the first only.
-    `nbytes` is the full buffer, as `Collective` counts it; `seconds` is of the slowest rank.
+    Here b, the first rank of a block, is a multiple of ``stride * size``, and r < stride.
+
+    kind
+        Kind of collective.
+    stride, size
+        Distance between neighbours of a group, and number of ranks of a group.
+    n_rings
+        Number of the `stride` interleaving groups of a block that communicate at once.
+    everywhere
+        Whether the groups of all blocks communicate, and not only those of the first block.
+    nbytes
+        Full buffer, as `Collective` counts it.
+    seconds
+        Time of the slowest rank.
+    spread_fraction
+        Relative standard deviation of a sample.
     """
 
     kind: str
@@ -106,8 +123,9 @@ POINTS = (GemmPoint, AttentionPoint, MemoryPoint, LinkPoint)
 
 
 def _check(owner: str, point: Any, counts: tuple[str, ...]) -> None:
+    """Raise InputError unless the counts and the time of a point are possible."""
     for name in counts:
-        # Bytes may be many; whole numbers of them all the same.
+        # A number of bytes may be larger than the largest allowed count.
         if name == "nbytes":
             require_positive(owner, name, point.nbytes)
         else:

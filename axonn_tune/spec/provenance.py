@@ -1,4 +1,4 @@
-"""Walk the numbers of a profile with their origins."""
+"""The numbers of a profile, one by one, with their origins."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from axonn_tune.spec.points import POINTS
 
 
 def quantities(machine: Machine) -> Iterator[tuple[str, Quantity]]:
-    """Every quantity of a profile with its dotted name, which ends in the unit suffix."""
+    """Yield every quantity of a profile with its dotted name, which ends in the unit's suffix."""
     yield from _walk(machine, "")
 
 
 def _walk(value: Any, prefix: str) -> Iterator[tuple[str, Quantity]]:
+    """Yield the quantities inside a value whose dotted name is `prefix`."""
     if isinstance(value, Quantity):
         yield prefix, value
     elif isinstance(value, Mapping):

@@ -1,4 +1,7 @@
-"""What a machine's speed rests on, each thing alone: to see what more of it would bring."""
+"""The resources on which a machine's speed rests, each of which can be improved alone.
+
+A what-if study asks how much faster a step would be if a machine had more of one resource.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,21 @@ AnyPoint = TypeVar("AnyPoint", GemmPoint, AttentionPoint, MemoryPoint, LinkPoint
 
 @dataclass(frozen=True)
 class Resource:
-    """Something of which a machine may have more; of a nuisance, less.
+    """One resource of a machine, or one nuisance, which is better the smaller it is.
 
-    key: the name under which it can be set. field: of the profile, with the unit's suffix.
-    improved: the machine with so many times as much of it (a nuisance divided by it).
-    quantity: the number of the profile that says how much there is, and how surely.
+    name
+        Name in a report.
+    key
+        Name under which users set it.
+    field
+        Field of the profile, with the unit's suffix.
+    improved
+        Function from a factor to the machine that has that many times as much of the resource; a
+        nuisance is divided by the factor.
+    quantity
+        Number of the profile that says how much there is, and how that is known.
+    is_nuisance
+        Whether less of it is better.
     """
 
     name: str
@@ -30,7 +43,7 @@ class Resource:
 
 
 def resources(machine: Machine) -> list[Resource]:
-    """Every resource of a machine, those of its links by level."""
+    """Return every resource of a machine; each level of links has two, bandwidth and latency."""
     kernels = machine.kernels
     per_level = [
         make(machine, index)
@@ -75,11 +88,12 @@ def resources(machine: Machine) -> list[Resource]:
 
 
 def faster(points: tuple[AnyPoint, ...], factor: float) -> tuple[AnyPoint, ...]:
-    """Measured points in so many times less time."""
+    """Return measured points whose times are divided by `factor`."""
     return tuple(replace(point, seconds=point.seconds / factor) for point in points)
 
 
 def _with_compute(machine: Machine, factor: float) -> Machine:
+    """Return the machine with GPUs that compute `factor` times as fast."""
     peak = {dtype: q.scaled(factor) for dtype, q in machine.gpu.peak_flops_per_s.items()}
     kernels = machine.kernels
     return replace(
@@ -91,6 +105,7 @@ def _with_compute(machine: Machine, factor: float) -> Machine:
 
 
 def _with_memory(machine: Machine, factor: float) -> Machine:
+    """Return the machine with `factor` times the memory bandwidth."""
     bandwidth = machine.gpu.memory_bandwidth_bytes_per_s.scaled(factor)
     kernels = machine.kernels
     return replace(
@@ -101,6 +116,7 @@ def _with_memory(machine: Machine, factor: float) -> Machine:
 
 
 def _with_interference(machine: Machine, factor: float) -> Machine:
+    """Return the machine with slowdowns divided by `factor`."""
     kernels = machine.kernels
     calmer = replace(
         kernels,
@@ -111,11 +127,14 @@ def _with_interference(machine: Machine, factor: float) -> Machine:
 
 
 def _link_bandwidth(machine: Machine, index: int) -> Resource:
-    """Of a level, with the rings and collectives measured across it and no further."""
+    """Return the bandwidth of a level as a resource.
+
+    The rings and collectives that were measured across this level, and no further, change with it.
+    """
     link = machine.links[index]
 
     def improved(factor: float) -> Machine:
-        faster = replace(
+        faster_link = replace(
             link,
             bandwidth_bytes_per_s=link.bandwidth_bytes_per_s.scaled(factor),
             ring_shares=tuple(
@@ -131,18 +150,24 @@ def _link_bandwidth(machine: Machine, index: int) -> Resource:
         )
         points = _changed_points(machine, index, bandwidth=factor)
         return replace(
-            _with_link(machine, index, faster), ring_bandwidths=rings, link_points=points
+            _with_link(machine, index, faster_link), ring_bandwidths=rings, link_points=points
         )
 
-    key, field = f"{link.name}.bandwidth", "bandwidth_bytes_per_s"
-    return Resource(f"{link.name} bandwidth", key, field, improved, link.bandwidth_bytes_per_s)
+    return Resource(
+        f"{link.name} bandwidth",
+        f"{link.name}.bandwidth",
+        "bandwidth_bytes_per_s",
+        improved,
+        link.bandwidth_bytes_per_s,
+    )
 
 
 def _link_latency(machine: Machine, index: int) -> Resource:
+    """Return the latency of a level as a resource, with the collectives measured across it."""
     link = machine.links[index]
 
     def improved(factor: float) -> Machine:
-        quicker = replace(
+        quicker_link = replace(
             link,
             latency_seconds=link.latency_seconds.scaled(1.0 / factor),
             kind_latency_seconds={
@@ -150,42 +175,51 @@ def _link_latency(machine: Machine, index: int) -> Resource:
             },
         )
         points = _changed_points(machine, index, latency=factor)
-        return replace(_with_link(machine, index, quicker), link_points=points)
+        return replace(_with_link(machine, index, quicker_link), link_points=points)
 
-    key, field = f"{link.name}.latency", "latency_seconds"
-    return Resource(f"{link.name} latency", key, field, improved, link.latency_seconds, True)
+    return Resource(
+        f"{link.name} latency",
+        f"{link.name}.latency",
+        "latency_seconds",
+        improved,
+        link.latency_seconds,
+        is_nuisance=True,
+    )
 
 
 def _changed_points(
     machine: Machine, index: int, bandwidth: float = 1.0, latency: float = 1.0
 ) -> tuple[LinkPoint, ...]:
-    """Measured collectives across a level, with the latency and the rest of each time changed.
+    """Return the measured collectives, with changed times for those across the given level.
 
-    The latency of a measured series is the time of its quickest message.
+    The latency part of each time is divided by `latency`, the rest by `bandwidth`. The latency of
+    a measured series is the time of its quickest message.
     """
-    series: dict[tuple[object, ...], float] = {}
-    for p in machine.link_points:
-        key = _series_of(p)
-        series[key] = min(p.seconds, series.get(key, p.seconds))
-    return tuple(
-        replace(
-            p,
-            seconds=series[_series_of(p)] / latency
-            + (p.seconds - series[_series_of(p)]) / bandwidth,
-        )
-        if _outermost_level(machine, p.stride * p.size) == index
-        else p
-        for p in machine.link_points
-    )
+    latency_of: dict[tuple[object, ...], float] = {}
+    for point in machine.link_points:
+        key = _series_of(point)
+        latency_of[key] = min(point.seconds, latency_of.get(key, point.seconds))
+
+    def changed(point: LinkPoint) -> LinkPoint:
+        if _outermost_level(machine, point.stride * point.size) != index:
+            return point
+        latency_seconds = latency_of[_series_of(point)]
+        rest_seconds = point.seconds - latency_seconds
+        return replace(point, seconds=latency_seconds / latency + rest_seconds / bandwidth)
+
+    return tuple(changed(point) for point in machine.link_points)
 
 
 def _series_of(point: LinkPoint) -> tuple[object, ...]:
+    """Return what points have in common that differ in their bytes alone."""
     return (point.kind, point.stride, point.size, point.n_rings, point.everywhere)
 
 
 def _outermost_level(machine: Machine, span: int) -> int:
+    """Return the outermost level that a group spanning that many ranks crosses."""
     return max(i for i, link in enumerate(machine.links) if span > link.unit_ranks)
 
 
 def _with_link(machine: Machine, index: int, link: LinkLevel) -> Machine:
+    """Return the machine with one of its levels replaced."""
     return replace(machine, links=(*machine.links[:index], link, *machine.links[index + 1 :]))

@@ -13,7 +13,7 @@ from axonn_tune.spec.strategy import Strategy
 
 @dataclass(frozen=True)
 class Scenario:
-    """A model, what is to be done with it, where, and by which algorithm."""
+    """A model, the job that trains it, the machine, and the strategy that spreads the work."""
 
     model: Model
     job: Job
@@ -22,10 +22,10 @@ class Scenario:
 
     @property
     def n_nodes(self) -> int:
-        """Number of nodes of the job, the last of which may not be full."""
+        """The number of nodes of the job, the last of which may not be full."""
         return math.ceil(self.job.n_gpus / self.machine.ranks_per_node)
 
     @property
     def memory_capacity_bytes(self) -> float:
-        """Memory of one GPU."""
+        """The memory of one GPU."""
         return self.machine.gpu.memory_bytes.value

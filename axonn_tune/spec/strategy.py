@@ -1,4 +1,7 @@
-"""What a strategy is: an object with these attributes and methods, which knows no hardware."""
+"""The protocol of strategies: what an algorithm must state to be predicted.
+
+A strategy knows no hardware.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ class Strategy(Protocol):
 
     @property
     def name(self) -> str:
-        """Name under which users and results know it."""
+        """The name of the strategy for users and in results."""
         ...
 
     @property
     def axes(self) -> Axes:
-        """Axes along which it arranges ranks."""
+        """The axes along which the strategy arranges ranks."""
         ...
 
     @property
     def compute_key(self) -> tuple[str, ...]:
-        """Columns on which the sizes of a micro-step's kernels depend.
+        """The columns on which the sizes of a micro-step's kernels depend.
 
         These are axes and ``micro_batch``; candidates that agree in them are priced once.
         """
@@ -37,11 +40,11 @@ class Strategy(Protocol):
 
     @property
     def n_virtual(self) -> Sequence[int]:
-        """Numbers of virtual stages that a search tries, in growing order."""
+        """The numbers of virtual stages that a search tries, in growing order."""
         ...
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
-        """Return, for each rule of the algorithm, which placements break it, shape (P,)."""
+        """Return, for each rule of the algorithm, which placements break it, bool of shape (P,)."""
         ...
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
@@ -56,5 +59,5 @@ class Strategy(Protocol):
         ...
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
-        """Return peak bytes of one rank by term, shape (C,), of candidates that are alike."""
+        """Return the peak bytes of one rank by term, shape (C,), of candidates that are alike."""
         ...

@@ -1,4 +1,4 @@
-"""What a validation found: for each configuration the predicted and the measured step."""
+"""The result of a validation: the predicted and the measured step of each configuration."""
 
 from __future__ import annotations
 
@@ -10,21 +10,33 @@ from statistics import median
 from axonn_tune.errors import InputError
 from axonn_tune.spec.configuration import Configuration
 
-# Raised when the file's fields change their meaning.
+# The version grows when the file's fields change their meaning.
 VALIDATION_VERSION = 1
 
 
 @dataclass(frozen=True)
 class OperationTime:
-    """One operation, summed over a step.
+    """The times of one operation, summed over a step.
 
-    nbytes, flops: of all its calls. predicted_seconds: None where nothing was predicted.
-    exposed: how long the compute stream stood still for a collective.
+    name
+        Name of the operation in the step plan.
+    kind
+        Kind of kernel or collective.
+    axis
+        Axis of a collective; empty for kernels.
+    n_calls
+        Number of calls in a step.
+    nbytes, flops
+        Sums over all calls.
+    measured_seconds, predicted_seconds
+        Time of all calls; None where nothing was predicted.
+    measured_exposed_seconds, predicted_exposed_seconds
+        Time for which the compute stream stood still for a collective.
     """
 
     name: str
     kind: str
-    axis: str  # empty for kernels
+    axis: str
     n_calls: int
     nbytes: float
     flops: float
@@ -35,16 +47,16 @@ class OperationTime:
 
     @property
     def predicted_over_measured(self) -> float | None:
-        """Above one where the prediction is too slow."""
+        """The ratio of predicted to measured time, above one where the prediction is too slow."""
         if self.predicted_seconds is None or not self.measured_seconds:
             return None
         return self.predicted_seconds / self.measured_seconds
 
     @property
     def excess_seconds(self) -> float:
-        """How much longer the predicted step is by this operation than the measured one.
+        """The time by which this operation makes the predicted step longer than the measured one.
 
-        Of a collective what is exposed counts; over all operations these sum up to the error.
+        For a collective the exposed time counts. The sum over all operations is the error.
         """
         if self.axis:
             return (self.predicted_exposed_seconds or 0.0) - self.measured_exposed_seconds
@@ -53,7 +65,17 @@ class OperationTime:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the model said of a configuration; low and high are the ends of its 90 % interval."""
+    """The prediction of a configuration.
+
+    rank
+        Place in the ranking of predictions.
+    step_seconds
+        Time of a step.
+    memory_bytes
+        Peak memory of a rank.
+    low_seconds, high_seconds
+        Ends of the interval that holds the step time with 90 % probability.
+    """
 
     rank: int
     step_seconds: float
@@ -66,8 +88,18 @@ class Predicted:
 class Outcome:
     """One configuration, predicted and measured.
 
-    step_seconds: of every timed step; empty where the run failed, and `failure` says why.
-    peak_memory_bytes: None where the backend does not count it.
+    configuration
+        The configuration.
+    predicted
+        Its prediction.
+    step_seconds
+        Time of every timed step; empty where the run failed.
+    peak_memory_bytes
+        Peak memory of a rank; None where the backend does not count it.
+    operations
+        Times of its operations.
+    failure
+        Reason why the run failed; empty where it succeeded.
     """
 
     configuration: Configuration
@@ -85,12 +117,12 @@ class Outcome:
 
     @property
     def measured_seconds(self) -> float:
-        """Median of the timed steps; NaN where there are none."""
+        """The median of the timed steps; NaN where there are none."""
         return median(self.step_seconds) if self.step_seconds else math.nan
 
     @property
     def error_fraction(self) -> float:
-        """Predicted over measured, less one."""
+        """The ratio of predicted to measured step time, less one."""
         return self.predicted.step_seconds / self.measured_seconds - 1.0
 
     @property
@@ -104,10 +136,30 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Validation:
-    """A set of configurations of one job on one machine.
+    """Predicted and measured configurations of one job on one machine.
 
-    n_ranked: configurations from which those that were run were taken. date: day and time in
-    UTC, ISO 8601.
+    model, machine, strategy
+        Names of the model, the machine and the strategy.
+    n_ranks, global_batch, seq_len, dtype, attention, overlap
+        The job; see `Job`.
+    device
+        Name of the GPU.
+    backend
+        Name of the communication backend.
+    date
+        Day and time in UTC, ISO 8601.
+    command_line
+        Command that made the validation.
+    n_ranked
+        Number of ranked configurations, some of which were chosen to run.
+    outcomes
+        Results of the chosen configurations, which ran or failed.
+    software
+        Versions by name.
+    environment
+        Environment variables that change what was measured.
+    validation_version
+        Version of the file format.
     """
 
     model: str
@@ -135,10 +187,10 @@ class Validation:
 
     @property
     def measured(self) -> tuple[Outcome, ...]:
-        """Those that ran."""
+        """The outcomes that ran."""
         return tuple(outcome for outcome in self.outcomes if not outcome.failure)
 
     @property
     def suggested(self) -> Outcome:
-        """The one that was predicted to be the fastest."""
+        """The outcome that was predicted to be the fastest."""
         return min(self.outcomes, key=lambda outcome: outcome.predicted.rank)

@@ -1,1 +1,4 @@
-"""One configuration's training step: its prediction, its timeline, and what explains it. Pure."""
+"""The training step of a configuration: its prediction, its timeline and its explanation.
+
+Nothing here touches files.
+"""

@@ -1,8 +1,8 @@
-"""Seconds of a step for columns of candidates, in chunks that fit the cache.
+"""The time of a step for columns of candidates, in chunks that fit the cache.
 
-What repeats among candidates is priced once: links by placement, kernels by the shape
-(G_x, G_y, micro-batch) on which their sizes depend. Candidates whose axes occupy the
-same lanes share one schedule and are played together.
+Prices that repeat among candidates are computed once: links by placement, kernels by the shape
+(G_x, G_y, micro-batch) on which their sizes depend. Candidates whose axes occupy the same lanes
+share one schedule and are played together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNK_ROWS = 16384
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Predicted times of candidates, arrays of shape (C,).
+    """The predicted times of candidates, arrays of shape (C,).
 
     step_seconds
         Time of a training step.
@@ -46,10 +46,12 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """Times candidates that are alike, on one machine.
+    """Evaluates candidates that are alike, on one machine.
 
+    scenario
+        Model, job, machine and strategy of the candidates.
     schedules
-        The plans of the candidates and their compiled schedules, which no machine changes.
+        Plans of the candidates and their compiled schedules, which do not depend on the machine.
     links
         What the groups of each axis get, by placement.
     kernels
@@ -63,7 +65,7 @@ class Evaluator:
 
     @classmethod
     def of(cls, scenario: Scenario, table: CandidateTable, links: Links | None = None) -> Evaluator:
-        """Return the evaluator of a table; `links` are those of its placements, if known."""
+        """Return the evaluator of a table, with the links of its placements if they are known."""
         schedules = Schedules(scenario, table)
         if links is None:
             links = placement_links(scenario.machine, table.placements)
@@ -72,7 +74,9 @@ class Evaluator:
 
     def on(self, machine: Machine) -> Evaluator:
         """Return the evaluator of the same candidates on another machine."""
-        before, links, kernels = self.scenario.machine, self.links, self.kernels
+        before = self.scenario.machine
+        links = self.links
+        kernels = self.kernels
         if not _share(before, machine, "links", "link_points", "ring_bandwidths"):
             links = placement_links(machine, self.schedules.table.placements)
         if not _share(before, machine, "gpu", "gemm", "kernels", "jitter_fraction"):
@@ -100,7 +104,8 @@ class Evaluator:
         for run, run_code in _runs(self.schedules.used_code(part, lane_code)):
             program = self.schedules.program(part, run_code)
             played = self._play_run(prices, program, part, run, least[run])
-            seconds[run], exposed[run] = played.seconds, played.exposed_seconds
+            seconds[run] = played.seconds
+            exposed[run] = played.exposed_seconds
         machine = self.scenario.machine
         if machine.kernels.issue_seconds.value:
             host = host_seconds(part.phases, prices.plan.candidates, machine)
@@ -110,7 +115,7 @@ class Evaluator:
     def _play_run(
         self, prices: _ChunkPrices, program: Program, part: Part, run: slice, least: Array
     ) -> Played:
-        """Play a part for the candidates of a run; prices are those of the whole chunk."""
+        """Play a part for the candidates of a run, with the prices of the whole chunk."""
         return play(
             program,
             least.shape,
@@ -121,7 +126,7 @@ class Evaluator:
         )
 
     def product_seconds(self) -> Array:
-        """Return seconds of each product of the micro-step, all its calls, shape (ops, C)."""
+        """Return the time of all calls of each product of the micro-step, shape (ops, C)."""
         part = self.schedules.shape_plan.microstep
         return np.stack(
             [
@@ -134,7 +139,7 @@ class Evaluator:
 
 
 class Schedules:
-    """Plans of candidates that are alike, and their compiled schedules."""
+    """The plans of candidates that are alike, and their compiled schedules."""
 
     def __init__(self, scenario: Scenario, table: CandidateTable) -> None:
         self.table = table
@@ -149,7 +154,7 @@ class Schedules:
         self._whole_plan: tuple[Ints, StepPlan] | None = None
 
     def plan(self, rows: Ints) -> StepPlan:
-        """Return the plan of some rows; that of all rows in one order is made once."""
+        """Return the plan of some rows; the plan of all rows in the same order is made once."""
         if rows.size < len(self.table):
             return self._planned(rows)
         if self._whole_plan is None or not np.array_equal(self._whole_plan[0], rows):
@@ -157,16 +162,17 @@ class Schedules:
         return self._whole_plan[1]
 
     def _planned(self, rows: Ints) -> StepPlan:
+        """Make the plan of some rows."""
         return self._strategy.plan(self._model, self._job, self.table.take(rows))
 
     def shape_operation(self, part: Part, index: OpIndex) -> Operation:
         """Return an operation of a part with its sizes for each distinct shape, shape (K,)."""
-        phase, operation = index
-        return self._shape_parts[part.name].phases[phase].operations[operation]
+        phase_index, operation_index = index
+        return self._shape_parts[part.name].phases[phase_index].operations[operation_index]
 
     def used_code(self, part: Part, lane_code: Ints) -> Ints:
         """Return the code without the lanes of groups over which a part runs no collective."""
-        used = {
+        used_groups = {
             op.axis
             for phase in part.phases
             for op in phase.operations
@@ -174,7 +180,12 @@ class Schedules:
         }
         digits = np.unravel_index(lane_code, _lane_shape(len(self._groups)))
         return _lane_code(
-            np.stack([d * (g in used) for d, g in zip(digits, self._groups, strict=True)])
+            np.stack(
+                [
+                    group_lanes if group in used_groups else np.zeros_like(group_lanes)
+                    for group_lanes, group in zip(digits, self._groups, strict=True)
+                ]
+            )
         )
 
     def program(self, part: Part, lane_code: int) -> Program:
@@ -188,7 +199,7 @@ class Schedules:
 
 
 class ShapePrices:
-    """Seconds of kernels for each distinct shape, shape (K,); each name is priced once."""
+    """The times of kernels for each distinct shape, shape (K,); each name is priced once."""
 
     def __init__(self, schedules: Schedules, prices: KernelPrices) -> None:
         self.prices = prices
@@ -196,7 +207,7 @@ class ShapePrices:
         self._seconds: dict[str, Array] = {}
 
     def seconds(self, part: Part, index: OpIndex) -> Array:
-        """Return seconds of a kernel of a part."""
+        """Return the time of a kernel of a part."""
         operation = self._schedules.shape_operation(part, index)
         assert not isinstance(operation, Collective)
         if operation.name not in self._seconds:
@@ -207,7 +218,7 @@ class ShapePrices:
 
 
 class _ChunkPrices:
-    """Seconds of the operations of one chunk of candidates, arrays of shape (chunk,)."""
+    """The times of the operations of one chunk of candidates, arrays of shape (chunk,)."""
 
     def __init__(self, evaluator: Evaluator, rows: Ints) -> None:
         self.plan = evaluator.schedules.plan(rows)
@@ -217,7 +228,7 @@ class _ChunkPrices:
         self._kernels: dict[tuple[str, tuple[OpIndex, ...]], Array] = {}
 
     def kernels(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
-        """Return seconds of kernels that run back to back."""
+        """Return the time of kernels that run back to back."""
         key = (part.name, indices)
         if key not in self._kernels:
             phase = part.phases[indices[0][0]]
@@ -232,23 +243,26 @@ class _ChunkPrices:
         return self._kernels[key]
 
     def message(self, part: Part, index: OpIndex) -> Array:
-        """Return seconds of a collective of a part."""
-        operation = part.phases[index[0]].operations[index[1]]
+        """Return the time of a collective of a part."""
+        phase_index, operation_index = index
+        operation = part.phases[phase_index].operations[operation_index]
         assert isinstance(operation, Collective)
         return self.collectives.seconds(operation)
 
 
 def interference(machine: Machine) -> Interference:
-    """Return how much kernels and collectives that run together slow each other down."""
+    """Return the slowdowns of kernels and collectives that run at the same time."""
     kernels = machine.kernels
     return Interference(kernels.slowdown_fraction.value, kernels.collective_slowdown_fraction.value)
 
 
 def _share(a: Machine, b: Machine, *fields: str) -> bool:
+    """Return whether the fields of two machines are the same objects."""
     return all(getattr(a, name) is getattr(b, name) for name in fields)
 
 
 def _lane_shape(n_groups: int) -> tuple[int, ...]:
+    """Return the number of lanes that each group can occupy."""
     return (n_groups + 1,) * n_groups
 
 
@@ -258,14 +272,14 @@ def _lane_code(group_lanes: Ints) -> Ints:
 
 
 def _distinct_shapes(compute_key: tuple[str, ...], table: CandidateTable) -> tuple[Ints, Ints]:
-    """Return `distinct` of the columns of the key: axes by placement, then micro-batch."""
+    """Return the rows of distinct shapes, and each row's shape, as `distinct` does."""
     axes = [table.placements.size(axis) for axis in compute_key if axis != "micro_batch"]
     _, by_placement = distinct(*axes, np.zeros(len(table.placements), dtype=np.int64))
     return distinct(by_placement[table.placement], table.micro_batch)
 
 
 def _runs(code: Ints) -> Iterator[tuple[slice, int]]:
-    """Yield runs of equal values."""
+    """Yield each run of equal values as a slice, with its value."""
     cuts = np.flatnonzero(np.diff(code)) + 1
     for start, end in zip([0, *cuts], [*cuts, code.size], strict=True):
         yield slice(int(start), int(end)), int(code[start])

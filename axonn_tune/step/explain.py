@@ -1,4 +1,4 @@
-"""Where the time of one configuration goes, operation by operation, and what would help."""
+"""The explanation of a prediction: where the time goes, operation by operation, and what helps."""
 
 from __future__ import annotations
 
@@ -17,34 +17,57 @@ from axonn_tune.step.predict import table_of
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.timeline import is_launched, number, play_step
 
-IMPROVEMENT = 1.1  # what a sensitivity gives to a resource: 10 % more of it
+# Factor by which a sensitivity improves a resource: 10 % more of it.
+IMPROVEMENT = 1.1
 
 
 @dataclass(frozen=True)
 class OperationCost:
-    """One operation of the plan, summed over a training step."""
+    """One operation of the plan, summed over a training step.
+
+    name
+        Name of the operation.
+    kind
+        Kind of kernel or collective.
+    shape
+        Sizes of a product (m x n x k) or of attention; empty for other operations.
+    nbytes
+        Full buffer of a collective, or traffic of a memory-bound kernel; 0 for others.
+    n_calls
+        Number of calls in a step.
+    seconds_per_call, total_seconds
+        Time of a call, and of all calls.
+    exposed_seconds
+        Time for which the compute stream stands still for a collective.
+    rate_per_s
+        FLOP/s of a product, or bytes/s that a rank's ring or a kernel moves.
+    bound_by
+        Link level that bounds a collective, or resource that bounds a kernel.
+    axis
+        Axis of a collective; empty for kernels.
+    """
 
     name: str
     kind: str
-    shape: str  # m x n x k of a product, the parts of attention; empty for others
-    nbytes: float  # full buffer of a collective, traffic of a memory-bound kernel; 0 for others
+    shape: str
+    nbytes: float
     n_calls: int
     seconds_per_call: float
     total_seconds: float
     exposed_seconds: float
-    rate_per_s: float  # FLOP/s of a product; bytes/s that a rank's ring or a kernel moves
-    bound_by: str  # link level, or the resource of a kernel
+    rate_per_s: float
+    bound_by: str
     axis: str
 
     @property
     def hidden_seconds(self) -> float:
-        """Time of a collective beside computation."""
+        """The time of a collective during which the rank computes."""
         return self.total_seconds - self.exposed_seconds if self.axis else 0.0
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What 10 % more of one resource saves."""
+    """The time that 10 % more of one resource saves."""
 
     resource: str
     saved_seconds: float
@@ -54,8 +77,16 @@ class Sensitivity:
 class Explanation:
     """A prediction taken apart; in a pipeline, the work of a rank of the last stage.
 
-    host_seconds: what the host takes between kernels, in no operation. groups: over which
-    collectives run.
+    prediction
+        The prediction.
+    operations
+        Operations of the step.
+    sensitivities
+        Time that more of each resource saves, the largest first.
+    host_seconds
+        Time that the host takes between kernels, which is in no operation.
+    groups
+        Groups over which collectives run.
     """
 
     prediction: Prediction
@@ -66,7 +97,7 @@ class Explanation:
 
     @property
     def exposed_seconds_by_axis(self) -> dict[str, float]:
-        """Exposed communication of each axis, or product of axes, in a step."""
+        """The exposed communication of each axis, or product of axes, in a step."""
         return {
             axis: sum(op.exposed_seconds for op in self.operations if op.axis == axis)
             for axis in self.groups
@@ -75,7 +106,8 @@ class Explanation:
 
 def explain(prediction: Prediction, with_sensitivities: bool = True) -> Explanation:
     """Play the configuration operation by operation and try each resource 10 % better."""
-    scenario, machine = prediction.scenario, prediction.scenario.machine
+    scenario = prediction.scenario
+    machine = scenario.machine
     played = play_step(prediction)
     gap = machine.kernels.gap_seconds.value
     operations = _merged(
@@ -91,7 +123,10 @@ def explain(prediction: Prediction, with_sensitivities: bool = True) -> Explanat
 
 
 def _merged(costs: Iterable[OperationCost]) -> tuple[OperationCost, ...]:
-    """One of each name: a synchronising micro-step has the operations of the others too."""
+    """Return one cost for each name, the sum of all costs of that name.
+
+    A synchronising micro-step has the operations of the other micro-steps too.
+    """
     by_name: dict[str, OperationCost] = {}
     for cost in costs:
         known = by_name.get(cost.name)
@@ -112,17 +147,17 @@ def _merged(costs: Iterable[OperationCost]) -> tuple[OperationCost, ...]:
 def _sum_by_name(
     events: list[Event], repeats: int, gap: float
 ) -> Iterator[tuple[Operation, int, float, float, float]]:
-    """Operation, calls, seconds of one call, seconds and exposed seconds of a step, by name.
+    """Yield each operation with its calls, the time of a call, and its total and exposed time.
 
-    `gap`: seconds of the host that the events of kernels include, and their sums do not.
+    The events of kernels include the `gap` of the host, the sums do not.
     """
     groups: dict[str, list[Event]] = {}
     for event in events:
         if is_launched(event.operation):
             groups.setdefault(event.operation.name, []).append(event)
     for group in groups.values():
-        is_kernel = not isinstance(group[0].operation, Collective)
-        total = sum(event.seconds for event in group) - is_kernel * len(group) * gap
+        host_gap = 0.0 if isinstance(group[0].operation, Collective) else gap
+        total = sum(event.seconds for event in group) - len(group) * host_gap
         exposed = sum(event.exposed_seconds for event in group)
         n_calls = len(group) * repeats
         yield group[0].operation, n_calls, total / len(group), total * repeats, exposed * repeats
@@ -138,18 +173,27 @@ def _operation_cost(
     machine: Machine,
     table: CandidateTable,
 ) -> OperationCost:
-    axis, shape, nbytes, bound_by, n_calls = "", "", 0.0, "compute", n_issued
+    """Return the cost of an operation from the times of its events."""
+    axis = ""
+    shape = ""
+    nbytes = 0.0
+    bound_by = "compute"
+    n_calls = n_issued
     if isinstance(operation, Collective):
-        kind, axis, nbytes = operation.kind, operation.axis, number(operation.nbytes)
+        kind = operation.kind
+        axis = operation.axis
+        nbytes = number(operation.nbytes)
         n_calls = int(n_issued * number(operation.n_calls))
-        of_kind = links[axis].kinds[kind]
-        level = int(of_kind.bounding_level[0])
+        kind_links = links[axis].kinds[kind]
+        level = int(kind_links.bounding_level[0])
         bound_by = machine.links[level].name if level >= 0 else ""
-        rate = float(of_kind.bandwidth_bytes_per_s[0])
-        if of_kind.curve[0] >= 0:
+        rate = float(kind_links.bandwidth_bytes_per_s[0])
+        if kind_links.curve[0] >= 0:
             rate = float(moved_fraction(kind, table.size(axis)[0])) * nbytes / per_issue
     elif isinstance(operation, MemoryBound):
-        kind, bound_by, nbytes = "memory-bound", "memory", number(operation.nbytes)
+        kind = "memory-bound"
+        bound_by = "memory"
+        nbytes = number(operation.nbytes)
         rate = nbytes / per_issue
     else:
         kind, shape = _kind_and_shape(operation)
@@ -170,16 +214,18 @@ def _operation_cost(
 
 
 def _kind_and_shape(operation: Gemm | Attention) -> tuple[str, str]:
+    """Return the kind and the sizes of a product or of attention, as text."""
     if isinstance(operation, Gemm):
         sizes = (operation.m, operation.n, operation.k)
         return f"GEMM {operation.mode}", " x ".join(f"{number(size):.0f}" for size in sizes)
-    sequences, heads = number(operation.n_sequences), number(operation.n_heads)
-    each = f"{operation.seq_len} x {operation.head_dim}"
-    return "attention", f"{sequences:.0f} x {heads:.0f} heads x {each}"
+    n_sequences = number(operation.n_sequences)
+    n_heads = number(operation.n_heads)
+    head = f"{operation.seq_len} x {operation.head_dim}"
+    return "attention", f"{n_sequences:.0f} x {n_heads:.0f} heads x {head}"
 
 
 def _sensitivities(prediction: Prediction) -> tuple[Sensitivity, ...]:
-    """Return seconds saved by 10 % more of each resource (less of a nuisance), largest first."""
+    """Return the time that 10 % more of each resource (less of a nuisance) saves, largest first."""
     scenario = prediction.scenario
     evaluator = Evaluator.of(scenario, table_of(scenario, prediction.configuration))
 

@@ -1,4 +1,4 @@
-"""Peak memory of one rank."""
+"""The peak memory of one rank."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from axonn_tune.spec.scenario import Scenario
 
 
 def memory_bytes(scenario: Scenario, table: CandidateTable) -> tuple[Array, dict[str, Array]]:
-    """Return the peak memory of one rank, and its terms, of candidates that are alike.
+    """Return the peak memory of one rank, and its terms, for candidates that are alike.
 
-    The terms are those of the strategy, and what the machine's profile says of fragmentation and
-    of memory that training cannot use.
+    The strategy states most terms. The machine's profile adds the fragmentation and the memory
+    that training cannot use.
 
     Returns
     -------
-    total : shape (C,) [bytes]
-    terms : by name, shape (C,) [bytes]
+    total : array, shape (C,) [bytes]
+        Sum of all terms.
+    terms : dict of str to array, shape (C,) [bytes]
+        Each term by its name.
     """
     reserve = scenario.machine.memory_reserve
     terms = scenario.strategy.memory(scenario.model, scenario.job, table)

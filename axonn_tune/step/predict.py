@@ -17,7 +17,7 @@ from axonn_tune.step.spread import deviations, spread
 def predict(
     scenario: Scenario, configuration: Configuration, with_interval: bool = False
 ) -> Prediction:
-    """Price one configuration, whether it fits in memory or not.
+    """Predict one configuration, whether it fits in memory or not.
 
     An interval takes about ten times as long; with it the chance to be the fastest is stated, too,
     which is 1 without rivals.
@@ -36,10 +36,10 @@ def predict(
     total_bytes, terms_bytes = memory_bytes(scenario, table)
     paper_seconds = None
     if table.placements.axes.is_grid:
-        of_placement = paper.communication_seconds(
+        by_placement = paper.communication_seconds(
             scenario.model, scenario.job, table.placements, links
         )
-        paper_seconds = float(of_placement[0])
+        paper_seconds = float(by_placement[0])
     spread_fraction = None
     if with_interval:
         spread_fraction = float(spread(*deviations(scenario, table))[0])
@@ -64,8 +64,9 @@ def table_of(scenario: Scenario, configuration: Configuration) -> CandidateTable
 
 
 def broken_by(scenario: Scenario, configuration: Configuration) -> list[str]:
-    """Return every reason for which a configuration is not allowed; none if it is."""
-    layout, job = configuration.layout, scenario.job
+    """Return every reason why a configuration is not allowed; the list is empty if it is."""
+    layout = configuration.layout
+    job = scenario.job
     if layout.n_ranks != job.n_gpus:
         return [f"it has {layout.n_ranks} ranks, not {job.n_gpus}"]
     table = table_of(scenario, configuration)

@@ -18,6 +18,8 @@ NORMAL_90 = 1.645
 class Prediction:
     """One configuration with its predicted step.
 
+    scenario, configuration
+        What was predicted.
     n_microsteps
         Number of micro-steps of a training step (gradient accumulation).
     step_seconds
@@ -60,12 +62,12 @@ class Prediction:
 
     @property
     def compute_seconds(self) -> float:
-        """Time in which the rank computes."""
+        """The time in which the rank computes."""
         return self.step_seconds - self.exposed_communication_seconds - self.bubble_seconds
 
     @property
     def step_seconds_interval(self) -> tuple[float, float] | None:
-        """Ends of the interval that holds the step time with 90 % probability."""
+        """The ends of the interval that holds the step time with 90 % probability."""
         if self.spread_fraction is None:
             return None
         factor = math.exp(NORMAL_90 * self.spread_fraction)
@@ -73,24 +75,27 @@ class Prediction:
 
     @property
     def exposed_communication_fraction(self) -> float:
-        """Share of the step in which the compute stream stands still."""
+        """The share of the step in which the compute stream stands still for collectives."""
         return self.exposed_communication_seconds / self.step_seconds
 
     @property
     def tflops_per_gpu(self) -> float:
-        """TFLOP/s of each GPU, by the model's FLOPs."""
-        model, job = self.scenario.model, self.scenario.job
+        """The TFLOP/s of each GPU, by the model's FLOPs."""
+        model = self.scenario.model
+        job = self.scenario.job
         return model.model_flops(job.tokens, job.seq_len) * self._tflops_per_flop
 
     @property
     def hardware_tflops_per_gpu(self) -> float:
-        """TFLOP/s of each GPU, by the model's FLOPs and those of recomputation."""
-        model, job = self.scenario.model, self.scenario.job
+        """The TFLOP/s of each GPU, by the FLOPs of the model and of recomputation."""
+        model = self.scenario.model
+        job = self.scenario.job
         recompute = self.configuration.recompute
         return model.hardware_flops(job.tokens, job.seq_len, recompute) * self._tflops_per_flop
 
     @property
     def _tflops_per_flop(self) -> float:
+        """The TFLOP/s of each GPU for every FLOP of the step."""
         return 1e-12 / (self.step_seconds * self.scenario.job.n_gpus)
 
     @property
@@ -100,22 +105,23 @@ class Prediction:
 
     @property
     def hfu(self) -> float:
-        """FLOP/s including recomputation as a fraction of the advertised peak."""
+        """The FLOP/s including recomputation as a fraction of the advertised peak."""
         return self.hardware_tflops_per_gpu / self._peak_tflops
 
     @property
     def _peak_tflops(self) -> float:
+        """The advertised peak of the GPU, in TFLOP/s."""
         return self.scenario.machine.peak_flops_per_s(self.scenario.job.dtype) * 1e-12
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
-        """Tokens that each GPU trains on in a second."""
+        """The number of tokens on which each GPU trains in a second."""
         job = self.scenario.job
         return job.tokens / (self.step_seconds * job.n_gpus)
 
     @property
     def memory_capacity_bytes(self) -> float:
-        """Memory of one GPU."""
+        """The memory of one GPU."""
         return self.scenario.memory_capacity_bytes
 
     @property

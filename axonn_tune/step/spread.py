@@ -1,9 +1,9 @@
-"""How far a predicted time can be trusted.
+"""The uncertainty of a predicted time.
 
-Every number of a profile is uncertain by its spread. Numbers that all candidates share, such
-as a link's bandwidth, move their times together; a product between measured ones is off by an
-error of its own; and what the model leaves out differs from one candidate to the next. Times are
-linearised in the logarithms of these.
+Every number of a profile is uncertain by its spread. A number that all candidates share, such as a
+link's bandwidth, moves their times together; the price of a product between measured ones has an
+error of its own; and effects that the model leaves out differ from one candidate to the next. The
+logarithm of the time is linearised in the logarithms of these numbers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from axonn_tune.step.evaluate import Evaluator
 # benchmarks differ by a few percent, published figures between papers by about a tenth, and a
 # guess is trusted to a third.
 UNSTATED_SPREAD = {"measured": 0.05, "published": 0.10, "assumed": 0.30}
-# What the model leaves out, as a relative standard deviation of a step time apart from what is
-# common to all: a convention, so that candidates within a percent or two are not told apart.
+# Relative standard deviation of a step time due to effects that the model leaves out and that
+# candidates do not share: a convention, so that candidates within a percent or two count as equal.
 MODEL_ERROR = 0.02
 
 
@@ -36,26 +36,29 @@ def deviations(scenario: Scenario, table: CandidateTable) -> tuple[Array, Array]
 
     Returns
     -------
-    effects : shape (resources, C)
+    effects : array, shape (resources, C)
         Change of the logarithm of the step time for one standard deviation of each resource.
-    own_error : shape (C,)
-        Standard deviation that comes from products which were not timed.
+    own_error : array, shape (C,)
+        Standard deviation that comes from products that were not timed.
     """
     placements = table.placements.take(table.placement)
     rows = np.arange(len(table))
-    alone = CandidateTable(placements, rows, table.micro_batch, table.recompute, table.n_virtual)
-    evaluator = Evaluator.of(scenario, alone)
+    # The table may hold many placements that none of its candidates has.
+    compact = CandidateTable(placements, rows, table.micro_batch, table.recompute, table.n_virtual)
+    evaluator = Evaluator.of(scenario, compact)
     base = evaluator.evaluate().step_seconds
-    effects = np.stack([_effect(evaluator, r, base) for r in resources(scenario.machine)])
-    products = evaluator.product_seconds() * alone.n_microsteps(scenario.job.global_batch)
+    effects = np.stack(
+        [_effect(evaluator, resource, base) for resource in resources(scenario.machine)]
+    )
+    products = evaluator.product_seconds() * compact.n_microsteps(scenario.job.global_batch)
     error = evaluator.kernels.prices.interpolation_error
     return effects, error * np.sqrt(((products / base) ** 2).sum(axis=0))
 
 
 def _effect(evaluator: Evaluator, resource: Resource, base: Array) -> Array:
     """Return the change of log step time for one standard deviation less of a resource."""
-    less = float(np.exp(-spread_of(resource.quantity)))
-    worse = evaluator.on(resource.improved(less)).evaluate().step_seconds
+    factor = float(np.exp(-spread_of(resource.quantity)))
+    worse = evaluator.on(resource.improved(factor)).evaluate().step_seconds
     return np.log(worse / base)
 
 
@@ -64,7 +67,7 @@ def spread(effects: Array, own_error: Array) -> Array:
 
     Parameters
     ----------
-    effects, own_error
-        The results of `deviations`.
+    effects, own_error : arrays
+        Results of `deviations`.
     """
     return np.sqrt((effects**2).sum(axis=0) + own_error**2 + MODEL_ERROR**2)

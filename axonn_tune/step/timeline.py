@@ -1,4 +1,4 @@
-"""One configuration's step, operation by operation: played, and as a timeline to draw."""
+"""The step of one configuration, operation by operation: played, and as a timeline to draw."""
 
 from __future__ import annotations
 
@@ -42,12 +42,15 @@ PASS_NAMES = {FORWARD: "forward", BACKWARD: "backward"}
 
 @dataclass(frozen=True)
 class PlayedPart:
-    """A part of a plan with the events of one playing.
+    """A part of a plan that was played once.
 
-    seconds
-        Time from idle streams to idle streams, for which the host may need longer than the events.
+    events
+        Operations with their times since the start of the part.
     repeats
-        How often the part is played in a step.
+        Number of times that the part is played in a step.
+    seconds
+        Time from idle streams to idle streams; because of the host it can be longer than the
+        events take.
     """
 
     events: list[Event]
@@ -56,13 +59,23 @@ class PlayedPart:
 
     @property
     def host_seconds(self) -> float:
-        """Time by which the host holds up the part."""
+        """The time by which the host holds up the part."""
         return self.seconds - max((event.end_seconds for event in self.events), default=0.0)
 
 
 @dataclass(frozen=True)
 class PlayedStep:
-    """A step, part by part; the transfers of a pipeline are in no part."""
+    """A step, part by part.
+
+    parts
+        Parts of the plan, in order.
+    transfers
+        Transfers of a pipeline, which are in no part.
+    links
+        What the groups of each axis get.
+    table
+        The configuration as a table of one row.
+    """
 
     parts: list[PlayedPart]
     transfers: list[PlayedPart]
@@ -72,7 +85,7 @@ class PlayedStep:
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """A step as the runtime records one.
+    """A step in the form in which the runtime records one.
 
     operations
         Operations in the order of issue; the passes of each stage of a pipeline have a stream.
@@ -85,7 +98,7 @@ class StepTimeline:
 
     @property
     def seconds(self) -> float:
-        """Time at which the last operation ends."""
+        """The time at which the last operation ends."""
         return max((op.end_seconds for op in self.operations), default=0.0)
 
 
@@ -95,7 +108,8 @@ def play_step(prediction: Prediction) -> PlayedStep:
     plan = player.plan
     transfers = []
     if plan.pipeline is not None:
-        transfer, n_passes = plan.pipeline.transfer, 2 * plan.pipeline.n_virtual
+        transfer = plan.pipeline.transfer
+        n_passes = 2 * plan.pipeline.n_virtual
         seconds = player.seconds_of(transfer)
         lane = player.axis_lanes[transfer.axis]
         event = Event("transfer", transfer, lane, 0.0, seconds)
@@ -107,16 +121,16 @@ def play_step(prediction: Prediction) -> PlayedStep:
 def step_timeline(
     prediction: Prediction, most_layers: int | None = None, most_microsteps: int | None = None
 ) -> StepTimeline:
-    """Return the predicted step, in a pipeline with the passes of all ranks.
+    """Return the predicted step of one rank.
 
-    Operations are those of one rank, in a pipeline of one of the last stage.
+    In a pipeline it is a rank of the last stage, and the passes of all ranks are included.
 
     Parameters
     ----------
     most_layers, most_microsteps : int or None
-        Draw no more equal layers in a row, or micro-steps, than these: the schedule of a
-        smaller model or batch, which begins, repeats and ends as the whole one does. Virtual
-        stages take micro-steps in multiples of the stages.
+        Largest number of equal layers in a row, and of micro-steps, that are drawn. This is the
+        schedule of a smaller model or batch, which begins, repeats and ends as the whole one does.
+        With virtual stages the number of micro-steps is a multiple of the stages.
     """
     player = _Player(prediction, most_layers)
     n_micro = _whole_rounds(prediction, most_microsteps or prediction.n_microsteps)
@@ -131,7 +145,7 @@ def microstep_timeline(prediction: Prediction, most_layers: int) -> StepTimeline
 
 
 def pass_timeline(prediction: Prediction, most_passes: int) -> tuple[StepTimeline, int] | None:
-    """Return the passes of a pipeline's ranks for some micro-batches, and for how many.
+    """Return the passes of a pipeline's ranks for some micro-batches, and their number.
 
     The result is None where there is no pipeline, or where one round of micro-batches already has
     more passes than `most_passes`.
@@ -147,11 +161,11 @@ def pass_timeline(prediction: Prediction, most_passes: int) -> tuple[StepTimelin
     if not n_micro:
         return None
     played, _ = player.passes(pipeline, n_micro)
-    return StepTimeline([_of_pass(played_pass) for played_pass in played], {}), n_micro
+    return StepTimeline([_pass_operation(played_pass) for played_pass in played], {}), n_micro
 
 
 def drawable_microsteps(prediction: Prediction, most_operations: int) -> int:
-    """Return how many micro-steps have no more than `most_operations`, but at least one."""
+    """Return how many micro-steps together have at most `most_operations`, but at least one."""
     player = _Player(prediction)
     per_microstep = len(player.play(player.plan.microstep, 1).events)
     if player.plan.pipeline is not None:
@@ -160,7 +174,10 @@ def drawable_microsteps(prediction: Prediction, most_operations: int) -> int:
 
 
 def _whole_rounds(prediction: Prediction, n_micro: int) -> int:
-    """Return a number of micro-steps that the schedule admits: virtual stages take full rounds."""
+    """Return a number of micro-steps that the schedule admits.
+
+    With virtual stages it is a multiple of the stages.
+    """
     if prediction.configuration.n_virtual > 1:
         stages = prediction.layout.n_stages
         n_micro = -(-n_micro // stages) * stages
@@ -168,7 +185,7 @@ def _whole_rounds(prediction: Prediction, n_micro: int) -> int:
 
 
 def waits_of(plan: StepPlan) -> dict[str, tuple[str, ...]]:
-    """Return, by name of an operation, the names of those that it waits for in any phase."""
+    """Return, by name of an operation, the operations that it waits for in any phase."""
     waits: dict[str, dict[str, None]] = {}
     for op in plan.operations:
         waits.setdefault(op.name, {}).update(dict.fromkeys(op.waits_for))
@@ -176,17 +193,17 @@ def waits_of(plan: StepPlan) -> dict[str, tuple[str, ...]]:
 
 
 def is_launched(operation: Operation) -> bool:
-    """Return whether anything runs: a kernel over nothing is not launched."""
+    """Return whether an operation runs at all: a kernel over nothing is not launched."""
     return not isinstance(operation, MemoryBound) or number(operation.nbytes) > 0
 
 
 def number(size: object) -> float:
-    """Return the only entry of a size."""
+    """Return the first entry of a size, which is the only one in a table of one row."""
     return float(np.ravel(np.asarray(size, dtype=np.float64))[0])
 
 
 class _Player:
-    """Plays parts of one configuration's plan, with fewer equal layers in a row if wanted."""
+    """Plays parts of one configuration's plan, optionally with fewer equal layers in a row."""
 
     def __init__(self, prediction: Prediction, most_layers: int | None = None) -> None:
         scenario = prediction.scenario
@@ -197,8 +214,10 @@ class _Player:
         self.links = placement_links(scenario.machine, self.table.placements)
         self._collectives = CollectivePrices(self.links, self.table)
         self._kernels = KernelPrices(scenario.machine, scenario.job)
-        used = lanes(self.links)[:, 0]
-        self.axis_lanes = {group: int(lane) for group, lane in zip(self.links, used, strict=True)}
+        group_lanes = lanes(self.links)[:, 0]
+        self.axis_lanes = {
+            group: int(lane) for group, lane in zip(self.links, group_lanes, strict=True)
+        }
         self._kernel_seconds: dict[str, float] = {}
 
     def seconds_of(self, operation: Operation) -> float:
@@ -234,7 +253,8 @@ class _Player:
 
     def parts(self, n_micro: int) -> list[PlayedPart]:
         """Play micro-steps, the last of which may synchronise the step, and the step's end."""
-        plan, sync = self.plan, self.plan.sync_microstep
+        plan = self.plan
+        sync = plan.sync_microstep
         n_usual = n_micro if sync is None else n_micro - 1
         played = []
         if n_usual:
@@ -256,7 +276,7 @@ class _Player:
     def passes(
         self, pipeline: Pipeline, n_micro: int
     ) -> tuple[list[PlayedPass], dict[int, PlayedPart]]:
-        """Return the passes of every rank, and the played parts by `kind_of` a pass."""
+        """Return the passes of every rank, and the played part of each kind of pass."""
         stages = (pipeline.first, pipeline.middle, pipeline.last)
         parts = {
             kind_of(direction, place): self.play(stage.passes[direction], 1)
@@ -273,43 +293,52 @@ class _Player:
         played, parts = self.passes(pipeline, n_micro)
         transfer = self.seconds_of(pipeline.transfer)
         last = pipeline.n_stages * pipeline.n_virtual - 1
-        operations = [_of_pass(played_pass) for played_pass in played]
+        operations = [_pass_operation(played_pass) for played_pass in played]
         for played_pass in played:
             if played_pass.rank == pipeline.n_stages - 1:
                 origin = played_pass.start_seconds + transfer
                 operations += self.measured(parts[played_pass.kind], origin)
         end = max(played_pass.end_seconds for played_pass in played)
-        longer = sum(
+        sync_seconds = sum(
             self.play(sync, 1).seconds - parts[kind_of(direction, FIRST)].seconds
             for direction, sync in zip((FORWARD, BACKWARD), pipeline.sync.passes, strict=True)
         )
-        if longer > 0:
-            operations.append(_of_sync(end, end + longer))
-            end += longer
+        if sync_seconds > 0:
+            operations.append(_sync_operation(end, end + sync_seconds))
+            end += sync_seconds
         operations += self.measured(self.play(self.plan.step_end, 1), end)
         waits = {**waits_of(self.plan), **_waits_of_passes(played, last)}
         return StepTimeline(operations, waits)
 
 
 def _as_measured(event: Event, origin: float, gap: float) -> MeasuredOperation:
-    op, flops = event.operation, 0.0
+    """Return an event as the runtime records it, without the host's gap after a kernel."""
+    op = event.operation
+    stream = COMPUTE
+    nbytes = 0.0
+    flops = 0.0
     if isinstance(op, Collective):
-        stream, kind, nbytes = op.axis, op.kind, number(op.nbytes)
+        stream = op.axis
+        kind = op.kind
+        nbytes = number(op.nbytes)
     elif isinstance(op, MemoryBound):
-        stream, kind, nbytes = COMPUTE, "memory_bound", number(op.nbytes)
+        kind = "memory_bound"
+        nbytes = number(op.nbytes)
     else:
         kind = "gemm" if isinstance(op, Gemm) else "attention"
-        stream, nbytes, flops = COMPUTE, 0.0, number(op.flops)
+        flops = number(op.flops)
     end = event.end_seconds - (gap if stream == COMPUTE else 0.0)
     start = origin + event.start_seconds
     return MeasuredOperation(op.name, stream, kind, nbytes, flops, start, origin + end)
 
 
 def _pass_name(direction: int, stage: int, micro_batch: int) -> str:
+    """Return the name of a pass on a timeline."""
     return f"{PASS_NAMES[direction]} {micro_batch} of stage {stage}"
 
 
-def _of_pass(played: PlayedPass) -> MeasuredOperation:
+def _pass_operation(played: PlayedPass) -> MeasuredOperation:
+    """Return a pass as an operation on the stream of its rank."""
     return MeasuredOperation(
         name=_pass_name(played.direction, played.stage, played.micro_batch),
         stream=f"{RANK_OF_PIPELINE} {played.rank}",
@@ -321,10 +350,17 @@ def _of_pass(played: PlayedPass) -> MeasuredOperation:
     )
 
 
-def _of_sync(start: float, end: float) -> MeasuredOperation:
-    """Return what the first stage's collectives for new weights and gradients add to a step."""
-    name, stream = "synchronisation of the first stage", f"{RANK_OF_PIPELINE} 0"
-    return MeasuredOperation(name, stream, "exposed collectives", 0.0, 0.0, start, end)
+def _sync_operation(start: float, end: float) -> MeasuredOperation:
+    """Return the time that the first stage's exposed collectives add to a step, as an operation."""
+    return MeasuredOperation(
+        name="synchronisation of the first stage",
+        stream=f"{RANK_OF_PIPELINE} 0",
+        kind="exposed collectives",
+        nbytes=0.0,
+        flops=0.0,
+        start_seconds=start,
+        end_seconds=end,
+    )
 
 
 def _waits_of_passes(played: list[PlayedPass], last: int) -> Mapping[str, tuple[str, ...]]:

@@ -72,21 +72,21 @@ class Axonn4D:
 
     @property
     def name(self) -> str:
-        """Name under which users and results know the strategy."""
+        """The name of the strategy for users and in results."""
         return "axonn-pipeline" if self.pipelined else "axonn"
 
     @property
     def axes(self) -> Axes:
-        """The four axes of the grid, and that of the pipeline if there is one."""
+        """The four axes of the grid, and the axis of the pipeline if there is one."""
         return _PIPELINED_AXES if self.pipelined else AXONN_AXES
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
-        """Apply the divisibility rules of the algorithm.
+        """Return, for each divisibility rule of the algorithm, the placements that break it.
 
         Returns
         -------
         dict of str to bool arrays, shape (P,)
-            For each rule, the placements that break it; the first rule broken names the reason.
+            The placements by rule; the first rule that a placement breaks names the reason.
         """
         x, y, z, data = (placements.size(axis) for axis in AXES)
         block = x * y * z
@@ -125,7 +125,7 @@ class Axonn4D:
         return stage_memory(shapes, partial(self._stage_memory, shapes))
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
-        """Split input widths over X, output widths over Y and tokens over Z and data."""
+        """Return the sizes: X splits input widths, Y output widths, and Z and data the tokens."""
         return Shapes(
             model,
             job,
@@ -189,7 +189,7 @@ def stored_parameters(
     Parameters
     ----------
     n_layers : int, optional
-        Number of layers of the rank's stage of a pipeline; by default those of the model.
+        Number of layers of the rank's stage of a pipeline; by default all layers of the model.
     first, last : bool
         Whether the stage has the embedding, and whether it has the head.
 
@@ -200,7 +200,8 @@ def stored_parameters(
     """
     n_layers = model.n_layers if n_layers is None else n_layers
     matrices, over_x, over_y = stage_parameters(model, n_layers, first, last)
-    x, y = table.size("x"), table.size("y")
+    x = table.size("x")
+    y = table.size("y")
     return matrices / (x * y * table.size("z")), over_x / x + over_y / y
 
 
@@ -210,7 +211,8 @@ def _gathered_bytes(shapes: Shapes, n_layers: int) -> Array:
     Both are held only where Z splits the weights.
     """
     blocks = [shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears]
-    head, overlap = shapes.embedding_bytes, shapes.job.overlap
+    head = shapes.embedding_bytes
+    overlap = shapes.job.overlap
     largest = np.maximum.reduce([*blocks, head])
     neighbours = [a + b for a, b in zip(blocks, blocks[1:] + blocks[:1], strict=True)]
     largest_pair = np.maximum.reduce([*neighbours, head + blocks[-1]])
@@ -223,11 +225,11 @@ def _gathered_bytes(shapes: Shapes, n_layers: int) -> Array:
 
 
 def gradients_awaited_by(n_in_flight: int) -> dict[str, tuple[str, ...]]:
-    """Return, for each layer, whose gradients must be scattered before its own is formed.
+    """Return, for each layer, the layers whose gradients are scattered before its own is formed.
 
-    At most `n_in_flight` weight gradients wait for their reduce-scatter, so the one that was
-    formed `n_in_flight` gradients ago must have gone. A layer can have two such predecessors: in
-    the first block of the backward pass, and in all others.
+    At most `n_in_flight` weight gradients wait for their reduce-scatter, so that the gradient that
+    was formed `n_in_flight` gradients ago must have gone. A layer can have two such predecessors:
+    one in the first block of the backward pass, and one in all other blocks.
     """
     order = ("head", *(_BACKWARD_ORDER * (n_in_flight + 1)), "embedding")
     awaited: dict[str, tuple[str, ...]] = {}
@@ -243,12 +245,16 @@ _GRADIENTS_AWAITED_BY = gradients_awaited_by(GRADIENTS_IN_FLIGHT)
 
 @dataclass(frozen=True, eq=False)
 class AxonnCommunication(Communication):
-    """Weights come by all-gather over Z, and their gradients go by reduce-scatter over Z."""
+    """The communication of AxoNN: all-gathers and reduce-scatters over Z.
+
+    Weights come by all-gather, and their gradients go by reduce-scatter.
+    """
 
     options: Axonn4D
 
     @property
     def _z(self) -> Array:
+        """The number of ranks along Z."""
         return self.shapes.table.size("z")
 
     # Weights -----------------------------------------------------------------------------
@@ -268,13 +274,16 @@ class AxonnCommunication(Communication):
             self.prefetch_weight(host, following)
 
     def _is_gathered(self, weight: Weight) -> bool:
+        """Return whether this use of a weight gathers it, and not an earlier one."""
         return weight.chain == FORWARD or not self.shapes.job.keep_gathered_weights
 
     def _gather(self, host: HostProgram, weight: Weight) -> None:
+        """Start to gather a weight."""
         nbytes = self._weight_bytes(weight.layer)
         host.issue(names.all_gather(weight.name), "all_gather", nbytes, "z")
 
     def _weight_bytes(self, layer: str) -> Array:
+        """Return the bytes of a layer's gathered weight."""
         if layer == "embedding":
             return self.shapes.embedding_bytes
         return self.shapes.linears[layer].weight_bytes
@@ -282,7 +291,7 @@ class AxonnCommunication(Communication):
     # Gradients ---------------------------------------------------------------------------
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
-        """With ORS, wait until no more than `GRADIENTS_IN_FLIGHT` gradients will be under way."""
+        """With ORS, wait until at most `GRADIENTS_IN_FLIGHT` gradients will be under way."""
         if self.shapes.job.overlap.ors:
             for earlier in _GRADIENTS_AWAITED_BY.get(layer, ()):
                 host.wait(_scatter(earlier))
@@ -297,7 +306,7 @@ class AxonnCommunication(Communication):
     def embedding_starts_from_zero(self) -> Array | float:
         """1 where the embedding's gradient begins from zero, 0 where it adds to the head's.
 
-        The gradient of a shared weight can add to the head's where Z does not split that.
+        The gradient of a shared weight can add to the head's where Z does not split the weight.
         """
         if self.shapes.model.tied_embeddings:
             return (self._z > 1).astype(np.float64)
@@ -306,8 +315,9 @@ class AxonnCommunication(Communication):
     # Once per micro-step and once per step, on what the rank stores ------------------------
 
     def _largest_stage(self) -> tuple[Array, Array]:
-        """Return `stored_parameters` of the first stage, which with the embedding has most."""
-        model, table = self.shapes.model, self.shapes.table
+        """Return `stored_parameters` of the first stage, which has most due to the embedding."""
+        model = self.shapes.model
+        table = self.shapes.table
         n_layers = sum(chunk_layers(model, table.n_stages, self.shapes.n_virtual, 0))
         return stored_parameters(model, table, n_layers, True, table.n_stages == 1)
 
@@ -328,7 +338,9 @@ class AxonnCommunication(Communication):
         With a sharded optimizer each replica receives its part of the gradients, and the updated
         weights are gathered.
         """
-        shapes, model, table = self.shapes, self.shapes.model, self.shapes.table
+        shapes = self.shapes
+        model = shapes.model
+        table = shapes.table
         is_sharded = self.options.sharded_optimizer
         sharded, replicated = self._largest_stage()
         stored = sharded + replicated
@@ -339,10 +351,10 @@ class AxonnCommunication(Communication):
         gradient_bytes = stored * GRADIENT_BYTES
         n_buckets = np.ceil(gradient_bytes / BUCKET_BYTES)
         if is_sharded:
-            name, kind = names.GRADIENT_REDUCE_SCATTER, "reduce_scatter"
+            name = names.GRADIENT_REDUCE_SCATTER
+            host.run(name, "reduce_scatter", gradient_bytes, "data", n_buckets)
         else:
-            name, kind = names.GRADIENT_ALL_REDUCE, "all_reduce"
-        host.run(name, kind, gradient_bytes, "data", n_buckets)
+            host.run(names.GRADIENT_ALL_REDUCE, "all_reduce", gradient_bytes, "data", n_buckets)
         summed_over = [axis for axis in table.placements.axes.groups if axis != "data"]
         if is_sharded:
             summed_over.append("data")
@@ -359,4 +371,5 @@ class AxonnCommunication(Communication):
 
 
 def _scatter(layer: str) -> str:
+    """Return the name of the reduce-scatter of a layer's gradient."""
     return names.reduce_scatter(names.of_layer(BACKWARD, layer))

@@ -24,7 +24,7 @@ class Weight:
 
     @property
     def name(self) -> str:
-        """Name of the layer within the chain, with which names of operations begin."""
+        """The name of the layer within the chain, with which names of operations begin."""
         return names.of_layer(self.chain, self.layer)
 
 
@@ -85,7 +85,7 @@ class Communication:
 
     @property
     def sum_kind(self) -> str:
-        """Kind of collective that turns partial sums into what the next kernel reads."""
+        """The kind of collective that turns partial sums into what the next kernel reads."""
         return "all_reduce"
 
     def gather_input(self, host: HostProgram, weight: Weight) -> None:
@@ -105,7 +105,7 @@ class Communication:
 
     @property
     def embedding_sum(self) -> str:
-        """Name of the collective that sums the embedding's rows over the axis that splits n."""
+        """The name of the collective that sums the embedding's rows over the axis that splits n."""
         return names.all_reduce(Weight(names.FORWARD, "embedding").name)
 
     # Attention ---------------------------------------------------------------------------------
@@ -136,8 +136,8 @@ class Communication:
         Returns
         -------
         str
-            Name of the collective for which the transformer waits once dW has been formed and
-            sent, or nothing.
+            Name of the collective that the transformer awaits once dW has been formed and sent;
+            empty if there is nothing to await.
         """
         shape = self.shapes.linears[weight.layer]
         if not shape.output_axis:
@@ -175,7 +175,7 @@ class Communication:
 
     @property
     def transfer_bytes(self) -> Array:
-        """Bytes that a rank sends to the next stage."""
+        """The number of bytes that a rank sends to the next stage."""
         return self.shapes.residual_bytes
 
     def receive(self, host: HostProgram, chain: str) -> None:
@@ -188,7 +188,7 @@ class Communication:
     # Once per micro-step and once per step ---------------------------------------------------
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
-        """Wait for the last gradients of the micro-step, and add them to those before.
+        """Wait for the last gradients of the micro-step, and add them to the earlier ones.
 
         Called after the last kernel of a backward pass, in a phase over what the rank stores.
         `last_layer` is the layer whose gradient was sent last.
@@ -198,6 +198,6 @@ class Communication:
         """Reduce the gradients, clip them, update the weights and bring them to their ranks.
 
         Called once, after all micro-steps, in a phase over what the rank stores. Every strategy
-        has its own.
+        must override it.
         """
         raise NotImplementedError

@@ -83,12 +83,13 @@ class Megatron3D:
 
     @property
     def axes(self) -> Axes:
-        """Tensor, context, data and pipeline."""
+        """The axes tensor, context, data and pipeline."""
         return _AXES
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each of Megatron-LM's rules, the placements that break it, shape (P,)."""
-        tensor, context = placements.size("tensor"), placements.size("context")
+        tensor = placements.size("tensor")
+        context = placements.size("context")
         broken = {
             "attention heads not divisible by tensor": model.n_heads % tensor != 0,
             "KV heads not divisible by tensor": model.n_kv_heads % tensor != 0,
@@ -121,7 +122,7 @@ class Megatron3D:
         return stage_memory(shapes, partial(self._stage_memory, shapes))
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
-        """Split the inner widths over the tensor group, tokens over context and data."""
+        """Return the sizes: tensor splits the inner widths, context and data split the tokens."""
         tensor = table.size("tensor")
         return Shapes(
             model,
@@ -146,7 +147,8 @@ class Megatron3D:
         self, shapes: Shapes, n_layers: int, first: bool, last: bool, held: Array
     ) -> dict[str, Array]:
         """Return the bytes by term of one stage, which holds `held` layers' activations at once."""
-        job, table = shapes.job, shapes.table
+        job = shapes.job
+        table = shapes.table
         stored = _stored_parameters(shapes, n_layers, first, last)
         owned = stored / table.size(_REPLICAS) if self.distributed_optimizer else stored
         without_scores = _saved_without_scores(shapes)
@@ -180,7 +182,7 @@ def _saved_without_scores(shapes: Shapes) -> Array:
 def _saved_scores(shapes: Shapes) -> Array | float:
     """Return the bytes that unfused attention saves of its scores.
 
-    These are the softmax, the mask of its dropout and what dropout leaves of it (Korthikanti et
+    These are the softmax, the mask of its dropout and the result of the dropout (Korthikanti et
     al., equation 1).
     """
     mask = MASK_BYTES / shapes.element_bytes
@@ -199,24 +201,29 @@ def _stored_parameters(shapes: Shapes, n_layers: int, first: bool, last: bool) -
 
 @dataclass(frozen=True, eq=False)
 class MegatronCommunication(Communication):
-    """Weights stay; sums go over the tensor group, gradients go over the replicas."""
+    """The communication of Megatron-LM.
+
+    Weights stay where they are, partial sums are reduced over the tensor group, and gradients are
+    reduced over the replicas.
+    """
 
     options: Megatron3D
 
     @property
     def _gradient_bytes(self) -> float:
+        """The bytes of a gradient element."""
         return self.options.gradient_bytes(self.shapes.job)
 
     # Sums over the tensor group ------------------------------------------------------------
 
     @property
     def sum_kind(self) -> str:
-        """Collective that sums: with sequence parallelism each rank keeps its tokens only."""
+        """The collective that sums: with sequence parallelism each rank keeps its tokens only."""
         return "reduce_scatter" if self.options.sequence_parallel else "all_reduce"
 
     @property
     def embedding_sum(self) -> str:
-        """Name of the collective that sums the rows which ranks of the tensor group have found."""
+        """The name of the collective that sums the rows found by ranks of the tensor group."""
         return "forward.embedding.sum"
 
     def gather_input(self, host: HostProgram, weight: Weight) -> None:
@@ -233,7 +240,8 @@ class MegatronCommunication(Communication):
         """
         if not self.options.sequence_parallel:
             return
-        shape, name = self.shapes.linears[weight.layer], names.all_gather(weight.name)
+        shape = self.shapes.linears[weight.layer]
+        name = names.all_gather(weight.name)
         if shape.linear.transposed:
             host.run(name, "all_gather", shape.output_bytes, "tensor")
         else:
@@ -266,21 +274,28 @@ class MegatronCommunication(Communication):
 
     @property
     def _kv_bytes(self) -> Array:
-        """Bytes of the keys and values of the whole sequence for the rank's heads."""
-        shapes, model, table = self.shapes, self.shapes.model, self.shapes.table
+        """The bytes of the keys and values of the whole sequence for the rank's heads."""
+        shapes = self.shapes
+        model = shapes.model
+        table = shapes.table
         width = 2.0 * model.n_kv_heads * model.head_dim / table.size("tensor")
         return shapes.tokens * table.size("context") * (width * shapes.element_bytes)
 
     @property
     def transfer_bytes(self) -> Array:
-        """Bytes that a rank sends to the next stage: its part of the stream, whole or not."""
+        """The bytes that a rank sends to the next stage: its part of the residual stream.
+
+        Without sequence parallelism every rank of a tensor group holds the whole stream and sends
+        a part of it.
+        """
         return self.shapes.stream_bytes / self.shapes.table.size("tensor")
 
     def receive(self, host: HostProgram, chain: str) -> None:
-        """Without sequence parallelism, gather the parts that came (SC21, section 4.1)."""
+        """Without sequence parallelism, gather the received parts (SC21, section 4.1)."""
         if self.options.sequence_parallel:
             return
-        name, nbytes = names.of_layer(chain, "pipeline"), self.shapes.stream_bytes
+        name = names.of_layer(chain, "pipeline")
+        nbytes = self.shapes.stream_bytes
         host.run(names.all_gather(name), "all_gather", nbytes, "tensor")
         host.memory_bound(f"{name}.copy", 2.0 * nbytes, "copy")
 
@@ -299,7 +314,8 @@ class MegatronCommunication(Communication):
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
         """With a block's first weight, start to gather updated weights of the next block.
 
-        There are as many gathers as blocks; the first block's own stands in the last one.
+        There are as many gathers as blocks: the gather in the last block stands for the gather of
+        the first block's weights.
         """
         if self._gathers_updated and weight == Weight(FORWARD, "qkv"):
             nbytes = self._block_parameters * self.shapes.element_bytes
@@ -312,21 +328,27 @@ class MegatronCommunication(Communication):
             self._over_replicas(host, "gradient.block.reduce", self._reduce_kind, nbytes)
 
     def _over_replicas(self, host: HostProgram, name: str, kind: str, nbytes: Array) -> None:
+        """Start a collective over the replicas, in buckets."""
         n_calls = np.ceil(nbytes / (BUCKET_ELEMENTS * self.shapes.element_bytes))
         host.issue(name, kind, nbytes, _REPLICAS, n_calls)
 
     @property
     def _reduce_kind(self) -> str:
+        """The kind of collective that reduces gradients over the replicas."""
         return "reduce_scatter" if self.options.distributed_optimizer else "all_reduce"
 
     @property
     def _block_parameters(self) -> Array:
+        """The number of parameters that a rank stores of each block."""
         return _stored_parameters(self.shapes, 1, False, False)
 
     # Once per micro-step and once per step -----------------------------------------------------
 
     def _largest_stage(self) -> tuple[int, Array]:
-        """Return layers and stored parameters of the first stage, which has the embedding."""
+        """Return the numbers of layers and of stored parameters of the first stage.
+
+        It has the embedding, so that no stage stores more.
+        """
         n_stages = self.shapes.table.n_stages
         n_layers = sum(chunk_layers(self.shapes.model, n_stages, self.shapes.n_virtual, 0))
         return n_layers, _stored_parameters(self.shapes, n_layers, True, n_stages == 1)
@@ -340,11 +362,13 @@ class MegatronCommunication(Communication):
         host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes / self.shapes.n_virtual, "add")
 
     def step_end(self, host: HostProgram) -> None:
-        """Reduce what no micro-step has reduced, clip, and update the weights.
+        """Reduce the gradients that no micro-step has reduced, clip, and update the weights.
 
-        With overlap, what is left are the parameters outside blocks.
+        With overlap, these are the gradients of the parameters outside blocks.
         """
-        shapes, model, options = self.shapes, self.shapes.model, self.options
+        shapes = self.shapes
+        model = shapes.model
+        options = self.options
         gradient_bytes = self._gradient_bytes
         n_layers, stored = self._largest_stage()
         if model.tied_embeddings and shapes.table.n_stages > 1:
@@ -354,10 +378,11 @@ class MegatronCommunication(Communication):
             norm_parameters = np.full(len(shapes.table), 2.0 * n_layers * model.norm_parameters)
             norm_bytes = norm_parameters * gradient_bytes
             host.run("gradient.norms.all_reduce", "all_reduce", norm_bytes, "tensor")
-        left = stored
+        remaining = stored
         if options.overlap_grad_reduce:
-            left = stored - n_layers * self._block_parameters
-        self._over_replicas(host, names.GRADIENT_REDUCE, self._reduce_kind, left * gradient_bytes)
+            remaining = stored - n_layers * self._block_parameters
+        remaining_bytes = remaining * gradient_bytes
+        self._over_replicas(host, names.GRADIENT_REDUCE, self._reduce_kind, remaining_bytes)
         host.wait(names.GRADIENT_REDUCE)
         owned = stored
         if options.distributed_optimizer:
@@ -371,7 +396,7 @@ class MegatronCommunication(Communication):
             cleared=stored,
         )
         if options.distributed_optimizer:
-            weight_bytes = left * shapes.element_bytes
+            weight_bytes = remaining * shapes.element_bytes
             self._over_replicas(host, names.WEIGHTS_ALL_GATHER, "all_gather", weight_bytes)
             host.wait(names.WEIGHTS_ALL_GATHER)
-            host.memory_bound("weights.copy", 2.0 * left * shapes.element_bytes, "copy")
+            host.memory_bound("weights.copy", 2.0 * remaining * shapes.element_bytes, "copy")

@@ -22,7 +22,7 @@ STRATEGIES = {
 
 @dataclass(frozen=True)
 class Switches:
-    """Options of the strategies; a strategy ignores those that it does not have.
+    """The options of all strategies; a strategy ignores options that it does not have.
 
     Attributes
     ----------
@@ -48,12 +48,12 @@ class Switches:
 
 
 def strategy_named(name: str, switches: Switches | None = None) -> Strategy:
-    """Return the strategy of that name, with its switches.
+    """Return the strategy with the given name and switches.
 
     Raises
     ------
     InputError
-        There is no strategy of that name.
+        No strategy has the name.
     """
     require_choice("search", "strategy", name, tuple(STRATEGIES))
     switches = switches or Switches()

@@ -43,8 +43,8 @@ def clip_and_update(
     norm_sums : mapping of str to str
         Groups over which the square of the norm is summed, by the name of the all-reduce.
     cleared : array, shape (C,), optional
-        Number of gradient elements that the optimizer clears, if it clears all that the rank
-        stores; by default it clears those of the parameters that it owns.
+        Number of gradient elements that the optimizer clears; by default it clears the gradients
+        of the parameters whose states the rank holds.
     """
     host.memory_bound(names.GRADIENT_NORM, owned * gradient_bytes, "reduce")
     for name, group in norm_sums.items():

@@ -38,7 +38,8 @@ def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
     Interleaving needs a pipeline, and micro-batches in multiples of the stages (Narayanan et
     al., SC21, section 2.2).
     """
-    n_virtual, n_stages = table.common_n_virtual, table.n_stages
+    n_virtual = table.common_n_virtual
+    n_stages = table.n_stages
     if n_virtual == 1:
         return np.ones(len(table), dtype=bool)
     if n_stages == 1 or not _are_cut(model.n_layers, n_stages * n_virtual).all():
@@ -49,13 +50,15 @@ def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
 def chunk_layers(model: Model, n_stages: int, n_virtual: int, stage: int) -> list[int]:
     """Return the number of layers of each virtual stage of one rank.
 
-    Where embedding and head count as layers the first and the last stage have one less.
+    Where embedding and head count as layers, the first and the last stage have one layer less.
     """
     n_chunks = n_stages * n_virtual
     layers = [math.ceil(model.n_layers / n_chunks)] * n_virtual
     if model.n_layers % n_chunks:
-        layers[0] -= stage == 0
-        layers[-1] -= stage == n_stages - 1
+        if stage == 0:
+            layers[0] -= 1
+        if stage == n_stages - 1:
+            layers[-1] -= 1
     return layers
 
 
@@ -74,15 +77,19 @@ def step_plan(transformer: Transformer, synchronising: Transformer | None = None
 
 
 def _step_end(transformer: Transformer) -> Part:
+    """Return the part that follows all micro-steps."""
     return Part("step_end", transformer.step_end())
 
 
 def _pipelined_plan(
     transformer: Transformer, synchronising: Transformer, n_microsteps: Array
 ) -> StepPlan:
+    """Return the plan of a step whose layers are cut into stages."""
     shapes = transformer.shapes
-    table, model = shapes.table, shapes.model
-    n_stages, n_virtual = table.n_stages, shapes.n_virtual
+    table = shapes.table
+    model = shapes.model
+    n_stages = table.n_stages
+    n_virtual = shapes.n_virtual
     transfer_bytes = transformer.communication.transfer_bytes
     n_first = chunk_layers(model, n_stages, n_virtual, 0)[0]
     n_middle = math.ceil(model.n_layers / (n_stages * n_virtual))
@@ -108,28 +115,31 @@ def _pipelined_plan(
 
 
 def _stage(name: str, transformer: Transformer, n_layers: int, first: bool, last: bool) -> Stage:
+    """Return the passes of one virtual stage."""
     forward = transformer.forward_pass(n_layers, first, last)
     backward = transformer.backward_pass(n_layers, first, last)
     return Stage(Part(f"{name}.forward", forward), Part(f"{name}.backward", backward))
 
 
-# From a stage's number of layers, whether it is the first and the last, and the number of layers
-# whose activations are held at once, to bytes by term.
+# A function from a stage's number of layers, whether it is the first and the last, and the number
+# of layers whose activations are held at once, to the stage's bytes by term.
 StageMemory = Callable[[int, bool, bool, Array], dict[str, Array]]
 
 
 def stage_memory(shapes: Shapes, of_stage: StageMemory) -> dict[str, Array]:
-    """Return bytes by term of the rank that needs most, one of the first or the last stage.
+    """Return the bytes by term of the rank that needs most, one of the first or the last stage.
 
-    The first stage holds the activations of as many micro-batches as there are stages (1F1B),
-    and with v virtual stages (p - 1) / (p v) of that more (Korthikanti et al.,
-    arXiv 2205.05198, section 4.2.3); the last stage holds one.
+    The first of p stages holds the activations of p micro-batches (1F1B); with v virtual stages it
+    holds 1 + (p - 1) / (p v) times as many (Korthikanti et al., arXiv 2205.05198, section 4.2.3).
+    The last stage holds the activations of one micro-batch.
     """
-    table, model, job = shapes.table, shapes.model, shapes.job
-    n_stages, n_virtual = table.n_stages, shapes.n_virtual
+    table = shapes.table
+    model = shapes.model
+    n_stages = table.n_stages
+    n_virtual = shapes.n_virtual
     if n_stages == 1:
         return of_stage(model.n_layers, True, True, np.full(len(table), float(model.n_layers)))
-    n_micro = table.n_microsteps(job.global_batch)
+    n_micro = table.n_microsteps(shapes.job.global_batch)
     n_first = sum(chunk_layers(model, n_stages, n_virtual, 0))
     n_last = sum(chunk_layers(model, n_stages, n_virtual, n_stages - 1))
     in_flight = float(n_stages)
@@ -137,7 +147,7 @@ def stage_memory(shapes: Shapes, of_stage: StageMemory) -> dict[str, Array]:
         in_flight *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
     terms = of_stage(n_first, True, False, n_first * np.minimum(n_micro, in_flight))
     held_by_last = 1.0 if n_virtual == 1 else 1.0 + (n_virtual - 1) / n_virtual * n_stages
-    of_last = of_stage(n_last, False, True, n_last * np.minimum(n_micro, held_by_last))
-    none = np.zeros(len(table))
-    is_last = sum(of_last.values(), start=none) > sum(terms.values(), start=none)
-    return {term: np.where(is_last, of_last[term], value) for term, value in terms.items()}
+    last_terms = of_stage(n_last, False, True, n_last * np.minimum(n_micro, held_by_last))
+    zero = np.zeros(len(table))
+    is_last = sum(last_terms.values(), start=zero) > sum(terms.values(), start=zero)
+    return {term: np.where(is_last, last_terms[term], value) for term, value in terms.items()}

@@ -1,8 +1,8 @@
-"""Records the host program of one rank as operations with what each waits for.
+"""The host program of one rank, recorded as operations that name what they wait for.
 
-The host issues work in order. A collective starts after all computation issued before
-it (as torch's process groups do) and runs while the host issues more; ``wait`` makes
-the computation that follows wait for it.
+The host issues work in order. A collective starts after all computation that was issued before it
+(as in torch's process groups) and runs while the host issues more; ``wait`` makes the computation
+that follows wait for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from axonn_tune.spec.plan import (
 
 
 class HostProgram:
-    """Collects the operations of one phase."""
+    """A recorder of the operations of one phase."""
 
     def __init__(self) -> None:
         self._operations: list[Operation] = []
@@ -80,10 +80,12 @@ class HostProgram:
             self.wait(name)
 
     def phase(self, name: str, repeats: int = 1, over_storage: bool = False) -> Phase:
-        """Return what was recorded as a phase; a kernel must have followed every wait."""
+        """Return the recorded operations as a phase; a kernel must have followed every wait."""
         assert not self._awaited, f"phase {name} ends before it has waited for {self._awaited}"
         return Phase(name, tuple(self._operations), repeats, over_storage)
 
     def _take_awaited(self) -> tuple[str, ...]:
-        awaited, self._awaited = self._awaited, ()
+        """Return the names that the next kernel waits for, and forget them."""
+        awaited = self._awaited
+        self._awaited = ()
         return awaited

@@ -1,4 +1,4 @@
-"""Sizes of what one rank computes and holds, for all candidates of one table.
+"""The sizes of what one rank computes and holds, for all candidates of one table.
 
 Layout: the input width k of a linear layer is split over X, its output width n over Y; a
 transposed layer (proj, down) exchanges the two, so that it takes its input as the layer before
@@ -28,17 +28,21 @@ _TRANSPOSED_MODES = ("NT", "NN", "TN")
 
 @dataclass(frozen=True, eq=False)
 class LinearShape:
-    """Sizes that one linear layer has on one rank, shape (C,).
+    """The sizes that one linear layer has on one rank, shape (C,).
 
     Attributes
     ----------
+    linear
+        The layer.
     k, n
         Rows and columns of the gathered weight block.
     weight_bytes, input_bytes, output_bytes
         Sizes of the gathered weight block, of the layer's input and of its output.
-    input_axis, output_axis
-        Axis that splits k, over which outputs are summed, and axis that splits n, over which
-        gradients of inputs are summed; empty where the width is not split.
+    input_axis
+        Axis that splits k; outputs are summed over it. It is empty where k is not split.
+    output_axis
+        Axis that splits n; gradients of inputs are summed over it. It is empty where n is not
+        split.
     is_stored_transposed
         Whether the weight is stored n x k.
     """
@@ -55,12 +59,12 @@ class LinearShape:
 
     @property
     def modes(self) -> tuple[str, str, str]:
-        """Modes of the products that form the output, dI and dW."""
+        """The modes of the products that form the output, dI and dW."""
         return _TRANSPOSED_MODES if self.is_stored_transposed else _MODES
 
     @property
     def stored_sides(self) -> tuple[Array, Array]:
-        """Rows and columns of the block as it is stored, which dW has too."""
+        """The numbers of rows and columns of the block as it is stored, which dW has too."""
         return (self.n, self.k) if self.is_stored_transposed else (self.k, self.n)
 
 
@@ -75,7 +79,7 @@ class Shapes:
     x, y : array, shape (C,)
         Number of ranks over which input widths and output widths are split.
     x_axis, y_axis : str
-        Groups over which they are split; empty where they are not.
+        Groups over which the widths are split; empty where they are not.
     residual_split : array, shape (C,), or float
         Number of ranks over which the residual stream is split by tokens (Megatron's sequence
         parallelism), in addition to `x`.
@@ -97,28 +101,29 @@ class Shapes:
 
     @property
     def recompute(self) -> str:
-        """What the backward pass recomputes: none, selective or full."""
+        """The recomputation of the backward pass: none, selective or full."""
         return self.table.common_recompute
 
     @property
     def n_virtual(self) -> int:
-        """Number of virtual stages of each rank of a pipeline."""
+        """The number of virtual stages of each rank of a pipeline."""
         return self.table.common_n_virtual
 
     @property
     def element_bytes(self) -> float:
-        """Bytes of a weight or activation element."""
+        """The number of bytes of a weight or activation element."""
         return self.job.element_bytes
 
     @cached_property
     def linears(self) -> dict[str, LinearShape]:
-        """Shapes of the linear layers of a block and of the head, by name."""
+        """The shapes of the linear layers of a block and of the head, by name."""
         linears = (*self.model.block_linears, self.model.head)
         return {linear.name: self._linear_shape(linear) for linear in linears}
 
     def _linear_shape(self, linear: Linear) -> LinearShape:
-        input_split, output_split = self.x, self.y
-        input_axis, output_axis = self.x_axis, self.y_axis
+        """Return the shape of one linear layer."""
+        input_split, input_axis = self.x, self.x_axis
+        output_split, output_axis = self.y, self.y_axis
         if linear.transposed:
             input_split, output_split = output_split, input_split
             input_axis, output_axis = output_axis, input_axis
@@ -139,29 +144,29 @@ class Shapes:
 
     @property
     def embedding_bytes(self) -> Array:
-        """Bytes of the gathered block of the embedding, which is as large as the head's."""
+        """The bytes of the gathered block of the embedding, which is as large as the head's."""
         return self.linears["head"].weight_bytes
 
     # Activations ---------------------------------------------------------------------
 
     @cached_property
     def stream_bytes(self) -> Array:
-        """Bytes of the residual stream of all `tokens`."""
+        """The bytes of the residual stream of all `tokens`."""
         return self.tokens * (self.model.hidden_size * self.element_bytes) / self.x
 
     @cached_property
     def residual_bytes(self) -> Array:
-        """Bytes of the part of the residual stream that one rank holds between layers."""
+        """The bytes of the part of the residual stream that one rank holds between layers."""
         return self.stream_bytes / self.residual_split
 
     @cached_property
     def mlp_bytes(self) -> Array:
-        """Bytes of what the MLP's activation gives."""
+        """The bytes of the output of the MLP's activation."""
         return self.tokens * (self.model.ffn_hidden_size * self.element_bytes) / self.y
 
     @cached_property
     def inner_bytes(self) -> Array:
-        """Bytes that a block's layers save at its inner widths.
+        """The bytes that a block's layers save at its inner widths.
 
         These are q, k and v, the attention's output, and the MLP before and after its
         activation.
@@ -171,23 +176,23 @@ class Shapes:
 
     @cached_property
     def score_bytes(self) -> Array:
-        """Bytes of the scores of unfused attention, or of the softmax of them."""
+        """The bytes of the scores of unfused attention, or of their softmax."""
         scores = self.tokens * (float(self.job.seq_len) * self.model.n_heads) / self.y
         return scores * self.element_bytes
 
     @property
     def saved_score_bytes(self) -> Array | float:
-        """Bytes that attention saves of its scores: unfused attention keeps their softmax."""
+        """The bytes that attention saves of its scores: unfused attention keeps their softmax."""
         return self.score_bytes if self.job.attention == "unfused" else 0.0
 
     @cached_property
     def logits(self) -> Array:
-        """Number of logits: tokens times the rank's part of the vocabulary."""
+        """The number of logits: tokens times the rank's part of the vocabulary."""
         return self.tokens * self.linears["head"].n
 
     @cached_property
     def rotary_bytes(self) -> Array:
-        """Bytes that rotary position embedding reads and writes of q and k."""
+        """The bytes that rotary position embedding reads and writes of q and k."""
         rotated = (self.model.n_heads + self.model.n_kv_heads) * self.model.head_dim
         return self.tokens * (2.0 * rotated * self.element_bytes) / self.y
 
@@ -215,12 +220,12 @@ class Shapes:
 
     @property
     def norm_kernel(self) -> str:
-        """Memory-bound kernel of a norm's forward pass."""
+        """The memory-bound kernel of a norm's forward pass."""
         return f"{self.model.norm}_norm"
 
     @property
     def activation_kernel(self) -> str:
-        """Memory-bound kernel of the activation's forward pass."""
+        """The memory-bound kernel of the activation's forward pass."""
         return "swiglu" if self.model.gated_mlp else "gelu"
 
     @property

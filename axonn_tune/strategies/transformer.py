@@ -23,7 +23,7 @@ _NORM_BEFORE = {"qkv": "norm1", "up": "norm2"}
 
 @dataclass(frozen=True, eq=False)
 class Transformer:
-    """Emits the phases of a micro-step, and the end of a step, for all candidates of one table."""
+    """The phases of a micro-step, and the end of a step, for all candidates of one table."""
 
     shapes: Shapes
     communication: Communication
@@ -40,7 +40,8 @@ class Transformer:
 
     def _linear_backward(self, host: HostProgram, layer: str, following: Weight | None) -> None:
         """Form dI = dO W^T, summed over the axis that splits n, and dW = I^T dO."""
-        shape, tokens = self.shapes.linears[layer], self.shapes.tokens
+        shape = self.shapes.linears[layer]
+        tokens = self.shapes.tokens
         weight = Weight(BACKWARD, layer)
         _, input_mode, weight_mode = shape.modes
         self.communication.take_weight(host, weight, following)
@@ -70,12 +71,13 @@ class Transformer:
     # Other kernels -----------------------------------------------------------------------
 
     def _norm(self, host: HostProgram, chain: str, layer: str) -> None:
-        """Normalise the residual stream, or form the gradient of that.
+        """Normalise the residual stream, or form the gradient of the norm.
 
-        Where X splits the hidden dimension, a kernel before forms the sums over the rank's
+        Where X splits the hidden dimension, an earlier kernel forms the sums over the rank's
         columns, which travel over X in fp32.
         """
-        shapes, name = self.shapes, names.of_layer(chain, layer)
+        shapes = self.shapes
+        name = names.of_layer(chain, layer)
         is_backward = chain == BACKWARD
         if shapes.x_axis:
             n_sums = 2.0 if shapes.model.norm == "layer" else 1.0
@@ -89,7 +91,8 @@ class Transformer:
 
     def _attention(self, host: HostProgram, chain: str) -> None:
         """Run attention with the rank's heads, over its share of the queries."""
-        shapes, job = self.shapes, self.shapes.job
+        shapes = self.shapes
+        job = shapes.job
         self.communication.begin_attention(host, chain)
         host.attention(
             names.of_layer(chain, "attention"),
@@ -140,8 +143,8 @@ class Transformer:
     ) -> None:
         """Run attention and MLP in the forward or the recomputed chain.
 
-        `following` is the weight that is used after the block, in whichever chain;
-        `has_next_block` says whether another block of this chain follows.
+        `following` is the weight that is used next after the block, in any chain; `has_next_block`
+        says whether another block of this chain follows.
         """
         qkv, proj, up, down = (
             Weight(chain, linear.name) for linear in self.shapes.model.block_linears
@@ -162,7 +165,7 @@ class Transformer:
         self._residual(host, chain, "residual2")
 
     def _block_backward(self, host: HostProgram, next_entry: Weight | None) -> None:
-        """Run what is recomputed, then form the gradients of the MLP and of attention.
+        """Recompute the forward pass if needed, then form the gradients of MLP and attention.
 
         `next_entry` is the weight that the next block of the backward pass uses first.
         """
@@ -199,7 +202,8 @@ class Transformer:
 
     def _embedding(self) -> Phase:
         """Look up each token's row; ranks along Y hold different parts of the vocabulary."""
-        host, shapes = HostProgram(), self.shapes
+        host = HostProgram()
+        shapes = self.shapes
         self.communication.prefetch_weight(host, _EMBEDDING)
         self.communication.take_weight(host, _EMBEDDING, _FIRST_OF_FORWARD)
         self.communication.prefetch_block(host, FORWARD)
@@ -217,6 +221,7 @@ class Transformer:
         return host.phase("embedding")
 
     def _wait_for_embedding(self, host: HostProgram) -> None:
+        """Wait until the embedding's rows have been summed."""
         if self.shapes.y_axis:
             host.wait(self.communication.embedding_sum)
 
@@ -230,6 +235,7 @@ class Transformer:
     def _blocks_forward(
         self, name: str, n_blocks: int, following: Weight | None, has_next_block: bool
     ) -> Phase:
+        """Run the forward pass of some equal blocks."""
         host = HostProgram()
         if self.shapes.model.position != "learned":
             self._wait_for_embedding(host)
@@ -238,7 +244,8 @@ class Transformer:
 
     def _head(self) -> Phase:
         """Run the final norm, the logits and the loss, and the backward pass of these."""
-        host, shapes = HostProgram(), self.shapes
+        host = HostProgram()
+        shapes = self.shapes
         token_bytes = shapes.tokens * FP32_BYTES
         self._norm(host, FORWARD, "norm")
         self._linear_forward(host, Weight(FORWARD, "head"), Weight(BACKWARD, "head"))
@@ -256,13 +263,15 @@ class Transformer:
         return host.phase("head")
 
     def _blocks_backward(self, name: str, n_blocks: int, next_entry: Weight | None) -> Phase:
+        """Run the backward pass of some equal blocks."""
         host = HostProgram()
         self._block_backward(host, next_entry)
         return host.phase(name, n_blocks)
 
     def _embedding_backward(self) -> Phase:
         """Add rows to a dense gradient block, and send it."""
-        host, shapes = HostProgram(), self.shapes
+        host = HostProgram()
+        shapes = self.shapes
         name = names.of_layer(BACKWARD, "embedding")
         if shapes.model.position == "learned":
             position = names.of_layer(BACKWARD, "embedding.position")
@@ -275,6 +284,7 @@ class Transformer:
         return host.phase("embedding_backward", over_storage=True)
 
     def _accumulate(self, last_layer: str) -> Phase:
+        """Add the gradients of the micro-step to the gradients of earlier micro-steps."""
         host = HostProgram()
         self.communication.accumulate(host, last_layer)
         return host.phase("accumulate", over_storage=True)
@@ -321,4 +331,5 @@ class Transformer:
 
 
 def _without_empty(phases: list[Phase]) -> tuple[Phase, ...]:
+    """Return the phases in which something happens."""
     return tuple(phase for phase in phases if phase.repeats > 0 and phase.operations)

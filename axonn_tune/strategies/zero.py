@@ -33,12 +33,13 @@ from axonn_tune.strategies.transformer import Transformer
 
 # Bytes of an element in quantised messages, with the fp16 scale of each group of 2048 elements
 # (ZeRO++, sections 3.1 and 3.3: INT8 weights, INT4 gradients).
-INT8_BYTES, INT4_BYTES = 1.0 + 2.0 / 2048, 0.5 + 2.0 / 2048
+INT8_BYTES = 1.0 + 2.0 / 2048
+INT4_BYTES = 0.5 + 2.0 / 2048
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """Groups over which things are sharded, or messages go; empty where there is none.
+    """The groups over which states are sharded and messages sent; a group may be empty.
 
     Attributes
     ----------
@@ -69,11 +70,21 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Unit:
-    """Weights that are gathered together, and whose gradients are reduced together."""
+    """Weights that are gathered together, and whose gradients are reduced together.
+
+    Attributes
+    ----------
+    name
+        Name of the unit, ``block`` or ``root``.
+    parameters
+        Number of its parameters.
+    n_calls
+        Number of collectives that carry it.
+    """
 
     name: str
     parameters: float
-    n_calls: float  # number of collectives that carry them
+    n_calls: float
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,10 @@ class Zero:
 
     Attributes
     ----------
+    name, axes
+        Name of the strategy, and the axes along which it arranges ranks.
+    sharding
+        Groups over which states are sharded.
     quantised_weights
         Whether weights are gathered in INT8 (qwZ), except from a second copy.
     quantised_gradients
@@ -110,14 +125,14 @@ class Zero:
         return {"global batch not divisible by the ranks": job.global_batch % ranks != 0}
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
-        """Return that all candidates are admitted, since no rank has stages."""
+        """Return true for all candidates, since there are no stages, shape (C,)."""
         return np.ones(len(table), dtype=bool)
 
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """Return the operations of one rank in one training step, for all candidates.
 
-        One micro-step of a step differs if replicas are summed or a second copy of the weights
-        comes to be.
+        One micro-step of a step differs if gradients are summed over replicas or a second copy of
+        the weights is made.
         """
         shapes = self.shapes(model, job, table)
         usual = Transformer(shapes, self.communication(shapes, sync=False))
@@ -128,20 +143,21 @@ class Zero:
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of one rank by term, each of shape (C,).
 
-        The terms are what is sharded, what is gathered, and activations of whole layers. A block
-        saves the inputs of its products and of the kernels between them, at whole widths;
+        The terms are the sharded states, the gathered weights, and activations of whole layers. A
+        block saves the inputs of its products and of the kernels between them, at whole widths;
         selective recomputation forms the softmax of unfused attention again.
         """
         shapes = self.shapes(model, job, table)
-        sharding, element = self.sharding, job.element_bytes
+        sharding = self.sharding
+        element = job.element_bytes
         block, root = self.units(model)
         parameters = model.n_layers * block.parameters + root.parameters
         weights = parameters * element / table.size(sharding.weights)
         if sharding.copy:
             weights = weights + parameters * element / table.size(sharding.copy)
-        # Two blocks and the root are at hand: their gradients, and their weights too where these
-        # are gathered.
-        at_hand = (2.0 * block.parameters + root.parameters) * element
+        # The rank holds the whole gradients of two blocks and the root, and their whole weights
+        # too where weights are gathered.
+        whole_bytes = (2.0 * block.parameters + root.parameters) * element
         without_scores = 4.0 * shapes.residual_bytes + shapes.inner_bytes
         everything = without_scores + shapes.saved_score_bytes
         saved = {
@@ -153,23 +169,23 @@ class Zero:
             "weights": weights,
             "gradients": parameters * element / table.size(sharding.gradients),
             "optimizer_states": parameters * state_bytes(job) / table.size(sharding.states),
-            "gathered_weights": at_hand * np.where(table.size(sharding.weights) > 1, 2.0, 1.0),
+            "gathered_weights": whole_bytes * np.where(table.size(sharding.weights) > 1, 2.0, 1.0),
             "activations": model.n_layers * saved + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last=True),
         }
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
-        """Split tokens over all ranks, and no widths."""
-        one = np.ones(len(table))
+        """Return the sizes: tokens are split over all ranks, widths are not split."""
+        whole = np.ones(len(table))
         tokens = table.sequences_at_once * job.seq_len
-        return Shapes(model, job, table, tokens, x=one, y=one)
+        return Shapes(model, job, table, tokens, x=whole, y=whole)
 
     def communication(self, shapes: Shapes, sync: bool) -> ZeroCommunication:
         """Return the communication of a usual micro-step, or of the synchronising one."""
         return ZeroCommunication(shapes, sync, self)
 
     def units(self, model: Model) -> tuple[Unit, Unit]:
-        """Return a block, and the root: embedding, final norm and head."""
+        """Return two units: a block, and the root, which is embedding, final norm and head."""
         n_biases = sum(linear.bias for linear in model.block_linears)
         n_tensors_of_norm = 2 if model.norm == "layer" else 1
         n_tensors = len(model.block_linears) + n_biases + 2 * n_tensors_of_norm
@@ -198,7 +214,7 @@ def zeropp(
 ) -> Zero:
     """Return ZeRO++: ZeRO-3 over all ranks with three parts (qwZ, hpZ, qgZ), each switchable.
 
-    The ranks along the axis `secondary`, usually those of a node, share the second copy of the
+    The ranks along the axis `secondary`, usually the ranks of a node, share the second copy of the
     weights.
     """
     everyone = "secondary*across"
@@ -234,20 +250,23 @@ def zero_topo(
 
 @dataclass(frozen=True, eq=False)
 class ZeroCommunication(Communication):
-    """Weights are gathered block by block, gradients are reduced block by block."""
+    """The communication of ZeRO: block by block, weights are gathered and gradients reduced."""
 
     options: Zero
 
     @property
     def _sharding(self) -> Sharding:
+        """The groups of the strategy."""
         return self.options.sharding
 
     @cached_property
     def _block(self) -> Unit:
+        """The unit of a block."""
         return self.options.units(self.shapes.model)[0]
 
     @cached_property
     def _root(self) -> Unit:
+        """The unit of embedding, final norm and head."""
         return self.options.units(self.shapes.model)[1]
 
     # Weights -----------------------------------------------------------------------------
@@ -258,12 +277,12 @@ class ZeroCommunication(Communication):
             self._start_gather(host, FORWARD, self._root)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
-        """Have the root at hand for the embedding; it stays for the head."""
+        """Wait for the root's weights before the embedding; they stay for the head."""
         if weight.layer == "embedding":
             self._take(host, FORWARD, self._root)
 
     def begin_block(self, host: HostProgram, chain: str) -> None:
-        """Have all weights of the block at hand, since they come together."""
+        """Wait for all weights of the block, since they come together."""
         self._take(host, chain, self._block)
 
     def prefetch_block(self, host: HostProgram, chain: str) -> None:
@@ -274,7 +293,7 @@ class ZeroCommunication(Communication):
     def _source(self, chain: str) -> tuple[str, bool]:
         """Return the group from which a chain gathers weights, and whether they are quantised.
 
-        The second copy comes to be in the first forward pass after an update.
+        The second copy is made in the first forward pass after an update.
         """
         sharding = self._sharding
         if sharding.copy and not (chain == FORWARD and self.sync):
@@ -285,7 +304,8 @@ class ZeroCommunication(Communication):
         """Start to gather a unit's weights; quantised ones are packed to INT8 before."""
         group, is_quantised = self._source(chain)
         size = self.shapes.table.size(group)
-        name, nbytes = names.of_layer(chain, unit.name), unit.parameters * self.shapes.element_bytes
+        name = names.of_layer(chain, unit.name)
+        nbytes = unit.parameters * self.shapes.element_bytes
         if is_quantised:
             packed = unit.parameters * INT8_BYTES
             host.memory_bound(f"{name}.quantise", (size > 1) * (nbytes + packed) / size, "scale")
@@ -294,17 +314,18 @@ class ZeroCommunication(Communication):
         host.issue(names.all_gather(name), "all_gather", full, group, unit.n_calls)
 
     def _take(self, host: HostProgram, chain: str, unit: Unit) -> None:
-        """Wait for a gather, and copy or unpack what came to where it is used."""
+        """Wait for a gather, and copy or unpack the received weights to where they are used."""
         if not self.shapes.job.overlap.oag:
             self._start_gather(host, chain, unit)
         group, is_quantised = self._source(chain)
-        name, element = names.of_layer(chain, unit.name), self.shapes.element_bytes
+        name = names.of_layer(chain, unit.name)
+        element = self.shapes.element_bytes
         host.wait(names.all_gather(name))
-        came = np.where(self.shapes.table.size(group) > 1, unit.parameters, 0.0)
+        received = np.where(self.shapes.table.size(group) > 1, unit.parameters, 0.0)
         if is_quantised:
-            host.memory_bound(f"{name}.dequantise", came * (INT8_BYTES + element), "scale")
+            host.memory_bound(f"{name}.dequantise", received * (INT8_BYTES + element), "scale")
         else:
-            host.memory_bound(f"{name}.copy", came * (2.0 * element), "copy")
+            host.memory_bound(f"{name}.copy", received * (2.0 * element), "copy")
 
     # Gradients ---------------------------------------------------------------------------
 
@@ -320,39 +341,46 @@ class ZeroCommunication(Communication):
             self._finish_reduction(host, self._block)
 
     def send_gradient(self, host: HostProgram, layer: str) -> None:
-        """Start to reduce the gradients of the root, of which the embedding's is the last."""
+        """Start to reduce the root's gradients, the last of which is the embedding's."""
         if layer == "embedding":
             self._start_reduction(host, self._root)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
-        """Wait for the gradients of the root, which are the last ones, and add them."""
+        """Wait for the root's gradients, which are the last ones, and add them."""
         self._finish_reduction(host, self._root)
 
     def _start_reduction(self, host: HostProgram, unit: Unit) -> None:
-        """Reduce over each group in turn; what is left of a message shrinks by the group's size.
+        """Reduce over each group in turn; the remaining message shrinks by the group's size.
 
-        Packing for a group counts as done before the message over the first one.
+        Packing for every group counts as done before the message over the first group.
         """
-        table, element = self.shapes.table, self.shapes.element_bytes
-        left = np.full(len(table), unit.parameters)
+        table = self.shapes.table
+        element = self.shapes.element_bytes
+        remaining = np.full(len(table), unit.parameters)
         before: tuple[str, ...] = ()
         kind = "all_to_all" if self.options.quantised_gradients else "reduce_scatter"
         message_element = np.where(self._packs_gradients, INT4_BYTES, element)
         for group in self._sharding.reduced_over:
-            name, size = names.unit_gradient(unit.name, group), table.size(group)
-            sent = (size > 1) * left
+            name = names.unit_gradient(unit.name, group)
+            size = table.size(group)
+            sent = (size > 1) * remaining
             host.memory_bound(f"{name}.pack", sent * (element + message_element), "copy")
             reduction = names.reduce(name)
-            host.issue(reduction, kind, left * message_element, group, unit.n_calls, before)
-            left = left / size
+            host.issue(reduction, kind, remaining * message_element, group, unit.n_calls, before)
+            remaining = remaining / size
             before = (reduction,)
         if self.sync and self._sharding.replicas:
-            name = _replica_sum(unit)
-            host.issue(name, "all_reduce", left * element, self._sharding.replicas, 1.0, before)
+            host.issue(
+                _replica_sum(unit),
+                "all_reduce",
+                remaining * element,
+                self._sharding.replicas,
+                after=before,
+            )
 
     @property
     def _packs_gradients(self) -> np.ndarray:
-        """Whether gradients are quantised: DeepSpeed does so across nodes only, shape (C,)."""
+        """Whether gradients are quantised, which DeepSpeed does across nodes only, shape (C,)."""
         groups = self._sharding.reduced_over
         across = np.ones(len(self.shapes.table), dtype=bool)
         if len(groups) > 1:
@@ -360,26 +388,31 @@ class ZeroCommunication(Communication):
         return across & self.options.quantised_gradients
 
     def _finish_reduction(self, host: HostProgram, unit: Unit) -> None:
-        """Wait for a reduction, unpack, and add what came to the sums."""
-        table, element = self.shapes.table, self.shapes.element_bytes
-        left = np.full(len(table), unit.parameters)
+        """Wait for a reduction, unpack its result, and add it to the sums."""
+        table = self.shapes.table
+        element = self.shapes.element_bytes
+        remaining = np.full(len(table), unit.parameters)
         for group in self._sharding.reduced_over:
-            name, size = names.unit_gradient(unit.name, group), table.size(group)
+            name = names.unit_gradient(unit.name, group)
+            size = table.size(group)
             host.wait(names.reduce(name))
             if self.options.quantised_gradients:
-                moved = (size > 1) * left * (INT4_BYTES + element / size)
+                moved = (size > 1) * remaining * (INT4_BYTES + element / size)
                 moved = np.where(self._packs_gradients, moved, 0.0)
                 host.memory_bound(f"{name}.dequantise", moved, "reduce")
-            left = left / size
+            remaining = remaining / size
         if self.sync and self._sharding.replicas:
             host.wait(_replica_sum(unit))
-        host.memory_bound(f"gradient.{unit.name}.accumulate", left * (3.0 * element), "add")
+        accumulated_bytes = remaining * (3.0 * element)
+        host.memory_bound(f"gradient.{unit.name}.accumulate", accumulated_bytes, "add")
 
     # Once per step -----------------------------------------------------------------------
 
     def step_end(self, host: HostProgram) -> None:
         """Reduce gradients over the outer group, clip, update, and bring weights to their ranks."""
-        shapes, table, sharding = self.shapes, self.shapes.table, self._sharding
+        shapes = self.shapes
+        table = shapes.table
+        sharding = self._sharding
         element = shapes.element_bytes
         parameters = shapes.model.n_layers * self._block.parameters + self._root.parameters
         if sharding.outer:
@@ -400,4 +433,5 @@ class ZeroCommunication(Communication):
 
 
 def _replica_sum(unit: Unit) -> str:
+    """Return the name of the all-reduce of a unit's gradients over replicas."""
     return names.all_reduce(f"gradient.{unit.name}")

@@ -1,1 +1,4 @@
-"""Questions that need many searches: compare, scale, what-if, training runs. Pure."""
+"""Questions that need many searches: compare, scale, what-if, training runs.
+
+Nothing here touches files.
+"""

@@ -10,11 +10,12 @@ from axonn_tune.search.search import Search
 
 
 def compare(searches: Sequence[Search], each: Each = iter) -> list[Best]:
-    """Return the best of each search, the fastest first, those that found nothing last."""
+    """Return the best of each search, the fastest first; searches without a result come last."""
     return sorted((best_of(search) for search in each(searches)), key=_seconds)
 
 
 def _seconds(best: Best) -> float:
+    """Return the step time of a result, infinite without one."""
     return float("inf") if best.prediction is None else best.prediction.step_seconds
 
 
@@ -24,14 +25,15 @@ def rankings(searches: Sequence[Search], each: Each = iter) -> list[Ranking]:
     Raises
     ------
     NoCandidateError
-        No search has a candidate; the message is that of the last one.
+        No search has a candidate; the message comes from the last search.
     """
-    found, last = [], None
+    results = []
+    last_error = None
     for search in each(searches):
         try:
-            found.append(rank_candidates(search))
+            results.append(rank_candidates(search))
         except NoCandidateError as error:
-            last = error
-    if last is not None and not found:
-        raise last
-    return found
+            last_error = error
+    if last_error is not None and not results:
+        raise last_error
+    return results

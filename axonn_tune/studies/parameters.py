@@ -1,4 +1,4 @@
-"""Numbers of a machine that can be changed by name, so that what was measured follows."""
+"""The numbers of a machine that can be changed by name; what was measured changes with them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ from axonn_tune.units import parse_quantity
 class Parameter:
     """A number of a machine under a short name.
 
-    field : what it is called in a profile, with the suffix of its unit
-    value : as the machine has it
-    changed : the machine with another value of it; measured points scale with it
+    name
+        Name under which users set it.
+    field
+        Name of its field in a profile, with the suffix of its unit.
+    value
+        Value that it has on the machine.
+    origin
+        How the value is known: measured, published or assumed.
+    changed
+        Function from another value to the machine that has it; measured points scale with it.
     """
 
     name: str
@@ -30,26 +37,29 @@ class Parameter:
 
 
 def parameters(machine: Machine, dtype: str) -> list[Parameter]:
-    """Every number by which a search's result can change.
+    """Return every number that can change the result of a search.
 
     Parameters
     ----------
-    dtype : of the job, whose peak is the rate of computation
+    machine : Machine
+        Machine that has the numbers.
+    dtype : str
+        Type in which the job computes, whose peak is the rate of computation.
     """
     return [
-        *(_of_resource(machine, resource, dtype) for resource in resources(machine)),
-        _of_products(machine),
-        _of_attention(machine),
+        *(_resource_parameter(machine, resource, dtype) for resource in resources(machine)),
+        _product_parameter(machine),
+        _attention_parameter(machine),
         *(
-            _plain(machine, name, part, field)
+            _plain_parameter(machine, name, part, field)
             for name, part, field in _PLAIN
-            # Measured kernels hold their launch in their times.
+            # The measured times of kernels include their launch.
             if name != "host.launch" or not machine.kernels.memory_points
         ),
     ]
 
 
-# Numbers with which no measured point goes along: name, and where they stand in a profile.
+# Numbers on which no measured point depends: the name, and the part and the field of a profile.
 _PLAIN = (
     ("gemm.k_overhead", "gemm", "k_overhead"),
     ("gpu.memory", "gpu", "memory_bytes"),
@@ -60,12 +70,16 @@ _PLAIN = (
     ("host.issue", "kernels", "issue_seconds"),
 )
 _MAY_BE_ZERO = (
-    *("gemm.k_overhead", "memory.reserved", "memory.fragmentation"),
-    *("host.gap", "host.issue"),
+    "gemm.k_overhead",
+    "memory.reserved",
+    "memory.fragmentation",
+    "host.gap",
+    "host.issue",
 )
 
 
-def _of_resource(machine: Machine, resource: Resource, dtype: str) -> Parameter:
+def _resource_parameter(machine: Machine, resource: Resource, dtype: str) -> Parameter:
+    """Return a resource of the machine as a parameter."""
     quantity = resource.quantity
     if resource.field == "peak_flops_per_s":
         quantity = machine.gpu.peak_flops_per_s[dtype]
@@ -81,8 +95,10 @@ def _of_resource(machine: Machine, resource: Resource, dtype: str) -> Parameter:
     return Parameter(resource.key, resource.field, quantity.value, quantity.origin, changed)
 
 
-def _of_products(machine: Machine) -> Parameter:
-    gemm, quantity = machine.gemm, machine.gemm.sustained_fraction
+def _product_parameter(machine: Machine) -> Parameter:
+    """Return the rate of matrix products as a parameter."""
+    gemm = machine.gemm
+    quantity = gemm.sustained_fraction
 
     def changed(value: float) -> Machine:
         points = faster(gemm.points, value / quantity.value)
@@ -92,9 +108,10 @@ def _of_products(machine: Machine) -> Parameter:
     return Parameter("gemm.rate", "sustained_fraction", quantity.value, quantity.origin, changed)
 
 
-def _of_attention(machine: Machine) -> Parameter:
-    """Forward; backward changes along with it."""
-    kernels, quantity = machine.kernels, machine.kernels.flash_forward_fraction
+def _attention_parameter(machine: Machine) -> Parameter:
+    """Return the rate of forward attention as a parameter; backward attention changes with it."""
+    kernels = machine.kernels
+    quantity = kernels.flash_forward_fraction
 
     def changed(value: float) -> Machine:
         factor = value / quantity.value
@@ -110,7 +127,8 @@ def _of_attention(machine: Machine) -> Parameter:
     return Parameter("attention.rate", field, quantity.value, quantity.origin, changed)
 
 
-def _plain(machine: Machine, name: str, part: str, field: str) -> Parameter:
+def _plain_parameter(machine: Machine, name: str, part: str, field: str) -> Parameter:
+    """Return a field of a part of the profile as a parameter."""
     owner: Any = getattr(machine, part)
     quantity: Quantity = getattr(owner, field)
 
@@ -122,17 +140,22 @@ def _plain(machine: Machine, name: str, part: str, field: str) -> Parameter:
 
 
 def with_settings(machine: Machine, settings: Sequence[str], dtype: str) -> Machine:
-    """The machine with parameters changed one after another.
+    """Return the machine with parameters changed one after another.
 
     Parameters
     ----------
-    settings : such as ``"slingshot.bandwidth=2x"``, ``"gpu.memory=80 GiB"``,
-        ``"inter_node.latency=-20%"``
+    machine : Machine
+        Machine as it is.
+    settings : sequence of str
+        Changes such as ``"slingshot.bandwidth=2x"``, ``"gpu.memory=80 GiB"``,
+        ``"inter_node.latency=-20%"``.
+    dtype : str
+        Type in which the job computes.
 
     Raises
     ------
     InputError
-        No such parameter, or not a value for it.
+        A parameter does not exist, or a value does not suit it.
     """
     for setting in settings:
         name, sign, text = (word.strip() for word in setting.partition("="))
@@ -155,12 +178,15 @@ _LEVELS = ("intra_node", "inter_node")
 
 
 def _full_name(name: str, machine: Machine) -> str:
-    """``inter_node`` is the first level that leaves the node, ``intra_node`` the one before."""
-    level, _, what = name.partition(".")
+    """Return the name of a parameter with the name of its level.
+
+    ``inter_node`` is the first level that leaves the node, ``intra_node`` the level before it.
+    """
+    level, _, field = name.partition(".")
     index = {"inter_node": machine.node_level, "intra_node": machine.node_level - 1}.get(level)
     if index is None or not 0 <= index < len(machine.links):
         return name
-    return f"{machine.links[index].name}.{what}"
+    return f"{machine.links[index].name}.{field}"
 
 
 _FACTOR = re.compile(r"(\d+\.?\d*|\.\d+)\s*[x×]")
@@ -168,7 +194,9 @@ _CHANGE = re.compile(r"([-+]\d+\.?\d*)\s*%")
 
 
 def _new_value(setting: str, text: str, parameter: Parameter) -> float:
-    factor, change = _FACTOR.fullmatch(text), _CHANGE.fullmatch(text)
+    """Read a value with its unit, a factor (2x) or a change (+20%) of a parameter."""
+    factor = _FACTOR.fullmatch(text)
+    change = _CHANGE.fullmatch(text)
     if factor or change:
         if not parameter.value:
             raise InputError(
@@ -187,9 +215,13 @@ def _new_value(setting: str, text: str, parameter: Parameter) -> float:
 
 
 def with_gpu(machine: Machine, other: Machine) -> Machine:
-    """The machine with the GPUs of another: memory, rates of products and kernels.
+    """Return the machine with the GPUs of another one: their memory and their rates of kernels.
 
-    Links, the host's part and what is not known of the GPU stay.
+    The links, the time that the host takes and everything else stay as they are.
     """
-    host = {name: getattr(machine.kernels, name) for name in ("gap_seconds", "issue_seconds")}
-    return replace(machine, gpu=other.gpu, gemm=other.gemm, kernels=replace(other.kernels, **host))
+    kernels = replace(
+        other.kernels,
+        gap_seconds=machine.kernels.gap_seconds,
+        issue_seconds=machine.kernels.issue_seconds,
+    )
+    return replace(machine, gpu=other.gpu, gemm=other.gemm, kernels=kernels)

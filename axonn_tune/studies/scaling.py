@@ -1,4 +1,4 @@
-"""The best configuration at each of several GPU counts."""
+"""The best configuration on each of several numbers of GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def scale(searches: Sequence[Search], each: Each = iter) -> list[Best]:
     Raises
     ------
     NoCandidateError
-        None of them has a candidate that fits.
+        No search has a candidate that fits.
     """
     points = [best_of(search) for search in each(searches)]
     if all(point.prediction is None for point in points):
@@ -26,9 +26,9 @@ def scale(searches: Sequence[Search], each: Each = iter) -> list[Best]:
 def efficiencies(points: Sequence[Best]) -> list[float | None]:
     """Return model FLOP/s of each GPU over those of the first point that has a candidate.
 
-    With one model and batch that is the usual strong-scaling efficiency (seconds times GPUs of
-    the first over those of the other); with a model or a batch that grows, the papers' weak-scaling
-    efficiency (AxoNN, arXiv 2502.08145, section 6).
+    With one model and batch this is the usual strong-scaling efficiency (seconds times GPUs of
+    the first point over those of another); with a model or a batch that grows, it is the papers'
+    weak-scaling efficiency (AxoNN, arXiv 2502.08145, section 6).
     """
     predictions = [point.prediction for point in points]
     first = next((best for best in predictions if best is not None), None)
@@ -36,12 +36,12 @@ def efficiencies(points: Sequence[Best]) -> list[float | None]:
 
 
 def parse_counts(text: str) -> list[int]:
-    """Read GPU counts: ``"128..1024"`` is 128, 256, 512, 1024; commas join counts and ranges.
+    """Read numbers of GPUs: ``"128..1024"`` is 128, 256, 512, 1024; commas join several.
 
     Raises
     ------
     InputError
-        Not counts in growing order.
+        The text does not hold numbers of GPUs in growing order.
     """
     counts: list[int] = []
     for part in text.split(","):
@@ -57,12 +57,14 @@ def parse_counts(text: str) -> list[int]:
 
 
 def _count(word: str, text: str) -> int:
+    """Read one number of GPUs; `text` is the whole text, for the error message."""
     if not word.strip().isdecimal() or not 1 <= int(word) <= LARGEST_GPU_COUNT:
         raise _not_counts(text)
     return int(word)
 
 
 def _not_counts(text: str) -> InputError:
+    """Return the error for a text that does not hold numbers of GPUs."""
     return InputError(
         f"--gpus {text}: allowed: doublings such as 128..16384, or counts up to "
         f"{LARGEST_GPU_COUNT} in growing order such as 96,384,1536"

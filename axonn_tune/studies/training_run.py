@@ -1,4 +1,4 @@
-"""A whole training run: days, node-hours, energy and money, failures and checkpoints included."""
+"""A whole training run: days, node-hours, energy and money, with failures and checkpoints."""
 
 from __future__ import annotations
 
@@ -17,16 +17,24 @@ from axonn_tune.units import DAY_SECONDS
 # Weights, master weights and the two moments of Adam: 13.8 TB of a model of 1008B parameters
 # (Narayanan et al., SC21, sections 5.1 and 5.10).
 CHECKPOINT_BYTES_PER_PARAMETER = 13.8e12 / 1008e9
-# Tokens for each parameter that make best use of a compute budget (Hoffmann et al.,
+# Number of tokens per parameter that makes best use of a compute budget (Hoffmann et al.,
 # arXiv 2203.15556, table 3: 8.0B tokens for 400M parameters to 216T for 10T).
 CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
-# Steps between two powers of two at which GPU counts are tried.
+# Number of GPU counts that are tried from one power of two to the next.
 COUNTS_PER_DOUBLING = 2
 
 
 @dataclass(frozen=True)
 class Failures:
-    """How often a job is interrupted, and what a checkpoint and a restart cost it."""
+    """The interruptions of a job.
+
+    mtbf_seconds
+        Mean time between two interruptions.
+    checkpoint_seconds
+        Time to write a checkpoint.
+    restart_seconds
+        Time from an interruption until the job goes on.
+    """
 
     mtbf_seconds: float
     checkpoint_seconds: float
@@ -34,12 +42,13 @@ class Failures:
 
     @property
     def interval_seconds(self) -> float:
-        """Best time between the end of a checkpoint and the start of the next.
+        """The best time between the end of a checkpoint and the start of the next.
 
         Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
         FGCS 22 (2006), eq. 37.
         """
-        delta, mtbf = self.checkpoint_seconds, self.mtbf_seconds
+        delta = self.checkpoint_seconds
+        mtbf = self.mtbf_seconds
         if delta >= 2.0 * mtbf:
             return mtbf
         share = delta / (2.0 * mtbf)
@@ -77,22 +86,22 @@ class TrainingRun:
 
     @property
     def n_steps(self) -> int:
-        """Optimizer steps."""
+        """The number of optimizer steps."""
         return math.ceil(self.tokens / self.scenario.job.tokens)
 
     @property
     def work_seconds(self) -> float:
-        """All steps, without failures and checkpoints."""
+        """The time of all steps, without failures and checkpoints."""
         return self.n_steps * self.best.step_seconds
 
     @property
     def wall_seconds(self) -> float:
-        """Expected time from the first to the last step."""
+        """The expected time from the first to the last step."""
         return self.failures.wall_seconds(self.work_seconds)
 
     @property
     def wall_seconds_range(self) -> tuple[float, float]:
-        """With the ends of the step's 90 % interval."""
+        """The expected time for the ends of the step's 90 % interval."""
         low, high = self.best.step_seconds_interval or (self.best.step_seconds,) * 2
         return (
             self.failures.wall_seconds(self.n_steps * low),
@@ -101,44 +110,44 @@ class TrainingRun:
 
     @property
     def useful_fraction(self) -> float:
-        """Share of the time in which the run makes progress that is kept."""
+        """The share of the time in which the run makes progress that is kept."""
         return self.work_seconds / self.wall_seconds
 
     @property
     def n_interruptions(self) -> float:
-        """Expected failures."""
+        """The expected number of failures."""
         return self.wall_seconds / self.failures.mtbf_seconds
 
     @property
     def node_hours(self) -> float:
-        """Nodes times hours."""
+        """The number of nodes times the hours."""
         return self.scenario.n_nodes * self.wall_seconds / 3600.0
 
     @property
     def gpu_hours(self) -> float:
-        """GPUs times hours."""
+        """The number of GPUs times the hours."""
         return self.scenario.job.n_gpus * self.wall_seconds / 3600.0
 
     @property
     def energy_joules(self) -> float | None:
-        """Of the nodes, without cooling; None where the profile does not say their power."""
+        """The energy of the nodes, without cooling; None if the profile lacks their power."""
         power = self.scenario.machine.facility.node_power_watts
         return None if power is None else power.value * self.scenario.n_nodes * self.wall_seconds
 
     @property
     def cost(self) -> float | None:
-        """In the facility's currency; None where the profile does not say the price."""
+        """The cost in the facility's currency; None if the profile lacks the price."""
         price = self.scenario.machine.facility.node_hour_price
         return None if price is None else price.value * self.node_hours
 
     @property
     def model_flops(self) -> float:
-        """Of the whole run, without recomputation."""
+        """The FLOPs of the whole run, without recomputation."""
         return self.scenario.model.model_flops(self.tokens, self.scenario.job.seq_len)
 
 
 def checkpoint_bytes(model: Model) -> float:
-    """Size of one checkpoint."""
+    """Return the size of one checkpoint."""
     return CHECKPOINT_BYTES_PER_PARAMETER * model.parameters
 
 
@@ -150,7 +159,8 @@ def training_run(search: Search, tokens: float) -> TrainingRun:
     NoCandidateError
         Nothing is legal, or fits.
     """
-    scenario, facility = search.scenario, search.scenario.machine.facility
+    scenario = search.scenario
+    facility = scenario.machine.facility
     checkpoint_seconds = checkpoint_bytes(scenario.model) / facility.checkpoint_bytes_per_s.value
     failures = Failures(
         mtbf_seconds=facility.gpu_mtbf_seconds.value / scenario.job.n_gpus,
@@ -165,8 +175,8 @@ def meet_deadline(
 ) -> list[TrainingRun]:
     """Return runs on growing GPU counts, the last one the first that ends by the deadline.
 
-    Counts are whole nodes, powers of two and what lies halfway between, from the count that
-    would do at the GPUs' peak to all that the machine has.
+    The counts are powers of two and the numbers halfway between them, in whole nodes. They begin
+    with the count that would suffice at the GPUs' peak, and end with all that the machine has.
 
     Raises
     ------
@@ -194,12 +204,15 @@ def meet_deadline(
 
 
 def _span(counts: Sequence[int]) -> str:
+    """Return the first and the last count as text."""
     return f"{counts[0]} to {counts[-1]}"
 
 
 def _counts(search: Search, tokens: float, deadline_seconds: float) -> list[int]:
+    """Return the numbers of GPUs that are tried; see `meet_deadline`."""
     scenario = search.scenario
-    machine, job = scenario.machine, scenario.job
+    machine = scenario.machine
+    job = scenario.job
     flops = scenario.model.model_flops(tokens, job.seq_len)
     peak = machine.peak_flops_per_s(job.dtype)
     most = LARGEST_GPU_COUNT

@@ -1,4 +1,4 @@
-"""How the best configuration changes with the machine."""
+"""The effect of a changed machine on the best configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from axonn_tune.studies.parameters import Parameter, parameters
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What a changed machine does.
+    """The best configurations before and after a change of the machine.
 
     before
         The best configuration on the machine as it is.
@@ -31,7 +31,13 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Influence:
-    """The best step with less and with more of one number; None where nothing fits."""
+    """The effect of one number of the machine on the best step.
+
+    parameter
+        The number.
+    less, more
+        The best prediction with less and with more of it; None where nothing fits.
+    """
 
     parameter: Parameter
     less: Prediction | None
@@ -40,19 +46,21 @@ class Influence:
     def moves(self, base: Prediction) -> float:
         """Return the larger of both relative changes of the step; infinite where nothing fits."""
         changes = [
-            float("inf") if p is None else abs(p.step_seconds / base.step_seconds - 1.0)
-            for p in (self.less, self.more)
+            float("inf")
+            if prediction is None
+            else abs(prediction.step_seconds / base.step_seconds - 1.0)
+            for prediction in (self.less, self.more)
         ]
         return max(changes)
 
 
 def what_if(search: Search, machine: Machine) -> WhatIf:
-    """Search on both machines.
+    """Search on the machine of the search and on the changed machine.
 
     Raises
     ------
     NoCandidateError
-        Nothing is legal, or fits, on one of them.
+        Nothing is legal, or fits, on one of the machines.
     """
     before = best(search)
     changed = search.on(machine)
@@ -67,20 +75,24 @@ def influences(search: Search, factor: float, each: Each = iter) -> list[Influen
     """
     base = best(search)
     scenario = search.scenario
-    known = [p for p in parameters(scenario.machine, scenario.job.dtype) if p.value]
+    candidates = [
+        parameter
+        for parameter in parameters(scenario.machine, scenario.job.dtype)
+        if parameter.value
+    ]
 
     def best_with(parameter: Parameter, value: float) -> Prediction | None:
         return best_of(search.on(parameter.changed(value)), with_interval=False).prediction
 
-    found = [
+    results = [
         Influence(
             parameter,
             less=best_with(parameter, parameter.value / factor),
             more=best_with(parameter, parameter.value * factor),
         )
-        for parameter in each(known)
+        for parameter in each(candidates)
     ]
-    return sorted(found, key=lambda influence: -influence.moves(base))
+    return sorted(results, key=lambda influence: -influence.moves(base))
 
 
 def best(search: Search) -> Prediction:
