@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine, load_model, machine_of_gpu
-from axonn_tune.options import SearchOptions, SubjectOptions, defaults, with_options
+from axonn_tune.options import SEARCH, SearchOptions, defaults, with_options
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.search.search import COST_MODELS, Constraints, Search
@@ -39,7 +39,7 @@ ModelLike: TypeAlias = Model | str | Path
 MachineLike: TypeAlias = Machine | str | Path
 
 
-@with_options(SubjectOptions, SearchOptions)
+@with_options(SEARCH)
 def build_search(
     model: ModelLike,
     gpus: int,
@@ -57,7 +57,7 @@ def build_search(
     AxonnTuneError
         An option is wrong; the message names it, its value and what is allowed.
     """
-    given: dict[str, Any] = {**defaults(SearchOptions), **options}
+    given: dict[str, Any] = {**defaults(SEARCH), **options}
     loaded_model = model if isinstance(model, Model) else load_model(model)
     machine = DEFAULT_MACHINE if machine is None else machine
     loaded_machine = machine if isinstance(machine, Machine) else load_machine(machine)
@@ -156,7 +156,7 @@ def _global_batch(sequences: int | None, tokens: int | None, seq_len: int) -> in
     return tokens // seq_len
 
 
-@with_options(SubjectOptions, SearchOptions)
+@with_options(SEARCH)
 def suggest(
     model: ModelLike,
     gpus: int,
@@ -189,7 +189,7 @@ def suggest(
     return _frame(search, rank_candidates(search).top(top_n))
 
 
-@with_options(SubjectOptions, SearchOptions)
+@with_options(SEARCH)
 def compare(
     model: ModelLike,
     gpus: int,
@@ -225,7 +225,7 @@ def compare(
     return _frame(searches[0], [best for best in predictions if best is not None])
 
 
-@with_options(SubjectOptions, SearchOptions)
+@with_options(SEARCH)
 def predict(
     model: ModelLike,
     gpus: int,
@@ -251,7 +251,7 @@ def predict(
     return best_of_layout(build_search(model, gpus, machine, **options), grid)
 
 
-@with_options(SubjectOptions, SearchOptions)
+@with_options(SEARCH)
 def explain(
     model: ModelLike,
     gpus: int,
@@ -282,7 +282,7 @@ def explain(
     return explain_prediction(predict(model, gpus, grid, machine, **options))
 
 
-@with_options(SubjectOptions, SearchOptions)
+@with_options(SEARCH)
 def scale(
     model: ModelLike | Sequence[ModelLike],
     gpus: Sequence[int],
@@ -358,7 +358,7 @@ def _changed(options: SearchOptions, **changes: Any) -> SearchOptions:
     return cast("SearchOptions", {**options, **changes})
 
 
-@with_options(SubjectOptions, SearchOptions)
+@with_options(SEARCH)
 def whatif(
     model: ModelLike,
     gpus: int,
@@ -425,7 +425,7 @@ def changed_machine(search: Search, changes: Sequence[str]) -> Machine:
     return with_settings(machine, settings, dtype)
 
 
-@with_options(SubjectOptions, SearchOptions)
+@with_options(SEARCH)
 def plan(
     model: ModelLike,
     gpus: int,
@@ -472,7 +472,7 @@ def plan(
     return _frame_of_records(search, training_flat_records(runs), [run.best for run in runs])
 
 
-@with_options(SubjectOptions, SearchOptions)
+@with_options(SEARCH)
 def launch(
     model: ModelLike,
     gpus: int,

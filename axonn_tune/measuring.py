@@ -8,9 +8,8 @@ srun has started; only rank 0 gets a result. A script that calls them needs the 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from axonn_tune.api import DEFAULT_MACHINE, MachineLike, ModelLike, build_search
 from axonn_tune.errors import InputError
@@ -18,7 +17,17 @@ from axonn_tune.io.journal import Journal, MeasurementJournal
 from axonn_tune.io.operating_system import drivers, relevant_variables
 from axonn_tune.io.presets import load_machine, preset_machines
 from axonn_tune.io.yaml_files import save_yaml
-from axonn_tune.options import SearchOptions, SubjectOptions, with_options
+from axonn_tune.options import (
+    CALIBRATION,
+    VALIDATION,
+    CalibrationOptions,
+    SearchOptions,
+    ValidationOptions,
+    declared,
+    defaults,
+    with_options,
+)
+from axonn_tune.spec.checks import require_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,35 +40,17 @@ if TYPE_CHECKING:
     from axonn_tune.validation.campaign import ValidationCampaign
 
 
-@with_options(SubjectOptions, SearchOptions)
+@with_options(VALIDATION)
 def validate(
     model: ModelLike,
     machine: MachineLike,
     gpus: int | None = None,
-    choice: str = "all",
-    grids: Sequence[str] = (),
-    steps: int = 10,
-    device: str = "auto",
-    timeout: float = 300.0,
-    quiet: bool = False,
-    **options: Unpack[SearchOptions],
+    **options: Unpack[ValidationOptions],
 ) -> Validation | None:
     """Run many layouts of a model, and compare the predicted with the measured step of each.
 
     Parameters
     ----------
-    choice : str
-        The layouts that run: ``"all"``, ``"top:6"``, or ``"spread:6"``, evenly over the ranking.
-    grids : sequence of str
-        Layouts that run instead, in addition to the best one.
-    steps : int
-        Number of training steps of each run, at least 3.
-    device : str
-        ``"auto"``, ``"cpu"`` or ``"cuda"``.
-    timeout : float
-        Time after which a collective counts as hung. [s]
-    quiet : bool
-        Whether to show no progress.
     {options}
 
     Returns
@@ -72,48 +63,51 @@ def validate(
     AxonnTuneError
         An option is wrong, or the ranks cannot meet.
     """
-    campaign = validation_campaign(
-        model, machine, gpus, choice=choice, grids=grids, steps=steps, device=device, **options
-    )
+    campaign = validation_campaign(model, machine, gpus, **options)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(str(Path(folder) / "validation.partial"), "validation")
-        measurements = MeasurementJournal(journal)
-        return run_validation(campaign, measurements, device=device, timeout=timeout, quiet=quiet)
+        return run_validation(campaign, MeasurementJournal(journal))
 
 
 def validation_campaign(
     model: ModelLike,
     machine: MachineLike,
     gpus: int | None = None,
-    *,
-    choice: str = "all",
-    grids: Sequence[str] = (),
-    steps: int = 10,
-    device: str = "auto",
-    **options: Any,
+    **options: Unpack[ValidationOptions],
 ) -> ValidationCampaign:
     """Choose the configurations that a validation runs; see `validate`."""
     from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
+    from axonn_tune.search.rank import rank_candidates
     from axonn_tune.validation.campaign import ValidationCampaign, runnable
+    from axonn_tune.validation.choice import choose, choose_grids
 
+    given = {**defaults(VALIDATION), **options}
+    device = given["device"]
     n_ranks = gpus or ranks_at_hand(device)
-    chosen = runnable(options.pop("strategy", "axonn"))
-    options["dtype"] = options.get("dtype") or default_dtype(device)
-    options["global_batch"] = options.get("global_batch") or n_ranks
-    search = build_search(
-        model, n_ranks, machine, strategy=chosen.strategy, fix=chosen.fixed_axes, **options
+    chosen = runnable(given["strategy"])
+    of_search = {name: value for name, value in given.items() if name in declared(SearchOptions)}
+    of_search |= {
+        "strategy": chosen.strategy,
+        "fix": chosen.fixed_axes,
+        "dtype": given["dtype"] or default_dtype(device),
+        "global_batch": given["global_batch"] or n_ranks,
+    }
+    ranking = rank_candidates(build_search(model, n_ranks, machine, **of_search))
+    grids = given["grid"]
+    return ValidationCampaign(
+        ranking=ranking,
+        chosen=choose_grids(ranking, grids) if grids else choose(ranking, given["grids"]),
+        n_steps=given["steps"],
+        device=device,
+        timeout_seconds=given["timeout"],
+        quiet=given["quiet"],
     )
-    return ValidationCampaign.of(search, choice, grids, steps)
 
 
 def run_validation(
     campaign: ValidationCampaign,
     keeper: MeasurementJournal,
-    *,
     resume: bool = False,
-    device: str = "auto",
-    timeout: float = 300.0,
-    quiet: bool = False,
     command_line: str = "",
     factory: TrainerFactory | None = None,
 ) -> Validation | None:
@@ -133,8 +127,8 @@ def run_validation(
             job=scenario.job,
             configuration=prediction.configuration,
             n_steps=campaign.n_steps,
-            device=device,
-            timeout_seconds=timeout,
+            device=campaign.device,
+            timeout_seconds=campaign.timeout_seconds,
             quiet=True,
             strategy=scenario.strategy.name,
         )
@@ -144,29 +138,26 @@ def run_validation(
         open_journal = keeper.journal.read if resume else keeper.journal.begin
         open_journal(campaign.owner)
     runs = [(str(request.configuration), request) for request in requests]
-    series = RunSeries(runs, keeper, device, timeout, quiet, factory or build_trainer)
+    series = RunSeries(
+        runs,
+        keeper,
+        campaign.device,
+        campaign.timeout_seconds,
+        campaign.quiet,
+        factory or build_trainer,
+    )
     launch_series(series, scenario.job.n_gpus)
     if not is_speaker():
         return None
     return campaign.validation(keeper.ended(), command_line, drivers(), relevant_variables())
 
 
+@with_options(CALIBRATION)
 def calibrate(
     output: str | Path,
-    *,
     name: str | None = None,
     resume: bool = False,
-    machine: str | None = None,
-    only: tuple[str, ...] = (),
-    quick: bool = False,
-    dtypes: tuple[str, ...] = (),
-    model: str | None = None,
-    gpus: int | None = None,
-    ranks: int | None = None,
-    levels: str | None = None,
-    device: str = "auto",
-    timeout: float = 300.0,
-    quiet: bool = False,
+    **options: Unpack[CalibrationOptions],
 ) -> Machine | None:
     """Measure this machine, or the nodes of a job, and write a hardware profile.
 
@@ -174,30 +165,7 @@ def calibrate(
     ----------
     output : str or path
         The file of the profile.
-    name : str or None
-        Name of the machine; by default the name of the file.
-    resume : bool
-        Whether to go on with a calibration that was interrupted.
-    machine : str or None
-        A profile that states what is not measured (a preset or a YAML file).
-    only : tuple of str
-        Parts to measure (``gemm``, ``memory``, ``links``); by default all.
-    quick : bool
-        Whether to measure for about a minute only, and less thoroughly.
-    dtypes : tuple of str
-        bf16, fp16 or fp32; by default those that suit the device.
-    model, gpus : str, int or None
-        The search whose products and attention are measured too.
-    ranks : int or None
-        Number of ranks to start here; by default one for each GPU, or for each core.
-    levels : str or None
-        Ranks of the units of each link level, such as ``"2,8"``; by default they are measured.
-    device : str
-        ``"auto"``, ``"cpu"`` or ``"cuda"``.
-    timeout : float
-        Time after which a collective counts as hung. [s]
-    quiet : bool
-        Whether to show no progress.
+    {options}
 
     Returns
     -------
@@ -210,19 +178,7 @@ def calibrate(
         An option is wrong, the file cannot be written, or a rank fails.
     """
     journal = Journal(f"{output}.partial")
-    campaign = calibration_campaign(
-        machine,
-        only=only,
-        quick=quick,
-        dtypes=dtypes,
-        model=model,
-        gpus=gpus,
-        ranks=ranks,
-        levels=levels,
-        device=device,
-        timeout=timeout,
-        quiet=quiet,
-    )
+    campaign = calibration_campaign(**options)
     measured = campaign.measure(campaign.request(journal, resume))
     if measured is None:
         return None
@@ -242,23 +198,7 @@ PROFILE_HEADER = "Measured by axonn-tune calibrate; see `calibration` at the end
 
 
 def calibration_campaign(
-    machine: str | None = None,
-    *,
-    only: tuple[str, ...] = (),
-    quick: bool = False,
-    dtypes: tuple[str, ...] = (),
-    model: str | None = None,
-    gpus: int | None = None,
-    micro_batch: int | None = None,
-    global_batch: int | None = None,
-    seq_len: int | None = None,
-    most_shapes: int | None = None,
-    levels: str | None = None,
-    ranks: int | None = None,
-    device: str = "auto",
-    timeout: float = 300.0,
-    quiet: bool = False,
-    extent: Extent | None = None,
+    extent: Extent | None = None, **options: Unpack[CalibrationOptions]
 ) -> Campaign:
     """Check the options of a calibration and load what they name; see `calibrate`.
 
@@ -270,18 +210,22 @@ def calibration_campaign(
     from axonn_tune.calibration.campaign import PARTS, Campaign, check_dtypes, default_dtypes
     from axonn_tune.runtime.ranks.launch import ranks_or_cores
 
+    given = {**defaults(CALIBRATION), **options}
+    machine, model, gpus, device = (given[name] for name in ("machine", "model", "gpus", "device"))
     base = None if machine is None else load_machine(machine)
-    dtypes = dtypes or default_dtypes(quick, device)
+    dtypes = given["dtype"] or default_dtypes(given["quick"], device)
     check_dtypes(dtypes)
+    for part in given["only"]:
+        require_choice("calibrate", "only", part, PARTS)
     search = None
     if model is not None and gpus is not None:
         search = build_search(
             model,
             gpus,
             base or DEFAULT_MACHINE,
-            micro_batch=micro_batch,
-            seq_len=seq_len,
-            global_batch=global_batch,
+            micro_batch=given["micro_batch"],
+            seq_len=given["seq_len"],
+            global_batch=given["global_batch"],
             dtype=dtypes[0],
             include_oom=base is None,  # this machine's memory is not known before it is measured
         )
@@ -289,16 +233,16 @@ def calibration_campaign(
         raise InputError("--model and --gpus go together: they say which search to measure for")
     return Campaign(
         dtypes=dtypes,
-        n_ranks=ranks_or_cores(ranks, device),
-        parts=only or PARTS,
-        is_quick=quick,
+        n_ranks=ranks_or_cores(given["ranks"], device),
+        parts=given["only"] or PARTS,
+        is_quick=given["quick"],
         base=base,
         search=search,
-        most_shapes=most_shapes,
-        units=_units(levels),
+        most_shapes=given["most_shapes"],
+        units=_units(given["levels"]),
         device=device,
-        timeout_seconds=timeout,
-        quiet=quiet,
+        timeout_seconds=given["timeout"],
+        quiet=given["quiet"],
         extent=extent,
     )
 

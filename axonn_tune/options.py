@@ -1,4 +1,4 @@
-"""All options of a search, each declared in one place.
+"""All options of searches, validations and calibrations, each declared in one place.
 
 A declaration gives the name, the type, the help text and the default. The parameter of the Python
 functions (`with_options`) with its documentation, and the option of the command line
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import (
@@ -53,6 +53,10 @@ class Option:
         Word that stands for the value in the help of the command line, if the type does not do.
     is_flag
         Whether the command line has no ``--no-`` form of a bool, which is then False by default.
+    minimum
+        Smallest value of a number.
+    choices
+        Allowed values of a text, if they are few.
     """
 
     help: str
@@ -60,6 +64,8 @@ class Option:
     shown_default: str = ""
     metavar: str = ""
     is_flag: bool = False
+    minimum: float = 1
+    choices: tuple[str, ...] = ()
 
 
 class SubjectOptions(TypedDict, total=False):
@@ -176,12 +182,121 @@ class SearchOptions(JobOptions, LayoutOptions, RankingOptions, total=False):
     """All options of a search."""
 
 
-def declared(*groups: type) -> dict[str, tuple[Any, Option]]:
-    """Return the type and the declaration of every option of some groups, by name in order."""
-    declarations = {}
-    for group in groups:
-        for name, hint in _hints(group):
-            declarations[name] = (hint.__origin__, hint.__metadata__[0])
+class ProgressOptions(TypedDict, total=False):
+    """The option of everything that may take long."""
+
+    quiet: Annotated[bool, Option("Show no progress.", False, is_flag=True)]
+
+
+class RankOptions(ProgressOptions, total=False):
+    """The options of everything that starts ranks on this machine, or joins ranks."""
+
+    device: Annotated[str, Option("Device: auto, cpu or cuda (which AMD GPUs are, too).", "auto")]
+    timeout: Annotated[float, Option("Seconds after which a collective counts as hung.", 300.0)]
+
+
+class RunsOptions(TypedDict, total=False):
+    """The options of a validation that say which layouts run, and for how long."""
+
+    grids: Annotated[
+        str,
+        Option("Grids to run: all, top:N, or spread:N, which is evenly over the ranking.", "all"),
+    ]
+    grid: Annotated[
+        tuple[str, ...], Option("Run this grid; may be given again.", (), metavar="GRID")
+    ]
+    steps: Annotated[int, Option("Steps of each run.", 10, minimum=3)]
+
+
+class ValidationOptions(SearchOptions, RunsOptions, RankOptions, total=False):
+    """The options of a validation; see `VALIDATION` for those that it does not have."""
+
+
+class ProfileOptions(TypedDict, total=False):
+    """The options of the profile that a calibration writes."""
+
+    name: Annotated[str | None, Option("Name of the machine.", None, "the file's name")]
+    resume: Annotated[
+        bool, Option("Go on with a calibration that was interrupted.", False, is_flag=True)
+    ]
+
+
+class PartsOptions(TypedDict, total=False):
+    """The options that say what a calibration measures, and on which ranks."""
+
+    quick: Annotated[
+        bool,
+        Option("Take about a minute instead of a thorough calibration.", False, is_flag=True),
+    ]
+    only: Annotated[
+        tuple[str, ...],
+        Option(
+            "Measure this part and take the rest from --machine; may be given again.",
+            (),
+            choices=("gemm", "memory", "links"),
+        ),
+    ]
+    machine: Annotated[
+        str | None, Option("Profile (preset or YAML file) that says what is not measured.")
+    ]
+    model: Annotated[
+        str | None, Option("Measure products and attention for the search of this model, too.")
+    ]
+    gpus: Annotated[int | None, Option("Number of GPUs of that search.")]
+    micro_batch: Annotated[int | None, Option("Micro-batch of that search.")]
+    global_batch: Annotated[int | None, Option("Global batch of that search.")]
+    seq_len: Annotated[int | None, Option("Sequence length of that search.")]
+    most_shapes: Annotated[
+        int | None,
+        Option("Largest number of products to measure for that search.", None, "600; --quick 60"),
+    ]
+    dtype: Annotated[
+        tuple[str, ...],
+        Option(
+            "bf16, fp16 or fp32; may be given again.",
+            (),
+            "all on a GPU, --quick bf16; CPU fp32",
+        ),
+    ]
+    levels: Annotated[
+        str | None, Option("Number of ranks in a unit of each link level.", metavar="2,8")
+    ]
+    ranks: Annotated[
+        int | None,
+        Option("Number of ranks to start here.", None, "one per GPU, else one per core"),
+    ]
+
+
+class CalibrationOptions(PartsOptions, RankOptions, total=False):
+    """The options of a calibration without those of the profile that it writes."""
+
+
+# The type and the declaration of every option of a command or a function, by name in order.
+Declarations: TypeAlias = dict[str, tuple[Any, Option]]
+
+
+def declared(
+    *groups: type, changed: Mapping[str, Option] | None = None, without: Collection[str] = ()
+) -> Declarations:
+    """Return the declarations of some groups.
+
+    Parameters
+    ----------
+    groups : TypedDicts
+        The groups in the order in which a help text lists them.
+    changed : mapping of str to Option
+        Declarations that replace those of the groups.
+    without : collection of str
+        Names of the options that are left out.
+    """
+    declarations = {
+        name: (hint.__origin__, hint.__metadata__[0])
+        for group in groups
+        for name, hint in _hints(group)
+        if name not in without
+    }
+    for name, option in (changed or {}).items():
+        declarations[name] = (declarations[name][0], option)
     return declarations
 
 
@@ -194,18 +309,73 @@ def _hints(group: type) -> Iterator[tuple[str, Any]]:
         yield name, hints[name]
 
 
-def defaults(*groups: type) -> dict[str, Any]:
-    """Return the default of every option of some groups."""
-    return {name: option.default for name, (_, option) in declared(*groups).items()}
+SEARCH = declared(SubjectOptions, SearchOptions)
+CALIBRATION = declared(ProfileOptions, CalibrationOptions)
+
+# A run and a validation execute a step: their defaults are a run's, not a search's.
+_NOT_EXECUTED = ("global_batch_tokens", "gx", "gy", "gz", "gdata", "fix")
+_AT_HAND = "the ranks or GPUs at hand"
+_DTYPE = Option("Number type: bf16 or fp32.", None, "bf16 on a GPU, fp32 on a CPU")
+_MICRO_BATCH = "Number of sequences that a rank takes at once."
+_GLOBAL_BATCH = "Number of sequences per step."
+
+RUN = declared(
+    SubjectOptions,
+    BatchOptions,
+    ExecutionOptions,
+    LayoutOptions,
+    RankOptions,
+    changed={
+        "gpus": Option("Number of ranks that --suggest plans for.", None, _AT_HAND),
+        "machine": Option("Profile of this machine, for predictions and --suggest."),
+        "global_batch": Option(_GLOBAL_BATCH, None, "one micro-batch per rank of Z and data"),
+        "micro_batch": Option(_MICRO_BATCH, None, "1"),
+        "dtype": _DTYPE,
+        "recompute": Option(
+            "Recomputation: none, selective, full, or auto, the fastest that fits --machine.",
+            None,
+            "none",
+        ),
+        "order": Option("Rank order, fastest varying axis first.", "xyzd"),
+    },
+    without=(*_NOT_EXECUTED, "strategy"),
+)
+
+VALIDATION = declared(
+    RunsOptions,
+    SubjectOptions,
+    BatchOptions,
+    ExecutionOptions,
+    SwitchOptions,
+    LayoutOptions,
+    RankOptions,
+    changed={
+        "gpus": Option("Number of ranks.", None, _AT_HAND),
+        "machine": Option("The calibrated profile of this machine."),
+        "global_batch": Option(_GLOBAL_BATCH, None, "one per rank"),
+        "micro_batch": Option(_MICRO_BATCH, None, "the best"),
+        "dtype": _DTYPE,
+        "order": Option("Rank order, fastest varying axis first; 'all' tries all.", "xyzd"),
+        "strategy": Option(
+            "Strategy: axonn, or through torch zero3 (FSDP2), hsdp (with replicas) or megatron-tp.",
+            "axonn",
+        ),
+    },
+    without=(*_NOT_EXECUTED, *(name for name in declared(SwitchOptions) if name != "max_tp")),
+)
 
 
-def with_options(*groups: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Give a function the options of some groups as named, documented, checked parameters.
+def defaults(declarations: Declarations) -> dict[str, Any]:
+    """Return the default of every option."""
+    return {name: option.default for name, (_, option) in declarations.items()}
+
+
+def with_options(known: Declarations) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Give a function some options as named, documented, checked parameters.
 
     The function takes them as ``**options``. An unknown name raises an `InputError` that suggests
     the nearest known one. ``{options}`` in the docstring becomes their documentation.
     """
-    known = declared(*groups)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
@@ -242,7 +412,7 @@ def with_options(*groups: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def _documented(name: str, hint: Any, option: Option) -> str:
     """Return the documentation of an option as a parameter of a function."""
-    default = option.shown_default if option.default is None else option.default
+    default = option.shown_default or option.default
     shown = f" By default {default}." if default not in ("", None, ()) else ""
     return f"    {name} : {_type_text(hint)}\n        {option.help}{shown}"
 

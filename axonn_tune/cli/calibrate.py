@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.options import launch_options, typed_command_line
+from axonn_tune.cli.options import calibrate_options, typed_command_line
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.selection import Extent
@@ -15,17 +15,6 @@ if TYPE_CHECKING:
 
 @click.command("calibrate")
 @click.option("--output", required=True, type=click.Path(dir_okay=False), help="Profile to write.")
-@click.option(
-    "--quick", is_flag=True, help="Take about a minute instead of a thorough calibration."
-)
-@click.option(
-    "--only",
-    type=click.Choice(("gemm", "memory", "links")),
-    multiple=True,
-    help="Measure this part and take the rest from --machine; may be given again.",
-)
-@click.option("--resume", is_flag=True, help="Go on with a calibration that was interrupted.")
-@click.option("--machine", help="Profile (preset or YAML file) that says what is not measured.")
 @click.option(
     "--import",
     "imports",
@@ -38,30 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "--log-ranks-per-node", type=click.IntRange(min=1), help="Ranks per node of an OSU log."
 )
-@click.option("--name", help="Name of the machine.  [default: the file's name]")
-@click.option("--model", help="Measure products and attention for the search of this model, too.")
-@click.option("--gpus", type=click.IntRange(min=1), help="Number of GPUs of that search.")
-@click.option("--micro-batch", type=click.IntRange(min=1), help="Micro-batch of that search.")
-@click.option("--global-batch", type=click.IntRange(min=1), help="Global batch of that search.")
-@click.option("--seq-len", type=click.IntRange(min=1), help="Sequence length of that search.")
-@click.option(
-    "--most-shapes",
-    type=click.IntRange(min=1),
-    help="Largest number of products to measure for that search.  [default: 600; --quick 60]",
-)
-@click.option(
-    "--dtype",
-    "dtypes",
-    multiple=True,
-    help="bf16, fp16 or fp32; may be given again.  [default: all on a GPU, --quick bf16; CPU fp32]",
-)
-@click.option("--levels", metavar="2,8", help="Number of ranks in a unit of each link level.")
-@click.option(
-    "--ranks",
-    type=click.IntRange(min=1),
-    help="Number of ranks to start here.  [default: one per GPU, else one per core]",
-)
-@launch_options
+@calibrate_options
 @click.pass_obj
 def command(
     extent: Extent | None,  # None, unless a test gives one
@@ -69,7 +35,6 @@ def command(
     output: str,
     name: str | None,
     resume: bool,
-    machine: str | None,
     imports: tuple[str, ...],
     kind: str | None,
     log_ranks: int | None,
@@ -97,7 +62,7 @@ def command(
     if imports:
         from axonn_tune.cli.imported import import_logs
 
-        import_logs(imports, machine, output, name, kind, log_ranks, log_ranks_per_node)
+        import_logs(imports, options["machine"], output, name, kind, log_ranks, log_ranks_per_node)
         return
     from axonn_tune.cli.interrupts import resumable
     from axonn_tune.io.journal import Journal
@@ -108,7 +73,7 @@ def command(
 
     journal = Journal(f"{output}.partial")
     with only_rank_0_speaks():
-        campaign = calibration_campaign(machine, extent=extent, **options)
+        campaign = calibration_campaign(extent, **options)
         request = campaign.request(journal, resume)
     with resumable(journal):
         measured = campaign.measure(request)

@@ -9,16 +9,17 @@ from typing import Any, TypeVar
 
 import click
 
-from axonn_tune.cli.progress import quiet_option
 from axonn_tune.options import (
-    BatchOptions,
-    ExecutionOptions,
+    CALIBRATION,
+    RUN,
+    VALIDATION,
+    Declarations,
     JobOptions,
     LayoutOptions,
     Option,
+    ProgressOptions,
     RankingOptions,
     SubjectOptions,
-    SwitchOptions,
     declared,
 )
 
@@ -36,34 +37,13 @@ class NumberRange(click.FloatRange):
         return number
 
 
-_POSITIVE = click.IntRange(min=1)
-
-
 def options_of(
-    *groups: type,
-    required: Collection[str] = (),
-    changed: Mapping[str, Option] | None = None,
-    without: Collection[str] = (),
+    declarations: Declarations, required: Collection[str] = ()
 ) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command the options of some groups.
-
-    Parameters
-    ----------
-    groups : TypedDicts of `axonn_tune.options`
-        The groups in the order in which the help text lists them.
-    required : collection of str
-        Names of the options that must be given.
-    changed : mapping of str to Option
-        Declarations that replace those of the groups for this command.
-    without : collection of str
-        Names of the options that the command does not have.
-    """
-    known = {name: entry for name, entry in declared(*groups).items() if name not in without}
-    for name, option in (changed or {}).items():
-        known[name] = (known[name][0], option)
+    """Return a decorator that gives a command some options, of which some must be given."""
 
     def decorate(command: Command) -> Command:
-        for name, (hint, option) in reversed(known.items()):
+        for name, (hint, option) in reversed(declarations.items()):
             command = _click_option(name, hint, option, name in required)(command)
         return command
 
@@ -80,10 +60,14 @@ def _click_option(name: str, hint: Any, option: Option, required: bool) -> Calla
     if "bool" in kinds:
         flag = f"{flag}/--no-{flag.removeprefix('--')}"
         return click.option(flag, default=option.default, show_default=True, **common)
+    if option.choices:
+        common["type"] = click.Choice(option.choices)
+    elif "int" in kinds:
+        common["type"] = click.IntRange(min=int(option.minimum))
+    elif "float" in kinds:
+        common["type"] = NumberRange(min=option.minimum)
     if option.default == ():
         return click.option(flag, multiple=True, metavar=option.metavar or None, **common)
-    if "int" in kinds:
-        common["type"] = _POSITIVE
     # Click takes an option whose default is None for one that was given.
     default = {} if required else {"default": option.default, "show_default": True}
     return click.option(
@@ -92,85 +76,18 @@ def _click_option(name: str, hint: Any, option: Option, required: bool) -> Calla
 
 
 _SUBJECT = ("gpus", "model")
-search_options = options_of(SubjectOptions, JobOptions, LayoutOptions, required=_SUBJECT)
-ranking_options = options_of(RankingOptions)
-job_options = options_of(SubjectOptions, JobOptions, required=_SUBJECT)
+search_options = options_of(declared(SubjectOptions, JobOptions, LayoutOptions), required=_SUBJECT)
+ranking_options = options_of(declared(RankingOptions))
+job_options = options_of(declared(SubjectOptions, JobOptions), required=_SUBJECT)
 # `scale` declares its counts of GPUs, and perhaps its models, itself.
-scale_options = options_of(SubjectOptions, JobOptions, LayoutOptions, without=_SUBJECT)
+scale_options = options_of(declared(SubjectOptions, JobOptions, LayoutOptions, without=_SUBJECT))
 plan_options = options_of(
-    SubjectOptions, JobOptions, LayoutOptions, required=("model",), without=("gpus",)
+    declared(SubjectOptions, JobOptions, LayoutOptions, without=("gpus",)), required=("model",)
 )
-
-_AT_HAND = "the ranks or GPUs at hand"
-_DTYPE = Option("Number type: bf16 or fp32.", None, "bf16 on a GPU, fp32 on a CPU")
-_MICRO_BATCH = "Number of sequences that a rank takes at once."
-_GLOBAL_BATCH = "Number of sequences per step."
-_NOT_SEARCHED = ("global_batch_tokens", "gx", "gy", "gz", "gdata", "fix")
-run_options = options_of(
-    SubjectOptions,
-    BatchOptions,
-    ExecutionOptions,
-    LayoutOptions,
-    required=("model",),
-    changed={
-        "gpus": Option("Number of ranks that --suggest plans for.", None, _AT_HAND),
-        "machine": Option("Profile of this machine, for predictions and --suggest."),
-        "global_batch": Option(_GLOBAL_BATCH, None, "one micro-batch per rank of Z and data"),
-        "micro_batch": Option(_MICRO_BATCH, None, "1"),
-        "dtype": _DTYPE,
-        "recompute": Option(
-            "Recomputation: none, selective, full, or auto, the fastest that fits --machine.",
-            None,
-            "none",
-        ),
-        "order": Option("Rank order, fastest varying axis first.", "xyzd"),
-    },
-    without=(*_NOT_SEARCHED, "strategy"),
-)
-validate_options = options_of(
-    SubjectOptions,
-    BatchOptions,
-    ExecutionOptions,
-    SwitchOptions,
-    LayoutOptions,
-    changed={
-        "gpus": Option("Number of ranks.", None, _AT_HAND),
-        "machine": Option("The calibrated profile of this machine."),
-        "global_batch": Option(_GLOBAL_BATCH, None, "one per rank"),
-        "micro_batch": Option(_MICRO_BATCH, None, "the best"),
-        "dtype": _DTYPE,
-        "order": Option("Rank order, fastest varying axis first; 'all' tries all.", "xyzd"),
-        "strategy": Option(
-            "Strategy: axonn, or through torch zero3 (FSDP2), hsdp (with replicas) or megatron-tp.",
-            "axonn",
-        ),
-    },
-    without=(*_NOT_SEARCHED, *(name for name in declared(SwitchOptions) if name != "max_tp")),
-)
-
-_DEVICE_OPTIONS = (
-    click.option(
-        "--device",
-        default="auto",
-        show_default=True,
-        help="Device: auto, cpu or cuda (which AMD GPUs are, too).",
-    ),
-    click.option(
-        "--timeout",
-        type=NumberRange(min=1.0),
-        default=300.0,
-        show_default=True,
-        help="Seconds after which a collective counts as hung.",
-    ),
-    quiet_option,
-)
-
-
-def launch_options(command: Command) -> Command:
-    """Give a command the options that every command that starts ranks has."""
-    for option in reversed(_DEVICE_OPTIONS):
-        command = option(command)
-    return command
+quiet_option = options_of(declared(ProgressOptions))
+validate_options = options_of(VALIDATION)
+calibrate_options = options_of(CALIBRATION)
+run_options = options_of(RUN, required=("model",))
 
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from axonn_tune.cli.options import (
     format_option,
     output_option,
     plan_options,
+    quiet_option,
 )
-from axonn_tune.cli.progress import Progress, quiet_option
+from axonn_tune.cli.progress import Progress
 
 if TYPE_CHECKING:
     from axonn_tune.search.search import Search

@@ -42,6 +42,3 @@ class Progress:
                 yield item
                 if bar is not None:
                     bar.update(1)
-
-
-quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")

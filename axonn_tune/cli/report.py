@@ -11,10 +11,11 @@ import click
 from axonn_tune.cli.options import (
     given_options,
     options_of,
+    quiet_option,
     search_options,
     words_of,
 )
-from axonn_tune.cli.progress import Progress, quiet_option
+from axonn_tune.cli.progress import Progress
 from axonn_tune.options import LayoutOptions, RankingOptions, declared
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _NOT_COMMON = {
 
 @click.command("report")
 @search_options
-@options_of(RankingOptions, without=("cost_model", "include_oom"))
+@options_of(declared(RankingOptions, without=("cost_model", "include_oom")))
 @click.option(
     "--validation",
     type=click.Path(dir_okay=False),

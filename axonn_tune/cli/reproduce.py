@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from axonn_tune.cli.options import format_option, output_option, plot_option
-from axonn_tune.cli.progress import Progress, quiet_option
+from axonn_tune.cli.options import format_option, output_option, plot_option, quiet_option
+from axonn_tune.cli.progress import Progress
 
 
 @click.command("reproduce")

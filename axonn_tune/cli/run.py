@@ -8,7 +8,6 @@ import click
 
 from axonn_tune.cli.options import (
     format_option,
-    launch_options,
     output_option,
     run_options,
 )
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     is_flag=True,
     help=f"Show every operation, not only the {SHOWN_OPERATIONS} longest.",
 )
-@launch_options
 @format_option("table", "json")
 @output_option
 def command(

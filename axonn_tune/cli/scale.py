@@ -10,9 +10,10 @@ from axonn_tune.cli.options import (
     format_option,
     output_option,
     plot_option,
+    quiet_option,
     scale_options,
 )
-from axonn_tune.cli.progress import Progress, quiet_option
+from axonn_tune.cli.progress import Progress
 
 
 @click.command("scale")

@@ -13,11 +13,11 @@ from axonn_tune.cli.options import (
     given_options,
     output_option,
     plot_option,
+    quiet_option,
     ranking_options,
     search_options,
     words_of,
 )
-from axonn_tune.cli.progress import quiet_option
 from axonn_tune.options import RankingOptions, declared
 
 # Options that `explain` does not have, or that its layout answers.

@@ -11,7 +11,6 @@ import click
 
 from axonn_tune.cli.options import (
     NumberRange,
-    launch_options,
     plot_option,
     typed_command_line,
     validate_options,
@@ -29,18 +28,6 @@ if TYPE_CHECKING:
     "--output", type=click.Path(dir_okay=False), help="Write the report as JSON; --resume needs it."
 )
 @click.option("--resume", is_flag=True, help="Go on with a validation that was interrupted.")
-@click.option(
-    "--grids",
-    default="all",
-    show_default=True,
-    help="Grids to run: all, top:N, or spread:N, which is evenly over the ranking.",
-)
-@click.option(
-    "--grid", "explicit", multiple=True, metavar="GRID", help="Run this grid; may be given again."
-)
-@click.option(
-    "--steps", type=click.IntRange(min=3), default=10, show_default=True, help="Steps of each run."
-)
 @validate_options
 @click.option(
     "--from", "source", type=click.Path(dir_okay=False), help="Read this report and run nothing."
@@ -71,16 +58,12 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False),
     help="Write predicted and measured steps for Perfetto.",
 )
-@launch_options
 @click.pass_obj
 def command(
     factory: TrainerFactory | None,  # None, unless a test gives one
     /,
     output: str | None,
     resume: bool,
-    grids: str,
-    explicit: tuple[str, ...],
-    steps: int,
     source: str | None,
     max_error: float | None,
     max_regret: float | None,
@@ -90,9 +73,6 @@ def command(
     junit: str | None,
     plot: str | None,
     trace: str | None,
-    device: str,
-    timeout: float,
-    quiet: bool,
     **options: Any,
 ) -> None:
     """Run many grids of a model; compare each predicted with its measured step.
@@ -138,10 +118,8 @@ def command(
                 if options[name] is None:
                     raise InputError(f"give --{name}, or --from with a report")
             earlier = load_baseline()
-            campaign = validation_campaign(
-                choice=grids, grids=explicit, steps=steps, device=device, **options
-            )
-            validation = _run(campaign, factory, output, resume, trace, device, timeout, quiet)
+            campaign = validation_campaign(**options)
+            validation = _run(campaign, factory, output, resume, trace)
     if validation is None:
         return
 
@@ -165,9 +143,6 @@ def _run(
     output: str | None,
     resume: bool,
     trace: str | None,
-    device: str,
-    timeout: float,
-    quiet: bool,
 ) -> Validation | None:
     """Run the campaign and write its report and its trace; return None on ranks other than 0."""
     from axonn_tune.cli.interrupts import resumable
@@ -182,9 +157,6 @@ def _run(
                 campaign,
                 keeper,
                 resume=resume,
-                device=device,
-                timeout=timeout,
-                quiet=quiet,
                 command_line=typed_command_line(),
                 factory=factory,
             )

@@ -10,9 +10,10 @@ from axonn_tune.cli.options import (
     NumberRange,
     format_option,
     output_option,
+    quiet_option,
     search_options,
 )
-from axonn_tune.cli.progress import Progress, quiet_option
+from axonn_tune.cli.progress import Progress
 
 
 @click.command("whatif")

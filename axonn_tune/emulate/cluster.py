@@ -106,14 +106,15 @@ class EmulatedCluster:
             The command cannot be started, or a signal ended a rank.
         """
         ranks: list[_Rank] = []
-        try:
-            for rank in range(self.cluster.n_ranks):
-                variables = {**environment, **self.environment(rank)}
-                ranks.append(_Rank(rank, self.namespace(rank), command, variables))
-            failed = _first_failure(ranks)
-        finally:
-            for started in ranks:
-                started.kill()
+        with _noted_signals() as noted:
+            try:
+                for rank in range(self.cluster.n_ranks):
+                    variables = {**environment, **self.environment(rank)}
+                    ranks.append(_Rank(rank, self.namespace(rank), command, variables))
+                failed = _first_failure(ranks, noted)
+            finally:
+                for started in ranks:
+                    started.kill()
         return 0 if failed is None else failed.report()
 
 
@@ -172,11 +173,42 @@ class _Rank:
         return code
 
 
-def _first_failure(ranks: Sequence[_Rank]) -> _Rank | None:
-    """Wait for all ranks, but not long after one has failed; return the first that failed."""
+@contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """Let the signals that raise KeyboardInterrupt be noted in a list instead.
+
+    An exception inside `Popen.poll` would leave the lock there taken, and `Popen.wait` would wait
+    for it for ever.
+    """
+    noted: list[int] = []
+    raising = [number for number in (signal.SIGINT, *_ENDING_SIGNALS) if _raises(number)]
+    before = {number: signal.signal(number, lambda n, _: noted.append(n)) for number in raising}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _raises(number: int) -> bool:
+    """Return whether Python code handles a signal; only the main thread can change that."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and callable(signal.getsignal(number))
+
+
+def _first_failure(ranks: Sequence[_Rank], noted: Sequence[int]) -> _Rank | None:
+    """Wait for all ranks, but not long after one has failed; return the first that failed.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        A signal was noted.
+    """
     failed: _Rank | None = None
     deadline = float("inf")
     while time.monotonic() < deadline:
+        if noted:
+            raise KeyboardInterrupt
         codes = [rank.process.poll() for rank in ranks]
         if failed is None:
             failed = next((rank for rank, code in zip(ranks, codes, strict=True) if code), None)

@@ -8,8 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from axonn_tune.errors import InputError
-from axonn_tune.search.rank import Ranking, rank_candidates
-from axonn_tune.search.search import Search
+from axonn_tune.search.rank import Ranking
 from axonn_tune.spec.measurement import Measurement, Operation
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.spec.validation import Validation
@@ -17,7 +16,6 @@ from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.timeline import step_timeline
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3
-from axonn_tune.validation.choice import choose, choose_grids
 from axonn_tune.validation.outcomes import outcome_of
 
 
@@ -74,33 +72,20 @@ class ValidationCampaign:
 
     n_steps
         Number of training steps of each run.
+    device
+        ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    timeout_seconds
+        Time after which a collective counts as hung.
+    quiet
+        Whether to show no progress.
     """
 
     ranking: Ranking
     chosen: Sequence[Prediction]
     n_steps: int
-
-    @classmethod
-    def of(
-        cls, search: Search, choice: str = "all", grids: Sequence[str] = (), n_steps: int = 10
-    ) -> ValidationCampaign:
-        """Rank the candidates of a search and choose those that are run.
-
-        Parameters
-        ----------
-        choice : str
-            ``"all"``, ``"top:6"``, or ``"spread:6"``, evenly over the ranking.
-        grids : sequence of str
-            Layouts that are run instead, next to the best one.
-
-        Raises
-        ------
-        AxonnTuneError
-            Nothing is legal, or the choice is none.
-        """
-        ranking = rank_candidates(search)
-        chosen = choose_grids(ranking, grids) if grids else choose(ranking, choice)
-        return cls(ranking, chosen, n_steps)
+    device: str
+    timeout_seconds: float
+    quiet: bool
 
     @property
     def owner(self) -> dict[str, Any]:

@@ -116,7 +116,10 @@ def test_nothing_is_left_behind_when_it_is_ended(number):
         started = children(process.pid)
         assert len(started) >= 4 and len(own_namespaces(process.pid)) == 5
         process.send_signal(number)
-        process.wait(timeout=30)
+        try:
+            process.wait(timeout=30)
+        finally:
+            process.kill()
         assert all_end(started)
         deadline = time.monotonic() + 20
         while own_namespaces(process.pid) and time.monotonic() < deadline:

@@ -1,0 +1,85 @@
+"""The Python functions that measure on ranks."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+import axonn_tune
+from axonn_tune.cli.calibrate import command as calibrate_command
+from axonn_tune.cli.validate import command as validate_command
+from axonn_tune.errors import InputError
+
+# Options of the command line that say where results come from or go to, or what to make of them.
+FILES_AND_LIMITS = {
+    "calibrate": {"imports", "kind", "log_ranks", "log_ranks_per_node"},
+    "validate": {
+        *("output", "resume", "source", "baseline", "csv", "junit", "plot", "trace"),
+        *("max_error", "max_regret", "least_change"),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "command"),
+    [(axonn_tune.calibrate, calibrate_command), (axonn_tune.validate, validate_command)],
+)
+def test_function_and_command_have_the_same_options(function, command):
+    parameters = {name for name in inspect.signature(function).parameters if name != "options"}
+    options = {option.name for option in command.params} - FILES_AND_LIMITS[function.__name__]
+    assert parameters == options
+    for name in parameters - {"output"}:
+        assert f"    {name} : " in function.__doc__
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "wrong", "nearest"),
+    [
+        (axonn_tune.calibrate, ["m.yaml"], "quik", "quick"),
+        (axonn_tune.validate, ["tiny", "perlmutter"], "step", "steps"),
+    ],
+)
+def test_a_misspelt_option_is_named_with_the_nearest(function, arguments, wrong, nearest):
+    with pytest.raises(InputError, match=f"no option '{wrong}'.*{nearest}"):
+        function(*arguments, **{wrong: 3})
+
+
+def test_a_part_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(InputError, match="only.*disk.*gemm"):
+        axonn_tune.calibrate(tmp_path / "m.yaml", only=("disk",), machine="perlmutter")
+
+
+PROGRAM = """
+import json
+import sys
+
+import axonn_tune
+
+if __name__ == "__main__":
+    path = sys.argv[1]
+    machine = axonn_tune.calibrate(
+        path, only=("memory",), machine="perlmutter", quick=True, ranks=1, device="cpu", quiet=True
+    )
+    validation = axonn_tune.validate(
+        "tiny", path, gpus=2, grids="top:2", steps=3, device="cpu", quiet=True
+    )
+    steps = [min(outcome.step_seconds) for outcome in validation.outcomes]
+    print(json.dumps({"machine": machine.name, "ranks": validation.n_ranks, "steps": steps}))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_calibrates_and_validates(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, str(program), str(tmp_path / "mine.yaml")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout.splitlines()[-1])
+    assert (result["machine"], result["ranks"]) == ("mine", 2)
+    assert len(result["steps"]) == 2 and min(result["steps"]) > 0.0
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".partial"] == []
