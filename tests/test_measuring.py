@@ -44,12 +44,12 @@ def test_function_and_command_have_the_same_options(function, command):
     ],
 )
 def test_a_misspelt_option_is_named_with_the_nearest(function, arguments, wrong, nearest):
-    with pytest.raises(InputError, match=f"no option '{wrong}'.*{nearest}"):
+    with pytest.raises(InputError, match=rf"no option '{wrong}'.*{nearest}"):
         function(*arguments, **{wrong: 3})
 
 
 def test_a_part_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(InputError, match="only.*disk.*gemm"):
+    with pytest.raises(InputError, match=r"only.*disk.*gemm"):
         axonn_tune.calibrate(tmp_path / "m.yaml", only=("disk",), machine="perlmutter")
 
 
