@@ -59,6 +59,7 @@ BELOW = {
     "measuring": {
         "errors",
         "spec",
+        "search",
         "options",
         "api",
         "io",
