@@ -38,5 +38,5 @@ def reproduce_command():
 
 @pytest.fixture(scope="session")
 def reproduction(reproduce_command):
-    """All published numbers beside their predictions."""
+    """Return all published numbers next to their predictions."""
     return reproduce_command.reproduction

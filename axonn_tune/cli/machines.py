@@ -95,7 +95,8 @@ def diff_command(
     from axonn_tune.io.presets import load_machine
     from axonn_tune.report.machines import difference_document, difference_text
 
-    old, new = load_machine(before), load_machine(after)
+    old = load_machine(before)
+    new = load_machine(after)
     changed = difference(old, new, least_change=least)
     emit_as(
         output_format,
@@ -158,7 +159,8 @@ def expect_command(
         raise InputError(
             f"--ranks-per-node is {used}; allowed: a divisor of {machine.ranks_per_node}"
         )
-    first, last = parse_size(least, "--least"), parse_size(most, "--most")
+    first = parse_size(least, "--least")
+    last = parse_size(most, "--most")
     if not 0 < first <= last:
         raise InputError(f"--least {least}, --most {most}; allowed: 0 < least <= most")
     sizes = [first << i for i in range((last // first).bit_length())]

@@ -84,7 +84,8 @@ def to_dict(instance: Any) -> dict[str, Any]:
 @cache
 def _reader(hint: Any, name: str) -> Reader:
     """Return the reader of values of type `hint`; the field `name` fixes their unit."""
-    origin, arguments = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if origin in (Union, UnionType):
         inner = [argument for argument in arguments if argument is not NoneType]
         if len(inner) == 1 and len(arguments) == 2:

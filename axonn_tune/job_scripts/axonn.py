@@ -43,7 +43,8 @@ def overlapped(model):
 
 def files(prediction: Prediction) -> dict[str, str]:
     """Return the module to import; its calls follow AxoNN's axonn/axonn.py and intra_layer/."""
-    layout, scenario = prediction.layout, prediction.scenario
+    layout = prediction.layout
+    scenario = prediction.scenario
     overlap = scenario.job.overlap
     text = _TEMPLATE.format(
         **facts(prediction),

@@ -17,7 +17,8 @@ NAME = "ds_config.json"
 
 def files(prediction: Prediction) -> dict[str, str]:
     """Return the configuration to pass as ``--deepspeed_config``."""
-    job, strategy = prediction.scenario.job, prediction.scenario.strategy
+    job = prediction.scenario.job
+    strategy = prediction.scenario.strategy
     sizes = prediction.layout.sizes
     assert isinstance(strategy, Zero)
     zero: dict[str, Any] = {

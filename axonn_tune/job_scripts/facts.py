@@ -9,7 +9,8 @@ from axonn_tune.step.prediction import Prediction
 
 def facts(prediction: Prediction) -> dict[str, Any]:
     """Return the fields of the modules' templates that do not depend on the framework."""
-    scenario, configuration = prediction.scenario, prediction.configuration
+    scenario = prediction.scenario
+    configuration = prediction.configuration
     return {
         "model": scenario.model.name,
         "gpus": scenario.job.n_gpus,

@@ -16,8 +16,11 @@ SCRIPT = "pretrain_gpt.py"
 
 def flags(prediction: Prediction) -> list[str]:
     """Return the flags with their values, one per line."""
-    scenario, configuration = prediction.scenario, prediction.configuration
-    model, job, strategy = scenario.model, scenario.job, scenario.strategy
+    scenario = prediction.scenario
+    configuration = prediction.configuration
+    model = scenario.model
+    job = scenario.job
+    strategy = scenario.strategy
     sizes = prediction.layout.sizes
     assert isinstance(strategy, Megatron3D)
     lines = [

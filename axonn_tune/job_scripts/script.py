@@ -74,8 +74,11 @@ def memory_warning(prediction: Prediction) -> list[str]:
 
 
 def _script(prediction: Prediction, framework: str, train: str, sbatch: Sequence[str]) -> str:
-    scenario, configuration = prediction.scenario, prediction.configuration
-    model, job, machine = scenario.model, scenario.job, scenario.machine
+    scenario = prediction.scenario
+    configuration = prediction.configuration
+    model = scenario.model
+    job = scenario.job
+    machine = scenario.machine
     tasks = min(machine.ranks_per_node, job.n_gpus)
     host = machine.job_script
     ranks = axonn.rank_lines(prediction) if framework == "axonn" else []

@@ -65,7 +65,8 @@ def tree_text(links: Sequence[LinkLevel], n_ranks: int, device_name: str) -> str
 
 
 def _rates_text(machine: Machine) -> str:
-    kernels, gemm = machine.kernels, machine.gemm
+    kernels = machine.kernels
+    gemm = machine.gemm
     rows = [
         [
             f"large products, {dtype}",

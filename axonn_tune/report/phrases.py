@@ -22,7 +22,8 @@ def assumption_line(scenario: Scenario) -> str:
 
 def model_on_gpus(scenario: Scenario, with_parameters: bool = False) -> str:
     """Name the model, on request its number of parameters, and the GPUs that train it."""
-    model, job = scenario.model, scenario.job
+    model = scenario.model
+    job = scenario.job
     parameters = f" ({format_count(model.parameters)} parameters)" if with_parameters else ""
     return f"{model.name}{parameters} on {job.n_gpus} {scenario.machine.gpu.name}"
 

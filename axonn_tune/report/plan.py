@@ -37,7 +37,8 @@ _HEADERS = (
 def training_text(runs: Sequence[TrainingRun]) -> str:
     """Return a table row for each GPU count, and the last run, which is the plan, in full."""
     plan = runs[-1]
-    model, machine = plan.scenario.model, plan.scenario.machine
+    model = plan.scenario.model
+    machine = plan.scenario.machine
     parts = [f"{model.name} on {machine.gpu.name}: {_tokens_text(plan)}", ""]
     nodes = machine.facility.n_nodes
     if nodes is not None and plan.scenario.n_nodes > nodes.value:
@@ -77,8 +78,11 @@ def _tokens_text(run: TrainingRun) -> str:
 
 def _plan_pairs(run: TrainingRun) -> list[tuple[str, str]]:
     """Return what a plan consists of, and a sentence on each."""
-    scenario, best, configuration = run.scenario, run.best, run.best.configuration
-    failures, facility = run.failures, scenario.machine.facility
+    scenario = run.scenario
+    best = run.best
+    configuration = run.best.configuration
+    failures = run.failures
+    facility = scenario.machine.facility
     return [
         (
             "GPUs",
@@ -116,7 +120,8 @@ def _plan_pairs(run: TrainingRun) -> list[tuple[str, str]]:
 
 
 def _energy_text(run: TrainingRun) -> str:
-    energy, power = run.energy_joules, run.scenario.machine.facility.node_power_watts
+    energy = run.energy_joules
+    power = run.scenario.machine.facility.node_power_watts
     if energy is None or power is None:
         return "not known: the profile has no facility.node_power_watts; give --node-power"
     return (

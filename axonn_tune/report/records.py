@@ -13,7 +13,8 @@ SCHEMA_VERSION = 1
 def assumptions(search: Search) -> dict[str, Any]:
     """Return everything that the numbers rest on."""
     scenario = search.scenario
-    job, machine = scenario.job, scenario.machine
+    job = scenario.job
+    machine = scenario.machine
     overlap = job.overlap
     return {
         "model": scenario.model.name,

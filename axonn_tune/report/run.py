@@ -17,7 +17,8 @@ from axonn_tune.units import format_count, format_quantity, format_seconds, gib
 
 def rates(scenario: Scenario, measurement: Measurement) -> dict[str, float]:
     """Return TFLOP/s per GPU that the mean step reaches, without and with recomputation."""
-    model, job = scenario.model, scenario.job
+    model = scenario.model
+    job = scenario.job
     per_tflop = 1e-12 / measurement.mean_step_seconds / job.n_gpus
     hardware = model.hardware_flops(job.tokens, job.seq_len, measurement.recompute)
     return {
@@ -40,29 +41,32 @@ def run_text(
     n_operations : int or None
         Number of operations to show, the longest first; None shows all.
     """
-    m, model, job = measurement, scenario.model, scenario.job
-    speed = rates(scenario, m)
-    whose_memory = " (whole process)" if m.memory_is_of_process else ""
+    model = scenario.model
+    job = scenario.job
+    speed = rates(scenario, measurement)
+    whose_memory = " (whole process)" if measurement.memory_is_of_process else ""
     lines = [
         f"{model.name} ({format_count(model.parameters)} parameters) on {job.n_gpus} x "
-        f"{m.device_name} ({m.backend}), grid {m.layout} (x, y, z, data), order {m.order}",
-        f"global batch {job.global_batch} sequences of {job.seq_len}, micro-batch {m.micro_batch}, "
-        f"{job.dtype}, {job.attention} attention, recompute {m.recompute}, overlap {job.overlap}",
+        f"{measurement.device_name} ({measurement.backend}), grid {measurement.layout} "
+        f"(x, y, z, data), order {measurement.order}",
+        f"global batch {job.global_batch} sequences of {job.seq_len}, "
+        f"micro-batch {measurement.micro_batch}, {job.dtype}, {job.attention} attention, "
+        f"recompute {measurement.recompute}, overlap {job.overlap}",
         "",
-        f"step     mean {format_seconds(m.mean_step_seconds)}, median "
-        f"{format_seconds(m.median_step_seconds)} "
-        f"(last {len(m.timed_steps)} of {len(m.steps)} steps)",
+        f"step     mean {format_seconds(measurement.mean_step_seconds)}, median "
+        f"{format_seconds(measurement.median_step_seconds)} "
+        f"(last {len(measurement.timed_steps)} of {len(measurement.steps)} steps)",
         f"speed    {speed['tflops_per_gpu']:.4g} TFLOP/s per GPU "
         f"({speed['hardware_tflops_per_gpu']:.4g} with recomputation)",
-        f"loss     {m.steps[0].loss:.4f} to {m.steps[-1].loss:.4f}",
-        f"memory   {gib(m.peak_memory_bytes):.2f} GiB at most on a rank{whose_memory}",
+        f"loss     {measurement.steps[0].loss:.4f} to {measurement.steps[-1].loss:.4f}",
+        f"memory   {gib(measurement.peak_memory_bytes):.2f} GiB at most on a rank{whose_memory}",
     ]
     if prediction is None:
         lines.append(
             "predicted nothing: no hardware profile is known for this machine; give --machine"
         )
     else:
-        error = 100 * (prediction.step_seconds / m.median_step_seconds - 1)
+        error = 100 * (prediction.step_seconds / measurement.median_step_seconds - 1)
         lines.append(
             f"predicted {format_seconds(prediction.step_seconds)} on {scenario.machine.name} "
             f"({error:+.1f} % of the median), {gib(prediction.memory_bytes):.2f} GiB"
@@ -106,29 +110,28 @@ def run_document(
     prediction: Prediction | None,
 ) -> dict[str, Any]:
     """Return what ``run --format json`` prints."""
-    m = measurement
     return {
         "schema_version": SCHEMA_VERSION,
         "model": scenario.model.name,
         "job": asdict(scenario.job),
         "machine": None if prediction is None else scenario.machine.name,
-        "device": m.device_name,
-        "backend": m.backend,
-        "software": dict(m.software),
-        "grid": dict(m.layout.sizes),
-        "order": m.order,
-        "micro_batch": m.micro_batch,
-        "recompute": m.recompute,
-        "warm_up_steps": min(WARM_UP_STEPS, len(m.steps) - len(m.timed_steps)),
-        "mean_step_seconds": m.mean_step_seconds,
-        "median_step_seconds": m.median_step_seconds,
-        **rates(scenario, m),
-        "peak_memory_bytes": m.peak_memory_bytes,
-        "memory_is_of_process": m.memory_is_of_process,
-        "gemm_modes": dict(m.gemm_modes),
+        "device": measurement.device_name,
+        "backend": measurement.backend,
+        "software": dict(measurement.software),
+        "grid": dict(measurement.layout.sizes),
+        "order": measurement.order,
+        "micro_batch": measurement.micro_batch,
+        "recompute": measurement.recompute,
+        "warm_up_steps": min(WARM_UP_STEPS, len(measurement.steps) - len(measurement.timed_steps)),
+        "mean_step_seconds": measurement.mean_step_seconds,
+        "median_step_seconds": measurement.median_step_seconds,
+        **rates(scenario, measurement),
+        "peak_memory_bytes": measurement.peak_memory_bytes,
+        "memory_is_of_process": measurement.memory_is_of_process,
+        "gemm_modes": dict(measurement.gemm_modes),
         "steps": [
             {"seconds": s.seconds, "loss": s.loss, "gradient_norm": s.gradient_norm}
-            for s in m.steps
+            for s in measurement.steps
         ],
         "prediction": None if prediction is None else record(prediction),
         "operations": [

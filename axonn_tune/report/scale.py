@@ -71,7 +71,8 @@ def _assumptions_text(points: Sequence[Best]) -> str:
 
 
 def _row(point: Best, efficiency: float | None) -> list[Any]:
-    scenario, best = point.search.scenario, point.prediction
+    scenario = point.search.scenario
+    best = point.prediction
     n_gpus = scenario.job.n_gpus
     if best is None or efficiency is None:
         dashes = ["-"] * (len(HEADERS) - 3)

@@ -71,7 +71,8 @@ def cause_text(outcome: Outcome) -> str:
 
 
 def _summary(validation: Validation, agreement: Agreement) -> str:
-    best, worst = agreement.best, agreement.worst
+    best = agreement.best
+    worst = agreement.worst
     suggested = validation.suggested
     lines = [
         f"error    mean {100 * agreement.mape:.1f} % (MAPE), bias {100 * agreement.bias:+.1f} %, "
@@ -101,7 +102,8 @@ def outcome_records(validation: Validation) -> list[dict[str, Any]]:
 
 
 def _record(outcome: Outcome) -> dict[str, Any]:
-    configuration, predicted = outcome.configuration, outcome.predicted
+    configuration = outcome.configuration
+    predicted = outcome.predicted
     ran = not outcome.failure
     return {
         "rank": predicted.rank,

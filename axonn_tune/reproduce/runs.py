@@ -82,7 +82,8 @@ class _Paper:
 
 def gpt(row: Row, seq_len: int, vocabulary: int = 51200, heads: int | None = None) -> Model:
     """Return a GPT of the sizes that a table states."""
-    hidden, layers = int(row["hidden"]), int(row["layers"])
+    hidden = int(row["hidden"])
+    layers = int(row["layers"])
     n_heads = int(row["heads"]) if heads is None else heads
     return Model(f"gpt-{layers}x{hidden}", layers, hidden, n_heads, vocabulary, seq_len)
 
@@ -142,7 +143,8 @@ def against_zero3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         is_zero = row["strategy"] == "zero3"
         system = "DeepSpeed ZeRO-3" if is_zero else "Megatron-LM 2021"
         paper = _Paper(system, source, loaders.machine("dgx-a100"))
-        model, micro_batch = gpt(row, 2048), int(row["micro_batch"])
+        model = gpt(row, 2048)
+        micro_batch = int(row["micro_batch"])
         if is_zero:
             search = _sharded(
                 row, model, paper.machine, zero3(0), {"replica": 1}, micro_batch, "fp16", "unfused"
@@ -379,7 +381,8 @@ def sharded_on_frontier(loaders: Loaders) -> dict[str, Search]:
     The paper's batch is not known; assumed are 1536 sequences of 2048, one on each GCD in four
     micro-steps.
     """
-    model, machine = loaders.model("20b"), loaders.machine("frontier")
+    model = loaders.model("20b")
+    machine = loaders.machine("frontier")
     members: tuple[tuple[str, Zero, dict[str, int]], ...] = (
         ("zero3", zero3(0), {"replica": 1}),
         ("zeropp", zeropp(calls_per_block=0), {"secondary": 8}),

@@ -80,7 +80,8 @@ def time_runs(runs: Sequence[Run], each: Each = iter) -> list[TimedRun]:
 
 def _seconds_at_peak(run: Run, p: Prediction) -> float:
     """Return the time of a step at the peak rate, with the bubble of the pipeline."""
-    scenario, job = run.search.scenario, run.search.scenario.job
+    scenario = run.search.scenario
+    job = run.search.scenario.job
     flops = scenario.model.hardware_flops(job.tokens, job.seq_len, p.configuration.recompute)
     seconds = flops / (job.n_gpus * scenario.machine.peak_flops_per_s(job.dtype))
     return seconds * (1.0 + (p.layout.n_stages - 1) / p.n_microsteps)

@@ -30,7 +30,7 @@ from axonn_tune.units import gib
 
 LARGEST_GPU_COUNT = 2**22
 MEMORY_REASON = "out of memory"
-VARIANT_REASON = "not to be cut into so many virtual stages"
+VARIANT_REASON = "the stages cannot be cut into that number of virtual stages"
 # A function that walks through a sequence, as `iter` does; a caller may show the progress in it.
 Each: TypeAlias = Callable[[Sequence[Any]], Iterable[Any]]
 

@@ -17,14 +17,14 @@ from axonn_tune.spec.plan import Array
 class Interference:
     """The slowdowns of kernels and collectives.
 
-    of_kernels
+    kernel_slowdown
         Additional time, relative, of a kernel while a collective runs (s).
-    of_collectives
+    collective_slowdown
         Additional time, relative, of a collective while a kernel runs (r).
     """
 
-    of_kernels: float = 0.0
-    of_collectives: float = 0.0
+    kernel_slowdown: float = 0.0
+    collective_slowdown: float = 0.0
 
     def kernel_seconds(self, seconds: Array, remaining_seconds: Array) -> Array:
         """Return the duration of a kernel that starts while collectives run.
@@ -34,15 +34,17 @@ class Interference:
         second of work.
         """
         extra = np.maximum(remaining_seconds, 0.0)
-        extra *= (1.0 + self.of_collectives) * self.of_kernels / (1.0 + self.of_kernels)
-        np.minimum(extra, seconds * self.of_kernels, out=extra)
+        extra *= (
+            (1.0 + self.collective_slowdown) * self.kernel_slowdown / (1.0 + self.kernel_slowdown)
+        )
+        np.minimum(extra, seconds * self.kernel_slowdown, out=extra)
         extra += seconds
         return extra
 
     def delay_seconds(self, kernel_seconds: Array, remaining_seconds: Array) -> Array:
         """Return the time by which a kernel of this duration delays the end of a collective."""
         delay = np.maximum(remaining_seconds, 0.0)
-        delay *= self.of_collectives
-        longest = kernel_seconds * (self.of_collectives / (1.0 + self.of_collectives))
+        delay *= self.collective_slowdown
+        longest = kernel_seconds * (self.collective_slowdown / (1.0 + self.collective_slowdown))
         np.minimum(delay, longest, out=delay)
         return delay

@@ -163,10 +163,10 @@ class _Playable:
                     start = _latest([compute, *ends])
                     idle = idle + (start - compute)
                     compute = start
-                if interference.of_kernels and instruction.beside:
-                    remaining = _latest([lane[i] for i in instruction.beside]) - compute
+                if interference.kernel_slowdown and instruction.concurrent:
+                    remaining = _latest([lane[i] for i in instruction.concurrent]) - compute
                     seconds = interference.kernel_seconds(seconds, remaining)
-                if interference.of_collectives and instruction.beside:
+                if interference.collective_slowdown and instruction.concurrent:
                     self._delay(instruction, compute, seconds, state)
                 compute = compute + seconds
             else:
@@ -182,7 +182,7 @@ class _Playable:
         def delayed(end: Array) -> Array:
             return end + self.interference.delay_seconds(seconds, end - start)
 
-        for lane in kernels.beside:
+        for lane in kernels.concurrent:
             state.lane[lane] = delayed(state.lane[lane])
         for name in kernels.pending:
             if name in state.ended:

@@ -26,7 +26,7 @@ class Kernels:
         Indices of the kernels.
     waits_for
         Names of the collectives that end before the first kernel starts.
-    beside
+    concurrent
         Lanes on which collectives may run at the same time.
     pending
         Names of the collectives on these lanes that may not have ended.
@@ -34,7 +34,7 @@ class Kernels:
 
     operations: tuple[OpIndex, ...]
     waits_for: tuple[str, ...]
-    beside: tuple[int, ...]
+    concurrent: tuple[int, ...]
     pending: tuple[str, ...]
 
 
@@ -241,8 +241,8 @@ class _PhaseCompiler:
     def _flush(self) -> None:
         """Append the kernels that have been joined so far."""
         if self._joined:
-            beside = tuple(sorted(self._running))
-            kernels = Kernels(tuple(self._joined), self._joined_waits, beside, self._pending())
+            concurrent = tuple(sorted(self._running))
+            kernels = Kernels(tuple(self._joined), self._joined_waits, concurrent, self._pending())
             self._instructions.append(kernels)
             self._joined = []
             self._joined_waits = ()

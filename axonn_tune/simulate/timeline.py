@@ -126,8 +126,8 @@ class _Recording:
     def _slowed(self, seconds: float, start: float) -> float:
         """Return a kernel's duration: it is slower while collectives run, then as fast as alone."""
         remaining = max((self._lane_free(lane) for lane in self._queues), default=0.0) - start
-        busy = max(remaining, 0.0) * (1.0 + self._interference.of_collectives)
-        slowdown = 1.0 + self._interference.of_kernels
+        busy = max(remaining, 0.0) * (1.0 + self._interference.collective_slowdown)
+        slowdown = 1.0 + self._interference.kernel_slowdown
         done_while_busy = busy / slowdown
         if done_while_busy >= seconds:
             return seconds * slowdown
@@ -135,7 +135,7 @@ class _Recording:
 
     def _delay(self, start: float, seconds: float) -> None:
         """Delay the collectives that run while a kernel does, since they do less in that time."""
-        slowdown = 1.0 + self._interference.of_collectives
+        slowdown = 1.0 + self._interference.collective_slowdown
 
         def delayed(time: float) -> float:
             if time <= start:

@@ -126,7 +126,7 @@ def _stage(name: str, transformer: Transformer, n_layers: int, first: bool, last
 StageMemory = Callable[[int, bool, bool, Array], dict[str, Array]]
 
 
-def stage_memory(shapes: Shapes, of_stage: StageMemory) -> dict[str, Array]:
+def stage_memory(shapes: Shapes, memory_of: StageMemory) -> dict[str, Array]:
     """Return the bytes by term of the rank that needs most, one of the first or the last stage.
 
     The first of p stages holds the activations of p micro-batches (1F1B); with v virtual stages it
@@ -138,16 +138,16 @@ def stage_memory(shapes: Shapes, of_stage: StageMemory) -> dict[str, Array]:
     n_stages = table.n_stages
     n_virtual = shapes.n_virtual
     if n_stages == 1:
-        return of_stage(model.n_layers, True, True, np.full(len(table), float(model.n_layers)))
+        return memory_of(model.n_layers, True, True, np.full(len(table), float(model.n_layers)))
     n_micro = table.n_microsteps(shapes.job.global_batch)
     n_first = sum(chunk_layers(model, n_stages, n_virtual, 0))
     n_last = sum(chunk_layers(model, n_stages, n_virtual, n_stages - 1))
     in_flight = float(n_stages)
     if n_virtual > 1:
         in_flight *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
-    terms = of_stage(n_first, True, False, n_first * np.minimum(n_micro, in_flight))
+    terms = memory_of(n_first, True, False, n_first * np.minimum(n_micro, in_flight))
     held_by_last = 1.0 if n_virtual == 1 else 1.0 + (n_virtual - 1) / n_virtual * n_stages
-    last_terms = of_stage(n_last, False, True, n_last * np.minimum(n_micro, held_by_last))
+    last_terms = memory_of(n_last, False, True, n_last * np.minimum(n_micro, held_by_last))
     zero = np.zeros(len(table))
     is_last = sum(last_terms.values(), start=zero) > sum(terms.values(), start=zero)
     return {term: np.where(is_last, last_terms[term], value) for term, value in terms.items()}

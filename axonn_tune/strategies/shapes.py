@@ -122,8 +122,10 @@ class Shapes:
 
     def _linear_shape(self, linear: Linear) -> LinearShape:
         """Return the shape of one linear layer."""
-        input_split, input_axis = self.x, self.x_axis
-        output_split, output_axis = self.y, self.y_axis
+        input_split = self.x
+        input_axis = self.x_axis
+        output_split = self.y
+        output_axis = self.y_axis
         if linear.transposed:
             input_split, output_split = output_split, input_split
             input_axis, output_axis = output_axis, input_axis

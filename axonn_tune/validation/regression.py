@@ -66,7 +66,8 @@ def check_regressions(before: Validation, after: Validation, least_change: float
 def _comparable(before: Validation, after: Validation, pairs: Sequence[_Pair]) -> Check:
     name = "comparable with the baseline"
     for field in ("model", "n_ranks", "global_batch", "seq_len", "dtype", "attention", "overlap"):
-        old, new = getattr(before, field), getattr(after, field)
+        old = getattr(before, field)
+        new = getattr(after, field)
         if old != new:
             text = f"FAILED  baseline has {field} {old}, this validation {new}"
             return Check(name, False, text)

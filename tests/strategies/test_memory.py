@@ -76,7 +76,7 @@ def tensors(model, n_layers, first, last):
 
 
 def stored(model, matrix, stream, wide, n_layers=None, first=True, last=True):
-    """Elements that a rank stores where tensors are split over so many ranks."""
+    """Return the elements that a rank stores where tensors are split over some numbers of ranks."""
     parts = {"matrix": matrix, "stream": stream, "wide": wide}
     n_layers = model.n_layers if n_layers is None else n_layers
     return sum(size / parts[how] for how, size in tensors(model, n_layers, first, last))

@@ -55,7 +55,8 @@ def parse_nccl_tests(text: str, path: str, kind: str | None) -> CollectiveLog:
     """
     known_kind = kind
     hosts: list[str] = []
-    timings, warnings = [], []
+    timings = []
+    warnings = []
     n_sets = 0
     for number, line in numbered_lines(text):
         where = f"{path}, line {number}"
@@ -119,7 +120,8 @@ def _kind_by_ratio(cells: list[str], line: str, n_ranks: int, where: str) -> str
     The ratio is 2 (n - 1) / n for an all-reduce alone. It is (n - 1) / n for several kinds, of
     which only a reduce-scatter names a reduction in its row.
     """
-    algbw, busbw = float(cells[1]), float(cells[2])
+    algbw = float(cells[1])
+    busbw = float(cells[2])
     if n_ranks > 2 and algbw >= 1.0:
         if abs(busbw / algbw - 2 * (n_ranks - 1) / n_ranks) < 0.02:
             return "all_reduce"

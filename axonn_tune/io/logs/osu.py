@@ -48,7 +48,8 @@ def parse_osu(text: str, path: str, n_ranks: int | None) -> CollectiveLog:
     """
     kind = None
     title = ""
-    timings, warnings = [], []
+    timings = []
+    warnings = []
     for number, line in numbered_lines(text):
         where = f"{path}, line {number}"
         if match := _TITLE.match(line):

@@ -137,7 +137,8 @@ class _Unfused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        recorder, amount = ctx.engine.recorder, ctx.amount
+        recorder = ctx.engine.recorder
+        amount = ctx.amount
         queries, keys, values, *kept = ctx.saved_tensors
         (d_output,) = gradients
         if ctx.recompute:

@@ -109,7 +109,8 @@ def _boxes_of_range(sizes: tuple[int, ...], start: int, stop: int) -> Iterator[B
         yield (start,), (stop - start,)
         return
     row = math.prod(sizes[1:])
-    first_whole, end_whole = -(-start // row), stop // row
+    first_whole = -(-start // row)
+    end_whole = stop // row
     if first_whole > end_whole:
         yield from _within_row(sizes, end_whole, start - end_whole * row, stop - end_whole * row)
         return

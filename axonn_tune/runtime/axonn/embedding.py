@@ -65,7 +65,8 @@ class _Lookup(torch.autograd.Function):
         embedding: Embedding,
         backward_follows: bool,
     ) -> torch.Tensor:
-        engine, matrix = embedding.engine, embedding.matrix
+        engine = embedding.engine
+        matrix = embedding.matrix
         weight = engine.gathers.take(names.FORWARD, _NAME, matrix, backward_follows)
         n_rows, width = matrix.block_shape
         name = names.of_layer(names.FORWARD, _NAME)
@@ -85,7 +86,8 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         embedding: Embedding = ctx.embedding
-        engine, matrix = embedding.engine, embedding.matrix
+        engine = embedding.engine
+        matrix = embedding.matrix
         local_t, elsewhere_t = ctx.saved_tensors
         d_rows_td = gradients[0].reshape(len(local_t), -1)
         formed = engine.scatters.formed(matrix)

@@ -141,7 +141,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layer: Linear4D = ctx.layer
-        engine, matrix = layer.engine, layer.matrix
+        engine = layer.engine
+        matrix = layer.matrix
         name = names.of_layer(names.BACKWARD, layer.name)
         # This comes first, since with full recomputation it runs the block's forward pass again.
         saved = ctx.saved_tensors

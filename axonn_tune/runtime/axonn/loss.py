@@ -85,7 +85,8 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         logits_tv = logits.reshape(-1, logits.shape[-1])
         width = logits_tv.shape[-1]
-        recorder, collectives = engine.recorder, engine.collectives
+        recorder = engine.recorder
+        collectives = engine.collectives
         first = engine.mesh.coordinate("y") * width
         nbytes = 2.0 * logits_tv.nbytes + 4.0 * logits_tv.numel()
         with recorder.memory_bound(names.LOSS_SOFTMAX, nbytes):

@@ -138,7 +138,8 @@ class _SplitNorm(torch.autograd.Function):
         input, mean, rstd = ctx.saved_tensors
         d_output = gradients[0]
         with engine.recorder.memory_bound(names.sums(name), 2.0 * input.nbytes):
-            x_hat, dy = normalised(input, mean, rstd), d_output.float()
+            x_hat = normalised(input, mean, rstd)
+            dy = d_output.float()
             d_gain = (dy * x_hat).flatten(0, -2).sum(0).to(input.dtype)
             d_shift = dy.flatten(0, -2).sum(0).to(input.dtype) if norm.shift is not None else None
             d_x_hat = dy * norm.gain.shard

@@ -107,7 +107,8 @@ class Trainer:
 
     def step(self, index: int) -> Step:
         """Train on batch `index`; the loss that is returned is the mean over all ranks."""
-        device, recorder = self._mesh.device, self._engine.recorder
+        device = self._mesh.device
+        recorder = self._engine.recorder
         batches = [self._micro_batch_of(index, i) for i in range(self._n_microsteps)]
         synchronize(device)
         start = time.perf_counter()

@@ -28,7 +28,8 @@ def sharded_trainer(request: RunRequest, device: torch.device) -> TorchTrainer:
             f"torch {torch.__version__} cannot record FSDP2's collectives "
             "(FSDPModule.set_custom_all_gather); allowed: a newer torch"
         )
-    job, sizes = request.job, request.configuration.layout.sizes
+    job = request.job
+    sizes = request.configuration.layout.sizes
     recorder = WaitRecorder(device)
     mesh = _mesh(device, sizes["shard"], sizes["replica"])
     model = PlainGPT(request.model, job.attention, request.configuration.recompute)

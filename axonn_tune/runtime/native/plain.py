@@ -75,7 +75,8 @@ def _rotated(heads: torch.Tensor) -> torch.Tensor:
     position = torch.arange(s, device=heads.device, dtype=torch.float32)
     pair = torch.arange(0, e, 2, device=heads.device, dtype=torch.float32)
     angle = torch.outer(position, ROTARY_BASE ** (-pair / e))
-    cos, sin = angle.cos().to(heads.dtype), angle.sin().to(heads.dtype)
+    cos = angle.cos().to(heads.dtype)
+    sin = angle.sin().to(heads.dtype)
     first, second = heads.chunk(2, -1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
 

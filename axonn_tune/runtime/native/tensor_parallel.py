@@ -24,7 +24,8 @@ from axonn_tune.spec import names
 
 def tensor_parallel_trainer(request: RunRequest, device: torch.device) -> TorchTrainer:
     """Build a trainer on `tensor` x `data` ranks, where neighbours share the layers."""
-    spec, job = request.model, request.job
+    spec = request.model
+    job = request.job
     sizes = request.configuration.layout.sizes
     n_replicas = sizes["data"]
     mesh = init_device_mesh(

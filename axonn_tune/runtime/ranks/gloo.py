@@ -73,7 +73,8 @@ class GlooGroup:
 
     def _gather(self, parts: Parts, directly: bool) -> None:
         """Fill the parts, given that each rank has the part with its own number."""
-        n, me = self._n, self._me
+        n = self._n
+        me = self._me
         if directly:
             self._exchange([parts[me]] * n, parts)
             return
@@ -82,7 +83,8 @@ class GlooGroup:
 
     def _scattered(self, parts: Parts, directly: bool, op: Any) -> torch.Tensor:
         """Return the part with this rank's number, reduced over the ranks."""
-        n, me = self._n, self._me
+        n = self._n
+        me = self._me
         if directly:
             return _FOLDS[op](self._exchanged(parts, parts[me]), 0)
         partial = parts[(me - 1) % n]
@@ -110,13 +112,15 @@ class GlooGroup:
 
     def _shift(self, sent: torch.Tensor, received: torch.Tensor) -> None:
         """Send to the next rank of the ring, and receive from the one before."""
-        before, following = (self._me - 1) % self._n, (self._me + 1) % self._n
+        before = (self._me - 1) % self._n
+        following = (self._me + 1) % self._n
         self._transfer([(received, before)], [(sent, following)])
 
     def _transfer(
         self, received: list[tuple[torch.Tensor, int]], sent: list[tuple[torch.Tensor, int]]
     ) -> None:
-        ranks, group = self._ranks, self._group
+        ranks = self._ranks
+        group = self._group
         works = [dist.irecv(part, ranks[i], group) for part, i in received if part.numel()]
         works += [dist.isend(part, ranks[i], group) for part, i in sent if part.numel()]
         for work in works:
