@@ -91,7 +91,7 @@ def check_plot(path: str | None) -> None:
     if path is not None:
         from axonn_tune.report import figure
 
-        figure.check_plot(path)
+        figure.figure_format(path)
 
 
 def save_plot(path: str | None, draw: Callable[[], Any]) -> None:

@@ -13,7 +13,7 @@ from axonn_tune.errors import InputError
 FORMATS = ("png", "svg", "pdf")
 
 
-def check_plot(path: str) -> str:
+def figure_format(path: str) -> str:
     """Return the format in which a path asks for a figure.
 
     Raises
@@ -40,7 +40,7 @@ def figure_bytes(figure: Any, path: str) -> bytes:
         The path ends in none of `FORMATS`.
     """
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=check_plot(path), bbox_inches="tight")
+    figure.savefig(buffer, format=figure_format(path), bbox_inches="tight")
     return buffer.getvalue()
 
 

@@ -41,13 +41,13 @@ def best_of_layout(search: Search, layout: Layout | str) -> Prediction:
     """
     if isinstance(layout, str):
         search, layout = held_to(search, layout)
-    reasons = broken_by(search, layout)
+    reasons = objections(search, layout)
     if reasons:
         raise InputError(f"grid {layout} is not allowed: {'; '.join(reasons)}")
     return rank_candidates(search.of_layout(layout)).prediction(0)
 
 
-def broken_by(search: Search, layout: Layout) -> list[str]:
+def objections(search: Search, layout: Layout) -> list[str]:
     """Return every reason why a layout is not allowed; the list is empty if it is."""
     scenario = search.scenario
     if layout.n_ranks != scenario.job.n_gpus:
@@ -65,7 +65,7 @@ def why_not(search: Search, layout: Layout | str) -> str:
     """Say why a layout is not among the results, or at which place of the ranking it is."""
     if isinstance(layout, str):
         search, layout = held_to(search, layout)
-    reasons = broken_by(search, layout)
+    reasons = objections(search, layout)
     if reasons:
         return f"{layout}: {'; '.join(reasons)}"
     shortage = _memory_shortage(search, layout)

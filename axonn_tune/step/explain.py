@@ -13,7 +13,7 @@ from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound, Operation
 from axonn_tune.spec.resources import resources
 from axonn_tune.step.evaluate import Evaluator
-from axonn_tune.step.predict import table_of
+from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.timeline import is_launched, number, play_step
 
@@ -227,7 +227,7 @@ def _kind_and_shape(operation: Gemm | Attention) -> tuple[str, str]:
 def _sensitivities(prediction: Prediction) -> tuple[Sensitivity, ...]:
     """Return the time that 10 % more of each resource (less of a nuisance) saves, largest first."""
     scenario = prediction.scenario
-    evaluator = Evaluator.of(scenario, table_of(scenario, prediction.configuration))
+    evaluator = Evaluator.of(scenario, candidate_table(scenario, prediction.configuration))
 
     def step_seconds(machine: Machine) -> float:
         return float(evaluator.on(machine).evaluate().step_seconds[0])

@@ -30,7 +30,7 @@ def predict(
     reasons = broken_by(scenario, configuration)
     if reasons:
         raise InputError(f"{configuration} is not allowed: {'; '.join(reasons)}")
-    table = table_of(scenario, configuration)
+    table = candidate_table(scenario, configuration)
     links = placement_links(scenario.machine, table.placements)
     times = Evaluator.of(scenario, table, links).evaluate()
     total_bytes, terms_bytes = memory_bytes(scenario, table)
@@ -58,7 +58,7 @@ def predict(
     )
 
 
-def table_of(scenario: Scenario, configuration: Configuration) -> CandidateTable:
+def candidate_table(scenario: Scenario, configuration: Configuration) -> CandidateTable:
     """Return the table that holds one configuration of a scenario."""
     return CandidateTable.single(configuration, scenario.strategy.axes)
 
@@ -69,7 +69,7 @@ def broken_by(scenario: Scenario, configuration: Configuration) -> list[str]:
     job = scenario.job
     if layout.n_ranks != job.n_gpus:
         return [f"it has {layout.n_ranks} ranks, not {job.n_gpus}"]
-    table = table_of(scenario, configuration)
+    table = candidate_table(scenario, configuration)
     broken = scenario.strategy.rejections(scenario.model, job, table.placements)
     reasons = [reason for reason, mask in broken.items() if mask.all()]
     if reasons:

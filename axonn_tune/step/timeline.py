@@ -33,7 +33,7 @@ from axonn_tune.spec.plan import (
     StepPlan,
 )
 from axonn_tune.step.evaluate import interference
-from axonn_tune.step.predict import table_of
+from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.prediction import Prediction
 
 RANK_OF_PIPELINE = "pipeline rank"
@@ -209,7 +209,7 @@ class _Player:
         scenario = prediction.scenario
         self._machine = scenario.machine
         self._most_layers = most_layers
-        self.table = table_of(scenario, prediction.configuration)
+        self.table = candidate_table(scenario, prediction.configuration)
         self.plan = scenario.strategy.plan(scenario.model, scenario.job, self.table)
         self.links = placement_links(scenario.machine, self.table.placements)
         self._collectives = CollectivePrices(self.links, self.table)

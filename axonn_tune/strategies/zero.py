@@ -69,7 +69,7 @@ class Sharding:
 
 
 @dataclass(frozen=True)
-class Unit:
+class GatherUnit:
     """Weights that are gathered together, and whose gradients are reduced together.
 
     Attributes
@@ -184,15 +184,15 @@ class Zero:
         """Return the communication of a usual micro-step, or of the synchronising one."""
         return ZeroCommunication(shapes, sync, self)
 
-    def units(self, model: Model) -> tuple[Unit, Unit]:
+    def units(self, model: Model) -> tuple[GatherUnit, GatherUnit]:
         """Return two units: a block, and the root, which is embedding, final norm and head."""
         n_biases = sum(linear.bias for linear in model.block_linears)
         n_tensors_of_norm = 2 if model.norm == "layer" else 1
         n_tensors = len(model.block_linears) + n_biases + 2 * n_tensors_of_norm
         n_calls = 1.0 if self.calls_per_block else float(n_tensors)
         return (
-            Unit("block", sum(stage_parameters(model, 1, False, False)), n_calls),
-            Unit("root", sum(stage_parameters(model, 0, True, True)), 1.0),
+            GatherUnit("block", sum(stage_parameters(model, 1, False, False)), n_calls),
+            GatherUnit("root", sum(stage_parameters(model, 0, True, True)), 1.0),
         )
 
 
@@ -260,12 +260,12 @@ class ZeroCommunication(Communication):
         return self.options.sharding
 
     @cached_property
-    def _block(self) -> Unit:
+    def _block(self) -> GatherUnit:
         """The unit of a block."""
         return self.options.units(self.shapes.model)[0]
 
     @cached_property
-    def _root(self) -> Unit:
+    def _root(self) -> GatherUnit:
         """The unit of embedding, final norm and head."""
         return self.options.units(self.shapes.model)[1]
 
@@ -300,7 +300,7 @@ class ZeroCommunication(Communication):
             return sharding.copy, False
         return sharding.weights, self.options.quantised_weights
 
-    def _start_gather(self, host: HostProgram, chain: str, unit: Unit) -> None:
+    def _start_gather(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
         """Start to gather a unit's weights; quantised ones are packed to INT8 before."""
         group, is_quantised = self._source(chain)
         size = self.shapes.table.size(group)
@@ -313,7 +313,7 @@ class ZeroCommunication(Communication):
         full = np.full(len(self.shapes.table), nbytes)
         host.issue(names.all_gather(name), "all_gather", full, group, unit.n_calls)
 
-    def _take(self, host: HostProgram, chain: str, unit: Unit) -> None:
+    def _take(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
         """Wait for a gather, and copy or unpack the received weights to where they are used."""
         if not self.shapes.job.overlap.oag:
             self._start_gather(host, chain, unit)
@@ -349,7 +349,7 @@ class ZeroCommunication(Communication):
         """Wait for the root's gradients, which are the last ones, and add them."""
         self._finish_reduction(host, self._root)
 
-    def _start_reduction(self, host: HostProgram, unit: Unit) -> None:
+    def _start_reduction(self, host: HostProgram, unit: GatherUnit) -> None:
         """Reduce over each group in turn; the remaining message shrinks by the group's size.
 
         Packing for every group counts as done before the message over the first group.
@@ -387,7 +387,7 @@ class ZeroCommunication(Communication):
             across = self.shapes.table.size(groups[-1]) > 1
         return across & self.options.quantised_gradients
 
-    def _finish_reduction(self, host: HostProgram, unit: Unit) -> None:
+    def _finish_reduction(self, host: HostProgram, unit: GatherUnit) -> None:
         """Wait for a reduction, unpack its result, and add it to the sums."""
         table = self.shapes.table
         element = self.shapes.element_bytes
@@ -432,6 +432,6 @@ class ZeroCommunication(Communication):
             host.issue(name, "all_gather", kept_bytes, sharding.updated_over)
 
 
-def _replica_sum(unit: Unit) -> str:
+def _replica_sum(unit: GatherUnit) -> str:
     """Return the name of the all-reduce of a unit's gradients over replicas."""
     return names.all_reduce(f"gradient.{unit.name}")

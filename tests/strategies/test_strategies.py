@@ -18,7 +18,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, Gemm
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
-from axonn_tune.step.predict import predict, table_of
+from axonn_tune.step.predict import candidate_table, predict
 from axonn_tune.step.timeline import step_timeline
 from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
@@ -409,7 +409,7 @@ def test_kernels_of_one_name_are_alike_in_all_phases(name, recompute):
     prediction = best_of_layout(search, LAYOUTS[name])
     scenario = search.scenario
     plan = scenario.strategy.plan(
-        scenario.model, scenario.job, table_of(scenario, prediction.configuration)
+        scenario.model, scenario.job, candidate_table(scenario, prediction.configuration)
     )
     known = {}
     for phase in plan.phases:
