@@ -15,10 +15,23 @@ from axonn_tune.cli.validate import command as validate_command
 from axonn_tune.errors import InputError
 
 # Options of the command line that say where results come from or go to, or what to make of them.
-OF_FILES_AND_LIMITS = set(
-    "imports kind log_ranks log_ranks_per_node "
-    "output resume source baseline csv junit plot trace max_error max_regret least_change".split()
-)
+OF_FILES_AND_LIMITS = {
+    "imports",
+    "kind",
+    "log_ranks",
+    "log_ranks_per_node",
+    "output",
+    "resume",
+    "source",
+    "baseline",
+    "csv",
+    "junit",
+    "plot",
+    "trace",
+    "max_error",
+    "max_regret",
+    "least_change",
+}
 
 
 @pytest.mark.parametrize(
