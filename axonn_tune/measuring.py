@@ -27,7 +27,6 @@ from axonn_tune.options import (
     defaults,
     with_options,
 )
-from axonn_tune.spec.checks import require_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -215,8 +214,6 @@ def calibration_campaign(
     base = None if machine is None else load_machine(machine)
     dtypes = given["dtype"] or default_dtypes(given["quick"], device)
     check_dtypes(dtypes)
-    for part in given["only"]:
-        require_choice("calibrate", "only", part, PARTS)
     search = None
     if model is not None and gpus is not None:
         search = build_search(

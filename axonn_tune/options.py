@@ -25,6 +25,7 @@ from typing import (
 )
 
 from axonn_tune.errors import InputError, choices_hint
+from axonn_tune.spec.checks import require_choice
 from axonn_tune.spec.layout import PAPER_ORDER
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Option:
     minimum
         Smallest value of a number.
     choices
-        Allowed values of a text, if they are few.
+        Allowed values of the texts of an option that may be given again.
     """
 
     help: str
@@ -66,6 +67,22 @@ class Option:
     is_flag: bool = False
     minimum: float = 1
     choices: tuple[str, ...] = ()
+
+    def check(self, owner: str, name: str, value: Any) -> None:
+        """Refuse a value that the command line would refuse for its size or as no choice.
+
+        Counts of at least 1 are left to what they enter, which knows more about them.
+
+        Raises
+        ------
+        InputError
+            The message names the option, its value and what is allowed.
+        """
+        if self.choices:
+            for item in value:
+                require_choice(owner, name, item, self.choices)
+        elif self.minimum > 1 and value < self.minimum:
+            raise InputError(f"{owner}: {name} is {value}; allowed: at least {self.minimum:g}")
 
 
 class SubjectOptions(TypedDict, total=False):
@@ -400,6 +417,8 @@ def with_options(known: Declarations) -> Callable[[Callable[P, R]], Callable[P, 
                     raise InputError(
                         f"{function.__name__}: no option '{name}'{choices_hint(name, allowed)}"
                     )
+                if name in known:
+                    known[name][1].check(function.__name__, name, options[name])
             return function(*arguments, **options)
 
         checked.__signature__ = signature.replace(parameters=[*explicit, *keywords])  # type: ignore[attr-defined]

@@ -63,6 +63,11 @@ def test_a_part_that_does_not_exist_is_named(tmp_path):
         axonn_tune.calibrate(tmp_path / "m.yaml", only=("disk",), machine="perlmutter")
 
 
+def test_too_few_steps_are_named():
+    with pytest.raises(InputError, match=r"steps is 2.*at least 3"):
+        axonn_tune.validate("tiny", "perlmutter", gpus=2, steps=2)
+
+
 PROGRAM = """
 import json
 import sys
