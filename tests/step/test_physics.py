@@ -294,11 +294,10 @@ def test_one_at_a_time_equals_all_at_once(world):
 def test_orders_that_move_only_axes_of_one_rank_agree(world):
     model, job, machine, recompute, table = world
     grid = table.placements.layout(0)
-    present = [letter for letter, axis in zip("xyzd", AXES, strict=True) if getattr(grid, axis) > 1]
+    present = [letter for letter, axis in zip("xyzd", AXES, strict=True) if grid.size(axis) > 1]
     by_kept = {}
     for order in ORDERS:
-        placements = Placements.of([grid], (order,))
-        single = CandidateTable(placements, np.zeros(1, np.int64), np.ones(1, np.int64))
+        single = CandidateTable.single(Configuration(grid, order=order))
         seconds = step_seconds((model, job, machine, recompute, single))[0]
         by_kept.setdefault("".join(c for c in order if c in present), []).append(seconds)
     for same in by_kept.values():
