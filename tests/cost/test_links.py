@@ -297,3 +297,7 @@ def test_axes_queue_on_one_lane_where_their_outermost_links_are_of_one_level():
     placements = Placements.of([grid for grid, _ in grids])
     found = lanes(placement_links(machine, placements))
     assert found.T.tolist() == [expected for _, expected in grids]
+
+
+def test_a_group_of_one_rank_crosses_nothing():
+    assert [rings(stride, 1, 4) for stride in (1, 2, 3, 8)] == [0, 0, 0, 0]

@@ -1,7 +1,7 @@
 """Ranking, reasons for absence, explanation and the Python interface."""
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -9,6 +9,7 @@ import axonn_tune
 from axonn_tune.api import build_search
 from axonn_tune.errors import AxonnTuneError, InputError, NoCandidateError
 from axonn_tune.io.presets import load_machine, load_model
+from axonn_tune.options import SwitchOptions, declared, defaults
 from axonn_tune.report.records import flat_record, record
 from axonn_tune.report.suggest import ranking_document
 from axonn_tune.search.one_layout import best_of_layout, why_not
@@ -17,6 +18,7 @@ from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import grid_layout
 from axonn_tune.step.explain import explain
 from axonn_tune.step.predict import predict
+from axonn_tune.strategies.named import Switches
 
 
 @pytest.fixture(scope="module")
@@ -303,3 +305,16 @@ def test_models_and_machines_can_be_passed_as_objects():
     slow = axonn_tune.predict(load_model("20b"), 64, "1x1x64x1", machine)
     fast = axonn_tune.predict(load_model("20b"), 64, "1x1x64x1", faster)
     assert fast.step_seconds < slow.step_seconds
+
+
+def test_the_search_of_one_layout_keeps_what_does_not_fit():
+    search = build_search("80b", 8)
+    with pytest.raises(NoCandidateError, match="fits on no grid"):
+        rank_candidates(search)
+    kept = rank_candidates(search.of_layout(grid_layout(8, 1, 1, 1)))
+    assert len(kept) == 1 and not kept.prediction(0).fits
+
+
+def test_switches_have_the_defaults_of_the_options():
+    shown = defaults(declared(SwitchOptions))
+    assert asdict(Switches()).items() <= shown.items()
