@@ -10,7 +10,7 @@ from worlds import machine_of, quantity
 
 from axonn_tune.api import build_search
 from axonn_tune.cost.attention import attention_seconds
-from axonn_tune.cost.curve import measured_seconds
+from axonn_tune.cost.curve import Spline, measured_seconds
 from axonn_tune.cost.links import axis_links, placement_links, ring_share
 from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.cost.prices import CollectivePrices, group_seconds
@@ -190,3 +190,10 @@ def test_beyond_the_largest_size_the_last_line_goes_on(seconds, beyond):
 
 def test_one_size_says_all_in_proportion():
     assert measured_seconds([5.0, 20.0], [10.0], [1.0]) == pytest.approx([1.0, 2.0])
+
+
+def test_points_that_a_linear_function_meets_say_nothing_about_its_error():
+    line = Spline(np.array([[0.0], [1.0]]), np.array([1.0, 2.0]))
+    assert line.leave_one_out_error() == 0.0
+    bent = Spline(np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 2.0, 5.0]))
+    assert bent.leave_one_out_error() > 0.0

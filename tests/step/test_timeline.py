@@ -153,3 +153,9 @@ def test_a_trace_draws_flows_from_what_was_needed():
     assert len({e["id"] for e in flows}) == 4
     rows = {(e["pid"], e["args"]["name"]): e["tid"] for e in events if e["name"] == "thread_name"}
     assert rows[0, "compute"] == 0 and (1, "communication over z") in rows
+
+
+def test_one_micro_step_is_drawn_however_many_operations_it_has():
+    prediction = best_of_layout(build_search("20b", 16, global_batch=64, micro_batch=1), "1x1x16x1")
+    assert prediction.n_microsteps > 1
+    assert drawable_microsteps(prediction, 1) == 1

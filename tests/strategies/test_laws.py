@@ -549,3 +549,40 @@ def test_how_often_a_block_is_gathered_and_reduced(recompute, overlap, strategy)
         ("gradient", "block", False): 8 * reductions,
         ("gradient", "root", False): reductions,
     }
+
+
+@pytest.mark.parametrize(("model", "kernel"), [(MODEL, "gelu"), (LLAMA, "swiglu")])
+@pytest.mark.parametrize(("strategy", "sizes"), LAYOUTS[:4])
+def test_the_activation_is_the_models(strategy, sizes, model, kernel):
+    plan = plan_of(strategy, model, JOB, **sizes)
+    kernels = {
+        op.kernel
+        for op in operations(plan.microstep)
+        if isinstance(op, MemoryBound) and "activation" in op.name
+    }
+    assert kernels == {kernel, f"{kernel}_backward"}
+
+
+def test_a_weight_gradient_waits_for_the_tokens_that_it_needs():
+    plan = plan_of(SHARDED, MODEL, JOB, tensor=2, data=8)
+    waits = {op.name: op.waits_for for op in operations(plan.microstep)}
+    for layer in ("qkv", "up"):
+        needed = f"backward.{layer}.all_gather"
+        assert needed in waits and needed in waits[f"backward.{layer}.gemm_weight"]
+    for layer in ("proj", "down"):
+        assert waits[f"backward.{layer}.gemm_weight"] == ()
+
+
+@pytest.mark.parametrize("strategy", [PLAIN, SHARDED])
+def test_only_an_untied_embedding_clears_its_gradient(strategy):
+    """A tied one adds to the gradient of the head, which is there already."""
+
+    def scattered_bytes(tied):
+        model = replace(MODEL, tied_embeddings=tied)
+        plan = plan_of(strategy, model, JOB, tensor=2, data=8)
+        return sum(
+            number(op.nbytes) for op in operations(plan.microstep) if "scatter_add" in op.name
+        )
+
+    bf16_bytes_of_a_half = 2 * MODEL.vocab_size * MODEL.hidden_size / 2
+    assert scattered_bytes(False) - scattered_bytes(True) == approx(bf16_bytes_of_a_half)
