@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import axonn_tune
 from axonn_tune.api import build_search
 from axonn_tune.errors import InputError
+from axonn_tune.io.presets import load_model
 from axonn_tune.spec.machine import Facility, Quantity
 from axonn_tune.studies.training_run import Failures, meet_deadline, training_run
 
@@ -108,3 +110,9 @@ def test_a_deadline_that_the_machine_cannot_meet_says_what_it_has(search):
         meet_deadline(search, 1e15, DAY)
     with pytest.raises(InputError, match="come nearest with"):
         meet_deadline(search, 3e12, DAY)
+
+
+def test_a_run_without_tokens_has_twenty_for_each_parameter():
+    without = axonn_tune.plan("20b", 64)
+    given = axonn_tune.plan("20b", 64, tokens=20 * load_model("20b").parameters)
+    assert without.equals(given)

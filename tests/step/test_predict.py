@@ -1,0 +1,40 @@
+"""One configuration is predicted without a search, and refused for what a search would refuse."""
+
+import pytest
+
+from axonn_tune.api import build_search
+from axonn_tune.errors import InputError
+from axonn_tune.search.rank import rank_candidates
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.layout import grid_layout, parse_layout
+from axonn_tune.step.predict import predict
+
+
+@pytest.fixture(scope="module")
+def search():
+    return build_search("20b", 32, global_batch=64, recompute="full")
+
+
+def test_a_prediction_is_the_one_of_the_search(search):
+    best = rank_candidates(search).prediction(0)
+    assert predict(search.scenario, best.configuration).step_seconds == best.step_seconds
+
+
+@pytest.mark.parametrize(
+    ("configuration", "reason"),
+    [
+        (Configuration(grid_layout(2, 2, 2, 2)), "it has 16 ranks, not 32"),
+        (Configuration(grid_layout(1, 32, 1, 1)), "attention heads"),
+        (Configuration(grid_layout(1, 1, 16, 2), micro_batch=4), "micro-batch 4 does not divide"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_with_the_rule(search, configuration, reason):
+    with pytest.raises(InputError, match=reason):
+        predict(search.scenario, configuration)
+
+
+def test_stages_that_cannot_be_cut_are_refused():
+    scenario = build_search("20b", 32, global_batch=64, strategy="megatron").scenario
+    layout = parse_layout("tensor=4,pipeline=8", scenario.strategy.axes)
+    with pytest.raises(InputError, match="3 virtual stages"):
+        predict(scenario, Configuration(layout, n_virtual=3))
