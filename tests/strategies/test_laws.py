@@ -586,3 +586,16 @@ def test_only_an_untied_embedding_clears_its_gradient(strategy):
 
     bf16_bytes_of_a_half = 2 * MODEL.vocab_size * MODEL.hidden_size / 2
     assert scattered_bytes(False) - scattered_bytes(True) == approx(bf16_bytes_of_a_half)
+
+
+@pytest.mark.parametrize(("strategy", "sizes"), LAYOUTS)
+def test_a_collective_is_of_the_kind_that_its_name_says(strategy, sizes):
+    plan = plan_of(strategy, MODEL, JOB, **sizes)
+    said = [
+        (op.name, op.kind, op.name.rsplit(".", 1)[-1])
+        for op in operations(plan.microstep)
+        if isinstance(op, Collective)
+    ]
+    kinds = {"all_gather", "all_reduce", "reduce_scatter"}
+    assert [name for name, kind, suffix in said if suffix in kinds and suffix != kind] == []
+    assert any(suffix in kinds for _, _, suffix in said)
