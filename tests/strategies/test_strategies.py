@@ -478,3 +478,9 @@ def test_sharded_states_take_less_memory_and_the_same_bytes():
     moved = [sent(end, at, but="norm")["data"] for end in ends]
     # fp32 gradients scattered and 2-byte weights gathered, instead of gradients both ways.
     assert moved[1] / moved[0] == pytest.approx((4 + 2) / 8)
+
+
+def test_what_is_tried_or_assumed_where_nothing_is_said():
+    assert strategy_named("megatron").n_virtual == (1, 2, 4)
+    assert strategy_named("megatron", Switches(virtual_stages=3)).n_virtual == (3,)
+    assert {zero().calls_per_block for zero in (zero3, zeropp)} == {1}
