@@ -38,3 +38,11 @@ def test_stages_that_cannot_be_cut_are_refused():
     layout = parse_layout("tensor=4,pipeline=8", scenario.strategy.axes)
     with pytest.raises(InputError, match="3 virtual stages"):
         predict(scenario, Configuration(layout, n_virtual=3))
+
+
+def test_an_interval_is_predicted_where_it_is_asked_for(search):
+    configuration = Configuration(grid_layout(1, 1, 16, 2))
+    plain = predict(search.scenario, configuration)
+    assert (plain.spread_fraction, plain.p_best) == (None, None)
+    precise = predict(search.scenario, configuration, with_interval=True)
+    assert precise.spread_fraction > 0.0 and precise.p_best == 1.0
