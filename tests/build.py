@@ -165,7 +165,7 @@ def play_at_once(monkeypatch, n_candidates):
 
 
 def times_on(search, table, machine):
-    """As `times_of` on another machine, from what was prepared on the search's own."""
+    """Return `times_of` on another machine, from what was prepared on the search's own."""
     evaluator = Evaluator.of(search.scenario, table.executed("none", 1))
     times = evaluator.on(machine).evaluate()
     return np.stack([times.step_seconds, times.exposed_communication_seconds, times.bubble_seconds])

@@ -447,7 +447,7 @@ class _Recorder:
 
 
 def _cached_functions() -> dict[str, list[str]]:
-    """By file, the functions whose decorators keep results from one call to the next."""
+    """Return, by file, the functions whose decorators keep results between calls."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
@@ -542,7 +542,7 @@ def _time_tests(folder: Path, files: Sequence[str]) -> dict[str, object]:
 
 
 def _digests(files: Sequence[str]) -> dict[str, str]:
-    """By test file, a digest of it and of all that it uses."""
+    """Return, by test file, a digest of it and of all that it uses."""
     shared, helpers = hashlib.sha256(sys.version.encode()), {}
     for folder in (PACKAGE, "models", "hardware_profiles", "tests"):
         for path in sorted((ROOT / folder).rglob("*")):

@@ -291,7 +291,7 @@ class AxonnCommunication(Communication):
     # Gradients ---------------------------------------------------------------------------
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
-        """With ORS, wait until at most `GRADIENTS_IN_FLIGHT` gradients will be under way."""
+        """Wait, with ORS, until at most `GRADIENTS_IN_FLIGHT` gradients will be under way."""
         if self.shapes.job.overlap.ors:
             for earlier in _GRADIENTS_AWAITED_BY.get(layer, ()):
                 host.wait(_scatter(earlier))

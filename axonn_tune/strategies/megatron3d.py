@@ -227,14 +227,14 @@ class MegatronCommunication(Communication):
         return "forward.embedding.sum"
 
     def gather_input(self, host: HostProgram, weight: Weight) -> None:
-        """With sequence parallelism, bring all tokens together before their columns are split."""
+        """Bring all tokens together before their columns are split (sequence parallelism)."""
         shape = self.shapes.linears[weight.layer]
         if self.options.sequence_parallel and not shape.linear.transposed:
             name = names.all_gather(weight.name)
             host.run(name, "all_gather", shape.input_bytes, "tensor")
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
-        """With sequence parallelism, gather dO, or start to gather the input for dW.
+        """Gather dO, or start to gather the input for dW (sequence parallelism).
 
         The input is gathered while dI is formed (Korthikanti et al., section 4.2.2).
         """
@@ -312,7 +312,7 @@ class MegatronCommunication(Communication):
             host.wait(_UPDATED_BLOCK)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
-        """With a block's first weight, start to gather updated weights of the next block.
+        """Start to gather updated weights of the next block with a block's first weight.
 
         There are as many gathers as blocks: the gather in the last block stands for the gather of
         the first block's weights.

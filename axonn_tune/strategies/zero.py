@@ -330,7 +330,7 @@ class ZeroCommunication(Communication):
     # Gradients ---------------------------------------------------------------------------
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
-        """With ORS, wait for the preceding block's gradients before the block's last product."""
+        """Wait, with ORS, for the preceding block's gradients before the block's last product."""
         if layer in ("qkv", "embedding") and self.shapes.job.overlap.ors:
             self._finish_reduction(host, self._block)
 

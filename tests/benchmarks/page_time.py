@@ -30,7 +30,7 @@ OPENED = 3
 
 
 def drawn_seconds(page):
-    """From the start of the load until the page's script has drawn everything."""
+    """Return the time from the start of the load until the page's script has drawn everything."""
     with chromium() as chrome:
         chrome.get(page.as_uri())
         until(lambda: chrome.execute_script("return document.documentElement.dataset.ready"))

@@ -291,7 +291,7 @@ def test_goldfish_drops_one_in_k_by_what_stands_before():
 
 
 def check_overlaps(rank):
-    """With ORS at most two gradients wait; without it none does."""
+    """At most two gradients wait with ORS; without it none does."""
     with on_grid(grid_layout(1, 1, 2, 1)) as mesh:
         for overlap, most in ((Overlap(), 2), (Overlap(False, False, False), 1)):
             ours = Trained(GPT, mesh, overlap=overlap)

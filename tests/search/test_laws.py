@@ -55,7 +55,7 @@ def split_memory(search):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_ranking_is_every_configuration_best_first(strategy):
-    """Those that fit by time, then the others by memory; a layout stands for its best."""
+    """Candidates that fit come by time, then the others by memory; a layout stands for its best."""
     machine = machine_of(jitter=0.02, slowdown=0.1)
     search = search_of(MODEL, Job(8, 8, 128), machine, strategy, recomputes=("none", "full"))
     search = on_machine(search, with_memory(machine, split_memory(search)))

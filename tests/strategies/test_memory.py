@@ -247,7 +247,7 @@ def test_activations_of_the_4d_grid_are_split_with_widths(model, recompute, atte
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("vocabulary", [128, 100_000])
 def test_working_set_of_megatron(model, attention, sequence_parallel, vocabulary):
-    """With everything saved one block's gradients are in work, or the logits."""
+    """One block's gradients are in work if everything is saved, or the logits are."""
     model = replace(model, vocab_size=vocabulary)
     job = replace(JOB, attention=attention)
     strategy = replace(PLAIN, sequence_parallel=sequence_parallel)
@@ -263,7 +263,7 @@ def test_working_set_of_megatron(model, attention, sequence_parallel, vocabulary
 )
 @pytest.mark.parametrize("keep", [False, True])
 def test_gathered_weights_are_those_of_neighbours_in_the_order_of_use(model, overlap, keep):
-    """With prefetching two weights in a row are at hand, else one; gradients likewise."""
+    """Two weights in a row are at hand with prefetching, else one; gradients likewise."""
     job = replace(JOB, overlap=overlap, keep_gathered_weights=keep)
     terms = memory_terms(AXONN, model, job, x=2, y=4, z=8)
     h = model.hidden_size

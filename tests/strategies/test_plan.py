@@ -170,7 +170,7 @@ def test_ors_waits_for_the_last_but_one_reduce_scatter():
 
 @given(worlds())
 def test_at_most_two_weight_gradients_await_their_reduce_scatter(world):
-    """With ORS one is under way while the next one forms; without, none."""
+    """One gradient is under way while the next one forms with ORS; without it none is."""
     model, job, _, recompute, table = world
     plan = AXONN.plan(model, job, table.executed(recompute, 1))
     under_way, n_formed = [], 0

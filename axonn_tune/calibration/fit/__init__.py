@@ -1,1 +1,1 @@
-"""From the times of single operations to the rates and links of a profile."""
+"""The fits that turn times of single operations into the rates and links of a profile."""
