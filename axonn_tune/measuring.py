@@ -27,6 +27,7 @@ from axonn_tune.options import (
     defaults,
     with_options,
 )
+from axonn_tune.spec.calibration import PARTS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -206,7 +207,7 @@ def calibration_campaign(
     AxonnTuneError
         An option is wrong; the message names it, its value and what is allowed.
     """
-    from axonn_tune.calibration.campaign import PARTS, Campaign, check_dtypes, default_dtypes
+    from axonn_tune.calibration.campaign import Campaign, check_dtypes, default_dtypes
     from axonn_tune.runtime.ranks.launch import ranks_or_cores
 
     given = {**defaults(CALIBRATION), **options}

@@ -25,6 +25,7 @@ from typing import (
 )
 
 from axonn_tune.errors import InputError, choices_hint
+from axonn_tune.spec.calibration import PARTS
 from axonn_tune.spec.checks import require_choice
 from axonn_tune.spec.layout import PAPER_ORDER
 
@@ -250,7 +251,7 @@ class PartsOptions(TypedDict, total=False):
         Option(
             "Measure this part and take the rest from --machine; may be given again.",
             (),
-            choices=("gemm", "memory", "links"),
+            choices=PARTS,
         ),
     ]
     machine: Annotated[

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from axonn_tune.spec.checks import require_count, require_positive
 
+# Parts of a machine that a calibration measures.
+PARTS = ("gemm", "memory", "links")
+
 
 @dataclass(frozen=True)
 class RankSpeed:
