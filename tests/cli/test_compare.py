@@ -120,7 +120,7 @@ def test_why_not_knows_layouts_of_other_strategies(capsys):
         (["--fix", "tensor"], "'tensor' is not AXIS=SIZE"),
         (
             ["--strategy", "megatron", "--virtual-stages", "7"],
-            "not to be cut into so many virtual stages",
+            "the stages cannot be cut into that number of virtual stages",
         ),
         (["--fix", "x=0"], "'x=0' is not AXIS=SIZE"),
         (["--fix", "x=2", "--fix", "x=4"], "give one size"),
