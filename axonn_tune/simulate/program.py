@@ -103,29 +103,12 @@ def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes) -> Program:
         if isinstance(op, Collective) and axis_lanes[op.axis]
     }
     compiled = []
-    latest: dict[int, str | None] = {}
     issued: dict[str, _Moment] = {}
     for index, phase in enumerate(phases):
-        at_start = _latest_at_start(phase, lane_of, latest)
-        compiler = _PhaseCompiler(index, lane_of, at_start, _histories(index, phase, issued))
+        compiler = _PhaseCompiler(index, lane_of, _histories(index, phase, issued))
         compiled.append(compiler.compile(phase))
-        latest = compiler.latest
         issued = compiler.issued
     return Program(tuple(compiled), tuple(sorted(set(lane_of.values()))))
-
-
-def _latest_at_start(
-    phase: Phase, lane_of: Mapping[str, int], before: Mapping[int, str | None]
-) -> dict[int, str | None]:
-    """Return the last collective issued on each lane when a repeat of the phase begins.
-
-    It is None where the repeats of the phase differ.
-    """
-    latest = dict(before)
-    last_in_phase = {lane_of[op.name]: op.name for op in phase.operations if op.name in lane_of}
-    if phase.repeats > 1:
-        latest |= {lane: None for lane, name in last_in_phase.items() if latest.get(lane) != name}
-    return latest
 
 
 # The phase, the repeat and the operation in which something was issued; empty for never.
@@ -163,20 +146,17 @@ def _histories(index: int, phase: Phase, issued: Mapping[str, _Moment]) -> tuple
 
 
 class _PhaseCompiler:
-    """Compiles one phase; `latest` and `issued` carry what the next phase has to know."""
+    """Compiles one phase; `issued` carries what the next phase has to know."""
 
     def __init__(
         self,
         phase_index: int,
         lane_of: Mapping[str, int],
-        latest: dict[int, str | None],
         histories: tuple[_History, ...],
     ) -> None:
         self._phase_index = phase_index
         self._lane_of = lane_of
         self._histories = histories
-        self.latest = latest
-        self._running = set(latest)
         self._instructions: list[Instruction] = []
         self._joined: list[OpIndex] = []
         self._joined_waits: tuple[str, ...] = ()
@@ -220,19 +200,14 @@ class _PhaseCompiler:
         self._flush()
         lane = self._lane_of[op.name]
         self._instructions.append(Message((self._phase_index, index), op.name, lane, waits))
-        self.latest[lane] = op.name
         for history in self._histories:
             history.issued[op.name] = (self._phase_index, 1, index)
-        self._running.add(lane)
 
     def _kernel(self, index: int, waits: tuple[str, ...]) -> None:
         """Join a kernel to those before it, or begin a new run of kernels if it waits."""
         if waits:
             self._flush()
             self._joined_waits = waits
-            # In-order lanes are idle once their latest collective has ended.
-            ended = {self._lane_of[name] for name in waits if name in self.latest.values()}
-            self._running -= ended
             for name in waits:
                 for history in self._histories:
                     history.wait(name, self._lane_of[name])
@@ -241,16 +216,9 @@ class _PhaseCompiler:
     def _flush(self) -> None:
         """Append the kernels that have been joined so far."""
         if self._joined:
-            concurrent = tuple(sorted(self._running))
-            kernels = Kernels(tuple(self._joined), self._joined_waits, concurrent, self._pending())
+            pending = tuple(name for name in self._lane_of if self._holds_up(name))
+            concurrent = tuple(sorted({self._lane_of[name] for name in pending}))
+            kernels = Kernels(tuple(self._joined), self._joined_waits, concurrent, pending)
             self._instructions.append(kernels)
             self._joined = []
             self._joined_waits = ()
-
-    def _pending(self) -> tuple[str, ...]:
-        """Return the collectives on running lanes that may not have ended."""
-        return tuple(
-            name
-            for name, lane in self._lane_of.items()
-            if lane in self._running and self._holds_up(name)
-        )

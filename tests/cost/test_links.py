@@ -50,6 +50,13 @@ def test_rings_equal_the_enumeration(stride, size, unit_ranks):
     assert rings(stride, size, unit_ranks) == count_rings(stride, size, unit_ranks)
 
 
+@pytest.mark.parametrize("unit_ranks", range(1, 9))
+def test_rings_of_small_axes_equal_the_enumeration(unit_ranks):
+    axes = [(stride, size) for stride in range(1, 9) for size in range(1, 9)]
+    found = rings_through_boundary(*np.array(axes).T, unit_ranks)
+    assert found.tolist() == [count_rings(*axis, unit_ranks) for axis in axes]
+
+
 @pytest.mark.parametrize("unit_ranks", [1, 2, 4, 8])
 @pytest.mark.parametrize("stride", [1, 2, 4, 8, 64])
 @pytest.mark.parametrize("size", [2, 4, 16])

@@ -49,14 +49,25 @@ def test_each_rank_does_every_pass_once_and_forward_first(p, v, m):
                 assert place[FORWARD, chunk, micro] < place[BACKWARD, chunk, micro]
 
 
+def most_held(rank, p, v, m):
+    """Most passes of a rank that have gone forward and not yet backward."""
+    held = most = 0
+    for direction, _, _ in rank_order(rank, p, v, m):
+        held += 1 if direction == FORWARD else -1
+        most = max(most, held)
+    return most
+
+
 @pytest.mark.parametrize(("p", "m"), [(2, 6), (4, 9), (8, 8), (4, 2)])
 def test_no_rank_holds_more_micro_batches_than_stages_behind_it(p, m):
-    for rank in range(p):
-        held = most = 0
-        for direction, _, _ in rank_order(rank, p, 1, m):
-            held += 1 if direction == FORWARD else -1
-            most = max(most, held)
-        assert most == min(p - rank, m)
+    assert [most_held(rank, p, 1, m) for rank in range(p)] == [min(p - r, m) for r in range(p)]
+
+
+@pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 8), (4, 2, 8), (4, 3, 16), (3, 4, 6), (4, 2, 4)])
+def test_virtual_stages_hold_one_round_for_each_but_the_last(p, v, m):
+    """Megatron-LM's warm-up: two passes for each rank behind, p for each further virtual stage."""
+    expected = [min(2 * (p - rank - 1) + (v - 1) * p + 1, m * v) for rank in range(p)]
+    assert [most_held(rank, p, v, m) for rank in range(p)] == expected
 
 
 def plainly(p, v, m, seconds, transfer):

@@ -83,6 +83,13 @@ def test_virtual_stages_take_micro_steps_in_rounds():
     assert whole.seconds == pytest.approx(prediction.step_seconds)
 
 
+def test_only_kernels_count_their_operations():
+    """A pass holds kernels, which are drawn on their own; its work is not counted twice."""
+    _, timeline = timeline_of("megatron")
+    of_passes = [op for op in timeline.operations if op.stream.startswith("pipeline rank")]
+    assert of_passes and {(op.flops, op.nbytes) for op in of_passes} == {(0.0, 0.0)}
+
+
 def test_a_trace_draws_about_as_many_operations_as_it_may():
     search = build_search("5b", 64, global_batch=1024, micro_batch=1)
     prediction = best_of_layout(search, "1x4x8x2")
