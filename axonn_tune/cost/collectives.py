@@ -1,4 +1,4 @@
-"""The time of collectives: a bandwidth term and a latency.
+"""The time of collectives: a bandwidth term and a latency, or the measured steps of a ring.
 
 Sizes are full buffers, as nccl-tests counts them. The bandwidth is that of one rank's ring.
 """
@@ -33,12 +33,16 @@ def collective_seconds(
     bandwidth_bytes_per_s: Array,
     ring_seconds: Array,
     tree_seconds: Array,
+    stepped_ring_seconds: Size = np.nan,
+    stepped_tree_seconds: Size = np.nan,
 ) -> Array:
     """Return the time of a collective, latency included; zero for a group of one rank.
 
-    Gathers and scatters run on a ring, as NCCL and RCCL do: (G-1) alpha + (G-1)/G S/beta. An
-    all-reduce runs on a ring, 2 (G-1) alpha + 2 (G-1)/G S/beta, or on a tree, 2 log2(G) alpha +
-    2 S/beta, whichever is faster. A transfer to the neighbour takes one hop, alpha + S/beta.
+    Gathers and scatters run on a ring, as NCCL and RCCL do: (G-1) alpha + (G-1)/G S/beta, or
+    (G-1) tau where the time tau of a step was measured. An all-reduce runs twice around a ring, or
+    up and down a tree, whichever is faster; a way up the tree takes log2(G) alpha + S/beta, or its
+    measured steps if these take longer than S/beta. A transfer to the neighbour takes one hop,
+    alpha + S/beta.
 
     Parameters
     ----------
@@ -48,17 +52,28 @@ def collective_seconds(
         Size of the group, and bandwidth of one rank's ring.
     ring_seconds, tree_seconds : arrays, shape (C,)
         Latency once around the ring, and once up the tree.
+    stepped_ring_seconds, stepped_tree_seconds : arrays, shape (C,), optional
+        Time of one call once around the ring, and once up the tree, by measured steps; NaN where
+        there are none.
 
     Returns
     -------
     ndarray, shape (C,) [s]
     """
-    per_link = moved_fraction(kind, n_ranks) * (np.asarray(nbytes) / bandwidth_bytes_per_s)
-    if kind == "all_reduce":
-        on_ring = 2.0 * n_calls * ring_seconds + per_link
-        on_tree = 2.0 * (n_calls * tree_seconds + np.asarray(nbytes) / bandwidth_bytes_per_s)
-        return np.minimum(on_ring, on_tree) * (n_ranks > 1)
     if kind == "send_recv":
         hop_seconds = ring_seconds / np.maximum(n_ranks - 1.0, 1.0)
-        return n_calls * hop_seconds * (n_ranks > 1) + per_link
-    return n_calls * ring_seconds + per_link
+        sent = moved_fraction(kind, n_ranks) * (np.asarray(nbytes) / bandwidth_bytes_per_s)
+        return n_calls * hop_seconds * (n_ranks > 1) + sent
+    sent = moved_fraction("all_gather", n_ranks) * (np.asarray(nbytes) / bandwidth_bytes_per_s)
+    once_around = _either(n_calls * stepped_ring_seconds, n_calls * ring_seconds + sent)
+    if kind != "all_reduce":
+        return once_around
+    sent = np.asarray(nbytes) / bandwidth_bytes_per_s
+    stepped = np.maximum(n_calls * stepped_tree_seconds, sent)
+    once_up = _either(stepped, n_calls * tree_seconds + sent)
+    return 2.0 * np.minimum(once_around, once_up) * (n_ranks > 1)
+
+
+def _either(measured: Size, computed: Array) -> Array:
+    """Return what was measured, or what was computed where the first one is NaN."""
+    return np.where(np.isnan(measured), computed, measured)

@@ -9,8 +9,8 @@ finds what the groups of an axis with a given stride and size get, in this order
 2. For each level, the hops of a ring, or of a tree, that cross this level and none beyond. Their
    number follows from the units that a group visits (`units_visited`); each hop costs the level's
    latency.
-3. What was measured: bandwidths of rings inside the node, and times of whole collectives, which
-   replace bandwidth and latency.
+3. What was measured: bandwidths of rings inside the node, steps of rings, and times of whole
+   collectives, which replace bandwidth and latency.
 4. For each level, how long a byte occupies its busiest boundary. Collectives of several axes that
    run at once cannot be faster than the boundaries that they share.
 """
@@ -24,9 +24,12 @@ from math import gcd
 import numpy as np
 
 from axonn_tune.cost.collectives import moved_fraction
+from axonn_tune.cost.curve import measured_seconds
 from axonn_tune.spec.candidates import Ints, Placements
-from axonn_tune.spec.machine import LinkLevel, Machine
-from axonn_tune.spec.plan import KINDS, Array
+from axonn_tune.spec.machine import LinkLevel, Machine, Steps
+from axonn_tune.spec.plan import KINDS, RING_KINDS, Array, Size
+
+ALL_ROWS = slice(None)
 
 
 def rings_through_boundary(stride: Ints, size: Ints, unit_ranks: int) -> Ints:
@@ -89,16 +92,65 @@ def units_visited(stride: Ints, size: Ints, unit_ranks: int) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The measured times of one kind of collective over one choice of groups, shape (points,).
+    """The measured times of collectives, or of their steps, shape (points,).
 
     nbytes
-        Full buffers, in growing order.
+        Full buffers, or bytes of a step, in growing order.
     seconds
-        Time of a collective for each of them.
+        Time for each of them.
     """
 
     nbytes: Array
     seconds: Array
+
+
+@dataclass(frozen=True, eq=False)
+class SteppedLinks:
+    """The measured steps of an algorithm over the groups of an axis, arrays of shape (P,).
+
+    n_steps
+        Number of steps.
+    n_sharing
+        Number of groups that share the outermost boundary.
+    curve
+        Index of the curve that holds for the group, -1 where there is none.
+    curves
+        Time of a step by its bytes.
+    """
+
+    n_steps: Array
+    n_sharing: Ints
+    curve: Ints
+    curves: tuple[Curve, ...]
+
+    def seconds(self, nbytes: Array, rows: Ints | slice = ALL_ROWS) -> Size:
+        """Return the time of all steps of the groups with these rows, each with these bytes.
+
+        Groups that share a boundary move their bytes through it together, so that a step of r
+        groups takes as long as that of one group with r times the bytes.
+
+        Parameters
+        ----------
+        nbytes : array, shape (C,)
+            Bytes of one step.
+        rows : array of int, shape (C,)
+            Row of each collective in the arrays of this object.
+
+        Returns
+        -------
+        ndarray, shape (C,) [s]
+            NaN where no step was measured.
+        """
+        if not self.curves:
+            return np.nan
+        curve_of = self.curve[rows]
+        together = self.n_sharing[rows] * nbytes
+        seconds = np.full(curve_of.shape, np.nan)
+        for number in np.unique(curve_of[curve_of >= 0]):
+            chosen = curve_of == number
+            curve = self.curves[number]
+            seconds[chosen] = measured_seconds(together[chosen], curve.nbytes, curve.seconds)
+        return self.n_steps[rows] * seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +169,8 @@ class KindLinks:
         Index of the measured curve that replaces the others, -1 where there is none.
     curves
         Measured curves.
+    ring, tree
+        Measured steps of rings and of trees, which replace bandwidth and latency.
     """
 
     bandwidth_bytes_per_s: Array
@@ -124,7 +178,9 @@ class KindLinks:
     ring_seconds: Array
     tree_seconds: Array
     curve: Ints
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[Curve, ...]
+    ring: SteppedLinks
+    tree: SteppedLinks
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +212,8 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
     joined at each level.
     """
     level = np.full(size.shape, -1)
+    n_sharing = np.zeros(size.shape, dtype=size.dtype)  # rings through a boundary of that level
+    n_climbed = np.zeros(size.shape)  # levels of a tree over the units of that level
     crossing = []
     ring_hops = []
     tree_hops = []
@@ -164,6 +222,7 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
         rings = rings_through_boundary(stride, size, link.unit_ranks)
         crossing.append(rings)
         level = np.where(rings > 0, index, level)
+        n_sharing = np.where(rings > 0, rings, n_sharing)
         outermost = index + 1 == len(machine.links)
         units_above = (
             np.ones(size.shape)
@@ -172,8 +231,11 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
         )
         ring_hops.append(np.maximum(units_here - units_above, 0.0))
         tree_hops.append(np.log2(np.maximum(units_here / units_above, 1.0)))
+        n_climbed = np.where(rings > 0, tree_hops[-1], n_climbed)
         units_here = units_above
     in_node = level < machine.node_level
+    ring_steps = [link.ring_steps for link in machine.links]
+    tree_steps = [link.tree_steps for link in machine.links]
     kinds = {}
     for kind in KINDS:
         bandwidth, bounding_level = _bandwidth(machine, kind, crossing)
@@ -181,6 +243,8 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
             is_listed = in_node & (stride == ring.stride) & (size == ring.size)
             bandwidth[is_listed] = ring.bandwidth_bytes_per_s.value
         curve, curves = _curves(machine, kind, stride, size)
+        ring_curve, ring_curves = _step_curves(ring_steps, kind, level, size)
+        tree_curve, tree_curves = _step_curves(tree_steps, kind, level, size)
         kinds[kind] = KindLinks(
             bandwidth,
             bounding_level,
@@ -188,6 +252,8 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
             tree_seconds=_latency(machine, kind, tree_hops, size.shape),
             curve=curve,
             curves=curves,
+            ring=SteppedLinks(size.astype(np.float64) - 1.0, n_sharing, ring_curve, ring_curves),
+            tree=SteppedLinks(n_climbed, n_sharing, tree_curve, tree_curves),
         )
     occupied = _occupied_s_per_byte(machine, crossing, kinds, size)
     return AxisLinks(level, kinds, occupied)
@@ -218,6 +284,27 @@ def _curves(
         index[(stride == measured_stride) & (size == measured_size)] = number
         nbytes, seconds = np.array(sorted(seconds_by_size.items()), dtype=np.float64).T
         curves.append(Curve(nbytes, seconds))
+    return index, tuple(curves)
+
+
+def _step_curves(
+    steps_of_level: Sequence[Steps | None], kind: str, level: Ints, size: Ints
+) -> tuple[Ints, tuple[Curve, ...]]:
+    """Return the index of the curve of each group's steps (-1 without one), and the curves.
+
+    The outermost level that a group crosses sets the pace of its steps. Of the points of that
+    level those hold whose `above_ranks` is the largest below the size of the group.
+    """
+    index = np.full(size.shape, -1)
+    curves: list[Curve] = []
+    for number, steps in enumerate(steps_of_level):
+        if steps is None or kind not in RING_KINDS:
+            continue
+        points = steps.of_kind(kind)
+        for above_ranks in sorted({point.above_ranks for point in points}):
+            index[(level == number) & (size > above_ranks)] = len(curves)
+            of_regime = [(p.nbytes, p.seconds) for p in points if p.above_ranks == above_ranks]
+            curves.append(Curve(*np.array(sorted(of_regime)).T))
     return index, tuple(curves)
 
 

@@ -128,18 +128,23 @@ class CollectivePrices:
     def _price(self, operation: Collective) -> Array:
         """Return the time of a collective that has not been priced yet."""
         bandwidth, ring, tree = self._axis_terms(operation.axis, operation.kind)
+        links = self._links[operation.axis].kinds[operation.kind]
+        n_ranks = self._table.size(operation.axis)
+        rows = self._table.placement
+        call_bytes = np.asarray(operation.nbytes) / operation.n_calls
         seconds = collective_seconds(
             operation.kind,
             operation.nbytes,
             operation.n_calls,
-            self._table.size(operation.axis),
+            n_ranks,
             bandwidth,
             ring,
             tree,
+            links.ring.seconds(call_bytes / n_ranks, rows),
+            links.tree.seconds(call_bytes, rows),
         )
-        links = self._links[operation.axis].kinds[operation.kind]
         if links.curves:
-            _take_measured(seconds, links, links.curve[self._table.placement], operation)
+            _take_measured(seconds, links, links.curve[rows], operation)
         return seconds
 
     def least_seconds(self, phases: Iterable[Phase]) -> Array:
@@ -212,6 +217,8 @@ def group_seconds(machine: Machine, kind: str, stride: int, size: int, nbytes: S
         links.bandwidth_bytes_per_s,
         links.ring_seconds,
         links.tree_seconds,
+        links.ring.seconds(buffers / sizes),
+        links.tree.seconds(buffers),
     )
     _take_measured(seconds, links, links.curve, Collective("", kind, buffers, ""))
     return seconds

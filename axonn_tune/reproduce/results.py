@@ -128,7 +128,7 @@ def _compare_on_frontier(row: Row, tflops: Mapping[str, float], loaders: Loaders
     else:
         setting = _NOT_PREDICTED.get(name, "")
     return Comparison(
-        machine="frontier",
+        machine="frontier-2024",
         subject=f"{name} {row['parameters_b']}B on {row['gcds'] or '?'}",
         metric=row["metric"],
         published=float(row["value"]),

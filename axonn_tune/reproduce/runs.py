@@ -382,7 +382,7 @@ def sharded_on_frontier(loaders: Loaders) -> dict[str, Search]:
     micro-steps.
     """
     model = loaders.model("20b")
-    machine = loaders.machine("frontier")
+    machine = loaders.machine("frontier-2024")
     members: tuple[tuple[str, Zero, dict[str, int]], ...] = (
         ("zero3", zero3(0), {"replica": 1}),
         ("zeropp", zeropp(calls_per_block=0), {"secondary": 8}),
@@ -403,5 +403,5 @@ def megatron_on_frontier(row: Row, loaders: Loaders) -> Search:
     job = Job(gpus, 8192 if gpus & (gpus - 1) == 0 else 9216, 2048)
     model = loaders.model(shapes[row["parameters_b"]])
     constraints = Constraints({"context": 1})
-    machine = loaders.machine("frontier")
+    machine = loaders.machine("frontier-2024")
     return Search(Scenario(model, job, machine, strategy), constraints, RECOMPUTES)

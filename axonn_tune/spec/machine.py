@@ -17,10 +17,17 @@ from axonn_tune.spec.checks import (
     require_positive,
 )
 from axonn_tune.spec.plan import KINDS, MODES
-from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
+from axonn_tune.spec.points import (
+    ANY_KIND,
+    AttentionPoint,
+    GemmPoint,
+    LinkPoint,
+    MemoryPoint,
+    StepPoint,
+)
 
 # The version grows when a profile gains fields that an older axonn-tune cannot read.
-PROFILE_VERSION = 4
+PROFILE_VERSION = 5
 ORIGINS = ("measured", "published", "assumed")
 
 
@@ -211,6 +218,34 @@ class RingShare:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """The steps of one algorithm, in groups that cross a level and no level beyond it.
+
+    origin, source
+        How the points are known, and who measured them with which software.
+    points
+        Times of a step in a group of consecutive ranks. A kind without points of its own takes
+        those of every kind, or those of gathers.
+    """
+
+    origin: str
+    source: str
+    points: tuple[StepPoint, ...]
+
+    def __post_init__(self) -> None:
+        require_choice("steps", "origin", self.origin, ORIGINS)
+        if not self.source:
+            raise InputError("steps: source is empty; say where the points come from")
+        if not self.points:
+            raise InputError("steps: points is empty; leave out the steps instead")
+
+    def of_kind(self, kind: str) -> list[StepPoint]:
+        """Return the points that hold for a kind of collective."""
+        own = [point for point in self.points if point.kind == kind]
+        return own or [point for point in self.points if point.kind in (ANY_KIND, "all_gather")]
+
+
+@dataclass(frozen=True)
 class LinkLevel:
     """The links that join the units of one level.
 
@@ -229,6 +264,8 @@ class LinkLevel:
     ring_shares
         Measured shares of rings that cross the boundary at once. Without any, each ring gets an
         equal part of the bandwidth.
+    ring_steps, tree_steps
+        Steps of rings, and of the trees of all-reduces, which replace bandwidth and latency.
     """
 
     name: str
@@ -238,6 +275,8 @@ class LinkLevel:
     kind_fraction: Mapping[str, Quantity] = field(default_factory=dict)
     kind_latency_seconds: Mapping[str, Quantity] = field(default_factory=dict)
     ring_shares: tuple[RingShare, ...] = ()
+    ring_steps: Steps | None = None
+    tree_steps: Steps | None = None
 
     def __post_init__(self) -> None:
         owner = f"link level '{self.name}'"

@@ -27,6 +27,8 @@ Size: TypeAlias = Array | float
 
 MODES = ("NN", "NT", "TN")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
+# Collectives that a ring carries out in steps, of which each passes one chunk on.
+RING_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 # Kernels that memory bandwidth limits, by the share of the bandwidth that they reach.
 MEMORY_KERNELS = (
     "copy",

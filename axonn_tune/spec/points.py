@@ -16,7 +16,7 @@ from axonn_tune.spec.checks import (
     require_positive,
 )
 from axonn_tune.spec.job import BYTES_PER_ELEMENT
-from axonn_tune.spec.plan import KINDS, MEMORY_KERNELS, MODES
+from axonn_tune.spec.plan import KINDS, MEMORY_KERNELS, MODES, RING_KINDS
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,44 @@ class LinkPoint:
     def is_of_whole_axis(self) -> bool:
         """Whether all groups of the axis communicated, as they do in training."""
         return self.everywhere and self.n_rings == self.stride
+
+
+ANY_KIND = ""
+
+
+@dataclass(frozen=True)
+class StepPoint:
+    """The time of one step of a ring, or of a tree.
+
+    In a step of a ring every rank passes one chunk, the full buffer over the number of ranks, on
+    to the next rank. In a step of a tree a message climbs, or descends, one level of the tree.
+
+    kind
+        Kind of collective; empty for every kind that runs on a ring.
+    above_ranks
+        The point holds for groups of more ranks than this, up to the next larger number that the
+        points of its kind name.
+    nbytes
+        Size of the chunk, or of the message of a tree.
+    seconds
+        Time of a collective over the number of its steps.
+    spread_fraction
+        Relative standard deviation between collectives with this step.
+    """
+
+    kind: str
+    above_ranks: int
+    nbytes: float
+    seconds: float
+    spread_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        owner = f"step point {self.kind}"
+        require_choice(owner, "kind", self.kind, (ANY_KIND, *RING_KINDS))
+        require_count(owner, "above_ranks", self.above_ranks, least=0)
+        require_positive(owner, "nbytes", self.nbytes)
+        require_positive(owner, "seconds", self.seconds)
+        require_fraction(owner, "spread_fraction", self.spread_fraction)
 
 
 Point = GemmPoint | AttentionPoint | MemoryPoint | LinkPoint

@@ -5,14 +5,15 @@ A what-if study asks how much faster a step would be if a machine had more of on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from axonn_tune.spec.machine import LinkLevel, Machine, Quantity
-from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
+from axonn_tune.spec.machine import LinkLevel, Machine, Quantity, Steps
+from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint, StepPoint
 
 AnyPoint = TypeVar("AnyPoint", GemmPoint, AttentionPoint, MemoryPoint, LinkPoint)
+TimedMessage = TypeVar("TimedMessage", LinkPoint, StepPoint)
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,8 @@ def _link_bandwidth(machine: Machine, index: int) -> Resource:
                 replace(share, bandwidth_bytes_per_s=share.bandwidth_bytes_per_s.scaled(factor))
                 for share in link.ring_shares
             ),
+            ring_steps=_changed_steps(link.ring_steps, bandwidth=factor),
+            tree_steps=_changed_steps(link.tree_steps, bandwidth=factor),
         )
         rings = tuple(
             replace(ring, bandwidth_bytes_per_s=ring.bandwidth_bytes_per_s.scaled(factor))
@@ -173,6 +176,8 @@ def _link_latency(machine: Machine, index: int) -> Resource:
             kind_latency_seconds={
                 kind: q.scaled(1.0 / factor) for kind, q in link.kind_latency_seconds.items()
             },
+            ring_steps=_changed_steps(link.ring_steps, latency=factor),
+            tree_steps=_changed_steps(link.tree_steps, latency=factor),
         )
         points = _changed_points(machine, index, latency=factor)
         return replace(_with_link(machine, index, quicker_link), link_points=points)
@@ -190,24 +195,47 @@ def _link_latency(machine: Machine, index: int) -> Resource:
 def _changed_points(
     machine: Machine, index: int, bandwidth: float = 1.0, latency: float = 1.0
 ) -> tuple[LinkPoint, ...]:
-    """Return the measured collectives, with changed times for those across the given level.
+    """Return the measured collectives, with changed times for those across the given level."""
+    changed = _changed_series(machine.link_points, _series_of, bandwidth, latency)
+    return tuple(
+        new if _outermost_level(machine, old.stride * old.size) == index else old
+        for old, new in zip(machine.link_points, changed, strict=True)
+    )
 
-    The latency part of each time is divided by `latency`, the rest by `bandwidth`. The latency of
-    a measured series is the time of its quickest message.
+
+def _changed_steps(
+    steps: Steps | None, bandwidth: float = 1.0, latency: float = 1.0
+) -> Steps | None:
+    """Return the measured steps with changed times."""
+    if steps is None:
+        return None
+    changed = _changed_series(
+        steps.points, lambda point: (point.kind, point.above_ranks), bandwidth, latency
+    )
+    return replace(steps, points=changed)
+
+
+def _changed_series(
+    points: Sequence[TimedMessage],
+    series_of: Callable[[TimedMessage], tuple[object, ...]],
+    bandwidth: float,
+    latency: float,
+) -> tuple[TimedMessage, ...]:
+    """Return points whose latency is divided by `latency`, and the rest of the time by `bandwidth`.
+
+    The latency of a measured series is the time of its quickest message.
     """
     latency_of: dict[tuple[object, ...], float] = {}
-    for point in machine.link_points:
-        key = _series_of(point)
+    for point in points:
+        key = series_of(point)
         latency_of[key] = min(point.seconds, latency_of.get(key, point.seconds))
 
-    def changed(point: LinkPoint) -> LinkPoint:
-        if _outermost_level(machine, point.stride * point.size) != index:
-            return point
-        latency_seconds = latency_of[_series_of(point)]
+    def changed(point: TimedMessage) -> TimedMessage:
+        latency_seconds = latency_of[series_of(point)]
         rest_seconds = point.seconds - latency_seconds
         return replace(point, seconds=latency_seconds / latency + rest_seconds / bandwidth)
 
-    return tuple(changed(point) for point in machine.link_points)
+    return tuple(changed(point) for point in points)
 
 
 def _series_of(point: LinkPoint) -> tuple[object, ...]:

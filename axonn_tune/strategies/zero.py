@@ -103,7 +103,8 @@ class Zero:
         Whether gradients travel in INT4 by all-to-all instead of by reduce-scatter (qgZ).
     calls_per_block
         Number of gathers of a block's parameters: 1 for all together (FSDP2), or 0 for one
-        gather of each tensor (DeepSpeed).
+        gather of each matrix (DeepSpeed, which by default keeps tensors of up to 100,000 elements
+        whole on every rank: stage3_param_persistence_threshold).
     """
 
     name: str
@@ -186,10 +187,7 @@ class Zero:
 
     def units(self, model: Model) -> tuple[GatherUnit, GatherUnit]:
         """Return two units: a block, and the root, which is embedding, final norm and head."""
-        n_biases = sum(linear.bias for linear in model.block_linears)
-        n_tensors_of_norm = 2 if model.norm == "layer" else 1
-        n_tensors = len(model.block_linears) + n_biases + 2 * n_tensors_of_norm
-        n_calls = 1.0 if self.calls_per_block else float(n_tensors)
+        n_calls = 1.0 if self.calls_per_block else float(len(model.block_linears))
         return (
             GatherUnit("block", sum(stage_parameters(model, 1, False, False)), n_calls),
             GatherUnit("root", sum(stage_parameters(model, 0, True, True)), 1.0),

@@ -249,7 +249,7 @@ def test_what_was_not_measured_comes_from_the_base():
     [
         ("NVIDIA A100-SXM4-40GB", 39.4, "perlmutter"),
         ("NVIDIA H100 80GB HBM3", 79.1, "dgx-h100"),
-        ("AMD Instinct MI250X", 64.0, "frontier"),
+        ("AMD Instinct MI250X", 64.0, "frontier-2024"),
         ("NVIDIA GH200 120GB", 94.5, "alps"),
         ("NVIDIA H200", 139.8, "dgx-h200"),
         ("CPU, 2 cores", 24.0, None),

@@ -418,12 +418,10 @@ INT8_BYTES = (2048 * 1 + 2) / 2048
 INT4_BYTES = (2048 / 2 + 2) / 2048
 
 
-@pytest.mark.parametrize("model", [MODEL, LLAMA, replace(LLAMA, qkv_bias=True)])
-def test_deepspeed_gathers_every_tensor_of_a_block_alone(model):
-    """Four weights, their biases, and of each norm a gain and perhaps a shift."""
-    biases = [True] * 4 if model.bias else [bool(model.qkv_bias)]
-    n_tensors = 4 + sum(biases) + 2 * (2 if model.norm == "layer" else 1)
-    for calls_per_block, expected in ((0, n_tensors), (1, 1)):
+@pytest.mark.parametrize("model", [MODEL, LLAMA])
+def test_deepspeed_gathers_every_matrix_of_a_block_alone(model):
+    """Biases and norms have less than 100,000 elements, so that every rank keeps them whole."""
+    for calls_per_block, expected in ((0, 4), (1, 1)):
         plan = plan_of(zero3(calls_per_block), model, JOB, shard=16)
         for op in operations(plan.microstep):
             if isinstance(op, Collective):

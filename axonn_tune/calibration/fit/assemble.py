@@ -14,6 +14,7 @@ from axonn_tune.calibration.fit.links import (
     level_shapes,
     outer_unit_ranks,
     points_of_level,
+    with_steps,
 )
 from axonn_tune.calibration.fit.rates import (
     CPU_TILES,
@@ -109,6 +110,7 @@ def with_link_points(machine: Machine, points: Sequence[LinkPoint]) -> Machine:
         if points_of_level(shapes[index].unit_ranks, outer_unit, points):
             with suppress(InputError):
                 levels[index] = fitted_level(shapes[index], outer_unit, all_points)
+            levels[index] = with_steps(levels[index], outer_unit, all_points)
     return replace(machine, links=tuple(levels), link_points=all_points)
 
 

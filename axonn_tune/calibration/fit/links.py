@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
 
 import numpy as np
 
 from axonn_tune.calibration.fit.robust import fit_affine, robust_spread_fraction
+from axonn_tune.calibration.fit.steps import fitted_ring_steps, fitted_tree_steps
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.errors import InputError
-from axonn_tune.spec.machine import LinkLevel, Quantity, RingShare
+from axonn_tune.spec.machine import LinkLevel, Quantity, RingShare, Steps
 from axonn_tune.spec.plan import KINDS
 from axonn_tune.spec.points import LinkPoint
 
@@ -62,7 +63,8 @@ def fitted_levels(shapes: Sequence[LevelShape], points: Sequence[LinkPoint]) -> 
     """
     outer_units = outer_unit_ranks(shapes)
     return [
-        fitted_level(shape, outer, points) for shape, outer in zip(shapes, outer_units, strict=True)
+        with_steps(fitted_level(shape, outer, points), outer, points)
+        for shape, outer in zip(shapes, outer_units, strict=True)
     ]
 
 
@@ -115,14 +117,42 @@ def points_of_level(
 
     Groups whose hops all cross it, because each rank is in a unit of its own, are preferred.
     """
-    crossing = [
+    crossing = _crossing(unit_ranks, outer_unit, points)
+    pure = [p for p in crossing if p.stride % unit_ranks == 0]
+    return pure or crossing
+
+
+def _crossing(
+    unit_ranks: int, outer_unit: int | None, points: Sequence[LinkPoint]
+) -> list[LinkPoint]:
+    """Return the points of groups that cross this level and no level further out."""
+    return [
         p
         for p in points
         if p.stride * p.size > unit_ranks
         and (outer_unit is None or outer_unit % (p.stride * p.size) == 0)
     ]
-    pure = [p for p in crossing if p.stride % unit_ranks == 0]
-    return pure or crossing
+
+
+def with_steps(level: LinkLevel, outer_unit: int | None, points: Sequence[LinkPoint]) -> LinkLevel:
+    """Return the level with steps of rings and trees, where groups of several sizes were timed.
+
+    Parameters
+    ----------
+    outer_unit : int or None
+        Number of ranks of the unit in which the level lies; None for the outermost level.
+    """
+    crossing = _crossing(level.unit_ranks, outer_unit, points)
+    rings = fitted_ring_steps(crossing)
+    if not rings:
+        return level
+    trees = fitted_tree_steps(crossing, rings, level.unit_ranks)
+    source = "fit of collectives over consecutive ranks, of several numbers of ranks"
+    return replace(
+        level,
+        ring_steps=Steps("measured", source, rings),
+        tree_steps=Steps("measured", source, trees) if trees else None,
+    )
 
 
 def hops(kind: str, n_units: int) -> float:

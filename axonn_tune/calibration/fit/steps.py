@@ -1,0 +1,150 @@
+"""The steps of rings and trees, from collectives that were timed over several numbers of ranks."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import TypeAlias
+
+import numpy as np
+
+from axonn_tune.calibration.fit.robust import robust_spread_fraction
+from axonn_tune.cost.curve import measured_seconds
+from axonn_tune.spec.points import ANY_KIND, LinkPoint, StepPoint
+
+# Kinds that always run on a ring; an all-reduce may run on a tree.
+GATHERS = ("all_gather", "reduce_scatter")
+# Steps of two kinds count as equal up to this factor, and are then taken together.
+SAME_KIND_FACTOR = 1.1
+# Steps of two sizes of rings are of two regimes if they differ by more than this factor.
+SAME_REGIME_FACTOR = 1.4
+# An all-reduce on a ring is a scatter and a gather. One that takes less than this fraction of
+# their time did not run on a ring.
+LEAST_RING_FRACTION = 0.9
+
+# Seconds of the steps of single collectives, by number of ranks and by bytes of the step.
+StepsBySize: TypeAlias = Mapping[int, Mapping[float, Sequence[float]]]
+
+
+def fitted_ring_steps(points: Sequence[LinkPoint]) -> tuple[StepPoint, ...]:
+    """Return the steps of single rings over consecutive ranks.
+
+    It takes rings of at least two sizes to tell a step from a latency; without them there are none.
+
+    Parameters
+    ----------
+    points : sequence of LinkPoint
+        Collectives that cross one level and none beyond it.
+    """
+    of_kind = {kind: _ring_steps(points, [kind]) for kind in GATHERS}
+    if _agree(*of_kind.values()):
+        of_kind = {ANY_KIND: _ring_steps(points, GATHERS)}
+    gathers = [point for kind, steps in of_kind.items() for point in _in_regimes(kind, steps)]
+    rings = [p for p in points if p.kind == "all_reduce" and not _is_on_tree(p, gathers)]
+    reduces = _in_regimes("all_reduce", _ring_steps(rings, ["all_reduce"]))
+    return (*gathers, *reduces)
+
+
+def fitted_tree_steps(
+    points: Sequence[LinkPoint], ring_steps: Sequence[StepPoint], unit_ranks: int
+) -> tuple[StepPoint, ...]:
+    """Return the steps of the all-reduces that were faster than any ring.
+
+    Parameters
+    ----------
+    points : sequence of LinkPoint
+        Collectives that cross one level and none beyond it.
+    unit_ranks : int
+        Number of ranks in a unit of the level; a tree joins units.
+    """
+    steps: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for p in points:
+        if p.kind == "all_reduce" and p.stride == 1 and _is_on_tree(p, ring_steps):
+            n_levels = math.log2(p.size / unit_ranks)
+            steps[p.size][float(p.nbytes)].append(p.seconds / (2.0 * n_levels))
+    return _points("all_reduce", 0, steps.values())
+
+
+def _ring_steps(points: Iterable[LinkPoint], kinds: Sequence[str]) -> StepsBySize:
+    """Return the steps of rings, sorted by number of ranks."""
+    steps: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for p in sorted(points, key=lambda p: (p.size, p.nbytes)):
+        if p.kind in kinds and p.stride == 1:
+            n_steps = (p.size - 1) * (2 if p.kind == "all_reduce" else 1)
+            steps[p.size][p.nbytes / p.size].append(p.seconds / n_steps)
+    return steps
+
+
+def _is_on_tree(all_reduce: LinkPoint, gathers: Sequence[StepPoint]) -> bool:
+    """Return whether an all-reduce was faster than a scatter and a gather can be."""
+    regimes = [p.above_ranks for p in gathers if p.above_ranks < all_reduce.size]
+    steps = [p for p in gathers if regimes and p.above_ranks == max(regimes)]
+    if not steps:
+        return False
+    chunk = all_reduce.nbytes / all_reduce.size
+    step = measured_seconds(chunk, [p.nbytes for p in steps], [p.seconds for p in steps])
+    return all_reduce.seconds < LEAST_RING_FRACTION * 2 * (all_reduce.size - 1) * float(step)
+
+
+def _agree(first: StepsBySize, second: StepsBySize) -> bool:
+    """Return whether steps of two kinds take equally long, over the same ranks and bytes."""
+    ratios = [
+        median(second[size][nbytes]) / median(first[size][nbytes])
+        for size in first.keys() & second.keys()
+        for nbytes in first[size].keys() & second[size].keys()
+    ]
+    return bool(ratios) and abs(math.log(median(ratios))) < math.log(SAME_KIND_FACTOR)
+
+
+def _in_regimes(kind: str, by_size: StepsBySize) -> list[StepPoint]:
+    """Return the steps of one kind, apart for the sizes of rings between which they jump."""
+    if len(by_size) < 2:
+        return []
+    regimes: dict[int, list[Mapping[float, Sequence[float]]]] = {}
+    newest = before = 0
+    known: dict[float, float] = {}
+    for size, seconds_of in by_size.items():
+        steps = {nbytes: median(seconds) for nbytes, seconds in seconds_of.items()}
+        if known and _departure(known, steps) > math.log(SAME_REGIME_FACTOR):
+            newest = before
+            known = {}
+        regimes.setdefault(newest, []).append(seconds_of)
+        known |= steps
+        before = size
+    return [point for above, steps in regimes.items() for point in _points(kind, above, steps)]
+
+
+def _departure(known: Mapping[float, float], steps: Mapping[float, float]) -> float:
+    """Return the middle logarithm by which steps depart from those of smaller rings.
+
+    A chunk that is smaller than all known ones departs only where its step takes longer than that
+    of the smallest known one. Larger ones are not compared.
+    """
+    chunks = np.array([chunk for chunk in steps if chunk <= max(known)])
+    if not chunks.size:
+        return 0.0
+    found = np.array([steps[chunk] for chunk in chunks])
+    logs = np.log(found / measured_seconds(chunks, list(known), list(known.values())))
+    return float(np.median(np.where(chunks < min(known), logs, np.abs(logs))))
+
+
+def _points(
+    kind: str, above_ranks: int, steps: Iterable[Mapping[float, Sequence[float]]]
+) -> tuple[StepPoint, ...]:
+    """Return one point for each number of bytes, with the middle of its steps."""
+    seconds_of: dict[float, list[float]] = defaultdict(list)
+    for by_bytes in steps:
+        for nbytes, seconds in by_bytes.items():
+            seconds_of[nbytes] += seconds
+    return tuple(
+        StepPoint(
+            kind,
+            above_ranks,
+            nbytes,
+            float(f"{median(seconds):.4g}"),
+            float(f"{robust_spread_fraction(seconds):.3g}") if len(seconds) > 1 else 0.0,
+        )
+        for nbytes, seconds in sorted(seconds_of.items())
+    )

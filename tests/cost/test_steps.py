@@ -1,0 +1,102 @@
+"""Rings and trees whose steps were measured."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from worlds import machine_of
+
+from axonn_tune.cost.prices import group_seconds
+from axonn_tune.spec.machine import Steps
+from axonn_tune.spec.points import StepPoint
+from axonn_tune.spec.resources import resources
+
+KIB = 1024.0
+PLAIN = machine_of(units=(1, 4), bandwidths=(300e9, 80e9), latencies=(1e-6, 1e-5))
+# A step of 64 KiB takes 10 us, one of 1 MiB 40 us; above 128 ranks every step takes 90 us.
+RING = (
+    StepPoint("", 0, 64 * KIB, 10e-6),
+    StepPoint("", 0, 1024 * KIB, 40e-6),
+    StepPoint("", 128, 64 * KIB, 90e-6),
+)
+TREE = (StepPoint("all_reduce", 0, 1.0, 10e-6), StepPoint("all_reduce", 0, 2.0**26, 300e-6))
+
+
+def machine_with(ring=RING, tree=()):
+    """A machine whose nodes of four are joined by measured steps."""
+    steps = [Steps("published", "made up", points) if points else None for points in (ring, tree)]
+    outer = replace(PLAIN.links[1], ring_steps=steps[0], tree_steps=steps[1])
+    return replace(PLAIN, links=(PLAIN.links[0], outer))
+
+
+def seconds(machine, kind, stride, size, nbytes):
+    return float(group_seconds(machine, kind, stride, size, nbytes)[0])
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+@pytest.mark.parametrize(("size", "chunk_kib", "step"), [(8, 64, 10e-6), (128, 1024, 40e-6)])
+def test_a_ring_takes_one_step_less_than_it_has_ranks(kind, size, chunk_kib, step):
+    got = seconds(machine_with(), kind, 1, size, size * chunk_kib * KIB)
+    assert got == pytest.approx((size - 1) * step)
+
+
+def test_steps_between_two_measured_chunks_lie_on_a_line():
+    got = seconds(machine_with(), "all_gather", 1, 8, 8 * 544 * KIB)
+    assert got == pytest.approx(7 * 25e-6)
+
+
+def test_a_large_ring_has_the_steps_of_its_regime():
+    short, long = (seconds(machine_with(), "all_gather", 1, n, n * 64 * KIB) for n in (128, 132))
+    assert (short, long) == (pytest.approx(127 * 10e-6), pytest.approx(131 * 90e-6))
+
+
+@pytest.mark.parametrize("stride", [2, 4, 16])
+def test_rings_that_share_a_boundary_move_their_chunks_through_it_together(stride):
+    """Up to four rings of a node's ranks leave it, whatever the stride."""
+    n_rings = min(stride, 4)
+    got = seconds(machine_with(), "all_gather", stride, 8, 8 * 64 * KIB)
+    one = seconds(machine_with(), "all_gather", 1, 8, 8 * n_rings * 64 * KIB)
+    assert got == pytest.approx(one)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("all_gather", 4), ("send_recv", 16)])
+def test_groups_inside_a_node_and_transfers_have_no_such_steps(kind, size):
+    args = (kind, 1, size, 2.0**24)
+    assert seconds(machine_with(), *args) == seconds(PLAIN, *args)
+
+
+def test_an_all_reduce_goes_twice_around_the_ring_or_up_and_down_the_tree():
+    small, large = 16 * 64 * KIB, 2.0**26
+    machine = machine_with(tree=TREE)
+    by_ring = [2 * 15 * 10e-6, 2 * 15 * (40e-6 + 30e-6 / (960 * KIB) * (2.0**22 - 2.0**20))]
+    per_byte = 290e-6 / (2.0**26 - 1)
+    by_tree = [2 * 2 * (10e-6 + per_byte * (small - 1)), 2 * max(2 * 300e-6, large / 80e9)]
+    for nbytes, ring, tree in zip((small, large), by_ring, by_tree, strict=True):
+        got = seconds(machine, "all_reduce", 1, 16, nbytes)
+        assert got == pytest.approx(min(ring, tree))
+
+
+def test_a_kind_with_points_of_its_own_takes_these():
+    own = StepPoint("all_reduce", 0, 64 * KIB, 15e-6)
+    slow_tree = (StepPoint("all_reduce", 0, 1.0, 1e-3),)
+    machine = machine_with((*RING, own), slow_tree)
+    assert seconds(machine, "all_reduce", 1, 8, 8 * 64 * KIB) == pytest.approx(2 * 7 * 15e-6)
+    assert seconds(machine, "all_gather", 1, 8, 8 * 64 * KIB) == pytest.approx(7 * 10e-6)
+
+
+@pytest.mark.parametrize(
+    ("key", "small", "large"), [("bandwidth", 10e-6, 25e-6), ("latency", 5e-6, 35e-6)]
+)
+def test_better_links_shorten_their_part_of_a_step(key, small, large):
+    """Twice the bandwidth halves what 1 MiB takes more than 64 KiB, half the latency the rest."""
+    machine = machine_with(RING[:2])
+    level = machine.links[1].name
+    better = next(r for r in resources(machine) if r.key == f"{level}.{key}").improved(2.0)
+    got = [seconds(better, "all_gather", 1, 8, 8 * chunk * KIB) for chunk in (64, 1024)]
+    assert got == [pytest.approx(7 * small), pytest.approx(7 * large)]
+
+
+def test_many_calls_have_small_chunks():
+    sizes = np.array([8 * 64 * KIB])
+    one = group_seconds(machine_with(), "all_gather", 1, 8, sizes)
+    assert one[0] < group_seconds(machine_with(), "all_gather", 1, 8, 2 * sizes)[0] < 2 * one[0]
