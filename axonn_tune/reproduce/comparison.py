@@ -42,7 +42,7 @@ class Comparison:
     setting
         What was assumed for the prediction.
     certainty
-        Where the number comes from: table, abstract, or recalled (from memory).
+        Where the number comes from: table, figure, abstract, or recalled (from memory).
     system
         System whose measurement it is.
     group

@@ -36,7 +36,7 @@ class Run:
     published
         Numbers that were measured, by metric.
     certainty
-        Where the numbers come from: table, abstract, or recalled (from memory).
+        Where the numbers come from: table, figure, abstract, or recalled (from memory).
     assumed
         Facts, of those that a prediction needs, that the source does not state.
     """
