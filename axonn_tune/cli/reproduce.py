@@ -14,7 +14,9 @@ from axonn_tune.cli.progress import Progress
 @format_option("table", "markdown", "json", "csv")
 @output_option
 def command(plot: str | None, quiet: bool, output_format: str, output: str | None) -> None:
-    """Predict published results of AxoNN, Megatron-LM, ZeRO and others, and compare.
+    """Predict published results of AxoNN, Megatron-LM, ZeRO, FSDP and others, and compare.
+
+    Collectives that others measured are held against the profiles of their machines, too.
 
     \b
     Examples:
@@ -26,6 +28,7 @@ def command(plot: str | None, quiet: bool, output_format: str, output: str | Non
     from axonn_tune.io.package_data import load_published
     from axonn_tune.io.presets import list_machines, load_machine, load_model
     from axonn_tune.report import reproduce as report
+    from axonn_tune.report.validation_page import reproduction_markdown
     from axonn_tune.reproduce.reproduction import reproduce
     from axonn_tune.reproduce.runs import Loaders
 
@@ -39,7 +42,7 @@ def command(plot: str | None, quiet: bool, output_format: str, output: str | Non
         table=lambda: report.reproduction_text(reproduction),
         json=lambda: report.reproduction_document(reproduction),
         csv=lambda: report.reproduction_records(reproduction),
-        markdown=lambda: report.reproduction_markdown(
+        markdown=lambda: reproduction_markdown(
             reproduction, [load_machine(name) for name in list_machines()]
         ),
     )

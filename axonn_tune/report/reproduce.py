@@ -1,20 +1,18 @@
-"""What ``reproduce`` shows: predicted against published, as text, data, a figure and a page.
-
-The page is docs/validation.md.
-"""
+"""What ``reproduce`` shows: predicted against published, as text, data and a figure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from axonn_tune.cost.gemm import CURVE_ERROR
 from axonn_tune.report.figure import draw_diagonal, new_figure
 from axonn_tune.report.phrases import percent
 from axonn_tune.report.table import table
+from axonn_tune.reproduce.collectives import CollectiveErrors, collective_errors
 from axonn_tune.reproduce.comparison import (
+    FACTS,
     Comparison,
     ErrorSummary,
     grouped,
@@ -23,14 +21,23 @@ from axonn_tune.reproduce.comparison import (
 )
 from axonn_tune.reproduce.reproduction import Reproduction
 from axonn_tune.reproduce.steps import GroupError, TimedRun, group_errors
-from axonn_tune.spec.machine import ORIGINS, Machine
-from axonn_tune.spec.provenance import quantities
-from axonn_tune.step.spread import MODEL_ERROR, UNSTATED_SPREAD
 
-HEADERS = ("machine", "run", "metric", "published", "predicted", "error %", "how", "certainty")
+LINK_HEADERS = ("machine", "run", "metric", "published", "predicted", "error %", "how", "certainty")
+RUN_HEADERS = (*LINK_HEADERS, "assumed")
 _ERROR_HEADERS = ("mean %", "bias %", "median %", "p90 %", "largest %")
-SUMMARY_HEADERS = ("system", "numbers", *_ERROR_HEADERS, "pairs in order")
-STEP_HEADERS = ("steps", "group", "rows", *_ERROR_HEADERS, "Spearman", "regret %", "naive mean %")
+SUMMARY_HEADERS = ("system", "facts", "numbers", *_ERROR_HEADERS, "pairs in order")
+STRATEGY_HEADERS = ("strategy", "facts", "numbers", *_ERROR_HEADERS)
+STEP_HEADERS = (
+    "steps",
+    "group",
+    "rows",
+    *_ERROR_HEADERS,
+    "Spearman",
+    "regret %",
+    "naive mean %",
+    "assumed",
+)
+COLLECTIVE_HEADERS = ("ranks are", "machine", "kind", "ranks", "rows", *_ERROR_HEADERS)
 
 
 def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
@@ -47,6 +54,14 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
             c.certainty,
         ]
         for c in comparisons
+    ]
+
+
+def run_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
+    """Return one row of text for each training run, with what was assumed of it."""
+    return [
+        [*row, ", ".join(c.assumed) or "-"]
+        for row, c in zip(comparison_rows(comparisons), comparisons, strict=True)
     ]
 
 
@@ -70,16 +85,51 @@ def _error_cells(errors: ErrorSummary | None) -> list[str]:
 
 
 def summary_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
-    """Return one row for each system, and one over all."""
-    groups = {**grouped(comparisons, lambda c: c.system), "all": list(comparisons)}
-    rows = []
-    for system, group in groups.items():
-        errors = summarise(group)
-        n_numbers = 0 if errors is None else errors.n
-        n_right, n_pairs = ordered_pairs(group)
-        pairs = f"{n_right} of {n_pairs}" if n_pairs else "-"
-        rows.append([system, str(n_numbers), *_error_cells(errors), pairs])
-    return rows
+    """Return the errors of each system and over all, runs with assumed facts apart."""
+    return [
+        [system, facts, *_counted_cells(group), _pairs_text(group)]
+        for system, facts, group in _by_facts(comparisons, lambda c: c.system)
+    ]
+
+
+def strategy_rows(reproduction: Reproduction) -> list[list[str]]:
+    """Return the errors of each strategy over end results and steps, assumed facts apart."""
+    predicted = [c for c in _all_runs(reproduction) if c.strategy]
+    return [
+        [strategy, facts, *_counted_cells(group)]
+        for strategy, facts, group in _by_facts(predicted, lambda c: c.strategy)
+    ]
+
+
+def _all_runs(reproduction: Reproduction) -> list[Comparison]:
+    """Return the comparisons of all training runs: end results and measured steps."""
+    steps = [timed.comparison for table in reproduction.steps.values() for timed in table]
+    return [*reproduction.results, *steps]
+
+
+def _by_facts(
+    comparisons: Sequence[Comparison], key: Callable[[Comparison], str]
+) -> list[tuple[str, str, list[Comparison]]]:
+    """Return the known and the assumed rows of each group and of all, and both together."""
+    parts = []
+    for name, group in {**grouped(comparisons, key), "all": list(comparisons)}.items():
+        by_facts = grouped(group, lambda c: "assumed in part" if c.assumed else "known")
+        parts += [(name, facts, part) for facts, part in sorted(by_facts.items(), reverse=True)]
+        if len(by_facts) > 1:
+            parts.append((name, "all", group))
+    return parts
+
+
+def _counted_cells(comparisons: Sequence[Comparison]) -> list[str]:
+    """Return how many comparisons have an error, and the cells of their errors."""
+    errors = summarise(comparisons)
+    return ["0" if errors is None else str(errors.n), *_error_cells(errors)]
+
+
+def _pairs_text(comparisons: Sequence[Comparison]) -> str:
+    """Return how many pairs are in order."""
+    n_right, n_pairs = ordered_pairs(comparisons)
+    return f"{n_right} of {n_pairs}" if n_pairs else "-"
 
 
 def step_rows(reproduction: Reproduction) -> list[list[str]]:
@@ -93,9 +143,27 @@ def step_rows(reproduction: Reproduction) -> list[list[str]]:
             f"{group.spearman:.3f}",
             percent(group.regret),
             percent(group.naive.mape),
+            ", ".join(group.assumed) or "-",
         ]
         for name, timed in reproduction.steps.items()
         for group in group_errors(timed)
+    ]
+
+
+def collective_rows(reproduction: Reproduction, by_ranks: bool) -> list[list[str]]:
+    """Return the errors of each machine and kind of collective, or of each number of ranks, too."""
+    return [
+        [
+            place,
+            group.machine or "all",
+            group.kind or "all",
+            str(group.n_ranks or "all"),
+            str(group.errors.n),
+            *_error_cells(group.errors),
+        ]
+        for place, timed in reproduction.collectives.items()
+        for group in collective_errors(timed)
+        if by_ranks or not group.n_ranks
     ]
 
 
@@ -108,20 +176,25 @@ def reproduction_text(reproduction: Reproduction) -> str:
     """Return every table as text."""
     return "\n".join(
         [
-            table(comparison_rows(reproduction.results), HEADERS),
+            table(run_rows(reproduction.results), RUN_HEADERS),
             "",
             table(summary_rows(reproduction.results), SUMMARY_HEADERS),
             "",
+            table(strategy_rows(reproduction), STRATEGY_HEADERS),
+            "",
             table(step_rows(reproduction), STEP_HEADERS),
             "",
-            table(comparison_rows(reproduction.links), HEADERS),
+            table(comparison_rows(reproduction.links), LINK_HEADERS),
             "",
-            _link_line(reproduction),
+            link_line(reproduction),
+            "",
+            table(collective_rows(reproduction, by_ranks=False), COLLECTIVE_HEADERS),
         ]
     )
 
 
-def _link_line(reproduction: Reproduction) -> str:
+def link_line(reproduction: Reproduction) -> str:
+    """Return the errors of the rings that follow from the sharing law, as a sentence."""
     errors = summarise(_by_sharing_law(reproduction.links))
     assert errors is not None, "the published tables have rings across nodes"
     return (
@@ -130,152 +203,71 @@ def _link_line(reproduction: Reproduction) -> str:
     )
 
 
-def reproduction_markdown(reproduction: Reproduction, machines: Sequence[Machine]) -> str:
-    """Return the page docs/validation.md."""
-    results = reproduction.results
-    parts = [
-        "# Validation: predicted against published",
-        "",
-        "Written by `axonn-tune reproduce --format markdown --output docs/validation.md`; a test",
-        "fails when this page and the code disagree. One profile holds for all rows of a machine,",
-        "and no constant belongs to a row. `--format csv` prints every row, also of the measured",
-        "steps.",
-        "",
-        "![Predicted over published](validation.png)",
-        "",
-        "## By system",
-        "",
-        "An error is predicted over published, minus one. *Pairs in order*: pairs of",
-        "configurations that a source compares, of which the prediction has the order right.",
-        "",
-        markdown_table(summary_rows(results), SUMMARY_HEADERS),
-        "",
-        _READING,
-        "",
-        "## Measured steps of Megatron-LM on A100",
-        "",
-        markdown_table(step_rows(reproduction), STEP_HEADERS),
-        "",
-        _STEPS_READING,
-    ]
-    for system, group in grouped(results, lambda c: c.system).items():
-        sources = ", ".join(dict.fromkeys(c.source for c in group))
-        parts += ["", f"## {system}", "", f"Sources: {sources}.", ""]
-        parts.append(markdown_table(comparison_rows(group), HEADERS))
-    parts += [
-        "",
-        "## Bandwidth of rings",
-        "",
-        markdown_table(comparison_rows(reproduction.links), HEADERS),
-        "",
-        f"{_link_line(reproduction)}.",
-        "",
-        "Rings inside a node are entries of the profiles and agree by construction; rings across",
-        "nodes follow from one bandwidth per machine and the law",
-        "beta / min(ranks per node, stride).",
-        "",
-        "## Free parameters",
-        "",
-        "Numbers that are neither measured nor published, by profile:",
-        "",
-        *_parameter_lines(machines),
-        "",
-        *_FITTED,
-        "",
-        "Constants of the algorithm that are choices of a system, not of a machine, stand with",
-        "their source in `axonn_tune/strategies/`: gradient buckets, dtypes of gradients and",
-        "optimizer states, the bytes of quantised messages.",
-        "",
-        *_CONVENTIONS,
-    ]
-    return "\n".join(parts)
-
-
-_FITTED = [
-    "One number is fitted: `kernels.issue_seconds` of the A100 profiles with eight GPUs in a",
-    "node, to the steps of one node with hidden size 1024 (table above); it serves for all other",
-    "rows of those machines.",
-]
-
-_UNSTATED = ", ".join(
-    f"{100 * spread:.0f} % {origin}" for origin, spread in UNSTATED_SPREAD.items()
-)
-_CONVENTIONS = [
-    "Conventions of the intervals and of `P(best)`, which move no prediction",
-    "(`axonn_tune/search/uncertainty.py`, `axonn_tune/cost/gemm.py`): spreads of numbers that",
-    f"state none, {_UNSTATED}; what the model leaves out,",
-    f"{100 * MODEL_ERROR:.0f} % for each candidate; products without measured points, "
-    f"{100 * CURVE_ERROR:.0f} %.",
-]
-
-_READING = """How to read it: where a source does not say what was run (AxoNN's grids, the
-micro-batch of SC21's Table 1, all of Megatron-DeepSpeed on Frontier), the best configuration of
-the model stands for it; where they ran another, or a shipped profile is too kind to the machine,
-the prediction is too fast. Rows marked `recalled` are from memory and count as hints. Known
-misses: DeepSpeed's ZeRO-3 of 2021 exposes far more communication than its volumes and latencies
-explain; the two public logs of AxoNN do not state gradient accumulation (one micro-step is
-assumed); 6144 GPUs cannot share 8192 sequences evenly; of ZeRO++ only the 18B shape is stated;
-on Frontier no batch, layout or version is known, and quantised messages were slower there than
-their bytes say. MegaScale's parallel blocks and sliding windows are not modelled."""
-
-_STEPS_READING = """Layouts that vTrain published with their times (VIA-Research/vTrain, data/,
-MIT licence). Recomputation and vocabulary are not in the files: full recomputation and 51200 are
-taken for all rows. *naive*: FLOPs at one fraction of the peak, fitted to these very rows, times
-the bubble. *regret*: how much slower the layout that is predicted to be the fastest is than the
-fastest measured one, mean over jobs (same model, GPUs and batch). For comparison, on the
-whole sets of 109 and 1,440 rows of which these are a part: Calculon 15.3 % on several nodes and
-38.9 % on one; vTrain's own claim 14.7 % and 8.4 %."""
-
-
-def markdown_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
-    """Return a table in Markdown."""
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _parameter_lines(machines: Sequence[Machine]) -> list[str]:
-    lines = []
-    for machine in machines:
-        named = list(quantities(machine))
-        counts = {origin: sum(q.origin == origin for _, q in named) for origin in ORIGINS}
-        assumed = ", ".join(f"`{name}` = {q.value:g}" for name, q in named if q.origin == "assumed")
-        lines.append(
-            f"- **{machine.name}**: {counts['measured']} measured, "
-            f"{counts['published']} published, {counts['assumed']} assumed: {assumed}; "
-            f"{len(machine.gemm.tiles)} GEMM tiles with assumed relative speeds"
-        )
-    return lines
-
-
 def reproduction_records(reproduction: Reproduction) -> list[dict[str, Any]]:
-    """Return a flat record for each comparison: end results, steps, rings."""
-    steps = [timed.comparison for table in reproduction.steps.values() for timed in table]
-    rows = [*reproduction.results, *steps, *reproduction.links]
-    return [comparison_record(row) for row in rows]
+    """Return a flat record for each comparison: end results, steps, rings, collectives."""
+    collectives = [t.comparison for timed in reproduction.collectives.values() for t in timed]
+    return [
+        *(run_record(c) for c in _all_runs(reproduction)),
+        *(comparison_record(c) for c in (*reproduction.links, *collectives)),
+    ]
 
 
 def reproduction_document(reproduction: Reproduction) -> dict[str, Any]:
     """Return what ``reproduce --format json`` prints."""
     results = reproduction.results
-    by_system = {**grouped(results, lambda c: c.system), "all": list(results)}
     return {
         "schema_version": 2,
-        "results": [comparison_record(c) for c in results],
+        "facts": list(FACTS),
+        "results": [run_record(c) for c in results],
         "links": [comparison_record(c) for c in reproduction.links],
         "steps": [
-            comparison_record(t.comparison) | {"naive": t.naive_seconds, "table": name}
+            run_record(t.comparison) | {"naive": t.naive_seconds, "table": name}
             for name, timed in reproduction.steps.items()
             for t in timed
         ],
-        "summary": {
-            system: {**_summary_record(group), "pairs": ordered_pairs(group)}
-            for system, group in by_system.items()
-        },
+        "collectives": [
+            comparison_record(t.comparison)
+            | {"table": name, "kind": t.kind, "n_ranks": t.n_ranks, "nbytes": t.nbytes}
+            for name, timed in reproduction.collectives.items()
+            for t in timed
+        ],
+        "summary": _summary_document(results, lambda c: c.system),
+        "strategy_summary": _summary_document(_all_runs(reproduction), lambda c: c.strategy),
         "links_summary": _summary_record(_by_sharing_law(reproduction.links)),
         "steps_summary": {
             name: [_group_record(group) for group in group_errors(timed)]
             for name, timed in reproduction.steps.items()
         },
+        "collectives_summary": {
+            name: [_collective_record(group) for group in collective_errors(timed)]
+            for name, timed in reproduction.collectives.items()
+        },
+    }
+
+
+def _summary_document(
+    comparisons: Sequence[Comparison], key: Callable[[Comparison], str]
+) -> dict[str, Any]:
+    """Return the errors of each group and over all, whole and by what is known of the runs."""
+    groups = {**grouped(comparisons, key), "all": list(comparisons)}
+    return {
+        name: {
+            **_summary_record(group),
+            "pairs": ordered_pairs(group),
+            "known": _summary_record([c for c in group if not c.assumed]),
+            "assumed": _summary_record([c for c in group if c.assumed]),
+        }
+        for name, group in groups.items()
+        if name
+    }
+
+
+def run_record(c: Comparison) -> dict[str, Any]:
+    """Return the comparison of a training run as a flat record, with what is known of the run."""
+    return comparison_record(c) | {
+        "strategy": c.strategy,
+        "known": ", ".join(c.known),
+        "assumed": ", ".join(c.assumed),
     }
 
 
@@ -308,6 +300,16 @@ def _group_record(group: GroupError) -> dict[str, Any]:
         "naive": vars(group.naive),
         "spearman": group.spearman,
         "regret": group.regret,
+        "assumed": ", ".join(group.assumed),
+    }
+
+
+def _collective_record(group: CollectiveErrors) -> dict[str, Any]:
+    return {
+        "machine": group.machine,
+        "kind": group.kind,
+        "n_ranks": group.n_ranks,
+        **vars(group.errors),
     }
 
 
@@ -349,6 +351,6 @@ def _draw_steps(axes: Any, steps: Mapping[str, Sequence[TimedRun]]) -> None:
         yscale="log",
         xlabel="measured step, s",
         ylabel="predicted step, s",
-        title="Steps of Megatron-LM on A100 (vTrain)",
+        title="Measured steps",
     )
     axes.legend(fontsize="small")

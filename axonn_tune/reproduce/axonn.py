@@ -20,6 +20,10 @@ from axonn_tune.strategies.axonn4d import AXONN
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.units import gib
 
+# What the papers leave open, and what the public logs leave open.
+_ASSUMED_OF_PAPERS = ("vocabulary", "global batch", "layout", "micro-batch", "software")
+_ASSUMED_OF_LOGS = ("vocabulary",)
+
 
 def compare_runs(rows: Sequence[Row], loaders: Loaders, each: Each = iter) -> list[Comparison]:
     """Predict each row of the table of end results."""
@@ -37,6 +41,8 @@ def _compare_run(row: Row, loaders: Loaders) -> Comparison:
         setting=setting,
         certainty=row["certainty"],
         source=row["source"],
+        assumed=_ASSUMED_OF_LOGS if row["grid"] else _ASSUMED_OF_PAPERS,
+        strategy=AXONN.name,
     )
 
 

@@ -13,6 +13,23 @@ import numpy as np
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 
+# Facts about a training run that a prediction needs; where a source does not state one, or the
+# model cannot express it, something near is assumed.
+FACTS = (
+    "model",
+    "vocabulary",
+    "sequence length",
+    "global batch",
+    "number of GPUs",
+    "GPU",
+    "network",
+    "layout",
+    "virtual stages",
+    "micro-batch",
+    "recomputation",
+    "software",
+)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -25,11 +42,15 @@ class Comparison:
     setting
         What was assumed for the prediction.
     certainty
-        Where the number comes from: table, abstract, or recalled (from memory).
+        Where the number comes from: table, figure, abstract, or recalled (from memory).
     system
         System whose measurement it is.
     group
         Name that is shared by the numbers that the source compares.
+    assumed
+        Those of the `FACTS` that were assumed for the prediction.
+    strategy
+        Name of the strategy whose plan stands for the run.
     """
 
     machine: str
@@ -42,6 +63,13 @@ class Comparison:
     source: str
     system: str = "AxoNN"
     group: str = ""
+    assumed: tuple[str, ...] = ()
+    strategy: str = ""
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The facts that the source states."""
+        return tuple(fact for fact in FACTS if fact not in self.assumed)
 
     @property
     def error_fraction(self) -> float | None:

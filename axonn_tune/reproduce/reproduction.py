@@ -5,27 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from axonn_tune.reproduce import fsdp, megatron, sharded
 from axonn_tune.reproduce.axonn import compare_links, compare_runs
+from axonn_tune.reproduce.collectives import TimedCollective, across_nodes, inside_node
 from axonn_tune.reproduce.comparison import Comparison
-from axonn_tune.reproduce.results import compare_frontier, compare_published
-from axonn_tune.reproduce.runs import Loaders, Row, all_runs, vtrain
+from axonn_tune.reproduce.ratios import compare_ratios
+from axonn_tune.reproduce.results import compare_published
+from axonn_tune.reproduce.runs import Loaders, Row, Run
 from axonn_tune.reproduce.steps import TimedRun, time_runs
 from axonn_tune.search.rank import Each
-
-# Published table of measured steps, and its machine, by what the table holds.
-STEPS = {
-    "several nodes": ("vtrain_a100_multi", "a100-800g"),
-    "one node": ("vtrain_a100_single", "a100-800g"),
-}
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Comparisons of end results, of ring bandwidths, and of measured steps by table."""
+    """Comparisons of end results, of measured steps by table, of rings, of collectives by table."""
 
     results: Sequence[Comparison]
-    links: Sequence[Comparison]
     steps: Mapping[str, Sequence[TimedRun]]
+    links: Sequence[Comparison]
+    collectives: Mapping[str, Sequence[TimedCollective]]
 
 
 def reproduce(
@@ -34,12 +32,50 @@ def reproduce(
     """Predict everything; `load` finds a published table by name."""
     results = [
         *compare_runs(load("axonn"), loaders, each),
-        *compare_published(all_runs(load, loaders), each),
-        *compare_frontier(load("frontier"), loaders),
+        *compare_published(published_runs(load, loaders), each),
+        *compare_ratios(load("frontier"), loaders),
     ]
+    steps = {name: time_runs(runs, each) for name, runs in measured_steps(load, loaders).items()}
     links = compare_links(load("axonn_links"), loaders)
-    steps = {
-        name: time_runs(list(vtrain(load(table), loaders.machine(machine))), each)
-        for name, (table, machine) in STEPS.items()
+    return Reproduction(results, steps, links, timed_collectives(load, loaders))
+
+
+def timed_collectives(
+    load: Callable[[str], Sequence[Row]], loaders: Loaders
+) -> dict[str, Sequence[TimedCollective]]:
+    """Predict the measured collectives, by where their ranks are."""
+    return {
+        "across nodes": across_nodes(load("collectives_pccl"), loaders),
+        "inside a node": inside_node(load("collectives_one_node"), loaders),
     }
-    return Reproduction(results, links, steps)
+
+
+def published_runs(load: Callable[[str], Sequence[Row]], loaders: Loaders) -> list[Run]:
+    """Return the runs of all tables of end results except AxoNN's."""
+    layouts = load("korthikanti22_table5")
+    return [
+        *megatron.weak_scaling(load("megatron_sc21_table1"), loaders),
+        *sharded.against_zero3(load("megatron_sc21_zero3"), loaders),
+        *megatron.sequence_parallelism(layouts, loaders),
+        *megatron.activation_memory(load("korthikanti22_memory"), layouts, loaders),
+        *megatron.bigscience(load("bigscience_176b"), loaders),
+        *megatron.megascale(load("megascale_table"), loaders),
+        *megatron.llama3(load("llama3"), loaders),
+        *sharded.zero_plus_plus(load("zeropp"), loaders),
+        *sharded.pccl_training(load("training_pccl"), loaders),
+        *fsdp.torchtitan(load("torchtitan"), loaders),
+        *fsdp.fms_fsdp(load("fms_fsdp"), loaders),
+        *megatron.on_frontier(load("frontier_megatron"), loaders),
+    ]
+
+
+def measured_steps(
+    load: Callable[[str], Sequence[Row]], loaders: Loaders
+) -> dict[str, Sequence[Run]]:
+    """Return the runs of the large tables of measured steps, by what the table holds."""
+    vtrain_machine = loaders.machine("a100-800g")
+    return {
+        "several nodes": list(megatron.vtrain(load("vtrain_a100_multi"), vtrain_machine)),
+        "one node": list(megatron.vtrain(load("vtrain_a100_single"), vtrain_machine)),
+        "FSDP": list(fsdp.llm_foundry(load("llm_foundry"), loaders)),
+    }

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from axonn_tune.errors import NoCandidateError
 from axonn_tune.reproduce.comparison import Comparison
-from axonn_tune.reproduce.runs import (
-    Loaders,
-    Row,
-    Run,
-    megatron_on_frontier,
-    sharded_on_frontier,
-)
+from axonn_tune.reproduce.runs import Run
 from axonn_tune.search.rank import Each, rank_candidates
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
 GB = 1e9
 _STATES = ("weights", "gradients", "optimizer_states")
-_ZERO_PAPER = "Xu et al., arXiv 2501.04266"
-_MEGATRON_PAPER = "Dash et al., arXiv 2312.12705"
-# Numerator and denominator of each published ratio of sharded strategies on Frontier.
-_RATIOS = {
-    "zero_topo_over_zeropp": ("zero_topo", "zeropp"),
-    "zeropp_over_zero3": ("zeropp", "zero3"),
-    "zero_topo_over_zero3": ("zero_topo", "zero3"),
-}
-# Published numbers of Frontier that say too little to be predicted, and what is missing.
-_NOT_PREDICTED = {
-    "zero_topo_scaling_efficiency": "not predicted: base and batch of the scaling are not known",
-    "forge": "not predicted: model, layout and batch are not known",
-}
 
 
 def _mean_state_gib(prediction: Prediction, run: Run) -> float:
@@ -50,6 +31,8 @@ def _mean_state_gib(prediction: Prediction, run: Run) -> float:
 _METRICS: dict[str, Callable[[Prediction, Run], float]] = {
     "step_seconds": lambda p, _: p.step_seconds,
     "tflops_per_gpu": lambda p, _: p.tflops_per_gpu,
+    "tokens_per_second_per_gpu": lambda p, _: p.tokens_per_second_per_gpu,
+    "fraction_of_peak": lambda p, _: p.hfu,
     "hardware_tflops_per_gpu": lambda p, _: p.hardware_tflops_per_gpu,
     "memory_gb": lambda p, _: p.memory_bytes / GB,
     "activation_gib": lambda p, _: gib(p.memory_terms_bytes["activations"]),
@@ -89,6 +72,8 @@ def compare_number(run: Run, metric: str, prediction: Prediction | None) -> Comp
         source=run.source,
         system=run.system,
         group=run.group,
+        assumed=run.assumed,
+        strategy=run.search.scenario.strategy.name,
     )
 
 
@@ -100,41 +85,4 @@ def _setting(p: Prediction) -> str:
     return (
         f"{sizes}{virtual}, micro-batch {configuration.micro_batch}, "
         f"recompute {configuration.recompute}"
-    )
-
-
-def compare_frontier(rows: Sequence[Row], loaders: Loaders) -> list[Comparison]:
-    """Compare ratios of sharded strategies, and fractions of peak of Megatron-DeepSpeed."""
-    tflops = {
-        name: rank_candidates(search).prediction(0).tflops_per_gpu
-        for name, search in sharded_on_frontier(loaders).items()
-    }
-    return [_compare_on_frontier(row, tflops, loaders) for row in rows]
-
-
-def _compare_on_frontier(row: Row, tflops: Mapping[str, float], loaders: Loaders) -> Comparison:
-    """Compare a row; `tflops` holds the predicted TFLOP/s per GPU of each sharded strategy."""
-    name = row["system"]
-    is_megatron = name == "megatron_deepspeed"
-    predicted = None
-    if is_megatron:
-        best = rank_candidates(megatron_on_frontier(row, loaders)).prediction(0)
-        predicted = best.hfu
-        setting = f"layout and batch assumed: {_setting(best)}"
-    elif name in _RATIOS:
-        numerator, denominator = _RATIOS[name]
-        predicted = tflops[numerator] / tflops[denominator]
-        setting = "batch of 1536 assumed"
-    else:
-        setting = _NOT_PREDICTED.get(name, "")
-    return Comparison(
-        machine="frontier-2024",
-        subject=f"{name} {row['parameters_b']}B on {row['gcds'] or '?'}",
-        metric=row["metric"],
-        published=float(row["value"]),
-        predicted=predicted,
-        setting=setting,
-        certainty="abstract",
-        source=_MEGATRON_PAPER if is_megatron else _ZERO_PAPER,
-        system="Megatron-DeepSpeed" if is_megatron else "ZeRO on Frontier",
     )

@@ -11,6 +11,7 @@ from axonn_tune.reproduce.comparison import Comparison, ErrorSummary, grouped, s
 from axonn_tune.reproduce.results import compare_number, predict_run
 from axonn_tune.reproduce.runs import Run
 from axonn_tune.search.rank import Each
+from axonn_tune.spec.model import Model
 from axonn_tune.step.prediction import Prediction
 
 
@@ -38,16 +39,19 @@ class TimedRun:
         return self.comparison.predicted
 
     @property
-    def job(self) -> tuple[str, int, int]:
-        """What was trained; the layouts of one job are alternatives."""
+    def job(self) -> tuple[Model, str, int, int]:
+        """What was trained on what; the layouts of one job are alternatives."""
         scenario = self.run.search.scenario
-        return scenario.model.name, scenario.job.n_gpus, scenario.job.global_batch
+        job = scenario.job
+        return scenario.model, scenario.machine.name, job.n_gpus, job.global_batch
 
 
 @dataclass(frozen=True)
 class GroupError:
     """Errors of a group of measured steps, and those of a naive baseline.
 
+    assumed
+        Facts that were assumed for some step of the group.
     spearman
         Rank correlation of predicted with measured times.
     regret
@@ -60,6 +64,7 @@ class GroupError:
     naive: ErrorSummary
     spearman: float
     regret: float
+    assumed: tuple[str, ...]
 
 
 def time_runs(runs: Sequence[Run], each: Each = iter) -> list[TimedRun]:
@@ -110,7 +115,8 @@ def _group_error(name: str, timed: Sequence[TimedRun]) -> GroupError:
     naive_errors = summary_of(list(naive / measured - 1.0))
     assert model_errors is not None and naive_errors is not None, "no group is empty"
     correlation = float(spearmanr(predicted, measured).statistic)
-    return GroupError(name, model_errors, naive_errors, correlation, _regret(timed))
+    assumed = tuple(dict.fromkeys(fact for t in timed for fact in t.run.assumed))
+    return GroupError(name, model_errors, naive_errors, correlation, _regret(timed), assumed)
 
 
 def _regret(timed: Sequence[TimedRun]) -> float:

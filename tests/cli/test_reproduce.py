@@ -11,5 +11,9 @@ def test_the_command_prints_every_row(reproduce_command):
     rows = list(csv.DictReader(io.StringIO(reproduce_command.csv)))
     found = reproduce_command.reproduction
     n_steps = sum(len(timed) for timed in found.steps.values())
-    assert len(rows) == len(found.results) + len(found.links) + n_steps
-    assert n_steps == 55 + 360
+    n_collectives = sum(len(timed) for timed in found.collectives.values())
+    assert len(rows) == len(found.results) + len(found.links) + n_steps + n_collectives
+    assert n_steps == 55 + 360 + 133
+    assert n_collectives == 102 + 240
+    runs = [row for row in rows if row["known"]]
+    assert len(runs) == len(found.results) + n_steps

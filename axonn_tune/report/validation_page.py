@@ -1,0 +1,176 @@
+"""The page docs/validation.md: predicted against published, with how to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import fill
+
+from axonn_tune.cost.gemm import CURVE_ERROR
+from axonn_tune.report.reproduce import (
+    COLLECTIVE_HEADERS,
+    LINK_HEADERS,
+    RUN_HEADERS,
+    STEP_HEADERS,
+    STRATEGY_HEADERS,
+    SUMMARY_HEADERS,
+    collective_rows,
+    comparison_rows,
+    link_line,
+    run_rows,
+    step_rows,
+    strategy_rows,
+    summary_rows,
+)
+from axonn_tune.reproduce.comparison import FACTS, grouped
+from axonn_tune.reproduce.reproduction import Reproduction
+from axonn_tune.spec.machine import ORIGINS, Machine
+from axonn_tune.spec.provenance import quantities
+from axonn_tune.step.spread import MODEL_ERROR, UNSTATED_SPREAD
+
+
+def reproduction_markdown(reproduction: Reproduction, machines: Sequence[Machine]) -> str:
+    """Return the page docs/validation.md."""
+    results = reproduction.results
+    parts = [
+        "# Validation: predicted against published",
+        "",
+        "Written by `axonn-tune reproduce --format markdown --output docs/validation.md`; a test",
+        "fails when this page and the code disagree. One profile holds for all rows of a machine,",
+        "and no constant belongs to a row. `--format csv` prints every row, also of the measured",
+        "steps.",
+        "",
+        "![Predicted over published](validation.png)",
+        "",
+        "## By system",
+        "",
+        "An error is predicted over published, minus one. *Pairs in order*: pairs of",
+        "configurations that a source compares, of which the prediction has the order right.",
+        "",
+        _FACTS_READING,
+        "",
+        markdown_table(summary_rows(results), SUMMARY_HEADERS),
+        "",
+        _READING,
+        "",
+        "## By strategy",
+        "",
+        "These rows count the end results above and the measured steps below.",
+        "",
+        markdown_table(strategy_rows(reproduction), STRATEGY_HEADERS),
+        "",
+        "## Measured steps",
+        "",
+        markdown_table(step_rows(reproduction), STEP_HEADERS),
+        "",
+        _STEPS_READING,
+    ]
+    for system, group in grouped(results, lambda c: c.system).items():
+        sources = ", ".join(dict.fromkeys(c.source for c in group))
+        parts += ["", f"## {system}", "", f"Sources: {sources}.", ""]
+        parts.append(markdown_table(run_rows(group), RUN_HEADERS))
+    parts += [
+        "",
+        "## Bandwidth of rings",
+        "",
+        markdown_table(comparison_rows(reproduction.links), LINK_HEADERS),
+        "",
+        f"{link_line(reproduction)}.",
+        "",
+        "Rings inside a node are entries of the profiles and agree by construction; rings across",
+        "nodes follow from one bandwidth per machine and the law",
+        "beta / min(ranks per node, stride).",
+        "",
+        "## Collectives",
+        "",
+        _COLLECTIVES_READING,
+        "",
+        markdown_table(collective_rows(reproduction, by_ranks=True), COLLECTIVE_HEADERS),
+        "",
+        "## Free parameters",
+        "",
+        "Numbers that are neither measured nor published, by profile:",
+        "",
+        *_parameter_lines(machines),
+        "",
+        *_FITTED,
+        "",
+        "Constants of the algorithm that are choices of a system, not of a machine, stand with",
+        "their source in `axonn_tune/strategies/`: gradient buckets, dtypes of gradients and",
+        "optimizer states, the bytes of quantised messages.",
+        "",
+        *_CONVENTIONS,
+    ]
+    return "\n".join(parts)
+
+
+_FITTED = [
+    "One number is fitted: `kernels.issue_seconds` of the A100 profiles with eight GPUs in a",
+    "node, to the steps of one node with hidden size 1024 (table above); it serves for all other",
+    "rows of those machines.",
+]
+
+_FACTS_READING = fill(
+    f"A prediction needs these facts of a run: {', '.join(FACTS)}. A row counts as *known* where "
+    "its source states them all, and as *assumed in part* where something near had to be taken for "
+    "one of them, because the source is silent or the model cannot express it. The tables name "
+    "what was assumed of each run; its other facts are known.",
+    100,
+)
+
+_COLLECTIVES_READING = """These rows hold how long collectives took against how long they take by
+the profiles: across nodes of Frontier with RCCL and of Perlmutter with NCCL (arXiv 2504.18658v2),
+and inside a node from 1 MiB up (aiconfigurator-core 0.12.0). One group of consecutive ranks runs
+alone; a machine without a profile is left out. *all* stands for all machines, kinds or numbers of
+ranks."""
+
+_UNSTATED = ", ".join(
+    f"{100 * spread:.0f} % {origin}" for origin, spread in UNSTATED_SPREAD.items()
+)
+_CONVENTIONS = [
+    "Conventions of the intervals and of `P(best)`, which move no prediction",
+    "(`axonn_tune/search/uncertainty.py`, `axonn_tune/cost/gemm.py`): spreads of numbers that",
+    f"state none, {_UNSTATED}; what the model leaves out,",
+    f"{100 * MODEL_ERROR:.0f} % for each candidate; products without measured points, "
+    f"{100 * CURVE_ERROR:.0f} %.",
+]
+
+_READING = """How to read it: where a source does not say what was run (AxoNN's grids, the
+micro-batch of SC21's Table 1 and of the runs over RCCL and NCCL), the best configuration of the
+model stands for it; where they ran another, or a shipped profile is too kind to the machine, the
+prediction is too fast. Rows marked `recalled` are from memory and count as hints. Known misses:
+DeepSpeed's ZeRO-3 of 2021 exposes far more communication than its volumes and latencies explain;
+the two public logs of AxoNN do not state gradient accumulation (one micro-step is assumed); 6144
+GPUs cannot share 8192 sequences evenly; of ZeRO++ only the 18B shape is stated; of the sharded
+strategies on Frontier no batch or version is known, and quantised messages were slower there than
+their bytes say. Megatron-DeepSpeed has the layouts of its public launch scripts. MegaScale's
+parallel blocks and sliding windows are not modelled. An AxoNN grid stands for torchtitan's FSDP
+with tensor parallelism."""
+
+_STEPS_READING = """*several nodes* and *one node*: layouts of Megatron-LM on A100 that vTrain
+published with their times (VIA-Research/vTrain, data/, MIT licence); recomputation and vocabulary
+are not in its files, and full recomputation and 51200 are taken for all rows. *FSDP*: MPT models of
+llm-foundry (Apache-2.0) on A100 and H100. *naive*: FLOPs at one fraction of the peak, fitted to the
+very rows of a table, times the bubble. *regret*: how much slower the layout that is predicted to be
+the fastest is than the fastest measured one, mean over jobs (same model, GPUs and batch). For
+comparison, on vTrain's whole sets of 109 and 1,440 rows, of which these are a part: Calculon 15.3 %
+on several nodes and 38.9 % on one; vTrain's own claim 14.7 % and 8.4 %."""
+
+
+def markdown_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
+    """Return a table in Markdown."""
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _parameter_lines(machines: Sequence[Machine]) -> list[str]:
+    lines = []
+    for machine in machines:
+        named = list(quantities(machine))
+        counts = {origin: sum(q.origin == origin for _, q in named) for origin in ORIGINS}
+        assumed = ", ".join(f"`{name}` = {q.value:g}" for name, q in named if q.origin == "assumed")
+        lines.append(
+            f"- **{machine.name}**: {counts['measured']} measured, "
+            f"{counts['published']} published, {counts['assumed']} assumed: {assumed}; "
+            f"{len(machine.gemm.tiles)} GEMM tiles with assumed relative speeds"
+        )
+    return lines

@@ -1,0 +1,104 @@
+"""Collectives that others measured, next to what the profiles of their machines imply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from axonn_tune.cost.prices import group_seconds
+from axonn_tune.reproduce.comparison import Comparison, ErrorSummary, grouped, summarise
+from axonn_tune.reproduce.runs import Loaders, Row
+
+# Machines that were measured and have no profile yet.
+WITHOUT_PROFILE = {"dgx-b200"}
+_MIB = 2.0**20
+
+
+@dataclass(frozen=True)
+class TimedCollective:
+    """One collective over consecutive ranks, with the time that it took and the predicted one.
+
+    nbytes
+        Size of the whole buffer, for an all-gather that of the gathered one.
+    """
+
+    kind: str
+    n_ranks: int
+    nbytes: float
+    comparison: Comparison
+
+    @property
+    def machine(self) -> str:
+        """The machine on which it was measured."""
+        return self.comparison.machine
+
+
+@dataclass(frozen=True)
+class CollectiveErrors:
+    """Errors of the collectives of one machine, one kind and one number of ranks.
+
+    An empty text stands for all machines or all kinds, and 0 for all numbers of ranks.
+    """
+
+    machine: str
+    kind: str
+    n_ranks: int
+    errors: ErrorSummary
+
+
+def across_nodes(rows: Sequence[Row], loaders: Loaders) -> list[TimedCollective]:
+    """Predict the collectives that were measured over many nodes."""
+    source = "arXiv 2504.18658v2 (IPDPS 2026)"
+    return [_time_collective(row, loaders, source, "figure") for row in rows]
+
+
+def inside_node(rows: Sequence[Row], loaders: Loaders) -> list[TimedCollective]:
+    """Predict the collectives that were measured inside one node."""
+    source = "aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0)"
+    return [_time_collective(row, loaders, source, "table") for row in rows]
+
+
+def _time_collective(row: Row, loaders: Loaders, source: str, certainty: str) -> TimedCollective:
+    """Predict a row, in which one group holds all ranks and they fill one node after another."""
+    name = row["machine"]
+    n_ranks = int(row["ranks"])
+    nbytes = float(row["mebibytes"]) * _MIB
+    predicted = None
+    setting = "not predicted: no profile of this machine"
+    if name not in WITHOUT_PROFILE:
+        machine = loaders.machine(name)
+        predicted = float(group_seconds(machine, row["kind"], 1, n_ranks, nbytes)[0])
+        setting = "one group of consecutive ranks"
+    comparison = Comparison(
+        machine=name,
+        subject=f"{row['kind']} of {row['mebibytes']} MiB over {n_ranks} ranks",
+        metric="collective_seconds",
+        published=1e-3 * float(row["milliseconds"]),
+        predicted=predicted,
+        setting=setting,
+        certainty=certainty,
+        source=source,
+        system=row["library"],
+    )
+    return TimedCollective(row["kind"], n_ranks, nbytes, comparison)
+
+
+def collective_errors(timed: Sequence[TimedCollective]) -> list[CollectiveErrors]:
+    """Return the errors of every group of collectives, each after the larger one that holds it."""
+    found = [
+        *_errors_by(timed, lambda t: ("", "", 0)),
+        *_errors_by(timed, lambda t: (t.machine, "", 0)),
+        *_errors_by(timed, lambda t: (t.machine, t.kind, 0)),
+        *_errors_by(timed, lambda t: (t.machine, t.kind, t.n_ranks)),
+    ]
+    return sorted(found, key=lambda e: (e.machine, e.kind, e.n_ranks))
+
+
+def _errors_by(
+    timed: Sequence[TimedCollective], key: Callable[[TimedCollective], tuple[str, str, int]]
+) -> Iterator[CollectiveErrors]:
+    """Yield the errors of each group of collectives that has a prediction."""
+    for (machine, kind, n_ranks), group in grouped(timed, key).items():
+        errors = summarise([t.comparison for t in group])
+        if errors is not None:
+            yield CollectiveErrors(machine, kind, n_ranks, errors)

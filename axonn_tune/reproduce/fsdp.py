@@ -1,0 +1,161 @@
+"""Published runs of PyTorch's FSDP, in llm-foundry, torchtitan and fms-fsdp."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
+from axonn_tune.reproduce.sharded import sharded_search
+from axonn_tune.search.search import Constraints, Search
+from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.strategies.axonn4d import AXONN
+from axonn_tune.strategies.zero import zero3
+
+# Hidden size, layers and heads of MPT models.
+_MPT_SHAPES = {
+    "125m": (768, 12, 12),
+    "350m": (1024, 24, 16),
+    "1b": (2048, 24, 16),
+    "3b": (2560, 32, 20),
+    "7b": (4096, 32, 32),
+    "70b": (8192, 80, 64),
+}
+
+
+def llm_foundry(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield measured steps of MPT models; the source states all but the latency of the network."""
+    source = "mosaicml/llm-foundry, scripts/train/benchmarking (Apache-2.0)"
+    machines = _llm_foundry_machines(loaders)
+    for row in rows:
+        machine = machines[row["gpu"]]
+        is_one_node = int(row["gpus"]) <= machine.ranks_per_node
+        assumed = () if is_one_node else ("network",)
+        paper = Paper("FSDP of llm-foundry", source, machine, assumed=assumed)
+        n_sequences = int(row["micro_batch"]) * int(row["micro_steps"]) * int(row["gpus"])
+        model = mpt(row["model"], int(row["seq_len"]))
+        search = _fsdp_search({**row, "global_batch": str(n_sequences)}, model, machine)
+        tokens = n_sequences * model.seq_len
+        published = {"step_seconds": tokens / float(row["tokens_per_s"])}
+        subject = f"{row['model']} x {row['seq_len']} on {row['gpus']}"
+        group = f"{row['gpu']}, {'one node' if is_one_node else 'several nodes'}"
+        yield paper.run(group, subject, search, published)
+
+
+def _fsdp_search(
+    row: Row, model: Model, machine: Machine, sizes: Mapping[str, int] | None = None
+) -> Search:
+    """Return the search of a row's FSDP, whose shards are spread over all ranks if no size says."""
+    return sharded_search(
+        row,
+        model,
+        machine,
+        zero3(),
+        sizes or {"replica": 1},
+        int(row["micro_batch"]),
+        recomputes=(row["recompute"],),
+    )
+
+
+def mpt(name: str, seq_len: int) -> Model:
+    """Return an MPT model, whose published counts of parameters include biases and positions."""
+    hidden, layers, heads = _MPT_SHAPES[name]
+    return Model(f"mpt-{name}", layers, hidden, heads, 50368, seq_len)
+
+
+def _llm_foundry_machines(loaders: Loaders) -> dict[str, Machine]:
+    """Return the machines by the source's names of their GPUs.
+
+    The nodes have the GPUs, the links and the network bandwidth of DGX nodes. The profile of
+    Perlmutter describes the A100 of 40 GB.
+    """
+    dgx_a100 = loaders.machine("dgx-a100")
+    small_gpu = loaders.machine("perlmutter").gpu
+    return {
+        "H100-80GB": loaders.machine("dgx-h100"),
+        "A100-80GB": dgx_a100,
+        "A100-40GB": replace(dgx_a100, name="dgx-a100, 40 GB", gpu=small_gpu),
+    }
+
+
+def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield Llama 3.1 with FSDP2, alone and with tensor parallelism inside a node."""
+    machine = loaders.machine("dgx-h100")
+    for row in rows:
+        source = f"pytorch/torchtitan, benchmarks/{row['document']} (BSD-3)"
+        paper = Paper("FSDP of torchtitan", source, machine, assumed=_assumed_of_torchtitan(row))
+        model = loaders.model(row["model"])
+        layout = f"FSDP {row['shard']}"
+        if _has_tensor(row):
+            search = _with_tensor(row, model, machine)
+            layout += f" x TP {row['tensor']}"
+        else:
+            search = _fsdp_search(row, model, machine)
+        compiled = "compiled" if row["compile"] == "yes" else "not compiled"
+        group = f"{row['model']}, {compiled}"
+        subject = f"{row['model']}, {layout}, {compiled}"
+        published = {"tokens_per_second_per_gpu": float(row["tokens_per_s_per_gpu"])}
+        yield paper.run(group, subject, search, published)
+
+
+def _has_tensor(row: Row) -> bool:
+    """Return whether a row of torchtitan's runs has tensor parallelism."""
+    return int(row["tensor"]) > 1
+
+
+def _assumed_of_torchtitan(row: Row) -> tuple[str, ...]:
+    """Return the facts of a run that the profile and the strategies cannot express.
+
+    The GPUs are slower than those of a DGX; selective recomputation keeps every second product;
+    kernels that were not compiled are not fused.
+    """
+    assumed = ["GPU", "network"]
+    if row["recompute"] == "selective":
+        assumed.append("recomputation")
+    if _has_tensor(row) or row["compile"] == "no":
+        assumed.append("software")
+    return tuple(assumed)
+
+
+def _with_tensor(row: Row, model: Model, machine: Machine) -> Search:
+    """Return the search of the AxoNN grid that stands for FSDP with tensor parallelism.
+
+    Z shards the weights and Y splits them over the node. The grid has no sequence parallelism, and
+    its overlapped all-reduce is switched off.
+    """
+    job = Job(int(row["gpus"]), int(row["global_batch"]), model.seq_len, overlap=Overlap(oar=False))
+    axes = {"x": 1, "y": int(row["tensor"]), "z": int(row["shard"]), "data": 1}
+    constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
+    scenario = Scenario(model, job, machine, AXONN)
+    return Search(scenario, constraints, (row["recompute"],), include_oom=True)
+
+
+def fms_fsdp(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield Llama 2 with FSDP and hybrid sharding on 128 A100.
+
+    Jean Zay's nodes have the same GPUs and the same 400 Gb/s of another network.
+    """
+    machine = loaders.machine("jean-zay")
+    large = loaders.model("llama2-70b")
+    models = {
+        "7b": loaders.model("llama2-7b"),
+        "13b": loaders.model("llama2-13b"),
+        # The README names no sizes of 34b: those of Code Llama, arXiv 2308.12950, are taken.
+        "34b": replace(large, name="llama2-34b", n_layers=48, ffn_hidden_size=22016),
+        "70b": large,
+    }
+    source = "foundation-model-stack/fms-fsdp, README.md"
+    for row in rows:
+        assumed = ("model", "network") if row["model"] == "34b" else ("network",)
+        paper = Paper("FSDP of IBM", source, machine, assumed=assumed)
+        n_sequences = int(row["micro_batch"]) * int(row["gpus"])
+        sizes = {"shard": machine.ranks_per_node} if row["sharding"] == "HSDP" else None
+        search = _fsdp_search(
+            {**row, "global_batch": str(n_sequences)}, models[row["model"]], machine, sizes
+        )
+        subject = f"{row['model']}, {row['sharding']}"
+        published = {"tokens_per_second_per_gpu": float(row["tokens_per_s_per_gpu"])}
+        yield paper.run("Llama 2", subject, search, published)

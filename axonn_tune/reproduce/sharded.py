@@ -1,0 +1,144 @@
+"""Published runs of ZeRO-3 and ZeRO++ in DeepSpeed, and of plain data parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from axonn_tune.reproduce.megatron import MEGATRON_2021, megatron_search
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, gpt
+from axonn_tune.search.search import Constraints, Search
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.strategies.zero import Zero, zero3, zeropp
+
+
+def sharded_search(
+    row: Row,
+    model: Model,
+    machine: Machine,
+    strategy: Zero,
+    sizes: Mapping[str, int],
+    micro_batch: int | None,
+    dtype: str = "bf16",
+    attention: str = "flash",
+    recomputes: tuple[str, ...] = ("full",),
+) -> Search:
+    """Return a search of a sharded strategy; without a micro-batch, the best that fits is taken."""
+    job = Job(
+        int(row["gpus"]),
+        int(row["global_batch"]),
+        model.seq_len,
+        dtype,
+        attention,
+        dropout=attention == "unfused",
+    )
+    return Search(
+        Scenario(model, job, machine, strategy),
+        Constraints(dict(sizes), micro_batch=micro_batch),
+        recomputes,
+        include_oom=micro_batch is not None,
+    )
+
+
+def against_zero3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield runs of Megatron-LM and DeepSpeed's ZeRO-3, which gathers parameters one by one.
+
+    Of Megatron-LM's layout the table states only the product of the tensor and pipeline sizes.
+    """
+    source = "Narayanan et al., SC21, Table 2"
+    machine = loaders.machine("dgx-a100")
+    for row in rows:
+        model = gpt(row, 2048)
+        micro_batch = int(row["micro_batch"])
+        if row["strategy"] == "zero3":
+            paper = Paper("DeepSpeed ZeRO-3", source, machine)
+            search = sharded_search(
+                row, model, machine, zero3(0), {"replica": 1}, micro_batch, "fp16", "unfused"
+            )
+        else:
+            paper = Paper("Megatron-LM 2021", source, machine, assumed=("layout", "virtual stages"))
+            stages = {96: 12, 105: 35}[model.n_layers]
+            search = megatron_search(
+                row,
+                model,
+                machine,
+                MEGATRON_2021,
+                micro_batch=micro_batch,
+                sizes={"tensor": 8, "pipeline": stages},
+                n_virtual=(1, 2, 3, 4),
+            )
+        published = {"hardware_tflops_per_gpu": float(row["tflops_per_gpu"])}
+        subject = f"{row['parameters_b']}B on {row['gpus']}"
+        yield paper.run(
+            f"ZeRO-3 and Megatron-LM, {row['parameters_b']}B", subject, search, published
+        )
+
+
+# Layers, hidden size and heads of a GPT, by billions of parameters; the source states only 18B, the
+# others are the nearest usual shapes (12 l h^2).
+_ZEROPP_SHAPES = {
+    "18": (40, 6144, 32),
+    "49": (61, 8192, 64),
+    "91": (89, 9216, 72),
+    "138": (76, 12288, 96),
+}
+_ZEROPP_ASSUMED = ("vocabulary", "global batch", "micro-batch", "recomputation")
+
+
+def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield ZeRO-3 and ZeRO++ on 384 V100, with one sequence on each."""
+    for row in rows:
+        layers, hidden, heads = _ZEROPP_SHAPES[row["model_b"]]
+        links = row["ib_links"]
+        machine = loaders.machine(f"dgx2-{links}ib")
+        tokens = int(row["tokens_per_gpu"])
+        model = Model(f"gpt-{row['model_b']}b", layers, hidden, heads, 51200, tokens)
+        full = {"gpus": "384", "global_batch": "384"}
+        assumed = _ZEROPP_ASSUMED if row["model_b"] == "18" else ("model", *_ZEROPP_ASSUMED)
+        members = (
+            ("DeepSpeed ZeRO-3", zero3(0), {"replica": 1}, "zero3_tflops"),
+            ("ZeRO++", zeropp(calls_per_block=0), {"secondary": 16}, "zeropp_tflops"),
+        )
+        for system, strategy, sizes, column in members:
+            source = "ZeRO++ blog of DeepSpeed (arXiv 2306.10209)"
+            paper = Paper(system, source, machine, assumed=assumed)
+            search = sharded_search(full, model, machine, strategy, sizes, 1, "fp16", "unfused")
+            subject = f"{row['model_b']}B, {links} links"
+            published = {"tflops_per_gpu": float(row[column])}
+            yield paper.run(f"ZeRO++, {row['model_b']}B", subject, search, published)
+
+
+_PCCL_ASSUMED: tuple[str, ...] = ("vocabulary", "micro-batch", "recomputation", "software")
+
+
+def pccl_training(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield DeepSpeed's ZeRO-3, and data parallelism of whole models, over RCCL and NCCL.
+
+    The micro-batch and the recomputation that are fastest by the model stand for those of the runs.
+    A shard of one rank leaves only the all-reduce of gradients, which is that of DDP.
+    """
+    for row in rows:
+        if row["workload"] == "ZeRO-3":
+            system, strategy, sizes = "DeepSpeed ZeRO-3", zero3(0), {"replica": 1}
+            assumed = _PCCL_ASSUMED
+        else:
+            system, strategy, sizes = "DDP", zero3(), {"shard": 1}
+            assumed = ("model", "sequence length", *_PCCL_ASSUMED)
+        machine = loaders.machine(row["machine"])
+        paper = Paper(system, "arXiv 2504.18658v2 (IPDPS 2026)", machine, "figure", assumed)
+        search = sharded_search(
+            row,
+            gpt(row, int(row["seq_len"])),
+            machine,
+            strategy,
+            sizes,
+            None,
+            "fp16",
+            recomputes=RECOMPUTES,
+        )
+        subject = f"{row['parameters_b']}B on {row['gpus']}"
+        published = {"step_seconds": float(row["step_seconds"])}
+        group = f"{row['machine']}, {system} of {row['parameters_b']}B"
+        yield paper.run(group, subject, search, published)

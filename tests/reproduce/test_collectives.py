@@ -1,0 +1,96 @@
+"""Measured collectives: what the tables hold, and how their errors are added up."""
+
+import pytest
+
+from axonn_tune.cost.collectives import moved_fraction
+from axonn_tune.cost.prices import group_seconds
+from axonn_tune.io.package_data import load_published
+from axonn_tune.io.presets import list_machines, load_machine, load_model
+from axonn_tune.reproduce.collectives import (
+    WITHOUT_PROFILE,
+    across_nodes,
+    collective_errors,
+    inside_node,
+)
+from axonn_tune.reproduce.runs import Loaders
+
+LOADERS = Loaders(load_model, load_machine)
+# Advertised bytes per second of NVLink in each direction, by machine (NVIDIA's datasheets).
+NVLINK = {"dgx-a100": 300e9, "dgx-h100": 450e9, "dgx-h200": 450e9, "dgx-b200": 900e9}
+
+
+def row(machine="perlmutter", kind="all_gather", ranks=64, mebibytes=64, milliseconds=1.0):
+    return {
+        "machine": machine,
+        "kind": kind,
+        "ranks": str(ranks),
+        "mebibytes": str(mebibytes),
+        "milliseconds": str(milliseconds),
+        "library": "NCCL",
+    }
+
+
+def predicted_milliseconds(kind, ranks, mebibytes):
+    machine = load_machine("perlmutter")
+    return 1e3 * float(group_seconds(machine, kind, 1, ranks, mebibytes * 2**20)[0])
+
+
+def test_only_machines_without_a_shipped_profile_are_left_out():
+    assert not WITHOUT_PROFILE & set(list_machines())
+    for timed in inside_node(load_published("collectives_one_node"), LOADERS):
+        assert (timed.comparison.predicted is None) == (timed.machine in WITHOUT_PROFILE)
+
+
+def test_sizes_inside_a_node_are_whole_buffers():
+    """A rank sends that share of the whole buffer, near the link's bandwidth and never above it."""
+    large = [
+        timed
+        for timed in inside_node(load_published("collectives_one_node"), LOADERS)
+        if timed.nbytes == 256 * 2**20 and timed.n_ranks == 8 and timed.kind != "all_reduce"
+    ]
+    assert len(large) == 4 * 3
+    for timed in large:
+        sent = moved_fraction(timed.kind, timed.n_ranks) * timed.nbytes
+        share = sent / timed.comparison.published / NVLINK[timed.machine]
+        assert 0.55 < share < 0.8, timed
+
+
+def test_the_tables_hold_no_other_library_and_their_whole_grid():
+    across = load_published("collectives_pccl")
+    assert {r["library"].split()[0] for r in across} == {"NCCL", "RCCL"}
+    assert len(across) == 102
+    inside = load_published("collectives_one_node")
+    keys = {(r["machine"], r["kind"], r["ranks"], r["mebibytes"]) for r in inside}
+    assert len(keys) == len(inside) == 4 * 4 * 3 * 5
+
+
+def test_errors_are_counted_for_each_machine_kind_and_number_of_ranks():
+    rows = [
+        row(kind=kind, ranks=ranks, milliseconds=factor * predicted_milliseconds(kind, ranks, 64))
+        for kind, ranks, factor in (
+            ("all_gather", 64, 2.0),
+            ("all_gather", 8, 1.0),
+            ("all_reduce", 64, 0.5),
+        )
+    ]
+    rows.append(row(machine="dgx-b200"))
+    found = {
+        (group.machine, group.kind, group.n_ranks): group.errors
+        for group in collective_errors(across_nodes(rows, LOADERS))
+    }
+    assert list(found) == [
+        ("", "", 0),
+        ("perlmutter", "", 0),
+        ("perlmutter", "all_gather", 0),
+        ("perlmutter", "all_gather", 8),
+        ("perlmutter", "all_gather", 64),
+        ("perlmutter", "all_reduce", 0),
+        ("perlmutter", "all_reduce", 64),
+    ]
+    assert found["perlmutter", "all_gather", 64].bias == pytest.approx(-0.5)
+    assert found["perlmutter", "all_gather", 8].mape == pytest.approx(0.0)
+    assert found["perlmutter", "all_gather", 0].mape == pytest.approx(0.25)
+    assert found["perlmutter", "all_reduce", 0].bias == pytest.approx(1.0)
+    assert found["", "", 0].n == 3
+    assert found["", "", 0].mape == pytest.approx(0.5)
+    assert found["", "", 0].max_error == pytest.approx(1.0)

@@ -1,0 +1,66 @@
+"""Published runs of FSDP: models and batches are those that the sources count."""
+
+from math import prod
+
+import pytest
+
+from axonn_tune.io.package_data import load_published
+from axonn_tune.io.presets import load_machine, load_model
+from axonn_tune.reproduce.fsdp import fms_fsdp, llm_foundry, mpt, torchtitan
+from axonn_tune.reproduce.runs import Loaders
+
+LOADERS = Loaders(load_model, load_machine)
+
+
+def test_models_have_the_parameters_that_llm_foundry_counted():
+    rows = load_published("llm_foundry")
+    assert len(rows) == 133
+    for row in rows:
+        model = mpt(row["model"], int(row["seq_len"]))
+        assert model.parameters == int(row["parameters"]), (row["model"], row["seq_len"])
+
+
+def test_throughput_and_step_of_llm_foundry_say_the_same():
+    rows = load_published("llm_foundry")
+    for row, run in zip(rows, llm_foundry(rows, LOADERS), strict=True):
+        job = run.search.scenario.job
+        assert job.tokens / run.published["step_seconds"] == pytest.approx(
+            float(row["tokens_per_s"])
+        )
+        assert job.global_batch == int(row["gpus"]) * int(row["micro_batch"]) * int(
+            row["micro_steps"]
+        )
+
+
+def test_a_network_is_assumed_only_where_it_is_used():
+    for run in llm_foundry(load_published("llm_foundry"), LOADERS):
+        assert (run.search.scenario.n_nodes > 1) == ("network" in run.assumed)
+
+
+def test_the_small_a100_has_its_own_memory_in_nodes_of_eight():
+    machines = {
+        run.group.split(",")[0]: run.search.scenario.machine
+        for run in llm_foundry(load_published("llm_foundry"), LOADERS)
+    }
+    small, large = machines["A100-40GB"], machines["A100-80GB"]
+    assert 2 * small.gpu.memory_bytes.value == large.gpu.memory_bytes.value
+    assert small.gpu.memory_bandwidth_bytes_per_s.value < (
+        large.gpu.memory_bandwidth_bytes_per_s.value
+    )
+    assert small.ranks_per_node == large.ranks_per_node == 8
+    assert small.links == large.links
+
+
+@pytest.mark.parametrize(("reader", "table"), [(torchtitan, "torchtitan"), (fms_fsdp, "fms_fsdp")])
+def test_ranks_and_sequences_add_up(reader, table):
+    rows = load_published(table)
+    for row, run in zip(rows, reader(rows, LOADERS), strict=True):
+        search = run.search
+        job = search.scenario.job
+        assert job.n_gpus == int(row["gpus"])
+        if table == "torchtitan":
+            n_shards = int(row["shard"])
+            assert n_shards * int(row["tensor"]) == job.n_gpus
+            assert n_shards * int(row["micro_batch"]) == job.global_batch
+        if len(search.constraints.axes) > 1:
+            assert prod(search.constraints.axes.values()) == job.n_gpus
