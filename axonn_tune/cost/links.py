@@ -243,8 +243,8 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
             is_listed = in_node & (stride == ring.stride) & (size == ring.size)
             bandwidth[is_listed] = ring.bandwidth_bytes_per_s.value
         curve, curves = _curves(machine, kind, stride, size)
-        ring_curve, ring_curves = _step_curves(ring_steps, kind, level, size)
-        tree_curve, tree_curves = _step_curves(tree_steps, kind, level, size)
+        ring_curve, ring_curves = _step_curves(ring_steps, kind, level, n_sharing, size)
+        tree_curve, tree_curves = _step_curves(tree_steps, kind, level, n_sharing, size)
         kinds[kind] = KindLinks(
             bandwidth,
             bounding_level,
@@ -288,23 +288,28 @@ def _curves(
 
 
 def _step_curves(
-    steps_of_level: Sequence[Steps | None], kind: str, level: Ints, size: Ints
+    steps_of_level: Sequence[Steps | None], kind: str, level: Ints, n_sharing: Ints, size: Ints
 ) -> tuple[Ints, tuple[Curve, ...]]:
     """Return the index of the curve of each group's steps (-1 without one), and the curves.
 
     The outermost level that a group crosses sets the pace of its steps. Of the points of that
-    level those hold whose `above_ranks` is the largest below the size of the group.
+    level those hold that were timed with the largest number of rings that is not above the
+    group's, and of these the ones whose `above_ranks` is the largest below the size of the group.
+    Bytes are those of all rings together.
     """
     index = np.full(size.shape, -1)
     curves: list[Curve] = []
     for number, steps in enumerate(steps_of_level):
         if steps is None or kind not in RING_KINDS:
             continue
-        points = steps.of_kind(kind)
-        for above_ranks in sorted({point.above_ranks for point in points}):
-            index[(level == number) & (size > above_ranks)] = len(curves)
-            of_regime = [(p.nbytes, p.seconds) for p in points if p.above_ranks == above_ranks]
-            curves.append(Curve(*np.array(sorted(of_regime)).T))
+        for n_rings, points in steps.of_kind(kind).items():
+            holds = (level == number) & (n_sharing >= n_rings)
+            for above_ranks in sorted({point.above_ranks for point in points}):
+                index[holds & (size > above_ranks)] = len(curves)
+                of_regime = [
+                    (n_rings * p.nbytes, p.seconds) for p in points if p.above_ranks == above_ranks
+                ]
+                curves.append(Curve(*np.array(sorted(of_regime)).T))
     return index, tuple(curves)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,10 +17,29 @@ from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, parse_layout
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.strategies.axonn4d import AXONN
+from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.axonn_engine import NANOGPT, SC24
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.units import gib
 
+# Engines of the runs: that of the papers, and the one of the public logs, whose grid is known. On
+# Frontier the latter ran with GPU_MAX_HW_QUEUES=1, so that nothing overlaps.
+_OF_PAPERS = Axonn4D(engine=SC24)
+_OF_LOGS = Axonn4D(engine=NANOGPT)
+_SERIAL_MACHINES = ("frontier-2024",)
+# The authors ran the grids that are best by their own equations, of those with at least so many
+# ranks in the tensor grid, and published the fastest (Megatron-AxoNN 885d2e7,
+# launch_per_comm_model.py: topk and min_tensor_parallel).
+_N_TRIED = 20
+_LEAST_TENSOR_RANKS = {
+    "5b": 4,
+    "10b": 8,
+    "20b": 16,
+    "40b": 32,
+    "60b": 64,
+    "80b": 64,
+    "160b": 128,
+}
 # What the papers leave open, and what the public logs leave open.
 _ASSUMED_OF_PAPERS = ("vocabulary", "global batch", "layout", "micro-batch", "software")
 _ASSUMED_OF_LOGS = ("vocabulary",)
@@ -52,11 +72,18 @@ def _search(row: Row, loaders: Loaders, gpus: str, model: str) -> Search:
         layout = parse_layout(row["grid"])
         axes = {axis: layout.size(axis) for axis in AXES}
     micro_batch = int(row["micro_batch"]) if row["micro_batch"] else None
+    is_serial = bool(row["grid"]) and row["machine"] in _SERIAL_MACHINES
+    job = Job(
+        int(gpus),
+        int(row["global_batch"]),
+        int(row["seq_len"]),
+        overlap=Overlap(False, False, False) if is_serial else Overlap(),
+    )
     scenario = Scenario(
         model=loaders.model(model),
-        job=Job(int(gpus), int(row["global_batch"]), int(row["seq_len"])),
+        job=job,
         machine=loaders.machine(row["machine"]),
-        strategy=AXONN,
+        strategy=_OF_LOGS if row["grid"] else _OF_PAPERS,
     )
     return Search(
         scenario,
@@ -74,7 +101,19 @@ def _layout_text(prediction: Prediction) -> str:
 
 
 def _best(row: Row, loaders: Loaders) -> Prediction:
-    return rank_candidates(_search(row, loaders, row["gpus"], row["model"])).prediction(0)
+    return _best_tried(_search(row, loaders, row["gpus"], row["model"]))
+
+
+def _best_tried(search: Search) -> Prediction:
+    """Return the fastest of the configurations that the authors would have run."""
+    ranking = rank_candidates(replace(search, cost_model="paper"))
+    least = _LEAST_TENSOR_RANKS.get(search.scenario.model.name.removeprefix("gpt-"), 1)
+    tried = [
+        prediction
+        for prediction in ranking.top()
+        if math.prod(prediction.layout.size(axis) for axis in ("x", "y", "z")) >= least
+    ]
+    return min(tried[:_N_TRIED], key=lambda prediction: prediction.step_seconds)
 
 
 def _fraction_of_peak(row: Row, loaders: Loaders) -> tuple[float, str]:
@@ -94,7 +133,7 @@ def _step_seconds(row: Row, loaders: Loaders) -> tuple[float, str]:
 
 def _weak_scaling_efficiency(row: Row, loaders: Loaders) -> tuple[float, str]:
     best = _best(row, loaders)
-    base = rank_candidates(_search(row, loaders, row["base_gpus"], row["base_model"])).prediction(0)
+    base = _best_tried(_search(row, loaders, row["base_gpus"], row["base_model"]))
     efficiency = best.hardware_tflops_per_gpu / base.hardware_tflops_per_gpu
     return efficiency, f"{_setting(best)}; base {_layout_text(base)}"
 

@@ -224,8 +224,7 @@ class Steps:
     origin, source
         How the points are known, and who measured them with which software.
     points
-        Times of a step in a group of consecutive ranks. A kind without points of its own takes
-        those of every kind, or those of gathers.
+        Times of a step, in a single group of consecutive ranks unless they say otherwise.
     """
 
     origin: str
@@ -239,10 +238,19 @@ class Steps:
         if not self.points:
             raise InputError("steps: points is empty; leave out the steps instead")
 
-    def of_kind(self, kind: str) -> list[StepPoint]:
-        """Return the points that hold for a kind of collective."""
-        own = [point for point in self.points if point.kind == kind]
-        return own or [point for point in self.points if point.kind in (ANY_KIND, "all_gather")]
+    def of_kind(self, kind: str) -> dict[int, list[StepPoint]]:
+        """Return the points that hold for a kind of collective, by number of rings, ascending.
+
+        A kind without points of its own takes those of every kind, or those of gathers.
+        """
+        by_rings = {}
+        for n_rings in sorted({point.n_rings for point in self.points}):
+            points = [point for point in self.points if point.n_rings == n_rings]
+            own = [point for point in points if point.kind == kind]
+            shared = [point for point in points if point.kind in (ANY_KIND, "all_gather")]
+            if own or shared:
+                by_rings[n_rings] = own or shared
+        return by_rings
 
 
 @dataclass(frozen=True)

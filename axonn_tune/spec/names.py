@@ -61,6 +61,11 @@ def sums(owner: str) -> str:
     return f"{owner}.sums"
 
 
+def convert(owner: str) -> str:
+    """Return the name of the kernel that converts a gathered weight to the job's type."""
+    return f"{owner}.convert"
+
+
 def lookup(owner: str) -> str:
     """Return the name of the kernel that looks up the rows of an embedding."""
     return f"{owner}.lookup"

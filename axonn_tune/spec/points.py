@@ -139,6 +139,8 @@ class StepPoint:
         Time of a collective over the number of its steps.
     spread_fraction
         Relative standard deviation between collectives with this step.
+    n_rings
+        Number of groups that shared a boundary while the step was timed.
     """
 
     kind: str
@@ -146,6 +148,7 @@ class StepPoint:
     nbytes: float
     seconds: float
     spread_fraction: float = 0.0
+    n_rings: int = 1
 
     def __post_init__(self) -> None:
         owner = f"step point {self.kind}"
@@ -153,6 +156,7 @@ class StepPoint:
         require_count(owner, "above_ranks", self.above_ranks, least=0)
         require_positive(owner, "nbytes", self.nbytes)
         require_positive(owner, "seconds", self.seconds)
+        require_count(owner, "n_rings", self.n_rings)
         require_fraction(owner, "spread_fraction", self.spread_fraction)
 
 

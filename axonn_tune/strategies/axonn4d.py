@@ -24,11 +24,12 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, AXONN_AXES, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
-from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, StepPlan
+from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, Size, StepPlan
+from axonn_tune.strategies.axonn_engine import BUCKETS, BUNDLED, MATRICES, AxonnEngine
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.optimizer import clip_and_update, state_bytes
 from axonn_tune.strategies.pipeline import (
@@ -63,10 +64,13 @@ class Axonn4D:
         Whether there is an axis of pipeline stages.
     sharded_optimizer
         Whether optimizer states are sharded over data.
+    engine
+        Facts of the implementation that runs the algorithm.
     """
 
     pipelined: bool = False
     sharded_optimizer: bool = False
+    engine: AxonnEngine = BUNDLED
     compute_key: tuple[str, ...] = ("x", "y", "micro_batch")
     n_virtual: Sequence[int] = (1,)
 
@@ -168,7 +172,7 @@ class Axonn4D:
             # The fp32 sums, and what the micro-step's reduce-scatters have brought.
             "gradients": stored * (GRADIENT_BYTES + job.element_bytes),
             "optimizer_states": owned * state_bytes(job),
-            "gathered_weights": _gathered_bytes(shapes, n_layers),
+            "gathered_weights": _gathered_bytes(shapes, self.engine, n_layers),
             "activations": held * saved + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last),
         }
@@ -205,7 +209,7 @@ def stored_parameters(
     return matrices / (x * y * table.size("z")), over_x / x + over_y / y
 
 
-def _gathered_bytes(shapes: Shapes, n_layers: int) -> Array:
+def _gathered_bytes(shapes: Shapes, engine: AxonnEngine, n_layers: int) -> Array:
     """Return the bytes of gathered weights and of weight gradients that await their scatter.
 
     Both are held only where Z splits the weights.
@@ -220,8 +224,16 @@ def _gathered_bytes(shapes: Shapes, n_layers: int) -> Array:
         weights = n_layers * sum(blocks) + 2.0 * head
     else:
         weights = largest_pair if overlap.oag else largest
+        if engine.reuses_recomputed_weights and shapes.recompute == "full":
+            weights = np.maximum(weights, sum(blocks) + largest)
+        weights = weights * _gathered_element_ratio(shapes, engine)
     gradients = largest_pair if overlap.ors else largest
     return np.where(shapes.table.size("z") > 1, weights + gradients, 0.0)
+
+
+def _gathered_element_ratio(shapes: Shapes, engine: AxonnEngine) -> float:
+    """Return the bytes of an element of a gathered weight over those of the job's type."""
+    return (engine.gathered_element_bytes or shapes.element_bytes) / shapes.element_bytes
 
 
 def gradients_awaited_by(n_in_flight: int) -> dict[str, tuple[str, ...]]:
@@ -259,31 +271,62 @@ class AxonnCommunication(Communication):
 
     # Weights -----------------------------------------------------------------------------
 
+    @property
+    def backward_overlap(self) -> Overlap:
+        """The overlaps of the job, unless the engine overlaps its forward pass alone."""
+        if self.options.engine.overlaps_backward:
+            return self.shapes.job.overlap
+        return Overlap(False, False, False)
+
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
-        """Start to gather the weight; without OAG, it is gathered when it is taken."""
-        if self.shapes.job.overlap.oag and self._is_gathered(weight):
+        """Start to gather the weight, unless it is gathered when it is taken."""
+        if self._is_gathered(weight) and not self._is_late(weight):
             self._gather(host, weight)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
         """Wait until the weight is gathered; with OAG, start to gather the one that follows."""
         if self._is_gathered(weight):
-            if not self.shapes.job.overlap.oag:
+            if self._is_late(weight):
                 self._gather(host, weight)
             host.wait(names.all_gather(weight.name))
+            self._convert(host, weight)
         if following is not None:
             self.prefetch_weight(host, following)
 
     def _is_gathered(self, weight: Weight) -> bool:
         """Return whether this use of a weight gathers it, and not an earlier one."""
-        return weight.chain == FORWARD or not self.shapes.job.keep_gathered_weights
+        if weight.chain == FORWARD:
+            return True
+        engine = self.options.engine
+        is_at_hand = (
+            engine.reuses_recomputed_weights
+            and self.shapes.recompute == "full"
+            and weight.chain == BACKWARD
+            and weight.layer != "head"
+        )
+        return not (is_at_hand or self.shapes.job.keep_gathered_weights)
+
+    def _is_late(self, weight: Weight) -> bool:
+        """Return whether a weight is gathered when it is used, and not ahead: without OAG, all."""
+        forward = weight.chain == FORWARD
+        overlap = self.shapes.job.overlap if forward else self.backward_overlap
+        return not overlap.oag or self.options.engine.gathers_late(weight.name)
 
     def _gather(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather a weight."""
-        nbytes = self._weight_bytes(weight.layer)
+        ratio = _gathered_element_ratio(self.shapes, self.options.engine)
+        nbytes = ratio * self._weight_bytes(weight.layer)
         host.issue(names.all_gather(weight.name), "all_gather", nbytes, "z")
 
+    def _convert(self, host: HostProgram, weight: Weight) -> None:
+        """Convert a gathered weight to the job's type, if it was gathered in another one."""
+        ratio = _gathered_element_ratio(self.shapes, self.options.engine)
+        if ratio != 1.0:
+            nbytes = (1.0 + ratio) * self._weight_bytes(weight.layer)
+            host.memory_bound(names.convert(weight.name), nbytes, "copy")
+
     def _weight_bytes(self, layer: str) -> Array:
-        """Return the bytes of a layer's gathered weight."""
+        """Return the bytes of a layer's gathered weight in the job's type."""
         if layer == "embedding":
             return self.shapes.embedding_bytes
         return self.shapes.linears[layer].weight_bytes
@@ -292,14 +335,14 @@ class AxonnCommunication(Communication):
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
         """Wait, with ORS, until at most `GRADIENTS_IN_FLIGHT` gradients will be under way."""
-        if self.shapes.job.overlap.ors:
+        if self.backward_overlap.ors and not self.options.engine.awaits_scatters_at_end:
             for earlier in _GRADIENTS_AWAITED_BY.get(layer, ()):
                 host.wait(_scatter(earlier))
 
     def send_gradient(self, host: HostProgram, layer: str) -> None:
         """Start to scatter the gradient over Z; without ORS, wait for it."""
         host.issue(_scatter(layer), "reduce_scatter", self._weight_bytes(layer), "z")
-        if layer != "embedding" and not self.shapes.job.overlap.ors:
+        if layer != "embedding" and not self.backward_overlap.ors:
             host.wait(_scatter(layer))
 
     @property
@@ -349,12 +392,12 @@ class AxonnCommunication(Communication):
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shard_bytes, PIPELINE)
         host.run(names.GRADIENT_VECTORS, "all_reduce", replicated * GRADIENT_BYTES, "z")
         gradient_bytes = stored * GRADIENT_BYTES
-        n_buckets = np.ceil(gradient_bytes / BUCKET_BYTES)
+        n_calls = self._reductions(gradient_bytes)
         if is_sharded:
             name = names.GRADIENT_REDUCE_SCATTER
-            host.run(name, "reduce_scatter", gradient_bytes, "data", n_buckets)
+            host.run(name, "reduce_scatter", gradient_bytes, "data", n_calls)
         else:
-            host.run(names.GRADIENT_ALL_REDUCE, "all_reduce", gradient_bytes, "data", n_buckets)
+            host.run(names.GRADIENT_ALL_REDUCE, "all_reduce", gradient_bytes, "data", n_calls)
         summed_over = [axis for axis in table.placements.axes.groups if axis != "data"]
         if is_sharded:
             summed_over.append("data")
@@ -368,6 +411,16 @@ class AxonnCommunication(Communication):
         if is_sharded:
             nbytes = stored * shapes.element_bytes
             host.issue(names.WEIGHTS_ALL_GATHER, "all_gather", nbytes, "data")
+
+    def _reductions(self, gradient_bytes: Array) -> Size:
+        """Return the number of calls that sum the gradients over data."""
+        reduction = self.options.engine.reduction
+        if reduction == BUCKETS:
+            return np.ceil(gradient_bytes / BUCKET_BYTES)
+        if reduction == MATRICES:
+            model = self.shapes.model
+            return float(model.n_layers * len(model.block_linears) + 2)
+        return 1.0
 
 
 def _scatter(layer: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from axonn_tune.spec import names
+from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.plan import Array
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
@@ -81,6 +82,11 @@ class Communication:
         first block of the backward pass in the head.
         """
 
+    @property
+    def backward_overlap(self) -> Overlap:
+        """The overlaps that hold for the backward pass, and for what recomputation repeats."""
+        return self.shapes.job.overlap
+
     # Forward pass of a layer -----------------------------------------------------------------
 
     @property
@@ -144,7 +150,7 @@ class Communication:
             return ""
         name = names.collective(weight.name, self.sum_kind)
         host.issue(name, self.sum_kind, shape.input_bytes, shape.output_axis)
-        if self.shapes.job.overlap.oar:
+        if self.backward_overlap.oar:
             return name
         host.wait(name)
         return ""
