@@ -143,6 +143,12 @@ class SwitchOptions(TypedDict, total=False):
         int | None,
         Option("Number of virtual stages of a rank's pipeline (megatron).", None, "try 1, 2, 4"),
     ]
+    engine: Annotated[
+        str,
+        Option(
+            "Implementation of AxoNN: bundled, axonn, axonn-sc24 or nanogpt (axonn).", "bundled"
+        ),
+    ]
     qwz: Annotated[bool, Option("Gather weights in INT8 (zeropp, zero-topo).", True)]
     hpz: Annotated[bool, Option("Keep a second copy of the weights (zeropp).", True)]
     qgz: Annotated[bool, Option("Reduce gradients in INT4 (zeropp, zero-topo).", True)]

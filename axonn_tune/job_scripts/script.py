@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts import axonn, deepspeed, fsdp2, megatron
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
@@ -64,6 +65,12 @@ def launch_files(
     }
 
 
+def _engine_text(scenario: Scenario) -> str:
+    """Return which engine a prediction is of, if it is of a certain one."""
+    engine = scenario.strategy.engine_name
+    return f", with the engine {engine}" if engine else ""
+
+
 def memory_warning(prediction: Prediction) -> list[str]:
     """Return a line for a configuration that is predicted not to fit, and none for others."""
     if prediction.fits:
@@ -89,7 +96,7 @@ def _script(prediction: Prediction, framework: str, train: str, sbatch: Sequence
         f"{prediction.layout}, micro-batch {configuration.micro_batch}, "
         f"recompute {configuration.recompute}.",
         f"# Predicted: {prediction.step_seconds:.3f} s a step, "
-        f"{prediction.tflops_per_gpu:.1f} TFLOP/s per GPU.",
+        f"{prediction.tflops_per_gpu:.1f} TFLOP/s per GPU{_engine_text(scenario)}.",
         *memory_warning(prediction),
         f"#SBATCH --job-name={model.name}",
         f"#SBATCH --nodes={scenario.n_nodes}",

@@ -12,11 +12,13 @@ def assumption_line(scenario: Scenario) -> str:
     job = scenario.job
     dropout = ", dropout" if job.dropout else ""
     tuning = "on" if job.kernel_tuning else "off"
+    engine = scenario.strategy.engine_name
+    engine_text = f", engine {engine}" if engine else ""
     return (
         f"Assumed: machine {scenario.machine.name}, global batch {job.global_batch} "
         f"sequences ({format_count(job.tokens)} tokens), sequence length {job.seq_len}, "
         f"{job.dtype}, {job.attention} attention{dropout}, overlap {job.overlap}, "
-        f"kernel tuning {tuning}."
+        f"kernel tuning {tuning}{engine_text}."
     )
 
 

@@ -26,6 +26,11 @@ class Strategy(Protocol):
         ...
 
     @property
+    def engine_name(self) -> str:
+        """The name of the implementation that is predicted; empty where any would do."""
+        ...
+
+    @property
     def axes(self) -> Axes:
         """The axes along which the strategy arranges ranks."""
         ...

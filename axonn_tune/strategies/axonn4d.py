@@ -80,6 +80,11 @@ class Axonn4D:
         return "axonn-pipeline" if self.pipelined else "axonn"
 
     @property
+    def engine_name(self) -> str:
+        """The name of the implementation that runs the algorithm."""
+        return self.engine.name
+
+    @property
     def axes(self) -> Axes:
         """The four axes of the grid, and the axis of the pipeline if there is one."""
         return _PIPELINED_AXES if self.pipelined else AXONN_AXES

@@ -76,3 +76,5 @@ NANOGPT = AxonnEngine(
     gathered_element_bytes=FP32_BYTES,
     reduction=MATRICES,
 )
+
+ENGINES = {"bundled": BUNDLED, "axonn": AXONN_0_2, "axonn-sc24": SC24, "nanogpt": NANOGPT}

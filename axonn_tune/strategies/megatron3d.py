@@ -79,6 +79,7 @@ class Megatron3D:
     fp32_gradients: bool = True
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
+    engine_name: str = ""
     compute_key: tuple[str, ...] = ("tensor", "context", "micro_batch")
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from axonn_tune.spec.checks import require_choice
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.strategies.axonn4d import Axonn4D
+from axonn_tune.strategies.axonn_engine import ENGINES
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
 
@@ -33,6 +34,8 @@ class Switches:
         which is on for Megatron-LM and off for AxoNN.
     virtual_stages
         Number of virtual stages of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
+    engine
+        Implementation of AxoNN's algorithm, a key of `axonn_engine.ENGINES`.
     qwz, hpz, qgz
         The three parts of ZeRO++: quantised weights, a second copy of the weights, quantised
         gradients.
@@ -42,6 +45,7 @@ class Switches:
     overlap_grad_reduce: bool = True
     distributed_optimizer: bool | None = None
     virtual_stages: int | None = None
+    engine: str = "bundled"
     qwz: bool = True
     hpz: bool = True
     qgz: bool = True
@@ -53,14 +57,16 @@ def strategy_named(name: str, switches: Switches | None = None) -> Strategy:
     Raises
     ------
     InputError
-        No strategy has the name.
+        No strategy, or no engine, has the name.
     """
     require_choice("search", "strategy", name, tuple(STRATEGIES))
     switches = switches or Switches()
+    require_choice("search", "engine", switches.engine, tuple(ENGINES))
     if name in ("axonn", "axonn-pipeline"):
         return Axonn4D(
             pipelined=name == "axonn-pipeline",
             sharded_optimizer=bool(switches.distributed_optimizer),
+            engine=ENGINES[switches.engine],
         )
     if name == "megatron":
         stages = switches.virtual_stages

@@ -114,6 +114,7 @@ class Zero:
     quantised_gradients: bool = False
     calls_per_block: int = 1
     n_virtual: Sequence[int] = (1,)
+    engine_name: str = ""
 
     @property
     def compute_key(self) -> tuple[str, ...]:
