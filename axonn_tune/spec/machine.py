@@ -20,7 +20,7 @@ from axonn_tune.spec.plan import KINDS, MODES
 from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
 
 # The version grows when a profile gains fields that an older axonn-tune cannot read.
-PROFILE_VERSION = 4
+PROFILE_VERSION = 5
 ORIGINS = ("measured", "published", "assumed")
 
 
@@ -229,6 +229,9 @@ class LinkLevel:
     ring_shares
         Measured shares of rings that cross the boundary at once. Without any, each ring gets an
         equal part of the bandwidth.
+    is_switch
+        Whether a non-blocking switch joins the ranks, so that a group takes as long as any other
+        group of as many ranks, whatever its stride and whichever other groups communicate.
     """
 
     name: str
@@ -238,10 +241,13 @@ class LinkLevel:
     kind_fraction: Mapping[str, Quantity] = field(default_factory=dict)
     kind_latency_seconds: Mapping[str, Quantity] = field(default_factory=dict)
     ring_shares: tuple[RingShare, ...] = ()
+    is_switch: bool = False
 
     def __post_init__(self) -> None:
         owner = f"link level '{self.name}'"
         require_count(owner, "unit_ranks", self.unit_ranks)
+        if self.is_switch and self.unit_ranks > 1:
+            raise InputError(f"{owner}: is_switch is true; allowed: only where unit_ranks is 1")
         require_positive(
             owner,
             "bandwidth_bytes_per_s",
@@ -390,7 +396,8 @@ class Machine:
     ring_bandwidths
         Measured bandwidths of rings inside a node, which replace the formula.
     link_points
-        Measured collectives. Points of a whole axis replace the formula for its groups.
+        Measured collectives. Points of a whole axis replace the formula for its groups, and points
+        on a switch for all groups of as many ranks on it.
     description
         Text for people.
     job_script
@@ -459,6 +466,13 @@ class Machine:
         """The index of the first link level that leaves the node, or ``len(links)``."""
         outside = (i for i, link in enumerate(self.links) if link.unit_ranks >= self.ranks_per_node)
         return next(outside, len(self.links))
+
+    @property
+    def switch_ranks(self) -> int:
+        """The number of ranks that a non-blocking switch joins; 1 where there is no switch."""
+        if not self.links[0].is_switch:
+            return 1
+        return self.links[1].unit_ranks if len(self.links) > 1 else self.ranks_per_node
 
 
 def _all_positive(owner: str, instance: Any) -> None:
