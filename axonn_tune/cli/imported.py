@@ -36,13 +36,17 @@ def conditions(texts: Sequence[str]) -> dict[str, str]:
     Raises
     ------
     InputError
-        A text has another form.
+        A text has another form, or two name the same column.
     """
-    pairs = [text.partition("=") for text in texts]
-    for text, (column, _, value) in zip(texts, pairs, strict=True):
+    values: dict[str, str] = {}
+    for text in texts:
+        column, _, value = (word.strip() for word in text.partition("="))
         if not column or not value:
             raise InputError(f"--where {text}: write COLUMN=VALUE, such as system=h100_sxm")
-    return {column.strip().lower(): value.strip() for column, _, value in pairs}
+        if column.lower() in values:
+            raise InputError(f"--where {text}: the column has a value already; allowed: one")
+        values[column.lower()] = value
+    return values
 
 
 def import_logs(

@@ -39,6 +39,7 @@ def test_all_points_stay_unless_fewer_are_asked_for(tmp_path):
     [
         ([], "several machines; give --where system=NAME"),
         (["--where", "h200"], "--where h200: write COLUMN=VALUE, such as system=h100_sxm"),
+        ([*H200, "--where", "SYSTEM=b200_sxm"], "the column has a value already"),
         ([*H200, "--thin", "-1"], "-1"),
     ],
 )
