@@ -29,6 +29,9 @@ from axonn_tune.spec.machine import LinkLevel, Machine
 from axonn_tune.spec.plan import KINDS, Array
 from axonn_tune.spec.points import LinkPoint
 
+# Stands for all strides of groups on a switch.
+_ANY_STRIDE = 0
+
 
 def rings_through_boundary(stride: Ints, size: Ints, unit_ranks: int) -> Ints:
     """Return the number of rings of an axis that leave a unit at the same time, shape (P,).
@@ -226,9 +229,6 @@ def _curves(
         nbytes, seconds = np.array(sorted(seconds_by_size.items()), dtype=np.float64).T
         curves.append(Curve(nbytes, seconds))
     return index, tuple(curves)
-
-
-_ANY_STRIDE = 0
 
 
 def _group_of(point: LinkPoint, machine: Machine) -> tuple[int, int] | None:

@@ -138,7 +138,8 @@ def test_a_kind_that_was_not_measured_keeps_what_the_profile_said():
     )
     machine = replace(machine, links=(before, machine.links[1]))
     points = [LinkPoint("all_gather", 1, 4, 1, True, n, 3 * 2e-6 + 0.75 * n / 100e9) for n in SIZES]
-    after = with_link_points(machine, points).links
+    one_size = LinkPoint("all_reduce", 1, 4, 1, True, 2**20, 1.0)
+    after = with_link_points(machine, [*points, one_size]).links
     assert after[1] == machine.links[1]
     level = after[0]
     assert level.is_switch

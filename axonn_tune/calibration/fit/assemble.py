@@ -119,11 +119,15 @@ def with_link_points(machine: Machine, points: Sequence[LinkPoint]) -> Machine:
 def _with_unmeasured(
     fitted: LinkLevel, before: LinkLevel, points: Sequence[LinkPoint]
 ) -> LinkLevel:
-    """Return a fitted level with what was known before of the kinds that no point measures."""
+    """Return a fitted level with what was known before of the kinds that were not fitted.
+
+    A kind is fitted where its points have messages of two sizes or more.
+    """
     fractions = dict(fitted.kind_fraction)
     latencies = dict(fitted.kind_latency_seconds)
-    measured = {point.kind for point in points}
-    for kind in (kind for kind in KINDS if kind not in measured):
+    for kind in KINDS:
+        if len({point.nbytes for point in points if point.kind == kind}) > 1:
+            continue
         factor = before.bandwidth_bytes_per_s.value / fitted.bandwidth_bytes_per_s.value
         known = before.kind_fraction.get(kind, replace(before.bandwidth_bytes_per_s, value=1.0))
         fractions[kind] = known.scaled(factor)
