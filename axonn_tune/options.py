@@ -272,7 +272,11 @@ class PartsOptions(TypedDict, total=False):
     seq_len: Annotated[int | None, Option("Sequence length of that search.")]
     most_shapes: Annotated[
         int | None,
-        Option("Largest number of products to measure for that search.", None, "600; --quick 60"),
+        Option(
+            "Largest number of products to measure for that search, or to keep of an import.",
+            None,
+            "600; --quick 60; import all",
+        ),
     ]
     dtype: Annotated[
         tuple[str, ...],

@@ -20,6 +20,8 @@ OF_FILES_AND_LIMITS = {
     "kind",
     "log_ranks",
     "log_ranks_per_node",
+    "where",
+    "thin_percent",
     "output",
     "resume",
     "source",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.options import calibrate_options, typed_command_line
+from axonn_tune.cli.options import NumberRange, calibrate_options, typed_command_line
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.selection import Extent
@@ -20,12 +20,25 @@ if TYPE_CHECKING:
     "imports",
     multiple=True,
     type=click.Path(dir_okay=False),
-    help="Read logs of nccl-tests, rccl-tests or OSU, or products as CSV, and measure nothing.",
+    help="Read logs of nccl-tests, rccl-tests or OSU, or tables (CSV) of collectives or products, "
+    "and measure nothing.",
 )
 @click.option("--kind", help="Kind of collective in the logs, if they do not say it.")
 @click.option("--log-ranks", type=click.IntRange(min=2), help="Number of ranks of an OSU log.")
 @click.option(
     "--log-ranks-per-node", type=click.IntRange(min=1), help="Ranks per node of an OSU log."
+)
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="COLUMN=VALUE",
+    help="Rows of imported tables to read, such as system=h100_sxm; may be given again.",
+)
+@click.option(
+    "--thin",
+    "thin_percent",
+    type=NumberRange(min=0),
+    help="Leave out imported collectives that the sizes around them tell within this error in %.",
 )
 @calibrate_options
 @click.pass_obj
@@ -39,6 +52,8 @@ def command(
     kind: str | None,
     log_ranks: int | None,
     log_ranks_per_node: int | None,
+    where: tuple[str, ...],
+    thin_percent: float | None,
     **options: Any,
 ) -> None:
     """Measure this machine, or the nodes of a job, and write a hardware profile.
@@ -60,9 +75,13 @@ def command(
 
     name = name or Path(output).stem
     if imports:
-        from axonn_tune.cli.imported import import_logs
+        from axonn_tune.cli.imported import Kept, conditions, import_logs
+        from axonn_tune.io.logs import LogOptions
 
-        import_logs(imports, options["machine"], output, name, kind, log_ranks, log_ranks_per_node)
+        log_options = LogOptions(kind, log_ranks, log_ranks_per_node, conditions(where))
+        thin_fraction = None if thin_percent is None else 0.01 * thin_percent
+        kept = Kept(thin_fraction, options["most_shapes"])
+        import_logs(imports, options["machine"], output, name, log_options, kept)
         return
     from axonn_tune.cli.interrupts import resumable
     from axonn_tune.io.journal import Journal

@@ -28,8 +28,11 @@ from axonn_tune.cost.curve import measured_seconds
 from axonn_tune.spec.candidates import Ints, Placements
 from axonn_tune.spec.machine import LinkLevel, Machine, Steps
 from axonn_tune.spec.plan import KINDS, RING_KINDS, Array, Size
+from axonn_tune.spec.points import LinkPoint
 
 ALL_ROWS = slice(None)
+# Stands for all strides of groups on a switch.
+_ANY_STRIDE = 0
 
 
 def rings_through_boundary(stride: Ints, size: Ints, unit_ranks: int) -> Ints:
@@ -271,20 +274,36 @@ def _latency(machine: Machine, kind: str, hops: Sequence[Array], shape: tuple[in
 def _curves(
     machine: Machine, kind: str, stride: Ints, size: Ints
 ) -> tuple[Ints, tuple[Curve, ...]]:
-    """Return the index of each group's measured curve (-1 without one), and the curves."""
+    """Return the index of each group's measured curve (-1 without one), and the curves.
+
+    Messages of one size tell nothing of other sizes, so that they make no curve.
+    """
     points_by_group: dict[tuple[int, int], dict[int, float]] = {}
     for point in machine.link_points:
-        if point.kind == kind and point.is_of_whole_axis:
-            seconds_by_size = points_by_group.setdefault((point.stride, point.size), {})
+        if point.kind == kind and (group := _group_of(point, machine)):
+            seconds_by_size = points_by_group.setdefault(group, {})
             seconds_by_size[point.nbytes] = point.seconds
+    on_switch = machine.switch_ranks % (stride * size) == 0
     index = np.full(size.shape, -1)
-    curves = []
-    for number, (group, seconds_by_size) in enumerate(points_by_group.items()):
-        measured_stride, measured_size = group
-        index[(stride == measured_stride) & (size == measured_size)] = number
+    curves: list[Curve] = []
+    for (measured_stride, measured_size), seconds_by_size in points_by_group.items():
+        if len(seconds_by_size) < 2:
+            continue
+        is_alike = on_switch if measured_stride == _ANY_STRIDE else stride == measured_stride
+        index[is_alike & (size == measured_size)] = len(curves)
         nbytes, seconds = np.array(sorted(seconds_by_size.items()), dtype=np.float64).T
         curves.append(Curve(nbytes, seconds))
     return index, tuple(curves)
+
+
+def _group_of(point: LinkPoint, machine: Machine) -> tuple[int, int] | None:
+    """Return stride and size of the groups that take as long as a point; None if it tells of none.
+
+    On a switch the stride makes no difference, nor does it matter who else communicates.
+    """
+    if machine.switch_ranks % (point.stride * point.size) == 0:
+        return _ANY_STRIDE, point.size
+    return (point.stride, point.size) if point.is_of_whole_axis else None
 
 
 def _step_curves(

@@ -66,6 +66,7 @@ def machine_text(machine: Machine) -> str:
             ("GPUs per node", str(machine.ranks_per_node)),
             ("GEMM tiles", tiles),
             ("measured GEMM points", str(len(machine.gemm.points))),
+            ("measured collectives", str(len(machine.link_points))),
         ]
     )
     rows = [

@@ -274,6 +274,9 @@ class LinkLevel:
         equal part of the bandwidth.
     ring_steps, tree_steps
         Steps of rings, and of the trees of all-reduces, which replace bandwidth and latency.
+    is_switch
+        Whether a non-blocking switch joins the ranks, so that a group takes as long as any other
+        group of as many ranks, whatever its stride and whichever other groups communicate.
     """
 
     name: str
@@ -285,10 +288,13 @@ class LinkLevel:
     ring_shares: tuple[RingShare, ...] = ()
     ring_steps: Steps | None = None
     tree_steps: Steps | None = None
+    is_switch: bool = False
 
     def __post_init__(self) -> None:
         owner = f"link level '{self.name}'"
         require_count(owner, "unit_ranks", self.unit_ranks)
+        if self.is_switch and self.unit_ranks > 1:
+            raise InputError(f"{owner}: is_switch is true; allowed: only where unit_ranks is 1")
         require_positive(
             owner,
             "bandwidth_bytes_per_s",
@@ -437,7 +443,8 @@ class Machine:
     ring_bandwidths
         Measured bandwidths of rings inside a node, which replace the formula.
     link_points
-        Measured collectives. Points of a whole axis replace the formula for its groups.
+        Measured collectives. Points of a whole axis replace the formula for its groups, and points
+        on a switch for all groups of as many ranks on it.
     description
         Text for people.
     job_script
@@ -506,6 +513,13 @@ class Machine:
         """The index of the first link level that leaves the node, or ``len(links)``."""
         outside = (i for i, link in enumerate(self.links) if link.unit_ranks >= self.ranks_per_node)
         return next(outside, len(self.links))
+
+    @property
+    def switch_ranks(self) -> int:
+        """The number of ranks that a non-blocking switch joins; 1 where there is no switch."""
+        if not self.links[0].is_switch:
+            return 1
+        return self.links[1].unit_ranks if len(self.links) > 1 else self.ranks_per_node
 
 
 def _all_positive(owner: str, instance: Any) -> None:

@@ -128,6 +128,27 @@ def test_a_level_that_nothing_crosses_is_named():
         fitted_levels([LevelShape("intra-node", 1), LevelShape("inter-node", 2)], points)
 
 
+def test_a_kind_that_was_not_measured_keeps_what_the_profile_said():
+    machine = machine_of(units=(1, 4), bandwidths=(300e9, 80e9), latencies=(3e-6, 1e-5))
+    before = replace(
+        machine.links[0],
+        kind_fraction={"all_to_all": quantity(0.5)},
+        kind_latency_seconds={"all_to_all": quantity(7e-6)},
+        is_switch=True,
+    )
+    machine = replace(machine, links=(before, machine.links[1]))
+    points = [LinkPoint("all_gather", 1, 4, 1, True, n, 3 * 2e-6 + 0.75 * n / 100e9) for n in SIZES]
+    one_size = LinkPoint("all_reduce", 1, 4, 1, True, 2**20, 1.0)
+    after = with_link_points(machine, [*points, one_size]).links
+    assert after[1] == machine.links[1]
+    level = after[0]
+    assert level.is_switch
+    wanted = {"all_gather": (100e9, 2e-6), "all_reduce": (300e9, 3e-6), "all_to_all": (150e9, 7e-6)}
+    for kind, (beta, alpha) in wanted.items():
+        assert bandwidth(level, kind) == pytest.approx(beta, rel=1e-3)
+        assert latency(level, kind) == pytest.approx(alpha, rel=1e-3)
+
+
 GRID = [(m, n, k) for m, n, k in itertools.product((64, 256, 1024, 4096), repeat=3)]
 
 
@@ -248,7 +269,7 @@ def test_what_was_not_measured_comes_from_the_base():
     ("device", "gib", "machine"),
     [
         ("NVIDIA A100-SXM4-40GB", 39.4, "perlmutter"),
-        ("NVIDIA H100 80GB HBM3", 79.1, "dgx-h100"),
+        ("NVIDIA H100 80GB HBM3", 79.1, "aws-p5"),
         ("AMD Instinct MI250X", 64.0, "frontier-2024"),
         ("NVIDIA GH200 120GB", 94.5, "alps"),
         ("NVIDIA H200", 139.8, "dgx-h200"),

@@ -14,6 +14,7 @@ from axonn_tune.cost.curve import Spline, measured_seconds
 from axonn_tune.cost.links import axis_links, placement_links, ring_share
 from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.cost.prices import CollectivePrices, group_seconds
+from axonn_tune.errors import InputError
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.configuration import Configuration
@@ -61,6 +62,50 @@ def test_part_of_an_axis_says_nothing_of_the_whole():
     machine = with_points(machine_of(), stride=2, n_rings=1)
     got = group_seconds(machine, "all_gather", 2, 4, SIZES)
     assert got == pytest.approx(group_seconds(machine_of(), "all_gather", 2, 4, SIZES))
+
+
+def on_switch(machine):
+    level = replace(machine.links[0], is_switch=True)
+    return replace(machine, links=(level, *machine.links[1:]))
+
+
+def test_on_a_switch_one_group_tells_of_all_groups_of_as_many_ranks():
+    plain = machine_of(units=(1, 8), ranks_per_node=8)
+    points = tuple(
+        LinkPoint("all_gather", 1, 2, 1, False, nbytes, seconds)
+        for nbytes, seconds in zip(SIZES, SECONDS, strict=True)
+    )
+    switched = replace(on_switch(plain), link_points=points)
+    for stride in (1, 2, 4):
+        got = group_seconds(switched, "all_gather", stride, 2, SIZES)
+        assert got == pytest.approx(SECONDS)
+    # The law holds for groups that leave the node, have other sizes, or stand on no switch.
+    for stride, size in ((8, 2), (1, 4), (1, 16)):
+        got = group_seconds(switched, "all_gather", stride, size, SIZES)
+        assert got == pytest.approx(group_seconds(plain, "all_gather", stride, size, SIZES))
+    without = replace(plain, link_points=points)
+    got = group_seconds(without, "all_gather", 1, 2, SIZES)
+    assert got == pytest.approx(group_seconds(plain, "all_gather", 1, 2, SIZES))
+
+
+def test_a_machine_of_one_node_may_be_one_switch():
+    machine = on_switch(machine_of(units=(1,), bandwidths=(1e11,), latencies=(0.0,)))
+    machine = with_points(machine, size=2)
+    assert machine.switch_ranks == 4
+    assert group_seconds(machine, "all_gather", 2, 2, SIZES) == pytest.approx(SECONDS)
+
+
+def test_a_switch_joins_single_ranks():
+    level = machine_of().links[1]
+    with pytest.raises(InputError, match="is_switch is true; allowed: only where unit_ranks is 1"):
+        replace(level, is_switch=True)
+
+
+def test_one_size_of_message_is_no_curve():
+    point = LinkPoint("all_gather", 1, 4, 1, True, 2**28, 1e-2)
+    machine = replace(machine_of(), link_points=(point,))
+    got = group_seconds(machine, "all_gather", 1, 4, SIZES)
+    assert got == pytest.approx(group_seconds(machine_of(), "all_gather", 1, 4, SIZES))
 
 
 @given(st.lists(st.floats(1, 1e10), min_size=2, max_size=6, unique=True), st.floats(0, 1e11))

@@ -36,7 +36,7 @@ from axonn_tune.spec.machine import (
     MemoryReserve,
     Quantity,
 )
-from axonn_tune.spec.plan import MODES
+from axonn_tune.spec.plan import KINDS, MODES
 from axonn_tune.spec.points import GemmPoint, LinkPoint
 
 # A caching allocator holds blocks that it cannot use for lack of a fitting request.
@@ -99,7 +99,8 @@ def fitted_machine(
 def with_link_points(machine: Machine, points: Sequence[LinkPoint]) -> Machine:
     """Return the machine with more collectives; the levels that they cross are fitted anew.
 
-    A level stays as it is where its collectives have messages of one size only.
+    A level stays as it is where its collectives do not tell latency from bandwidth. A kind of
+    collective that was not measured keeps what the profile said of it.
     """
     new_keys = {_key(point) for point in points}
     kept = [point for point in machine.link_points if _key(point) not in new_keys]
@@ -107,11 +108,38 @@ def with_link_points(machine: Machine, points: Sequence[LinkPoint]) -> Machine:
     shapes = level_shapes(machine.links)
     levels = list(machine.links)
     for index, outer_unit in enumerate(outer_unit_ranks(shapes)):
-        if points_of_level(shapes[index].unit_ranks, outer_unit, points):
+        unit = shapes[index].unit_ranks
+        if points_of_level(unit, outer_unit, points):
             with suppress(InputError):
-                levels[index] = fitted_level(shapes[index], outer_unit, all_points)
+                fitted = fitted_level(shapes[index], outer_unit, all_points)
+                crossing = points_of_level(unit, outer_unit, all_points)
+                levels[index] = _with_unmeasured(fitted, levels[index], crossing)
             levels[index] = with_steps(levels[index], outer_unit, all_points)
     return replace(machine, links=tuple(levels), link_points=all_points)
+
+
+def _with_unmeasured(
+    fitted: LinkLevel, before: LinkLevel, points: Sequence[LinkPoint]
+) -> LinkLevel:
+    """Return a fitted level with what was known before of the kinds that were not fitted.
+
+    A kind is fitted where its points have messages of two sizes or more.
+    """
+    fractions = dict(fitted.kind_fraction)
+    latencies = dict(fitted.kind_latency_seconds)
+    for kind in KINDS:
+        if len({point.nbytes for point in points if point.kind == kind}) > 1:
+            continue
+        factor = before.bandwidth_bytes_per_s.value / fitted.bandwidth_bytes_per_s.value
+        known = before.kind_fraction.get(kind, replace(before.bandwidth_bytes_per_s, value=1.0))
+        fractions[kind] = known.scaled(factor)
+        latencies[kind] = before.kind_latency_seconds.get(kind, before.latency_seconds)
+    return replace(
+        fitted,
+        kind_fraction=fractions,
+        kind_latency_seconds=latencies,
+        is_switch=before.is_switch,
+    )
 
 
 def with_gemm_points(machine: Machine, points: Sequence[GemmPoint]) -> Machine:

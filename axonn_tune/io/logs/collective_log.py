@@ -5,6 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+# Kinds of collective by a word in the name of a program, of a log file or in a table.
+_KINDS = {
+    "all_reduce": "all_reduce",
+    "allreduce": "all_reduce",
+    "all_gather": "all_gather",
+    "allgather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "sendrecv": "send_recv",
+    "send_recv": "send_recv",
+}
+
 
 @dataclass(frozen=True)
 class CollectiveTiming:
@@ -38,3 +52,9 @@ def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), 1):
         prefix, mark, rest = line.partition("<stdout>:")
         yield number, (rest if mark and prefix.startswith("[") else line).strip()
+
+
+def kind_in(name: str) -> str | None:
+    """Return the kind of collective that a name contains, or None."""
+    lowered = name.lower()
+    return next((kind for word, kind in _KINDS.items() if word in lowered), None)

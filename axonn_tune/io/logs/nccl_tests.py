@@ -11,7 +11,12 @@ from __future__ import annotations
 import re
 
 from axonn_tune.errors import FileError
-from axonn_tune.io.logs.collective_log import CollectiveLog, CollectiveTiming, numbered_lines
+from axonn_tune.io.logs.collective_log import (
+    CollectiveLog,
+    CollectiveTiming,
+    kind_in,
+    numbered_lines,
+)
 
 _RANK = re.compile(r"#\s*Rank\s+\d+\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
 _COLUMNS = re.compile(r"#\s*size\s+count\s+type\b.*\btime\s+algbw\s+busbw")
@@ -20,16 +25,6 @@ _ROW = re.compile(r"\d+\s+\d+\s+\w+")
 _TIME_UNIT = "(us)"
 # A set of cells is time, algbw, busbw and wrong; a row has one set out of place, one in place.
 _CELLS_PER_SET = 4
-# Kinds of collective by a word in the name of a program or of a log file.
-_KINDS = {
-    "all_reduce": "all_reduce",
-    "allreduce": "all_reduce",
-    "all_gather": "all_gather",
-    "allgather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "sendrecv": "send_recv",
-}
 
 
 def is_nccl_tests(text: str) -> bool:
@@ -75,9 +70,7 @@ def parse_nccl_tests(text: str, path: str, kind: str | None) -> CollectiveLog:
             if problem:
                 warnings.append(f"{where}: {problem}; left out")
                 continue
-            row_kind = (
-                known_kind or _kind_in(path) or _kind_by_ratio(cells, line, len(hosts), where)
-            )
+            row_kind = known_kind or kind_in(path) or _kind_by_ratio(cells, line, len(hosts), where)
             nbytes = int(line.split()[0])
             seconds = 1e-6 * float(cells[0])
             if nbytes and seconds:
@@ -87,14 +80,8 @@ def parse_nccl_tests(text: str, path: str, kind: str | None) -> CollectiveLog:
     return CollectiveLog(tuple(timings), tuple(warnings))
 
 
-def _kind_in(name: str) -> str | None:
-    """Return the kind of collective that the name of a program or of a file contains."""
-    lowered = name.lower()
-    return next((kind for word, kind in _KINDS.items() if word in lowered), None)
-
-
 def _kind_of_program(program: str, where: str) -> str:
-    kind = _kind_in(program)
+    kind = kind_in(program)
     if kind is None:
         raise FileError(f"{where}: {program} times no collective that is modelled")
     return kind

@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median, stdev
+from typing import TypeVar
 
 from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.files import read_text
+from axonn_tune.io.logs.collective_csv import is_collective_table, parse_collectives
 from axonn_tune.io.logs.collective_log import CollectiveLog, CollectiveTiming
-from axonn_tune.io.logs.gemm_csv import is_gemm_csv, parse_gemm_csv
+from axonn_tune.io.logs.gemm_csv import gemm_points, is_gemm_table
 from axonn_tune.io.logs.nccl_tests import is_nccl_tests, parse_nccl_tests
 from axonn_tune.io.logs.osu import is_osu, parse_osu
+from axonn_tune.io.logs.table import parse_table
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.points import GemmPoint, LinkPoint
+
+P = TypeVar("P", GemmPoint, LinkPoint)
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """What logs do not tell of themselves.
+
+    Parameters
+    ----------
+    kind : str, optional
+        The kind of collective, for a log that does not name it.
+    n_ranks, ranks_per_node : int, optional
+        The job's number of ranks, in all and per node, for a log that does not give them.
+    where : mapping
+        The rows of tables to read: values by the name of their column.
+    """
+
+    kind: str | None = None
+    n_ranks: int | None = None
+    ranks_per_node: int | None = None
+    where: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -27,64 +52,61 @@ class ImportedPoints:
 
 
 def read_logs(
-    paths: Sequence[str],
-    machine: Machine,
-    kind: str | None = None,
-    n_ranks: int | None = None,
-    ranks_per_node: int | None = None,
+    paths: Sequence[str], machine: Machine, options: LogOptions = LogOptions()
 ) -> ImportedPoints:
     """Return the points of all files.
 
-    A collective that was timed several times gives one point, with the median and the spread.
+    What was timed several times gives one point, with the median and the spread.
 
     Parameters
     ----------
     machine : Machine
         The machine on which the logs were made.
-    kind : str, optional
-        The kind of collective, for a log that does not name it.
-    n_ranks, ranks_per_node : int, optional
-        The job's number of ranks, in all and per node, for a log that does not give them.
 
     Raises
     ------
     FileError
         A file is not a log of a known benchmark, or holds no timing.
     InputError
-        The ranks of a log form groups that no axis of a grid can have.
+        The ranks of a log form groups that no axis of a grid can have, a table holds several
+        machines, or no row has what `where` asks for.
     """
-    seconds_of: dict[LinkPoint, list[float]] = defaultdict(list)
-    gemm_points: list[GemmPoint] = []
+    seconds_of_link: dict[LinkPoint, list[float]] = defaultdict(list)
+    seconds_of_gemm: dict[GemmPoint, list[float]] = defaultdict(list)
     warnings: list[str] = []
+    known_columns: set[str] = set()
     for path in paths:
         text = read_text(path)
-        if is_gemm_csv(text):
-            gemm_points += parse_gemm_csv(text, path)
+        table = parse_table(text, path)
+        known_columns.update(table.columns)
+        if is_gemm_table(table):
+            for product in gemm_points(table.of_one_system(options.where)):
+                seconds_of_gemm[replace(product, seconds=1.0)].append(product.seconds)
             continue
-        log = _parse_collective_log(text, path, kind, n_ranks)
+        if is_collective_table(table):
+            log = parse_collectives(table.of_one_system(options.where))
+        else:
+            log = _parse_collective_log(text, path, options)
         warnings += log.warnings
         if not log.timings:
             raise FileError(f"{path}: no whole row in it")
         for timing in log.timings:
-            point = _untimed_point(timing, machine, ranks_per_node, path)
-            seconds_of[point].append(timing.seconds)
-    return ImportedPoints(
-        tuple(_timed(point, seconds) for point, seconds in seconds_of.items()),
-        tuple(gemm_points),
-        tuple(warnings),
-    )
+            point = _untimed_point(timing, machine, options.ranks_per_node, path)
+            seconds_of_link[point].append(timing.seconds)
+    for column, value in options.where.items():
+        if column not in known_columns:
+            raise InputError(f"--where {column}={value}: no table has such a column")
+    return ImportedPoints(_timed(seconds_of_link), _timed(seconds_of_gemm), tuple(warnings))
 
 
-def _parse_collective_log(
-    text: str, path: str, kind: str | None, n_ranks: int | None
-) -> CollectiveLog:
+def _parse_collective_log(text: str, path: str, options: LogOptions) -> CollectiveLog:
     if is_nccl_tests(text):
-        return parse_nccl_tests(text, path, kind)
+        return parse_nccl_tests(text, path, options.kind)
     if is_osu(text):
-        return parse_osu(text, path, n_ranks)
+        return parse_osu(text, path, options.n_ranks)
     raise FileError(
         f"{path}: not a log that is known; allowed: output of nccl-tests, rccl-tests or OSU, or "
-        "a CSV file with columns m, n, k and seconds"
+        "a CSV file with columns m, n, k and seconds, or kind, n_ranks, nbytes and seconds"
     )
 
 
@@ -125,8 +147,18 @@ def _untimed_point(
     )
 
 
-def _timed(point: LinkPoint, seconds: Sequence[float]) -> LinkPoint:
-    """Return the point with the median of its times and their relative standard deviation."""
-    middle = median(seconds)
-    spread = min(stdev(seconds) / middle, 1.0) if len(seconds) > 1 else 0.0
-    return replace(point, seconds=middle, spread_fraction=spread)
+def _timed(seconds_of: Mapping[P, Sequence[float]]) -> tuple[P, ...]:
+    """Return the points with the median of their times and their relative standard deviation."""
+    points = []
+    for point, seconds in seconds_of.items():
+        middle = median(seconds)
+        spread = min(stdev(seconds) / middle, 1.0) if len(seconds) > 1 else 0.0
+        points.append(
+            replace(point, seconds=_rounded(middle, 6), spread_fraction=_rounded(spread, 3))
+        )
+    return tuple(points)
+
+
+def _rounded(value: float, digits: int) -> float:
+    """Return a number with so many digits that count, as people like to read it."""
+    return float(f"{value:.{digits}g}")

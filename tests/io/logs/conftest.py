@@ -3,7 +3,7 @@
 import pytest
 from worlds import machine_of
 
-from axonn_tune.io.logs import read_logs
+from axonn_tune.io.logs import LogOptions, read_logs
 
 _CELLS = "     time   algbw   busbw #wrong"
 NCCL_COLUMNS = f"#       size         count      type   redop    root{_CELLS}{_CELLS}\n"
@@ -13,7 +13,7 @@ NCCL_COLUMNS = f"#       size         count      type   redop    root{_CELLS}{_C
 def read_files():
     """Read logs by path, made on nodes of four ranks."""
     return lambda *paths, **options: read_logs(
-        list(map(str, paths)), machine_of(units=(1, 4), ranks_per_node=4), **options
+        list(map(str, paths)), machine_of(units=(1, 4), ranks_per_node=4), LogOptions(**options)
     )
 
 

@@ -1,0 +1,111 @@
+"""Profiles of nodes with NVSwitch meet products and collectives that others measured on them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from axonn_tune.calibration.fit.assemble import with_link_points
+from axonn_tune.cost.collectives import moved_fraction
+from axonn_tune.cost.gemm import Products
+from axonn_tune.cost.prices import group_seconds
+from axonn_tune.io.logs import LogOptions, read_logs
+from axonn_tune.io.presets import load_machine
+
+DATA = Path(__file__).parents[1] / "data"
+SYSTEMS = {
+    "dgx-a100": "a100_sxm",
+    "dgx-h100": "h100_sxm",
+    "dgx-h200": "h200_sxm",
+    "dgx-b200": "b200_sxm",
+}
+MIB = 2**20
+
+
+def measured(name, table):
+    """The points of a table that belong to a profile's machine."""
+    options = LogOptions(where={"system": SYSTEMS[name]})
+    return read_logs([str(DATA / table)], load_machine(name), options)
+
+
+def errors(machine, points):
+    """Predicted over measured time of collectives, less one."""
+    seconds = [group_seconds(machine, p.kind, p.stride, p.size, p.nbytes)[0] for p in points]
+    return np.array(seconds) / [p.seconds for p in points] - 1.0
+
+
+def mean(values):
+    return np.abs(values).mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "bar"),
+    [("dgx-a100", 0.03), ("dgx-h100", 0.045), ("dgx-h200", 0.045), ("dgx-b200", 0.05)],
+)
+def test_products_that_the_profile_does_not_hold(name, bar):
+    machine = load_machine(name)
+    points = measured(name, "products_one_gpu.csv").gemm_points
+    held = {(p.m, p.n, p.k) for p in machine.gemm.points}
+    assert not held & {(p.m, p.n, p.k) for p in points}
+    m, n, k, seconds = np.array([(p.m, p.n, p.k, p.seconds) for p in points]).T
+    curve = replace(machine, gemm=replace(machine.gemm, points=()))
+    error, without = (
+        mean(Products(rates, "bf16").seconds(m, n, k, "NN", False) / seconds - 1.0)
+        for rates in (machine, curve)
+    )
+    assert error < bar
+    assert error < without
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_collectives_from_one_mebibyte(name):
+    large = [p for p in measured(name, "collectives_one_node.csv").link_points if p.nbytes >= MIB]
+    assert len(large) == 120
+    assert mean(errors(load_machine(name), large)) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "bar"),
+    [("dgx-a100", 0.065), ("dgx-h100", 0.04), ("dgx-h200", 0.04), ("dgx-b200", 0.07)],
+)
+def test_sizes_between_those_that_were_imported(name, bar):
+    """Every second size is imported, so that the others are two doublings from each other."""
+    points = measured(name, "collectives_one_node.csv").link_points
+    imported = [p for p in points if p.nbytes in {4**i for i in range(9, 15)} | {512 * MIB}]
+    machine = with_link_points(replace(load_machine(name), link_points=()), imported)
+    others = [p for p in points if p.nbytes >= MIB and p not in imported]
+    assert len(others) == 4 * 12
+    assert mean(errors(machine, others)) < bar
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_level_states_the_bus_bandwidth_of_the_largest_message(name):
+    machine = load_machine(name)
+    level = machine.links[0]
+    largest = [p for p in machine.link_points if (p.size, p.nbytes) == (8, 512 * MIB)]
+    assert len(largest) == 4
+    for p in largest:
+        fraction = level.kind_fraction[p.kind].value if p.kind in level.kind_fraction else 1.0
+        stated = level.bandwidth_bytes_per_s.value * fraction
+        assert stated == pytest.approx(
+            float(moved_fraction(p.kind, 8)) * p.nbytes / p.seconds, 4e-3
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "bar"), [("all_reduce", 0.26), ("all_gather", 0.11), ("reduce_scatter", 0.11)]
+)
+def test_bandwidth_by_nodes_on_aws(kind, bar):
+    """An all-reduce on 64 nodes was twice as slow as its law; other counts of nodes are nearer."""
+    machine = load_machine("aws-p5")
+    plotted = [p for p in machine.link_points if p.kind == kind and p.size > 8]
+    assert [p.size for p in plotted] == [16, 32, 64, 128, 256, 512]
+    bandwidth_error = 1.0 / (1.0 + errors(machine, plotted)) - 1.0
+    assert mean(bandwidth_error) < bar
+
+
+def test_inside_a_node_aws_is_a_dgx():
+    dgx, aws = load_machine("dgx-h100"), load_machine("aws-p5")
+    inside = tuple(p for p in aws.link_points if p.size <= 8)
+    assert (aws.links[0], aws.gemm, inside) == (dgx.links[0], dgx.gemm, dgx.link_points)
