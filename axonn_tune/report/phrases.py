@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from axonn_tune.search.search import Search
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import format_count
 
 
-def assumption_line(scenario: Scenario) -> str:
-    """Say in one line what was assumed."""
+def assumption_line(*searches: Search) -> str:
+    """Say in one line what several searches assume, which differ in their batch at most."""
+    scenario = searches[0].scenario
     job = scenario.job
     dropout = ", dropout" if job.dropout else ""
     tuning = "on" if job.kernel_tuning else "off"
+    reason = batch_reason(*searches)
     return (
-        f"Assumed: machine {scenario.machine.name}, global batch {job.global_batch} "
-        f"sequences ({format_count(job.tokens)} tokens), sequence length {job.seq_len}, "
-        f"{job.dtype}, {job.attention} attention{dropout}, overlap {job.overlap}, "
-        f"kernel tuning {tuning}."
+        f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, sequence length "
+        f"{job.seq_len}, {job.dtype}, {job.attention} attention{dropout}, overlap {job.overlap}, "
+        f"kernel tuning {tuning}.{f' {reason}' if reason else ''}"
+    )
+
+
+def _batches_text(searches: Sequence[Search]) -> str:
+    """Name the global batch of some searches, or the smallest and the largest."""
+    jobs = sorted((search.scenario.job for search in searches), key=lambda job: job.global_batch)
+    sequences = dict.fromkeys(str(job.global_batch) for job in (jobs[0], jobs[-1]))
+    tokens = dict.fromkeys(format_count(job.tokens) for job in (jobs[0], jobs[-1]))
+    noun = "global batch" if len(sequences) == 1 else "global batches from"
+    return f"{noun} {' to '.join(sequences)} sequences ({' to '.join(tokens)} tokens)"
+
+
+def batch_reason(*searches: Search) -> str | None:
+    """Say in a sentence why searches took their global batches; return None if all were given."""
+    rule = searches[0].batch_rule
+    if rule is not None and rule.within_fraction is not None:
+        return (
+            f"Of several global batches within {100 * rule.within_fraction:g} % of {rule.target} "
+            "sequences, the fastest for each token is taken."
+        )
+    moved = [
+        search
+        for search in searches
+        if search.batch_rule is not None
+        and search.scenario.job.global_batch != search.batch_rule.target
+    ]
+    if rule is None or not moved:
+        return None
+    counts = dict.fromkeys(str(search.scenario.job.n_gpus) for search in moved)
+    return (
+        f"Instead of the default batch of {rule.target} sequences, {', '.join(counts)} GPUs take "
+        "the nearest that they can share evenly, with a choice of micro-batches."
     )
 
 

@@ -214,7 +214,7 @@ the model stands for it; where they ran another, or a shipped profile is too kin
 the prediction is too fast. Rows marked `recalled` are from memory and count as hints. Known
 misses: DeepSpeed's ZeRO-3 of 2021 exposes far more communication than its volumes and latencies
 explain; the two public logs of AxoNN do not state gradient accumulation (one micro-step is
-assumed); 6144 GPUs cannot share 8192 sequences evenly; of ZeRO++ only the 18B shape is stated;
+assumed); the batch of Alps' 6144 GPUs is assumed; of ZeRO++ only the 18B shape is stated;
 on Frontier no batch, layout or version is known, and quantised messages were slower there than
 their bytes say. MegaScale's parallel blocks and sliding windows are not modelled."""
 
