@@ -65,6 +65,12 @@ def nearest_shared_batch(target: int, n_gpus: int, can_split_sequences: bool = T
     return min(batches, key=lambda batch: abs(batch - target))
 
 
+def can_share(batch: int, n_gpus: int) -> bool:
+    """Return whether GPUs can share a batch evenly, alone or in groups of 2, 4, 8 or more."""
+    odd_factor = n_gpus // (n_gpus & -n_gpus)
+    return batch % odd_factor == 0
+
+
 def _leaves_a_choice(share: int) -> bool:
     """Return whether a share is small, or has micro-batches of several usual sizes."""
     n_choices = sum(share % size == 0 for size in USUAL_MICRO_BATCHES)

@@ -14,14 +14,11 @@ from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.prices import Links
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.candidates import (
-    batch_hint,
     executions,
     legal_placements,
-    nearest_batches,
     nearest_counts,
     no_grid_error,
     with_micro_batches,
-    with_shared_batch,
 )
 from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import Uncertainty, uncertainty
@@ -303,8 +300,7 @@ def _nothing_fits(search: Search, least_bytes: float) -> NoCandidateError:
         f"{scenario.machine.gpu.name}: the smallest needs {gib(least_bytes):.1f} GiB of "
         f"{gib(capacity):.1f} GiB per GPU"
     )
-    batches = nearest_batches(search, _placements_that_fit(with_shared_batch(search)))
-    return NoCandidateError(message + batch_hint(search, batches) + _gpus_hint(search))
+    return NoCandidateError(message + _gpus_hint(search))
 
 
 def _gpus_hint(search: Search) -> str:
