@@ -17,7 +17,7 @@ from axonn_tune.search.batches import BatchRule
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_candidates, with_best_batch
 from axonn_tune.search.search import COST_MODELS, Constraints, Search
-from axonn_tune.spec.checks import require_choice, require_count
+from axonn_tune.spec.checks import LARGEST_COUNT, require_choice, require_count
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, Layout, check_order
 from axonn_tune.spec.machine import Machine
@@ -160,10 +160,17 @@ def _batch_rule(given: Mapping[str, Any], seq_len: int) -> BatchRule:
     return BatchRule(target, sequences is not None, fraction)
 
 
+def _whole(text: str, owner: str) -> int:
+    """Return the whole number that a text such as ``"16M"`` means, if it is a possible count."""
+    number = parse_count(text, owner)
+    if number > LARGEST_COUNT:
+        raise InputError(f"{owner} is {text}; allowed: at most {LARGEST_COUNT}")
+    return round(number)
+
+
 def _sequences(given: int | str, seq_len: int, is_exact: bool) -> int:
     """Return the number of sequences with that many tokens, or the nearest to it."""
-    owner = "job: global_batch_tokens"
-    tokens = round(parse_count(given, owner)) if isinstance(given, str) else given
+    tokens = _whole(given, "job: global_batch_tokens") if isinstance(given, str) else given
     require_count("job", "global_batch_tokens", tokens)
     if is_exact and tokens % seq_len:
         low = tokens // seq_len * seq_len

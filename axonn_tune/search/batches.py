@@ -87,13 +87,16 @@ def nearest_multiples(target: int, counts: Ints) -> tuple[int, int]:
 
 
 def batches_near(target: int, within_fraction: float, n_gpus: int) -> list[int]:
-    """Return a few batches near a target: those that most GPUs can share, the nearest first."""
+    """Return a few batches near a target, those first that can be cut into the most equal shares.
+
+    Among as many shares the nearest comes first. Batches that `can_share` refuses come last.
+    """
     low = math.ceil(target * (1.0 - within_fraction))
     high = math.floor(target * (1.0 + within_fraction))
-    by_shares = (
-        _multiples_near(target, int(n_shares), low, high) for n_shares in divisors(n_gpus)[::-1]
-    )
-    distinct = dict.fromkeys(chain.from_iterable(by_shares))
+    counts = divisors(n_gpus)[::-1].tolist()
+    counts.sort(key=lambda count: not can_share(count, n_gpus))
+    by_count = (_multiples_near(target, n_shares, low, high) for n_shares in counts)
+    distinct = dict.fromkeys(chain.from_iterable(by_count))
     return list(distinct)[:MOST_BATCHES]
 
 

@@ -30,7 +30,7 @@ from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
 LARGEST_GPU_COUNT = 2**22
-# Share of the number of GPUs that users would rather leave out or add than double it.
+# Where a model does not fit, numbers of GPUs that are so near are looked at before larger ones.
 NEAR_FRACTION = 0.1
 MEMORY_REASON = "out of memory"
 VARIANT_REASON = "the stages cannot be cut into that number of virtual stages"

@@ -75,7 +75,8 @@ def test_nearest_multiples_lie_on_both_sides(target, counts):
 def test_the_batches_that_are_tried_are_those_that_most_gpus_share(target, within, n_gpus):
     low, high = target * (1 - within), target * (1 + within)
     near = range(math.ceil(low), math.floor(high) + 1)
-    wanted = sorted(near, key=lambda b: (-math.gcd(b, n_gpus), abs(b - target)))[:8]
+    odd = max(n for n in range(1, n_gpus + 1, 2) if n_gpus % n == 0)
+    wanted = sorted(near, key=lambda b: (b % odd != 0, -math.gcd(b, n_gpus), abs(b - target)))[:8]
     assert batches_near(target, within, n_gpus) == wanted
 
 
@@ -87,7 +88,7 @@ def test_a_rule_takes_what_was_given_or_the_nearest_or_tries_several():
     assert len(BatchRule(8192, True, 0.05).batches(384, AXONN.axes)) == 8
 
 
-@pytest.mark.parametrize("strategy", ["axonn", "axonn-pipeline", "megatron", "zero3", "zeropp"])
+@pytest.mark.parametrize("strategy", ["axonn", "megatron", "zero3", "zeropp"])
 def test_every_strategy_takes_a_batch_that_its_gpus_share(strategy):
     best = rank_candidates(build_search("5b", 96, strategy=strategy)).prediction(0)
     assert best.scenario.job.global_batch == 8064
