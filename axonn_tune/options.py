@@ -101,7 +101,7 @@ class BatchOptions(TypedDict, total=False):
     global_batch_tokens: Annotated[
         int | str | None,
         Option(
-            "Number of tokens per step: 16777216, or 16M.",
+            "Number of tokens per step, such as 16777216, or 16M with --within.",
             None,
             "the nearest to 16777216, as AxoNN's weak scaling, that the GPUs can share",
         ),
