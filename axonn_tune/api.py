@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine, load_model, machine_of_gpu
 from axonn_tune.options import SEARCH, SearchOptions, defaults, with_options
+from axonn_tune.search.batches import BatchRule
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.search.rank import rank_candidates
+from axonn_tune.search.rank import rank_candidates, with_best_batch
 from axonn_tune.search.search import COST_MODELS, Constraints, Search
-from axonn_tune.spec.checks import require_choice, require_count
+from axonn_tune.spec.checks import LARGEST_COUNT, require_choice, require_count
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, Layout, check_order
 from axonn_tune.spec.machine import Machine
@@ -24,6 +25,7 @@ from axonn_tune.spec.model import RECOMPUTES, Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.named import STRATEGIES, Switches, strategy_named
+from axonn_tune.units import parse_count, parse_quantity
 
 if TYPE_CHECKING:
     import pandas
@@ -58,6 +60,7 @@ def build_search(
         An option is wrong; the message names it, its value and what is allowed.
     """
     given: dict[str, Any] = {**defaults(SEARCH), **options}
+    require_count("job", "n_gpus", gpus)
     loaded_model = model if isinstance(model, Model) else load_model(model)
     machine = DEFAULT_MACHINE if machine is None else machine
     loaded_machine = machine if isinstance(machine, Machine) else load_machine(machine)
@@ -81,9 +84,11 @@ def build_search(
         raise InputError(f"strategy {strategy.name} has one rank order; --order is axonn's")
     if given["cost_model"] != "full" and not strategy.axes.is_grid:
         raise InputError(f"strategy {strategy.name} has one cost model; --cost-model is AxoNN's")
+    batch_rule = _batch_rule(given, seq_len)
+    batches = batch_rule.batches(gpus, strategy.axes)
     job = Job(
         n_gpus=gpus,
-        global_batch=_global_batch(given["global_batch"], given["global_batch_tokens"], seq_len),
+        global_batch=batches[0],
         seq_len=seq_len,
         dtype=given["dtype"],
         attention=given["attention"],
@@ -94,14 +99,16 @@ def build_search(
     )
     orders = ORDERS if order == "all" else (check_order(order),)
     loaded_machine.peak_flops_per_s(job.dtype)
-    return Search(
+    search = Search(
         Scenario(loaded_model, job, loaded_machine, strategy),
         Constraints(axes, given["max_tp"], orders, given["micro_batch"]),
+        batch_rule=batch_rule,
         recomputes=RECOMPUTES if given["recompute"] == "auto" else (given["recompute"],),
         cost_model=given["cost_model"],
         include_oom=given["include_oom"],
         every_configuration=given["every_configuration"],
     )
+    return search.on_batches(batches)
 
 
 def _overlap(given: Mapping[str, Any]) -> Overlap:
@@ -137,23 +144,42 @@ def _fixed(text: str) -> tuple[str, int]:
     return axis.strip(), int(size)
 
 
-def _global_batch(sequences: int | None, tokens: int | None, seq_len: int) -> int:
-    """Return the number of sequences of a global batch that is given in either unit, or not."""
+def _batch_rule(given: Mapping[str, Any], seq_len: int) -> BatchRule:
+    """Return the rule for the global batch, which is given in sequences, in tokens, or not."""
+    sequences, tokens = given["global_batch"], given["global_batch_tokens"]
     if sequences is not None and tokens is not None:
         raise InputError("give either a global batch in sequences or one in tokens, not both")
-    if sequences is not None:
-        return sequences
-    if tokens is None:
-        return max(DEFAULT_GLOBAL_BATCH_TOKENS // seq_len, 1)
+    within = given["within"]
+    fraction = None if within is None else parse_quantity(within, "within_fraction")
+    if fraction is not None and not 0 < fraction < 1:
+        raise InputError(f"job: within is {within}; allowed: above 0 and below 1, such as 5%")
+    if tokens is not None:
+        sequences = _sequences(tokens, seq_len, is_exact=fraction is None)
+    target = max(DEFAULT_GLOBAL_BATCH_TOKENS // seq_len, 1) if sequences is None else sequences
+    require_count("job", "global_batch", target)
+    return BatchRule(target, sequences is not None, fraction)
+
+
+def _whole(text: str, owner: str) -> int:
+    """Return the whole number that a text such as ``"16M"`` means, if it is a possible count."""
+    number = parse_count(text, owner)
+    if number > LARGEST_COUNT:
+        raise InputError(f"{owner} is {text}; allowed: at most {LARGEST_COUNT}")
+    return round(number)
+
+
+def _sequences(given: int | str, seq_len: int, is_exact: bool) -> int:
+    """Return the number of sequences with that many tokens, or the nearest to it."""
+    tokens = _whole(given, "job: global_batch_tokens") if isinstance(given, str) else given
     require_count("job", "global_batch_tokens", tokens)
-    if tokens % seq_len:
+    if is_exact and tokens % seq_len:
         low = tokens // seq_len * seq_len
         example = f"{low} or {low + seq_len}" if low else str(seq_len)
         raise InputError(
-            f"job: global_batch_tokens is {tokens}; allowed: a multiple of the sequence length "
-            f"{seq_len}, such as {example}"
+            f"job: global_batch_tokens is {given}; allowed: a multiple of the sequence length "
+            f"{seq_len}, such as {example}; --within 5% tries what is near"
         )
-    return tokens // seq_len
+    return max(round(tokens / seq_len), 1)
 
 
 @with_options(SEARCH)
@@ -185,8 +211,8 @@ def suggest(
     AxonnTuneError
         An option is wrong, or no layout is legal and fits.
     """
-    search = build_search(model, gpus, machine, **options)
-    return _frame(search, rank_candidates(search).top(top_n))
+    ranking = rank_candidates(build_search(model, gpus, machine, **options))
+    return _frame(ranking.search, ranking.top(top_n))
 
 
 @with_options(SEARCH)
@@ -221,8 +247,9 @@ def compare(
         build_search(model, gpus, machine, **_changed(options, strategy=name))
         for name in strategies
     ]
-    predictions = [best.prediction for best in compare_searches(searches)]
-    return _frame(searches[0], [best for best in predictions if best is not None])
+    contenders = compare_searches(searches)
+    predictions = [best.prediction for best in contenders]
+    return _frame(contenders[0].search, [best for best in predictions if best is not None])
 
 
 @with_options(SEARCH)
@@ -319,7 +346,7 @@ def scale(
     searches = scaling_searches(model, gpus, machine, batch_per_gpu, **options)
     points = scale_searches(searches)
     predictions = [point.prediction for point in points if point.prediction is not None]
-    return _frame_of_records(searches[0], scaling_records(points), predictions)
+    return _frame_of_records(points[0].search, scaling_records(points), predictions)
 
 
 def scaling_searches(
@@ -392,7 +419,7 @@ def whatif(
     from axonn_tune.report.whatif import influence_records, what_if_records
     from axonn_tune.studies.whatif import best, influences, what_if
 
-    search = build_search(model, gpus, machine, **options)
+    search = with_best_batch(build_search(model, gpus, machine, **options))
     if not changes:
         records = influence_records(best(search), influences(search, by))
         return _frame_of_records(search, records)
@@ -469,7 +496,8 @@ def plan(
         runs = [training_run(search, tokens)]
     else:
         runs = meet_deadline(search, tokens, deadline_seconds)
-    return _frame_of_records(search, training_flat_records(runs), [run.best for run in runs])
+    predictions = [run.best for run in runs]
+    return _frame_of_records(runs[-1].search, training_flat_records(runs), predictions)
 
 
 @with_options(SEARCH)

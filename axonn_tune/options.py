@@ -99,7 +99,20 @@ class BatchOptions(TypedDict, total=False):
 
     global_batch: Annotated[int | None, Option("Number of sequences per step.")]
     global_batch_tokens: Annotated[
-        int | None, Option("Number of tokens per step.", None, "16777216, as AxoNN's weak scaling")
+        int | str | None,
+        Option(
+            "Number of tokens per step, such as 16777216, or 16M with --within.",
+            None,
+            "the nearest to 16777216, as AxoNN's weak scaling, that the GPUs can share",
+        ),
+    ]
+    within: Annotated[
+        float | str | None,
+        Option(
+            "Try several batches this near, such as 5%, and take the fastest for each token.",
+            None,
+            metavar="PERCENT",
+        ),
     ]
     micro_batch: Annotated[
         int | None, Option("Number of sequences that a rank takes at once.", None, "search")
@@ -341,7 +354,7 @@ SEARCH = declared(SubjectOptions, SearchOptions)
 CALIBRATION = declared(ProfileOptions, CalibrationOptions)
 
 # A run and a validation execute a step: their defaults are a run's, not a search's.
-_NOT_EXECUTED = ("global_batch_tokens", "gx", "gy", "gz", "gdata", "fix")
+_NOT_EXECUTED = ("global_batch_tokens", "within", "gx", "gy", "gz", "gdata", "fix")
 _AT_HAND = "the ranks or GPUs at hand"
 _DTYPE = Option("Number type: bf16 or fp32.", None, "bf16 on a GPU, fp32 on a CPU")
 _MICRO_BATCH = "Number of sequences that a rank takes at once."

@@ -46,6 +46,7 @@ BELOW = {
     },
     "api": {
         "errors",
+        "units",
         "spec",
         "options",
         "strategies",

@@ -59,12 +59,13 @@ def command(
     check_plot(plot)
     search = build_search(**options)
     prediction = best_of_layout(search, grid)
+    search = search.on_batches([prediction.scenario.job.global_batch])
     explanation = explain(prediction)
     n_operations = None if show_all else SHOWN_OPERATIONS
     save_plot(plot, lambda: report.explanation_figure(explanation))
     emit_as(
         output_format,
         output,
-        table=lambda: report.explanation_text(explanation, n_operations),
+        table=lambda: report.explanation_text(search, explanation, n_operations),
         json=lambda: report.explanation_document(search, explanation),
     )

@@ -62,6 +62,8 @@ def _click_option(name: str, hint: Any, option: Option, required: bool) -> Calla
         return click.option(flag, default=option.default, show_default=True, **common)
     if option.choices:
         common["type"] = click.Choice(option.choices)
+    elif "str" in kinds:
+        common["type"] = str
     elif "int" in kinds:
         common["type"] = click.IntRange(min=int(option.minimum))
     elif "float" in kinds:
@@ -75,6 +77,8 @@ def _click_option(name: str, hint: Any, option: Option, required: bool) -> Calla
     )
 
 
+# The options from which the global batch follows.
+BATCH_NAMES = ("global_batch", "global_batch_tokens", "within")
 _SUBJECT = ("gpus", "model")
 search_options = options_of(declared(SubjectOptions, JobOptions, LayoutOptions), required=_SUBJECT)
 ranking_options = options_of(declared(RankingOptions))
@@ -99,6 +103,12 @@ def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in options.items()
         if context.get_parameter_source(name) is typed
     }
+
+
+def with_batch(given: Mapping[str, Any], global_batch: int) -> dict[str, Any]:
+    """Return the options that were typed, with this global batch instead of how it was chosen."""
+    kept = {name: value for name, value in given.items() if name not in BATCH_NAMES}
+    return {**kept, "global_batch": global_batch}
 
 
 def words_of(options: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    BATCH_NAMES,
     given_options,
     options_of,
     quiet_option,
@@ -99,8 +100,12 @@ def page_searches(strategy: str, **options: Any) -> list[Search]:
 
 
 def common_words(given: Mapping[str, Any]) -> str:
-    """Return the options that every command on the page repeats, among those that were given."""
-    return shlex.join(words_of({n: v for n, v in given.items() if n not in _NOT_COMMON}))
+    """Return the options that every command on the page repeats, among those that were given.
+
+    A page whose rows differ in the global batch names it in the commands of each row.
+    """
+    left_out = _NOT_COMMON | (set(BATCH_NAMES) if "within" in given else set())
+    return shlex.join(words_of({n: v for n, v in given.items() if n not in left_out}))
 
 
 def write_report(

@@ -16,6 +16,7 @@ from axonn_tune.cli.options import (
     quiet_option,
     ranking_options,
     search_options,
+    with_batch,
     words_of,
 )
 from axonn_tune.options import RankingOptions, declared
@@ -99,7 +100,10 @@ def command(
         if verbose:
             parts.append(report.rejected_text(ranking.rejected))
         best = ranking.prediction(0).configuration
-        command_line = _next_command(given_options(options), str(best.layout), best.order)
+        given = given_options(options)
+        if ranking.search.compares_batches:
+            given = with_batch(given, ranking.search.scenario.job.global_batch)
+        command_line = _next_command(given, str(best.layout), best.order)
         return "\n".join([*parts, f"Next: {command_line}"])
 
     emit_as(

@@ -66,9 +66,10 @@ def command(
     from axonn_tune.api import build_search, changed_machine
     from axonn_tune.cli.output import emit_as, with_machine_remark
     from axonn_tune.report import whatif as report
+    from axonn_tune.search.rank import with_best_batch
     from axonn_tune.studies.whatif import best, influences, what_if
 
-    search = build_search(**options)
+    search = with_best_batch(build_search(**options))
     result = None
     if settings:
         result = what_if(search, changed_machine(search, settings))

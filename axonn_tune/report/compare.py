@@ -38,7 +38,7 @@ def comparison_text(contenders: Sequence[Best]) -> str:
     for prediction in predictions:
         if prediction.scenario.strategy.name in NOTES:
             lines.append(NOTES[prediction.scenario.strategy.name])
-    lines.append(assumption_line(scenario))
+    lines.append(assumption_line(*(contender.search for contender in contenders)))
     return "\n".join(lines)
 
 
@@ -48,14 +48,17 @@ def _predictions(contenders: Sequence[Best]) -> list[Prediction]:
 
 def _columns(predictions: Sequence[Prediction]) -> list[Column[Prediction]]:
     fastest = predictions[0]
+    batches: list[Column[Prediction]] = [("batch", lambda p: p.scenario.job.global_batch)]
+    differ = len({p.scenario.job.global_batch for p in predictions}) > 1
     return [
         ("strategy", lambda p: p.scenario.strategy.name),
+        *(batches if differ else []),
         ("layout", lambda p: p.layout.brief),
         ("mbs", lambda p: p.configuration.micro_batch),
         ("recompute", lambda p: p.configuration.recompute),
         ("step s", lambda p: f"{p.step_seconds:.3f}"),
         ("90 % interval", interval_text),
-        ("times best", lambda p: f"{p.step_seconds / fastest.step_seconds:.3f}"),
+        ("times best", lambda p: f"{p.seconds_per_token / fastest.seconds_per_token:.3f}"),
         ("TFLOP/s/GPU", lambda p: f"{p.tflops_per_gpu:.1f}"),
         ("MFU %", lambda p: percent(p.mfu)),
         ("exposed %", lambda p: percent(p.exposed_communication_fraction)),

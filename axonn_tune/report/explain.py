@@ -25,7 +25,7 @@ DRAWN_LAYERS = 3
 DRAWN_MICROBATCHES = 8
 
 
-def explanation_text(explanation: Explanation, n_operations: int | None) -> str:
+def explanation_text(search: Search, explanation: Explanation, n_operations: int | None) -> str:
     """Return a configuration's time by operation, its memory, and what would help.
 
     Parameters
@@ -46,7 +46,7 @@ def explanation_text(explanation: Explanation, n_operations: int | None) -> str:
             "",
             _sensitivity_text(explanation, p.step_seconds),
             "",
-            assumption_line(p.scenario),
+            assumption_line(search),
         ]
     )
 

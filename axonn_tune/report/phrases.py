@@ -2,24 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from axonn_tune.search.batches import can_share, nearest_shared_batch
+from axonn_tune.search.search import Search
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import format_count
 
 
-def assumption_line(scenario: Scenario) -> str:
-    """Say in one line what was assumed."""
+def assumption_line(*searches: Search) -> str:
+    """Say in one line what one search assumes, or several that differ in little but the batch."""
+    scenario = searches[0].scenario
     job = scenario.job
     dropout = ", dropout" if job.dropout else ""
     tuning = "on" if job.kernel_tuning else "off"
     engine = scenario.strategy.engine_name
     engine_text = f", engine {engine}" if engine else ""
+    remark = batch_remark(*searches)
     return (
-        f"Assumed: machine {scenario.machine.name}, global batch {job.global_batch} "
-        f"sequences ({format_count(job.tokens)} tokens), sequence length {job.seq_len}, "
-        f"{job.dtype}, {job.attention} attention{dropout}, overlap {job.overlap}, "
-        f"kernel tuning {tuning}{engine_text}."
+        f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, sequence length "
+        f"{job.seq_len}, {job.dtype}, {job.attention} attention{dropout}, overlap {job.overlap}, "
+        f"kernel tuning {tuning}{engine_text}.{f' {remark}' if remark else ''}"
     )
+
+
+def _batches_text(searches: Sequence[Search]) -> str:
+    """Name the global batch of some searches, or the smallest and the largest."""
+    jobs = sorted((search.scenario.job for search in searches), key=lambda job: job.global_batch)
+    sequences = dict.fromkeys(str(job.global_batch) for job in (jobs[0], jobs[-1]))
+    tokens = dict.fromkeys(format_count(job.tokens) for job in (jobs[0], jobs[-1]))
+    noun = "global batch" if len(sequences) == 1 else "global batches from"
+    return f"{noun} {' to '.join(sequences)} sequences ({' to '.join(tokens)} tokens)"
+
+
+def batch_remark(*searches: Search) -> str | None:
+    """Say in a sentence why searches took their global batches, or what a given one lacks.
+
+    There is nothing to say where the GPUs can share the default batch, or the one that was given.
+    """
+    rule = searches[0].batch_rule
+    if rule is None:
+        return None
+    if rule.within_fraction is not None:
+        return (
+            f"Of several global batches within {100 * rule.within_fraction:g} % of {rule.target} "
+            "sequences, the fastest for each token is taken."
+        )
+    jobs = [search.scenario.job for search in searches]
+    if rule.is_given:
+        return _uneven_remark([job for job in jobs if not can_share(job.global_batch, job.n_gpus)])
+    moved = [job for job in jobs if job.global_batch != rule.target]
+    if not moved:
+        return None
+    return (
+        f"Instead of the default batch of {rule.target} sequences, {_counts_text(moved)} GPUs take "
+        "the nearest that they can share evenly, with a choice of micro-batches."
+    )
+
+
+def _uneven_remark(jobs: Sequence[Job]) -> str | None:
+    """Say which batches would suit jobs whose GPUs cannot share theirs; return None for no job."""
+    if not jobs:
+        return None
+    shared = {str(nearest_shared_batch(job.global_batch, job.n_gpus)): None for job in jobs}
+    return (
+        f"{_counts_text(jobs)} GPUs cannot share this global batch evenly, but they can share "
+        f"{', '.join(shared)} sequences."
+    )
+
+
+def _counts_text(jobs: Sequence[Job]) -> str:
+    """Return the numbers of GPUs of some jobs, each once."""
+    return ", ".join(dict.fromkeys(str(job.n_gpus) for job in jobs))
 
 
 def model_on_gpus(scenario: Scenario, with_parameters: bool = False) -> str:

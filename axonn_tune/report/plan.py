@@ -22,6 +22,7 @@ JOULES_PER_MWH = 3.6e9
 _HEADERS = (
     "GPUs",
     "nodes",
+    "batch",
     "layout",
     "step s",
     "MFU %",
@@ -44,7 +45,7 @@ def training_text(runs: Sequence[TrainingRun]) -> str:
     if nodes is not None and plan.scenario.n_nodes > nodes.value:
         parts += [f"{machine.name} has no more than {nodes.value:.0f} nodes.", ""]
     parts += [table([_row(run) for run in runs], _HEADERS), ""]
-    parts += [key_values(_plan_pairs(plan)), "", assumption_line(plan.scenario)]
+    parts += [key_values(_plan_pairs(plan)), "", assumption_line(plan.search)]
     return "\n".join(parts)
 
 
@@ -53,6 +54,7 @@ def _row(run: TrainingRun) -> list[Any]:
     return [
         run.scenario.job.n_gpus,
         run.scenario.n_nodes,
+        run.scenario.job.global_batch,
         run.best.layout,
         f"{run.best.step_seconds:.3f}",
         percent(run.best.mfu),
@@ -162,6 +164,7 @@ def training_record(run: TrainingRun) -> dict[str, Any]:
     return {
         "gpus": run.scenario.job.n_gpus,
         "nodes": run.scenario.n_nodes,
+        "global_batch": run.scenario.job.global_batch,
         "tokens": run.tokens,
         "steps": run.n_steps,
         "work_seconds": run.work_seconds,

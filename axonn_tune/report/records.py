@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from axonn_tune.report.phrases import batch_remark
 from axonn_tune.search.search import Search
 from axonn_tune.step.prediction import Prediction
 
@@ -26,6 +27,7 @@ def assumptions(search: Search) -> dict[str, Any]:
         "memory_capacity_bytes": machine.gpu.memory_bytes.value,
         "global_batch": job.global_batch,
         "global_batch_tokens": job.tokens,
+        "global_batch_remark": batch_remark(search),
         "seq_len": job.seq_len,
         "dtype": job.dtype,
         "attention": job.attention,
@@ -47,6 +49,7 @@ def record(prediction: Prediction) -> dict[str, Any]:
     return {
         "rank": prediction.place,
         "strategy": prediction.scenario.strategy.name,
+        "global_batch": prediction.scenario.job.global_batch,
         "grid": dict(configuration.layout.sizes),
         "order": configuration.order,
         "n_virtual": configuration.n_virtual,

@@ -56,7 +56,7 @@ def candidates_of(rankings: Sequence[Ranking], most: int) -> list[Candidate]:
 def _rank_key(candidate: Candidate) -> tuple[bool, float]:
     prediction = candidate.prediction
     if prediction.fits:
-        return False, prediction.step_seconds
+        return False, prediction.seconds_per_token
     return True, prediction.memory_bytes
 
 
@@ -110,12 +110,13 @@ def page_document(
         "title": model_on_gpus(scenario),
         "subtitle": f"{format_count(scenario.model.parameters)} parameters, "
         f"machine {scenario.machine.name}",
-        "assumptions": assumption_line(scenario),
+        "assumptions": assumption_line(*(ranking.search for ranking in rankings)),
         "evaluated": sum(ranking.n_evaluated for ranking in rankings),
         "n_candidates": sum(len(ranking) for ranking in rankings),
         "drawn_layers": DRAWN_LAYERS,
         "capacity_gib": gib(scenario.memory_capacity_bytes),
         "options": options,
+        "names_batch": rows[0].search.compares_batches,
         "launched": list(launched),
         "strategies": strategies,
         "rows": _columns(rows, strategies),
@@ -161,6 +162,7 @@ def _columns(rows: Sequence[Candidate], strategies: Sequence[str]) -> dict[str, 
         "layout": [str(p.layout) for p in predictions],
         "axes": {axis: [p.layout.sizes.get(axis) for p in predictions] for axis in axes},
         "order": [p.configuration.order for p in predictions],
+        "global_batch": [p.scenario.job.global_batch for p in predictions],
         "micro_batch": [p.configuration.micro_batch for p in predictions],
         "n_microsteps": [p.n_microsteps for p in predictions],
         "n_virtual": [p.configuration.n_virtual for p in predictions],

@@ -12,13 +12,13 @@ from axonn_tune.report.phrases import assumption_line, interval_text, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record
 from axonn_tune.report.table import table
 from axonn_tune.search.rank import Best
-from axonn_tune.spec.scenario import Scenario
 from axonn_tune.studies.scaling import efficiencies
 from axonn_tune.units import format_count, gib
 
 HEADERS = (
     "GPUs",
     "model",
+    "batch",
     "layout",
     "mbs",
     "recompute",
@@ -52,7 +52,7 @@ def scaling_text(points: Sequence[Best]) -> str:
             table(rows, HEADERS),
             "",
             *reasons,
-            _assumptions_text(points),
+            assumption_line(*(point.search for point in points)),
         ]
     )
 
@@ -62,24 +62,15 @@ def _best_layouts(points: Sequence[Best]) -> str:
     return f"Best {scenario.strategy.name} layouts on {scenario.machine.gpu.name}"
 
 
-def _assumptions_text(points: Sequence[Best]) -> str:
-    line = assumption_line(points[0].search.scenario)
-    batches = {point.search.scenario.job.global_batch for point in points}
-    if len(batches) == 1:
-        return line
-    return f"{line.removesuffix('.')}, growing to {max(batches)} sequences."
-
-
 def _row(point: Best, efficiency: float | None) -> list[Any]:
     scenario = point.search.scenario
     best = point.prediction
     n_gpus = scenario.job.n_gpus
+    head = [n_gpus, scenario.model.name, scenario.job.global_batch]
     if best is None or efficiency is None:
-        dashes = ["-"] * (len(HEADERS) - 3)
-        return [n_gpus, scenario.model.name, "none", *dashes]
+        return [*head, "none", *["-"] * (len(HEADERS) - len(head) - 1)]
     return [
-        n_gpus,
-        scenario.model.name,
+        *head,
         best.configuration.ordered_layout,
         best.configuration.micro_batch,
         best.configuration.recompute,
@@ -100,7 +91,6 @@ def scaling_records(points: Sequence[Best]) -> list[dict[str, Any]]:
         {
             "gpus": point.search.scenario.job.n_gpus,
             "model": point.search.scenario.model.name,
-            "global_batch": point.search.scenario.job.global_batch,
             "efficiency": efficiency,
             **flat_record(point.prediction),
         }
@@ -136,10 +126,9 @@ def scaling_figure(points: Sequence[Best]) -> Any:
     steps = np.array([best.step_seconds for best, _ in known])
     ends = np.array([best.step_seconds_interval or (best.step_seconds,) * 2 for best, _ in known])
     left.errorbar(counts, steps, yerr=np.abs(ends.T - steps), fmt="o-", capsize=3)
-    if _is_one_job([point.search.scenario for point in points]):
-        ideal = steps[0] * counts[0] / np.array(counts)
-        left.plot(counts, ideal, color="black", linewidth=0.8, linestyle="--", label="ideal")
-        left.legend(fontsize="small")
+    ideal = steps * np.array([efficiency for _, efficiency in known])
+    left.plot(counts, ideal, color="black", linewidth=0.8, linestyle="--", label="ideal")
+    left.legend(fontsize="small")
     left.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="step, s (90 % interval)")
     right.plot(counts, [100.0 * efficiency for _, efficiency in known], "o-", label="efficiency")
     right.plot(counts, [100.0 * best.mfu for best, _ in known], "s-", label="MFU")
@@ -152,7 +141,3 @@ def scaling_figure(points: Sequence[Best]) -> Any:
         axes.grid(alpha=0.3)
     figure.suptitle(_best_layouts(points))
     return figure
-
-
-def _is_one_job(scenarios: Sequence[Scenario]) -> bool:
-    return len({(scenario.model.name, scenario.job.global_batch) for scenario in scenarios}) == 1

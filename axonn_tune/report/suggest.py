@@ -37,7 +37,8 @@ def ranking_text(ranking: Ranking, top_n: int) -> str:
         f"{len(ranking)} {_what_is_ranked(search)} ({ranking.n_evaluated} configurations evaluated)"
     )
     rows = table_of(predictions, _columns(search, predictions))
-    return "\n".join([head, "", rows, "", *tie_lines(ranking), assumption_line(search.scenario)])
+    remarks = [*tie_lines(ranking), *_batch_lines(ranking), assumption_line(search)]
+    return "\n".join([head, "", rows, "", *remarks])
 
 
 def _what_is_ranked(search: Search) -> str:
@@ -100,6 +101,19 @@ def tie_lines(ranking: Ranking) -> list[str]:
     ]
 
 
+def _batch_lines(ranking: Ranking) -> list[str]:
+    """Return a line that says how much longer the best step of other global batches takes."""
+    per_sequence = {batch: seconds / batch for batch, seconds in ranking.batch_seconds.items()}
+    if not per_sequence:
+        return []
+    least = min(per_sequence.values())
+    times = [
+        f"{batch} {100 * (seconds / least - 1.0):+.1f} %"
+        for batch, seconds in sorted(per_sequence.items())
+    ]
+    return [f"Time of the best step for each token, by global batch: {', '.join(times)}."]
+
+
 def rejected_text(rejected: Mapping[str, int]) -> str:
     """Say how many grids, or configurations of grids, were rejected for each reason."""
     if not rejected:
@@ -114,6 +128,7 @@ def ranking_document(ranking: Ranking, top_n: int | None) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "assumptions": assumptions(ranking.search),
         "results": [record(prediction) for prediction in ranking.top(top_n)],
+        "batch_seconds": dict(ranking.batch_seconds),
         "rejected": dict(ranking.rejected),
         "evaluated": ranking.n_evaluated,
     }

@@ -139,8 +139,8 @@ micro-batch of SC21's Table 1 and of the runs over RCCL and NCCL), the best conf
 model stands for it; where they ran another, or a shipped profile is too kind to the machine, the
 prediction is too fast. Rows marked `recalled` are from memory and count as hints. Known misses:
 DeepSpeed's ZeRO-3 of 2021 exposes far more communication than its volumes and latencies explain;
-the two public logs of AxoNN do not state gradient accumulation (one micro-step is assumed); 6144
-GPUs cannot share 8192 sequences evenly; of ZeRO++ only the 18B shape is stated; of the sharded
+the two public logs of AxoNN do not state gradient accumulation (one micro-step is assumed); the
+batch of Alps' 6144 GPUs is assumed; of ZeRO++ only the 18B shape is stated; of the sharded
 strategies on Frontier no batch or version is known, and quantised messages were slower there than
 their bytes say. Megatron-DeepSpeed has the layouts of its public launch scripts. MegaScale's
 parallel blocks and sliding windows are not modelled. An AxoNN grid stands for torchtitan's FSDP

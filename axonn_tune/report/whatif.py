@@ -29,7 +29,7 @@ def what_if_text(search: Search, settings: Sequence[str], result: WhatIf) -> str
             table(rows, headers),
             "",
             _conclusion(result),
-            assumption_line(search.scenario),
+            assumption_line(search),
         ]
     )
 

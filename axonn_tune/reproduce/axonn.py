@@ -11,6 +11,7 @@ import numpy as np
 from axonn_tune.cost.links import axis_links
 from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.runs import Loaders, Row
+from axonn_tune.search.batches import nearest_shared_batch
 from axonn_tune.search.rank import Each, rank_candidates
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.job import Job, Overlap
@@ -52,6 +53,9 @@ def compare_runs(rows: Sequence[Row], loaders: Loaders, each: Each = iter) -> li
 
 def _compare_run(row: Row, loaders: Loaders) -> Comparison:
     predicted, setting = _METRICS[row["metric"]](row, loaders)
+    batch = _global_batch(row, row["gpus"])
+    if batch != int(row["global_batch"]):
+        setting += f"; batch of {batch} assumed, which {row['gpus']} GPUs can share"
     return Comparison(
         machine=row["machine"],
         subject=f"{row['model']} on {row['gpus']} GPUs",
@@ -75,7 +79,7 @@ def _search(row: Row, loaders: Loaders, gpus: str, model: str) -> Search:
     is_serial = bool(row["grid"]) and row["machine"] in _SERIAL_MACHINES
     job = Job(
         int(gpus),
-        int(row["global_batch"]),
+        _global_batch(row, gpus),
         int(row["seq_len"]),
         overlap=Overlap(False, False, False) if is_serial else Overlap(),
     )
@@ -90,6 +94,11 @@ def _search(row: Row, loaders: Loaders, gpus: str, model: str) -> Search:
         constraints=Constraints(axes=axes, micro_batch=micro_batch),
         recomputes=("full",),
     )
+
+
+def _global_batch(row: Row, gpus: str) -> int:
+    """Return the row's global batch, or the nearest that this number of GPUs can share evenly."""
+    return nearest_shared_batch(int(row["global_batch"]), int(gpus))
 
 
 def _setting(prediction: Prediction) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from axonn_tune.errors import NoCandidateError
+from axonn_tune.search.batches import nearest_multiples, nearest_shared_batch
+from axonn_tune.search.factors import divisors, factorisations
 from axonn_tune.search.search import Search
-from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
+from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.layout import AXES
 
 # Largest distance at which another number of GPUs is looked for, if this one admits no grid.
@@ -18,39 +20,13 @@ NEAREST_TRIED = 1024
 TENSOR_AXES = ("x", "y", "z", "tensor")
 
 
-def divisors(n: int) -> Ints:
-    """Return all divisors of n, in growing order."""
-    small = np.arange(1, int(n**0.5) + 1)
-    small = small[n % small == 0]
-    large = (n // small)[::-1]
-    return np.concatenate([small, large[large > small[-1]]])
-
-
-def factorisations(n_gpus: int, n_factors: int = 4) -> Ints:
-    """Return all ordered factorisations of a count, shape (factors, number of layouts)."""
-    factors = divisors(n_gpus)
-    chosen = np.ones((0, 1), dtype=np.int64)
-    for _ in range(n_factors - 1):
-        chosen = np.concatenate(
-            [
-                np.repeat(chosen, factors.size, axis=1),
-                np.tile(factors, chosen.shape[1])[None],
-            ]
-        )
-        chosen = chosen[:, n_gpus % chosen.prod(axis=0) == 0]
-    return np.concatenate([chosen, n_gpus // chosen.prod(axis=0, keepdims=True)])
-
-
-def legal_placements(
-    search: Search, n_gpus: int | None = None
-) -> tuple[Placements, dict[str, int]]:
+def legal_placements(search: Search) -> tuple[Placements, dict[str, int]]:
     """Return the placements that keep every rule, and how many were rejected for each reason.
 
-    A placement that breaks several rules counts for the first. `n_gpus` replaces the job's number.
+    A placement that breaks several rules counts for the first.
     """
     axes = search.scenario.strategy.axes
-    count = search.scenario.job.n_gpus if n_gpus is None else n_gpus
-    sizes = factorisations(count, len(axes.names))
+    sizes = factorisations(search.scenario.job.n_gpus, len(axes.names))
     placements = Placements.of_sizes(sizes, search.constraints.orders, axes)
     legal = np.ones(len(placements), dtype=bool)
     rejected: dict[str, int] = {}
@@ -125,24 +101,65 @@ def executions(search: Search, table: CandidateTable) -> Iterator[CandidateTable
 
 
 def no_grid_error(search: Search, rejected: Mapping[str, int]) -> NoCandidateError:
-    """Return an error that says why grids were rejected and which numbers of GPUs admit one."""
+    """Return an error that says why grids were rejected, and which batches and GPUs admit one."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.items())
     n_gpus = search.scenario.job.n_gpus
 
     def admits(n: int) -> bool:
-        return len(legal_placements(search, n)[0]) > 0
+        return len(legal_placements(search.on_gpus(n))[0]) > 0
 
+    batches = nearest_batches(search, legal_placements(with_shared_batch(search))[0])
+    hint = batch_hint(search, batches)
     counts = nearest_counts(n_gpus, admits)
-    hint = f"; nearest counts that do: {', '.join(map(str, counts))}" if counts else ""
+    if counts:
+        hint += f"; nearest counts of GPUs that do: {', '.join(map(str, counts))}"
     return NoCandidateError(f"no grid for {n_gpus} GPUs ({reasons}){hint}")
 
 
-def nearest_counts(n_gpus: int, admits: Callable[[int], bool]) -> Sequence[int]:
+def batch_hint(search: Search, batches: Sequence[int]) -> str:
+    """Return a phrase that names global batches that do; it is empty if there are none.
+
+    Of the nearest ones only some GPUs may have a share, and so the phrase also names one of which
+    all have.
+    """
+    if not batches:
+        return ""
+    job = search.scenario.job
+    shared = nearest_shared_batch(job.global_batch, job.n_gpus, can_split_sequences=False)
+    named = ", ".join(map(str, batches))
+    return (
+        f"; nearest global batches that do: {named} sequences, and all {job.n_gpus} GPUs can "
+        f"share {shared} evenly"
+    )
+
+
+def with_shared_batch(search: Search) -> Search:
+    """Return the same search with a global batch that every layout can share."""
+    job = search.scenario.job
+    return search.on_batches([job.n_gpus * (search.constraints.micro_batch or 1)])
+
+
+def nearest_batches(search: Search, placements: Placements) -> list[int]:
+    """Return the nearest smaller and the nearest larger global batch that a placement can share.
+
+    There is none without placements, or if some placement can share the search's batch.
+    """
+    wanted = search.scenario.job.global_batch
+    if not len(placements):
+        return []
+    ranks = placements.size("*".join(placements.axes.batch))
+    nearest = nearest_multiples(wanted, ranks * (search.constraints.micro_batch or 1))
+    return [] if wanted in nearest else [batch for batch in nearest if batch]
+
+
+def nearest_counts(
+    n_gpus: int, admits: Callable[[int], bool], farthest: int = NEAREST_TRIED
+) -> Sequence[int]:
     """Return the nearest smaller and the nearest larger number of GPUs that `admits` accepts.
 
-    No number farther than `NEAREST_TRIED` is tried.
+    No number as far as `farthest` is tried.
     """
-    below = range(n_gpus - 1, max(n_gpus - NEAREST_TRIED, 0), -1)
-    above = range(n_gpus + 1, n_gpus + NEAREST_TRIED)
+    below = range(n_gpus - 1, max(n_gpus - farthest, 0), -1)
+    above = range(n_gpus + 1, n_gpus + farthest)
     nearest = (next((n for n in counts if admits(n)), None) for counts in (below, above))
     return [n for n in nearest if n is not None]

@@ -7,8 +7,15 @@ from dataclasses import replace
 import numpy as np
 
 from axonn_tune.errors import InputError
-from axonn_tune.search.candidates import broken_rules, executions, with_micro_batches
-from axonn_tune.search.rank import rank_candidates
+from axonn_tune.search.candidates import (
+    batch_hint,
+    broken_rules,
+    executions,
+    nearest_batches,
+    with_micro_batches,
+    with_shared_batch,
+)
+from axonn_tune.search.rank import rank_candidates, with_best_batch
 from axonn_tune.search.search import Search
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.layout import Layout, parse_ordered_layout
@@ -41,10 +48,21 @@ def best_of_layout(search: Search, layout: Layout | str) -> Prediction:
     """
     if isinstance(layout, str):
         search, layout = held_to(search, layout)
-    reasons = objections(search, layout)
-    if reasons:
-        raise InputError(f"grid {layout} is not allowed: {'; '.join(reasons)}")
+    reasons = [objections(search.on_batches([batch]), layout) for batch in search.batches]
+    if all(reasons):
+        hint = _batch_hint(search, layout)
+        raise InputError(f"grid {layout} is not allowed: {'; '.join(reasons[0])}{hint}")
     return rank_candidates(search.of_layout(layout)).prediction(0)
+
+
+def _batch_hint(search: Search, layout: Layout) -> str:
+    """Return a phrase that names the nearest global batches that a layout can share.
+
+    The phrase is empty if the layout is not allowed with any batch.
+    """
+    if objections(with_shared_batch(search), layout):
+        return ""
+    return batch_hint(search, nearest_batches(search, _placements_of(search, layout)))
 
 
 def objections(search: Search, layout: Layout) -> list[str]:
@@ -65,6 +83,7 @@ def why_not(search: Search, layout: Layout | str) -> str:
     """Say why a layout is not among the results, or at which place of the ranking it is."""
     if isinstance(layout, str):
         search, layout = held_to(search, layout)
+    search = with_best_batch(search)
     reasons = objections(search, layout)
     if reasons:
         return f"{layout}: {'; '.join(reasons)}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.candidates import (
     executions,
     legal_placements,
+    nearest_counts,
     no_grid_error,
     with_micro_batches,
 )
@@ -29,6 +30,8 @@ from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
 LARGEST_GPU_COUNT = 2**22
+# Where a model does not fit, numbers of GPUs that are so near are looked at before larger ones.
+NEAR_FRACTION = 0.1
 MEMORY_REASON = "out of memory"
 VARIANT_REASON = "the stages cannot be cut into that number of virtual stages"
 # A function that walks through a sequence, as `iter` does; a caller may show the progress in it.
@@ -43,7 +46,7 @@ class Ranking:
     unless the search asks for every configuration.
 
     search
-        The search.
+        The search, with the one global batch of all candidates.
     table
         Candidates, the best first.
     step_seconds, exposed_seconds, bubble_seconds
@@ -59,6 +62,8 @@ class Ranking:
         Number of placements or configurations that were rejected, by reason.
     n_evaluated
         Number of configurations that were timed.
+    batch_seconds
+        Time of the best step by global batch, where several were tried and had candidates.
     """
 
     search: Search
@@ -71,6 +76,7 @@ class Ranking:
     paper_seconds: Array | None
     rejected: Mapping[str, int]
     n_evaluated: int
+    batch_seconds: Mapping[int, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -133,7 +139,7 @@ def best_of(search: Search, with_interval: bool = True) -> Best:
     try:
         ranking = rank_candidates(search)
         best = ranking.top(1)[0] if with_interval else ranking.prediction(0)
-        return Best(search, best)
+        return Best(ranking.search, best)
     except NoCandidateError as error:
         return Best(search, None, str(error))
 
@@ -141,11 +147,44 @@ def best_of(search: Search, with_interval: bool = True) -> Best:
 def rank_candidates(search: Search) -> Ranking:
     """Evaluate every candidate that fits (with `include_oom` every candidate) and rank them.
 
+    Where several global batches may be tried, the ranking is that of the batch whose best step
+    takes the least time for each sequence.
+
     Raises
     ------
     NoCandidateError
         No layout is legal, or none fits; the message says which GPU count would do.
     """
+    if not search.other_batches:
+        return _rank(search)
+    rankings, errors = [], []
+    for batch in search.batches:
+        try:
+            rankings.append(_rank(search.on_batches([batch])))
+        except NoCandidateError as error:
+            errors.append(error)
+    if not rankings:
+        raise errors[0]
+    batch_seconds = {
+        ranking.search.scenario.job.global_batch: float(ranking.step_seconds[0])
+        for ranking in rankings
+    }
+    return replace(min(rankings, key=_seconds_per_sequence), batch_seconds=batch_seconds)
+
+
+def with_best_batch(search: Search) -> Search:
+    """Return the search with the one global batch that is the fastest for each sequence."""
+    return rank_candidates(search).search if search.other_batches else search
+
+
+def _seconds_per_sequence(ranking: Ranking) -> tuple[bool, float]:
+    """Return the time of the best step for each sequence; what fits comes before what does not."""
+    seconds = float(ranking.step_seconds[0]) / ranking.search.scenario.job.global_batch
+    return not bool(ranking.fits[0]), seconds
+
+
+def _rank(search: Search) -> Ranking:
+    """Evaluate the candidates of a search that has one global batch; see `rank_candidates`."""
     scenario = search.scenario
     placements, rejected = _placements(search)
     table, without_micro_batch = with_micro_batches(search, placements)
@@ -261,21 +300,37 @@ def _nothing_fits(search: Search, least_bytes: float) -> NoCandidateError:
         f"{scenario.machine.gpu.name}: the smallest needs {gib(least_bytes):.1f} GiB of "
         f"{gib(capacity):.1f} GiB per GPU"
     )
-    enough = _gpus_that_fit(search)
-    hint = f"; it fits from {enough} GPUs" if enough else "; no count of GPUs tried fits it"
-    return NoCandidateError(message + hint)
+    return NoCandidateError(message + _gpus_hint(search))
 
 
-def _gpus_that_fit(search: Search) -> int | None:
-    """Return the first doubling of the GPU count on which some candidate fits."""
-    scenario = search.scenario
-    n_gpus = 2 * scenario.job.n_gpus
-    while n_gpus <= LARGEST_GPU_COUNT:
-        placements, _ = legal_placements(search, n_gpus)
-        table, _ = with_micro_batches(search, placements)
-        for part in executions(search, table):
-            memory, _ = memory_bytes(scenario, part)
-            if (memory <= scenario.memory_capacity_bytes).any():
-                return n_gpus
-        n_gpus *= 2
-    return None
+def _gpus_hint(search: Search) -> str:
+    """Return a phrase that says on how many GPUs the model fits."""
+
+    def fits(n_gpus: int) -> bool:
+        return len(_placements_that_fit(search.on_gpus(n_gpus))) > 0
+
+    n_gpus = search.scenario.job.n_gpus
+    near = nearest_counts(n_gpus, fits, int(NEAR_FRACTION * n_gpus))
+    if near:
+        return f"; it fits on {' or '.join(map(str, near))} GPUs"
+    enough = next(filter(fits, _larger_powers_of_two(n_gpus)), None)
+    return f"; it fits from {enough} GPUs" if enough else "; no count of GPUs tried fits it"
+
+
+def _larger_powers_of_two(n_gpus: int) -> Iterator[int]:
+    """Yield the powers of two above a count, as far as counts are searched."""
+    power = 1 << n_gpus.bit_length()
+    while power <= LARGEST_GPU_COUNT:
+        yield power
+        power *= 2
+
+
+def _placements_that_fit(search: Search) -> Placements:
+    """Return the legal placements of which some candidate fits."""
+    placements, _ = legal_placements(search)
+    table, _ = with_micro_batches(search, placements)
+    fits = np.zeros(len(placements), dtype=bool)
+    for part in executions(search, table):
+        memory, _ = memory_bytes(search.scenario, part)
+        fits[part.placement[memory <= search.scenario.memory_capacity_bytes]] = True
+    return placements.take(fits)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from axonn_tune.search.batches import BatchRule
 from axonn_tune.spec.layout import PAPER_ORDER, Layout
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES
@@ -49,6 +50,10 @@ class Search:
         Whether configurations that do not fit in memory are ranked too.
     every_configuration
         Whether every configuration of a layout is ranked, and not only its best.
+    batch_rule
+        How the global batch follows from the number of GPUs; None where it does not.
+    other_batches
+        Global batches that are tried besides the job's; the fastest for each sequence is taken.
     """
 
     scenario: Scenario
@@ -57,15 +62,36 @@ class Search:
     cost_model: str = "full"
     include_oom: bool = False
     every_configuration: bool = False
+    batch_rule: BatchRule | None = None
+    other_batches: tuple[int, ...] = ()
 
     def on(self, machine: Machine) -> Search:
         """Return the same search on another machine."""
         return replace(self, scenario=replace(self.scenario, machine=machine))
 
     def on_gpus(self, n_gpus: int) -> Search:
-        """Return the same search for another number of GPUs."""
+        """Return the same search for another number of GPUs, by the same rule for the batch."""
+        batches = self.batches
+        if self.batch_rule is not None:
+            batches = self.batch_rule.batches(n_gpus, self.scenario.strategy.axes)
         job = replace(self.scenario.job, n_gpus=n_gpus)
-        return replace(self, scenario=replace(self.scenario, job=job))
+        return replace(self, scenario=replace(self.scenario, job=job)).on_batches(batches)
+
+    def on_batches(self, batches: Sequence[int]) -> Search:
+        """Return the same search with these global batches."""
+        job = replace(self.scenario.job, global_batch=batches[0])
+        scenario = replace(self.scenario, job=job)
+        return replace(self, scenario=scenario, other_batches=tuple(batches[1:]))
+
+    @property
+    def batches(self) -> list[int]:
+        """The global batches that are tried."""
+        return [self.scenario.job.global_batch, *self.other_batches]
+
+    @property
+    def compares_batches(self) -> bool:
+        """Whether the global batch is, or was, to be found among several."""
+        return self.batch_rule is not None and self.batch_rule.within_fraction is not None
 
     def of_layout(self, layout: Layout) -> Search:
         """Return the search of one layout, whether it fits in memory or not."""

@@ -120,6 +120,11 @@ class Prediction:
         return job.tokens / (self.step_seconds * job.n_gpus)
 
     @property
+    def seconds_per_token(self) -> float:
+        """The time of a step over its tokens, by which steps of different batches compare."""
+        return self.step_seconds / self.scenario.job.tokens
+
+    @property
     def memory_capacity_bytes(self) -> float:
         """The memory of one GPU."""
         return self.scenario.memory_capacity_bytes

@@ -15,8 +15,8 @@ def compare(searches: Sequence[Search], each: Each = iter) -> list[Best]:
 
 
 def _seconds(best: Best) -> float:
-    """Return the step time of a result, infinite without one."""
-    return float("inf") if best.prediction is None else best.prediction.step_seconds
+    """Return the step time of a result for each token, infinite without one."""
+    return float("inf") if best.prediction is None else best.prediction.seconds_per_token
 
 
 def rankings(searches: Sequence[Search], each: Each = iter) -> list[Ranking]:

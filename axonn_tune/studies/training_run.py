@@ -167,7 +167,8 @@ def training_run(search: Search, tokens: float) -> TrainingRun:
         checkpoint_seconds=checkpoint_seconds,
         restart_seconds=facility.restart_seconds.value + checkpoint_seconds,
     )
-    return TrainingRun(search, rank_candidates(search).top(1)[0], tokens, failures)
+    ranking = rank_candidates(search)
+    return TrainingRun(ranking.search, ranking.top(1)[0], tokens, failures)
 
 
 def meet_deadline(

@@ -55,6 +55,14 @@ def test_rows_are_the_fastest_of_all_rankings_and_what_does_not_fit_comes_last(d
         assert str(rows["axes"][of_strategy[0]][row]) in layout
 
 
+def test_a_page_names_the_batch_of_each_row(document):
+    assert set(document["rows"]["global_batch"]) == {128} and not document["names_batch"]
+    ranking = rank_candidates(build_search("5b", 32, global_batch=100, within=0.3))
+    page = page_document([ranking], "--gpus 32", [], "", 5, 1)
+    assert set(page["rows"]["global_batch"]) == {ranking.search.scenario.job.global_batch}
+    assert page["names_batch"] and "the fastest for each token" in page["assumptions"]
+
+
 def test_details_are_of_the_fastest_and_the_front_and_their_parts_make_up_the_step(document):
     details = {int(row): detail for row, detail in document["details"].items()}
     assert set(details) == {*range(10), *document["front"]}

@@ -9,7 +9,7 @@ from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import list_machines, load_machine, load_model
 from axonn_tune.report.reproduce import reproduction_document
 from axonn_tune.report.validation_page import reproduction_markdown
-from axonn_tune.reproduce.axonn import compare_links
+from axonn_tune.reproduce.axonn import compare_links, compare_runs
 from axonn_tune.reproduce.comparison import FACTS, Comparison, ordered_pairs, summarise
 from axonn_tune.reproduce.reproduction import measured_steps, published_runs
 from axonn_tune.reproduce.runs import Loaders
@@ -156,6 +156,13 @@ def test_the_facts_that_are_not_assumed_are_known():
 def test_most_compared_pairs_are_in_order(reproduction):
     right, total = ordered_pairs(reproduction.results)
     assert total > 150 and right / total > 0.85
+
+
+def test_alps_has_a_batch_that_its_gpus_can_share():
+    rows = [row for row in load_published("axonn") if row["machine"] == "alps"]
+    flops, _ = compare_runs(rows, LOADERS)
+    assert "batch of 6144 assumed" in flops.setting
+    assert abs(flops.error_fraction) < 0.25
 
 
 def test_sharing_law_reproduces_the_published_bandwidths():

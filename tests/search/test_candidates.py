@@ -9,12 +9,8 @@ from hypothesis import strategies as st
 from worlds import machine_of
 
 from axonn_tune.errors import InputError
-from axonn_tune.search.candidates import (
-    divisors,
-    factorisations,
-    legal_placements,
-    with_micro_batches,
-)
+from axonn_tune.search.candidates import legal_placements, with_micro_batches
+from axonn_tune.search.factors import divisors, factorisations
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.candidates import CandidateTable, Placements, distinct
 from axonn_tune.spec.configuration import Configuration

@@ -161,7 +161,7 @@ def test_why_not_gives_the_rank_of_an_allowed_grid(search, ranking):
 
 def test_no_grid_names_reasons_and_nearest_counts():
     with pytest.raises(NoCandidateError, match=r"no grid for 17 GPUs .*nearest.* 16, 18|16, 24"):
-        rank_candidates(build_search("80b", 17))
+        rank_candidates(build_search("80b", 17, global_batch=8192))
 
 
 def test_nothing_fits_says_how_many_gpus_it_would_take():
@@ -169,6 +169,14 @@ def test_nothing_fits_says_how_many_gpus_it_would_take():
         rank_candidates(build_search("80b", 4))
     enough = int(re.search(r"from (\d+) GPUs", str(e.value))[1])
     assert len(rank_candidates(build_search("80b", enough))) > 0
+
+
+def test_nothing_fits_names_the_nearest_counts_that_do_if_they_are_near():
+    """A thousand has a factor of 125, by which no weight of this model can be cut."""
+    with pytest.raises(NoCandidateError, match="it fits on 960 or 1008 GPUs"):
+        rank_candidates(build_search("80b", 1000))
+    for near in (960, 1008):
+        assert len(rank_candidates(build_search("80b", near))) > 0
 
 
 @pytest.mark.parametrize(
@@ -181,6 +189,10 @@ def test_nothing_fits_says_how_many_gpus_it_would_take():
         {"gpus": 8, "global_batch": 0},
         {"gpus": 8, "global_batch": 8, "global_batch_tokens": 8},
         {"gpus": 8, "global_batch_tokens": 100},
+        {"gpus": 8, "global_batch_tokens": "16Q"},
+        {"gpus": 8, "within": "5pc"},
+        {"gpus": 8, "within": 0},
+        {"gpus": 8, "within": 5},
         {"gpus": 8, "micro_batch": -1},
         {"gpus": 8, "dtype": "int8"},
         {"gpus": 8, "recompute": "some"},

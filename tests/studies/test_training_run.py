@@ -105,6 +105,15 @@ def test_the_deadline_is_met_by_the_first_count_that_does(search):
         assert training_run(alone, 1e11).wall_seconds == run.wall_seconds
 
 
+def test_each_count_of_a_plan_has_a_batch_that_it_can_share():
+    runs = meet_deadline(build_search("5b", 1), 1e12, 8 * DAY)
+    batches = {run.scenario.job.n_gpus: run.scenario.job.global_batch for run in runs}
+    assert {192, 256} <= set(batches)
+    assert all(batch % n_gpus == 0 for n_gpus, batch in batches.items())
+    work = [n_gpus * run.work_seconds for n_gpus, run in zip(batches, runs, strict=True)]
+    assert max(work) < 1.05 * min(work)
+
+
 def test_a_deadline_that_the_machine_cannot_meet_says_what_it_has(search):
     with pytest.raises(InputError, match="there are 6144"):
         meet_deadline(search, 1e15, DAY)

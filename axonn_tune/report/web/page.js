@@ -34,6 +34,8 @@ function columnsOf(data) {
     { title: "Layout", isText: true, value: (row) => row.layout },
     some("order", data.rows.order[0]) && { title: "Order", isText: true, value: (row) => row.order },
     some("n_virtual", 1) && { title: "Virtual", names: ["virtual"], value: (row) => row.n_virtual },
+    some("global_batch", data.rows.global_batch[0])
+      && { title: "Batch", names: ["batch"], value: (row) => row.global_batch },
     { title: "Micro-batch", names: ["mbs"], value: (row) => row.micro_batch },
     { title: "Recompute", isText: true, value: (row) => row.recompute },
     { title: "Step s", names: ["step"], value: (row) => row.step, text: (row) => seconds(row.step) },
@@ -314,7 +316,8 @@ class Page {
     const strategy = row.strategyName === "axonn" ? "" : ` --strategy ${row.strategyName}`;
     const order = row.order === "xyzd" ? "" : ` --order ${row.order}`;
     const virtual = row.n_virtual > 1 ? ` --virtual-stages ${row.n_virtual}` : "";
-    const what = `${this.data.options}${strategy} --grid ${row.layout}${order} --micro-batch ${row.micro_batch}`
+    const batch = this.data.names_batch ? ` --global-batch ${row.global_batch}` : "";
+    const what = `${this.data.options}${batch}${strategy} --grid ${row.layout}${order} --micro-batch ${row.micro_batch}`
       + ` --recompute ${row.recompute}${virtual}`;
     const commands = [
       this.data.launched.includes(row.strategyName) && ["Write its job script", `axonn-tune launch ${what}`],

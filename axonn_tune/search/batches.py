@@ -1,0 +1,109 @@
+"""Global batches that a number of GPUs can share, in sequences."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from axonn_tune.search.factors import divisors
+from axonn_tune.spec.candidates import Ints
+from axonn_tune.spec.layout import Axes
+
+# Number of batches that a search around a target tries.
+MOST_BATCHES = 8
+# A GPU's share of a default batch is small, or it can be cut into micro-batches of several sizes:
+# 43 sequences could be taken only one by one, or all at once.
+USUAL_MICRO_BATCHES = range(1, 9)
+LEAST_CHOICE = 3
+# Any so many numbers in a row hold one that 1, 2, 3, 4 and 6 divide.
+NEAREST_SHARES = 12
+
+
+@dataclass(frozen=True)
+class BatchRule:
+    """How a search takes its global batch.
+
+    target
+        The batch that is wanted, in sequences.
+    is_given
+        Whether the user named the target. Otherwise it is a default, and the nearest batch is
+        taken that the GPUs can share.
+    within_fraction
+        Largest distance of a batch from the target, as a fraction of it, where several batches
+        are tried; None where one is taken.
+    """
+
+    target: int
+    is_given: bool = True
+    within_fraction: float | None = None
+
+    def batches(self, n_gpus: int, axes: Axes) -> list[int]:
+        """Return the batches that a number of GPUs tries with a strategy of these axes."""
+        if self.within_fraction is not None:
+            return batches_near(self.target, self.within_fraction, n_gpus)
+        if self.is_given:
+            return [self.target]
+        return [nearest_shared_batch(self.target, n_gpus, set(axes.batch) < set(axes.names))]
+
+
+def nearest_shared_batch(target: int, n_gpus: int, can_split_sequences: bool = True) -> int:
+    """Return the batch nearest to the target that the GPUs can share evenly.
+
+    Each GPU gets the same whole number of sequences, which can be cut into micro-batches of
+    several sizes. Where there are more GPUs than sequences, and GPUs can split a sequence, 2, 4, 8
+    or more of them have a share together, as few as possible.
+    """
+    n_shares = n_gpus
+    while can_split_sequences and n_shares > target and n_shares % 2 == 0:
+        n_shares //= 2
+    middle = target // n_shares
+    shares = range(max(middle - NEAREST_SHARES, 1), middle + NEAREST_SHARES + 1)
+    batches = [share * n_shares for share in shares if _leaves_a_choice(share)]
+    return min(batches, key=lambda batch: abs(batch - target))
+
+
+def can_share(batch: int, n_gpus: int) -> bool:
+    """Return whether GPUs can share a batch evenly, alone or in groups of 2, 4, 8 or more."""
+    odd_factor = n_gpus // (n_gpus & -n_gpus)
+    return batch % odd_factor == 0
+
+
+def _leaves_a_choice(share: int) -> bool:
+    """Return whether a share is small, or has micro-batches of several usual sizes."""
+    n_choices = sum(share % size == 0 for size in USUAL_MICRO_BATCHES)
+    return share in USUAL_MICRO_BATCHES or n_choices >= LEAST_CHOICE
+
+
+def nearest_multiples(target: int, counts: Ints) -> tuple[int, int]:
+    """Return the nearest multiples of any of the counts, at most and at least the target.
+
+    The first is 0 if all counts are above the target.
+    """
+    below = target // counts * counts
+    return int(below.max()), int((below + np.where(below < target, counts, 0)).min())
+
+
+def batches_near(target: int, within_fraction: float, n_gpus: int) -> list[int]:
+    """Return a few batches near a target, those first that can be cut into the most equal shares.
+
+    Among as many shares the nearest comes first. Batches that `can_share` refuses come last.
+    """
+    low = math.ceil(target * (1.0 - within_fraction))
+    high = math.floor(target * (1.0 + within_fraction))
+    counts = divisors(n_gpus)[::-1].tolist()
+    counts.sort(key=lambda count: not can_share(count, n_gpus))
+    by_count = (_multiples_near(target, n_shares, low, high) for n_shares in counts)
+    distinct = dict.fromkeys(chain.from_iterable(by_count))
+    return list(distinct)[:MOST_BATCHES]
+
+
+def _multiples_near(target: int, count: int, low: int, high: int) -> list[int]:
+    """Return multiples of a count from `low` to `high`, the nearest to the target first."""
+    middle = target // count
+    first = max(math.ceil(low / count), middle - MOST_BATCHES)
+    last = min(high // count, middle + MOST_BATCHES)
+    multiples = [count * factor for factor in range(first, last + 1)]
+    return sorted(multiples, key=lambda batch: abs(batch - target))
