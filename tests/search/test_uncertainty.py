@@ -88,6 +88,15 @@ def test_what_slows_all_alike_tells_nothing_apart():
     assert unsure.spread.min() > 0.3
 
 
+def test_where_nothing_fits_nothing_is_known():
+    ranking = found(spread_machine(0.05))
+    nowhere = np.zeros(len(ranking.table), dtype=bool)
+    known = uncertainty.uncertainty(
+        ranking.search.scenario, ranking.table, ranking.step_seconds, nowhere
+    )
+    assert [known.rows.size, known.spread.size, known.p_best.size] == [0, 0, 0]
+
+
 def test_a_dominated_row_has_no_chance():
     ranking = found(spread_machine(0.02))
     known = ranking.uncertainty

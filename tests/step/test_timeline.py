@@ -13,7 +13,7 @@ from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.simulate.pipeline import N_KINDS, passes, pipeline_seconds
 from axonn_tune.spec.measurement import Operation
-from axonn_tune.step.timeline import drawable_microsteps, step_timeline
+from axonn_tune.step.timeline import drawable_microsteps, pass_timeline, step_timeline
 
 STEPS = {
     "axonn": "1x4x8x2",
@@ -88,6 +88,25 @@ def test_only_kernels_count_their_operations():
     _, timeline = timeline_of("megatron")
     of_passes = [op for op in timeline.operations if op.stream.startswith("pipeline rank")]
     assert of_passes and {(op.flops, op.nbytes) for op in of_passes} == {(0.0, 0.0)}
+
+
+@pytest.mark.parametrize("machine", ["dgx2-1ib", "perlmutter"])
+def test_exposed_collectives_of_the_first_stage_lengthen_the_step(machine):
+    search = build_search(
+        "5b", 64, global_batch=128, strategy="megatron", machine=machine, dtype="fp16"
+    )
+    prediction = best_of_layout(search, STEPS["megatron"])
+    timeline = step_timeline(prediction)
+    assert any(op.kind == "exposed collectives" for op in timeline.operations)
+    assert timeline.seconds == pytest.approx(prediction.step_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize(("most_micro_batches", "n_micro"), [(1000, 8), (7, 4), (3, 0)])
+def test_a_pipeline_is_drawn_for_two_rounds_of_micro_batches_at_most(most_micro_batches, n_micro):
+    prediction, _ = timeline_of("megatron")
+    per_micro_batch = 2 * 4 * prediction.configuration.n_virtual
+    drawn = pass_timeline(prediction, most_micro_batches * per_micro_batch)
+    assert (drawn[1] if drawn else 0) == n_micro
 
 
 def test_a_trace_draws_about_as_many_operations_as_it_may():

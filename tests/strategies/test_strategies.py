@@ -42,6 +42,28 @@ def plan_of(strategy, job=JOB, micro_batch=1, **sizes):
     return strategy.plan(MODEL, job, table(strategy, micro_batch, **sizes).executed("none", 1))
 
 
+@pytest.mark.parametrize(
+    ("strategy", "kinds"),
+    [(PLAIN, {"all_reduce"}), (SEQUENCE, {"all_gather", "reduce_scatter"})],
+)
+def test_collectives_of_a_block_are_what_their_names_say(strategy, kinds):
+    """Sequence parallelism gathers inputs and scatters sums; without it sums are all-reduced."""
+    phases = plan_of(strategy, tensor=4, data=4).microstep.phases
+    in_block = [
+        op
+        for phase in phases
+        if phase.name.startswith("forward")
+        for op in phase.operations
+        if isinstance(op, Collective) and op.axis == "tensor"
+    ]
+    assert {op.kind for op in in_block} == kinds
+    for op in in_block:
+        assert op.name.endswith(op.kind)
+        is_sum = ".proj." in op.name or ".down." in op.name
+        if len(kinds) == 2 and is_sum:
+            assert op.kind == "reduce_scatter"
+
+
 def sent(phases, candidates, only="", but=""):
     """Bytes that a rank's ring carries: by group, of collectives over more than one rank."""
     total = {}

@@ -267,6 +267,9 @@ def test_levels_have_names_by_their_place(names, level):
     assert changed.links[0].bandwidth_bytes_per_s.value == 2e9
     with pytest.raises(InputError, match="no parameter 'intra_node"):
         with_settings(single, ["intra_node.bandwidth=2x"], "bf16")
+    node = machine_of(units=(1,), bandwidths=(1e9,), latencies=(1e-6,), ranks_per_node=8)
+    with pytest.raises(InputError, match="no parameter 'inter_node"):
+        with_settings(node, ["inter_node.bandwidth=2x"], "bf16")
 
 
 @pytest.mark.parametrize(
