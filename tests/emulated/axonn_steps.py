@@ -11,11 +11,14 @@ import sys
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from engines.axonn_on_cpu import groups_of, launched, replace_cuda_calls
 
 from axonn_tune.io.presets import load_machine, load_model

@@ -1,7 +1,8 @@
 """What a rank does in order: it starts collectives, waits for them and multiplies matrices."""
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -36,19 +37,14 @@ PRODUCTS = ("matmul", "mm")
 def recorded(grid):
     """Yield a list that grows while this rank of the grid trains."""
     events = []
-    kept = {name: getattr(dist, name) for name in COLLECTIVES}
-    kept_products = {name: getattr(torch.Tensor, name) for name in PRODUCTS}
-    for name, function in kept.items():
-        setattr(dist, name, _noting_collective(function, *COLLECTIVES[name], grid, events))
-    for name, function in kept_products.items():
-        setattr(torch.Tensor, name, _noting_product(function, events))
-    try:
+    with ExitStack() as patches:
+        for name, (kind, full_bytes) in COLLECTIVES.items():
+            noting = noting_collective(getattr(dist, name), kind, full_bytes, grid, events)
+            patches.enter_context(patch.object(dist, name, noting))
+        for name in PRODUCTS:
+            noting = noting_product(getattr(torch.Tensor, name), events)
+            patches.enter_context(patch.object(torch.Tensor, name, noting))
         yield events
-    finally:
-        for name, function in kept.items():
-            setattr(dist, name, function)
-        for name, function in kept_products.items():
-            setattr(torch.Tensor, name, function)
 
 
 class Handle:
@@ -62,7 +58,7 @@ class Handle:
         self._on_wait()
 
 
-def _noting_collective(function, kind, full_bytes, grid, events):
+def noting_collective(function, kind, full_bytes, grid, events):
     def call(*tensors, group=None, async_op=False):
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         if len(ranks) == 1:  # nothing travels
@@ -78,7 +74,7 @@ def _noting_collective(function, kind, full_bytes, grid, events):
     return call
 
 
-def _noting_product(function, events):
+def noting_product(function, events):
     def call(left, right):
         (m, k), n = left.shape, right.shape[1]
         events.append(Event("multiply", "gemm", "compute", 2.0 * m * n * k))
