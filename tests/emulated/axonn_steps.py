@@ -36,7 +36,7 @@ from axonn_tune.step.predict import predict
 from axonn_tune.strategies.axonn4d import AXONN
 
 BATCH = 8
-N_WARM_UP, N_STEPS = 2, 5
+N_WARM_UP, N_STEPS = 1, 3
 
 
 class RuntimeCollectives:

@@ -1,16 +1,10 @@
-"""Transformer blocks of AxoNN's parallel linear layers, and their training."""
+"""Transformer blocks of AxoNN's linear layers; import this where CUDA calls have been replaced."""
 
 import torch
 import torch.nn.functional as F
+from axonn.intra_layer import Linear, overlap_all_gathers_for_checkpointed_forward
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-
-def linear_class():
-    """AxoNN's layer; it can only be imported where CUDA calls have been replaced."""
-    from axonn.intra_layer import Linear
-
-    return Linear
 
 
 class Block(nn.Module):
@@ -28,7 +22,7 @@ class Block(nn.Module):
             torch.ones(spec.hidden_size // grid.size("x")) for _ in range(2)
         )
         for linear in spec.block_linears:
-            layer = linear_class()(
+            layer = Linear(
                 linear.n_in,
                 linear.n_out,
                 transpose=linear.transposed,
@@ -82,7 +76,5 @@ class Stack(nn.Module):
         is_formed_again = torch.is_grad_enabled()
         if not (is_formed_again and self.ahead_in_recompute):
             return block(stream)
-        from axonn.intra_layer import overlap_all_gathers_for_checkpointed_forward
-
         with overlap_all_gathers_for_checkpointed_forward(block):
             return block(stream)

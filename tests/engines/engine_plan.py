@@ -19,10 +19,10 @@ class EngineFacts:
 
     late_gathers
         Beginnings of the names of weights that are gathered when they are used, and not ahead.
-    scatters_awaited_at_end
-        Whether nothing waits for a scatter that is under way before the end of the backward pass.
     overlaps_backward
         Whether anything that the plan starts early is started early in the backward pass, too.
+    scatters_awaited_at_end
+        Whether nothing waits for a scatter that is under way before the end of the backward pass.
     weight_gradient_first
         Whether a layer forms dW before dI where the scatter of dW is under way next to
         computation and dI need not be summed.
@@ -125,9 +125,7 @@ def gathered_late(events, late_gathers):
                 held[event.layer] = event
                 continue
             place = len(result)
-            while (
-                place and is_gather(result[place - 1]) and result[place - 1].event.action == "start"
-            ):
+            while place and starts_gather(result[place - 1]):
                 place -= 1
             result.insert(place, held.pop(event.layer))
         result.append(event)
@@ -177,9 +175,8 @@ def planned_reduction(name, spec, job, configuration):
     """Bytes of one reduction that are due to blocks: what as many blocks again would add to it."""
 
     def nbytes(n_layers):
-        plan = AXONN.plan(
-            replace(spec, n_layers=n_layers), job, CandidateTable.single(configuration)
-        )
+        model = replace(spec, n_layers=n_layers)
+        plan = AXONN.plan(model, job, CandidateTable.single(configuration))
         (reduction,) = (o for o in operations_of(plan.step_end) if o.name == name)
         return number(reduction.nbytes)
 
