@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from axonn_tune.spec.layout import AXES, AXONN_AXES, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, Size, StepPlan
-from axonn_tune.strategies.axonn_engine import BUCKETS, BUNDLED, MATRICES, AxonnEngine
+from axonn_tune.strategies.axonn_engine import BUCKETS, BUNDLED, WHOLE, AxonnEngine
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.optimizer import clip_and_update, state_bytes
 from axonn_tune.strategies.pipeline import (
@@ -395,14 +396,20 @@ class AxonnCommunication(Communication):
         if model.tied_embeddings and table.n_stages > 1:
             shard_bytes = model.head.parameters * GRADIENT_BYTES / (shapes.x * shapes.y * self._z)
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shard_bytes, PIPELINE)
-        host.run(names.GRADIENT_VECTORS, "all_reduce", replicated * GRADIENT_BYTES, "z")
+        calls = self._reduction_calls(stored * GRADIENT_BYTES)
+        vector_bytes = replicated * GRADIENT_BYTES
+        host.run(names.GRADIENT_VECTORS, "all_reduce", vector_bytes, "z", calls.norms)
         gradient_bytes = stored * GRADIENT_BYTES
-        n_calls = self._reductions(gradient_bytes)
+        if calls.vectors:
+            gradient_bytes = sharded * GRADIENT_BYTES
+            name = names.GRADIENT_VECTORS_OVER_DATA
+            host.run(name, "all_reduce", vector_bytes, "data", calls.vectors)
         if is_sharded:
             name = names.GRADIENT_REDUCE_SCATTER
-            host.run(name, "reduce_scatter", gradient_bytes, "data", n_calls)
+            host.run(name, "reduce_scatter", gradient_bytes, "data", calls.matrices)
         else:
-            host.run(names.GRADIENT_ALL_REDUCE, "all_reduce", gradient_bytes, "data", n_calls)
+            name = names.GRADIENT_ALL_REDUCE
+            host.run(name, "all_reduce", gradient_bytes, "data", calls.matrices)
         summed_over = [axis for axis in table.placements.axes.groups if axis != "data"]
         if is_sharded:
             summed_over.append("data")
@@ -417,15 +424,34 @@ class AxonnCommunication(Communication):
             nbytes = stored * shapes.element_bytes
             host.issue(names.WEIGHTS_ALL_GATHER, "all_gather", nbytes, "data")
 
-    def _reductions(self, gradient_bytes: Array) -> Size:
-        """Return the number of calls that sum the gradients over data."""
+    def _reduction_calls(self, gradient_bytes: Array) -> _ReductionCalls:
+        """Return the number of calls that sum gradients, where all have these bytes."""
+        model = self.shapes.model
         reduction = self.options.engine.reduction
         if reduction == BUCKETS:
-            return np.ceil(gradient_bytes / BUCKET_BYTES)
-        if reduction == MATRICES:
-            model = self.shapes.model
-            return float(model.n_layers * len(model.block_linears) + 2)
-        return 1.0
+            return _ReductionCalls(np.ceil(gradient_bytes / BUCKET_BYTES))
+        if reduction == WHOLE:
+            return _ReductionCalls(1.0)
+        n_matrices = model.n_layers * len(model.block_linears) + 2
+        n_norms = (2 * model.n_layers + 1) * (2 if model.norm == "layer" else 1)
+        n_biases = model.n_layers * sum(linear.bias for linear in model.block_linears)
+        return _ReductionCalls(float(n_matrices), float(n_norms + n_biases), float(n_norms))
+
+
+class _ReductionCalls(NamedTuple):
+    """Numbers of calls that sum gradients.
+
+    matrices
+        Calls over data for the matrices.
+    vectors
+        Calls over data for norms and biases; 0 where they go with the matrices.
+    norms
+        Calls over Z for the norms.
+    """
+
+    matrices: Size
+    vectors: float = 0.0
+    norms: float = 1.0
 
 
 def _scatter(layer: str) -> str:

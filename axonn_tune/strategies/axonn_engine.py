@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from axonn_tune.spec.names import BACKWARD, RECOMPUTE
 from axonn_tune.strategies.shapes import FP32_BYTES
 
-# Ways in which gradients are summed over data: in buckets of some bytes, all of them in one call,
-# or with a call for each matrix.
-BUCKETS, WHOLE, MATRICES = "buckets", "whole", "matrices"
+# Ways in which gradients are summed: in buckets of some bytes, all of them in one call, or with a
+# call for each parameter.
+BUCKETS, WHOLE, PARAMETERS = "buckets", "whole", "parameters"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class AxonnEngine:
         Bytes of an element of a weight that is gathered; None for those of the job's type. A weight
         of another type is converted after it was gathered.
     reduction
-        How gradients are summed over data: in `BUCKETS`, `WHOLE`, or by `MATRICES`.
+        How gradients are summed: in `BUCKETS`, `WHOLE`, or by `PARAMETERS`.
     """
 
     name: str
@@ -61,12 +61,12 @@ SC24 = AxonnEngine(
 )
 # axonn 0.2.0 (PyPI) in one context of its overlaps: gathers ahead follow the layers through one
 # forward pass (intra_layer/overlap_communication.py); each parameter's gradient is summed on its
-# own (intra_layer/__init__.py, sync_gradients). Vectors are small, and are not counted as calls.
+# own (intra_layer/__init__.py, sync_gradients).
 AXONN_0_2 = AxonnEngine(
     "AxoNN 0.2.0",
     late_gathers=(RECOMPUTE, BACKWARD),
     awaits_scatters_at_end=True,
-    reduction=MATRICES,
+    reduction=PARAMETERS,
 )
 # axonn-ai/nanoGPT (d4d3fa1), train.py: parameters in fp32 under autocast, and the overlaps around
 # the forward pass only.
@@ -74,7 +74,7 @@ NANOGPT = AxonnEngine(
     "nanoGPT on AxoNN",
     overlaps_backward=False,
     gathered_element_bytes=FP32_BYTES,
-    reduction=MATRICES,
+    reduction=PARAMETERS,
 )
 
 ENGINES = {"bundled": BUNDLED, "axonn": AXONN_0_2, "axonn-sc24": SC24, "nanogpt": NANOGPT}

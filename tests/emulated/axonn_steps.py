@@ -33,7 +33,8 @@ from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import parse_layout
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
-from axonn_tune.strategies.axonn4d import AXONN
+from axonn_tune.strategies.axonn4d import Axonn4D
+from axonn_tune.strategies.axonn_engine import AXONN_0_2
 
 BATCH = 8
 N_WARM_UP, N_STEPS = 1, 3
@@ -147,7 +148,7 @@ def measured_seconds(prediction):
 def scenario_of(machine, overlap, n_ranks):
     spec = replace(load_model("tiny"), tied_embeddings=False)
     job = Job(n_ranks, BATCH, spec.seq_len, dtype="fp32", overlap=Overlap(**overlap))
-    return Scenario(spec, job, load_machine(machine), AXONN)
+    return Scenario(spec, job, load_machine(machine), Axonn4D(engine=AXONN_0_2))
 
 
 def main(machine, overlap, grids):
