@@ -104,9 +104,13 @@ def reproduction_markdown(reproduction: Reproduction, machines: Sequence[Machine
 
 
 _FITTED = [
-    "One number is fitted: `kernels.issue_seconds` of the A100 profiles with eight GPUs in a",
-    "node, to the steps of one node with hidden size 1024 (table above); it serves for all other",
-    "rows of those machines.",
+    "One number is fitted to training steps: `kernels.issue_seconds` of the A100 profiles with eight",
+    "GPUs in a node, to the steps of one node with hidden size 1024 (table above); it serves for all",
+    "other rows of those machines. Steps of rings and trees (`ring_steps`, `tree_steps`) are points",
+    "of measured collectives: 18 on Frontier and 14 on Perlmutter. Those of `frontier-2024` are",
+    "assumed from them and from the bandwidth that AxoNN's authors measured; two of its points, for",
+    "eight rings at once, were derived from the breakdown of the run of nanoGPT there, so that this",
+    "row is not independent.",
 ]
 
 _FACTS_READING = fill(
@@ -120,8 +124,9 @@ _FACTS_READING = fill(
 _COLLECTIVES_READING = """These rows hold how long collectives took against how long they take by
 the profiles: across nodes of Frontier with RCCL and of Perlmutter with NCCL (arXiv 2504.18658v2),
 and inside a node from 1 MiB up (aiconfigurator-core 0.12.0). One group of consecutive ranks runs
-alone; a machine without a profile is left out. *all* stands for all machines, kinds or numbers of
-ranks."""
+alone. *all* stands for all machines, kinds or numbers of ranks. Most of these rows are also in the
+profiles: those of Frontier and Perlmutter hold steps that were fitted to all rows but the gathers
+of 64 MiB, and inside a node the profiles hold some of the messages."""
 
 _UNSTATED = ", ".join(
     f"{100 * spread:.0f} % {origin}" for origin, spread in UNSTATED_SPREAD.items()

@@ -9,8 +9,6 @@ from axonn_tune.cost.prices import group_seconds
 from axonn_tune.reproduce.comparison import Comparison, ErrorSummary, grouped, summarise
 from axonn_tune.reproduce.runs import Loaders, Row
 
-# Machines that were measured and have no profile yet.
-WITHOUT_PROFILE = {"dgx-b200"}
 _MIB = 2.0**20
 
 
@@ -63,19 +61,15 @@ def _time_collective(row: Row, loaders: Loaders, source: str, certainty: str) ->
     name = row["machine"]
     n_ranks = int(row["ranks"])
     nbytes = float(row["mebibytes"]) * _MIB
-    predicted = None
-    setting = "not predicted: no profile of this machine"
-    if name not in WITHOUT_PROFILE:
-        machine = loaders.machine(name)
-        predicted = float(group_seconds(machine, row["kind"], 1, n_ranks, nbytes)[0])
-        setting = "one group of consecutive ranks"
+    machine = loaders.machine(name)
+    predicted = float(group_seconds(machine, row["kind"], 1, n_ranks, nbytes)[0])
     comparison = Comparison(
         machine=name,
         subject=f"{row['kind']} of {row['mebibytes']} MiB over {n_ranks} ranks",
         metric="collective_seconds",
         published=1e-3 * float(row["milliseconds"]),
         predicted=predicted,
-        setting=setting,
+        setting="one group of consecutive ranks",
         certainty=certainty,
         source=source,
         system=row["library"],

@@ -29,7 +29,7 @@ def test_counts_with_a_factor_of_three_do_as_well_as_their_neighbours(
     neighbour = suggestion(capsys, power_of_two)
     assert neighbour["assumptions"]["global_batch"] == 8192
     assert neighbour["assumptions"]["global_batch_remark"] is None
-    assert best["mfu"] == pytest.approx(neighbour["results"][0]["mfu"], rel=0.05)
+    assert best["mfu"] == pytest.approx(neighbour["results"][0]["mfu"], rel=0.08)
 
 
 def test_a_thousand_gpus_have_a_batch_or_hear_which_counts_do(capsys):
