@@ -92,7 +92,7 @@ def reproduction_markdown(reproduction: Reproduction, machines: Sequence[Machine
         "",
         *_parameter_lines(machines),
         "",
-        *_FITTED,
+        _FITTED,
         "",
         "Constants of the algorithm that are choices of a system, not of a machine, stand with",
         "their source in `axonn_tune/strategies/`: gradient buckets, dtypes of gradients and",
@@ -103,15 +103,16 @@ def reproduction_markdown(reproduction: Reproduction, machines: Sequence[Machine
     return "\n".join(parts)
 
 
-_FITTED = [
-    "One number is fitted to training steps: `kernels.issue_seconds` of the A100 profiles with eight",
-    "GPUs in a node, to the steps of one node with hidden size 1024 (table above); it serves for all",
-    "other rows of those machines. Steps of rings and trees (`ring_steps`, `tree_steps`) are points",
-    "of measured collectives: 18 on Frontier and 14 on Perlmutter. Those of `frontier-2024` are",
-    "assumed from them and from the bandwidth that AxoNN's authors measured; two of its points, for",
-    "eight rings at once, were derived from the breakdown of the run of nanoGPT there, so that this",
-    "row is not independent.",
-]
+_FITTED = fill(
+    "One number is fitted to training steps: `kernels.issue_seconds` of the A100 profiles with eight "
+    "GPUs in a node, to the steps of one node with hidden size 1024 (table above); it serves for all "
+    "other rows of those machines. Steps of rings and trees (`ring_steps`, `tree_steps`) are points "
+    "of measured collectives: 17 on Frontier and 14 on Perlmutter. Those of `frontier-2024` are "
+    "assumed from them and from the bandwidth that AxoNN's authors measured; two of its points, for "
+    "eight rings at once, come from the breakdown of the run of nanoGPT there, so that this row is "
+    "not independent.",
+    100,
+)
 
 _FACTS_READING = fill(
     f"A prediction needs these facts of a run: {', '.join(FACTS)}. A row counts as *known* where "
