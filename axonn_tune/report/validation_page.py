@@ -104,13 +104,13 @@ def reproduction_markdown(reproduction: Reproduction, machines: Sequence[Machine
 
 
 _FITTED = fill(
-    "One number is fitted to training steps: `kernels.issue_seconds` of the A100 profiles with eight "
-    "GPUs in a node, to the steps of one node with hidden size 1024 (table above); it serves for all "
-    "other rows of those machines. Steps of rings and trees (`ring_steps`, `tree_steps`) are points "
-    "of measured collectives: 17 on Frontier and 14 on Perlmutter. Those of `frontier-2024` are "
-    "assumed from them and from the bandwidth that AxoNN's authors measured; two of its points, for "
-    "eight rings at once, come from the breakdown of the run of nanoGPT there, so that this row is "
-    "not independent.",
+    "One number is fitted to training steps: `kernels.issue_seconds` of the A100 profiles "
+    "with eight GPUs in a node, to the steps of one node with hidden size 1024 (table above); "
+    "it serves for all other rows of those machines. Steps of rings and trees (`ring_steps`, "
+    "`tree_steps`) are points of measured collectives: 17 on Frontier and 14 on Perlmutter. "
+    "Those of `frontier-2024` are assumed from them and from the bandwidth that AxoNN's "
+    "authors measured; two of its points, for eight rings at once, come from the breakdown of "
+    "the run of nanoGPT there, so that this row is not independent.",
     100,
 )
 
