@@ -23,6 +23,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
 from axonn_tune.strategies.axonn4d import AXONN
+from axonn_tune.strategies.axonn_engine import AXONN_0_2, NANOGPT
 
 pytest.importorskip("axonn")
 
@@ -104,6 +105,20 @@ def axonn_facts(case):
         gradient_bytes=case.parameter_dtype.itemsize,
         biases_summed_over_z=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("engine", "case"),
+    [(AXONN_0_2, Case()), (NANOGPT, Case(overlapped_backward=False, dtype="bf16", mixed=True))],
+)
+def test_the_engines_that_are_predicted_have_the_recorded_facts(engine, case):
+    facts = axonn_facts(case)
+    assert facts.overlaps_backward == engine.overlaps_backward
+    if engine.overlaps_backward:
+        assert facts.late_gathers == engine.late_gathers
+        assert facts.scatters_awaited_at_end == engine.awaits_scatters_at_end
+    of_job = DTYPES[case.dtype].itemsize
+    assert facts.gathered_bytes == (engine.gathered_element_bytes or of_job)
 
 
 def trained(case):

@@ -1,0 +1,161 @@
+"""What engines make of AxoNN's algorithm: how often weights travel, when, and in which type."""
+
+from dataclasses import replace
+
+import pytest
+from build import number, operations, plan_of
+
+from axonn_tune.errors import InputError
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Collective, Gemm, MemoryBound
+from axonn_tune.strategies.axonn4d import Axonn4D
+from axonn_tune.strategies.axonn_engine import AXONN_0_2, BUNDLED, ENGINES, NANOGPT, SC24
+from axonn_tune.strategies.named import Switches, strategy_named
+
+MODEL = Model("m", n_layers=6, hidden_size=64, n_heads=8, vocab_size=512, seq_len=32)
+JOB = Job(16, 16, 32)
+GRID = {"x": 1, "y": 2, "z": 4, "data": 2}
+LAYERS = ("qkv", "proj", "up", "down")
+ALL = pytest.mark.parametrize("engine", list(ENGINES.values()), ids=list(ENGINES))
+
+
+def plan(engine, recompute="full", model=MODEL):
+    return plan_of(Axonn4D(engine=engine), model, JOB, recompute=recompute, **GRID)
+
+
+def count(part, kind, axis="z"):
+    """Collectives of the blocks, with the repeats of each phase."""
+    return sum(
+        phase.repeats
+        for phase in part.phases
+        for op in phase.operations
+        if isinstance(op, Collective)
+        and (op.kind, op.axis) == (kind, axis)
+        and op.name.split(".")[1] in LAYERS
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "recompute", "gathers"),
+    [
+        (BUNDLED, "full", 3),
+        (AXONN_0_2, "full", 3),
+        (NANOGPT, "full", 3),
+        (SC24, "full", 2),
+        (SC24, "none", 2),
+        (BUNDLED, "none", 2),
+    ],
+)
+def test_each_weight_is_gathered_so_often_and_its_gradient_scattered_once(
+    engine, recompute, gathers
+):
+    microstep = plan(engine, recompute).microstep
+    n_weights = MODEL.n_layers * len(LAYERS)
+    assert count(microstep, "all_gather") == gathers * n_weights
+    assert count(microstep, "reduce_scatter") == n_weights
+
+
+def kernels_behind_gathers(engine):
+    """Kernels between the start of each gather and the product that uses the weight."""
+    started, hidden = {}, {}
+    n_kernels = 0
+    for op in operations(plan(engine).microstep):
+        if isinstance(op, Collective):
+            if op.kind == "all_gather":
+                started[op.name.removesuffix(".all_gather")] = n_kernels
+        else:
+            owner, _, action = op.name.rpartition(".")
+            if isinstance(op, Gemm) and owner in started and action in ("gemm", "gemm_input"):
+                hidden[owner] = n_kernels - started.pop(owner)
+            n_kernels += 1
+    return hidden
+
+
+def test_the_bundled_runtime_hides_every_gather():
+    assert min(kernels_behind_gathers(BUNDLED).values()) > 0
+
+
+def test_axonn_hides_no_gather_of_the_backward_pass():
+    hidden = kernels_behind_gathers(AXONN_0_2)
+    for name, n_kernels in hidden.items():
+        assert (n_kernels > 0) == name.startswith("forward"), name
+
+
+def test_the_first_gather_of_a_recomputed_block_is_exposed_in_the_code_of_sc24():
+    hidden = kernels_behind_gathers(SC24)
+    assert hidden["recompute.qkv"] == 0
+    assert all(hidden[f"recompute.{layer}"] > 0 for layer in LAYERS[1:])
+    assert not [name for name in hidden if name.startswith("backward") and "head" not in name]
+
+
+def test_nanogpt_gathers_in_fp32_and_converts_what_it_gathered():
+    of_job = {op.name: op for op in operations(plan(BUNDLED).microstep)}
+    n_converted = 0
+    for op in operations(plan(NANOGPT).microstep):
+        if isinstance(op, Collective) and op.kind == "all_gather":
+            assert number(op.nbytes) == 2.0 * number(of_job[op.name].nbytes)
+        elif op.name.endswith(".convert"):
+            assert isinstance(op, MemoryBound)
+            gather = of_job[op.name.replace(".convert", ".all_gather")]
+            assert number(op.nbytes) == 3.0 * number(gather.nbytes)
+            n_converted += 1
+    assert n_converted >= 3 * len(LAYERS)
+
+
+def test_nanogpt_waits_for_each_scatter_before_the_next_kernel():
+    waited = set()
+    pending = set()
+    for op in operations(plan(NANOGPT).microstep):
+        if isinstance(op, Collective):
+            if op.kind == "reduce_scatter" and "embedding" not in op.name:
+                pending.add(op.name)
+        else:
+            waited |= set(op.waits_for)
+            assert pending <= waited, op.name
+            pending.clear()
+
+
+@ALL
+def test_engines_sum_the_same_gradients_in_calls_of_their_own(engine):
+    sums = {
+        op.name: op
+        for op in operations(plan(engine).step_end)
+        if isinstance(op, Collective) and op.axis == "data" and op.name.startswith("gradient")
+    }
+    of_bundled = next(
+        op for op in operations(plan(BUNDLED).step_end) if op.name == "gradient.all_reduce"
+    )
+    assert sum(number(op.nbytes) for op in sums.values()) == pytest.approx(
+        number(of_bundled.nbytes)
+    )
+    calls = sum(number(op.n_calls) for op in sums.values())
+    if engine.reduction == "whole":
+        assert calls == 1
+    if engine.reduction == "parameters":
+        n_norms = 2 * (2 * MODEL.n_layers + 1)
+        n_biases = n_matrices = 4 * MODEL.n_layers
+        assert calls == n_norms + n_biases + n_matrices + 2
+
+
+@ALL
+def test_an_engine_changes_nothing_where_nothing_is_gathered_or_overlapped(engine):
+    """On one rank of Z, without recomputation, the kernels are the same."""
+    sizes = {**GRID, "z": 1, "data": 8}
+    kernels = [
+        [
+            (op.name, type(op))
+            for op in operations(plan_of(Axonn4D(engine=each), MODEL, JOB, **sizes).microstep)
+            if not isinstance(op, Collective) and not op.name.endswith(".convert")
+        ]
+        for each in (BUNDLED, replace(engine, gathered_element_bytes=None))
+    ]
+    assert kernels[0] == kernels[1]
+
+
+def test_engines_have_names_and_others_are_refused():
+    for name, engine in ENGINES.items():
+        strategy = strategy_named("axonn", Switches(engine=name))
+        assert strategy.engine is engine and strategy.engine_name == engine.name
+    with pytest.raises(InputError, match="engine is 'litgpt'; allowed: bundled, axonn"):
+        strategy_named("axonn", Switches(engine="litgpt"))
