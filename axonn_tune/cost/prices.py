@@ -27,6 +27,7 @@ from axonn_tune.spec.plan import (
     Collective,
     Compute,
     Gemm,
+    HostWork,
     MemoryBound,
     Phase,
     Size,
@@ -58,12 +59,14 @@ class KernelPrices:
         """Return the time of a kernel on the slowest rank, in the shape of its sizes.
 
         The time includes the host's gap before the next kernel; a kernel over nothing takes no
-        time.
+        time. The host's own work takes as long on every rank.
         """
+        if isinstance(operation, HostWork):
+            return np.asarray(operation.seconds, dtype=np.float64)
         seconds = self._device_seconds(operation) * self._slowest_rank
         return seconds + np.where(seconds > 0, self._machine.kernels.gap_seconds.value, 0.0)
 
-    def _device_seconds(self, operation: Compute) -> Array:
+    def _device_seconds(self, operation: Gemm | Attention | MemoryBound) -> Array:
         """Return the time of a kernel on a mean GPU, without the host's gap."""
         if isinstance(operation, Gemm):
             return self._products.seconds(
@@ -89,7 +92,7 @@ def host_seconds(phases: Iterable[Phase], table: CandidateTable, machine: Machin
                 count += phase.repeats * (table.size(op.axis) > 1)
             elif isinstance(op, MemoryBound):
                 count += phase.repeats * (np.asarray(op.nbytes) > 0)
-            else:
+            elif not isinstance(op, HostWork):
                 count += phase.repeats
     return count * machine.kernels.issue_seconds.value
 

@@ -104,13 +104,15 @@ def reproduction_markdown(reproduction: Reproduction, machines: Sequence[Machine
 
 
 _FITTED = fill(
-    "One number is fitted to training steps: `kernels.issue_seconds` of the A100 profiles "
+    "Two numbers are fitted to training steps: `kernels.issue_seconds` of the A100 profiles "
     "with eight GPUs in a node, to the steps of one node with hidden size 1024 (table above); "
-    "it serves for all other rows of those machines. Steps of rings and trees (`ring_steps`, "
-    "`tree_steps`) are points of measured collectives: 17 on Frontier and 14 on Perlmutter. "
-    "Those of `frontier-2024` are assumed from them and from the bandwidth that AxoNN's "
-    "authors measured; two of its points, for eight rings at once, come from the breakdown of "
-    "the run of nanoGPT there, so that this row is not independent.",
+    "it serves for all other rows of those machines; and the host's 45 us for each view of a "
+    "gather in DeepSpeed of 2021, to its six rows in SC21's Table 2, which are not "
+    "predictions therefore. Steps of rings and trees (`ring_steps`, `tree_steps`) are points "
+    "of measured collectives: 17 on Frontier and 14 on Perlmutter. Those of `frontier-2024` "
+    "are assumed from them and from the bandwidth that AxoNN's authors measured; two of its "
+    "points, for eight rings at once, come from the breakdown of the run of nanoGPT there, so "
+    "that this row is not independent.",
     100,
 )
 
@@ -144,7 +146,6 @@ _READING = """How to read it: where a source does not say what was run (AxoNN's 
 micro-batch of SC21's Table 1 and of the runs over RCCL and NCCL), the best configuration of the
 model stands for it; where they ran another, or a shipped profile is too kind to the machine, the
 prediction is too fast. Rows marked `recalled` are from memory and count as hints. Known misses:
-DeepSpeed's ZeRO-3 of 2021 exposes far more communication than its volumes and latencies explain;
 the two public logs of AxoNN do not state gradient accumulation (one micro-step is assumed); the
 batch of Alps' 6144 GPUs is assumed; of ZeRO++ only the 18B shape is stated; of the sharded
 strategies on Frontier no batch or version is known, and quantised messages were slower there than

@@ -67,6 +67,11 @@ def convert(owner: str) -> str:
     return f"{owner}.convert"
 
 
+def views(owner: str) -> str:
+    """Return the name of the host's work on the views into which a unit is gathered."""
+    return f"{owner}.views"
+
+
 def lookup(owner: str) -> str:
     """Return the name of the kernel that looks up the rows of an embedding."""
     return f"{owner}.lookup"

@@ -121,6 +121,24 @@ class MemoryBound:
 
 
 @dataclass(frozen=True, eq=False)
+class HostWork:
+    """Work of the host for which the device stands still.
+
+    name
+        Name of the operation.
+    seconds
+        Time of the work, shape (C,).
+    waits_for
+        Names of operations that end before it starts.
+    """
+
+    name: str
+    seconds: Size
+    waits_for: tuple[str, ...] = ()
+    stream: ClassVar[str] = COMPUTE
+
+
+@dataclass(frozen=True, eq=False)
 class Collective:
     """A collective over the group of one axis, or of a product of axes.
 
@@ -148,8 +166,8 @@ class Collective:
     stream: ClassVar[str] = COMMUNICATION
 
 
-Operation: TypeAlias = Gemm | Attention | MemoryBound | Collective
-Compute: TypeAlias = Gemm | Attention | MemoryBound
+Operation: TypeAlias = Gemm | Attention | MemoryBound | HostWork | Collective
+Compute: TypeAlias = Gemm | Attention | MemoryBound | HostWork
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from axonn_tune.cost.links import AxisLinks
 from axonn_tune.simulate.timeline import Event
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound, Operation
+from axonn_tune.spec.plan import Attention, Collective, Gemm, HostWork, MemoryBound, Operation
 from axonn_tune.spec.resources import resources
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.predict import candidate_table
@@ -188,13 +188,17 @@ def _operation_cost(
         level = int(kind_links.bounding_level[0])
         bound_by = machine.links[level].name if level >= 0 else ""
         rate = float(kind_links.bandwidth_bytes_per_s[0])
-        if kind_links.curve[0] >= 0:
+        if kind_links.curve[0] >= 0 or kind_links.ring.curve[0] >= 0:
             rate = float(moved_fraction(kind, table.size(axis)[0])) * nbytes / per_issue
     elif isinstance(operation, MemoryBound):
         kind = "memory-bound"
         bound_by = "memory"
         nbytes = number(operation.nbytes)
         rate = nbytes / per_issue
+    elif isinstance(operation, HostWork):
+        kind = "host"
+        bound_by = "host"
+        rate = 0.0
     else:
         kind, shape = _kind_and_shape(operation)
         rate = number(operation.flops) / per_issue

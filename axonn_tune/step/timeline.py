@@ -26,6 +26,7 @@ from axonn_tune.spec.plan import (
     COMPUTE,
     Collective,
     Gemm,
+    HostWork,
     MemoryBound,
     Operation,
     Part,
@@ -324,6 +325,9 @@ def _as_measured(event: Event, origin: float, gap: float) -> MeasuredOperation:
     elif isinstance(op, MemoryBound):
         kind = "memory_bound"
         nbytes = number(op.nbytes)
+    elif isinstance(op, HostWork):
+        kind = "host"
+        gap = 0.0
     else:
         kind = "gemm" if isinstance(op, Gemm) else "attention"
         flops = number(op.flops)

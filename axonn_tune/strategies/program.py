@@ -12,6 +12,7 @@ from axonn_tune.spec.plan import (
     Attention,
     Collective,
     Gemm,
+    HostWork,
     MemoryBound,
     Operation,
     Phase,
@@ -33,6 +34,10 @@ class HostProgram:
     def memory_bound(self, name: str, nbytes: Size, kernel: str) -> None:
         """Launch a kernel, one of `MEMORY_KERNELS`, that reads and writes `nbytes` in all."""
         self._operations.append(MemoryBound(name, nbytes, kernel, self._take_awaited()))
+
+    def idle(self, name: str, seconds: Size) -> None:
+        """Let the device stand still while the host works."""
+        self._operations.append(HostWork(name, seconds, self._take_awaited()))
 
     def attention(
         self,

@@ -105,6 +105,9 @@ class Zero:
         Number of gathers of a block's parameters: 1 for all together (FSDP2), or 0 for one
         gather of each matrix (DeepSpeed, which by default keeps tensors of up to 100,000 elements
         whole on every rank: stage3_param_persistence_threshold).
+    host_seconds_per_view
+        Time of the host for each rank's part of a tensor that is gathered, in which the device
+        stands still.
     """
 
     name: str
@@ -113,6 +116,7 @@ class Zero:
     quantised_weights: bool = False
     quantised_gradients: bool = False
     calls_per_block: int = 1
+    host_seconds_per_view: float = 0.0
     n_virtual: Sequence[int] = (1,)
     engine_name: str = ""
 
@@ -310,6 +314,9 @@ class ZeroCommunication(Communication):
             host.memory_bound(f"{name}.quantise", (size > 1) * (nbytes + packed) / size, "scale")
             nbytes = packed
         full = np.full(len(self.shapes.table), nbytes)
+        if self.options.host_seconds_per_view:
+            n_views = unit.n_calls * size * (size > 1)
+            host.idle(names.views(name), n_views * self.options.host_seconds_per_view)
         host.issue(names.all_gather(name), "all_gather", full, group, unit.n_calls)
 
     def _take(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:

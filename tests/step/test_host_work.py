@@ -1,0 +1,77 @@
+"""Work of the host for which the device stands still; DeepSpeed of 2021 has much of it."""
+
+from dataclasses import replace
+
+import pytest
+from build import number, operations, plan_of
+from worlds import machine_of
+
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.layout import Layout
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Collective, HostWork
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.explain import explain
+from axonn_tune.step.predict import predict
+from axonn_tune.step.timeline import step_timeline
+from axonn_tune.strategies.zero import zero3
+
+MODEL = Model("m", n_layers=6, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)
+SERIAL = Job(16, 32, 128, overlap=Overlap(False, False, False))
+SECONDS = 30e-6
+# A block has four matrices, each gathered for the forward pass, and once for what follows later.
+N_GATHERS = 2 * 4 * MODEL.n_layers
+
+
+def strategy(seconds=SECONDS):
+    return replace(zero3(0), host_seconds_per_view=seconds)
+
+
+def predicted(seconds, n_ranks=16):
+    layout = Layout({"shard": n_ranks, "replica": 16 // n_ranks})
+    configuration = Configuration(layout, micro_batch=2, recompute="full")
+    return predict(Scenario(MODEL, SERIAL, machine_of(), strategy(seconds)), configuration)
+
+
+@pytest.mark.parametrize("shard", [1, 4, 16])
+def test_the_host_makes_a_view_for_each_rank_of_each_gather(shard):
+    sizes = {"shard": shard, "replica": 16 // shard}
+    microstep = plan_of(strategy(), MODEL, SERIAL, 2, "full", **sizes).microstep
+    host_seconds = sum(
+        phase.repeats * number(op.seconds)
+        for phase in microstep.phases
+        for op in phase.operations
+        if isinstance(op, HostWork)
+    )
+    n_calls = sum(
+        phase.repeats * number(op.n_calls)
+        for phase in microstep.phases
+        for op in phase.operations
+        if isinstance(op, Collective) and op.kind == "all_gather"
+    )
+    n_views = n_calls * shard if shard > 1 else 0
+    assert host_seconds == pytest.approx(SECONDS * n_views)
+
+
+def test_a_strategy_without_such_work_has_none():
+    microstep = plan_of(zero3(0), MODEL, SERIAL, 2, "full", shard=16).microstep
+    assert not [op for op in operations(microstep) if isinstance(op, HostWork)]
+
+
+def test_a_step_takes_longer_by_what_the_host_needs_whatever_the_gpu():
+    without, half, whole = (predicted(seconds).step_seconds for seconds in (0.0, 15e-6, 30e-6))
+    assert whole - without == pytest.approx(2.0 * (half - without), rel=1e-9)
+    assert whole - without > SECONDS * 16 * N_GATHERS
+
+
+def test_the_host_is_on_the_timeline_and_in_the_explanation():
+    prediction = predicted(SECONDS)
+    timeline = step_timeline(prediction)
+    assert timeline.seconds == pytest.approx(prediction.step_seconds, rel=1e-9)
+    spans = [op for op in timeline.operations if op.kind == "host"]
+    assert spans and all(op.flops == op.nbytes == 0.0 for op in spans)
+    by_name = {cost.name: cost for cost in explain(prediction).operations}
+    views = by_name["forward.block.views"]
+    assert (views.kind, views.bound_by) == ("host", "host")
+    assert views.seconds_per_call == pytest.approx(4 * 16 * SECONDS)
