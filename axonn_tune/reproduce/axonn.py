@@ -28,8 +28,8 @@ from axonn_tune.units import gib
 _OF_PAPERS = Axonn4D(engine=SC24)
 _OF_LOGS = Axonn4D(engine=NANOGPT)
 _SERIAL_MACHINES = ("frontier-2024",)
-# The authors ran the grids that are best by their own equations, of those with at least so many
-# ranks in the tensor grid, and published the fastest (Megatron-AxoNN 885d2e7,
+# The authors ran the grids that are best by their own equations, of those whose tensor grid has at
+# least the number of ranks below, and published the fastest (Megatron-AxoNN 885d2e7,
 # launch_per_comm_model.py: topk and min_tensor_parallel).
 _N_TRIED = 20
 _LEAST_TENSOR_RANKS = {

@@ -18,7 +18,7 @@ MOST_BATCHES = 8
 # 43 sequences could be taken only one by one, or all at once.
 USUAL_MICRO_BATCHES = range(1, 9)
 LEAST_CHOICE = 3
-# Any so many numbers in a row hold one that 1, 2, 3, 4 and 6 divide.
+# Of twelve numbers in a row there is one that 1, 2, 3, 4 and 6 divide.
 NEAREST_SHARES = 12
 
 

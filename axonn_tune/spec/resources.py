@@ -209,10 +209,11 @@ def _changed_steps(
     """Return the measured steps with changed times."""
     if steps is None:
         return None
-    changed = _changed_series(
-        steps.points, lambda point: (point.kind, point.above_ranks), bandwidth, latency
-    )
-    return replace(steps, points=changed)
+
+    def series_of(point: StepPoint) -> tuple[object, ...]:
+        return (point.kind, point.above_ranks, point.n_rings)
+
+    return replace(steps, points=_changed_series(steps.points, series_of, bandwidth, latency))
 
 
 def _changed_series(

@@ -60,6 +60,14 @@ def test_all_reduces_that_beat_the_ring_ran_on_a_tree():
     assert [(p.nbytes, p.seconds) for p in trees] == [(64 * MIB, pytest.approx(400e-6))]
 
 
+def test_no_all_reduce_counts_both_as_a_ring_and_as_a_tree():
+    """Two all-reduces of one chunk, one a little faster than twice the gather, one slower."""
+    on_ring = [timed("all_reduce", 16, 512 * MIB, 0.92), timed("all_reduce", 32, 1024 * MIB, 1.25)]
+    rings = fitted_ring_steps([*gathers(), *on_ring])
+    assert [p.nbytes for p in rings if p.kind == "all_reduce"] == [32 * MIB]
+    assert fitted_tree_steps([*gathers(), *on_ring], rings, unit_ranks=8) == ()
+
+
 def test_logs_of_several_numbers_of_nodes_give_a_machine_its_steps():
     machine = with_link_points(load_machine("frontier-2024"), gathers())
     outer = machine.links[-1]

@@ -96,6 +96,15 @@ def test_better_links_shorten_their_part_of_a_step(key, small, large):
     assert got == [pytest.approx(7 * small), pytest.approx(7 * large)]
 
 
+def test_steps_of_several_rings_at_once_keep_their_own_latency():
+    together = (StepPoint("", 0, 64 * KIB, 100e-6, n_rings=4),)
+    machine = machine_with((*RING[:2], *together))
+    level = machine.links[1].name
+    wider = next(r for r in resources(machine) if r.key == f"{level}.bandwidth").improved(2.0)
+    for each in (machine, wider):
+        assert seconds(each, "all_gather", 4, 8, 8 * 64 * KIB) == pytest.approx(7 * 100e-6)
+
+
 def test_many_calls_have_small_chunks():
     sizes = np.array([8 * 64 * KIB])
     one = group_seconds(machine_with(), "all_gather", 1, 8, sizes)

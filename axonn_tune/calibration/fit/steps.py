@@ -59,9 +59,10 @@ def fitted_tree_steps(
     unit_ranks : int
         Number of ranks in a unit of the level; a tree joins units.
     """
+    gathers = [point for point in ring_steps if point.kind != "all_reduce"]
     steps: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for p in points:
-        if p.kind == "all_reduce" and p.stride == 1 and _is_on_tree(p, ring_steps):
+        if p.kind == "all_reduce" and p.stride == 1 and _is_on_tree(p, gathers):
             n_levels = math.log2(p.size / unit_ranks)
             steps[p.size][float(p.nbytes)].append(p.seconds / (2.0 * n_levels))
     return _points("all_reduce", 0, steps.values())

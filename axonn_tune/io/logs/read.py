@@ -160,5 +160,5 @@ def _timed(seconds_of: Mapping[P, Sequence[float]]) -> tuple[P, ...]:
 
 
 def _rounded(value: float, digits: int) -> float:
-    """Return a number with so many digits that count, as people like to read it."""
+    """Return a number rounded to this number of significant digits."""
     return float(f"{value:.{digits}g}")
