@@ -11,20 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from axonn_tune.errors import InputError
-from axonn_tune.io.presets import load_machine, load_model, machine_of_gpu
+from axonn_tune.io.presets import load_engine, load_machine, load_model, machine_of_gpu
 from axonn_tune.options import SEARCH, SearchOptions, defaults, with_options
 from axonn_tune.search.batches import BatchRule
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_candidates, with_best_batch
 from axonn_tune.search.search import COST_MODELS, Constraints, Search
 from axonn_tune.spec.checks import LARGEST_COUNT, require_choice, require_count
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, Layout, check_order
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.strategies.named import STRATEGIES, Switches, strategy_named
+from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES, Switches, strategy_named
 from axonn_tune.units import parse_count, parse_quantity
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def build_search(
     order = given["order"]
     if isinstance(strategy, str):
         switches = Switches(**{field.name: given[field.name] for field in fields(Switches)})
-        strategy = strategy_named(strategy, switches)
+        strategy = strategy_named(strategy, switches, _engine(given["engine"], strategy))
     axes = _fixed_axes(given)
     for axis in axes:
         require_choice(f"strategy {strategy.name}", "axis", axis, strategy.axes.names)
@@ -109,6 +110,12 @@ def build_search(
         every_configuration=given["every_configuration"],
     )
     return search.on_batches(batches)
+
+
+def _engine(name: str | None, strategy: str) -> Engine:
+    """Return the engine of a name, or else the usual one of a strategy."""
+    require_choice("search", "strategy", strategy, tuple(STRATEGIES))
+    return load_engine(USUAL_ENGINES[strategy] if name is None else name)
 
 
 def _overlap(given: Mapping[str, Any]) -> Overlap:

@@ -157,9 +157,11 @@ class SwitchOptions(TypedDict, total=False):
         Option("Number of virtual stages of a rank's pipeline (megatron).", None, "try 1, 2, 4"),
     ]
     engine: Annotated[
-        str,
+        str | None,
         Option(
-            "Implementation of AxoNN: bundled, axonn, axonn-sc24 or nanogpt (axonn).", "bundled"
+            "Engine that carries out the strategy: a name that `engines list` shows, or a file.",
+            None,
+            "the strategy's usual one",
         ),
     ]
     qwz: Annotated[bool, Option("Gather weights in INT8 (zeropp, zero-topo).", True)]

@@ -61,7 +61,7 @@ def largest_messages(search: Search) -> dict[GroupKind, int]:
     table = table.take(_fits(search, table))
     largest: dict[GroupKind, int] = {}
     for part in executions(search, table):
-        plan = scenario.strategy.plan(scenario.model, scenario.job, part)
+        plan = scenario.plan(part)
         for operation in plan.operations:
             if isinstance(operation, Collective):
                 _note_largest(largest, operation, part)
@@ -102,7 +102,7 @@ def _fits(search: Search, table: CandidateTable) -> np.ndarray:
 def _operations(search: Search, table: CandidateTable) -> list[Gemm | Attention]:
     scenario = search.scenario
     executed = table.executed(search.recomputes[0], scenario.strategy.n_virtual[0])
-    plan = scenario.strategy.plan(scenario.model, scenario.job, executed)
+    plan = scenario.plan(executed)
     by_name = {op.name: op for op in plan.operations}
     return [op for op in by_name.values() if isinstance(op, Gemm | Attention)]
 

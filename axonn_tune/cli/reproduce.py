@@ -26,14 +26,14 @@ def command(plot: str | None, quiet: bool, output_format: str, output: str | Non
     """
     from axonn_tune.cli.output import check_plot, emit_as, save_plot
     from axonn_tune.io.package_data import load_published
-    from axonn_tune.io.presets import list_machines, load_machine, load_model
+    from axonn_tune.io.presets import list_machines, load_engine, load_machine, load_model
     from axonn_tune.report import reproduce as report
     from axonn_tune.report.validation_page import reproduction_markdown
     from axonn_tune.reproduce.reproduction import reproduce
     from axonn_tune.reproduce.runs import Loaders
 
     check_plot(plot)
-    loaders = Loaders(load_model, load_machine)
+    loaders = Loaders(load_model, load_machine, load_engine)
     reproduction = reproduce(load_published, loaders, Progress("Predicting", quiet))
     save_plot(plot, lambda: report.reproduction_figure(reproduction))
     emit_as(

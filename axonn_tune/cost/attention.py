@@ -43,11 +43,11 @@ class AttentionPrices:
         d = float(operation.head_dim)
         seconds = self._formula(batch, s, d, operation.backward, operation.fused)
         correction = self._correction(operation.backward, operation.fused)
-        if correction is None:
-            return seconds
-        flat = batch.ravel()
-        points = _coordinates(flat, np.full(flat.shape, s), np.full(flat.shape, d))
-        return seconds * np.exp(correction(points)).reshape(seconds.shape)
+        if correction is not None:
+            flat = batch.ravel()
+            points = _coordinates(flat, np.full(flat.shape, s), np.full(flat.shape, d))
+            seconds = seconds * np.exp(correction(points)).reshape(seconds.shape)
+        return seconds / operation.rate
 
     def _correction(self, backward: bool, fused: bool) -> Spline | None:
         """Return the logarithm of measured over computed time, or None without measured points."""

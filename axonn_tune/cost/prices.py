@@ -74,8 +74,11 @@ class KernelPrices:
             )
         if isinstance(operation, Attention):
             return self._attention.seconds(operation)
-        dtype = self._job.dtype
-        return memory_bound_seconds(operation.nbytes, self._machine, operation.kernel, dtype)
+        n_launches = operation.n_launches
+        each = memory_bound_seconds(
+            operation.nbytes / n_launches, self._machine, operation.kernel, self._job.dtype
+        )
+        return n_launches * each
 
     @property
     def interpolation_error(self) -> float:
@@ -83,7 +86,7 @@ class KernelPrices:
         return self._products.interpolation_error
 
 
-def host_seconds(phases: Iterable[Phase], table: CandidateTable, machine: Machine) -> Array:
+def host_seconds(phases: Iterable[Phase], table: CandidateTable, issue_seconds: float) -> Array:
     """Return how long the host needs to issue all operations of the phases, shape (C,)."""
     count = np.zeros(len(table))
     for phase in phases:
@@ -91,10 +94,10 @@ def host_seconds(phases: Iterable[Phase], table: CandidateTable, machine: Machin
             if isinstance(op, Collective):
                 count += phase.repeats * (table.size(op.axis) > 1)
             elif isinstance(op, MemoryBound):
-                count += phase.repeats * (np.asarray(op.nbytes) > 0)
+                count += phase.repeats * op.n_launches * (np.asarray(op.nbytes) > 0)
             elif not isinstance(op, HostWork):
                 count += phase.repeats
-    return count * machine.kernels.issue_seconds.value
+    return count * issue_seconds
 
 
 def lanes(links: Links) -> np.ndarray:

@@ -17,6 +17,7 @@ from axonn_tune.io.files import read_text
 from axonn_tune.io.hf_config import load_hf_config
 from axonn_tune.io.yaml_files import load_yaml
 from axonn_tune.spec.cluster import Cluster
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.machine import PROFILE_VERSION, Machine
 from axonn_tune.spec.model import Model
 
@@ -38,7 +39,8 @@ class _PresetKind:
 _MODEL = _PresetKind("model", "models", re.compile(r"\bn_layers\b"))
 _MACHINE = _PresetKind("machine", "hardware_profiles", re.compile(r"\bmemory_reserve\b"))
 _CLUSTER = _PresetKind("cluster", "emulate/clusters", re.compile(r"\blevels:"))
-_PRESET_KINDS = (_MODEL, _MACHINE, _CLUSTER)
+_ENGINE = _PresetKind("engine", "engines", re.compile(r"^strategies:", re.MULTILINE))
+_PRESET_KINDS = (_MODEL, _MACHINE, _CLUSTER, _ENGINE)
 
 
 def load_model(name_or_path: str | os.PathLike[str]) -> Model:
@@ -116,6 +118,20 @@ def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
     return load_yaml(given if _is_path(given) else _resolve(given, _CLUSTER), Cluster)
 
 
+def load_engine(name_or_path: str | os.PathLike[str]) -> Engine:
+    """Return an engine by name, or from a YAML file by path.
+
+    Raises
+    ------
+    InputError
+        No engine, or more than one, has such a name.
+    FileError
+        The file is missing, malformed, or does not describe an engine.
+    """
+    given = os.fspath(name_or_path)
+    return load_yaml(given if _is_path(given) else _resolve(given, _ENGINE), Engine)
+
+
 def preset_machines() -> list[Machine]:
     """Return the hardware profiles that ship with the package."""
     return [load_machine(path) for path in _yaml_files(_preset_folder(_MACHINE))]
@@ -134,6 +150,11 @@ def list_machines() -> list[str]:
 def list_clusters() -> list[str]:
     """Return the names of all clusters to emulate that can be found, in natural order."""
     return _names(_CLUSTER)
+
+
+def list_engines() -> list[str]:
+    """Return the names of all engines that can be found, in natural order."""
+    return _names(_ENGINE)
 
 
 def _names(kind: _PresetKind) -> list[str]:

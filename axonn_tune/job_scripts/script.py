@@ -67,7 +67,7 @@ def launch_files(
 
 def _engine_text(scenario: Scenario) -> str:
     """Return which engine a prediction is of, if it is of a certain one."""
-    engine = scenario.strategy.engine_name
+    engine = scenario.strategy.engine.title
     return f", with the engine {engine}" if engine else ""
 
 

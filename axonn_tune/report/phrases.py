@@ -18,7 +18,7 @@ def assumption_line(*searches: Search) -> str:
     job = scenario.job
     dropout = ", dropout" if job.dropout else ""
     tuning = "on" if job.kernel_tuning else "off"
-    engine = scenario.strategy.engine_name
+    engine = scenario.strategy.engine.title
     engine_text = f", engine {engine}" if engine else ""
     remark = batch_remark(*searches)
     return (

@@ -19,14 +19,13 @@ from axonn_tune.spec.layout import AXES, parse_layout
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.axonn_engine import NANOGPT, SC24
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.units import gib
 
 # Engines of the runs: that of the papers, and the one of the public logs, whose grid is known. On
 # Frontier the latter ran with GPU_MAX_HW_QUEUES=1, so that nothing overlaps.
-_OF_PAPERS = Axonn4D(engine=SC24)
-_OF_LOGS = Axonn4D(engine=NANOGPT)
+_OF_PAPERS = "axonn-sc24"
+_OF_LOGS = "nanogpt"
 _SERIAL_MACHINES = ("frontier-2024",)
 # The authors ran the grids that are best by their own equations, of those whose tensor grid has at
 # least the number of ranks below, and published the fastest (Megatron-AxoNN 885d2e7,
@@ -87,7 +86,7 @@ def _search(row: Row, loaders: Loaders, gpus: str, model: str) -> Search:
         model=loaders.model(model),
         job=job,
         machine=loaders.machine(row["machine"]),
-        strategy=_OF_LOGS if row["grid"] else _OF_PAPERS,
+        strategy=Axonn4D(engine=loaders.engine(_OF_LOGS if row["grid"] else _OF_PAPERS)),
     )
     return Search(
         scenario,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
 from axonn_tune.reproduce.sharded import sharded_search
 from axonn_tune.search.search import Constraints, Search
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
@@ -30,6 +31,7 @@ def llm_foundry(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield measured steps of MPT models; the source states all but the latency of the network."""
     source = "mosaicml/llm-foundry, scripts/train/benchmarking (Apache-2.0)"
     machines = _llm_foundry_machines(loaders)
+    engine = loaders.engine("llm-foundry")
     for row in rows:
         machine = machines[row["gpu"]]
         is_one_node = int(row["gpus"]) <= machine.ranks_per_node
@@ -37,7 +39,7 @@ def llm_foundry(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         paper = Paper("FSDP of llm-foundry", source, machine, assumed=assumed)
         n_sequences = int(row["micro_batch"]) * int(row["micro_steps"]) * int(row["gpus"])
         model = mpt(row["model"], int(row["seq_len"]))
-        search = _fsdp_search({**row, "global_batch": str(n_sequences)}, model, machine)
+        search = _fsdp_search({**row, "global_batch": str(n_sequences)}, model, machine, engine)
         tokens = n_sequences * model.seq_len
         published = {"step_seconds": tokens / float(row["tokens_per_s"])}
         subject = f"{row['model']} x {row['seq_len']} on {row['gpus']}"
@@ -46,14 +48,18 @@ def llm_foundry(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 
 def _fsdp_search(
-    row: Row, model: Model, machine: Machine, sizes: Mapping[str, int] | None = None
+    row: Row,
+    model: Model,
+    machine: Machine,
+    engine: Engine,
+    sizes: Mapping[str, int] | None = None,
 ) -> Search:
     """Return the search of a row's FSDP, whose shards are spread over all ranks if no size says."""
     return sharded_search(
         row,
         model,
         machine,
-        zero3(),
+        zero3(engine),
         sizes or {"replica": 1},
         int(row["micro_batch"]),
         recomputes=(row["recompute"],),
@@ -93,7 +99,8 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             search = _with_tensor(row, model, machine)
             layout += f" x TP {row['tensor']}"
         else:
-            search = _fsdp_search(row, model, machine)
+            name = "fsdp2" if row["compile"] == "yes" else "fsdp2-eager"
+            search = _fsdp_search(row, model, machine, loaders.engine(name))
         compiled = "compiled" if row["compile"] == "yes" else "not compiled"
         group = f"{row['model']}, {compiled}"
         subject = f"{row['model']}, {layout}, {compiled}"
@@ -139,6 +146,7 @@ def fms_fsdp(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     Jean Zay's nodes have the same GPUs and the same 400 Gb/s of another network.
     """
     machine = loaders.machine("jean-zay")
+    engine = loaders.engine("fsdp2-eager")
     large = loaders.model("llama2-70b")
     models = {
         "7b": loaders.model("llama2-7b"),
@@ -154,7 +162,11 @@ def fms_fsdp(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         n_sequences = int(row["micro_batch"]) * int(row["gpus"])
         sizes = {"shard": machine.ranks_per_node} if row["sharding"] == "HSDP" else None
         search = _fsdp_search(
-            {**row, "global_batch": str(n_sequences)}, models[row["model"]], machine, sizes
+            {**row, "global_batch": str(n_sequences)},
+            models[row["model"]],
+            machine,
+            engine,
+            sizes,
         )
         subject = f"{row['model']}, {row['sharding']}"
         published = {"tokens_per_second_per_gpu": float(row["tokens_per_s_per_gpu"])}

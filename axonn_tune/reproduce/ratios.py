@@ -38,10 +38,11 @@ def _predicted_tflops(loaders: Loaders) -> dict[str, float]:
     """
     model = loaders.model("20b")
     machine = loaders.machine("frontier-2024")
+    deepspeed = loaders.engine("deepspeed")
     members: tuple[tuple[Zero, dict[str, int]], ...] = (
-        (zero3(0), {"replica": 1}),
-        (zeropp(calls_per_block=0), {"secondary": 8}),
-        (zero_topo(calls_per_block=0), {"weights": 2, "gradients": 4}),
+        (zero3(deepspeed), {"replica": 1}),
+        (zeropp(engine=deepspeed), {"secondary": 8}),
+        (zero_topo(engine=deepspeed), {"weights": 2, "gradients": 4}),
     )
     row = {"gpus": "384", "global_batch": "1536"}
     return {

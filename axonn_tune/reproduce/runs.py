@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from axonn_tune.search.search import Search
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 
@@ -20,6 +21,7 @@ class Loaders:
 
     model: Callable[[str], Model]
     machine: Callable[[str], Machine]
+    engine: Callable[[str], Engine]
 
 
 @dataclass(frozen=True)

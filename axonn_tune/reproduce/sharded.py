@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from axonn_tune.reproduce.megatron import MEGATRON_2021, megatron_search
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, gpt
 from axonn_tune.search.search import Constraints, Search
-from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.zero import Zero, zero3, zeropp
+from axonn_tune.spec.strategy import Strategy
+from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.zero import zero3, zeropp
 
 
 def sharded_search(
     row: Row,
     model: Model,
     machine: Machine,
-    strategy: Zero,
+    strategy: Strategy,
     sizes: Mapping[str, int],
     micro_batch: int | None,
     dtype: str = "bf16",
@@ -43,13 +44,6 @@ def sharded_search(
     )
 
 
-# DeepSpeed of 2021 (adac058ac, v0.4.0, runtime/zero) gathers one parameter after another into as
-# many views as there are ranks, which Python makes and fills one by one, and waits for the device
-# before and after: nothing overlaps. One number is fitted, to the six steps of SC21's Table 2: the
-# seconds of the host for each view, with two gathers of each matrix in a step.
-DEEPSPEED_2021 = replace(zero3(0), host_seconds_per_view=45e-6)
-
-
 def against_zero3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield runs of Megatron-LM and DeepSpeed's ZeRO-3, which gathers parameters one by one.
 
@@ -57,16 +51,15 @@ def against_zero3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """
     source = "Narayanan et al., SC21, Table 2"
     machine = loaders.machine("dgx-a100")
+    deepspeed = zero3(loaders.engine("deepspeed-2021"))
     for row in rows:
         model = gpt(row, 2048)
         micro_batch = int(row["micro_batch"])
         if row["strategy"] == "zero3":
             paper = Paper("DeepSpeed ZeRO-3", source, machine)
             search = sharded_search(
-                row, model, machine, DEEPSPEED_2021, {"replica": 1}, micro_batch, "fp16", "unfused"
+                row, model, machine, deepspeed, {"replica": 1}, micro_batch, "fp16", "unfused"
             )
-            job = replace(search.scenario.job, overlap=Overlap(False, False, False))
-            search = replace(search, scenario=replace(search.scenario, job=job))
         else:
             paper = Paper("Megatron-LM 2021", source, machine, assumed=("layout", "virtual stages"))
             stages = {96: 12, 105: 35}[model.n_layers]
@@ -99,6 +92,7 @@ _ZEROPP_ASSUMED = ("vocabulary", "global batch", "micro-batch", "recomputation")
 
 def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield ZeRO-3 and ZeRO++ on 384 V100, with one sequence on each."""
+    deepspeed = loaders.engine("deepspeed")
     for row in rows:
         layers, hidden, heads = _ZEROPP_SHAPES[row["model_b"]]
         links = row["ib_links"]
@@ -108,8 +102,8 @@ def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         full = {"gpus": "384", "global_batch": "384"}
         assumed = _ZEROPP_ASSUMED if row["model_b"] == "18" else ("model", *_ZEROPP_ASSUMED)
         members = (
-            ("DeepSpeed ZeRO-3", zero3(0), {"replica": 1}, "zero3_tflops"),
-            ("ZeRO++", zeropp(calls_per_block=0), {"secondary": 16}, "zeropp_tflops"),
+            ("DeepSpeed ZeRO-3", zero3(deepspeed), {"replica": 1}, "zero3_tflops"),
+            ("ZeRO++", zeropp(engine=deepspeed), {"secondary": 16}, "zeropp_tflops"),
         )
         for system, strategy, sizes, column in members:
             source = "ZeRO++ blog of DeepSpeed (arXiv 2306.10209)"
@@ -127,14 +121,21 @@ def pccl_training(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield DeepSpeed's ZeRO-3, and data parallelism of whole models, over RCCL and NCCL.
 
     The micro-batch and the recomputation that are fastest by the model stand for those of the runs.
-    A shard of one rank leaves only the all-reduce of gradients, which is that of DDP.
+    DDP is the data parallelism of Megatron-LM's algorithm, without its other axes.
     """
+    deepspeed = zero3(loaders.engine("deepspeed"))
+    ddp = Megatron3D(
+        sequence_parallel=False,
+        distributed_optimizer=False,
+        n_virtual=(1,),
+        engine=loaders.engine("ddp"),
+    )
     for row in rows:
         if row["workload"] == "ZeRO-3":
-            system, strategy, sizes = "DeepSpeed ZeRO-3", zero3(0), {"replica": 1}
+            system, strategy, sizes = "DeepSpeed ZeRO-3", deepspeed, {"replica": 1}
             assumed = _PCCL_ASSUMED
         else:
-            system, strategy, sizes = "DDP", zero3(), {"shard": 1}
+            system, strategy, sizes = "DDP", ddp, {"tensor": 1, "context": 1, "pipeline": 1}
             assumed = ("model", "sequence length", *_PCCL_ASSUMED)
         machine = loaders.machine(row["machine"])
         paper = Paper(system, "arXiv 2504.18658v2 (IPDPS 2026)", machine, "figure", assumed)

@@ -28,7 +28,7 @@ from axonn_tune.spec.points import (
 
 # The version grows when a profile gains fields that an older axonn-tune cannot read.
 PROFILE_VERSION = 5
-ORIGINS = ("measured", "published", "assumed")
+ORIGINS = ("measured", "published", "fitted", "assumed")
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Quantity:
     value
         The number, in the unit that the field's name ends with.
     origin
-        How the number is known: measured, published or assumed.
+        How the number is known: measured, published, fitted or assumed.
     source
-        Who measured or published it, or why it is assumed.
+        Who measured or published it, on which steps it was fitted, or why it is assumed.
     spread_fraction
         Relative standard deviation of the number.
     """

@@ -77,7 +77,10 @@ class Gemm:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Softmax attention over whole causal sequences with the rank's share of the heads."""
+    """Softmax attention over whole causal sequences with the rank's share of the heads.
+
+    `rate` is the rate of the kernel over the rate that the machine reaches.
+    """
 
     name: str
     n_sequences: Size
@@ -87,6 +90,7 @@ class Attention:
     backward: bool
     fused: bool
     waits_for: tuple[str, ...] = ()
+    rate: float = 1.0
     stream: ClassVar[str] = COMPUTE
 
     @property
@@ -111,12 +115,15 @@ class MemoryBound:
         Kind of kernel, one of `MEMORY_KERNELS`.
     waits_for
         Names of operations that end before it starts.
+    n_launches
+        Number of kernels of which it consists; each moves an equal share of the bytes.
     """
 
     name: str
     nbytes: Size
     kernel: str = "copy"
     waits_for: tuple[str, ...] = ()
+    n_launches: float = 1.0
     stream: ClassVar[str] = COMPUTE
 
 

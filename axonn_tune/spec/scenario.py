@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import StepPlan
 from axonn_tune.spec.strategy import Strategy
 
 
@@ -19,6 +21,16 @@ class Scenario:
     job: Job
     machine: Machine
     strategy: Strategy
+
+    def plan(self, table: CandidateTable) -> StepPlan:
+        """Return what the engine does in one training step of candidates that are alike."""
+        return self.strategy.engine.as_run(self.strategy.plan(self.model, self.job, table))
+
+    @property
+    def issue_seconds(self) -> float:
+        """The time in which the host issues one operation: the engine's, or else the machine's."""
+        of_engine = self.strategy.engine.issue_seconds
+        return (of_engine or self.machine.kernels.issue_seconds).value
 
     @property
     def n_nodes(self) -> int:

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Axes
 from axonn_tune.spec.model import Model
@@ -26,8 +27,8 @@ class Strategy(Protocol):
         ...
 
     @property
-    def engine_name(self) -> str:
-        """The name of the implementation that is predicted; empty where any would do."""
+    def engine(self) -> Engine:
+        """The engine that carries out the strategy."""
         ...
 
     @property

@@ -106,9 +106,9 @@ class Evaluator:
             played = self._play_run(prices, program, part, run, least[run])
             seconds[run] = played.seconds
             exposed[run] = played.exposed_seconds
-        machine = self.scenario.machine
-        if machine.kernels.issue_seconds.value:
-            host = host_seconds(part.phases, prices.plan.candidates, machine)
+        issue_seconds = self.scenario.issue_seconds
+        if issue_seconds:
+            host = host_seconds(part.phases, prices.plan.candidates, issue_seconds)
             np.maximum(seconds, host, out=seconds)
         return Played(seconds, exposed)
 
@@ -143,9 +143,7 @@ class Schedules:
 
     def __init__(self, scenario: Scenario, table: CandidateTable) -> None:
         self.table = table
-        self._model = scenario.model
-        self._job = scenario.job
-        self._strategy = scenario.strategy
+        self._scenario = scenario
         self._groups = table.placements.axes.groups
         self.shape_rows, self.shape_of = _distinct_shapes(scenario.strategy.compute_key, table)
         self.shape_plan = self._planned(self.shape_rows)
@@ -163,7 +161,7 @@ class Schedules:
 
     def _planned(self, rows: Ints) -> StepPlan:
         """Make the plan of some rows."""
-        return self._strategy.plan(self._model, self._job, self.table.take(rows))
+        return self._scenario.plan(self.table.take(rows))
 
     def shape_operation(self, part: Part, index: OpIndex) -> Operation:
         """Return an operation of a part with its sizes for each distinct shape, shape (K,)."""

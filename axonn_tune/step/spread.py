@@ -20,7 +20,7 @@ from axonn_tune.step.evaluate import Evaluator
 # Relative standard deviations of numbers that state none. Conventions, not measurements: repeated
 # benchmarks differ by a few percent, published figures between papers by about a tenth, and a
 # guess is trusted to a third.
-UNSTATED_SPREAD = {"measured": 0.05, "published": 0.10, "assumed": 0.30}
+UNSTATED_SPREAD = {"measured": 0.05, "published": 0.10, "fitted": 0.10, "assumed": 0.30}
 # Relative standard deviation of a step time due to effects that the model leaves out and that
 # candidates do not share: a convention, so that candidates within a percent or two count as equal.
 MODEL_ERROR = 0.02

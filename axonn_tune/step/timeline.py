@@ -208,10 +208,10 @@ class _Player:
 
     def __init__(self, prediction: Prediction, most_layers: int | None = None) -> None:
         scenario = prediction.scenario
-        self._machine = scenario.machine
+        self._scenario = scenario
         self._most_layers = most_layers
         self.table = candidate_table(scenario, prediction.configuration)
-        self.plan = scenario.strategy.plan(scenario.model, scenario.job, self.table)
+        self.plan = scenario.plan(self.table)
         self.links = placement_links(scenario.machine, self.table.placements)
         self._collectives = CollectivePrices(self.links, self.table)
         self._kernels = KernelPrices(scenario.machine, scenario.job)
@@ -236,16 +236,16 @@ class _Player:
             phases = tuple(
                 replace(phase, repeats=min(phase.repeats, self._most_layers)) for phase in phases
             )
-        machine = self._machine
         least = float(self._collectives.least_seconds(phases)[0])
-        events = timeline(phases, self.seconds_of, self.axis_lanes, interference(machine), least)
-        host = float(host_seconds(phases, self.table, machine)[0])
+        slowdowns = interference(self._scenario.machine)
+        events = timeline(phases, self.seconds_of, self.axis_lanes, slowdowns, least)
+        host = float(host_seconds(phases, self.table, self._scenario.issue_seconds)[0])
         end = max((event.end_seconds for event in events), default=0.0)
         return PlayedPart(events, repeats, max(host, end))
 
     def measured(self, part: PlayedPart, origin: float) -> list[MeasuredOperation]:
         """Return the events of a part that starts at `origin`."""
-        gap = self._machine.kernels.gap_seconds.value
+        gap = self._scenario.machine.kernels.gap_seconds.value
         return [
             _as_measured(event, origin, gap)
             for event in part.events

@@ -25,12 +25,12 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
+from axonn_tune.spec.engine import BUCKETS, IDEAL, WHOLE, AxonnProgram, Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, AXONN_AXES, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, Size, StepPlan
-from axonn_tune.strategies.axonn_engine import BUCKETS, BUNDLED, WHOLE, AxonnEngine
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.optimizer import clip_and_update, state_bytes
 from axonn_tune.strategies.pipeline import (
@@ -66,12 +66,12 @@ class Axonn4D:
     sharded_optimizer
         Whether optimizer states are sharded over data.
     engine
-        Facts of the implementation that runs the algorithm.
+        Engine that carries it out.
     """
 
     pipelined: bool = False
     sharded_optimizer: bool = False
-    engine: AxonnEngine = BUNDLED
+    engine: Engine = IDEAL
     compute_key: tuple[str, ...] = ("x", "y", "micro_batch")
     n_virtual: Sequence[int] = (1,)
 
@@ -79,11 +79,6 @@ class Axonn4D:
     def name(self) -> str:
         """The name of the strategy for users and in results."""
         return "axonn-pipeline" if self.pipelined else "axonn"
-
-    @property
-    def engine_name(self) -> str:
-        """The name of the implementation that runs the algorithm."""
-        return self.engine.name
 
     @property
     def axes(self) -> Axes:
@@ -178,7 +173,7 @@ class Axonn4D:
             # The fp32 sums, and what the micro-step's reduce-scatters have brought.
             "gradients": stored * (GRADIENT_BYTES + job.element_bytes),
             "optimizer_states": owned * state_bytes(job),
-            "gathered_weights": _gathered_bytes(shapes, self.engine, n_layers),
+            "gathered_weights": _gathered_bytes(shapes, self.engine.axonn, n_layers),
             "activations": held * saved + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last),
         }
@@ -215,7 +210,7 @@ def stored_parameters(
     return matrices / (x * y * table.size("z")), over_x / x + over_y / y
 
 
-def _gathered_bytes(shapes: Shapes, engine: AxonnEngine, n_layers: int) -> Array:
+def _gathered_bytes(shapes: Shapes, program: AxonnProgram, n_layers: int) -> Array:
     """Return the bytes of gathered weights and of weight gradients that await their scatter.
 
     Both are held only where Z splits the weights.
@@ -230,16 +225,16 @@ def _gathered_bytes(shapes: Shapes, engine: AxonnEngine, n_layers: int) -> Array
         weights = n_layers * sum(blocks) + 2.0 * head
     else:
         weights = largest_pair if overlap.oag else largest
-        if engine.reuses_recomputed_weights and shapes.recompute == "full":
+        if program.reuses_recomputed_weights and shapes.recompute == "full":
             weights = np.maximum(weights, sum(blocks) + largest)
-        weights = weights * _gathered_element_ratio(shapes, engine)
+        weights = weights * _gathered_element_ratio(shapes, program)
     gradients = largest_pair if overlap.ors else largest
     return np.where(shapes.table.size("z") > 1, weights + gradients, 0.0)
 
 
-def _gathered_element_ratio(shapes: Shapes, engine: AxonnEngine) -> float:
+def _gathered_element_ratio(shapes: Shapes, program: AxonnProgram) -> float:
     """Return the bytes of an element of a gathered weight over those of the job's type."""
-    return (engine.gathered_element_bytes or shapes.element_bytes) / shapes.element_bytes
+    return (program.gathered_element_bytes or shapes.element_bytes) / shapes.element_bytes
 
 
 def gradients_awaited_by(n_in_flight: int) -> dict[str, tuple[str, ...]]:
@@ -279,8 +274,8 @@ class AxonnCommunication(Communication):
 
     @property
     def backward_overlap(self) -> Overlap:
-        """The overlaps of the job, unless the engine overlaps its forward pass alone."""
-        if self.options.engine.overlaps_backward:
+        """The overlaps of the job, unless the program overlaps its forward pass alone."""
+        if self.options.engine.axonn.overlaps_backward:
             return self.shapes.job.overlap
         return Overlap(False, False, False)
 
@@ -303,9 +298,9 @@ class AxonnCommunication(Communication):
         """Return whether this use of a weight gathers it, and not an earlier one."""
         if weight.chain == FORWARD:
             return True
-        engine = self.options.engine
+        program = self.options.engine.axonn
         is_at_hand = (
-            engine.reuses_recomputed_weights
+            program.reuses_recomputed_weights
             and self.shapes.recompute == "full"
             and weight.chain == BACKWARD
             and weight.layer != "head"
@@ -316,17 +311,17 @@ class AxonnCommunication(Communication):
         """Return whether a weight is gathered when it is used, and not ahead: without OAG, all."""
         forward = weight.chain == FORWARD
         overlap = self.shapes.job.overlap if forward else self.backward_overlap
-        return not overlap.oag or self.options.engine.gathers_late(weight.name)
+        return not overlap.oag or self.options.engine.axonn.gathers_late(weight.name)
 
     def _gather(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather a weight."""
-        ratio = _gathered_element_ratio(self.shapes, self.options.engine)
+        ratio = _gathered_element_ratio(self.shapes, self.options.engine.axonn)
         nbytes = ratio * self._weight_bytes(weight.layer)
         host.issue(names.all_gather(weight.name), "all_gather", nbytes, "z")
 
     def _convert(self, host: HostProgram, weight: Weight) -> None:
         """Convert a gathered weight to the job's type, if it was gathered in another one."""
-        ratio = _gathered_element_ratio(self.shapes, self.options.engine)
+        ratio = _gathered_element_ratio(self.shapes, self.options.engine.axonn)
         if ratio != 1.0:
             nbytes = (1.0 + ratio) * self._weight_bytes(weight.layer)
             host.memory_bound(names.convert(weight.name), nbytes, "copy")
@@ -341,7 +336,7 @@ class AxonnCommunication(Communication):
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
         """Wait, with ORS, until at most `GRADIENTS_IN_FLIGHT` gradients will be under way."""
-        if self.backward_overlap.ors and not self.options.engine.awaits_scatters_at_end:
+        if self.backward_overlap.ors and not self.options.engine.axonn.awaits_scatters_at_end:
             for earlier in _GRADIENTS_AWAITED_BY.get(layer, ()):
                 host.wait(_scatter(earlier))
 
@@ -427,7 +422,7 @@ class AxonnCommunication(Communication):
     def _reduction_calls(self, gradient_bytes: Array) -> _ReductionCalls:
         """Return the number of calls that sum gradients, where all have these bytes."""
         model = self.shapes.model
-        reduction = self.options.engine.reduction
+        reduction = self.options.engine.axonn.reduction
         if reduction == BUCKETS:
             return _ReductionCalls(np.ceil(gradient_bytes / BUCKET_BYTES))
         if reduction == WHOLE:

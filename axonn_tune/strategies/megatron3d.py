@@ -20,6 +20,7 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
+from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE, Axes
 from axonn_tune.spec.model import Model
@@ -38,8 +39,6 @@ from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes, stage_parameters
 from axonn_tune.strategies.transformer import Transformer
 
-# Elements of a bucket of gradients: Megatron Core's default for --ddp-bucket-size.
-BUCKET_ELEMENTS = 40e6
 # Tensor is the fastest axis of the rank number, pipeline the slowest (--use-tp-pp-dp-mapping off).
 _REPLICAS = "context*data"
 _AXES = Axes(
@@ -79,7 +78,7 @@ class Megatron3D:
     fp32_gradients: bool = True
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
-    engine_name: str = ""
+    engine: Engine = IDEAL
     compute_key: tuple[str, ...] = ("tensor", "context", "micro_batch")
 
     @property
@@ -319,19 +318,27 @@ class MegatronCommunication(Communication):
         the first block's weights.
         """
         if self._gathers_updated and weight == Weight(FORWARD, "qkv"):
-            nbytes = self._block_parameters * self.shapes.element_bytes
-            self._over_replicas(host, _UPDATED_BLOCK, "all_gather", nbytes)
+            element = self.shapes.element_bytes
+            self._over_replicas(host, _UPDATED_BLOCK, "all_gather", self._block_parameters, element)
 
     def end_block(self, host: HostProgram) -> None:
         """Start to reduce the block's gradients, while earlier blocks form theirs."""
         if self.sync:
-            nbytes = self._block_parameters * self._gradient_bytes
-            self._over_replicas(host, "gradient.block.reduce", self._reduce_kind, nbytes)
+            name = "gradient.block.reduce"
+            parameters = self._block_parameters
+            self._over_replicas(host, name, self._reduce_kind, parameters, self._gradient_bytes)
 
-    def _over_replicas(self, host: HostProgram, name: str, kind: str, nbytes: Array) -> None:
+    def _over_replicas(
+        self, host: HostProgram, name: str, kind: str, n_elements: Array, element_bytes: float
+    ) -> None:
         """Start a collective over the replicas, in buckets."""
-        n_calls = np.ceil(nbytes / (BUCKET_ELEMENTS * self.shapes.element_bytes))
-        host.issue(name, kind, nbytes, _REPLICAS, n_calls)
+        program = self.options.engine.megatron
+        n_replicas = self.shapes.table.size(_REPLICAS)
+        bucket_elements = np.maximum(
+            program.bucket_elements, program.bucket_elements_per_replica * n_replicas
+        )
+        n_calls = np.ceil(n_elements / bucket_elements)
+        host.issue(name, kind, n_elements * element_bytes, _REPLICAS, n_calls)
 
     @property
     def _reduce_kind(self) -> str:
@@ -382,8 +389,9 @@ class MegatronCommunication(Communication):
         remaining = stored
         if options.overlap_grad_reduce:
             remaining = stored - n_layers * self._block_parameters
-        remaining_bytes = remaining * gradient_bytes
-        self._over_replicas(host, names.GRADIENT_REDUCE, self._reduce_kind, remaining_bytes)
+        self._over_replicas(
+            host, names.GRADIENT_REDUCE, self._reduce_kind, remaining, gradient_bytes
+        )
         host.wait(names.GRADIENT_REDUCE)
         owned = stored
         if options.distributed_optimizer:
@@ -397,7 +405,7 @@ class MegatronCommunication(Communication):
             cleared=stored,
         )
         if options.distributed_optimizer:
-            weight_bytes = remaining * shapes.element_bytes
-            self._over_replicas(host, names.WEIGHTS_ALL_GATHER, "all_gather", weight_bytes)
+            name = names.WEIGHTS_ALL_GATHER
+            self._over_replicas(host, name, "all_gather", remaining, shapes.element_bytes)
             host.wait(names.WEIGHTS_ALL_GATHER)
             host.memory_bound("weights.copy", 2.0 * remaining * shapes.element_bytes, "copy")

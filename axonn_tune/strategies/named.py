@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_choice
+from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.strategies.axonn4d import Axonn4D
-from axonn_tune.strategies.axonn_engine import ENGINES
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
 
@@ -34,8 +35,6 @@ class Switches:
         which is on for Megatron-LM and off for AxoNN.
     virtual_stages
         Number of virtual stages of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
-    engine
-        Implementation of AxoNN's algorithm, a key of `axonn_engine.ENGINES`.
     qwz, hpz, qgz
         The three parts of ZeRO++: quantised weights, a second copy of the weights, quantised
         gradients.
@@ -45,28 +44,40 @@ class Switches:
     overlap_grad_reduce: bool = True
     distributed_optimizer: bool | None = None
     virtual_stages: int | None = None
-    engine: str = "bundled"
     qwz: bool = True
     hpz: bool = True
     qgz: bool = True
 
 
-def strategy_named(name: str, switches: Switches | None = None) -> Strategy:
-    """Return the strategy with the given name and switches.
+# The engine that people usually run a strategy with.
+USUAL_ENGINES = {
+    "axonn": "bundled",
+    "axonn-pipeline": "bundled",
+    "megatron": "megatron-core",
+    "zero3": "fsdp2",
+    "zeropp": "deepspeed",
+    "zero-topo": "deepspeed",
+}
+
+
+def strategy_named(name: str, switches: Switches | None = None, engine: Engine = IDEAL) -> Strategy:
+    """Return the strategy with the given name and switches, as an engine carries it out.
 
     Raises
     ------
     InputError
-        No strategy, or no engine, has the name.
+        No strategy has the name, or the engine carries out another one.
     """
     require_choice("search", "strategy", name, tuple(STRATEGIES))
+    if engine is not IDEAL and name not in engine.strategies:
+        carried_out = " and ".join(engine.strategies)
+        raise InputError(f"engine {engine.name} carries out {carried_out}, not {name}")
     switches = switches or Switches()
-    require_choice("search", "engine", switches.engine, tuple(ENGINES))
     if name in ("axonn", "axonn-pipeline"):
         return Axonn4D(
             pipelined=name == "axonn-pipeline",
             sharded_optimizer=bool(switches.distributed_optimizer),
-            engine=ENGINES[switches.engine],
+            engine=engine,
         )
     if name == "megatron":
         stages = switches.virtual_stages
@@ -75,9 +86,10 @@ def strategy_named(name: str, switches: Switches | None = None) -> Strategy:
             distributed_optimizer=switches.distributed_optimizer is not False,
             overlap_grad_reduce=switches.overlap_grad_reduce,
             n_virtual=(1, 2, 4) if stages is None else (stages,),
+            engine=engine,
         )
     if name == "zeropp":
-        return zeropp(switches.qwz, switches.hpz, switches.qgz)
+        return zeropp(switches.qwz, switches.hpz, switches.qgz, engine)
     if name == "zero-topo":
-        return zero_topo(switches.qwz, switches.qgz)
-    return zero3()
+        return zero_topo(switches.qwz, switches.qgz, engine)
+    return zero3(engine)

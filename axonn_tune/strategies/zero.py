@@ -19,7 +19,8 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.engine import IDEAL, Engine
+from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import FORWARD
@@ -78,13 +79,16 @@ class GatherUnit:
         Name of the unit, ``block`` or ``root``.
     parameters
         Number of its parameters.
-    n_calls
-        Number of collectives that carry it.
+    n_gathers
+        Number of gathers that carry it.
+    n_reductions
+        Number of reductions that carry its gradients; a part of one where several units share it.
     """
 
     name: str
     parameters: float
-    n_calls: float
+    n_gathers: float
+    n_reductions: float
 
 
 @dataclass(frozen=True)
@@ -101,13 +105,8 @@ class Zero:
         Whether weights are gathered in INT8 (qwZ), except from a second copy.
     quantised_gradients
         Whether gradients travel in INT4 by all-to-all instead of by reduce-scatter (qgZ).
-    calls_per_block
-        Number of gathers of a block's parameters: 1 for all together (FSDP2), or 0 for one
-        gather of each matrix (DeepSpeed, which by default keeps tensors of up to 100,000 elements
-        whole on every rank: stage3_param_persistence_threshold).
-    host_seconds_per_view
-        Time of the host for each rank's part of a tensor that is gathered, in which the device
-        stands still.
+    engine
+        Engine that carries it out.
     """
 
     name: str
@@ -115,10 +114,8 @@ class Zero:
     sharding: Sharding
     quantised_weights: bool = False
     quantised_gradients: bool = False
-    calls_per_block: int = 1
-    host_seconds_per_view: float = 0.0
     n_virtual: Sequence[int] = (1,)
-    engine_name: str = ""
+    engine: Engine = IDEAL
 
     @property
     def compute_key(self) -> tuple[str, ...]:
@@ -161,9 +158,12 @@ class Zero:
         weights = parameters * element / table.size(sharding.weights)
         if sharding.copy:
             weights = weights + parameters * element / table.size(sharding.copy)
-        # The rank holds the whole gradients of two blocks and the root, and their whole weights
-        # too where weights are gathered.
-        whole_bytes = (2.0 * block.parameters + root.parameters) * element
+        # The rank holds the whole gradients of two blocks and the root, or a bucket of them, and
+        # the same whole weights, or those that it keeps, where weights are gathered.
+        program = self.engine.zero
+        in_work = 2.0 * block.parameters + root.parameters
+        whole_gradients = max(in_work, program.bucket_elements or 0.0) * element
+        whole_weights = min(max(in_work, program.kept_elements), parameters) * element
         without_scores = 4.0 * shapes.residual_bytes + shapes.inner_bytes
         everything = without_scores + shapes.saved_score_bytes
         saved = {
@@ -175,7 +175,8 @@ class Zero:
             "weights": weights,
             "gradients": parameters * element / table.size(sharding.gradients),
             "optimizer_states": parameters * state_bytes(job) / table.size(sharding.states),
-            "gathered_weights": whole_bytes * np.where(table.size(sharding.weights) > 1, 2.0, 1.0),
+            "gathered_weights": whole_gradients
+            + whole_weights * (table.size(sharding.weights) > 1),
             "activations": model.n_layers * saved + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last=True),
         }
@@ -192,28 +193,34 @@ class Zero:
 
     def units(self, model: Model) -> tuple[GatherUnit, GatherUnit]:
         """Return two units: a block, and the root, which is embedding, final norm and head."""
-        n_calls = 1.0 if self.calls_per_block else float(len(model.block_linears))
+        n_matrices = 1.0 if self.engine.zero.gathers_blocks else float(len(model.block_linears))
         return (
-            GatherUnit("block", sum(stage_parameters(model, 1, False, False)), n_calls),
-            GatherUnit("root", sum(stage_parameters(model, 0, True, True)), 1.0),
+            self._unit("block", sum(stage_parameters(model, 1, False, False)), n_matrices),
+            self._unit("root", sum(stage_parameters(model, 0, True, True)), 1.0),
         )
 
+    def _unit(self, name: str, parameters: float, n_gathers: float) -> GatherUnit:
+        """Return a unit whose gradients share the engine's buckets with those of other units."""
+        bucket_elements = self.engine.zero.bucket_elements
+        n_reductions = parameters / bucket_elements if bucket_elements else n_gathers
+        return GatherUnit(name, parameters, n_gathers, n_reductions)
 
-def zero3(calls_per_block: int = 1) -> Zero:
+
+def zero3(engine: Engine = IDEAL) -> Zero:
     """Return ZeRO-3, which is FSDP: all three are sharded over `shard`.
 
     With replicas of the shards it is hybrid sharding (HSDP).
     """
     axes = Axes(("shard", "replica"), ("shard", "replica"), ("shard", "replica"))
     sharding = Sharding("shard", "shard", "shard", ("shard",), replicas="replica")
-    return Zero("zero3", axes, sharding, calls_per_block=calls_per_block)
+    return Zero("zero3", axes, sharding, engine=engine)
 
 
 def zeropp(
     quantised_weights: bool = True,
     secondary: bool = True,
     quantised_gradients: bool = True,
-    calls_per_block: int = 1,
+    engine: Engine = IDEAL,
 ) -> Zero:
     """Return ZeRO++: ZeRO-3 over all ranks with three parts (qwZ, hpZ, qgZ), each switchable.
 
@@ -229,11 +236,11 @@ def zeropp(
         reduced_over=("secondary", "across") if quantised_gradients else (everyone,),
         copy="secondary" if secondary else "",
     )
-    return Zero("zeropp", axes, sharding, quantised_weights, quantised_gradients, calls_per_block)
+    return Zero("zeropp", axes, sharding, quantised_weights, quantised_gradients, engine=engine)
 
 
 def zero_topo(
-    quantised_weights: bool = True, quantised_gradients: bool = True, calls_per_block: int = 1
+    quantised_weights: bool = True, quantised_gradients: bool = True, engine: Engine = IDEAL
 ) -> Zero:
     """Return three levels: weights over a package, gradients over a node, states over all ranks.
 
@@ -246,9 +253,7 @@ def zero_topo(
     outer = "gradients*states"
     axes = Axes(names, names, ("weights", inner, "states", outer, everyone))
     sharding = Sharding("weights", inner, everyone, (inner,), outer="states", updated_over=outer)
-    return Zero(
-        "zero-topo", axes, sharding, quantised_weights, quantised_gradients, calls_per_block
-    )
+    return Zero("zero-topo", axes, sharding, quantised_weights, quantised_gradients, engine=engine)
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,6 +261,12 @@ class ZeroCommunication(Communication):
     """The communication of ZeRO: block by block, weights are gathered and gradients reduced."""
 
     options: Zero
+
+    @cached_property
+    def _overlap(self) -> Overlap:
+        """The overlaps of the job, or none if the engine has none."""
+        program = self.options.engine.zero
+        return self.shapes.job.overlap if program.overlaps else Overlap(False, False, False)
 
     @property
     def _sharding(self) -> Sharding:
@@ -276,7 +287,7 @@ class ZeroCommunication(Communication):
 
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the root before the embedding."""
-        if weight.layer == "embedding" and self.shapes.job.overlap.oag:
+        if weight.layer == "embedding" and self._overlap.oag:
             self._start_gather(host, FORWARD, self._root)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
@@ -290,7 +301,7 @@ class ZeroCommunication(Communication):
 
     def prefetch_block(self, host: HostProgram, chain: str) -> None:
         """Start to gather the next block's weights; without OAG, they are gathered when taken."""
-        if self.shapes.job.overlap.oag:
+        if self._overlap.oag:
             self._start_gather(host, chain, self._block)
 
     def _source(self, chain: str) -> tuple[str, bool]:
@@ -308,26 +319,40 @@ class ZeroCommunication(Communication):
         group, is_quantised = self._source(chain)
         size = self.shapes.table.size(group)
         name = names.of_layer(chain, unit.name)
-        nbytes = unit.parameters * self.shapes.element_bytes
+        gathered = unit.parameters * self._gathered_fraction(chain, unit)
+        n_gathers = unit.n_gathers * self._gathered_fraction(chain, unit)
+        nbytes = gathered * self.shapes.element_bytes
         if is_quantised:
-            packed = unit.parameters * INT8_BYTES
+            packed = gathered * INT8_BYTES
             host.memory_bound(f"{name}.quantise", (size > 1) * (nbytes + packed) / size, "scale")
             nbytes = packed
         full = np.full(len(self.shapes.table), nbytes)
-        if self.options.host_seconds_per_view:
-            n_views = unit.n_calls * size * (size > 1)
-            host.idle(names.views(name), n_views * self.options.host_seconds_per_view)
-        host.issue(names.all_gather(name), "all_gather", full, group, unit.n_calls)
+        view_seconds = self.options.engine.zero.view_seconds
+        if view_seconds is not None:
+            n_views = n_gathers * size * (size > 1)
+            host.idle(names.views(name), n_views * view_seconds.value)
+        host.issue(names.all_gather(name), "all_gather", full, group, n_gathers)
+
+    def _gathered_fraction(self, chain: str, unit: GatherUnit) -> float:
+        """Return the fraction of equal units that a chain gathers, in the mean over the blocks.
+
+        The passes after the forward pass find the last blocks as it has left them.
+        """
+        if chain == FORWARD or unit is not self._block:
+            return 1.0
+        n_kept = self.options.engine.zero.kept_elements // unit.parameters
+        return 1.0 - min(n_kept / self.shapes.model.n_layers, 1.0)
 
     def _take(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
         """Wait for a gather, and copy or unpack the received weights to where they are used."""
-        if not self.shapes.job.overlap.oag:
+        if not self._overlap.oag:
             self._start_gather(host, chain, unit)
         group, is_quantised = self._source(chain)
         name = names.of_layer(chain, unit.name)
         element = self.shapes.element_bytes
         host.wait(names.all_gather(name))
-        received = np.where(self.shapes.table.size(group) > 1, unit.parameters, 0.0)
+        gathered = unit.parameters * self._gathered_fraction(chain, unit)
+        received = np.where(self.shapes.table.size(group) > 1, gathered, 0.0)
         if is_quantised:
             host.memory_bound(f"{name}.dequantise", received * (INT8_BYTES + element), "scale")
         else:
@@ -337,13 +362,13 @@ class ZeroCommunication(Communication):
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
         """Wait, with ORS, for the preceding block's gradients before the block's last product."""
-        if layer in ("qkv", "embedding") and self.shapes.job.overlap.ors:
+        if layer in ("qkv", "embedding") and self._overlap.ors:
             self._finish_reduction(host, self._block)
 
     def end_block(self, host: HostProgram) -> None:
         """Start to reduce the block's gradients; without ORS, wait for them."""
         self._start_reduction(host, self._block)
-        if not self.shapes.job.overlap.ors:
+        if not self._overlap.ors:
             self._finish_reduction(host, self._block)
 
     def send_gradient(self, host: HostProgram, layer: str) -> None:
@@ -372,7 +397,9 @@ class ZeroCommunication(Communication):
             sent = (size > 1) * remaining
             host.memory_bound(f"{name}.pack", sent * (element + message_element), "copy")
             reduction = names.reduce(name)
-            host.issue(reduction, kind, remaining * message_element, group, unit.n_calls, before)
+            host.issue(
+                reduction, kind, remaining * message_element, group, unit.n_reductions, before
+            )
             remaining = remaining / size
             before = (reduction,)
         if self.sync and self._sharding.replicas:

@@ -5,7 +5,7 @@ import pytest
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_machine, load_model
+from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.collectives import (
     across_nodes,
     collective_errors,
@@ -13,7 +13,7 @@ from axonn_tune.reproduce.collectives import (
 )
 from axonn_tune.reproduce.runs import Loaders
 
-LOADERS = Loaders(load_model, load_machine)
+LOADERS = Loaders(load_model, load_machine, load_engine)
 # Advertised bytes per second of NVLink in each direction, by machine (NVIDIA's datasheets).
 NVLINK = {"dgx-a100": 300e9, "dgx-h100": 450e9, "dgx-h200": 450e9, "dgx-b200": 900e9}
 

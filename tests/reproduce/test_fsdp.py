@@ -5,11 +5,11 @@ from math import prod
 import pytest
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_machine, load_model
+from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.fsdp import fms_fsdp, llm_foundry, mpt, torchtitan
 from axonn_tune.reproduce.runs import Loaders
 
-LOADERS = Loaders(load_model, load_machine)
+LOADERS = Loaders(load_model, load_machine, load_engine)
 
 
 def test_models_have_the_parameters_that_llm_foundry_counted():

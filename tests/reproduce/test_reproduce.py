@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import list_machines, load_machine, load_model
+from axonn_tune.io.presets import list_machines, load_engine, load_machine, load_model
 from axonn_tune.report.reproduce import reproduction_document
 from axonn_tune.report.validation_page import reproduction_markdown
 from axonn_tune.reproduce.axonn import compare_links, compare_runs
@@ -16,7 +16,7 @@ from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.reproduce.steps import group_errors
 from axonn_tune.search.candidates import legal_placements
 
-LOADERS = Loaders(load_model, load_machine)
+LOADERS = Loaders(load_model, load_machine, load_engine)
 
 
 def of_system(reproduction, system):

@@ -1,0 +1,221 @@
+"""Engines: the released software that carries out an algorithm, and what it does in its own way.
+
+A strategy emits the ideal operations of its algorithm. An engine's facts turn them into what is
+really launched and moved, in one place and before they are priced: `Engine.as_run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from axonn_tune.errors import InputError
+from axonn_tune.spec.checks import require_choice, require_positive
+from axonn_tune.spec.machine import Quantity
+from axonn_tune.spec.plan import (
+    MEMORY_KERNELS,
+    Attention,
+    MemoryBound,
+    Operation,
+    Part,
+    Phase,
+    Pipeline,
+    Stage,
+    StepPlan,
+)
+
+# Ways in which gradients are summed: in buckets of some bytes, all of them in one call, or with a
+# call for each parameter.
+BUCKETS, WHOLE, PARAMETERS = "buckets", "whole", "parameters"
+# The form of the kernels that an engine does not name.
+EVERY_KERNEL = "every"
+
+
+@dataclass(frozen=True)
+class AxonnProgram:
+    """How an implementation of AxoNN communicates; the defaults are the bundled runtime's.
+
+    late_gathers
+        Beginnings of the names of weights that are gathered when they are used, and not ahead.
+    reuses_recomputed_weights
+        Whether the backward pass uses the weights that recomputation has gathered.
+    overlaps_backward
+        Whether the overlaps of the job hold for the backward pass, too.
+    awaits_scatters_at_end
+        Whether the scatters of a micro-step are awaited at its end only.
+    gathered_element_bytes
+        Bytes of an element of a weight that is gathered; None for those of the job's type. A weight
+        of another type is converted after it was gathered.
+    reduction
+        How gradients are summed: in `BUCKETS`, `WHOLE`, or by `PARAMETERS`.
+    """
+
+    late_gathers: tuple[str, ...] = ()
+    reuses_recomputed_weights: bool = False
+    overlaps_backward: bool = True
+    awaits_scatters_at_end: bool = False
+    gathered_element_bytes: float | None = None
+    reduction: str = BUCKETS
+
+    def __post_init__(self) -> None:
+        require_choice("axonn", "reduction", self.reduction, (BUCKETS, WHOLE, PARAMETERS))
+
+    def gathers_late(self, name: str) -> bool:
+        """Return whether the weight with this name is gathered only when it is used."""
+        return name.startswith(self.late_gathers)
+
+
+@dataclass(frozen=True)
+class MegatronProgram:
+    """How an implementation of data parallelism sums gradients; the defaults are Megatron-Core's.
+
+    A bucket of gradients, or of updated weights, holds the larger of two numbers of elements
+    (Megatron-Core, DistributedDataParallelConfig, bucket_size).
+
+    bucket_elements
+        Least number of elements of a bucket.
+    bucket_elements_per_replica
+        Number of elements for each replica.
+    """
+
+    bucket_elements: float = 40e6
+    bucket_elements_per_replica: float = 1e6
+
+
+@dataclass(frozen=True)
+class ZeroProgram:
+    """How an implementation of ZeRO communicates; the defaults are FSDP2's.
+
+    gathers_blocks
+        Whether the weights of a block are gathered together; otherwise each matrix is gathered on
+        its own, and vectors stay whole on every rank.
+    kept_elements
+        Number of gathered elements that a rank holds at most. The last blocks of the forward pass,
+        as far as these suffice, are not gathered again.
+    bucket_elements
+        Number of elements of gradients that are reduced together; None for those of one gather.
+    overlaps
+        Whether gathers and reductions overlap with kernels, if the job lets them.
+    view_seconds
+        Time of the host for each rank's part of a tensor that is gathered, in which the device
+        stands still; None for none.
+    """
+
+    gathers_blocks: bool = True
+    kept_elements: float = 0.0
+    bucket_elements: float | None = None
+    overlaps: bool = True
+    view_seconds: Quantity | None = None
+
+
+@dataclass(frozen=True)
+class KernelForm:
+    """How an engine carries out a kernel that memory bandwidth limits.
+
+    traffic
+        Bytes that its kernels move over those of the one fused kernel.
+    launches
+        Number of kernels that share these bytes.
+    """
+
+    traffic: Quantity | None = None
+    launches: Quantity | None = None
+
+    def __post_init__(self) -> None:
+        for name, quantity in (("traffic", self.traffic), ("launches", self.launches)):
+            if quantity is not None:
+                require_positive("kernel form", name, quantity.value)
+
+    def of(self, kernel: MemoryBound) -> MemoryBound:
+        """Return a fused kernel as the engine carries it out."""
+        traffic = self.traffic.value if self.traffic else 1.0
+        launches = self.launches.value if self.launches else 1.0
+        return replace(
+            kernel, nbytes=kernel.nbytes * traffic, n_launches=kernel.n_launches * launches
+        )
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The facts of one engine; without any, it carries out the ideal operations.
+
+    name
+        Name under which users choose it.
+    title
+        Name and version for people.
+    strategies
+        Names of the strategies that it carries out.
+    description
+        Text for people.
+    kernels
+        Forms of kernels by name, one of `MEMORY_KERNELS`, or `EVERY_KERNEL` for all others.
+    attention_rate
+        Rate of its fused attention over that of the machine; None for the machine's.
+    issue_seconds
+        Time in which its host issues one operation; None for the machine's.
+    axonn, megatron, zero
+        How it communicates, if it carries out AxoNN's algorithm, Megatron-LM's, or a member of
+        ZeRO's family.
+    """
+
+    name: str = ""
+    title: str = ""
+    strategies: tuple[str, ...] = ()
+    description: str = ""
+    kernels: Mapping[str, KernelForm] = field(default_factory=dict)
+    attention_rate: Quantity | None = None
+    issue_seconds: Quantity | None = None
+    axonn: AxonnProgram = AxonnProgram()
+    megatron: MegatronProgram = MegatronProgram()
+    zero: ZeroProgram = ZeroProgram()
+
+    def __post_init__(self) -> None:
+        owner = f"engine '{self.name}'"
+        for kernel in self.kernels:
+            require_choice(owner, "kernel", kernel, (EVERY_KERNEL, *MEMORY_KERNELS))
+        if self.attention_rate is not None:
+            require_positive(owner, "attention_rate", self.attention_rate.value)
+        if self.issue_seconds is not None and not 0 <= self.issue_seconds.value < float("inf"):
+            raise InputError(f"{owner}: issue_seconds must be finite and not negative")
+
+    def as_run(self, plan: StepPlan) -> StepPlan:
+        """Return the plan with the kernels that the engine really launches."""
+        if not self.kernels and self.attention_rate is None:
+            return plan
+        return replace(
+            plan,
+            microstep=self._part(plan.microstep),
+            step_end=self._part(plan.step_end),
+            sync_microstep=plan.sync_microstep and self._part(plan.sync_microstep),
+            pipeline=plan.pipeline and self._pipeline(plan.pipeline),
+        )
+
+    def _pipeline(self, pipeline: Pipeline) -> Pipeline:
+        return replace(
+            pipeline,
+            first=self._stage(pipeline.first),
+            middle=self._stage(pipeline.middle),
+            last=self._stage(pipeline.last),
+            sync=self._stage(pipeline.sync),
+        )
+
+    def _stage(self, stage: Stage) -> Stage:
+        return Stage(self._part(stage.forward), self._part(stage.backward))
+
+    def _part(self, part: Part) -> Part:
+        return Part(part.name, tuple(map(self._phase, part.phases)))
+
+    def _phase(self, phase: Phase) -> Phase:
+        return replace(phase, operations=tuple(map(self._operation, phase.operations)))
+
+    def _operation(self, operation: Operation) -> Operation:
+        if isinstance(operation, MemoryBound):
+            form = self.kernels.get(operation.kernel) or self.kernels.get(EVERY_KERNEL)
+            return form.of(operation) if form else operation
+        if isinstance(operation, Attention) and operation.fused and self.attention_rate:
+            return replace(operation, rate=operation.rate * self.attention_rate.value)
+        return operation
+
+
+# What a strategy is predicted to cost where no engine is named.
+IDEAL = Engine()
