@@ -28,6 +28,7 @@ COMMANDS = {
     "emulate": "Run a command on an emulated cluster with link levels (Linux, root).",
     "models": "List and show model presets.",
     "machines": "List, show and compare hardware profiles.",
+    "engines": "List, show and compare the software that carries out a strategy.",
     "reproduce": "Compare predictions with published results.",
 }
 

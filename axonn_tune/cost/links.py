@@ -113,6 +113,8 @@ class SteppedLinks:
 
     n_steps
         Number of steps.
+    latency_seconds
+        Time of all steps without any bytes: the latency of their hops.
     n_sharing
         Number of groups that share the outermost boundary.
     curve
@@ -122,6 +124,7 @@ class SteppedLinks:
     """
 
     n_steps: Array
+    latency_seconds: Array
     n_sharing: Ints
     curve: Ints
     curves: tuple[Curve, ...]
@@ -130,7 +133,8 @@ class SteppedLinks:
         """Return the time of all steps of the groups with these rows, each with these bytes.
 
         Groups that share a boundary move their bytes through it together, so that a step of r
-        groups takes as long as that of one group with r times the bytes.
+        groups takes as long as that of one group with r times the bytes. Below the smallest chunk
+        that was measured, a straight line leads to the latency of the hops.
 
         Parameters
         ----------
@@ -152,8 +156,12 @@ class SteppedLinks:
         for number in np.unique(curve_of[curve_of >= 0]):
             chosen = curve_of == number
             curve = self.curves[number]
-            seconds[chosen] = measured_seconds(together[chosen], curve.nbytes, curve.seconds)
-        return self.n_steps[rows] * seconds
+            of_steps = measured_seconds(together[chosen], curve.nbytes, curve.seconds)
+            of_steps = of_steps * self.n_steps[rows][chosen]
+            latency = np.minimum(self.latency_seconds[rows][chosen], of_steps)
+            part = np.minimum(together[chosen] / curve.nbytes[0], 1.0)
+            seconds[chosen] = latency + part * (of_steps - latency)
+        return seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,15 +256,18 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
         curve, curves = _curves(machine, kind, stride, size)
         ring_curve, ring_curves = _step_curves(ring_steps, kind, level, n_sharing, size)
         tree_curve, tree_curves = _step_curves(tree_steps, kind, level, n_sharing, size)
+        ring_seconds = _latency(machine, kind, ring_hops, size.shape)
+        tree_seconds = _latency(machine, kind, tree_hops, size.shape)
+        n_steps = size.astype(np.float64) - 1.0
         kinds[kind] = KindLinks(
             bandwidth,
             bounding_level,
-            ring_seconds=_latency(machine, kind, ring_hops, size.shape),
-            tree_seconds=_latency(machine, kind, tree_hops, size.shape),
+            ring_seconds,
+            tree_seconds,
             curve=curve,
             curves=curves,
-            ring=SteppedLinks(size.astype(np.float64) - 1.0, n_sharing, ring_curve, ring_curves),
-            tree=SteppedLinks(n_climbed, n_sharing, tree_curve, tree_curves),
+            ring=SteppedLinks(n_steps, ring_seconds, n_sharing, ring_curve, ring_curves),
+            tree=SteppedLinks(n_climbed, tree_seconds, n_sharing, tree_curve, tree_curves),
         )
     occupied = _occupied_s_per_byte(machine, crossing, kinds, size)
     return AxisLinks(level, kinds, occupied)

@@ -130,6 +130,7 @@ def pccl_training(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         n_virtual=(1,),
         engine=loaders.engine("ddp"),
     )
+    strategy: Strategy
     for row in rows:
         if row["workload"] == "ZeRO-3":
             system, strategy, sizes = "DeepSpeed ZeRO-3", deepspeed, {"replica": 1}

@@ -89,6 +89,8 @@ class ZeroProgram:
     gathers_blocks
         Whether the weights of a block are gathered together; otherwise each matrix is gathered on
         its own, and vectors stay whole on every rank.
+    gathers_updated_vectors
+        Whether each of these vectors is gathered once it is updated.
     kept_elements
         Number of gathered elements that a rank holds at most. The last blocks of the forward pass,
         as far as these suffice, are not gathered again.
@@ -102,6 +104,7 @@ class ZeroProgram:
     """
 
     gathers_blocks: bool = True
+    gathers_updated_vectors: bool = False
     kept_elements: float = 0.0
     bucket_elements: float | None = None
     overlaps: bool = True

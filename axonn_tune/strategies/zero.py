@@ -176,7 +176,7 @@ class Zero:
             "gradients": parameters * element / table.size(sharding.gradients),
             "optimizer_states": parameters * state_bytes(job) / table.size(sharding.states),
             "gathered_weights": whole_gradients
-            + whole_weights * (table.size(sharding.weights) > 1),
+            + np.where(table.size(sharding.weights) > 1, whole_weights, 0.0),
             "activations": model.n_layers * saved + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last=True),
         }
@@ -463,6 +463,19 @@ class ZeroCommunication(Communication):
             kept_bytes = parameters / table.size(sharding.weights) * element
             name = names.WEIGHTS_ALL_GATHER
             host.issue(name, "all_gather", kept_bytes, sharding.updated_over)
+        if self.options.engine.zero.gathers_updated_vectors:
+            self._gather_vectors(host)
+
+    def _gather_vectors(self, host: HostProgram) -> None:
+        """Gather each updated gain, shift and bias on its own."""
+        model = self.shapes.model
+        per_norm = model.norm_parameters // model.hidden_size
+        n_biases = sum(linear.bias for linear in model.block_linears)
+        n_vectors = model.n_norms * per_norm + model.n_layers * n_biases
+        parameters = model.n_layers * (self._block.parameters - model.block_matmul_parameters)
+        nbytes = np.full(len(self.shapes.table), parameters * self.shapes.element_bytes)
+        name = names.all_gather("weight.vectors")
+        host.issue(name, "all_gather", nbytes, self._sharding.states, float(n_vectors))
 
 
 def _replica_sum(unit: GatherUnit) -> str:
