@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
+from axonn_tune.spec.engine import Engine, ZeroProgram
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, ORDERS, grid_layout
 from axonn_tune.spec.machine import (
@@ -18,6 +19,9 @@ from axonn_tune.spec.machine import (
     Tile,
 )
 from axonn_tune.spec.model import RECOMPUTES, Model
+
+# It gathers each matrix on its own, as DeepSpeed does.
+BY_MATRIX = Engine(zero=ZeroProgram(gathers_blocks=False))
 
 
 def quantity(value):

@@ -38,7 +38,7 @@ def _predicted_tflops(loaders: Loaders) -> dict[str, float]:
     """
     model = loaders.model("20b")
     machine = loaders.machine("frontier-2024")
-    deepspeed = loaders.engine("deepspeed")
+    deepspeed = loaders.engine("deepspeed-eager")
     members: tuple[tuple[Zero, dict[str, int]], ...] = (
         (zero3(deepspeed), {"replica": 1}),
         (zeropp(engine=deepspeed), {"secondary": 8}),

@@ -92,7 +92,7 @@ _ZEROPP_ASSUMED = ("vocabulary", "global batch", "micro-batch", "recomputation")
 
 def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield ZeRO-3 and ZeRO++ on 384 V100, with one sequence on each."""
-    deepspeed = loaders.engine("deepspeed")
+    deepspeed = loaders.engine("deepspeed-eager")
     for row in rows:
         layers, hidden, heads = _ZEROPP_SHAPES[row["model_b"]]
         links = row["ib_links"]
@@ -123,7 +123,7 @@ def pccl_training(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     The micro-batch and the recomputation that are fastest by the model stand for those of the runs.
     DDP is the data parallelism of Megatron-LM's algorithm, without its other axes.
     """
-    deepspeed = zero3(loaders.engine("deepspeed"))
+    deepspeed = zero3(loaders.engine("deepspeed-eager"))
     ddp = Megatron3D(
         sequence_parallel=False,
         distributed_optimizer=False,

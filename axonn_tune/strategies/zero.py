@@ -316,6 +316,8 @@ class ZeroCommunication(Communication):
 
     def _start_gather(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
         """Start to gather a unit's weights; quantised ones are packed to INT8 before."""
+        if not self._gathered_fraction(chain, unit):
+            return
         group, is_quantised = self._source(chain)
         size = self.shapes.table.size(group)
         name = names.of_layer(chain, unit.name)
@@ -345,6 +347,8 @@ class ZeroCommunication(Communication):
 
     def _take(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
         """Wait for a gather, and copy or unpack the received weights to where they are used."""
+        if not self._gathered_fraction(chain, unit):
+            return
         if not self._overlap.oag:
             self._start_gather(host, chain, unit)
         group, is_quantised = self._source(chain)

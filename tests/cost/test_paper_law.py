@@ -168,16 +168,16 @@ def test_a_slow_host_needs_its_time_for_every_operation(strategy, sizes):
     plan = plan_of(strategy, model, job, **sizes)
     machine = machine_of()
     slow = replace(machine, kernels=replace(machine.kernels, issue_seconds=quantity(2.0)))
-    assert host_seconds(plan.microstep.phases, plan.candidates, slow) == [2.0 * issued(plan)]
+    assert host_seconds(plan.microstep.phases, plan.candidates, 2.0) == [2.0 * issued(plan)]
     # So slow that nothing else matters: the step is what the host issues.
     fixed = {axis: sizes.get(axis, 1) for axis in strategy.axes.names}
     search = search_of(model, job, slow, strategy, fixed=fixed, micro_batch=1, recomputes=("none",))
     prediction = prediction_of(search, layout_of(strategy, **sizes))
     n_micro = prediction.n_microsteps
-    end = host_seconds(plan.step_end.phases, plan.candidates, slow)[0]
+    end = host_seconds(plan.step_end.phases, plan.candidates, 2.0)[0]
     sync = end + n_micro * 2.0 * issued(plan)
     if plan.sync_microstep:
-        sync += host_seconds(plan.sync_microstep.phases, plan.candidates, slow)[0] - 2.0 * issued(
+        sync += host_seconds(plan.sync_microstep.phases, plan.candidates, 2.0)[0] - 2.0 * issued(
             plan
         )
     assert prediction.step_seconds == approx(sync, rel=1e-6)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from engines.axonn_on_cpu import groups_of, launched, replace_cuda_calls
 
-from axonn_tune.io.presets import load_machine, load_model
+from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.runtime.axonn.engine import Engine
 from axonn_tune.runtime.axonn.gpt import GPT
 from axonn_tune.runtime.axonn.mesh import Mesh
@@ -34,7 +34,6 @@ from axonn_tune.spec.layout import parse_layout
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
 from axonn_tune.strategies.axonn4d import Axonn4D
-from axonn_tune.strategies.axonn_engine import AXONN_0_2
 
 BATCH = 8
 N_WARM_UP, N_STEPS = 1, 3
@@ -148,7 +147,7 @@ def measured_seconds(prediction):
 def scenario_of(machine, overlap, n_ranks):
     spec = replace(load_model("tiny"), tied_embeddings=False)
     job = Job(n_ranks, BATCH, spec.seq_len, dtype="fp32", overlap=Overlap(**overlap))
-    return Scenario(spec, job, load_machine(machine), Axonn4D(engine=AXONN_0_2))
+    return Scenario(spec, job, load_machine(machine), Axonn4D(engine=load_engine("axonn")))
 
 
 def main(machine, overlap, grids):

@@ -16,6 +16,7 @@ from engines.events import recorded
 from runtime.ranks import grids, on_ranks
 from worlds import machine_of
 
+from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import Layout, grid_layout
@@ -23,7 +24,6 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
 from axonn_tune.strategies.axonn4d import AXONN
-from axonn_tune.strategies.axonn_engine import AXONN_0_2, NANOGPT
 
 pytest.importorskip("axonn")
 
@@ -109,16 +109,17 @@ def axonn_facts(case):
 
 @pytest.mark.parametrize(
     ("engine", "case"),
-    [(AXONN_0_2, Case()), (NANOGPT, Case(overlapped_backward=False, dtype="bf16", mixed=True))],
+    [("axonn", Case()), ("nanogpt", Case(overlapped_backward=False, dtype="bf16", mixed=True))],
 )
 def test_the_engines_that_are_predicted_have_the_recorded_facts(engine, case):
     facts = axonn_facts(case)
-    assert facts.overlaps_backward == engine.overlaps_backward
-    if engine.overlaps_backward:
-        assert facts.late_gathers == engine.late_gathers
-        assert facts.scatters_awaited_at_end == engine.awaits_scatters_at_end
+    program = load_engine(engine).axonn
+    assert facts.overlaps_backward == program.overlaps_backward
+    if program.overlaps_backward:
+        assert facts.late_gathers == program.late_gathers
+        assert facts.scatters_awaited_at_end == program.awaits_scatters_at_end
     of_job = DTYPES[case.dtype].itemsize
-    assert facts.gathered_bytes == (engine.gathered_element_bytes or of_job)
+    assert facts.gathered_bytes == (program.gathered_element_bytes or of_job)
 
 
 def trained(case):

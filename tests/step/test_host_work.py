@@ -1,14 +1,14 @@
 """Work of the host for which the device stands still; DeepSpeed of 2021 has much of it."""
 
-from dataclasses import replace
-
 import pytest
 from build import number, operations, plan_of
 from worlds import machine_of
 
 from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.engine import Engine, ZeroProgram
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import Layout
+from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, HostWork
 from axonn_tune.spec.scenario import Scenario
@@ -25,7 +25,8 @@ N_GATHERS = 2 * 4 * MODEL.n_layers
 
 
 def strategy(seconds=SECONDS):
-    return replace(zero3(0), host_seconds_per_view=seconds)
+    view_seconds = Quantity(seconds, "assumed", "a test")
+    return zero3(Engine(zero=ZeroProgram(gathers_blocks=False, view_seconds=view_seconds)))
 
 
 def predicted(seconds, n_ranks=16):
@@ -55,7 +56,7 @@ def test_the_host_makes_a_view_for_each_rank_of_each_gather(shard):
 
 
 def test_a_strategy_without_such_work_has_none():
-    microstep = plan_of(zero3(0), MODEL, SERIAL, 2, "full", shard=16).microstep
+    microstep = plan_of(zero3(), MODEL, SERIAL, 2, "full", shard=16).microstep
     assert not [op for op in operations(microstep) if isinstance(op, HostWork)]
 
 

@@ -25,7 +25,7 @@ from build import (
     times_of,
     times_on,
 )
-from worlds import machine_of, quantity
+from worlds import BY_MATRIX, machine_of, quantity
 
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
@@ -75,7 +75,7 @@ def test_candidates_may_be_played_in_parts(strategy, monkeypatch):
         (MEGATRON, {"tensor": 2, "data": 2, "pipeline": 2}),
         (MEGATRON, {"tensor": 2, "context": 2, "data": 2}),
         (zero3(), {"shard": 4, "replica": 2}),
-        (zero3(0), {"shard": 8}),
+        (zero3(BY_MATRIX), {"shard": 8}),
         (zeropp(), {"secondary": 4, "across": 2}),
         (zero_topo(), {"weights": 2, "gradients": 2, "states": 2}),
     ],

@@ -6,18 +6,20 @@ import pytest
 from build import number, operations, plan_of
 
 from axonn_tune.errors import InputError
+from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, Gemm, MemoryBound
 from axonn_tune.strategies.axonn4d import Axonn4D
-from axonn_tune.strategies.axonn_engine import AXONN_0_2, BUNDLED, ENGINES, NANOGPT, SC24
-from axonn_tune.strategies.named import Switches, strategy_named
+from axonn_tune.strategies.named import strategy_named
 
 MODEL = Model("m", n_layers=6, hidden_size=64, n_heads=8, vocab_size=512, seq_len=32)
 JOB = Job(16, 16, 32)
 GRID = {"x": 1, "y": 2, "z": 4, "data": 2}
 LAYERS = ("qkv", "proj", "up", "down")
-ALL = pytest.mark.parametrize("engine", list(ENGINES.values()), ids=list(ENGINES))
+NAMES = ("bundled", "axonn", "axonn-sc24", "nanogpt")
+BUNDLED, AXONN_0_2, SC24, NANOGPT = map(load_engine, NAMES)
+ALL = pytest.mark.parametrize("engine", [BUNDLED, AXONN_0_2, SC24, NANOGPT], ids=NAMES)
 
 
 def plan(engine, recompute="full", model=MODEL):
@@ -130,9 +132,9 @@ def test_engines_sum_the_same_gradients_in_calls_of_their_own(engine):
         number(of_bundled.nbytes)
     )
     calls = sum(number(op.n_calls) for op in sums.values())
-    if engine.reduction == "whole":
+    if engine.axonn.reduction == "whole":
         assert calls == 1
-    if engine.reduction == "parameters":
+    if engine.axonn.reduction == "parameters":
         n_norms = 2 * (2 * MODEL.n_layers + 1)
         n_biases = n_matrices = 4 * MODEL.n_layers
         assert calls == n_norms + n_biases + n_matrices + 2
@@ -142,20 +144,23 @@ def test_engines_sum_the_same_gradients_in_calls_of_their_own(engine):
 def test_an_engine_changes_nothing_where_nothing_is_gathered_or_overlapped(engine):
     """On one rank of Z, without recomputation, the kernels are the same."""
     sizes = {**GRID, "z": 1, "data": 8}
+    of_job = replace(engine.axonn, gathered_element_bytes=None)
     kernels = [
         [
             (op.name, type(op))
             for op in operations(plan_of(Axonn4D(engine=each), MODEL, JOB, **sizes).microstep)
             if not isinstance(op, Collective) and not op.name.endswith(".convert")
         ]
-        for each in (BUNDLED, replace(engine, gathered_element_bytes=None))
+        for each in (
+            BUNDLED,
+            replace(engine, axonn=of_job),
+        )
     ]
     assert kernels[0] == kernels[1]
 
 
-def test_engines_have_names_and_others_are_refused():
-    for name, engine in ENGINES.items():
-        strategy = strategy_named("axonn", Switches(engine=name))
-        assert strategy.engine is engine and strategy.engine_name == engine.name
-    with pytest.raises(InputError, match="engine is 'litgpt'; allowed: bundled, axonn"):
-        strategy_named("axonn", Switches(engine="litgpt"))
+def test_an_engine_carries_out_its_own_strategies_and_no_other():
+    for engine in (BUNDLED, AXONN_0_2, SC24, NANOGPT):
+        assert strategy_named("axonn", engine=engine).engine is engine
+    with pytest.raises(InputError, match="engine nanogpt carries out axonn, not megatron"):
+        strategy_named("megatron", engine=NANOGPT)

@@ -8,7 +8,9 @@ from functools import partial
 
 import pytest
 from build import can_run, collectives, group_size, number, operations, plan_of
+from worlds import BY_MATRIX
 
+from axonn_tune.spec.engine import IDEAL
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
@@ -421,8 +423,8 @@ INT4_BYTES = (2048 / 2 + 2) / 2048
 @pytest.mark.parametrize("model", [MODEL, LLAMA])
 def test_deepspeed_gathers_every_matrix_of_a_block_alone(model):
     """Biases and norms have less than 100,000 elements, so that every rank keeps them whole."""
-    for calls_per_block, expected in ((0, 4), (1, 1)):
-        plan = plan_of(zero3(calls_per_block), model, JOB, shard=16)
+    for engine, expected in ((BY_MATRIX, 4), (IDEAL, 1)):
+        plan = plan_of(zero3(engine), model, JOB, shard=16)
         for op in operations(plan.microstep):
             if isinstance(op, Collective):
                 is_block = ".block." in op.name
@@ -528,7 +530,7 @@ def test_the_end_of_a_sharded_step_by_hand(dtype, strategy, sizes, n_owners):
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("overlap", OVERLAPS)
-@pytest.mark.parametrize("strategy", [zero3(), zero3(0), zeropp(), zeropp(secondary=False)])
+@pytest.mark.parametrize("strategy", [zero3(), zero3(BY_MATRIX), zeropp(), zeropp(secondary=False)])
 def test_how_often_a_block_is_gathered_and_reduced(recompute, overlap, strategy):
     """Once forward, once backward (what full recomputation gathers is still there), once
     reduced over each group; embedding and head once."""

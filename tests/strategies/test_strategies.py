@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from worlds import BY_MATRIX
 
 from axonn_tune.api import build_search
 from axonn_tune.search.candidates import legal_placements
@@ -12,6 +13,7 @@ from axonn_tune.search.rank import rank_candidates
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.engine import IDEAL
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
@@ -362,12 +364,12 @@ def test_parameters_gathered_one_by_one_pay_latency_for_each():
     together, each = (
         Search(
             Scenario(
-                MODEL, JOB, build_search("tiny", 1, "frontier").scenario.machine, zero3(calls)
+                MODEL, JOB, build_search("tiny", 1, "frontier").scenario.machine, zero3(engine)
             ),
             Constraints({"replica": 1}),
             ("none",),
         )
-        for calls in (1, 0)
+        for engine in (IDEAL, BY_MATRIX)
     )
     assert (
         rank_candidates(each).prediction(0).step_seconds
@@ -505,4 +507,4 @@ def test_sharded_states_take_less_memory_and_the_same_bytes():
 def test_what_is_tried_or_assumed_where_nothing_is_said():
     assert strategy_named("megatron").n_virtual == (1, 2, 4)
     assert strategy_named("megatron", Switches(virtual_stages=3)).n_virtual == (3,)
-    assert {zero().calls_per_block for zero in (zero3, zeropp)} == {1}
+    assert all(zero().engine.zero.gathers_blocks for zero in (zero3, zeropp))

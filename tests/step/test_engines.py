@@ -1,0 +1,139 @@
+"""What the facts of an engine do to the operations of a plan, and to the time of a step."""
+
+from dataclasses import replace
+
+import pytest
+from build import number, operations, plan_of
+from worlds import machine_of, quantity
+
+from axonn_tune.cost.attention import attention_seconds
+from axonn_tune.errors import InputError
+from axonn_tune.io.presets import list_engines, load_engine
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.engine import IDEAL, Engine, KernelForm
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import Layout
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Attention, MemoryBound
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.explain import explain
+from axonn_tune.step.predict import predict
+from axonn_tune.step.timeline import step_timeline
+from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES, strategy_named
+from axonn_tune.strategies.zero import zero3
+
+MODEL = Model("m", n_layers=4, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)
+JOB = Job(8, 16, 128)
+EAGER = Engine(
+    kernels={
+        "every": KernelForm(traffic=quantity(2.0)),
+        "layer_norm": KernelForm(traffic=quantity(3.0), launches=quantity(6.0)),
+    },
+    attention_rate=quantity(0.5),
+)
+
+
+def predicted(engine, machine=None):
+    configuration = Configuration(Layout({"shard": 8}), micro_batch=2, recompute="none")
+    scenario = Scenario(MODEL, JOB, machine or machine_of(), zero3(engine))
+    return predict(scenario, configuration)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sizes"),
+    [(zero3(), {"shard": 8}), (Megatron3D(), {"tensor": 2, "data": 2, "pipeline": 2})],
+    ids=["zero3", "pipeline"],
+)
+def test_kernels_move_and_launch_what_the_engine_says_and_products_stay(strategy, sizes):
+    plan = plan_of(strategy, MODEL, JOB, **sizes)
+    seen = set()
+    for ideal, real in zip(plan.operations, EAGER.as_run(plan).operations, strict=True):
+        if not isinstance(ideal, Attention | MemoryBound):
+            assert real is ideal
+        elif isinstance(ideal, Attention):
+            assert real.rate == 0.5 and ideal.rate == 1.0
+        else:
+            traffic, launches = (3.0, 6.0) if ideal.kernel == "layer_norm" else (2.0, 1.0)
+            assert number(real.nbytes) == traffic * number(ideal.nbytes)
+            assert real.n_launches == launches
+            seen.add(ideal.kernel)
+    assert {"layer_norm", "layer_norm_backward", "optimizer"} <= seen
+
+
+def test_an_engine_without_facts_runs_the_plan_itself():
+    plan = plan_of(zero3(), MODEL, JOB, shard=8)
+    assert IDEAL.as_run(plan) is plan
+
+
+def test_unfused_attention_has_its_own_price_whatever_the_engine():
+    unfused = replace(JOB, attention="unfused")
+    plan = EAGER.as_run(plan_of(zero3(), MODEL, unfused, shard=8))
+    assert {op.rate for op in operations(plan.microstep) if isinstance(op, Attention)} == {1.0}
+
+
+def test_attention_at_half_the_rate_takes_twice_as_long():
+    operation = Attention("a", 2.0, 8.0, 4096, 128, backward=False, fused=True)
+    slow = replace(operation, rate=0.5)
+    machine = machine_of()
+    assert attention_seconds(slow, machine, "bf16") == pytest.approx(
+        2.0 * attention_seconds(operation, machine, "bf16")
+    )
+
+
+def test_each_launch_moves_its_share_and_pays_for_itself():
+    machine = machine_of()
+    machine = replace(machine, kernels=replace(machine.kernels, launch_seconds=quantity(1e-5)))
+    norms = Engine(kernels={"every": KernelForm(launches=quantity(6.0))})
+    slower, ideal = (predicted(engine, machine) for engine in (norms, IDEAL))
+    ratio = {
+        op.name: op.seconds_per_call / before.seconds_per_call
+        for op, before in zip(explain(slower).operations, explain(ideal).operations, strict=True)
+        if op.kind == "memory-bound"
+    }
+    assert min(ratio.values()) > 1.0 and max(ratio.values()) < 6.0
+
+
+def test_a_step_gets_slower_and_the_timeline_says_the_same():
+    slow, ideal = predicted(EAGER), predicted(IDEAL)
+    assert slow.step_seconds > 1.1 * ideal.step_seconds
+    assert step_timeline(slow).seconds == pytest.approx(slow.step_seconds, rel=1e-9)
+
+
+def test_the_engines_host_replaces_that_of_the_machine():
+    machine = machine_of()
+    slow = replace(machine, kernels=replace(machine.kernels, issue_seconds=quantity(1.0)))
+    engine = Engine(issue_seconds=quantity(0.5))
+    of_engine, of_machine = predicted(engine, slow), predicted(IDEAL, slow)
+    assert of_engine.step_seconds == pytest.approx(0.5 * of_machine.step_seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"kernels": {"warp": KernelForm()}}, "kernel is 'warp'; allowed: every, copy"),
+        ({"attention_rate": quantity(0.0)}, "attention_rate is 0.0; allowed: above 0"),
+        ({"issue_seconds": quantity(-1.0)}, "issue_seconds must be finite and not negative"),
+    ],
+)
+def test_facts_that_cannot_be_are_refused(facts, message):
+    with pytest.raises(InputError, match=message):
+        Engine(name="mine", **facts)
+
+
+def test_a_form_moves_some_bytes_in_some_launches():
+    with pytest.raises(InputError, match="traffic is 0"):
+        KernelForm(traffic=quantity(0.0))
+
+
+def test_every_shipped_engine_carries_out_strategies_that_exist():
+    for name in list_engines():
+        engine = load_engine(name)
+        assert engine.name == name and engine.title
+        assert engine.strategies and set(engine.strategies) <= set(STRATEGIES)
+
+
+def test_every_strategy_has_a_usual_engine_that_carries_it_out():
+    assert set(USUAL_ENGINES) == set(STRATEGIES)
+    for name, engine in USUAL_ENGINES.items():
+        assert strategy_named(name, engine=load_engine(engine)).name == name
