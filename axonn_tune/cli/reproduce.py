@@ -26,7 +26,13 @@ def command(plot: str | None, quiet: bool, output_format: str, output: str | Non
     """
     from axonn_tune.cli.output import check_plot, emit_as, save_plot
     from axonn_tune.io.package_data import load_published
-    from axonn_tune.io.presets import list_machines, load_engine, load_machine, load_model
+    from axonn_tune.io.presets import (
+        list_engines,
+        list_machines,
+        load_engine,
+        load_machine,
+        load_model,
+    )
     from axonn_tune.report import reproduce as report
     from axonn_tune.report.validation_page import reproduction_markdown
     from axonn_tune.reproduce.reproduction import reproduce
@@ -43,6 +49,8 @@ def command(plot: str | None, quiet: bool, output_format: str, output: str | Non
         json=lambda: report.reproduction_document(reproduction),
         csv=lambda: report.reproduction_records(reproduction),
         markdown=lambda: reproduction_markdown(
-            reproduction, [load_machine(name) for name in list_machines()]
+            reproduction,
+            [load_machine(name) for name in list_machines()],
+            [load_engine(name) for name in list_engines()],
         ),
     )

@@ -86,18 +86,29 @@ class KernelPrices:
         return self._products.interpolation_error
 
 
-def host_seconds(phases: Iterable[Phase], table: CandidateTable, issue_seconds: float) -> Array:
-    """Return how long the host needs to issue all operations of the phases, shape (C,)."""
+def host_seconds(
+    phases: Iterable[Phase],
+    table: CandidateTable,
+    issue_seconds: float,
+    wait_seconds_per_rank: Size = 0.0,
+) -> Array:
+    """Return how long the host needs to issue all operations of the phases, shape (C,).
+
+    It waits in each collective for a time that grows with the ranks of the group.
+    """
     count = np.zeros(len(table))
+    n_awaited_ranks = np.zeros(len(table))
     for phase in phases:
         for op in phase.operations:
             if isinstance(op, Collective):
-                count += phase.repeats * (table.size(op.axis) > 1)
+                n_ranks = table.size(op.axis)
+                count += phase.repeats * (n_ranks > 1)
+                n_awaited_ranks += phase.repeats * n_ranks * (n_ranks > 1)
             elif isinstance(op, MemoryBound):
                 count += phase.repeats * op.n_launches * (np.asarray(op.nbytes) > 0)
             elif not isinstance(op, HostWork):
                 count += phase.repeats
-    return count * issue_seconds
+    return count * issue_seconds + n_awaited_ranks * wait_seconds_per_rank
 
 
 def lanes(links: Links) -> np.ndarray:

@@ -32,8 +32,12 @@ STEP_HEADERS = (
     "group",
     "rows",
     *_ERROR_HEADERS,
+    "near the best: rows",
+    "mean %",
+    "p90 %",
     "Spearman",
-    "regret %",
+    "regret: mean %",
+    "median %",
     "naive mean %",
     "assumed",
 )
@@ -140,8 +144,12 @@ def step_rows(reproduction: Reproduction) -> list[list[str]]:
             group.name,
             str(group.model.n),
             *_error_cells(group.model),
+            str(group.near.n),
+            percent(group.near.mape),
+            percent(group.near.p90),
             f"{group.spearman:.3f}",
             percent(group.regret),
+            percent(group.median_regret),
             percent(group.naive.mape),
             ", ".join(group.assumed) or "-",
         ]
@@ -298,8 +306,10 @@ def _group_record(group: GroupError) -> dict[str, Any]:
         "group": group.name,
         "model": vars(group.model),
         "naive": vars(group.naive),
+        "near": vars(group.near),
         "spearman": group.spearman,
         "regret": group.regret,
+        "median_regret": group.median_regret,
         "assumed": ", ".join(group.assumed),
     }
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from textwrap import fill
 
 from axonn_tune.cost.gemm import CURVE_ERROR
+from axonn_tune.report.engines import stated_facts
 from axonn_tune.report.reproduce import (
     COLLECTIVE_HEADERS,
     LINK_HEADERS,
@@ -23,12 +24,15 @@ from axonn_tune.report.reproduce import (
 )
 from axonn_tune.reproduce.comparison import FACTS, grouped
 from axonn_tune.reproduce.reproduction import Reproduction
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.machine import ORIGINS, Machine
 from axonn_tune.spec.provenance import quantities
 from axonn_tune.step.spread import MODEL_ERROR, UNSTATED_SPREAD
 
 
-def reproduction_markdown(reproduction: Reproduction, machines: Sequence[Machine]) -> str:
+def reproduction_markdown(
+    reproduction: Reproduction, machines: Sequence[Machine], engines: Sequence[Engine]
+) -> str:
     """Return the page docs/validation.md."""
     results = reproduction.results
     parts = [
@@ -92,6 +96,10 @@ def reproduction_markdown(reproduction: Reproduction, machines: Sequence[Machine
         "",
         *_parameter_lines(machines),
         "",
+        "Numbers of engines; what is fitted predicts no row to which it was fitted:",
+        "",
+        *_engine_lines(engines),
+        "",
         _FITTED,
         "",
         "Constants of the algorithm that are choices of a system, not of a machine, stand with",
@@ -104,15 +112,13 @@ def reproduction_markdown(reproduction: Reproduction, machines: Sequence[Machine
 
 
 _FITTED = fill(
-    "Two numbers are fitted to training steps: `kernels.issue_seconds` of the A100 profiles "
-    "with eight GPUs in a node, to the steps of one node with hidden size 1024 (table above); "
-    "it serves for all other rows of those machines; and the host's 45 us for each view of a "
-    "gather in DeepSpeed of 2021, to its six rows in SC21's Table 2, which are not "
-    "predictions therefore. Steps of rings and trees (`ring_steps`, `tree_steps`) are points "
-    "of measured collectives: 17 on Frontier and 14 on Perlmutter. Those of `frontier-2024` "
-    "are assumed from them and from the bandwidth that AxoNN's authors measured; two of its "
-    "points, for eight rings at once, come from the breakdown of the run of nanoGPT there, so "
-    "that this row is not independent.",
+    "One number of machines is fitted to training steps: `kernels.issue_seconds` of the A100 "
+    "profiles with eight GPUs in a node, to the steps of one node with hidden size 1024 (table "
+    "above); it serves for all other rows of those machines. Steps of rings and trees "
+    "(`ring_steps`, `tree_steps`) are points of measured collectives: 17 on Frontier and 14 on "
+    "Perlmutter. Those of `frontier-2024` are assumed from them and from the bandwidth that "
+    "AxoNN's authors measured; two of its points, for eight rings at once, come from the "
+    "breakdown of the run of nanoGPT there, so that this row is not independent.",
     100,
 )
 
@@ -154,13 +160,18 @@ parallel blocks and sliding windows are not modelled. An AxoNN grid stands for t
 with tensor parallelism."""
 
 _STEPS_READING = """*several nodes* and *one node*: layouts of Megatron-LM on A100 that vTrain
-published with their times (VIA-Research/vTrain, data/, MIT licence); recomputation and vocabulary
-are not in its files, and full recomputation and 51200 are taken for all rows. *FSDP*: MPT models of
-llm-foundry (Apache-2.0) on A100 and H100. *naive*: FLOPs at one fraction of the peak, fitted to the
-very rows of a table, times the bubble. *regret*: how much slower the layout that is predicted to be
-the fastest is than the fastest measured one, mean over jobs (same model, GPUs and batch). For
-comparison, on vTrain's whole sets of 109 and 1,440 rows, of which these are a part: Calculon 15.3 %
-on several nodes and 38.9 % on one; vTrain's own claim 14.7 % and 8.4 %."""
+published with their times (VIA-Research/vTrain, data/, MIT licence); recomputation and vocabulary are not in its
+files, and full recomputation and 51200 are taken for all rows. *FSDP*: MPT models of llm-foundry
+(Apache-2.0) on A100 and H100; two numbers of its engine are fitted to the steps on one node of
+A100. *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale
+Playbook (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes,
+and runs on 64 nodes, where the source's own times scatter up to ten times, stand apart. *near the
+best*: steps that took at most twice as long as the fastest of their job, among which people
+choose. *naive*: FLOPs at one fraction of the peak, fitted to the very rows of a table, times the
+bubble. *regret*: how much slower the layout that is predicted to be the fastest is than the
+fastest measured one, over jobs (same model, GPUs and batch). For comparison, on vTrain's whole
+sets of 109 and 1,440 rows, of which these are a part: Calculon 15.3 % on several nodes and 38.9 %
+on one; vTrain's own claim 14.7 % and 8.4 %."""
 
 
 def markdown_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
@@ -181,3 +192,13 @@ def _parameter_lines(machines: Sequence[Machine]) -> list[str]:
             f"{len(machine.gemm.tiles)} GEMM tiles with assumed relative speeds"
         )
     return lines
+
+
+def _engine_lines(engines: Sequence[Engine]) -> list[str]:
+    """Return a line for each number of each engine, with its origin and source."""
+    return [
+        f"- **{engine.name}**: `{fact.name}` = {fact.value}, {fact.origin}: {fact.source}"
+        for engine in engines
+        for fact in stated_facts(engine)
+        if fact.origin
+    ]

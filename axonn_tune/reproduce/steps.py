@@ -39,6 +39,11 @@ class TimedRun:
         return self.comparison.predicted
 
     @property
+    def error(self) -> float:
+        """Predicted over measured time, minus one."""
+        return self.predicted_seconds / self.measured_seconds - 1.0
+
+    @property
     def job(self) -> tuple[Model, str, int, int]:
         """What was trained on what; the layouts of one job are alternatives."""
         scenario = self.run.search.scenario
@@ -52,18 +57,23 @@ class GroupError:
 
     assumed
         Facts that were assumed for some step of the group.
+    near
+        Errors of the steps that took at most twice as long as the fastest of their job: people
+        choose among these.
     spearman
         Rank correlation of predicted with measured times.
-    regret
+    regret, median_regret
         How much slower the layout that is predicted to be the fastest is than the fastest
-        measured one, as a fraction, mean over jobs.
+        measured one, as a fraction, mean and median over jobs.
     """
 
     name: str
     model: ErrorSummary
     naive: ErrorSummary
+    near: ErrorSummary
     spearman: float
     regret: float
+    median_regret: float
     assumed: tuple[str, ...]
 
 
@@ -113,17 +123,38 @@ def _group_error(name: str, timed: Sequence[TimedRun]) -> GroupError:
     naive = np.array([t.naive_seconds for t in timed])
     model_errors = summary_of(list(predicted / measured - 1.0))
     naive_errors = summary_of(list(naive / measured - 1.0))
-    assert model_errors is not None and naive_errors is not None, "no group is empty"
+    near_errors = summary_of([t.error for t in _near_best(timed)])
+    assert model_errors and naive_errors and near_errors, "no group is empty"
     correlation = float(spearmanr(predicted, measured).statistic)
     assumed = tuple(dict.fromkeys(fact for t in timed for fact in t.run.assumed))
-    return GroupError(name, model_errors, naive_errors, correlation, _regret(timed), assumed)
+    regrets = _regrets(timed) or [0.0]
+    return GroupError(
+        name,
+        model_errors,
+        naive_errors,
+        near_errors,
+        correlation,
+        float(np.mean(regrets)),
+        float(np.median(regrets)),
+        assumed,
+    )
 
 
-def _regret(timed: Sequence[TimedRun]) -> float:
+def _near_best(timed: Sequence[TimedRun]) -> list[TimedRun]:
+    """Return the runs that took at most twice as long as the fastest run of their job."""
+    near = []
+    for layouts in grouped(timed, lambda t: t.job).values():
+        fastest = min(t.measured_seconds for t in layouts)
+        near += [t for t in layouts if t.measured_seconds <= 2.0 * fastest]
+    return near
+
+
+def _regrets(timed: Sequence[TimedRun]) -> list[float]:
+    """Return, for each job with several layouts, the fraction that the predicted choice loses."""
     losses = []
     for layouts in grouped(timed, lambda t: t.job).values():
         if len(layouts) > 1:
             chosen = min(layouts, key=lambda t: t.predicted_seconds)
             fastest = min(t.measured_seconds for t in layouts)
             losses.append(chosen.measured_seconds / fastest - 1.0)
-    return float(np.mean(losses)) if losses else 0.0
+    return losses

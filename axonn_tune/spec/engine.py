@@ -76,10 +76,14 @@ class MegatronProgram:
         Least number of elements of a bucket.
     bucket_elements_per_replica
         Number of elements for each replica.
+    balances_stages
+        Whether layers are spread over the stages of a pipeline so that their products are equal,
+        with the head's counted, and not their numbers.
     """
 
     bucket_elements: float = 40e6
     bucket_elements_per_replica: float = 1e6
+    balances_stages: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,9 @@ class Engine:
         Rate of its fused attention over that of the machine; None for the machine's.
     issue_seconds
         Time in which its host issues one operation; None for the machine's.
+    stage_wait_seconds
+        Time for which the host waits in each collective of a stage, for each rank of the group,
+        where the pipeline spans several nodes; None for none.
     axonn, megatron, zero
         How it communicates, if it carries out AxoNN's algorithm, Megatron-LM's, or a member of
         ZeRO's family.
@@ -168,6 +175,7 @@ class Engine:
     kernels: Mapping[str, KernelForm] = field(default_factory=dict)
     attention_rate: Quantity | None = None
     issue_seconds: Quantity | None = None
+    stage_wait_seconds: Quantity | None = None
     axonn: AxonnProgram = AxonnProgram()
     megatron: MegatronProgram = MegatronProgram()
     zero: ZeroProgram = ZeroProgram()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import StepPlan
+from axonn_tune.spec.plan import Part, Size, StepPlan
 from axonn_tune.spec.strategy import Strategy
 
 
@@ -31,6 +34,18 @@ class Scenario:
         """The time in which the host issues one operation: the engine's, or else the machine's."""
         of_engine = self.strategy.engine.issue_seconds
         return (of_engine or self.machine.kernels.issue_seconds).value
+
+    def wait_seconds_per_rank(self, plan: StepPlan, part: Part) -> Size:
+        """Return how long the host waits in each collective of a part, for each of its ranks.
+
+        It does so in the stages of a pipeline that spans several nodes, shape (C,).
+        """
+        waits = self.strategy.engine.stage_wait_seconds
+        if waits is None or plan.pipeline is None or part is plan.step_end:
+            return 0.0
+        table = plan.candidates
+        span = table.placements.stride(PIPELINE)[table.placement] * table.size(PIPELINE)
+        return np.where(span > self.machine.ranks_per_node, waits.value, 0.0)
 
     @property
     def n_nodes(self) -> int:

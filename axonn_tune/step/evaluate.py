@@ -107,8 +107,10 @@ class Evaluator:
             seconds[run] = played.seconds
             exposed[run] = played.exposed_seconds
         issue_seconds = self.scenario.issue_seconds
-        if issue_seconds:
-            host = host_seconds(part.phases, prices.plan.candidates, issue_seconds)
+        wait_seconds = self.scenario.wait_seconds_per_rank(prices.plan, part)
+        if issue_seconds or np.any(wait_seconds):
+            table = prices.plan.candidates
+            host = host_seconds(part.phases, table, issue_seconds, wait_seconds)
             np.maximum(seconds, host, out=seconds)
         return Played(seconds, exposed)
 

@@ -239,7 +239,9 @@ class _Player:
         least = float(self._collectives.least_seconds(phases)[0])
         slowdowns = interference(self._scenario.machine)
         events = timeline(phases, self.seconds_of, self.axis_lanes, slowdowns, least)
-        host = float(host_seconds(phases, self.table, self._scenario.issue_seconds)[0])
+        issue_seconds = self._scenario.issue_seconds
+        wait_seconds = self._scenario.wait_seconds_per_rank(self.plan, part)
+        host = float(host_seconds(phases, self.table, issue_seconds, wait_seconds)[0])
         end = max((event.end_seconds for event in events), default=0.0)
         return PlayedPart(events, repeats, max(host, end))
 

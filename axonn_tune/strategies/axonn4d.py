@@ -362,7 +362,7 @@ class AxonnCommunication(Communication):
         """Return `stored_parameters` of the first stage, which has most due to the embedding."""
         model = self.shapes.model
         table = self.shapes.table
-        n_layers = sum(chunk_layers(model, table.n_stages, self.shapes.n_virtual, 0))
+        n_layers = sum(chunk_layers(self.shapes, 0))
         return stored_parameters(model, table, n_layers, True, table.n_stages == 1)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:

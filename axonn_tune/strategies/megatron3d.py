@@ -102,7 +102,9 @@ class Megatron3D:
         if self.sequence_parallel:
             reason = "sequence not divisible by tensor*context"
             broken[reason] = job.seq_len % (tensor * context) != 0
-        return broken | broken_pipeline_rules(model, placements)
+        return broken | broken_pipeline_rules(
+            model, placements, self.engine.megatron.balances_stages
+        )
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """Return which candidates can be cut into their virtual stages, shape (C,)."""
@@ -133,6 +135,7 @@ class Megatron3D:
             y=tensor,
             y_axis="tensor",
             residual_split=tensor if self.sequence_parallel else 1.0,
+            balances_stages=self.engine.megatron.balances_stages,
         )
 
     def communication(self, shapes: Shapes, sync: bool) -> MegatronCommunication:
@@ -358,7 +361,7 @@ class MegatronCommunication(Communication):
         It has the embedding, so that no stage stores more.
         """
         n_stages = self.shapes.table.n_stages
-        n_layers = sum(chunk_layers(self.shapes.model, n_stages, self.shapes.n_virtual, 0))
+        n_layers = sum(chunk_layers(self.shapes, 0))
         return n_layers, _stored_parameters(self.shapes, n_layers, True, n_stages == 1)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:

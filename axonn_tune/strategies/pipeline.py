@@ -23,9 +23,11 @@ def _are_cut(n_layers: int, n_chunks: np.ndarray | int) -> np.ndarray:
     return is_even | ((layers + 2) % n_chunks == 0)
 
 
-def broken_pipeline_rules(model: Model, placements: Placements) -> dict[str, np.ndarray]:
-    """Return the placements whose stages cannot have the same number of layers."""
-    if PIPELINE not in placements.axes.names:
+def broken_pipeline_rules(
+    model: Model, placements: Placements, balances_stages: bool = False
+) -> dict[str, np.ndarray]:
+    """Return the placements whose stages cannot have the same number of layers, if they need it."""
+    if PIPELINE not in placements.axes.names or balances_stages:
         return {}
     stages = placements.size(PIPELINE)
     reason = "layers (or layers + 2, embedding and head counted) not divisible by the stages"
@@ -47,11 +49,16 @@ def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
     return table.n_microsteps(job.global_batch) % n_stages == 0
 
 
-def chunk_layers(model: Model, n_stages: int, n_virtual: int, stage: int) -> list[int]:
+def chunk_layers(shapes: Shapes, stage: int) -> list[int]:
     """Return the number of layers of each virtual stage of one rank.
 
     Where embedding and head count as layers, the first and the last stage have one layer less.
     """
+    model = shapes.model
+    n_stages = shapes.table.n_stages
+    n_virtual = shapes.n_virtual
+    if shapes.balances_stages:
+        return [_balanced_layers(model, n_stages)[stage]]
     n_chunks = n_stages * n_virtual
     layers = [math.ceil(model.n_layers / n_chunks)] * n_virtual
     if model.n_layers % n_chunks:
@@ -60,6 +67,24 @@ def chunk_layers(model: Model, n_stages: int, n_virtual: int, stage: int) -> lis
         if stage == n_stages - 1:
             layers[-1] -= 1
     return layers
+
+
+def _balanced_layers(model: Model, n_stages: int) -> list[int]:
+    """Return the number of layers of each stage where stages are to have equal products.
+
+    The head counts with its product, and the embedding with none. A stage takes layers until it
+    has more than its share (nanotron 2411b022, models/base.py, build_model). The head belongs to
+    the last stage that has anything.
+    """
+    layer = float(model.block_matmul_parameters)
+    share = (model.n_layers * layer + model.head.parameters) / n_stages
+    n_layers = [0] * n_stages
+    stage = 0
+    for number in range(1, model.n_layers + 1):
+        n_layers[stage] += 1
+        if number * layer > share * (stage + 1):
+            stage += 1
+    return n_layers
 
 
 def step_plan(transformer: Transformer, synchronising: Transformer | None = None) -> StepPlan:
@@ -91,9 +116,11 @@ def _pipelined_plan(
     n_stages = table.n_stages
     n_virtual = shapes.n_virtual
     transfer_bytes = transformer.communication.transfer_bytes
-    n_first = chunk_layers(model, n_stages, n_virtual, 0)[0]
+    n_first = chunk_layers(shapes, 0)[0]
     n_middle = math.ceil(model.n_layers / (n_stages * n_virtual))
-    n_last = chunk_layers(model, n_stages, n_virtual, n_stages - 1)[-1]
+    if shapes.balances_stages:
+        n_middle = max([n_first, *(chunk_layers(shapes, i)[0] for i in range(1, n_stages - 1))])
+    n_last = chunk_layers(shapes, n_stages - 1)[-1]
     middle = _stage("middle", transformer, n_middle, first=False, last=False)
     last = _stage("last", transformer, n_last, first=False, last=True)
     others = (middle.forward.phases + middle.backward.phases) * (n_virtual - 1)
@@ -140,8 +167,8 @@ def stage_memory(shapes: Shapes, memory_of: StageMemory) -> dict[str, Array]:
     if n_stages == 1:
         return memory_of(model.n_layers, True, True, np.full(len(table), float(model.n_layers)))
     n_micro = table.n_microsteps(shapes.job.global_batch)
-    n_first = sum(chunk_layers(model, n_stages, n_virtual, 0))
-    n_last = sum(chunk_layers(model, n_stages, n_virtual, n_stages - 1))
+    n_first = sum(chunk_layers(shapes, 0))
+    n_last = sum(chunk_layers(shapes, n_stages - 1))
     in_flight = float(n_stages)
     if n_virtual > 1:
         in_flight *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)

@@ -86,6 +86,8 @@ class Shapes:
     recomputes_inputs : bool
         Whether selective recomputation repeats the kernels that form inputs of products without
         a weight or a collective (norms, activation), in addition to unfused attention.
+    balances_stages : bool
+        Whether the stages of a pipeline have equal products and not equal numbers of layers.
     """
 
     model: Model
@@ -98,6 +100,7 @@ class Shapes:
     y_axis: str = ""
     residual_split: Array | float = 1.0
     recomputes_inputs: bool = False
+    balances_stages: bool = False
 
     @property
     def recompute(self) -> str:

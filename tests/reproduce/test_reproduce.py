@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import list_machines, load_engine, load_machine, load_model
+from axonn_tune.io.presets import (
+    list_engines,
+    list_machines,
+    load_engine,
+    load_machine,
+    load_model,
+)
 from axonn_tune.report.reproduce import reproduction_document
 from axonn_tune.report.validation_page import reproduction_markdown
 from axonn_tune.reproduce.axonn import compare_links, compare_runs
@@ -27,7 +33,9 @@ def of_system(reproduction, system):
 def test_validation_page_is_up_to_date(reproduction):
     page = Path(__file__).parents[2] / "docs" / "validation.md"
     machines = [load_machine(name) for name in list_machines()]
-    assert reproduction_markdown(reproduction, machines).rstrip() == (page.read_text().rstrip()), (
+    engines = [load_engine(name) for name in list_engines()]
+    written = reproduction_markdown(reproduction, machines, engines)
+    assert written.rstrip() == page.read_text().rstrip(), (
         "run: axonn-tune reproduce --format markdown --output docs/validation.md"
     )
 
