@@ -183,7 +183,7 @@ def _operation_cost(
         kind = operation.kind
         axis = operation.axis
         nbytes = number(operation.nbytes)
-        n_calls = int(n_issued * number(operation.n_calls))
+        n_calls = max(1, round(n_issued * number(operation.n_calls)))
         kind_links = links[axis].kinds[kind]
         level = int(kind_links.bounding_level[0])
         bound_by = machine.links[level].name if level >= 0 else ""

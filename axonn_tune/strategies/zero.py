@@ -12,7 +12,7 @@ soon as its backward pass is done.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -78,13 +78,19 @@ class GatherUnit:
         Name of the unit, ``block`` or ``root``.
     parameters
         Number of its parameters.
+    gathered
+        Number of those that are gathered: all, or the elements of matrices.
     n_calls
-        Number of collectives that carry it.
+        Number of gathers that carry it.
+    n_reductions
+        Number of reductions that carry its gradients; a share of one where units share them.
     """
 
     name: str
     parameters: float
+    gathered: float
     n_calls: float
+    n_reductions: float
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,14 @@ class Zero:
         Number of gathers of a block's parameters: 1 for all together (FSDP2), or 0 for one
         gather of each matrix (DeepSpeed, which by default keeps tensors of up to 100,000 elements
         whole on every rank: stage3_param_persistence_threshold).
+    bucket_elements
+        Number of gradients that one reduction carries at most, unless a matrix is larger; 0 for as
+        many reductions of a unit as it has gathers.
+    live_elements
+        Number of elements of gathered weights that a rank holds at most. The head and the last
+        blocks that fit stay gathered until the backward pass; with 0 only the root does.
+    keeps_vectors
+        Whether every rank keeps norms and biases whole. Each is gathered alone once it is updated.
     host_seconds_per_view
         Time of the host for each rank's part of a tensor that is gathered, in which the device
         stands still.
@@ -116,6 +130,9 @@ class Zero:
     quantised_weights: bool = False
     quantised_gradients: bool = False
     calls_per_block: int = 1
+    bucket_elements: float = 0.0
+    live_elements: float = 0.0
+    keeps_vectors: bool = False
     host_seconds_per_view: float = 0.0
     n_virtual: Sequence[int] = (1,)
     engine_name: str = ""
@@ -162,8 +179,11 @@ class Zero:
         if sharding.copy:
             weights = weights + parameters * element / table.size(sharding.copy)
         # The rank holds the whole gradients of two blocks and the root, and their whole weights
-        # too where weights are gathered.
-        whole_bytes = (2.0 * block.parameters + root.parameters) * element
+        # too where weights are gathered; or what the strategy lets it hold.
+        two_blocks = 2.0 * block.parameters + root.parameters
+        held_gradients = max(two_blocks, min(self.bucket_elements, parameters))
+        held_weights = max(two_blocks, min(self.live_elements, parameters))
+        held_weights_if_split = np.where(table.size(sharding.weights) > 1, held_weights, 0.0)
         without_scores = 4.0 * shapes.residual_bytes + shapes.inner_bytes
         everything = without_scores + shapes.saved_score_bytes
         saved = {
@@ -175,7 +195,7 @@ class Zero:
             "weights": weights,
             "gradients": parameters * element / table.size(sharding.gradients),
             "optimizer_states": parameters * state_bytes(job) / table.size(sharding.states),
-            "gathered_weights": whole_bytes * np.where(table.size(sharding.weights) > 1, 2.0, 1.0),
+            "gathered_weights": (held_gradients + held_weights_if_split) * element,
             "activations": model.n_layers * saved + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last=True),
         }
@@ -193,10 +213,26 @@ class Zero:
     def units(self, model: Model) -> tuple[GatherUnit, GatherUnit]:
         """Return two units: a block, and the root, which is embedding, final norm and head."""
         n_calls = 1.0 if self.calls_per_block else float(len(model.block_linears))
-        return (
-            GatherUnit("block", sum(stage_parameters(model, 1, False, False)), n_calls),
-            GatherUnit("root", sum(stage_parameters(model, 0, True, True)), 1.0),
-        )
+        return self._unit(model, "block", 1, n_calls), self._unit(model, "root", 0, 1.0)
+
+    def _unit(self, model: Model, name: str, n_layers: int, n_calls: float) -> GatherUnit:
+        """Return the unit of some layers; that of none is embedding, final norm and head."""
+        is_root = n_layers == 0
+        matrices, over_x, over_y = stage_parameters(model, n_layers, is_root, is_root)
+        parameters = matrices + over_x + over_y
+        gathered = parameters
+        if self.keeps_vectors:
+            gathered = matrices + is_root * model.position_parameters
+        n_reductions = n_calls
+        if self.bucket_elements:
+            n_reductions = min(n_calls, parameters / self.bucket_elements)
+        return GatherUnit(name, parameters, gathered, n_calls, n_reductions)
+
+    def share_gathered_again(self, model: Model) -> float:
+        """Return the share of the blocks that the backward pass gathers, on average over blocks."""
+        block, _ = self.units(model)
+        kept = max(0.0, self.live_elements - model.head.parameters) / block.gathered
+        return max(0.0, 1.0 - kept / model.n_layers)
 
 
 def zero3(calls_per_block: int = 1) -> Zero:
@@ -207,6 +243,11 @@ def zero3(calls_per_block: int = 1) -> Zero:
     axes = Axes(("shard", "replica"), ("shard", "replica"), ("shard", "replica"))
     sharding = Sharding("shard", "shard", "shard", ("shard",), replicas="replica")
     return Zero("zero3", axes, sharding, calls_per_block=calls_per_block)
+
+
+# DeepSpeed 0.19 with its defaults of stage 3 (runtime/zero/config.py: reduce_bucket_size,
+# stage3_max_live_parameters, stage3_param_persistence_threshold).
+DEEPSPEED = replace(zero3(0), bucket_elements=5e8, live_elements=1e9, keeps_vectors=True)
 
 
 def zeropp(
@@ -308,16 +349,23 @@ class ZeroCommunication(Communication):
         group, is_quantised = self._source(chain)
         size = self.shapes.table.size(group)
         name = names.of_layer(chain, unit.name)
-        nbytes = unit.parameters * self.shapes.element_bytes
+        share = self._share(chain)
+        gathered = share * unit.gathered
+        nbytes = gathered * self.shapes.element_bytes
         if is_quantised:
-            packed = unit.parameters * INT8_BYTES
+            packed = gathered * INT8_BYTES
             host.memory_bound(f"{name}.quantise", (size > 1) * (nbytes + packed) / size, "scale")
             nbytes = packed
         full = np.full(len(self.shapes.table), nbytes)
         if self.options.host_seconds_per_view:
-            n_views = unit.n_calls * size * (size > 1)
+            n_views = share * unit.n_calls * size * (size > 1)
             host.idle(names.views(name), n_views * self.options.host_seconds_per_view)
-        host.issue(names.all_gather(name), "all_gather", full, group, unit.n_calls)
+        if share:
+            host.issue(names.all_gather(name), "all_gather", full, group, share * unit.n_calls)
+
+    def _share(self, chain: str) -> float:
+        """Return the share of the units of a chain that are gathered, on average."""
+        return 1.0 if chain == FORWARD else self.options.share_gathered_again(self.shapes.model)
 
     def _take(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
         """Wait for a gather, and copy or unpack the received weights to where they are used."""
@@ -327,7 +375,8 @@ class ZeroCommunication(Communication):
         name = names.of_layer(chain, unit.name)
         element = self.shapes.element_bytes
         host.wait(names.all_gather(name))
-        received = np.where(self.shapes.table.size(group) > 1, unit.parameters, 0.0)
+        gathered = self._share(chain) * unit.gathered
+        received = np.where(self.shapes.table.size(group) > 1, gathered, 0.0)
         if is_quantised:
             host.memory_bound(f"{name}.dequantise", received * (INT8_BYTES + element), "scale")
         else:
@@ -372,7 +421,8 @@ class ZeroCommunication(Communication):
             sent = (size > 1) * remaining
             host.memory_bound(f"{name}.pack", sent * (element + message_element), "copy")
             reduction = names.reduce(name)
-            host.issue(reduction, kind, remaining * message_element, group, unit.n_calls, before)
+            nbytes = remaining * message_element
+            host.issue(reduction, kind, nbytes, group, unit.n_reductions, before)
             remaining = remaining / size
             before = (reduction,)
         if self.sync and self._sharding.replicas:
@@ -432,10 +482,22 @@ class ZeroCommunication(Communication):
             gradient_bytes=element,
             norm_sums={names.all_reduce(names.GRADIENT_NORM): sharding.states},
         )
+        if self.options.keeps_vectors:
+            self._gather_vectors(host)
         if sharding.updated_over:
             kept_bytes = parameters / table.size(sharding.weights) * element
             name = names.WEIGHTS_ALL_GATHER
             host.issue(name, "all_gather", kept_bytes, sharding.updated_over)
+
+    def _gather_vectors(self, host: HostProgram) -> None:
+        """Gather each updated norm and bias alone."""
+        model = self.shapes.model
+        block, root = self._block, self._root
+        vectors = model.n_layers * (block.parameters - block.gathered)
+        vectors += root.parameters - root.gathered
+        full = np.full(len(self.shapes.table), vectors * self.shapes.element_bytes)
+        group = self._sharding.weights
+        host.issue(names.VECTORS_ALL_GATHER, "all_gather", full, group, model.n_vectors)
 
 
 def _replica_sum(unit: GatherUnit) -> str:
