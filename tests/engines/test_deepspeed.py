@@ -5,7 +5,9 @@ it. All later ones are alike. They differ from the plan in these facts; their pl
 DeepSpeed's folder runtime/zero:
 
 - It gathers ahead as much as it may hold (partitioned_param_coordinator.py,
-  `_fetch_sub_module_impl`), which is several blocks; the plan gathers one block ahead.
+  `_fetch_sub_module_impl`), which is several blocks; the plan gathers one block ahead. A gather
+  ahead has as many matrices as it takes to fill `stage3_prefetch_bucket_size`, where there is room
+  for them; here this is less than any matrix.
 - Which of the last blocks stay gathered depends on what else it holds at that moment; in the plan
   as many stay as fit next to the head. The two differ by less than a block.
 - It gathers the embedding, which the plan keeps, again for its gradient.
