@@ -20,8 +20,13 @@ from axonn_tune.spec.machine import (
 )
 from axonn_tune.spec.model import RECOMPUTES, Model
 
-# It gathers each matrix on its own, as DeepSpeed does.
-BY_MATRIX = Engine(zero=ZeroProgram(gathers_blocks=False))
+
+def by_matrix(**facts):
+    """An engine that gathers each matrix on its own, as DeepSpeed does, with more facts of ZeRO."""
+    return Engine(zero=ZeroProgram(gathers_blocks=False, **facts))
+
+
+BY_MATRIX = by_matrix()
 
 
 def quantity(value):

@@ -160,18 +160,19 @@ parallel blocks and sliding windows are not modelled. An AxoNN grid stands for t
 with tensor parallelism."""
 
 _STEPS_READING = """*several nodes* and *one node*: layouts of Megatron-LM on A100 that vTrain
-published with their times (VIA-Research/vTrain, data/, MIT licence); recomputation and vocabulary are not in its
-files, and full recomputation and 51200 are taken for all rows. *FSDP*: MPT models of llm-foundry
-(Apache-2.0) on A100 and H100; two numbers of its engine are fitted to the steps on one node of
-A100. *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale
-Playbook (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes,
-and runs on 64 nodes, where the source's own times scatter up to ten times, stand apart. *near the
-best*: steps that took at most twice as long as the fastest of their job, among which people
-choose. *naive*: FLOPs at one fraction of the peak, fitted to the very rows of a table, times the
-bubble. *regret*: how much slower the layout that is predicted to be the fastest is than the
-fastest measured one, over jobs (same model, GPUs and batch). For comparison, on vTrain's whole
-sets of 109 and 1,440 rows, of which these are a part: Calculon 15.3 % on several nodes and 38.9 %
-on one; vTrain's own claim 14.7 % and 8.4 %."""
+published with their times (VIA-Research/vTrain, data/, MIT licence); recomputation and vocabulary
+are not in its files, and full recomputation and 51200 are taken for all rows. *FSDP*: MPT models
+of llm-foundry (Apache-2.0) on A100 and H100; two numbers of its engine are fitted to the steps on
+one node of A100. *NeMo*: Megatron-Core on DGX H100 (NVIDIA/dgxc-benchmarking, Apache-2.0),
+nothing fitted. *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the
+Ultra-Scale Playbook (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up
+to 16 nodes, and runs on 64 nodes, where the source's own times scatter up to ten times, stand
+apart. *near the best*: steps that took at most twice as long as the fastest of their job, among
+which people choose. *naive*: FLOPs at one fraction of the peak, fitted to the very rows of a
+table, times the bubble. *regret*: how much slower the layout that is predicted to be the fastest
+is than the fastest measured one, over jobs (same model, GPUs and batch). For comparison, on
+vTrain's whole sets of 109 and 1,440 rows, of which these are a part: Calculon 15.3 % on several
+nodes and 38.9 % on one; vTrain's own claim 14.7 % and 8.4 %."""
 
 
 def markdown_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from axonn_tune.reproduce.axonn import compare_links, compare_runs
 from axonn_tune.reproduce.collectives import TimedCollective, across_nodes, inside_node
 from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.nanotron import nanotron
+from axonn_tune.reproduce.nemo import nemo
 from axonn_tune.reproduce.ratios import compare_ratios
 from axonn_tune.reproduce.results import compare_published
 from axonn_tune.reproduce.runs import Loaders, Row, Run
@@ -79,5 +80,6 @@ def measured_steps(
         "several nodes": list(megatron.vtrain(load("vtrain_a100_multi"), vtrain_machine)),
         "one node": list(megatron.vtrain(load("vtrain_a100_single"), vtrain_machine)),
         "FSDP": list(fsdp.llm_foundry(load("llm_foundry"), loaders)),
+        "NeMo": list(nemo(load("dgxc_h100"), loaders)),
         "nanotron": list(nanotron(load("nanotron_h100"), loaders)),
     }

@@ -92,14 +92,15 @@ class ZeroProgram:
 
     gathers_blocks
         Whether the weights of a block are gathered together; otherwise each matrix is gathered on
-        its own, and vectors stay whole on every rank.
-    gathers_updated_vectors
-        Whether each of these vectors is gathered once it is updated.
-    kept_elements
-        Number of gathered elements that a rank holds at most. The last blocks of the forward pass,
-        as far as these suffice, are not gathered again.
+        its own.
+    keeps_vectors
+        Whether every rank keeps norms and biases whole. Each is gathered alone once it is updated.
+    live_elements
+        Number of elements of gathered weights that a rank holds at most. The head and the last
+        blocks that fit stay gathered until the backward pass; with 0 only the root does.
     bucket_elements
-        Number of elements of gradients that are reduced together; None for those of one gather.
+        Number of gradients that one reduction carries at most, unless a matrix is larger; 0 for as
+        many reductions of a unit as it has gathers.
     overlaps
         Whether gathers and reductions overlap with kernels, if the job lets them.
     view_seconds
@@ -108,9 +109,9 @@ class ZeroProgram:
     """
 
     gathers_blocks: bool = True
-    gathers_updated_vectors: bool = False
-    kept_elements: float = 0.0
-    bucket_elements: float | None = None
+    keeps_vectors: bool = False
+    live_elements: float = 0.0
+    bucket_elements: float = 0.0
     overlaps: bool = True
     view_seconds: Quantity | None = None
 

@@ -172,6 +172,12 @@ class Model:
         return 2 * self.n_layers + 1
 
     @property
+    def n_vectors(self) -> int:
+        """The number of gains, shifts and biases in a whole model."""
+        n_biases = sum(linear.bias for linear in self.block_linears)
+        return self.n_norms * (2 if self.norm == "layer" else 1) + self.n_layers * n_biases
+
+    @property
     def position_parameters(self) -> int:
         """The number of elements of a learned position embedding, 0 for other embeddings."""
         return self.seq_len * self.hidden_size if self.position == "learned" else 0

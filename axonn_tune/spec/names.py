@@ -30,6 +30,7 @@ GRADIENT_NORM = "gradient.norm"
 GRADIENT_CLIP = "gradient.clip"
 OPTIMIZER_STEP = "optimizer.step"
 WEIGHTS_ALL_GATHER = "weights.all_gather"
+VECTORS_ALL_GATHER = "weights.vectors.all_gather"
 
 
 def of_layer(chain: str, layer: str) -> str:

@@ -79,15 +79,18 @@ class GatherUnit:
         Name of the unit, ``block`` or ``root``.
     parameters
         Number of its parameters.
-    n_gathers
+    gathered
+        Number of those that are gathered: all, or the elements of matrices.
+    n_calls
         Number of gathers that carry it.
     n_reductions
-        Number of reductions that carry its gradients; a part of one where several units share it.
+        Number of reductions that carry its gradients; a share of one where units share them.
     """
 
     name: str
     parameters: float
-    n_gathers: float
+    gathered: float
+    n_calls: float
     n_reductions: float
 
 
@@ -158,12 +161,13 @@ class Zero:
         weights = parameters * element / table.size(sharding.weights)
         if sharding.copy:
             weights = weights + parameters * element / table.size(sharding.copy)
-        # The rank holds the whole gradients of two blocks and the root, or a bucket of them, and
-        # the same whole weights, or those that it keeps, where weights are gathered.
+        # The rank holds the whole gradients of two blocks and the root, and their whole weights
+        # too where weights are gathered; or what the strategy lets it hold.
+        two_blocks = 2.0 * block.parameters + root.parameters
         program = self.engine.zero
-        in_work = 2.0 * block.parameters + root.parameters
-        whole_gradients = max(in_work, program.bucket_elements or 0.0) * element
-        whole_weights = min(max(in_work, program.kept_elements), parameters) * element
+        held_gradients = max(two_blocks, min(program.bucket_elements, parameters))
+        held_weights = max(two_blocks, min(program.live_elements, parameters))
+        held_weights_if_split = np.where(table.size(sharding.weights) > 1, held_weights, 0.0)
         without_scores = 4.0 * shapes.residual_bytes + shapes.inner_bytes
         everything = without_scores + shapes.saved_score_bytes
         saved = {
@@ -175,8 +179,7 @@ class Zero:
             "weights": weights,
             "gradients": parameters * element / table.size(sharding.gradients),
             "optimizer_states": parameters * state_bytes(job) / table.size(sharding.states),
-            "gathered_weights": whole_gradients
-            + np.where(table.size(sharding.weights) > 1, whole_weights, 0.0),
+            "gathered_weights": (held_gradients + held_weights_if_split) * element,
             "activations": model.n_layers * saved + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last=True),
         }
@@ -193,17 +196,28 @@ class Zero:
 
     def units(self, model: Model) -> tuple[GatherUnit, GatherUnit]:
         """Return two units: a block, and the root, which is embedding, final norm and head."""
-        n_matrices = 1.0 if self.engine.zero.gathers_blocks else float(len(model.block_linears))
-        return (
-            self._unit("block", sum(stage_parameters(model, 1, False, False)), n_matrices),
-            self._unit("root", sum(stage_parameters(model, 0, True, True)), 1.0),
-        )
+        n_calls = 1.0 if self.engine.zero.gathers_blocks else float(len(model.block_linears))
+        return self._unit(model, "block", 1, n_calls), self._unit(model, "root", 0, 1.0)
 
-    def _unit(self, name: str, parameters: float, n_gathers: float) -> GatherUnit:
-        """Return a unit whose gradients share the engine's buckets with those of other units."""
+    def _unit(self, model: Model, name: str, n_layers: int, n_calls: float) -> GatherUnit:
+        """Return the unit of some layers; that of none is embedding, final norm and head."""
+        is_root = n_layers == 0
+        matrices, over_x, over_y = stage_parameters(model, n_layers, is_root, is_root)
+        parameters = matrices + over_x + over_y
+        gathered = parameters
+        if self.engine.zero.keeps_vectors:
+            gathered = matrices + is_root * model.position_parameters
+        n_reductions = n_calls
         bucket_elements = self.engine.zero.bucket_elements
-        n_reductions = parameters / bucket_elements if bucket_elements else n_gathers
-        return GatherUnit(name, parameters, n_gathers, n_reductions)
+        if bucket_elements:
+            n_reductions = min(n_calls, parameters / bucket_elements)
+        return GatherUnit(name, parameters, gathered, n_calls, n_reductions)
+
+    def share_gathered_again(self, model: Model) -> float:
+        """Return the share of the blocks that the backward pass gathers, on average over blocks."""
+        block, _ = self.units(model)
+        kept = max(0.0, self.engine.zero.live_elements - model.head.parameters) / block.gathered
+        return max(0.0, 1.0 - kept / model.n_layers)
 
 
 def zero3(engine: Engine = IDEAL) -> Zero:
@@ -316,13 +330,11 @@ class ZeroCommunication(Communication):
 
     def _start_gather(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
         """Start to gather a unit's weights; quantised ones are packed to INT8 before."""
-        if not self._gathered_fraction(chain, unit):
-            return
         group, is_quantised = self._source(chain)
         size = self.shapes.table.size(group)
         name = names.of_layer(chain, unit.name)
-        gathered = unit.parameters * self._gathered_fraction(chain, unit)
-        n_gathers = unit.n_gathers * self._gathered_fraction(chain, unit)
+        share = self._share(chain)
+        gathered = share * unit.gathered
         nbytes = gathered * self.shapes.element_bytes
         if is_quantised:
             packed = gathered * INT8_BYTES
@@ -331,31 +343,24 @@ class ZeroCommunication(Communication):
         full = np.full(len(self.shapes.table), nbytes)
         view_seconds = self.options.engine.zero.view_seconds
         if view_seconds is not None:
-            n_views = n_gathers * size * (size > 1)
+            n_views = share * unit.n_calls * size * (size > 1)
             host.idle(names.views(name), n_views * view_seconds.value)
-        host.issue(names.all_gather(name), "all_gather", full, group, n_gathers)
+        if share:
+            host.issue(names.all_gather(name), "all_gather", full, group, share * unit.n_calls)
 
-    def _gathered_fraction(self, chain: str, unit: GatherUnit) -> float:
-        """Return the fraction of equal units that a chain gathers, in the mean over the blocks.
-
-        The passes after the forward pass find the last blocks as it has left them.
-        """
-        if chain == FORWARD or unit is not self._block:
-            return 1.0
-        n_kept = self.options.engine.zero.kept_elements // unit.parameters
-        return 1.0 - min(n_kept / self.shapes.model.n_layers, 1.0)
+    def _share(self, chain: str) -> float:
+        """Return the share of the units of a chain that are gathered, on average."""
+        return 1.0 if chain == FORWARD else self.options.share_gathered_again(self.shapes.model)
 
     def _take(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
         """Wait for a gather, and copy or unpack the received weights to where they are used."""
-        if not self._gathered_fraction(chain, unit):
-            return
         if not self._overlap.oag:
             self._start_gather(host, chain, unit)
         group, is_quantised = self._source(chain)
         name = names.of_layer(chain, unit.name)
         element = self.shapes.element_bytes
         host.wait(names.all_gather(name))
-        gathered = unit.parameters * self._gathered_fraction(chain, unit)
+        gathered = self._share(chain) * unit.gathered
         received = np.where(self.shapes.table.size(group) > 1, gathered, 0.0)
         if is_quantised:
             host.memory_bound(f"{name}.dequantise", received * (INT8_BYTES + element), "scale")
@@ -401,9 +406,8 @@ class ZeroCommunication(Communication):
             sent = (size > 1) * remaining
             host.memory_bound(f"{name}.pack", sent * (element + message_element), "copy")
             reduction = names.reduce(name)
-            host.issue(
-                reduction, kind, remaining * message_element, group, unit.n_reductions, before
-            )
+            nbytes = remaining * message_element
+            host.issue(reduction, kind, nbytes, group, unit.n_reductions, before)
             remaining = remaining / size
             before = (reduction,)
         if self.sync and self._sharding.replicas:
@@ -463,23 +467,22 @@ class ZeroCommunication(Communication):
             gradient_bytes=element,
             norm_sums={names.all_reduce(names.GRADIENT_NORM): sharding.states},
         )
+        if self.options.engine.zero.keeps_vectors:
+            self._gather_vectors(host)
         if sharding.updated_over:
             kept_bytes = parameters / table.size(sharding.weights) * element
             name = names.WEIGHTS_ALL_GATHER
             host.issue(name, "all_gather", kept_bytes, sharding.updated_over)
-        if self.options.engine.zero.gathers_updated_vectors:
-            self._gather_vectors(host)
 
     def _gather_vectors(self, host: HostProgram) -> None:
-        """Gather each updated gain, shift and bias on its own."""
+        """Gather each updated norm and bias alone."""
         model = self.shapes.model
-        per_norm = model.norm_parameters // model.hidden_size
-        n_biases = sum(linear.bias for linear in model.block_linears)
-        n_vectors = model.n_norms * per_norm + model.n_layers * n_biases
-        parameters = model.n_layers * (self._block.parameters - model.block_matmul_parameters)
-        nbytes = np.full(len(self.shapes.table), parameters * self.shapes.element_bytes)
-        name = names.all_gather("weight.vectors")
-        host.issue(name, "all_gather", nbytes, self._sharding.states, float(n_vectors))
+        block, root = self._block, self._root
+        vectors = model.n_layers * (block.parameters - block.gathered)
+        vectors += root.parameters - root.gathered
+        full = np.full(len(self.shapes.table), vectors * self.shapes.element_bytes)
+        group = self._sharding.weights
+        host.issue(names.VECTORS_ALL_GATHER, "all_gather", full, group, model.n_vectors)
 
 
 def _replica_sum(unit: GatherUnit) -> str:

@@ -34,14 +34,14 @@ PRODUCTS = ("matmul", "mm")
 
 
 @contextmanager
-def recorded(grid):
+def recorded(grid, products=PRODUCTS):
     """Yield a list that grows while this rank of the grid trains."""
     events = []
     with ExitStack() as patches:
         for name, (kind, full_bytes) in COLLECTIVES.items():
             noting = noting_collective(getattr(dist, name), kind, full_bytes, grid, events)
             patches.enter_context(patch.object(dist, name, noting))
-        for name in PRODUCTS:
+        for name in products:
             noting = noting_product(getattr(torch.Tensor, name), events)
             patches.enter_context(patch.object(torch.Tensor, name, noting))
         yield events
@@ -59,13 +59,14 @@ class Handle:
 
 
 def noting_collective(function, kind, full_bytes, grid, events):
-    def call(*tensors, group=None, async_op=False):
+    def call(*tensors, group=None, async_op=False, **named):
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         if len(ranks) == 1:  # nothing travels
-            return function(*tensors, group=group, async_op=async_op)
-        about = (kind, axis_of(ranks, grid), float(full_bytes(*tensors)))
+            return function(*tensors, group=group, async_op=async_op, **named)
+        others = [value for value in named.values() if isinstance(value, torch.Tensor)]
+        about = (kind, axis_of(ranks, grid), float(full_bytes(*tensors, *others)))
         events.append(Event("start", *about))
-        handle = function(*tensors, group=group, async_op=async_op)
+        handle = function(*tensors, group=group, async_op=async_op, **named)
         if async_op:
             return Handle(handle, lambda: events.append(Event("await", *about)))
         events.append(Event("await", *about))

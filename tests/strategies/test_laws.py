@@ -7,9 +7,18 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from build import can_run, collectives, group_size, number, operations, plan_of
-from worlds import BY_MATRIX
+from build import (
+    can_run,
+    collectives,
+    group_size,
+    memory_terms,
+    number,
+    operations,
+    plan_of,
+)
+from worlds import BY_MATRIX, by_matrix
 
+from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.engine import IDEAL
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
@@ -18,6 +27,7 @@ from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
 
+DEEPSPEED = load_engine("deepspeed")
 approx = partial(pytest.approx, rel=1e-9)
 
 MODEL = Model("m", n_layers=8, hidden_size=256, n_heads=8, vocab_size=1024, seq_len=128)
@@ -36,6 +46,7 @@ LAYOUTS = [
     (SHARDED, {"tensor": 2, "context": 2, "data": 2, "pipeline": 2}),
     (zero3(), {"shard": 2, "replica": 8}),
     (zero3(), {"shard": 16}),
+    (zero3(DEEPSPEED), {"shard": 16}),
     (zeropp(), {"secondary": 8, "across": 2}),
     (zeropp(False, False, False), {"secondary": 2, "across": 8}),
     (zero_topo(), {"weights": 2, "gradients": 4, "states": 2}),
@@ -429,6 +440,70 @@ def test_deepspeed_gathers_every_matrix_of_a_block_alone(model):
             if isinstance(op, Collective):
                 is_block = ".block." in op.name
                 assert number(op.n_calls) == (expected if is_block else 1), op.name
+
+
+def moved_by_zero(plan, kind, *names):
+    """Calls and bytes of the collectives of a kind whose names begin so, in a whole plan."""
+    found = [
+        op
+        for op in operations(plan.microstep, plan.step_end)
+        if isinstance(op, Collective) and op.kind == kind and op.name.startswith(names)
+    ]
+    return sum(number(op.n_calls) for op in found), sum(number(op.nbytes) for op in found)
+
+
+@pytest.mark.parametrize("model", [MODEL, LLAMA])
+@pytest.mark.parametrize("blocks_in_bucket", [0.1, 2.0, 5.0])
+def test_buckets_share_reductions_among_units_and_leave_their_bytes(model, blocks_in_bucket):
+    block, root = zero_elements(model)
+    strategy = zero3(by_matrix(bucket_elements=blocks_in_bucket * block))
+    alone, shared = (plan_of(each, model, JOB, shard=16) for each in (zero3(BY_MATRIX), strategy))
+    of_alone, of_shared = (moved_by_zero(plan, "reduce_scatter", "") for plan in (alone, shared))
+    assert of_shared[1] == of_alone[1]
+    each = [min(4, 1 / blocks_in_bucket)] * model.n_layers
+    of_root = min(1, root / block / blocks_in_bucket)
+    assert of_shared[0] == pytest.approx(sum(each) + of_root)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_last_blocks_stay_gathered_where_they_fit_next_to_the_head(recompute):
+    block, _ = zero_elements(MODEL)
+    for kept in (0, 1, 2.5, MODEL.n_layers, 2 * MODEL.n_layers):
+        live_elements = MODEL.head.parameters + kept * block
+        strategy = zero3(by_matrix(live_elements=live_elements))
+        plan = plan_of(strategy, MODEL, JOB, 1, recompute, shard=16)
+        forward = moved_by_zero(plan, "all_gather", "forward.block")
+        again = moved_by_zero(plan, "all_gather", "recompute.block", "backward.block")
+        share = max(0, 1 - kept / MODEL.n_layers)
+        assert again == pytest.approx([share * each for each in forward])
+
+
+@pytest.mark.parametrize("model", [MODEL, LLAMA])
+def test_vectors_that_are_kept_whole_are_gathered_once_a_step_each_alone(model):
+    plans = [
+        plan_of(strategy, model, JOB, shard=16)
+        for strategy in (zero3(BY_MATRIX), zero3(by_matrix(keeps_vectors=True)))
+    ]
+    (_, everything), (_, matrices) = (moved_by_zero(p, "all_gather", "forward") for p in plans)
+    n_calls, vectors = moved_by_zero(plans[1], "all_gather", "weights.vectors")
+    assert matrices + vectors == everything and vectors > 0
+    per_norm = 2 if model.norm == "layer" else 1
+    per_block = 2 * per_norm + sum(linear.bias for linear in model.block_linears)
+    assert n_calls == model.n_layers * per_block + per_norm
+
+
+def test_deepspeed_holds_gathered_what_it_may():
+    block, root = zero_elements(MODEL)
+    whole = MODEL.n_layers * block + root
+
+    def held(**facts):
+        strategy = zero3(by_matrix(**facts))
+        return memory_terms(strategy, MODEL, JOB, shard=16)["gathered_weights"] / JOB.element_bytes
+
+    assert held() == 2 * (2 * block + root)
+    assert held(live_elements=1.0, bucket_elements=1.0) == held()
+    assert held(live_elements=3 * block + root) == held() + block
+    assert held(live_elements=1e15, bucket_elements=1e15) == 2 * whole
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])

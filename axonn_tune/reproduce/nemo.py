@@ -1,0 +1,39 @@
+"""Measured steps of NeMo, which is Megatron-Core, on H100."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
+from axonn_tune.search.search import Constraints, Search
+from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.strategies.megatron3d import Megatron3D
+
+
+def nemo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield measured steps, also of models with fewer layers."""
+    engine = loaders.engine("megatron-core")
+    machine = loaders.machine("dgx-h100")
+    source = "NVIDIA/dgxc-benchmarking (Apache-2.0)"
+    paper = Paper("NeMo", source, machine, assumed=("network",))
+    for row in rows:
+        layers = int(row["layers"])
+        model = replace(loaders.model(row["model"]), n_layers=layers)
+        subject = f"{row['model']}, {layers} layers, {row['gpus']} GPUs"
+        published = {"step_seconds": float(row["step_seconds"])}
+        yield paper.run(row["model"], subject, _search(row, model, machine, engine), published)
+
+
+def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
+    """Return the search that is held to a row's layout."""
+    strategy = Megatron3D(fp32_gradients=False, n_virtual=(int(row["virtual"]),), engine=engine)
+    gpus = int(row["gpus"])
+    job = Job(gpus, int(row["global_batch"]), int(row["seq_len"]))
+    axes = {axis: int(row[axis]) for axis in ("tensor", "context", "pipeline")}
+    constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
+    return Search(Scenario(model, job, machine, strategy), constraints, ("none",), include_oom=True)

@@ -1,0 +1,69 @@
+"""DeepSpeed's ZeRO-3 on CPUs over gloo, without the kernel that DeepSpeed compiles for CPUs."""
+
+import importlib
+import logging
+import os
+import warnings
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from engines.deepspeed_gpt import GPT
+from engines.events import recorded
+
+from axonn_tune.spec.layout import grid_layout
+
+PASSES = ("forward", "backward", "step")
+
+
+@contextmanager
+def recorded_deepspeed():
+    """Import DeepSpeed, and yield a list that grows while this rank trains with it.
+
+    DeepSpeed looks torch's functions up once in a process, so that all training of a process has
+    one recorder.
+    """
+    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": str(dist.get_rank())}
+    # DeepSpeed calls functions that torch has replaced since.
+    for category in (DeprecationWarning, FutureWarning):
+        warnings.simplefilter("ignore", category)
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    with recorded(grid_layout(1, 1, dist.get_world_size(), 1), products=()) as events:
+        yield events
+
+
+def trained(spec, zero_settings, recompute, n_microsteps, n_steps, events):
+    """Train on this rank; return for each micro-step what is recorded in each of `PASSES`."""
+    import deepspeed
+
+    torch.manual_seed(0)
+    ids = torch.randint(spec.vocab_size, (1, spec.seq_len))
+    model = GPT(spec, recompute)
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": n_microsteps,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, **zero_settings},
+        "zero_allow_untested_optimizer": True,
+    }
+    optimizer = torch.optim.AdamW(model.parameters())
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    events.clear()
+    microsteps = []
+    for _ in range(n_steps * n_microsteps):
+        loss = engine(ids)
+        forward = taken(events)
+        engine.backward(loss)
+        backward = taken(events)
+        engine.step()
+        microsteps.append(dict(zip(PASSES, (forward, backward, taken(events)), strict=True)))
+    engine.destroy()
+    return microsteps
+
+
+def taken(events):
+    """Return what has been recorded, and forget it."""
+    result = list(events)
+    events.clear()
+    return result

@@ -1,0 +1,201 @@
+"""DeepSpeed itself trains with ZeRO-3 on gloo ranks, and what it sends is compared with the plan.
+
+DeepSpeed records in its first micro-step which layer follows which, and gathers nothing ahead in
+it. All later ones are alike. They differ from the plan in these facts; their places are in
+DeepSpeed's folder runtime/zero:
+
+- It gathers ahead as much as it may hold (partitioned_param_coordinator.py,
+  `_fetch_sub_module_impl`), which is several blocks; the plan gathers one block ahead. A gather
+  ahead has as many matrices as it takes to fill `stage3_prefetch_bucket_size`, where there is room
+  for them; here this is less than any matrix.
+- Which of the last blocks stay gathered depends on what else it holds at that moment; in the plan
+  as many stay as fit next to the head. The two differ by less than a block.
+- It gathers the embedding, which the plan keeps, again for its gradient.
+- A reduction ends where the next gradient does not fit (stage3.py,
+  `reduce_independent_p_g_buckets_and_remove_grads`), so that there are more of them than full ones
+  would be. Where each matrix has its own, the vectors between two matrices have one, too.
+- It sums the norm in 8 bytes (stage3.py, `get_grad_norm_direct`), the plan in 4.
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+
+import pytest
+from build import number, operations, plan_of
+from engines.deepspeed_on_cpu import PASSES, recorded_deepspeed, trained
+from runtime.ranks import on_ranks
+
+from axonn_tune.io.presets import load_engine
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Collective
+from axonn_tune.strategies.zero import zero3
+
+pytest.importorskip("deepspeed")
+
+GPT = Model(
+    "gpt", 10, 32, n_heads=4, vocab_size=256, seq_len=16, position="none", tied_embeddings=False
+)
+LLAMA = replace(GPT, ffn_hidden_size=80, gated_mlp=True, norm="rms", bias=False, qkv_bias=False)
+# Matrices have at least 1,024 elements, vectors at most 128.
+VECTOR_ELEMENTS = 500
+ELEMENT_BYTES = 2
+N_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """How DeepSpeed trains a model.
+
+    `live` and `bucket` are the elements that a rank may hold gathered and may reduce at once, in
+    blocks of the model; with a bucket of 0 every matrix is reduced alone.
+    """
+
+    spec: Model
+    live: float
+    bucket: float
+    recompute: str = "full"
+    n_microsteps: int = 1
+
+    @property
+    def live_elements(self):
+        return self.spec.head.parameters + self.live * self.spec.block_matmul_parameters
+
+    @property
+    def bucket_elements(self):
+        return self.bucket * self.spec.block_matmul_parameters or VECTOR_ELEMENTS
+
+    @property
+    def zero_settings(self):
+        return {
+            "stage3_max_live_parameters": int(self.live_elements),
+            "stage3_max_reuse_distance": int(self.live_elements),
+            # Less than any matrix has, so that each one is gathered alone.
+            "stage3_prefetch_bucket_size": VECTOR_ELEMENTS,
+            "stage3_param_persistence_threshold": VECTOR_ELEMENTS,
+            "reduce_bucket_size": int(self.bucket_elements),
+        }
+
+    def plan(self, n_ranks):
+        engine = load_engine("deepspeed")
+        program = replace(
+            engine.zero, live_elements=self.live_elements, bucket_elements=self.bucket_elements
+        )
+        strategy = zero3(replace(engine, zero=program))
+        job = Job(n_ranks, n_ranks * self.n_microsteps, self.spec.seq_len, dtype="bf16")
+        return plan_of(strategy, self.spec, job, 1, self.recompute, shard=n_ranks)
+
+
+CASES = [
+    Case(GPT, live=4.5, bucket=2.5),
+    Case(GPT, live=2.2, bucket=3.5, n_microsteps=2),
+    Case(LLAMA, live=3.3, bucket=0, recompute="none"),
+]
+
+
+def planned(part, *names):
+    """The calls and the bytes of a plan's collectives whose names begin so."""
+    found = [
+        op for op in operations(part) if isinstance(op, Collective) and op.name.startswith(names)
+    ]
+    return sum(number(op.n_calls) for op in found), sum(number(op.nbytes) for op in found)
+
+
+def sent(microstep, kind, *passes):
+    """The bytes of each collective of a kind over all ranks, in the order of their starts."""
+    events = [event for name in passes for event in microstep[name]]
+    assert {event.axis for event in events} == {"z"}
+    return [e.amount for e in events if e.action == "start" and e.kind == kind]
+
+
+def check_gathers(spec, plan, microstep):
+    everything = sent(microstep, "all_gather", "forward", "backward")
+    embedding = ELEMENT_BYTES * spec.head.parameters
+    matrices = [ELEMENT_BYTES * linear.parameters for linear in spec.block_linears]
+    assert everything.count(embedding) == 3
+    assert planned(plan, "forward.root") == (1, 2 * embedding)
+
+    of_blocks = [nbytes for nbytes in everything if nbytes != embedding]
+    n_forward = len(matrices) * spec.n_layers
+    forward, again = of_blocks[:n_forward], of_blocks[n_forward:]
+    assert forward == matrices * spec.n_layers
+    assert planned(plan, "forward.block") == (n_forward, sum(forward))
+
+    n_calls, nbytes = planned(plan, "recompute.block", "backward.block")
+    assert 0 < n_calls < n_forward, "some blocks stay gathered"
+    assert abs(len(again) - n_calls) < len(matrices)
+    assert abs(sum(again) - nbytes) < sum(matrices)
+
+
+def check_reductions(case, plan, microstep):
+    recorded = sent(microstep, "reduce_scatter", "backward")
+    n_calls, nbytes = planned(plan, "gradient.")
+    assert sum(recorded) == nbytes
+    matrices = [linear.parameters for linear in (*case.spec.block_linears, case.spec.head)]
+    if case.bucket:
+        assert max(recorded) <= ELEMENT_BYTES * case.bucket_elements
+        unused = max(matrices) / case.bucket_elements
+        assert n_calls <= len(recorded) <= 1 + n_calls / (1 - unused)
+    else:
+        # The plan reduces the root at once, DeepSpeed its two matrices.
+        of_matrices = [nbytes for nbytes in recorded if nbytes / ELEMENT_BYTES in matrices]
+        assert len(of_matrices) == n_calls + 1
+
+
+def check_order(microstep):
+    """Gradients are reduced in the backward pass, each time by a call that blocks."""
+    kinds = [{event.kind for event in microstep[name]} for name in PASSES[:2]]
+    assert kinds == [{"all_gather"}, {"all_gather", "reduce_scatter"}]
+    pairs = itertools.pairwise(microstep["backward"])
+    starts = [pair for pair in pairs if pair[0][:2] == ("start", "reduce_scatter")]
+    assert all(a._replace(action="await") == b for a, b in starts)
+
+
+def check_end(plan, microstep):
+    """The norm, then each vector, all of which are under way before the first is awaited."""
+    events = microstep["step"]
+    n_calls, nbytes = planned(plan, "weights.vectors")
+    gathers = ["all_gather"] * int(n_calls)
+    wanted = ["all_reduce", *gathers]
+    assert [e.kind for e in events if e.action == "start"] == wanted
+    assert [e.kind for e in events if e.action == "await"] == wanted
+    assert [e.action for e in events[2:]] == ["start"] * len(gathers) + ["await"] * len(gathers)
+    assert sum(sent(microstep, "all_gather", "step")) == nbytes
+    assert sent(microstep, "all_reduce", "step") == [8]
+    assert planned(plan, "gradient.norm") == (1, 4)
+
+
+def n_on_demand(microstep):
+    """The number of gathers that are awaited as soon as they have been started."""
+    actions = [e.action for e in microstep["forward"] if e.kind == "all_gather"]
+    under_way = itertools.accumulate(1 if action == "start" else -1 for action in actions)
+    starts = zip(actions, actions[1:], under_way, strict=False)
+    return sum((*each,) == ("start", "await", 1) for each in starts)
+
+
+def check_case(case, n_ranks, events):
+    microsteps = trained(
+        case.spec, case.zero_settings, case.recompute, case.n_microsteps, N_STEPS, events
+    )
+    plan = case.plan(n_ranks)
+    first, last = microsteps[0], microsteps[-case.n_microsteps :]
+    assert int(number(plan.n_microsteps)) == case.n_microsteps
+    assert n_on_demand(first) == len(sent(first, "all_gather", "forward"))
+    for microstep in last:
+        assert n_on_demand(microstep) <= 1, "only the embedding"
+        check_order(microstep)
+        check_gathers(case.spec, plan.microstep, microstep)
+        check_reductions(case, plan.microstep, microstep)
+    assert not any(microstep["step"] for microstep in last[:-1])
+    check_end(plan.step_end, last[-1])
+
+
+def check_rank(rank, n_ranks):
+    with recorded_deepspeed() as events:
+        for case in CASES:
+            check_case(case, n_ranks, events)
+
+
+@pytest.mark.slow
+def test_deepspeed_sends_what_the_plan_says():
+    on_ranks(2, check_rank, 2)
