@@ -68,8 +68,10 @@ BELOW = {
         "calibration",
         "validation",
     },
+    "scoring": {"errors", "spec", "search", "api", "io", "reproduce"},
     "cli": {
         "",
+        "scoring",
         "errors",
         "units",
         "spec",

@@ -29,6 +29,7 @@ COMMANDS = {
     "models": "List and show model presets.",
     "machines": "List, show and compare hardware profiles.",
     "engines": "List, show and compare the software that carries out a strategy.",
+    "score": "Predict a table of your own runs and say how well.",
     "reproduce": "Compare predictions with published results.",
 }
 

@@ -1,0 +1,46 @@
+"""Read tables of runs: CSV with one run in each row."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection
+
+from axonn_tune.errors import FileError, choices_hint
+from axonn_tune.io.files import FileName, read_text
+
+
+def load_table(
+    path: FileName, required: Collection[str], optional: Collection[str]
+) -> list[dict[str, str]]:
+    """Return the rows of a table by name of their column, with the texts of stated cells only.
+
+    Lines that begin with # are comments.
+
+    Raises
+    ------
+    FileError
+        The file cannot be read, a column is unknown or missing, or a row has too many cells or
+        leaves a required one empty; the message names the row, counted from 1 below the header.
+    """
+    lines = [line for line in read_text(path).splitlines() if not line.startswith("#")]
+    reader = csv.DictReader(lines)
+    columns = reader.fieldnames or []
+    known = [*required, *optional]
+    for column in columns:
+        if column not in known:
+            raise FileError(f"{path}: unknown column '{column}'{choices_hint(column, known)}")
+    missing = [column for column in required if column not in columns]
+    if missing:
+        raise FileError(f"{path}: column {', '.join(missing)} is missing")
+    rows = []
+    for number, cells in enumerate(reader, start=1):
+        if None in cells:
+            raise FileError(f"{path}: row {number} has more cells than the header")
+        row = {name: text.strip() for name, text in cells.items() if text and text.strip()}
+        empty = [column for column in required if column not in row]
+        if empty:
+            raise FileError(f"{path}: row {number} has no {', '.join(empty)}")
+        rows.append(row)
+    if not rows:
+        raise FileError(f"{path}: there are no runs below the header")
+    return rows

@@ -1,0 +1,136 @@
+"""A table of a user's own runs is predicted row by row."""
+
+import json
+
+import pytest
+from command_line import run_cli
+
+from axonn_tune.api import predict
+from axonn_tune.errors import AxonnTuneError
+from axonn_tune.scoring import score
+
+COLUMNS = "model gpus layout global_batch micro_batch engine recompute step_seconds status"
+HEADER = ",".join([*COLUMNS.split(), "memory_gib"])
+# Layouts of one job, and an engine for each of two strategies.
+LAYOUTS = ("tensor=2,data=4", "tensor=4,data=2", "tensor=8")
+
+
+def step(layout, engine="megatron-core", strategy="megatron"):
+    return predict(
+        "llama3-8b",
+        8,
+        layout,
+        "dgx-h100",
+        strategy=strategy,
+        engine=engine,
+        global_batch=64,
+        micro_batch=1,
+        recompute="full",
+    )
+
+
+def written(path, *rows):
+    table = path / "runs.csv"
+    table.write_text("\n".join(["# mine", HEADER, *rows, ""]))
+    return table
+
+
+def row(layout, seconds, engine="megatron-core", status="", memory=""):
+    return f'llama3-8b,8,"{layout}",64,1,{engine},full,{seconds!r},{status},{memory}'
+
+
+def test_runs_that_took_as_long_as_predicted_have_no_error(tmp_path):
+    table = written(tmp_path, *(row(layout, step(layout).step_seconds) for layout in LAYOUTS))
+    scored = score(table, "dgx-h100")
+    assert [timed.error for timed in scored.timed] == pytest.approx([0.0] * 3, abs=1e-12)
+
+
+def test_each_row_has_its_own_engine_and_factor(tmp_path):
+    sharded = step("shard=8", "fsdp2-eager", "zero3").step_seconds
+    tensor = step("tensor=8").step_seconds
+    table = written(
+        tmp_path, row("shard=8", 2.0 * sharded, "fsdp2-eager"), row("tensor=8", tensor / 4.0)
+    )
+    timed = score(table, "dgx-h100").timed
+    assert [t.error for t in timed] == pytest.approx([-0.5, 3.0])
+    assert [t.run.group for t in timed] == ["fsdp2-eager on dgx-h100", "megatron-core on dgx-h100"]
+
+
+def test_memory_is_judged_by_what_ran_and_what_ran_out(tmp_path):
+    fits = step("tensor=8")
+    alone = predict(
+        "llama3-70b",
+        8,
+        "tensor=8",
+        "dgx-h100",
+        strategy="megatron",
+        global_batch=64,
+        micro_batch=1,
+        recompute="none",
+    )
+    assert fits.fits and not alone.fits
+    gib = fits.memory_bytes / 2**30
+    large = 'llama3-70b,8,"tensor=8",64,1,megatron-core,none,1.0'
+    table = written(
+        tmp_path,
+        row("tensor=8", 1.0, memory=f"{gib / 2}"),
+        row("tensor=8", 1.0, status="oom"),
+        f"{large},ok,",
+        f"{large},oom,",
+    )
+    memory = score(table, "dgx-h100").memory
+    counts = (memory.n_right_ok, memory.n_wrong_oom, memory.n_right_oom, memory.n_wrong_ok)
+    assert counts == (1, 1, 1, 1)
+    assert memory.errors == pytest.approx((1.0,))
+
+
+def test_the_command_prints_groups_memory_and_every_run(tmp_path, capsys):
+    table = written(
+        tmp_path,
+        *(row(layout, 1.1 * step(layout).step_seconds) for layout in LAYOUTS),
+        row("shard=8", 9.0, "fsdp2"),
+    )
+    _, text, _ = run_cli(capsys, "score", table, "--machine", "dgx-h100", "--quiet")
+    for words in ("megatron-core on dgx-h100", "fsdp2 on dgx-h100", "Memory: of 4 runs that ran"):
+        assert words in text
+    _, text, _ = run_cli(capsys, "score", table, "--machine", "dgx-h100", "--format", "json")
+    document = json.loads(text)
+    groups = {group["group"]: group for group in document["groups"]}
+    of_megatron = groups["megatron-core on dgx-h100"]
+    assert of_megatron["errors"]["mape"] == pytest.approx(1 - 1 / 1.1)
+    assert of_megatron["spearman"] == 1.0 and of_megatron["median_regret"] == 0.0
+    assert len(document["runs"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "micro_batch,",
+            "micro-batch,",
+            "column 'micro-batch'; did you mean 'micro_batch'",
+        ),
+        ("step_seconds,", "memory_gib,", "column step_seconds is missing"),
+        ("1.5", "", "row 1 has no step_seconds"),
+        ("1.5", "-2", "row 1: step_seconds is '-2'; allowed: a number above 0"),
+        ("1.5", "nan", "row 1: step_seconds is 'nan'"),
+        (",64,1,", ",six,1,", "row 1: global_batch is 'six'; allowed: a whole number"),
+        (",64,1,", ",\u00b2,1,", "row 1: global_batch is '\u00b2'"),
+        ("tensor=8", "tensor=4", "row 1: layout .* has 4 ranks, not 8"),
+        ("ok", "fine", "row 1: run: status is 'fine'; allowed: ok, oom"),
+        ("llama3-8b", "llama9", "row 1: unknown model 'llama9'"),
+        ("megatron-core", "megatron9", "row 1: unknown engine 'megatron9'"),
+        ("ok,", "ok,1,2,3", "row 1 has more cells than the header"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said_in_one_line(tmp_path, old, new, message):
+    table = written(tmp_path, row("tensor=8", 1.5, status="ok"))
+    table.write_text(table.read_text().replace(old, new, 1))
+    with pytest.raises(AxonnTuneError, match=message) as refusal:
+        score(table, "dgx-h100")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_table_without_runs_is_refused(tmp_path):
+    with pytest.raises(AxonnTuneError, match="there are no runs below the header"):
+        score(written(tmp_path), "dgx-h100")
