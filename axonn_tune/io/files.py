@@ -1,13 +1,15 @@
 """Read and write whole files of text or bytes.
 
-Writing is atomic: a new file is written next to the old one and then takes its place, so that
-a failure leaves the old file as it was.
+Reading is bounded: a device is refused, and so is a file that is larger than any that makes
+sense. Writing is atomic: a new file is written next to the old one and then takes its place, so
+that a failure leaves the old file as it was.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,18 +18,22 @@ from axonn_tune.errors import FileError, one_line
 
 FileName = str | os.PathLike[str]
 
+# A report of a thousand measured configurations has 50 MB.
+LARGEST_FILE_BYTES = 2**26
+# What is written to these folders goes to an open file of the process, such as /dev/stdout.
+_OPEN_FILES = re.compile(r"/(?:dev|proc/[^/]+)/fd/\d+|/dev/std(?:out|err)")
+
 
 def read_text(path: FileName) -> str:
-    """Return the text of a UTF-8 file, without a byte order mark.
+    """Return the text of a UTF-8 file or of a pipe, without a byte order mark.
 
     Raises
     ------
     FileError
-        The file is missing, cannot be read, or is not UTF-8.
+        The file is missing, cannot be read, is too large, or is not UTF-8.
     """
     try:
-        with open(path, "rb") as file:
-            return file.read().decode("utf-8-sig")
+        return _read_bytes(path).decode("utf-8-sig")
     except OSError as error:
         raise os_failure(path, "cannot be read", error) from None
     except UnicodeDecodeError as error:
@@ -35,6 +41,22 @@ def read_text(path: FileName) -> str:
         raise FileError(one_line(f"{os.fspath(path)}, line {line}: not UTF-8 text")) from None
     except ValueError as error:  # The name contains a zero byte.
         raise FileError(one_line(f"{os.fspath(path)!r}: {error}")) from None
+
+
+def _read_bytes(path: FileName) -> bytes:
+    # Without O_NONBLOCK, a pipe to which nobody writes would hold up the opening itself.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise FileError(one_line(f"{os.fspath(path)} is a device; allowed: a file or a pipe"))
+        os.set_blocking(descriptor, True)
+        data = file.read(LARGEST_FILE_BYTES + 1)
+    if len(data) > LARGEST_FILE_BYTES:
+        raise FileError(
+            one_line(f"{os.fspath(path)} is too large; allowed: {LARGEST_FILE_BYTES >> 20} MiB")
+        )
+    return data
 
 
 def write_text(path: FileName, text: str) -> None:
@@ -64,10 +86,11 @@ def write_bytes(path: FileName, data: bytes) -> None:
     """
     try:
         mode = _mode(path)
-        if mode is None or stat.S_ISREG(mode):
+        is_open_file = _OPEN_FILES.fullmatch(os.path.abspath(path)) is not None
+        if mode is None or (stat.S_ISREG(mode) and not is_open_file):
             _replace(os.path.realpath(path), data, mode)
-        else:  # The path is a pipe or a terminal, such as /dev/stdout.
-            with open(path, "wb") as file:
+        else:  # The path is a pipe, a terminal or /dev/stdout, which may stand for a file.
+            with open(path, "ab") as file:
                 file.write(data)
     except OSError as error:
         raise os_failure(path, "cannot be written", error) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -10,6 +9,7 @@ from typing import Any
 
 from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.files import read_text
+from axonn_tune.io.json_files import parse_json
 from axonn_tune.spec.checks import LARGEST_COUNT
 from axonn_tune.spec.model import Model
 
@@ -99,13 +99,7 @@ def load_hf_config(path: Path) -> Model:
     InputError
         The config has an unsupported architecture, or missing or wrong keys.
     """
-    text = read_text(path)
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise FileError(f"{path}, line {error.lineno}: malformed JSON: {error.msg}") from None
-    except (ValueError, RecursionError):
-        raise FileError(f"{path}: malformed JSON: a number too long or nested too deeply") from None
+    config = parse_json(read_text(path), path)
     if not isinstance(config, dict):
         raise FileError(f"{path}: not a Hugging Face config; allowed: a JSON object")
     return model_from_hf(config, str(path))

@@ -24,7 +24,7 @@ from axonn_tune.units import format_quantity, parse_quantity, suffix_of
 T = TypeVar("T")
 KeyPath: TypeAlias = tuple[str | int, ...]
 
-_SHOWN_PROBLEMS = 20
+SHOWN_PROBLEMS = 20
 _FAILED = object()
 
 
@@ -49,9 +49,9 @@ class SchemaError(InputError):
 
 def join_problems(texts: Sequence[str]) -> str:
     """Return all problems in one line; a very long list is cut and its rest is counted."""
-    shown = list(texts[:_SHOWN_PROBLEMS])
-    if len(texts) > _SHOWN_PROBLEMS:
-        shown.append(f"and {len(texts) - _SHOWN_PROBLEMS} more")
+    shown = list(texts[:SHOWN_PROBLEMS])
+    if len(texts) > SHOWN_PROBLEMS:
+        shown.append(f"and {len(texts) - SHOWN_PROBLEMS} more")
     return one_line("; ".join(shown))
 
 
@@ -133,7 +133,9 @@ def _record(cls: type[Any], name: str) -> Reader:
             reader = readers.get(key)
             if reader is None:
                 unknown = (*path, str(key))
-                hint = choices_hint(str(key), [str(known) for known in readers])
+                # Nobody reads the hint of the millionth problem, which would take its time.
+                is_shown = len(problems) < SHOWN_PROBLEMS
+                hint = choices_hint(str(key), [str(known) for known in readers]) if is_shown else ""
                 problems.append(Problem(unknown, f"{dotted(unknown)}: unknown key{hint}"))
             else:
                 arguments[names[key]] = reader(item, (*path, key), problems)
