@@ -1,7 +1,8 @@
 """Build frozen dataclasses from plain data, driven by their type hints, and turn them back.
 
 The keys of a file are the names of the fields. The suffix of a field's name selects the unit
-in which its value may be written. All problems are collected before an error is raised. A
+in which its value may be written. A dataclass with a method `check_possible` refuses there what
+files must not say. All problems are collected before an error is raised. A
 profile has thousands of measured points, so these may be written as a table: one text with a
 header of names and then one line of comma-separated values for each point.
 """
@@ -145,7 +146,10 @@ def _record(cls: type[Any], name: str) -> Reader:
         if len(problems) > n_before:
             return _FAILED
         try:
-            return cls(**arguments)
+            instance = cls(**arguments)
+            if hasattr(instance, "check_possible"):
+                instance.check_possible()
+            return instance
         except InputError as error:
             problems.append(_failed_check(str(error), path, readers))
             return _FAILED
