@@ -14,7 +14,7 @@ PACKAGE = ROOT / "axonn_tune"
 
 # The room "" is axonn_tune/__init__.py, the public API.
 BELOW = {
-    "": {"io", "api", "measuring"},
+    "": {"io", "api", "measuring", "runtime"},
     "errors": set(),
     "units": {"errors"},
     "spec": {"errors", "units"},

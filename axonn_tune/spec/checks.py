@@ -88,3 +88,9 @@ def require_choice(owner: str, name: str, value: str, allowed: Iterable[str]) ->
             f"{owner}: {name} is {value!r}; allowed: {', '.join(choices)}"
             f"{spelling_hint(str(value), choices)}"
         )
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that decimal digits mean, up to `LARGEST_COUNT`; None for other text."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST_COUNT))
+    return int(text) if is_number and int(text) <= LARGEST_COUNT else None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
+import signal
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias, TypeVar
+from multiprocessing import resource_tracker
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -16,15 +20,23 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from axonn_tune.errors import AxonnTuneError, InputError
+from axonn_tune.runtime.ranks.parent import LAUNCHER_VARIABLE, die_with_parent
 from axonn_tune.runtime.ranks.session import (
     LostRankError,
     Place,
-    die_with_parent,
     place_in_job,
     slurm_rendezvous,
 )
 
 MONITOR_SECONDS = 0.1  # time between two looks of the launcher whether a rank has died
+
+# Without SIGINT: Python's own handler of an interrupt lets the launcher end its ranks with SIGTERM.
+# An early torch has no such setting.
+_SIGNALS: dict[str, Any] = (
+    {"signals_to_handle": "SIGTERM,SIGHUP,SIGQUIT"}
+    if "signals_to_handle" in LaunchConfig.__dataclass_fields__
+    else {}
+)
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
@@ -133,6 +145,7 @@ def _start_here(
             "command with torchrun or srun on several, or give --device cpu"
         )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -144,15 +157,38 @@ def _start_here(
         max_restarts=0,
         monitor_interval=MONITOR_SECONDS,
         start_method="spawn",
+        **_SIGNALS,
     )
     try:
-        with _silent_logs():
+        with _silent_logs(), _interrupts_kept_from_ranks():
             results: dict[int, Result] = elastic_launch(config, _rank)(function, request)
     except ChildFailedError as error:
         raise AxonnTuneError(_message_of(error)) from error
     except SignalException as error:
         raise KeyboardInterrupt from error
+    finally:
+        # An interrupt while the ranks are being started leaves them unknown to the launcher.
+        for child in multiprocessing.active_children():
+            child.kill()
     return results[0]
+
+
+@contextmanager
+def _interrupts_kept_from_ranks() -> Iterator[None]:
+    """Leave it to this process to end its ranks on Ctrl-C, which a terminal sends to all of them.
+
+    A process inherits the signals that the thread which starts it has blocked. Another thread must
+    let them through, so that they reach Python, which handles them in the main thread.
+    """
+    resource_tracker.ensure_running()  # When it starts, it lets interrupts through again.
+    done = threading.Event()
+    threading.Thread(target=done.wait, daemon=True).start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        done.set()
 
 
 @contextmanager
@@ -168,6 +204,8 @@ def _silent_logs() -> Iterator[None]:
 
 def _rank(function: RankFunction[Request, Result], request: Request) -> Result:
     die_with_parent()
+    if os.environ[LAUNCHER_VARIABLE] != str(os.getppid()):
+        sys.exit(1)  # the launcher died before this rank could be bound to it
     place = place_in_job(os.environ)
     assert place is not None
     try:
