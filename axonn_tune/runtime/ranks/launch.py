@@ -19,8 +19,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from axonn_tune.errors import AxonnTuneError, InputError
-from axonn_tune.runtime.ranks.parent import LAUNCHER_VARIABLE, die_with_parent
+from axonn_tune.errors import AxonnTuneError, FileError, InputError
+from axonn_tune.runtime.ranks.parent import die_with_launcher, launching
 from axonn_tune.runtime.ranks.session import (
     LostRankError,
     Place,
@@ -145,7 +145,6 @@ def _start_here(
             "command with torchrun or srun on several, or give --device cpu"
         )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -160,10 +159,10 @@ def _start_here(
         **_SIGNALS,
     )
     try:
-        with _silent_logs(), _interrupts_kept_from_ranks():
+        with _silent_logs(), launching(), _interrupts_kept_from_ranks():
             results: dict[int, Result] = elastic_launch(config, _rank)(function, request)
     except ChildFailedError as error:
-        raise AxonnTuneError(_message_of(error)) from error
+        raise _error_of(error) from error
     except SignalException as error:
         raise KeyboardInterrupt from error
     finally:
@@ -203,21 +202,24 @@ def _silent_logs() -> Iterator[None]:
 
 
 def _rank(function: RankFunction[Request, Result], request: Request) -> Result:
-    die_with_parent()
-    if os.environ[LAUNCHER_VARIABLE] != str(os.getppid()):
-        sys.exit(1)  # the launcher died before this rank could be bound to it
+    die_with_launcher()  # once more, since torch has chosen a signal that a rank ignores
     place = place_in_job(os.environ)
     assert place is not None
     try:
         return function(request, place)
+    except FileError as error:
+        raise FileError(str(error)) from None
     except AxonnTuneError as error:
         raise AxonnTuneError(str(error)) from None
 
 
-def _message_of(error: ChildFailedError) -> str:
+def _error_of(error: ChildFailedError) -> AxonnTuneError:
+    """Return the error of the first rank that failed, which torch hands over as text."""
     rank, failure = error.get_first_failure()
     if failure.exitcode < 0:
-        return f"rank {rank} was ended by {failure.signal_name()}"
+        return AxonnTuneError(f"rank {rank} was ended by {failure.signal_name()}")
     message = failure.message
     text = message.get("message", "") if isinstance(message, dict) else str(message)
-    return text.removeprefix("AxonnTuneError: ")
+    if text.startswith("FileError: "):
+        return FileError(text.removeprefix("FileError: "))
+    return AxonnTuneError(text.removeprefix("AxonnTuneError: "))

@@ -186,13 +186,14 @@ def joined(
             device_id=device if device.type == "cuda" else None,
         )
     except (RuntimeError, ValueError) as error:
-        raise MeetingError(f"rank {place.rank} cannot join the others: {error}") from error
+        raise MeetingError(f"rank {place.rank} cannot join the others: {reason(error)}") from error
     try:
         yield
     except Exception as error:
-        is_ours = isinstance(error, AxonnTuneError)
-        reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
-        message = f"rank {place.rank} failed: {reason}"
+        why = str(error)
+        if not isinstance(error, AxonnTuneError):
+            why = f"{type(error).__name__}: {reason(error)}"
+        message = f"rank {place.rank} failed: {why}"
         first_message = _first_failure(message)
         if store is not None:
             _abandon()
@@ -212,6 +213,11 @@ def _abandon() -> None:
         abort()
     else:
         dist.destroy_process_group()
+
+
+def reason(error: Exception) -> str:
+    """Return the message of an error of torch without the frames of its code below it."""
+    return str(error).partition("\nException raised from ")[0]
 
 
 class MeetingError(AxonnTuneError):
