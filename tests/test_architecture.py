@@ -26,7 +26,7 @@ BELOW = {
     "studies": {"errors", "units", "spec", "step", "search"},
     "options": {"errors", "spec"},
     "io": {"errors", "units", "spec"},
-    "runtime": {"errors", "spec", "strategies"},
+    "runtime": {"errors", "spec", "strategies", "io"},
     "calibration": {"errors", "units", "spec", "cost", "strategies", "step", "search", "runtime"},
     "validation": {"errors", "units", "spec", "strategies", "step", "search"},
     "reproduce": {"errors", "units", "spec", "cost", "strategies", "step", "search"},

@@ -8,6 +8,7 @@ that a failure leaves the old file as it was.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import stat
@@ -57,6 +58,24 @@ def _read_bytes(path: FileName) -> bytes:
             one_line(f"{os.fspath(path)} is too large; allowed: {LARGEST_FILE_BYTES >> 20} MiB")
         )
     return data
+
+
+def digest(path: FileName) -> str:
+    """Return the SHA-256 of a file of any size, in hexadecimal digits.
+
+    Raises
+    ------
+    FileError
+        The file is missing or cannot be read.
+    """
+    hashed = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(2**20):
+                hashed.update(block)
+    except OSError as error:
+        raise os_failure(path, "cannot be read", error) from None
+    return hashed.hexdigest()
 
 
 def write_text(path: FileName, text: str) -> None:

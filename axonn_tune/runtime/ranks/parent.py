@@ -41,8 +41,8 @@ def _die_with_parent() -> None:
 def _is_alive(process: str) -> bool:
     try:
         os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError):
+    except ProcessLookupError:
         return False
-    except PermissionError:
+    except (PermissionError, ValueError):  # The process of somebody else, or no launcher at all.
         return True
     return True
