@@ -132,7 +132,7 @@ def command(
         emit(as_csv(report.outcome_records(validation)), csv)
     if junit is not None:
         emit(report.junit_text(validation, checks), junit)
-    click.echo(report.agreement_text(validation, errors, checks))
+    emit(report.agreement_text(validation, errors, checks), None)
     if errors is None or not all(check.holds for check in checks):
         sys.exit(1)
 
