@@ -20,7 +20,7 @@ _STYLES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
 
 
 # What a terminal would obey, such as ESC and BEL; a description in a file may hold it.
-_CONTROLS = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
+_CONTROLS = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")
 
 
 def _styled(text: str) -> str:
@@ -39,10 +39,8 @@ SHOWN_OPERATIONS = 25
 def emit(text: str, output: str | None) -> None:
     """Write the text, or print it, in color on a terminal unless NO_COLOR is set (no-color.org)."""
     if output is None:
-        click.echo(
-            _styled(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)),
-            color=False if os.environ.get("NO_COLOR") else None,
-        )
+        printable = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
+        click.echo(_styled(printable), color=False if os.environ.get("NO_COLOR") else None)
         return
     from axonn_tune.io.files import write_text
 
