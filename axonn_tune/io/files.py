@@ -15,7 +15,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from axonn_tune.errors import FileError, one_line
+from axonn_tune.errors import FileError
 
 FileName = str | os.PathLike[str]
 
@@ -39,9 +39,9 @@ def read_text(path: FileName) -> str:
         raise os_failure(path, "cannot be read", error) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise FileError(one_line(f"{os.fspath(path)}, line {line}: not UTF-8 text")) from None
+        raise FileError(f"{os.fspath(path)}, line {line}: not UTF-8 text") from None
     except ValueError as error:  # The name contains a zero byte.
-        raise FileError(one_line(f"{os.fspath(path)!r}: {error}")) from None
+        raise FileError(f"{os.fspath(path)!r}: {error}") from None
 
 
 def _read_bytes(path: FileName) -> bytes:
@@ -50,13 +50,11 @@ def _read_bytes(path: FileName) -> bytes:
     with open(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-            raise FileError(one_line(f"{os.fspath(path)} is a device; allowed: a file or a pipe"))
+            raise FileError(f"{os.fspath(path)} is a device; allowed: a file or a pipe")
         os.set_blocking(descriptor, True)
         data = file.read(LARGEST_FILE_BYTES + 1)
     if len(data) > LARGEST_FILE_BYTES:
-        raise FileError(
-            one_line(f"{os.fspath(path)} is too large; allowed: {LARGEST_FILE_BYTES >> 20} MiB")
-        )
+        raise FileError(f"{os.fspath(path)} is too large; allowed: {LARGEST_FILE_BYTES >> 20} MiB")
     return data
 
 
@@ -89,7 +87,7 @@ def write_text(path: FileName, text: str) -> None:
     try:
         data = text.encode()
     except ValueError as error:  # The text contains a lone surrogate.
-        raise FileError(one_line(f"{os.fspath(path)!r} cannot be written: {error}")) from None
+        raise FileError(f"{os.fspath(path)!r} cannot be written: {error}") from None
     write_bytes(path, data)
 
 
@@ -114,7 +112,7 @@ def write_bytes(path: FileName, data: bytes) -> None:
     except OSError as error:
         raise os_failure(path, "cannot be written", error) from None
     except ValueError as error:  # The name contains a zero byte.
-        raise FileError(one_line(f"{os.fspath(path)!r} cannot be written: {error}")) from None
+        raise FileError(f"{os.fspath(path)!r} cannot be written: {error}") from None
 
 
 def write_files(directory: str, files: Mapping[str, str]) -> list[str]:
@@ -148,7 +146,7 @@ def write_files(directory: str, files: Mapping[str, str]) -> list[str]:
 def os_failure(path: FileName, complaint: str, error: OSError) -> FileError:
     """Return an error of one line that names the file and gives the system's reason."""
     reason = error.strerror or str(error)
-    return FileError(one_line(f"{os.fspath(path)} {complaint}: {reason[:1].lower()}{reason[1:]}"))
+    return FileError(f"{os.fspath(path)} {complaint}: {reason[:1].lower()}{reason[1:]}")
 
 
 def _mode(path: FileName) -> int | None:

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from axonn_tune.errors import FileError, one_line
+from axonn_tune.errors import FileError
 from axonn_tune.io.files import os_failure, read_text
 from axonn_tune.io.json_files import parse_json
 from axonn_tune.io.schema import SchemaError, build, to_dict
@@ -76,10 +76,8 @@ class Journal:
         for key, value in owner.items():
             if kept_owner.get(key) != value:
                 raise FileError(
-                    one_line(
-                        f"{self.path} was begun with {key} {kept_owner.get(key)!r}; here it is "
-                        f"{value!r}; delete the file to begin anew"
-                    )
+                    f"{self.path} was begun with {key} {kept_owner.get(key)!r}; here it is "
+                    f"{value!r}; delete the file to begin anew"
                 )
         return self.results()
 
@@ -177,7 +175,7 @@ class MeasurementJournal:
                 try:
                     results[key] = build(Measurement, entry["measurement"])
                 except SchemaError as error:
-                    raise FileError(one_line(f"{self.journal.path}, '{key}': {error}")) from None
+                    raise FileError(f"{self.journal.path}, '{key}': {error}") from None
             elif "failure" in entry:
                 results[key] = str(entry["failure"])
             elif _attempts(entry) >= MOST_ATTEMPTS:
@@ -193,7 +191,7 @@ class MeasurementJournal:
         entries = self.journal.results()
         for key, entry in entries.items():
             if not isinstance(entry, dict) or not isinstance(_attempts(entry), int):
-                raise FileError(one_line(f"{self.journal.path}, '{key}': malformed"))
+                raise FileError(f"{self.journal.path}, '{key}': malformed")
         return entries
 
 

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any, TypeVar
 
-from axonn_tune.errors import FileError, one_line
+from axonn_tune.errors import FileError
 from axonn_tune.io.files import FileName, read_text, write_text
 from axonn_tune.io.schema import SchemaError, build, to_dict
 
@@ -25,7 +25,7 @@ def load_json(path: FileName, cls: type[T]) -> T:
     try:
         return build(cls, data)
     except SchemaError as error:
-        raise FileError(one_line(f"{os.fspath(path)}: {error}")) from None
+        raise FileError(f"{os.fspath(path)}: {error}") from None
 
 
 def parse_json(text: str, origin: FileName) -> Any:
@@ -52,7 +52,7 @@ def parse_json(text: str, origin: FileName) -> Any:
         problem = f"{name}: malformed JSON: a number is too long"
     except RecursionError:
         problem = f"{name}: malformed JSON: nested too deeply"
-    raise FileError(one_line(problem))
+    raise FileError(problem)
 
 
 class UnrealNumberError(ValueError):

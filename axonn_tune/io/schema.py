@@ -16,7 +16,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from axonn_tune.errors import InputError, choices_hint, one_line
+from axonn_tune.errors import InputError, choices_hint
 from axonn_tune.spec.checks import LARGEST_COUNT
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.machine import Quantity
@@ -53,7 +53,7 @@ def join_problems(texts: Sequence[str]) -> str:
     shown = list(texts[:SHOWN_PROBLEMS])
     if len(texts) > SHOWN_PROBLEMS:
         shown.append(f"and {len(texts) - SHOWN_PROBLEMS} more")
-    return one_line("; ".join(shown))
+    return "; ".join(shown)
 
 
 def dotted(path: KeyPath) -> str:

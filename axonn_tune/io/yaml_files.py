@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from axonn_tune.errors import FileError, one_line
+from axonn_tune.errors import FileError
 from axonn_tune.io.files import FileName, read_text, write_text
 from axonn_tune.io.schema import (
     SHOWN_PROBLEMS,
@@ -168,13 +168,13 @@ def parse_yaml(text: str, origin: FileName) -> Any:
             hint = "; text that contains ': ' needs quotes"
         elif "cannot start any token" in problem:
             hint = "; indent with spaces, and quote text that begins with a special sign"
-        raise FileError(one_line(f"{where}: {problem}{hint}")) from None
+        raise FileError(f"{where}: {problem}{hint}") from None
     except UnicodeError:
-        raise FileError(one_line(f"{os.fspath(origin)}: not UTF-8 text")) from None
+        raise FileError(f"{os.fspath(origin)}: not UTF-8 text") from None
     except ValueError:
-        raise FileError(one_line(f"{os.fspath(origin)}: a number is too long")) from None
+        raise FileError(f"{os.fspath(origin)}: a number is too long") from None
     except yaml.YAMLError as error:
-        raise FileError(one_line(f"{os.fspath(origin)}: {error}")) from None
+        raise FileError(f"{os.fspath(origin)}: {error}") from None
 
 
 def _refuse_what_is_not_plain(text: str) -> None:

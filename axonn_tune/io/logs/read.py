@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median, stdev
 from typing import TypeVar
 
-from axonn_tune.errors import FileError, InputError, one_line
+from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.files import read_text
 from axonn_tune.io.logs.collective_csv import is_collective_table, parse_collectives
 from axonn_tune.io.logs.collective_log import CollectiveLog, CollectiveTiming
@@ -117,7 +117,7 @@ def _problems_of(path: str) -> Iterator[None]:
 
 def _with_path(path: str, error: Exception) -> str:
     text = str(error)
-    return one_line(text if path in text else f"{path}: {text}")
+    return text if path in text else f"{path}: {text}"
 
 
 def _parse_collective_log(text: str, path: str, options: LogOptions) -> CollectiveLog:
