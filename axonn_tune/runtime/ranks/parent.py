@@ -9,6 +9,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from axonn_tune.io.operating_system import is_running
+from axonn_tune.spec.checks import whole_number
+
 # The number of the process that starts ranks, for these ranks.
 LAUNCHER_VARIABLE = "AXONN_TUNE_LAUNCHER"
 
@@ -25,24 +28,11 @@ def launching() -> Iterator[None]:
 
 def die_with_launcher() -> None:
     """Have Linux kill this rank when its launcher dies, and end it if the launcher is dead."""
-    launcher = os.environ[LAUNCHER_VARIABLE]
-    if launcher == str(os.getppid()):
-        _die_with_parent()
-    if launcher != str(os.getppid()) and not _is_alive(launcher):
-        os._exit(1)
-
-
-def _die_with_parent() -> None:
-    if platform.system() == "Linux":
+    launcher = whole_number(os.environ.get(LAUNCHER_VARIABLE, ""))
+    if launcher is None or platform.system() != "Linux":
+        return
+    if launcher == os.getppid():
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-
-
-def _is_alive(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, ValueError):  # The process of somebody else, or no launcher at all.
-        return True
-    return True
+    if launcher != os.getppid() and not is_running(launcher):
+        os._exit(1)
