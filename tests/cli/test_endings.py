@@ -162,6 +162,6 @@ def test_a_validation_on_a_full_disk_ends_and_keeps_what_it_has(tmp_path):
     )
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 2
-    assert "report.json.partial cannot be written: file too large" in last
+    assert "report.json.partial cannot be written: " in last
     assert last.endswith("go on with --resume")
     assert not report.exists() and Path(f"{report}.partial").exists()
