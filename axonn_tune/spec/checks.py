@@ -51,9 +51,14 @@ def require_efficiency(owner: str, name: str, value: float) -> None:
         raise InputError(f"{owner}: {name} is {value!r}; allowed: above 0, at most 1")
 
 
+def is_name(text: str) -> bool:
+    """Return whether a name can be printed on one line."""
+    return text.isprintable() and len(text) <= LONGEST_NAME
+
+
 def require_name(owner: str, value: str) -> None:
-    """Raise InputError unless a name can be printed on one line."""
-    if not value.isprintable() or len(value) > LONGEST_NAME:
+    """Raise InputError unless the value is a name, as `is_name` says."""
+    if not is_name(value):
         raise InputError(
             f"{owner}: name is {value[:LONGEST_NAME]!r}; allowed: up to {LONGEST_NAME} characters "
             "that can be printed"

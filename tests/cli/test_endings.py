@@ -148,6 +148,16 @@ def test_an_interrupt_of_one_rank_is_none():
 
 
 @pytest.mark.slow
+def test_a_rank_that_crashes_is_named_in_one_line():
+    process = started(*RUN)
+    assert process.stderr.readline().startswith("step ")
+    os.kill(children(process.pid)[-1], signal.SIGSEGV)
+    _, errors = process.communicate(timeout=60)
+    said = [line for line in errors.splitlines() if not line.startswith("step ")]
+    assert said == ["axonn-tune: rank 1 was ended by SIGSEGV"] and process.returncode == 2
+
+
+@pytest.mark.slow
 def test_a_validation_on_a_full_disk_ends_and_keeps_what_it_has(tmp_path):
     """The journal fails, and not the layouts."""
     report = tmp_path / "report.json"

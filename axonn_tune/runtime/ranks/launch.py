@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import multiprocessing
 import os
@@ -203,6 +204,8 @@ def _silent_logs() -> Iterator[None]:
 
 def _rank(function: RankFunction[Request, Result], request: Request) -> Result:
     die_with_launcher()  # once more, since torch has chosen a signal that a rank ignores
+    if "PYTHONFAULTHANDLER" not in os.environ:
+        faulthandler.disable()  # torch lets it print all stacks; the launcher names the signal
     place = place_in_job(os.environ)
     assert place is not None
     try:
