@@ -103,7 +103,8 @@ def main(args: list[str] | None = None) -> Any:
         _drop_output()
         if error.errno == errno.EPIPE:  # The reader has left (`| head`).
             sys.exit(1)
-        _fail(": ".join(filter(None, (error.filename, (error.strerror or str(error)).lower()))))
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(where + (error.strerror or str(error)).lower())
 
 
 def _writing_all(stream: Any) -> Any:

@@ -13,20 +13,26 @@ import os
 import re
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from axonn_tune.errors import FileError
 
 FileName = str | os.PathLike[str]
 
-# A report of a thousand measured configurations has 50 MB.
+# A report of a thousand measured configurations has 20 MB.
 LARGEST_FILE_BYTES = 2**26
-# What is written to these folders goes to an open file of the process, such as /dev/stdout.
+# These paths stand for files that the process has open, such as what its output is redirected to.
 _OPEN_FILES = re.compile(r"/(?:dev|proc/[^/]+)/fd/\d+|/dev/std(?:out|err)")
 
 
-def read_text(path: FileName) -> str:
+def read_text(path: FileName, largest_bytes: int = LARGEST_FILE_BYTES) -> str:
     """Return the text of a UTF-8 file or of a pipe, without a byte order mark.
+
+    Parameters
+    ----------
+    largest_bytes : int
+        The size above which a file is refused.
 
     Raises
     ------
@@ -34,7 +40,7 @@ def read_text(path: FileName) -> str:
         The file is missing, cannot be read, is too large, or is not UTF-8.
     """
     try:
-        return _read_bytes(path).decode("utf-8-sig")
+        return _read_bytes(path, largest_bytes).decode("utf-8-sig")
     except OSError as error:
         raise os_failure(path, "cannot be read", error) from None
     except UnicodeDecodeError as error:
@@ -44,17 +50,20 @@ def read_text(path: FileName) -> str:
         raise FileError(f"{os.fspath(path)!r}: {error}") from None
 
 
-def _read_bytes(path: FileName) -> bytes:
+def _read_bytes(path: FileName, largest_bytes: int) -> bytes:
     # Without O_NONBLOCK, a pipe to which nobody writes would hold up the opening itself.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        mode = os.fstat(descriptor).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-            raise FileError(f"{os.fspath(path)} is a device; allowed: a file or a pipe")
-        os.set_blocking(descriptor, True)
-        data = file.read(LARGEST_FILE_BYTES + 1)
-    if len(data) > LARGEST_FILE_BYTES:
-        raise FileError(f"{os.fspath(path)} is too large; allowed: {LARGEST_FILE_BYTES >> 20} MiB")
+    try:
+        with open(descriptor, "rb", closefd=False) as file:
+            mode = os.fstat(descriptor).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+                raise FileError(f"{os.fspath(path)} is a device; allowed: a file or a pipe")
+            os.set_blocking(descriptor, True)
+            data = file.read(largest_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > largest_bytes:
+        raise FileError(f"{os.fspath(path)} is too large; allowed: {largest_bytes >> 20} MiB")
     return data
 
 
@@ -171,5 +180,6 @@ def _replace(path: str, data: bytes, mode: int | None) -> None:
             os.fsync(descriptor)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with suppress(FileNotFoundError):  # An interrupt may come after the replacement.
+            os.unlink(temporary)
         raise

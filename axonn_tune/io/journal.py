@@ -16,6 +16,8 @@ from axonn_tune.spec.measurement import Measurement
 
 # A configuration that began this often and never ended is taken to be what ends the job.
 MOST_ATTEMPTS = 2
+# A measured step of a large model has megabytes of operations, and a journal keeps each.
+LARGEST_JOURNAL_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Journal:
         """
         if not self.exists():
             raise FileError(f"there is nothing to resume: {self.path} does not exist")
-        first_line = next(iter(read_text(self.path).splitlines()), "")
+        first_line = next(iter(read_text(self.path, LARGEST_JOURNAL_BYTES).splitlines()), "")
         head = _record(first_line)
         kept_owner = None if head is None else head.get("owner")
         if not isinstance(kept_owner, dict):
@@ -91,7 +93,7 @@ class Journal:
         FileError
             A line before the last one is malformed.
         """
-        lines = read_text(self.path).splitlines()
+        lines = read_text(self.path, LARGEST_JOURNAL_BYTES).splitlines()
         results = {}
         for number, line in enumerate(lines[1:], 2):
             record = _record(line)

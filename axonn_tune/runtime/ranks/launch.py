@@ -159,6 +159,7 @@ def _start_here(
         start_method="spawn",
         **_SIGNALS,
     )
+    of_others = set(multiprocessing.active_children())
     try:
         with _silent_logs(), launching(), _interrupts_kept_from_ranks():
             results: dict[int, Result] = elastic_launch(config, _rank)(function, request)
@@ -167,8 +168,8 @@ def _start_here(
     except SignalException as error:
         raise KeyboardInterrupt from error
     finally:
-        # An interrupt while the ranks are being started leaves them unknown to the launcher.
-        for child in multiprocessing.active_children():
+        # An interrupt while the ranks are being started leaves them unknown to torch.
+        for child in set(multiprocessing.active_children()) - of_others:
             child.kill()
     return results[0]
 
