@@ -178,7 +178,7 @@ def calibrate(
     AxonnTuneError
         An option is wrong, the file cannot be written, or a rank fails.
     """
-    journal = Journal(f"{output}.partial")
+    journal = Journal.beside(str(output))
     campaign = calibration_campaign(**options)
     measured = campaign.measure(campaign.request(journal, resume))
     if measured is None:

@@ -91,7 +91,7 @@ def command(
     from axonn_tune.report.calibrate import calibration_text
     from axonn_tune.runtime.ranks.launch import only_rank_0_speaks
 
-    journal = Journal(f"{output}.partial")
+    journal = Journal.beside(output)
     with only_rank_0_speaks():
         campaign = calibration_campaign(extent, **options)
         request = campaign.request(journal, resume)

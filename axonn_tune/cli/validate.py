@@ -180,4 +180,4 @@ def _journal_next_to(output: str | None) -> Iterator[MeasurementJournal]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = output or f"{folder}/report.json"
-        yield MeasurementJournal(Journal(f"{path}.partial", "validation"))
+        yield MeasurementJournal(Journal.beside(path, "validation"))

@@ -111,10 +111,8 @@ def write_bytes(path: FileName, data: bytes) -> None:
         The folder is missing or cannot be written, or the disk is full.
     """
     try:
-        mode = _mode(path)
-        is_open_file = _OPEN_FILES.fullmatch(os.path.abspath(path)) is not None
-        if mode is None or (stat.S_ISREG(mode) and not is_open_file):
-            _replace(os.path.realpath(path), data, mode)
+        if is_replaced(path):
+            _replace(os.path.realpath(path), data, _mode(path))
         else:  # The path is a pipe, a terminal or /dev/stdout, which may stand for a file.
             with open(path, "ab") as file:
                 file.write(data)
@@ -122,6 +120,13 @@ def write_bytes(path: FileName, data: bytes) -> None:
         raise os_failure(path, "cannot be written", error) from None
     except ValueError as error:  # The name contains a zero byte.
         raise FileError(f"{os.fspath(path)!r} cannot be written: {error}") from None
+
+
+def is_replaced(path: FileName) -> bool:
+    """Return whether writing to a path makes a regular file or replaces one."""
+    mode = _mode(path)
+    is_open_file = _OPEN_FILES.fullmatch(os.path.abspath(path)) is not None
+    return mode is None or (stat.S_ISREG(mode) and not is_open_file)
 
 
 def write_files(directory: str, files: Mapping[str, str]) -> list[str]:

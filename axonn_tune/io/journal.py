@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from axonn_tune.errors import FileError
-from axonn_tune.io.files import os_failure, read_text
+from axonn_tune.io.files import is_replaced, os_failure, read_text
 from axonn_tune.io.json_files import parse_json
 from axonn_tune.io.schema import SchemaError, build, to_dict
 from axonn_tune.spec.measurement import Measurement
@@ -34,6 +34,19 @@ class Journal:
 
     path: str
     activity: str = "calibration"
+
+    @classmethod
+    def beside(cls, output: str, activity: str = "calibration") -> Journal:
+        """Return the journal of a result that is to be written to a file.
+
+        Raises
+        ------
+        FileError
+            The path names a device or a pipe, beside which nothing can be kept.
+        """
+        if not is_replaced(output):
+            raise FileError(f"{output} is no file, beside which a {activity} keeps its results")
+        return cls(f"{output}.partial", activity)
 
     def exists(self) -> bool:
         """Return whether there is something to resume."""

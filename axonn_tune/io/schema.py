@@ -10,9 +10,10 @@ header of names and then one line of comma-separated values for each point.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
+from itertools import takewhile
 from types import NoneType, UnionType
 from typing import Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -26,6 +27,7 @@ T = TypeVar("T")
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 SHOWN_PROBLEMS = 20
+MOST_PROBLEMS = 1000  # after which no more are looked for
 _FAILED = object()
 
 
@@ -210,9 +212,15 @@ def _sequence(reader: Reader) -> Reader:
     def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
         if not isinstance(value, list):
             return _refuse(value, "a list", path, problems)
-        return tuple(reader(item, (*path, i), problems) for i, item in enumerate(value))
+        items = enumerate(value)
+        return tuple(reader(item, (*path, i), problems) for i, item in _bearable(items, problems))
 
     return read
+
+
+def _bearable(entries: Iterable[T], problems: list[Problem]) -> Iterator[T]:
+    """Yield entries until there are more problems than anybody reads."""
+    return takewhile(lambda _: len(problems) < MOST_PROBLEMS, entries)
 
 
 def _table(list_reader: Reader, cls: type[Any]) -> Reader:
@@ -256,7 +264,10 @@ def _mapping(reader: Reader) -> Reader:
         for key in value:
             if not isinstance(key, str):
                 _refuse(key, "a key of text, in quotes", (*path, str(key)), problems)
-        return {key: reader(item, (*path, str(key)), problems) for key, item in value.items()}
+        return {
+            key: reader(item, (*path, str(key)), problems)
+            for key, item in _bearable(value.items(), problems)
+        }
 
     return read
 

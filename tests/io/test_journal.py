@@ -96,6 +96,12 @@ def test_a_run_that_ends_the_job_again_and_again_counts_as_failed(journal):
     assert runs.ended() == {"2x1x1x1": f"the job ended {MOST_ATTEMPTS} times while it ran"}
 
 
+@pytest.mark.parametrize("output", ["/dev/null", "/dev/stdout", "/tmp"])
+def test_a_journal_needs_a_file_beside_which_it_stands(output):
+    with pytest.raises(FileError, match=f"{output} is no file"):
+        Journal.beside(output)
+
+
 def test_half_a_line_is_taken_back_when_the_disk_is_full(journal):
     size = os.path.getsize(journal.path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

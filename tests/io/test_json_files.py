@@ -14,6 +14,11 @@ class Point:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Curve:
+    points: tuple[Point, ...]
+
+
 def test_saving_and_loading_is_the_identity(tmp_path):
     save_json(tmp_path / "a.json", Point("µ", 1 / 3))
     assert load_json(tmp_path / "a.json", Point) == Point("µ", 1 / 3)
@@ -44,3 +49,11 @@ def test_malformed_files_are_named(tmp_path, text, part):
         load_json(path, Point)
     message = str(caught.value)
     assert message.startswith(str(path)) and part in message and message.isprintable()
+
+
+@pytest.mark.timeout(20)
+def test_nobody_waits_for_a_million_problems(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"points": [' + "{}," * 1_000_000 + "{}]}")
+    with pytest.raises(FileError, match=r"points\[0\]\.name.*missing.* and 980 more"):
+        load_json(path, Curve)
