@@ -28,10 +28,11 @@ def list_command() -> None:
     Example:
       axonn-tune machines list
     """
+    from axonn_tune.cli.output import emit
     from axonn_tune.io.presets import list_machines, load_machine
     from axonn_tune.report.machines import machines_table
 
-    click.echo(machines_table([load_machine(name) for name in list_machines()]))
+    emit(machines_table([load_machine(name) for name in list_machines()]), None)
 
 
 @command.command("show")
@@ -45,7 +46,7 @@ def show_command(name: str, plot: str | None) -> None:
       axonn-tune machines show perlmutter
       axonn-tune machines show ./mycluster.yaml --plot rates.png
     """
-    from axonn_tune.cli.output import check_plot, save_plot
+    from axonn_tune.cli.output import check_plot, emit, save_plot
     from axonn_tune.io.presets import load_machine
     from axonn_tune.report.calibrate import calibration_text
     from axonn_tune.report.machines import machine_figure, machine_text
@@ -54,7 +55,7 @@ def show_command(name: str, plot: str | None) -> None:
     machine = load_machine(name)
     save_plot(plot, lambda: machine_figure(machine))
     parts = [calibration_text(machine), machine_text(machine)]
-    click.echo("\n\n".join(part for part in parts if part))
+    emit("\n\n".join(part for part in parts if part), None)
 
 
 @command.command("diff")

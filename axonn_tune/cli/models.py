@@ -24,10 +24,11 @@ def list_command() -> None:
     Example:
       axonn-tune models list
     """
+    from axonn_tune.cli.output import emit
     from axonn_tune.io.presets import list_models, load_model
     from axonn_tune.report.models import models_table
 
-    click.echo(models_table([load_model(name) for name in list_models()]))
+    emit(models_table([load_model(name) for name in list_models()]), None)
 
 
 @command.command("show")
@@ -40,7 +41,8 @@ def show_command(name: str) -> None:
       axonn-tune models show 80b
       axonn-tune models show ./config.json
     """
+    from axonn_tune.cli.output import emit
     from axonn_tune.io.presets import load_model
     from axonn_tune.report.models import model_text
 
-    click.echo(model_text(load_model(name)))
+    emit(model_text(load_model(name)), None)
