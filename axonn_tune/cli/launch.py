@@ -17,7 +17,11 @@ from axonn_tune.cli.options import search_options
 @click.option(
     "--framework", help="Framework: axonn, megatron, fsdp2 or deepspeed.  [default: the strategy's]"
 )
-@click.option("--train", metavar="SCRIPT", help="Training script.  [default: train.py]")
+@click.option(
+    "--train",
+    metavar="SCRIPT",
+    help="Training script, or the path of pretrain_gpt.py.  [default: the one that is written]",
+)
 @click.option(
     "--sbatch",
     multiple=True,
@@ -49,7 +53,8 @@ def command(
     """
     from axonn_tune.api import build_search
     from axonn_tune.io.files import write_files
-    from axonn_tune.job_scripts.script import launch_files, memory_warning
+    from axonn_tune.job_scripts.sbatch import memory_warning
+    from axonn_tune.job_scripts.script import launch_files
     from axonn_tune.search.one_layout import best_of_layout
     from axonn_tune.search.rank import rank_candidates
 
@@ -59,4 +64,4 @@ def command(
     for path in write_files(output, files):
         click.echo(path)
     for line in memory_warning(chosen):
-        click.echo(line.removeprefix("# "), err=True)
+        click.echo(line, err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
@@ -14,6 +15,8 @@ from axonn_tune.spec.checks import (
     require_choice,
     require_count,
     require_fraction,
+    require_line,
+    require_name,
     require_positive,
 )
 from axonn_tune.spec.plan import KINDS, MODES
@@ -27,8 +30,9 @@ from axonn_tune.spec.points import (
 )
 
 # The version grows when a profile gains fields that an older axonn-tune cannot read.
-PROFILE_VERSION = 5
+PROFILE_VERSION = 6
 ORIGINS = ("measured", "published", "assumed")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class Gpu:
     peak_flops_per_s: Mapping[str, Quantity]
 
     def __post_init__(self) -> None:
+        require_name("gpu", self.name)
         owner = f"gpu '{self.name}'"
         require_count(owner, "n_multiprocessors", self.n_multiprocessors)
         _all_positive(owner, self)
@@ -367,12 +372,30 @@ class JobScript:
         Environment variables of every rank.
     modules
         Modules that the script loads.
+    container
+        Words of the command that runs a program in a container, such as ``apptainer``, ``exec``,
+        ``--nv`` and the image.
+
+    A shell reads all values as they are: no variable in them is expanded.
     """
 
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
+    container: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.environment:
+            if not _VARIABLE.fullmatch(name):
+                raise InputError(
+                    f"job_script: environment has {name!r}; allowed: the name of a variable, made "
+                    "of letters, digits and _"
+                )
+        for item in fields(self):
+            value = getattr(self, item.name)
+            for text in value.values() if isinstance(value, Mapping) else value:
+                require_line("job_script", item.name, text)
 
 
 @dataclass(frozen=True)
@@ -477,6 +500,7 @@ class Machine:
     profile_version: int = PROFILE_VERSION
 
     def __post_init__(self) -> None:
+        require_name("machine", self.name)
         owner = f"machine '{self.name}'"
         require_count(owner, "ranks_per_node", self.ranks_per_node)
         require_fraction(owner, "jitter_fraction", self.jitter_fraction.value)

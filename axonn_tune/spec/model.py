@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.checks import require_choice, require_count
+from axonn_tune.spec.checks import require_choice, require_count, require_name
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by default
 RECOMPUTES = ("none", "selective", "full")
@@ -107,6 +107,7 @@ class Model:
     source: str = ""
 
     def __post_init__(self) -> None:
+        require_name("model", self.name)
         owner = f"model '{self.name}'"
         for name in ("n_layers", "hidden_size", "n_heads", "vocab_size", "seq_len"):
             require_count(owner, name, getattr(self, name))

@@ -7,8 +7,6 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from axonn_tune.job_scripts import axonn as axonn_script
-
 
 def replace_cuda_calls():
     """Prepare this process for AxoNN, which must not have been imported before."""
