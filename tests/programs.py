@@ -25,4 +25,4 @@ def settings_in(files):
 
 def arguments(**given):
     """The command line of a program."""
-    return SimpleNamespace(**{"steps": 3, "lr": 1e-2, "data": None, **given})
+    return SimpleNamespace(**{"steps": 2, "lr": 1e-2, "data": None, **given})

@@ -9,17 +9,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from axonn_tune.api import build_search
 from axonn_tune.io.presets import list_models, load_model
 from axonn_tune.job_scripts.script import launch_files
-from axonn_tune.search.one_layout import best_of_layout
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import parse_layout
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.predict import predict
+from axonn_tune.strategies.named import strategy_named
 
 torch = pytest.importorskip("torch")
 
 from engines.axonn_on_cpu import destroy_groups, replace_cuda_calls  # noqa: E402
 from programs import arguments, imported, settings_in  # noqa: E402
 from runtime.ranks import on_ranks  # noqa: E402
+from worlds import machine_of  # noqa: E402
 
 CPU = torch.device("cpu")
 GPT = Model("gpt", n_layers=2, hidden_size=32, n_heads=4, vocab_size=128, seq_len=8)
@@ -42,14 +47,15 @@ PARALLEL = replace(GPT, name="parallel", parallel_block=True)
 RECOMPUTES = ("none", "selective", "full")
 
 
-def files_of(model, n_ranks, strategy, layout, framework=None, **options):
-    options = {"global_batch": 8, "micro_batch": 1, "dtype": "fp32", **options}
-    search = build_search(model, n_ranks, strategy=strategy, **options)
-    return launch_files(best_of_layout(search, layout), framework)
+def prediction_of(model, n_ranks, strategy, layout, recompute="none", **job):
+    strategy = strategy_named(strategy)
+    job = Job(n_ranks, 8, model.seq_len, **{"dtype": "fp32", **job})
+    configuration = Configuration(parse_layout(layout, strategy.axes), recompute=recompute)
+    return predict(Scenario(model, job, machine_of(), strategy), configuration)
 
 
 def settings_of(*given, **options):
-    return settings_in(files_of(*given, **options))
+    return settings_in(launch_files(prediction_of(*given, **options)))
 
 
 def plain_losses(model, settings):
@@ -81,8 +87,8 @@ def count_parameters(rank, models):
 def test_a_program_has_the_parameters_of_its_model():
     models = []
     for name in list_models():
-        model = load_model(name)
-        models.append((model, settings_of(model, 8, "zero3", "shard=8", seq_len=model.seq_len)))
+        model = replace(load_model(name), n_layers=2)
+        models.append((model, settings_of(model, 8, "zero3", "shard=8")))
     on_ranks(1, count_parameters, models)
 
 
@@ -160,8 +166,7 @@ def test_axonn_trains_alike_on_every_grid(model):
         for grid, recompute in zip(grids, recomputes, strict=True)
     ]
     for grid, recompute in (("1x1x1x2x2", "none"), ("2x1x1x1x2", "full")):
-        options = {"recompute": recompute}
-        cases.append(settings_of(model, 4, "axonn-pipeline", grid, **options))
+        cases.append(settings_of(model, 4, "axonn-pipeline", grid, recompute=recompute))
     on_ranks(4, train_with_axonn, cases)
 
 
@@ -196,8 +201,8 @@ def test_tokens_of_a_file_are_read_in_turn(tmp_path):
 def test_deepspeed_trains(tmp_path):
     """DeepSpeed reads its configuration and trains; it compiles for a CPU when it first runs."""
     pytest.importorskip("deepspeed")
-    files = files_of(GPT, 2, "zero3", "shard=2", "deepspeed", dtype="bf16", recompute="full")
-    for name, text in files.items():
+    prediction = prediction_of(GPT, 2, "zero3", "shard=2", dtype="bf16", recompute="full")
+    for name, text in launch_files(prediction, "deepspeed").items():
         (tmp_path / name).write_text(text)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
