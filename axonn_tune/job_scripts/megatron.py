@@ -97,8 +97,7 @@ def _model_flags(model: Model, seq_len: int) -> list[str]:
         f"--kv-channels {model.head_dim}",
         f"--seq-length {seq_len}",
         f"--max-position-embeddings {max(seq_len, model.seq_len)}",
-        # This tokenizer adds a token that ends a document.
-        f"--tokenizer-type NullTokenizer --vocab-size {model.vocab_size - 1}",
+        f"--tokenizer-type NullTokenizer --vocab-size {model.vocab_size}",
     ]
     if model.n_kv_heads < model.n_heads:
         lines.append(f"--group-query-attention --num-query-groups {model.n_kv_heads}")
