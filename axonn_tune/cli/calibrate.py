@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,7 @@ def command(
     save_yaml(output, profile, PROFILE_HEADER)
     click.echo(calibration_text(profile))
     click.echo(
-        f"\nWritten to {output}. Next: axonn-tune suggest --machine {output} --gpus ... --model ..."
+        f"\nWritten to {output}. Next: axonn-tune suggest --machine {shlex.quote(output)} "
+        "--gpus ... --model ..."
     )
     journal.remove()

@@ -15,7 +15,6 @@ from axonn_tune.spec.checks import (
     require_choice,
     require_count,
     require_fraction,
-    require_line,
     require_name,
     require_positive,
 )
@@ -88,8 +87,8 @@ class Gpu:
     peak_flops_per_s: Mapping[str, Quantity]
 
     def __post_init__(self) -> None:
-        require_name("gpu", self.name)
         owner = f"gpu '{self.name}'"
+        require_name("gpu", self.name)
         require_count(owner, "n_multiprocessors", self.n_multiprocessors)
         _all_positive(owner, self)
 
@@ -395,7 +394,11 @@ class JobScript:
         for item in fields(self):
             value = getattr(self, item.name)
             for text in value.values() if isinstance(value, Mapping) else value:
-                require_line("job_script", item.name, text)
+                if not text.isprintable():
+                    raise InputError(
+                        f"job_script: {item.name} is {text!r}; allowed: one line that can be "
+                        "printed"
+                    )
 
 
 @dataclass(frozen=True)
@@ -500,8 +503,8 @@ class Machine:
     profile_version: int = PROFILE_VERSION
 
     def __post_init__(self) -> None:
-        require_name("machine", self.name)
         owner = f"machine '{self.name}'"
+        require_name("machine", self.name)
         require_count(owner, "ranks_per_node", self.ranks_per_node)
         require_fraction(owner, "jitter_fraction", self.jitter_fraction.value)
         if not self.links:

@@ -107,8 +107,8 @@ class Model:
     source: str = ""
 
     def __post_init__(self) -> None:
-        require_name("model", self.name)
         owner = f"model '{self.name}'"
+        require_name("model", self.name)
         for name in ("n_layers", "hidden_size", "n_heads", "vocab_size", "seq_len"):
             require_count(owner, name, getattr(self, name))
         if not self.head_dim and self.hidden_size % self.n_heads:

@@ -175,6 +175,21 @@ def test_the_command_writes_into_a_directory(tmp_path, capsys):
     assert sorted(paths) == sorted(str(path) for path in folder.iterdir())
 
 
+def test_a_script_that_was_filled_in_is_not_replaced(tmp_path, capsys):
+    arguments = ["launch", "--gpus", "4", "--model", "tiny", "--output", str(tmp_path)]
+    main(arguments)
+    main(arguments)
+    script = tmp_path / "launch.sbatch"
+    script.write_text(script.read_text() + "# mine\n")
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and f"{script} stands there with another text" in said
+    assert script.read_text().endswith("# mine\n")
+    main([*arguments, "--force"])
+    assert "# mine" not in script.read_text()
+
+
 def test_a_script_for_what_does_not_fit_says_so(tmp_path, capsys):
     arguments = ["--gpus", "8", "--model", "80b", "--grid", "1x1x8x1", "--output", str(tmp_path)]
     main(["launch", *arguments])

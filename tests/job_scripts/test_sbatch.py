@@ -1,5 +1,6 @@
 """The job script: what it asks for, and that nothing in it is read as anything but a text."""
 
+import json
 import shlex
 import subprocess
 from contextlib import suppress
@@ -202,25 +203,20 @@ def test_a_hostile_name_reaches_neither_a_script_nor_python(tmp_path, text):
     arguments = ["--gpus", "4", "--model", str(path), "--output", str(folder)]
     with suppress(SystemExit):
         main(["launch", *arguments])
-    assert folder.exists() == (text in ("a #b", "*", "!!", "{x}", "%s"))
     if folder.exists():
         (tmp_path / "empty").mkdir()
         words_told(tmp_path / "empty", (folder / "launch.sbatch").read_text())
+        assert json.loads((folder / "settings.json").read_text())["model"]["name"] == text
 
 
-@pytest.mark.parametrize("name", ["", " ", "a\nb", "\x1b[31m", "x" * 101, "a'b", "$(x)", "a;b"])
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "x" * 201])
 def test_a_name_is_checked_when_it_is_read(name):
-    with pytest.raises(InputError, match=r"name is .*; allowed: 1 to 100 printable characters"):
+    with pytest.raises(InputError, match=r"name is .*; allowed: up to 200 characters"):
         replace(MODEL, name=name)
     with pytest.raises(InputError, match="machine: name is"):
         replace(machine_of(), name=name)
     with pytest.raises(InputError, match="gpu: name is"):
         replace(machine_of().gpu, name=name)
-
-
-def test_names_of_products_are_allowed():
-    for name in ("Qwen/Qwen2.5-7B", "NVIDIA GH200 (96 GB)", "Intel(R) Xeon(R) CPU @ 2.20GHz", "é"):
-        assert replace(MODEL, name=name).name == name
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from axonn.intra_layer.communication import (
     ForwardAllReduce,
     ForwardGather_BackwardReduceScatter,
 )
-from layers import EPS, INITIAL_STD, Block, run_block
+from layers import EPS, INITIAL_STD, Block, run_blocks
 from torch import nn
 
 
@@ -166,8 +166,7 @@ class Stage(nn.Module):
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         """Map tokens, or the stream of the stage before, to the stream or to logits."""
         stream = self.embedding(given) if self.is_first else given
-        for block in self.blocks:
-            stream = run_block(self._settings, block, stream)
+        stream = run_blocks(self._settings, self.blocks, stream)
         return self.head(self.norm(stream)) if self.is_last else stream
 
 

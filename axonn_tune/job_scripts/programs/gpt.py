@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import torch
-from layers import EPS, INITIAL_STD, Block, run_block
+from layers import EPS, INITIAL_STD, Block, run_blocks
 from torch import nn
 
 
@@ -59,8 +59,7 @@ class GPT(nn.Module):
         stream = self.embedding(tokens)
         if self.position is not None:
             stream = stream + self.position(torch.arange(tokens.shape[1], device=tokens.device))
-        for block in self.blocks:
-            stream = run_block(self._settings, block, stream)
+        stream = run_blocks(self._settings, self.blocks, stream)
         return self.head(self.norm(stream))
 
 

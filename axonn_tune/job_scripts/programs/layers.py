@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import torch
@@ -80,7 +80,7 @@ class Block(nn.Module):
         """Take how to make a norm, and a linear layer of (n_in, n_out, bias, transpose)."""
         super().__init__()
         model = settings.model
-        self._settings, self._reentrant = settings, reentrant
+        self._settings, self.reentrant = settings, reentrant
         d, heads = model.hidden_size, model.n_heads * model.head_dim
         n_qkv = heads + 2 * model.n_kv_heads * model.head_dim
         n_up = model.ffn_hidden_size * (2 if model.gated_mlp else 1)
@@ -100,7 +100,7 @@ class Block(nn.Module):
     def _attend(self, stream: torch.Tensor) -> torch.Tensor:
         normed = self.norm1(stream)
         qkv = self._apply_linear(self.qkv, normed, lambda: self.norm1(stream))
-        return self.proj(attention(self._settings, qkv, self._reentrant))
+        return self.proj(attention(self._settings, qkv, self.reentrant))
 
     def _feed_forward(self, stream: torch.Tensor) -> torch.Tensor:
         normed = self.norm2(stream)
@@ -136,8 +136,18 @@ class Block(nn.Module):
         return F.dropout(branch, self._settings.dropout) if self._settings.dropout else branch
 
 
-def run_block(settings: SimpleNamespace, block: Block, stream: torch.Tensor) -> torch.Tensor:
-    """Run a block, which the backward pass forms again with full recomputation."""
-    if settings.recompute == "full" and torch.is_grad_enabled():
-        return checkpoint(block, stream, use_reentrant=block._reentrant)
-    return block(stream)
+def run_blocks(
+    settings: SimpleNamespace, blocks: Sequence[Block], stream: torch.Tensor
+) -> torch.Tensor:
+    """Run the blocks of a model or of a stage; with full recomputation nothing in them is kept.
+
+    ``full:4`` recomputes the first four blocks as a whole and keeps the activations of the others.
+    """
+    kind, _, count = settings.recompute.partition(":")
+    n_recomputed = int(count or len(blocks)) if kind == "full" else 0
+    for number, block in enumerate(blocks):
+        if number < n_recomputed and torch.is_grad_enabled():
+            stream = checkpoint(block, stream, use_reentrant=block.reentrant)
+        else:
+            stream = block(stream)
+    return stream
