@@ -39,7 +39,7 @@ def job_script(prediction: Prediction, start: Start, sbatch: Sequence[str]) -> s
         "set -euo pipefail",
         'read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         "export MASTER_ADDR",
-        "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
+        "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
         "export WORLD_SIZE=$SLURM_NTASKS",
         *(export(name, value) for name, value in environment.items()),
         "",
