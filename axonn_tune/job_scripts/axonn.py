@@ -18,7 +18,7 @@ _MODULES = ("axonn_gpt.py", "pipeline.py", "layers.py", "training.py")
 def start(prediction: Prediction, train: str | None) -> Start:
     """Return how AxoNN is started; its calls follow axonn/axonn.py and axonn/intra_layer/."""
     begun = training_start(
-        prediction, PROGRAM, _MODULES, (*AXES, PIPELINE), "torch and axonn 0.2.0", train
+        prediction, PROGRAM, _MODULES, (*AXES, PIPELINE), " and axonn 0.2.0", train
     )
     return replace(begun, environment=_ENVIRONMENT, rank_lines=rank_lines(prediction))
 

@@ -23,7 +23,7 @@ _MODULES = ("gpt.py", "layers.py", "training.py")
 def start(prediction: Prediction, train: str | None) -> Start:
     """Return how DeepSpeed is started."""
     axes = tuple(prediction.layout.sizes)
-    begun = training_start(prediction, PROGRAM, _MODULES, axes, "torch and deepspeed", train)
+    begun = training_start(prediction, PROGRAM, _MODULES, axes, " and deepspeed", train)
     command = begun.command
     if train is not None:
         command = ((*command[0], "--deepspeed", "--deepspeed_config", CONFIG),)

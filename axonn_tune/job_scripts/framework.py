@@ -54,13 +54,13 @@ def training_start(
     axes : tuple of str
         The axes of the layout that the program reads.
     packages : str
-        The packages that the program needs.
+        What the program needs besides torch, as the end of a sentence.
     train : str or None
         A program of the user that is started instead.
     """
     files = {name: training_program(name) for name in (program, *modules)}
     files[SETTINGS] = settings_text(prediction, axes)
-    to_fill_in = [f"Activate an environment in which python finds {packages}."]
+    to_fill_in = [f"Activate an environment in which python finds torch (2.6 or newer){packages}."]
     if train is not None:
         return Start(files, (("python", train),), tuple(to_fill_in))
     to_fill_in.append(f"{program} trains on random tokens; --data FILE behind it changes that.")

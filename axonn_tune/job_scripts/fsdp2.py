@@ -12,4 +12,4 @@ _MODULES = ("gpt.py", "layers.py", "training.py")
 def start(prediction: Prediction, train: str | None) -> Start:
     """Return how FSDP2 is started."""
     axes = tuple(prediction.layout.sizes)
-    return training_start(prediction, PROGRAM, _MODULES, axes, "torch", train)
+    return training_start(prediction, PROGRAM, _MODULES, axes, "", train)

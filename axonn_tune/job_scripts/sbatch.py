@@ -14,6 +14,7 @@ from axonn_tune.units import gib
 NAME = "launch.sbatch"
 # What no prediction knows; the line stays a comment until the user has completed it.
 _PLACEHOLDERS = {"--account": "YOUR_ACCOUNT", "--time": "01:00:00"}
+_COMPLETE = "Complete the lines that begin with ##SBATCH, and remove one # of each."
 _SHORT_NAMES = {"-A": "--account", "-t": "--time", "-o": "--output", "-c": "--cpus-per-task"}
 _CONTINUED = " \\\n  "
 
@@ -29,11 +30,14 @@ def job_script(prediction: Prediction, start: Start, sbatch: Sequence[str]) -> s
     scenario = prediction.scenario
     host = scenario.machine.job_script
     given = [words(text, "option of sbatch") for text in (*host.sbatch, *sbatch)]
+    names = _option_names(word for words in given for word in words)
+    missing = [f"{name}={text}" for name, text in _PLACEHOLDERS.items() if name not in names]
     environment = {**start.environment, **host.environment}
     lines = [
         "#!/bin/bash",
-        *(comment(text) for text in _header(prediction, start)),
-        *_directives(scenario, given),
+        *(comment(text) for text in _header(prediction, start, missing)),
+        *(directive(option) for option in [*_options(scenario), *given]),
+        *(f"#{directive([option])}" for option in missing),
         "",
         *(command(["module", "load", module]) for module in host.modules),
         "set -euo pipefail",
@@ -58,12 +62,13 @@ def memory_warning(prediction: Prediction) -> list[str]:
     return [f"Predicted to run out of memory: {needed:.1f} GiB of {capacity:.1f} GiB per GPU."]
 
 
-def _header(prediction: Prediction, start: Start) -> list[str]:
+def _header(prediction: Prediction, start: Start, missing: Sequence[str]) -> list[str]:
     """Return what the script runs, what was predicted, and what the user must fill in."""
     scenario = prediction.scenario
     configuration = prediction.configuration
     engine = scenario.strategy.engine_name
     of_engine = f", with the engine {engine}" if engine else ""
+    to_fill_in = [_COMPLETE, *start.to_fill_in] if missing else start.to_fill_in
     return [
         f"{scenario.model.name} on {scenario.job.n_gpus} {scenario.machine.gpu.name}: "
         f"{scenario.strategy.name}, {prediction.layout}, micro-batch {configuration.micro_batch}, "
@@ -72,28 +77,21 @@ def _header(prediction: Prediction, start: Start) -> list[str]:
         f"{prediction.tflops_per_gpu:.1f} TFLOP/s per GPU{of_engine}.",
         *memory_warning(prediction),
         "Fill in before you submit this script in its own folder:",
-        "- Complete the lines that begin with ##SBATCH, and remove one #; add what your site asks.",
-        *(f"- {text}" for text in start.to_fill_in),
+        *(f"- {text}" for text in to_fill_in),
     ]
 
 
-def _directives(scenario: Scenario, given: Sequence[Sequence[str]]) -> list[str]:
-    """Return the options of the job; what the machine or the user gives stands last and counts."""
+def _options(scenario: Scenario) -> list[list[str]]:
+    """Return the options of the job; those of the machine and the user follow, and count."""
     tasks = _tasks_per_node(scenario)
-    names = _option_names(word for words in given for word in words)
-    options = [
-        ["--job-name=" + scenario.model.name],
+    return [
+        [f"--job-name={scenario.model.name}"],
         [f"--nodes={scenario.n_nodes}"],
         [f"--ntasks={scenario.job.n_gpus}"],
         [f"--ntasks-per-node={tasks}"],
         [f"--gpus-per-node={tasks}"],
         ["--exclusive"],
         ["--output=%x-%j.log"],
-    ]
-    missing = [f"{name}={text}" for name, text in _PLACEHOLDERS.items() if name not in names]
-    return [
-        *(directive(option) for option in (*options, *given)),
-        *(f"#{directive([option])}" for option in missing),
     ]
 
 

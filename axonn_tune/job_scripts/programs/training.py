@@ -48,6 +48,8 @@ def joined() -> Iterator[torch.device]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # All ranks form a communicator in this call, before a few of them exchange anything.
+    dist.all_reduce(torch.zeros(1, device=device))
     try:
         yield device
     finally:
