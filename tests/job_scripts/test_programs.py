@@ -102,6 +102,8 @@ def train_with_fsdp2(rank, cases):
         assert sum(p.to_local().numel() for p in sharded.parameters()) < 0.6 * sum(
             p.numel() for p in whole.parameters()
         )
+        is_tied = settings.model.tied_embeddings
+        assert (sharded.head.weight is sharded.embedding.weight) == is_tied
         state = {name: tensor.full_tensor() for name, tensor in sharded.state_dict().items()}
         whole.load_state_dict(state)
         np.testing.assert_allclose(losses, plain_losses(whole, settings), rtol=1e-4)
