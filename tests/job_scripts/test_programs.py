@@ -126,7 +126,7 @@ def compare_models(rank, settings):
     replace_cuda_calls()
     axonn_gpt, gpt, program = (imported(n) for n in ("axonn_gpt", "gpt", "train_axonn"))
     program.initialise(settings)
-    own = axonn_gpt.Stage(settings, range(settings.model.n_layers))
+    own = axonn_gpt.Stage(settings, range(settings.model.n_layers), True, True)
     plain = gpt.GPT(settings)
     state = plain.state_dict()
     names = {"gain": "weight", "shift": "bias", "position": "weight"}
@@ -168,7 +168,7 @@ def test_axonn_trains_alike_on_every_grid(model):
         settings_of(model, 4, "axonn", grid, recompute=recompute)
         for grid, recompute in zip(grids, recomputes, strict=True)
     ]
-    for grid, recompute in (("1x1x1x2x2", "none"), ("2x1x1x1x2", "full")):
+    for grid, recompute in (("1x1x1x2x2", "none"), ("2x1x1x1x2", "full"), ("1x1x1x1x4", "none")):
         cases.append(settings_of(model, 4, "axonn-pipeline", grid, recompute=recompute))
     on_ranks(4, train_with_axonn, cases)
 
@@ -183,7 +183,7 @@ def blocks_of_stages(rank, cases):
 def test_stages_share_the_blocks():
     """Embedding and head count as blocks where the stages do not divide the layers."""
     pytest.importorskip("axonn")
-    on_ranks(1, blocks_of_stages, [(8, 2), (8, 8), (6, 4), (126, 16)])
+    on_ranks(1, blocks_of_stages, [(8, 2), (8, 8), (6, 4), (126, 16), (2, 4)])
 
 
 def read_tokens(rank, path):

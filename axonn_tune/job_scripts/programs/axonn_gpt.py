@@ -139,12 +139,13 @@ class Stage(nn.Module):
     Each part draws its weights after a seed of its own, so that they do not depend on the layout.
     """
 
-    def __init__(self, settings: SimpleNamespace, blocks: range) -> None:
+    def __init__(
+        self, settings: SimpleNamespace, blocks: range, is_first: bool, is_last: bool
+    ) -> None:
         super().__init__()
         model = settings.model
         self._settings = settings
-        self.is_first = blocks.start == 0
-        self.is_last = blocks.stop == model.n_layers
+        self.is_first, self.is_last = is_first, is_last
         self.blocks = nn.ModuleList()
         for number in blocks:
             torch.manual_seed(number)

@@ -142,11 +142,11 @@ def run(
     """Train in the process group that exists, and return the losses."""
     initialise(settings)
     config, layout = ax.config, settings.layout
-    blocks = stage_blocks(
-        settings.model.n_layers, layout.pipeline, config.inter_layer_parallel_rank
-    )
+    stage, n_stages = config.inter_layer_parallel_rank, layout.pipeline
+    blocks = stage_blocks(settings.model.n_layers, n_stages, stage)
     dtype = DTYPES[settings.dtype]
-    model = Stage(settings, blocks).to(device, dtype)
+    model = Stage(settings, blocks, is_first=stage == 0, is_last=stage == n_stages - 1)
+    model = model.to(device, dtype)
     optimizer = MixedAdamW(model, arguments.lr)
     width = settings.model.hidden_size // layout.x
     shape = (settings.micro_batch, settings.seq_len, width)
@@ -175,7 +175,7 @@ def run(
                 output.backward(gradient)
             optimizer.add_gradients()
 
-        if layout.pipeline > 1:
+        if n_stages > 1:
             run_schedule(neighbours, len(texts), forward_of_stage, backward_of_stage)
         else:
             for number in range(len(texts)):
@@ -183,7 +183,7 @@ def run(
                     forward(number, None).backward()
                 optimizer.add_gradients()
         optimizer.step()
-        return total * layout.pipeline
+        return total * n_stages
 
     return train(settings, arguments, device, share, n_shares, train_step)
 
