@@ -519,7 +519,7 @@ def launch(
     sbatch: Sequence[str] = (),
     **options: Unpack[SearchOptions],
 ) -> dict[str, str]:
-    """Return the files that run one layout: the job script and what the framework reads.
+    """Return the files that run one layout: the job script and the program that it starts.
 
     Parameters
     ----------
@@ -528,7 +528,7 @@ def launch(
     framework : str or None
         axonn, megatron, fsdp2 or deepspeed; by default the usual one of the strategy.
     train : str or None
-        The training script, for frameworks that bring none.
+        A program of your own in place of the written one, or the path of pretrain_gpt.py.
     sbatch : sequence of str
         Further options of sbatch, such as ``--account=abc``.
     {options}

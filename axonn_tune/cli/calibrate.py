@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,7 @@ def command(
     save_yaml(output, profile, PROFILE_HEADER)
     emit(calibration_text(profile), None)
     click.echo(
-        f"\nWritten to {output}. Next: axonn-tune suggest --machine {output} --gpus ... --model ..."
+        f"\nWritten to {output}. Next: axonn-tune suggest --machine {shlex.quote(output)} "
+        "--gpus ... --model ..."
     )
     journal.remove()

@@ -17,7 +17,11 @@ from axonn_tune.cli.options import search_options
 @click.option(
     "--framework", help="Framework: axonn, megatron, fsdp2 or deepspeed.  [default: the strategy's]"
 )
-@click.option("--train", metavar="SCRIPT", help="Training script.  [default: train.py]")
+@click.option(
+    "--train",
+    metavar="SCRIPT",
+    help="Training script, or the path of pretrain_gpt.py.  [default: the one that is written]",
+)
 @click.option(
     "--sbatch",
     multiple=True,
@@ -31,32 +35,43 @@ from axonn_tune.cli.options import search_options
     show_default=True,
     help="Directory to write the files to.",
 )
+@click.option("--force", is_flag=True, help="Replace files that stand there with another text.")
 def command(
     grid: str | None,
     framework: str | None,
     train: str | None,
     sbatch: tuple[str, ...],
     output: str,
+    force: bool,
     **options: Any,
 ) -> None:
-    """Write a job script and what AxoNN, Megatron-LM, DeepSpeed or FSDP2 need.
+    """Write a job script for Slurm, with the program that AxoNN, DeepSpeed or FSDP2 trains.
+
+    Megatron-LM brings its own program. The header of the script says what is to be filled in.
 
     \b
     Examples:
       axonn-tune launch --gpus 1024 --model 80b --sbatch=--account=m1234
       axonn-tune launch --gpus 512 --model llama3-70b --strategy megatron --output run
-      axonn-tune launch --gpus 384 --model 20b --machine frontier --strategy zeropp
+      axonn-tune launch --gpus 384 --model 20b --machine frontier --strategy zeropp --output zeropp
     """
     from axonn_tune.api import build_search
-    from axonn_tune.io.files import write_files
-    from axonn_tune.job_scripts.script import launch_files, memory_warning
+    from axonn_tune.errors import InputError
+    from axonn_tune.io.files import changed_files, write_files
+    from axonn_tune.job_scripts.sbatch import memory_warning
+    from axonn_tune.job_scripts.script import launch_files
     from axonn_tune.search.one_layout import best_of_layout
     from axonn_tune.search.rank import rank_candidates
 
     search = build_search(**options)
     chosen = rank_candidates(search).prediction(0) if grid is None else best_of_layout(search, grid)
     files = launch_files(chosen, framework, train, sbatch)
+    changed = [] if force else changed_files(output, files)
+    if changed:
+        raise InputError(
+            f"{changed[0]} stands there with another text; allowed: --force, or another --output"
+        )
     for path in write_files(output, files):
         click.echo(path)
     for line in memory_warning(chosen):
-        click.echo(line.removeprefix("# "), err=True)
+        click.echo(line, err=True)

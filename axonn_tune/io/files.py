@@ -157,6 +157,25 @@ def write_files(directory: str, files: Mapping[str, str]) -> list[str]:
     return paths
 
 
+def changed_files(directory: str, files: Mapping[str, str]) -> list[str]:
+    """Return the paths of files that stand in a directory with another text.
+
+    Parameters
+    ----------
+    files : mapping of str to str
+        The text of each file by the file's name.
+
+    Raises
+    ------
+    FileError
+        A file cannot be read.
+    """
+    paths = {str(Path(directory, name)): text for name, text in files.items()}
+    return [
+        path for path, text in paths.items() if os.path.lexists(path) and read_text(path) != text
+    ]
+
+
 def os_failure(path: FileName, complaint: str, error: OSError) -> FileError:
     """Return an error of one line that names the file and gives the system's reason."""
     reason = error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""Read files that ship inside the package: parts of the report page and published tables."""
+"""Read files that ship inside the package: the report page, published tables, programs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from axonn_tune.io.files import read_text
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _PAGE_FOLDER = _PACKAGE / "report" / "web"
+_PROGRAM_FOLDER = _PACKAGE / "job_scripts" / "programs"
 _TABLE_FOLDER = _PACKAGE / "reproduce" / "published"
 # The page loads the plotting libraries in this order.
 _PLOTTING_LIBRARIES = ("d3.min.js", "plot.umd.min.js")
@@ -32,3 +33,8 @@ def load_published(name: str) -> list[dict[str, str]]:
     """Return the rows of a table of published results; lines that start with # are comments."""
     text = read_text(_TABLE_FOLDER / f"{name}.csv")
     return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+
+
+def training_program(name: str) -> str:
+    """Return the text of a training program, or of a module that such a program imports."""
+    return read_text(_PROGRAM_FOLDER / name)

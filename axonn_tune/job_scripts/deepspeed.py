@@ -1,22 +1,37 @@
-"""DeepSpeed: the JSON of ZeRO-3, of MiCS for hybrid sharding, and of ZeRO++.
+"""DeepSpeed: a training program, and the JSON of ZeRO-3 and of ZeRO++.
 
 Keys as DeepSpeed documents them (deepspeed.ai, "DeepSpeed Configuration JSON" and the ZeRO++
-and MiCS tutorials; deepspeed/runtime/zero/config.py).
+tutorial; deepspeed/runtime/zero/config.py of DeepSpeed 0.19, which has no MiCS any more).
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
+from axonn_tune.errors import InputError
+from axonn_tune.job_scripts.framework import Start, training_start
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.zero import Zero
 
-NAME = "ds_config.json"
+CONFIG = "ds_config.json"
+PROGRAM = "train_deepspeed.py"
+_MODULES = ("gpt.py", "layers.py", "training.py")
 
 
-def files(prediction: Prediction) -> dict[str, str]:
-    """Return the configuration to pass as ``--deepspeed_config``."""
+def start(prediction: Prediction, train: str | None) -> Start:
+    """Return how DeepSpeed is started."""
+    axes = tuple(prediction.layout.sizes)
+    begun = training_start(prediction, PROGRAM, _MODULES, axes, " and deepspeed", train)
+    command = begun.command
+    if train is not None:
+        command = ((*command[0], "--deepspeed", "--deepspeed_config", CONFIG),)
+    return replace(begun, files={**begun.files, CONFIG: config_text(prediction)}, command=command)
+
+
+def config_text(prediction: Prediction) -> str:
+    """Return DeepSpeed's configuration."""
     job = prediction.scenario.job
     strategy = prediction.scenario.strategy
     sizes = prediction.layout.sizes
@@ -27,7 +42,10 @@ def files(prediction: Prediction) -> dict[str, str]:
         "contiguous_gradients": True,
     }
     if sizes.get("replica", 1) > 1:
-        zero["mics_shard_size"] = sizes["shard"]
+        raise InputError(
+            f"DeepSpeed keeps no replicas since it has removed MiCS, and {prediction.layout} has; "
+            "allowed: --framework fsdp2, or a layout with replica=1"
+        )
     if strategy.sharding.copy:
         zero["zero_hpz_partition_size"] = sizes[strategy.sharding.copy]
     if strategy.quantised_weights:
@@ -43,4 +61,4 @@ def files(prediction: Prediction) -> dict[str, str]:
     }
     if job.dtype != "fp32":
         document[job.dtype] = {"enabled": True}
-    return {NAME: json.dumps(document, indent=2) + "\n"}
+    return json.dumps(document, indent=2) + "\n"

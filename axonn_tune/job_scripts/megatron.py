@@ -6,16 +6,45 @@ Core from which it builds its arguments (main, August 2026).
 
 from __future__ import annotations
 
+from axonn_tune.job_scripts.framework import N_STEPS, Start
 from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.model import Model
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.megatron3d import Megatron3D
 
-SCRIPT = "pretrain_gpt.py"
+PROGRAM = "Megatron-LM/pretrain_gpt.py"
+# validate_args asserts it with tensor or context parallelism on GPUs before Blackwell, so that
+# kernels run in the order in which they were issued.
+_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+_TRAINING_FLAGS = (
+    "--mock-data",
+    f"--train-iters {N_STEPS}",
+    "--lr 1e-4",
+    "--min-lr 1e-5",
+    "--lr-decay-style cosine",
+    "--clip-grad 1.0",
+    "--eval-iters 0",
+    "--log-interval 1",
+    "--log-throughput",
+    "--distributed-backend nccl",
+)
+
+
+def start(prediction: Prediction, train: str | None) -> Start:
+    """Return how Megatron-LM is started; `train` is the path of its pretrain_gpt.py."""
+    program = train or PROGRAM
+    command = (("python", program), *(tuple(line.split()) for line in flags(prediction)))
+    to_fill_in = (
+        "Activate an environment in which python finds what Megatron-LM needs.",
+        f"Clone Megatron-LM so that {program} exists (--train names another path).",
+        "It trains on mock data; replace --mock-data by --data-path, and the tokenizer by yours.",
+    )
+    return Start({}, command, to_fill_in, _ENVIRONMENT)
 
 
 def flags(prediction: Prediction) -> list[str]:
-    """Return the flags with their values, one per line."""
+    """Return the flags with their values, one per line; no name or text is among them."""
     scenario = prediction.scenario
     configuration = prediction.configuration
     model = scenario.model
@@ -25,6 +54,7 @@ def flags(prediction: Prediction) -> list[str]:
     assert isinstance(strategy, Megatron3D)
     lines = [
         *_model_flags(model, job.seq_len),
+        *_TRAINING_FLAGS,
         f"--tensor-model-parallel-size {sizes['tensor']}",
         f"--pipeline-model-parallel-size {sizes[PIPELINE]}",
         f"--context-parallel-size {sizes['context']}",

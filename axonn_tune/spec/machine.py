@@ -6,6 +6,7 @@ meaning; `check_possible` refuses what a file should not say of a machine that e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
@@ -38,12 +39,13 @@ from axonn_tune.spec.points import (
 )
 
 # The version grows when a profile gains fields that an older axonn-tune cannot read.
-PROFILE_VERSION = 5
+PROFILE_VERSION = 6
 ORIGINS = ("measured", "published", "fitted", "assumed")
 # What runs beside something else shares a machine with it, and is not stopped by it.
 LARGEST_SLOWDOWN = 100.0
 # No fact of a computing centre, in its unit, is smaller: a price of a millionth, a microsecond.
 LEAST_FACT = 1e-6
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -431,12 +433,34 @@ class JobScript:
         Environment variables of every rank.
     modules
         Modules that the script loads.
+    container
+        Words of the command that runs a program in a container, such as ``apptainer``, ``exec``,
+        ``--nv`` and the image.
+
+    A shell reads all values as they are: no variable in them is expanded.
     """
 
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
+    container: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.environment:
+            if not _VARIABLE.fullmatch(name):
+                raise InputError(
+                    f"job_script: environment has {name!r}; allowed: the name of a variable, made "
+                    "of letters, digits and _"
+                )
+        for item in fields(self):
+            value = getattr(self, item.name)
+            for text in value.values() if isinstance(value, Mapping) else value:
+                if not text.isprintable():
+                    raise InputError(
+                        f"job_script: {item.name} is {text!r}; allowed: one line that can be "
+                        "printed"
+                    )
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,16 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from programs import imported, settings_in
 
-from axonn_tune.job_scripts import axonn as axonn_script
+from axonn_tune.job_scripts.axonn import start
 
 
 def replace_cuda_calls():
     """Prepare this process for AxoNN, which must not have been imported before."""
     # AxoNN calls collectives by names that torch has replaced since.
     warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
+    torch.cuda.device_count = lambda: 1
     torch.cuda.set_device = lambda device: None
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.cuda.synchronize = await_collectives
@@ -29,20 +31,27 @@ def replace_cuda_calls():
 
 
 def launched(prediction):
-    """What is in the module that `launch` writes for AxoNN."""
-    (text,) = axonn_script.files(prediction).values()
-    module = {}
-    exec(text, module)
-    return module
+    """What the program that `launch` writes for AxoNN does to the groups and to a model."""
+    program = imported("train_axonn")
+    settings = settings_in(start(prediction, None).files)
+    return {
+        "initialise": partial(program.initialise, settings),
+        "overlapped": partial(program.overlapped, settings),
+    }
 
 
 @contextmanager
 def groups_of(module):
     """Form the groups of ranks that such a module asks for, and destroy them at the end."""
-    from axonn import axonn
-
     module["initialise"]()
     yield
+    destroy_groups()
+
+
+def destroy_groups():
+    """Destroy the groups of ranks that AxoNN has formed last."""
+    from axonn import axonn
+
     groups = vars(axonn.comm_handle).values()
     for group in {group for group in groups if isinstance(group, dist.ProcessGroup)}:
         dist.destroy_process_group(group)

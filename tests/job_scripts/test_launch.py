@@ -1,10 +1,10 @@
 """What `launch` writes: as it was agreed (golden files), understood by those who read it."""
 
+import ast
 import json
 import os
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 from axonn_tune.api import build_search
 from axonn_tune.cli.main import main
 from axonn_tune.errors import InputError
+from axonn_tune.io.package_data import training_program
 from axonn_tune.job_scripts.axonn import rank_lines
 from axonn_tune.job_scripts.script import FRAMEWORKS, launch_files
 from axonn_tune.search.one_layout import best_of_layout
@@ -42,6 +43,7 @@ CASES = {
         "tensor=8,pipeline=8,data=8",
         {"recompute": "full", "dropout": True, "attention": "unfused"},
     ),
+    "fsdp2": ("20b", 64, "jean-zay", "zero3", "shard=64", {}),
     "fsdp2-hybrid": ("20b", 64, "perlmutter", "zero3", "shard=16,replica=4", {}),
     "zeropp": ("20b", 384, "frontier", "zeropp", "secondary=8,across=48", {"global_batch": 1536}),
 }
@@ -57,7 +59,11 @@ def files_of(case, **options):
 @pytest.mark.parametrize("case", CASES)
 def test_files_are_as_agreed(case):
     """Run with AXONN_TUNE_WRITE_GOLDEN=1 to agree on new ones."""
-    for name, text in files_of(case, sbatch=("--account=abc",)).items():
+    files = files_of(case, sbatch_options=("--account=abc",))
+    for name, text in files.items():
+        if name.endswith(".py"):
+            assert text == training_program(name)
+            continue
         path = GOLDEN / case / name
         if os.environ.get("AXONN_TUNE_WRITE_GOLDEN"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,52 +76,32 @@ def test_files_can_be_read_by_shell_and_python(case):
     for name, text in files_of(case).items():
         if name.endswith(".py"):
             compile(text, name, "exec")
-        elif name.endswith(".sbatch"):
+        elif name.endswith((".sbatch", ".sh")):
             subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-class Axonn:
-    """What AxoNN is told."""
+@pytest.mark.parametrize("case", [case for case in CASES if "megatron" not in case])
+def test_a_program_finds_its_modules_and_settings(case):
+    """What a program imports is installed with its framework, or stands next to it."""
+    files = files_of(case)
+    installed = {"torch", "numpy", "axonn", "deepspeed", *sys.stdlib_module_names}
+    for name, text in files.items():
+        if name.endswith(".py"):
+            needed = {module.split(".")[0] for module in imported_modules(text)} - installed
+            assert {f"{module}.py" for module in needed} <= set(files)
+    settings = json.loads(files["settings.json"])
+    layout = parse_layout(CASES[case][4], strategy_named(CASES[case][3]).axes)
+    sizes = {axis: size for axis, size in settings["layout"].items() if size > 1}
+    assert sizes == {axis: size for axis, size in layout.sizes.items() if size > 1}
+    assert settings["model"]["n_layers"] == 32 or case == "axonn"
 
-    def __init__(self):
-        self.said = {}
 
-    def init(self, **sizes):
-        self.said["init"] = sizes
-
-    def optimize_communication(self, **switches):
-        self.said["overlap"] = switches
-
-
-@pytest.mark.parametrize("case", ["axonn", "axonn-order", "axonn-pipeline"])
-def test_axonn_is_told_the_grid(monkeypatch, case):
-    """Columns are X, rows Y, depth Z (AxoNN's communication handle)."""
-    told, package = Axonn(), types.ModuleType("axonn")
-    package.axonn, layers = told, types.ModuleType("axonn.intra_layer")
-    layers.optimize_communication = told.optimize_communication
-    monkeypatch.setitem(sys.modules, "axonn", package)
-    monkeypatch.setitem(sys.modules, "axonn.intra_layer", layers)
-    module = {}
-    exec(files_of(case)["axonn_init.py"], module)
-    module["initialise"]()
-    module["overlapped"]("a model")
-    strategy, text = CASES[case][3:5]
-    layout = parse_layout(text, strategy_named(strategy).axes)
-    sizes = told.said["init"]
-    assert sizes.pop("gpus_per_node") in (4, 8)
-    assert sizes == {
-        "G_inter": layout.n_stages,
-        "G_data": layout.size("data"),
-        "G_intra_r": layout.size("y"),
-        "G_intra_c": layout.size("x"),
-        "G_intra_d": layout.size("z"),
-    }
-    assert told.said["overlap"] == {
-        "overlap_all_reduce": True,
-        "overlap_reduce_scatter": True,
-        "overlap_all_gather": True,
-        "model_object_for_overlapping_allgathers": "a model",
-    }
+def imported_modules(text):
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
 
 
 def documented_keys():
@@ -124,7 +110,7 @@ def documented_keys():
     return {k for k in keys if k[0] != " "}, {k.strip() for k in keys if k[0] == " "}
 
 
-@pytest.mark.parametrize(("case", "framework"), [("zeropp", None), ("fsdp2-hybrid", "deepspeed")])
+@pytest.mark.parametrize(("case", "framework"), [("zeropp", None), ("fsdp2", "deepspeed")])
 def test_deepspeed_documents_every_key(case, framework):
     document = json.loads(files_of(case, framework=framework)["ds_config.json"])
     outer, inner = documented_keys()
@@ -147,9 +133,7 @@ def test_ranks_are_numbered_as_axonn_does(order):
     search = build_search("tiny", 8, global_batch=8, micro_batch=1, order=order)
     prediction = best_of_layout(search, "2x1x2x2")
     sizes = {"x": 2, "y": 1, "z": 2, "d": 2}
-    lines = rank_lines(prediction)
-    assert bool(lines) == (order != "xyzd")
-    script = "\n".join([*lines, "echo ${RANK:-$SLURM_PROCID}"])
+    script = "\n".join([*rank_lines(prediction), "echo $RANK"])
     ranks = []
     for place in range(8):
         done = subprocess.run(
@@ -177,12 +161,33 @@ def test_a_framework_that_does_not_run_the_strategy_is_refused():
         files_of("axonn", framework="megatron")
 
 
+def test_deepspeed_keeps_no_replicas():
+    with pytest.raises(InputError, match=r"DeepSpeed keeps no replicas .*: --framework fsdp2"):
+        files_of("fsdp2-hybrid", framework="deepspeed")
+
+
 def test_the_command_writes_into_a_directory(tmp_path, capsys):
     folder = tmp_path / "new" / "run"
     main(["launch", "--gpus", "64", "--model", "20b", "--output", str(folder)])
     paths = capsys.readouterr().out.split()
-    assert sorted(path.name for path in folder.iterdir()) == ["axonn_init.py", "launch.sbatch"]
+    names = {path.name for path in folder.iterdir()}
+    assert {"launch.sbatch", "rank.sh", "train_axonn.py", "settings.json"} < names
     assert sorted(paths) == sorted(str(path) for path in folder.iterdir())
+
+
+def test_a_script_that_was_filled_in_is_not_replaced(tmp_path, capsys):
+    arguments = ["launch", "--gpus", "4", "--model", "tiny", "--output", str(tmp_path)]
+    main(arguments)
+    main(arguments)
+    script = tmp_path / "launch.sbatch"
+    script.write_text(script.read_text() + "# mine\n")
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and f"{script} stands there with another text" in said
+    assert script.read_text().endswith("# mine\n")
+    main([*arguments, "--force"])
+    assert "# mine" not in script.read_text()
 
 
 def test_a_script_for_what_does_not_fit_says_so(tmp_path, capsys):

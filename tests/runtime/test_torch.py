@@ -11,7 +11,6 @@ from runtime.ranks import on_ranks  # noqa: E402
 from axonn_tune.api import build_search  # noqa: E402
 from axonn_tune.errors import InputError  # noqa: E402
 from axonn_tune.io.presets import load_model  # noqa: E402
-from axonn_tune.job_scripts.script import launch_files  # noqa: E402
 from axonn_tune.runtime.request import RunRequest  # noqa: E402
 from axonn_tune.runtime.run import build_trainer  # noqa: E402
 from axonn_tune.search.one_layout import best_of_layout  # noqa: E402
@@ -102,26 +101,6 @@ def test_collectives_have_the_names_of_the_step_plan(recompute):
     explained = explain(best_of_layout(search, "shard=4"))
     planned = {op.name for op in explained.operations if op.axis} - {"gradient.norm.all_reduce"}
     on_ranks(4, names_of, recompute, planned | {"computation"})
-
-
-def shard_as_launched(rank, text):
-    from axonn_tune.runtime.native.plain import PlainGPT
-
-    module = {}
-    exec(text, module)
-    model = PlainGPT(MODELS["gpt"], "flash", "none").initialise(0)
-    n_elements = sum(p.numel() for p in model.parameters())
-    sharded = module["shard"](model, list(model.blocks), "cpu")
-    assert sum(p.to_local().numel() for p in sharded.parameters()) < 0.6 * n_elements
-    sharded(torch.zeros(1, 16, dtype=torch.int64)).sum().backward()
-    assert all(p.grad is not None for p in sharded.parameters())
-
-
-@pytest.mark.parametrize("layout", ["shard=4", "shard=2,replica=2"])
-def test_what_launch_writes_for_fsdp2_runs(layout):
-    search = build_search("tiny", 4, strategy="zero3", global_batch=4, dtype="fp32")
-    text = launch_files(best_of_layout(search, layout))["fsdp2_setup.py"]
-    on_ranks(4, shard_as_launched, text)
 
 
 PLAIN = Configuration(Layout({"shard": 4, "replica": 1}))

@@ -1,4 +1,7 @@
-"""A real Slurm with two nodes on this machine: a controller, two slurmd, munge."""
+"""A real Slurm with two nodes on this machine: a controller, two slurmd, munge.
+
+Each node has two GPUs, for which plain files stand; Slurm gives them to processes all the same.
+"""
 
 import os
 import shutil
@@ -32,8 +35,10 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 ReturnToService=2
 MpiDefault=none
-NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={first_port} CPUs=4 RealMemory=1000
-NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={second_port} CPUs=4 RealMemory=1000
+GresTypes=gpu
+NodeName=DEFAULT CPUs=4 RealMemory=1000 Gres=gpu:2
+NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={first_port}
+NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={second_port}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -58,6 +63,9 @@ def slurm(tmp_path_factory):
     ports = dict(zip(("controller_port", "first_port", "second_port"), free_ports(3), strict=True))
     configuration = folder / "slurm.conf"
     configuration.write_text(CONFIGURATION.format(folder=folder, **ports))
+    (folder / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu File={folder}/gpu[0-1]\n")
+    for name in ("gpu0", "gpu1"):
+        (folder / name).touch()
     for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir()
     key = folder / "munge.key"

@@ -1,0 +1,68 @@
+"""What a framework needs in order to train: files, a command, variables, and the user's help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from axonn_tune.io.package_data import training_program
+from axonn_tune.job_scripts.settings import NAME as SETTINGS
+from axonn_tune.job_scripts.settings import settings_text
+from axonn_tune.step.prediction import Prediction
+
+RANK_IS_PLACE = ("export RANK=$SLURM_PROCID",)
+N_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Start:
+    """How one configuration is started by its framework.
+
+    files
+        Texts by the names of the files that stand next to the job script.
+    command
+        The lines of the command that every rank runs, each a list of words.
+    to_fill_in
+        What the user still has to do, in whole sentences.
+    environment
+        Variables of every rank that the framework, and not the machine, asks for.
+    rank_lines
+        Shell lines that set RANK from the place of a process in the job.
+    """
+
+    files: Mapping[str, str]
+    command: tuple[tuple[str, ...], ...]
+    to_fill_in: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    rank_lines: tuple[str, ...] = RANK_IS_PLACE
+
+
+def training_start(
+    prediction: Prediction,
+    program: str,
+    modules: tuple[str, ...],
+    axes: tuple[str, ...],
+    packages: str,
+    train: str | None,
+) -> Start:
+    """Return how a training program of this package is started.
+
+    Parameters
+    ----------
+    program, modules : str, tuple of str
+        The program, and the modules that it imports.
+    axes : tuple of str
+        The axes of the layout that the program reads.
+    packages : str
+        What the program needs besides torch, as the end of a sentence.
+    train : str or None
+        A program of the user that is started instead.
+    """
+    files = {name: training_program(name) for name in (program, *modules)}
+    files[SETTINGS] = settings_text(prediction, axes)
+    to_fill_in = [f"Activate an environment in which python finds torch (2.6 or newer){packages}."]
+    if train is not None:
+        return Start(files, (("python", train),), tuple(to_fill_in))
+    to_fill_in.append(f"{program} trains on random tokens; --data FILE behind it changes that.")
+    command = ("python", program, "--steps", str(N_STEPS))
+    return Start(files, (command,), tuple(to_fill_in))

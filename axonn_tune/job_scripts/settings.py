@@ -1,0 +1,65 @@
+"""The settings of a training program: what it trains, and on which layout."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from axonn_tune.spec.model import Model
+from axonn_tune.step.prediction import Prediction
+
+NAME = "settings.json"
+# The model's sizes that the programs read.
+_MODEL_FIELDS = (
+    "name",
+    "n_layers",
+    "hidden_size",
+    "n_heads",
+    "n_kv_heads",
+    "head_dim",
+    "ffn_hidden_size",
+    "vocab_size",
+    "padded_vocab_size",
+    "gated_mlp",
+    "norm",
+    "position",
+    "bias",
+    "qkv_bias",
+    "tied_embeddings",
+    "parallel_block",
+)
+# The probability that Megatron-LM and GPT-2 use.
+DROPOUT = 0.1
+
+
+def settings_text(prediction: Prediction, axes: tuple[str, ...]) -> str:
+    """Return the file of settings; JSON holds every name and text, so that none is ever code.
+
+    Parameters
+    ----------
+    axes : tuple of str
+        The axes of the layout that the program reads, also those of size 1.
+    """
+    configuration = prediction.configuration
+    job = prediction.scenario.job
+    model = prediction.scenario.model
+    document = {
+        "model": _model_sizes(model),
+        "layout": {axis: prediction.layout.size(axis) for axis in axes},
+        "seq_len": job.seq_len,
+        "n_positions": max(job.seq_len, model.seq_len),
+        "global_batch": job.global_batch,
+        "micro_batch": configuration.micro_batch,
+        "dtype": job.dtype,
+        "recompute": configuration.recompute,
+        "attention": job.attention,
+        "dropout": DROPOUT if job.dropout else 0.0,
+        "overlap": asdict(job.overlap),
+        "predicted_step_seconds": prediction.step_seconds,
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _model_sizes(model: Model) -> dict[str, Any]:
+    return {name: getattr(model, name) for name in _MODEL_FIELDS}
