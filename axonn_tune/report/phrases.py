@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from axonn_tune.search.batches import can_share, nearest_shared_batch
 from axonn_tune.search.search import Search
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import format_count
@@ -20,12 +21,26 @@ def assumption_line(*searches: Search) -> str:
     tuning = "on" if job.kernel_tuning else "off"
     engine = scenario.strategy.engine_name
     engine_text = f", engine {engine}" if engine else ""
-    remark = batch_remark(*searches)
-    return (
+    remarks = [batch_remark(*searches), not_modelled_remark(scenario.model)]
+    line = (
         f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, sequence length "
-        f"{job.seq_len}, {job.dtype}, {job.attention} attention{dropout}, overlap {job.overlap}, "
-        f"kernel tuning {tuning}{engine_text}.{f' {remark}' if remark else ''}"
+        f"{job.seq_len}{_seq_len_remark(scenario)}, {job.dtype}, {job.attention} "
+        f"attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}{engine_text}."
     )
+    return " ".join([line, *(remark for remark in remarks if remark)])
+
+
+def _seq_len_remark(scenario: Scenario) -> str:
+    """Say of a sequence length that it is the longest which a config allows, if it is."""
+    model = scenario.model
+    if not model.seq_len_key or scenario.job.seq_len != model.seq_len:
+        return ""
+    return f" ({model.seq_len_key} of the config; choose with --seq-len)"
+
+
+def not_modelled_remark(model: Model) -> str | None:
+    """Say in a sentence what of a model predictions leave out; return None if it is nothing."""
+    return f"Predictions leave out {model.not_modelled}." if model.not_modelled else None
 
 
 def _batches_text(searches: Sequence[Search]) -> str:

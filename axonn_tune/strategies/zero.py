@@ -164,7 +164,8 @@ class Zero:
         # The rank holds the whole gradients of two blocks and the root, and their whole weights
         # too where weights are gathered.
         whole_bytes = (2.0 * block.parameters + root.parameters) * element
-        without_scores = 4.0 * shapes.residual_bytes + shapes.inner_bytes
+        norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
+        without_scores = norm_bytes + shapes.inner_bytes
         everything = without_scores + shapes.saved_score_bytes
         saved = {
             "none": everything,
