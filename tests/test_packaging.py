@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 ASK = [
     "-c",
     "from axonn_tune.io.presets import list_machines, list_models, load_machine, load_model;"
-    "from axonn_tune.io.package_data import load_published, page_parts; page_parts();"
+    "from axonn_tune.io.package_data import load_published, page_parts, template; page_parts();"
+    "template('model'); template('machine');"
     "import axonn_tune, sys;"
     "[load_model(n) for n in list_models()]; [load_machine(n) for n in list_machines()];"
     "print(len(list_models()), len(list_machines()), len(load_published('axonn')));"

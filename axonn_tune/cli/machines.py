@@ -17,6 +17,7 @@ def command() -> None:
     Examples:
       axonn-tune machines list
       axonn-tune machines show frontier
+      axonn-tune machines template --output my-cluster.yaml
     """
 
 
@@ -171,3 +172,19 @@ def expect_command(
         table=lambda: expected_text(machine, entries),
         json=lambda: expected_document(machine, entries),
     )
+
+
+@command.command("template")
+@output_option
+def template_command(output: str | None) -> None:
+    """Print a commented file with which to begin a machine of your own.
+
+    \b
+    Examples:
+      axonn-tune machines template
+      axonn-tune machines template --output my-cluster.yaml
+    """
+    from axonn_tune.cli.output import emit
+    from axonn_tune.io.package_data import template
+
+    emit(template("machine"), output)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from axonn_tune.cli.options import output_option
+
 
 @click.group("models")
 def command() -> None:
@@ -13,6 +15,7 @@ def command() -> None:
     Examples:
       axonn-tune models list
       axonn-tune models show llama3-70b
+      axonn-tune models template --output my-model.yaml
     """
 
 
@@ -44,3 +47,19 @@ def show_command(name: str) -> None:
     from axonn_tune.report.models import model_text
 
     click.echo(model_text(load_model(name)))
+
+
+@command.command("template")
+@output_option
+def template_command(output: str | None) -> None:
+    """Print a commented file with which to begin a model of your own.
+
+    \b
+    Examples:
+      axonn-tune models template
+      axonn-tune models template --output my-model.yaml
+    """
+    from axonn_tune.cli.output import emit
+    from axonn_tune.io.package_data import template
+
+    emit(template("model"), output)

@@ -35,7 +35,7 @@ SHOWN_OPERATIONS = 25
 def emit(text: str, output: str | None) -> None:
     """Write the text, or print it, in color on a terminal unless NO_COLOR is set (no-color.org)."""
     if output is None:
-        click.echo(_styled(text), color=False if os.environ.get("NO_COLOR") else None)
+        click.echo(_styled(text.rstrip("\n")), color=False if os.environ.get("NO_COLOR") else None)
         return
     from axonn_tune.io.files import write_text
 
