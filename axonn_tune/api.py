@@ -157,7 +157,7 @@ def _batch_rule(given: Mapping[str, Any], seq_len: int) -> BatchRule:
         sequences = _sequences(tokens, seq_len, is_exact=fraction is None)
     target = max(DEFAULT_GLOBAL_BATCH_TOKENS // seq_len, 1) if sequences is None else sequences
     require_count("job", "global_batch", target)
-    return BatchRule(target, sequences is not None, fraction)
+    return BatchRule(target, sequences is not None, fraction, given["micro_batch"] or 1)
 
 
 def _whole(text: str, owner: str) -> int:

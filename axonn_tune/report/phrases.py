@@ -71,9 +71,14 @@ def batch_remark(*searches: Search) -> str | None:
     moved = [job for job in jobs if job.global_batch != rule.target]
     if not moved:
         return None
+    choice = (
+        f"micro-batches of {rule.micro_batch}"
+        if rule.micro_batch > 1
+        else "a choice of micro-batches"
+    )
     return (
         f"Instead of the default batch of {rule.target} sequences, {_counts_text(moved)} GPUs take "
-        "the nearest that they can share evenly, with a choice of micro-batches."
+        f"the nearest that they can share evenly, with {choice}."
     )
 
 

@@ -38,7 +38,9 @@ def test_the_template_of_a_model_states_the_defaults_and_names_every_key(tmp_pat
     text = template("model")
     defaults = {item.name: item.default for item in fields(Model) if item.default is not MISSING}
     stated = parse_yaml(text, "template")
-    assert all(stated[name] == defaults[name] for name in stated.keys() & defaults.keys() - {"source"})
+    assert all(
+        stated[name] == defaults[name] for name in stated.keys() & defaults.keys() - {"source"}
+    )
     everything = re.sub(r"^# (\w+:)", r"\1", text, flags=re.MULTILINE)
     named = parse_yaml(everything, "template").keys()
     assert named == {item.name for item in fields(Model)} - _FROM_CONFIGS
