@@ -177,10 +177,7 @@ class LayoutOptions(TypedDict, total=False):
 
     strategy: Annotated[
         StrategyLike,
-        Option(
-            "axonn, axonn-pipeline, megatron, zero3, zeropp or zero-topo; all compares them.",
-            "axonn",
-        ),
+        Option("axonn, axonn-pipeline, megatron, zero3, zeropp or zero-topo.", "axonn"),
     ]
     order: Annotated[
         str,

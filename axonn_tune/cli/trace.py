@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from axonn_tune.cli.options import search_options
+from axonn_tune.cli.options import LAYOUT_HELP, search_options
 
 # Size of a trace for which nobody chose the micro-steps; Perfetto opens far larger ones.
 MOST_OPERATIONS = 100_000
@@ -14,9 +14,7 @@ MOST_OPERATIONS = 100_000
 
 @click.command("trace")
 @search_options
-@click.option(
-    "--grid", metavar="GRID", help="Grid: 8x4x4x8, or tensor=8,data=16.  [default: the best]"
-)
+@click.option("--grid", metavar="LAYOUT", help=f"{LAYOUT_HELP}  [default: the best]")
 @click.option(
     "--measured",
     type=click.Path(dir_okay=False),

@@ -15,7 +15,7 @@ from axonn_tune.search.pareto import pareto_front
 from axonn_tune.search.rank import Ranking
 from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import tied
-from axonn_tune.spec.layout import AXES
+from axonn_tune.spec.layout import AXES, PIPELINE
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
@@ -53,7 +53,9 @@ def _columns(search: Search, predictions: Sequence[Prediction]) -> list[Column[P
     strategy = search.scenario.strategy
     orders = {p.configuration.order for p in predictions} | set(search.constraints.orders)
     columns: list[Column[Prediction]] = [("#", lambda p: p.place)]
-    columns += [_size_column(strategy, axis) for axis in strategy.axes.names]
+    # The stages come last, as in the text of a layout.
+    axes = sorted(strategy.axes.names, key=lambda axis: axis == PIPELINE)
+    columns += [_size_column(strategy, axis) for axis in axes]
     if len(orders) > 1:
         columns.append(("order", lambda p: p.configuration.order))
     if any(p.configuration.n_virtual > 1 for p in predictions):

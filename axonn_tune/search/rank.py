@@ -303,8 +303,8 @@ def _nothing_fits(search: Search, least_bytes: float) -> NoCandidateError:
     capacity = scenario.memory_capacity_bytes
     message = (
         f"model '{scenario.model.name}' fits on no grid of {scenario.job.n_gpus} "
-        f"{scenario.machine.gpu.name}{_with_micro_batch(search)}: the smallest needs {gib(least_bytes):.1f} GiB of "
-        f"{gib(capacity):.1f} GiB per GPU"
+        f"{scenario.machine.gpu.name}{_with_micro_batch(search)}: the smallest needs "
+        f"{gib(least_bytes):.1f} GiB of {gib(capacity):.1f} GiB per GPU"
     )
     return NoCandidateError(message + _gpus_hint(search))
 

@@ -135,6 +135,11 @@ def parse_layout(text: str, axes: Axes = AXONN_AXES) -> Layout:
     for part in re.split(r"[,\s]+", text.strip()):
         name, _, size = (word.strip() for word in part.partition("="))
         name = ALIASES.get(name, name)
+        if name.isalpha() and name not in axes.names:
+            raise InputError(
+                f"layout '{text}': there is no axis '{name}'; the axes of the strategy are "
+                f"{', '.join(axes.names)} (another --strategy has others)"
+            )
         if name not in axes.names or not _SIZE.fullmatch(size):
             example = ",".join(f"{axis}=2" for axis in axes.names)
             raise InputError(
