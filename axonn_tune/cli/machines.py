@@ -83,8 +83,9 @@ def diff_command(
 ) -> None:
     """Show what changed between two profiles: a slow node, a new driver.
 
-    A change counts if it is larger than the spreads of both profiles explain. That gives one
-    false alarm in a hundred comparisons of unchanged machines.
+    A change is significant if it is larger than the spreads of both profiles explain. That gives
+    one false alarm in a hundred comparisons of unchanged machines. Numbers that state no spread,
+    as in profiles written by hand, are shown wherever they differ, but --fail ignores them.
 
     \b
     Examples:
