@@ -18,7 +18,7 @@ from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_candidates, with_best_batch
 from axonn_tune.search.search import COST_MODELS, Constraints, Search
 from axonn_tune.spec.checks import LARGEST_COUNT, require_choice, require_count
-from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job, Overlap
 from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, Layout, check_order
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
@@ -90,7 +90,7 @@ def build_search(
         n_gpus=gpus,
         global_batch=batches[0],
         seq_len=seq_len,
-        dtype=given["dtype"],
+        dtype=given["dtype"] or _default_dtype(loaded_machine),
         attention=given["attention"],
         overlap=_overlap(given),
         kernel_tuning=given["kernel_tuning"],
@@ -109,6 +109,12 @@ def build_search(
         every_configuration=given["every_configuration"],
     )
     return search.on_batches(batches)
+
+
+def _default_dtype(machine: Machine) -> str:
+    """Return the first number type in which the machine's GPU has a peak: bf16, fp16, fp32."""
+    known = [name for name in BYTES_PER_ELEMENT if name in machine.gpu.peak_flops_per_s]
+    return known[0] if known else "bf16"
 
 
 def _overlap(given: Mapping[str, Any]) -> Overlap:

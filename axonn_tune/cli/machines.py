@@ -29,10 +29,14 @@ def list_command() -> None:
     Example:
       axonn-tune machines list
     """
+    from dataclasses import replace
+
     from axonn_tune.io.presets import list_machines, load_machine
     from axonn_tune.report.machines import machines_table
 
-    click.echo(machines_table([load_machine(name) for name in list_machines()]))
+    # A file is found by its own name, whatever name stands in it.
+    named = [replace(load_machine(name), name=name) for name in list_machines()]
+    click.echo(machines_table(named))
 
 
 @command.command("show")

@@ -27,10 +27,14 @@ def list_command() -> None:
     Example:
       axonn-tune models list
     """
+    from dataclasses import replace
+
     from axonn_tune.io.presets import list_models, load_model
     from axonn_tune.report.models import models_table
 
-    click.echo(models_table([load_model(name) for name in list_models()]))
+    # A file is found by its own name, whatever name stands in it.
+    named = [replace(load_model(name), name=name) for name in list_models()]
+    click.echo(models_table(named))
 
 
 @command.command("show")

@@ -92,8 +92,9 @@ def difference_text(
     n_restated = len(difference.restated)
     n_alike = len(changes) - n_significant - n_restated
     parts.append(
-        f"Significant changes: {n_significant}; changed numbers that state no spread: {n_restated}; "
-        f"numbers and groups of points that are equal, or within their spread: {n_alike}."
+        f"Significant changes: {n_significant}; changed numbers that state no spread: "
+        f"{n_restated}; numbers and groups of points that are equal, or within their spread: "
+        f"{n_alike}."
     )
     if difference.only_in_one:
         parts.append("Only in one of them: " + ", ".join(difference.only_in_one) + ".")

@@ -21,7 +21,11 @@ def assumption_line(*searches: Search) -> str:
     tuning = "on" if job.kernel_tuning else "off"
     engine = scenario.strategy.engine_name
     engine_text = f", engine {engine}" if engine else ""
-    remarks = [batch_remark(*searches), not_modelled_remark(scenario.model)]
+    remarks = [
+        batch_remark(*searches),
+        not_modelled_remark(scenario.model),
+        _size_remark([search.scenario for search in searches]),
+    ]
     line = (
         f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, sequence length "
         f"{job.seq_len}{_seq_len_remark(scenario)}, {job.dtype}, {job.attention} "
@@ -36,6 +40,16 @@ def _seq_len_remark(scenario: Scenario) -> str:
     if not model.seq_len_key or scenario.job.seq_len != model.seq_len:
         return ""
     return f" ({model.seq_len_key} of the config; choose with --seq-len)"
+
+
+def _size_remark(scenarios: Sequence[Scenario]) -> str | None:
+    """Say in a sentence how many nodes the machine has, if a job needs more; else return None."""
+    machine = scenarios[0].machine
+    nodes = machine.facility.n_nodes
+    if nodes is None or all(scenario.n_nodes <= nodes.value for scenario in scenarios):
+        return None
+    n_gpus = nodes.value * machine.ranks_per_node
+    return f"{machine.name} has no more than {nodes.value:.0f} nodes ({n_gpus:.0f} GPUs)."
 
 
 def not_modelled_remark(model: Model) -> str | None:

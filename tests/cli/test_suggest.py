@@ -136,3 +136,83 @@ def test_user_files(capsys, tmp_path):
         )
         assert (code, err) == (0, "")
         assert "8 NVIDIA A100" in out
+
+
+def test_the_number_type_follows_the_machine(capsys):
+    _, out, _ = run_cli(capsys, *SUGGEST, "--machine", "dgx2-4ib", "--top-n", "1")
+    assert ", fp16, flash" in out
+    _, out, _ = run_cli(capsys, *SUGGEST, "--machine", "dgx-h100", "--top-n", "1")
+    assert ", bf16, flash" in out
+
+
+def test_a_job_larger_than_the_machine_is_called_so(capsys):
+    many = ["suggest", "--gpus", "8192", "--model", "80b", "--top-n", "1"]
+    _, out, _ = run_cli(capsys, *many)
+    assert "perlmutter has no more than 1536 nodes (6144 GPUs)." in out
+    _, out, _ = run_cli(capsys, *many, "--machine", "frontier")
+    assert "no more than" not in out
+
+
+def test_a_config_states_its_sequence_length_and_what_is_left_out(capsys, tmp_path):
+    config = {
+        "model_type": "mistral",
+        "hidden_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "intermediate_size": 4096,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+        "sliding_window": 512,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    suggest = ["suggest", "--gpus", "8", "--model", path, "--top-n", "1"]
+    _, out, _ = run_cli(capsys, *suggest)
+    assert "4096 (max_position_embeddings of the config; choose with --seq-len)" in out
+    assert "Predictions leave out the sliding window of 512 tokens" in out
+    _, out, _ = run_cli(capsys, *suggest, "--seq-len", "2048")
+    assert "sequence length 2048, bf16" in out
+
+
+@pytest.mark.parametrize("micro_batch", [3, 5])
+def test_the_batches_and_counts_that_an_error_names_do_work(capsys, micro_batch):
+    """64 GPUs of llama3-8b: no share of 2048 sequences can be cut into threes."""
+    given = ["--model", "llama3-8b", "--machine", "dgx-h100", "--micro-batch", micro_batch]
+    code, _, err = run_cli(capsys, "suggest", "--gpus", "64", *given, "--global-batch", "2048")
+    assert code == 2 and f"layouts: micro-batch {micro_batch} does not divide" in err
+    named = re.search(r"batches that do: (\d+), (\d+) sequences, .* can share (\d+) evenly", err)
+    for batch in named.groups():
+        fitting = ["--gpus", "64", *given, "--global-batch", batch, "--top-n", "1"]
+        assert run_cli(capsys, "suggest", *fitting)[0] == 0
+    assert int(named.group(3)) % (64 * micro_batch) == 0
+
+
+def test_explain_says_first_that_a_grid_does_not_fit(capsys):
+    _, out, _ = run_cli(capsys, "explain", "--gpus", "64", "--model", "80b", "--grid", "x=1,z=64")
+    assert "out of memory" not in out.splitlines()[1]
+    _, out, _ = run_cli(capsys, "explain", "--gpus", "64", "--model", "80b", "--grid", "z=8,data=8")
+    assert re.match(r"out of memory: \d+\.\d\d GiB short of 40.0 GiB", out.splitlines()[1])
+
+
+def test_a_pipelined_grid_is_read_as_it_is_shown(capsys):
+    piped = ["--gpus", "64", "--model", "5b", "--strategy", "axonn-pipeline"]
+    _, out, _ = run_cli(capsys, "suggest", *piped, "--fix", "pipeline=2", "--top-n", "1")
+    head, _, row = out.splitlines()[2:5]
+    sizes = dict(zip(head.split(), row.split(), strict=False))
+    grid = "x".join(sizes[name] for name in ("G_x", "G_y", "G_z", "G_data", "pipeline"))
+    assert [name for name in head.split() if name in sizes][1:6] == [
+        "G_x",
+        "G_y",
+        "G_z",
+        "G_data",
+        "pipeline",
+    ]
+    _, out, _ = run_cli(capsys, "explain", *piped, "--grid", grid)
+    assert f"grid {grid} (x, y, z, data, pipeline)" in out
+
+
+def test_explain_shows_the_share_of_a_sequence_that_a_rank_attends_to(capsys):
+    context = ["--strategy", "megatron", "--grid", "context=8,data=8", "--seq-len", "8192"]
+    _, out, _ = run_cli(capsys, "explain", "--gpus", "64", "--model", "llama3-8b", *context)
+    assert "0.125 x 32 heads x 8192 x 128" in out
