@@ -39,6 +39,8 @@ DEFAULT_GLOBAL_BATCH_TOKENS = 2**24
 
 ModelLike: TypeAlias = Model | str | Path
 MachineLike: TypeAlias = Machine | str | Path
+# A layout, its text, the sizes of a grid in order, or the sizes by axis.
+LayoutLike: TypeAlias = Layout | str | Sequence[int] | Mapping[str, int]
 
 
 @with_options(SEARCH)
@@ -240,7 +242,8 @@ def compare(
     Returns
     -------
     pandas.DataFrame
-        One row per strategy, with the columns of `suggest`; axes that a strategy lacks are NaN.
+        One row per strategy, with the columns of `suggest`; axes that a strategy lacks are
+        ``<NA>``.
 
     Raises
     ------
@@ -258,11 +261,20 @@ def compare(
     return _frame(contenders[0].search, [best for best in predictions if best is not None])
 
 
+def _layout(grid: LayoutLike) -> Layout | str:
+    """Return a layout, or the text that the sizes of one would have."""
+    if isinstance(grid, Layout | str):
+        return grid
+    if isinstance(grid, Mapping):
+        return ",".join(f"{axis}={size}" for axis, size in grid.items())
+    return "x".join(map(str, grid))
+
+
 @with_options(SEARCH)
 def predict(
     model: ModelLike,
     gpus: int,
-    grid: Layout | str,
+    grid: LayoutLike,
     machine: MachineLike | None = None,
     **options: Unpack[SearchOptions],
 ) -> Prediction:
@@ -272,8 +284,9 @@ def predict(
 
     Parameters
     ----------
-    grid : str or Layout
-        The layout, such as ``"8x4x4x8"`` or ``"tensor=8,data=16"``.
+    grid : str, sequence of int, mapping, or Layout
+        The layout, such as ``"8x4x4x8"``, ``(8, 4, 4, 8)``, ``"tensor=8,data=16"`` or
+        ``{"tensor": 8, "data": 16}``.
     {options}
 
     Raises
@@ -281,14 +294,14 @@ def predict(
     AxonnTuneError
         An option is wrong, or the layout breaks a rule of the algorithm (the message says which).
     """
-    return best_of_layout(build_search(model, gpus, machine, **options), grid)
+    return best_of_layout(build_search(model, gpus, machine, **options), _layout(grid))
 
 
 @with_options(SEARCH)
 def explain(
     model: ModelLike,
     gpus: int,
-    grid: Layout | str,
+    grid: LayoutLike,
     machine: MachineLike | None = None,
     **options: Unpack[SearchOptions],
 ) -> Explanation:
@@ -296,8 +309,9 @@ def explain(
 
     Parameters
     ----------
-    grid : str or Layout
-        The layout, such as ``"8x4x4x8"`` or ``"tensor=8,data=16"``.
+    grid : str, sequence of int, mapping, or Layout
+        The layout, such as ``"8x4x4x8"``, ``(8, 4, 4, 8)``, ``"tensor=8,data=16"`` or
+        ``{"tensor": 8, "data": 16}``.
     {options}
 
     Returns
@@ -510,7 +524,7 @@ def plan(
 def launch(
     model: ModelLike,
     gpus: int,
-    grid: Layout | str | None = None,
+    grid: LayoutLike | None = None,
     machine: MachineLike | None = None,
     framework: str | None = None,
     train: str | None = None,
@@ -521,7 +535,7 @@ def launch(
 
     Parameters
     ----------
-    grid : str, Layout or None
+    grid : str, sequence of int, mapping, Layout or None
         The layout; by default the best one.
     framework : str or None
         axonn, megatron, fsdp2 or deepspeed; by default the usual one of the strategy.
@@ -544,7 +558,9 @@ def launch(
     from axonn_tune.job_scripts.script import launch_files
 
     search = build_search(model, gpus, machine, **options)
-    chosen = best_of_layout(search, grid) if grid else rank_candidates(search).prediction(0)
+    chosen = (
+        best_of_layout(search, _layout(grid)) if grid else rank_candidates(search).prediction(0)
+    )
     return launch_files(chosen, framework, train, sbatch)
 
 
@@ -567,6 +583,9 @@ def _frame_of_records(
     from axonn_tune.report.records import assumptions
 
     frame = pandas.DataFrame(list(records))
+    # Axes that some strategies lack would become floats.
+    axes = [name for name in map(str, frame) if name.startswith("g_") and frame[name].hasnans]
+    frame = frame.astype(dict.fromkeys(axes, "Int64"))
     if predictions:
         frame["layout"] = [str(prediction.layout) for prediction in predictions]
     versions = {name: version(name) for name in ("axonn-tune", "numpy", "pandas")}
