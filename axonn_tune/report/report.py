@@ -22,6 +22,7 @@ from axonn_tune.search.pareto import pareto_front
 from axonn_tune.search.rank import Each, Ranking
 from axonn_tune.search.search import Search
 from axonn_tune.spec.plan import COMPUTE
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.validation import Validation
 from axonn_tune.step.explain import explain
 from axonn_tune.step.prediction import Prediction
@@ -112,8 +113,7 @@ def page_document(
     strategies = [ranking.search.scenario.strategy.name for ranking in rankings]
     return {
         "title": model_on_gpus(scenario),
-        "subtitle": f"{format_count(scenario.model.parameters)} parameters, "
-        f"machine {scenario.machine.name}",
+        "subtitle": _subtitle(scenario),
         "assumptions": assumption_line(*(ranking.search for ranking in rankings)),
         "evaluated": sum(ranking.n_evaluated for ranking in rankings),
         "n_candidates": sum(len(ranking) for ranking in rankings),
@@ -132,6 +132,17 @@ def page_document(
         },
         "written": written,
     }
+
+
+def _subtitle(scenario: Scenario) -> str:
+    """Name the machine and the job, and how grids are written."""
+    job = scenario.job
+    axes = scenario.strategy.axes
+    written = ". A grid is written G_x x G_y x G_z x G_data" if axes.is_grid else ""
+    return (
+        f"{format_count(scenario.model.parameters)} parameters, machine {scenario.machine.name}, "
+        f"global batch {job.global_batch} sequences of {job.seq_len} tokens, {job.dtype}{written}."
+    )
 
 
 def page_html(document: Mapping[str, Any], parts: Mapping[str, str]) -> str:
