@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from axonn_tune.report.figure import new_figure
+from axonn_tune.report.figure import new_figure, plain_log_scale
 from axonn_tune.report.phrases import assumption_line, interval_text, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record
 from axonn_tune.report.table import table
@@ -134,10 +134,16 @@ def scaling_figure(points: Sequence[Best]) -> Any:
     right.plot(counts, [100.0 * best.mfu for best, _ in known], "s-", label="MFU")
     right.set(xscale="log", xlabel="GPUs", ylabel="%", ylim=(0, None))
     right.legend(fontsize="small")
-    labels = [f"{scenario.job.n_gpus}\n{scenario.model.name}" for scenario in scenarios]
+    plain_log_scale(left.yaxis)
+    is_weak = len({scenario.model.name for scenario in scenarios}) > 1
+    labels = [
+        f"{scenario.job.n_gpus}\n{scenario.model.name}" if is_weak else f"{scenario.job.n_gpus}"
+        for scenario in scenarios
+    ]
     for axes in (left, right):
         axes.set_xticks(counts, labels, fontsize="small")
-        axes.minorticks_off()
+        axes.xaxis.minorticks_off()
         axes.grid(alpha=0.3)
-    figure.suptitle(_best_layouts(points))
+    of_model = "" if is_weak else f"{scenarios[0].model.name}: "
+    figure.suptitle(f"{of_model}{_best_layouts(points)}")
     return figure

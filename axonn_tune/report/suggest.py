@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from axonn_tune.report.figure import new_figure
+from axonn_tune.report.figure import legend_below, new_figure, plain_log_scale
 from axonn_tune.report.phrases import assumption_line, interval_text, model_on_gpus, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.table import Column, table_of
@@ -167,7 +167,7 @@ def _draw_parts(axes: Any, predictions: Sequence[Prediction]) -> None:
     axes.set_yticks(rows, labels, fontsize="small")
     axes.invert_yaxis()
     axes.set(xlabel="step, s (90 % interval)", title="What a step is made of")
-    axes.legend(fontsize="x-small")
+    legend_below(axes)
     axes.grid(alpha=0.3, axis="x")
 
 
@@ -191,5 +191,7 @@ def _draw_tradeoff(axes: Any, ranking: Ranking) -> None:
         ylabel="step, s",
         title="Time and memory",
     )
-    axes.legend(fontsize="small")
+    plain_log_scale(axes.xaxis)
+    plain_log_scale(axes.yaxis)
+    legend_below(axes)
     axes.grid(alpha=0.3, which="both")

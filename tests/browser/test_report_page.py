@@ -129,7 +129,8 @@ def test_a_filter_may_have_blanks_and_says_which_name_it_does_not_know(open_page
 def test_a_name_has_the_same_color_on_every_page(open_page, pages):
     script = """
       const swatches = document.querySelectorAll(arguments[0] + " [class*=swatch] svg");
-      return Object.fromEntries([...swatches].map((s) => [s.parentNode.textContent, s.getAttribute("fill")]));
+      const pairs = [...swatches].map((s) => [s.parentNode.textContent, s.getAttribute("fill")]);
+      return Object.fromEntries(pairs);
     """
     seen = {}
     for name in ("grids", "strategies"):
