@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from axonn_tune.search.batches import can_share, nearest_shared_batch
 from axonn_tune.search.search import Search
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import AXES, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
@@ -118,6 +119,18 @@ def model_on_gpus(scenario: Scenario, with_parameters: bool = False) -> str:
     job = scenario.job
     parameters = f" ({format_count(model.parameters)} parameters)" if with_parameters else ""
     return f"{model.name}{parameters} on {job.n_gpus} {scenario.machine.gpu.name}"
+
+
+def grid_form(axes: Axes) -> str:
+    """Say which sizes the text of a grid holds, in order."""
+    stages = " x stages" if PIPELINE in axes.names else ""
+    return " x ".join(f"G_{axis}" for axis in AXES) + stages
+
+
+def tokens_per_second_text(prediction: Prediction) -> str:
+    """Return the tokens of all GPUs for each second."""
+    n_gpus = prediction.scenario.job.n_gpus
+    return format_count(prediction.tokens_per_second_per_gpu * n_gpus)
 
 
 def interval_text(prediction: Prediction) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from axonn_tune.errors import InputError
 from axonn_tune.report.explain import DRAWN_LAYERS, operation_rate, operation_size, step_parts
-from axonn_tune.report.phrases import assumption_line, model_on_gpus
+from axonn_tune.report.phrases import assumption_line, grid_form, model_on_gpus
 from axonn_tune.search.pareto import pareto_front
 from axonn_tune.search.rank import Each, Ranking
 from axonn_tune.search.search import Search
@@ -138,7 +138,7 @@ def _subtitle(scenario: Scenario) -> str:
     """Name the machine and the job, and how grids are written."""
     job = scenario.job
     axes = scenario.strategy.axes
-    written = ". A grid is written G_x x G_y x G_z x G_data" if axes.is_grid else ""
+    written = f". A grid is written {grid_form(axes)}" if axes.is_grid else ""
     return (
         f"{format_count(scenario.model.parameters)} parameters, machine {scenario.machine.name}, "
         f"global batch {job.global_batch} sequences of {job.seq_len} tokens, {job.dtype}{written}."

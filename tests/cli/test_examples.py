@@ -77,3 +77,9 @@ def test_an_example_runs(capsys, folder, line):
     else:
         assert code == 0, err
         assert "no grid for" not in out
+
+
+def test_the_readme_shows_what_its_first_command_prints(capsys):
+    shown = re.search(r"```text\n(gpt-80b .*?)```", PAGES[0].read_text(), re.DOTALL).group(1)
+    _, out, _ = run_cli(capsys, "suggest", "--gpus", "1024", "--model", "80b")
+    assert out.startswith(shown)

@@ -15,10 +15,19 @@ SUGGEST = ["suggest", "--gpus", "64", "--model", "20b"]
 def test_the_main_job_prints_ten_grids_assumptions_and_the_next_command(capsys):
     code, out, _ = run_cli(capsys, "suggest", "--gpus", "1024", "--model", "80b")
     assert code == 0
-    header = next(line for line in out.splitlines() if "G_x" in line)
-    for column in ("G_data", "mbs", "recompute", "step s", "TFLOP/s/GPU", "MFU %", "HFU %"):
+    assert "grids G_x x G_y x G_z x G_data" in out.splitlines()[0]
+    header = out.splitlines()[2]
+    for column in (
+        "grid",
+        "mbs",
+        "recompute",
+        "step s",
+        "P(best)",
+        "MFU %",
+        "tokens/s",
+        "GiB of 40",
+    ):
         assert column in header
-    assert "exposed %" in header and "GiB of 40" in header
     assert len([line for line in out.splitlines() if re.match(r" *\d+  ", line)]) == 10
     assert "machine perlmutter (the default" in out
     assert "16.78M tokens" in out and "sequence length 2048" in out and "bf16" in out
@@ -32,7 +41,7 @@ def test_the_next_command_keeps_what_was_typed(capsys):
     _, out, _ = run_cli(capsys, *SUGGEST, "--no-oag", "--seq-len", "1024", "--order", "all")
     following = out.splitlines()[-1]
     assert "--no-oag" in following and "--seq-len 1024" in following and "--order" in following
-    step = next(line for line in out.splitlines() if re.match(r" *1  ", line)).split()[8]
+    step = next(line for line in out.splitlines() if re.match(r" *1  ", line)).split()[5]
     _, out, _ = run_cli(capsys, *following.removeprefix("Next: axonn-tune ").split())
     assert f"step {step} s" in out
 
@@ -198,18 +207,40 @@ def test_explain_says_first_that_a_grid_does_not_fit(capsys):
 def test_a_pipelined_grid_is_read_as_it_is_shown(capsys):
     piped = ["--gpus", "64", "--model", "5b", "--strategy", "axonn-pipeline"]
     _, out, _ = run_cli(capsys, "suggest", *piped, "--fix", "pipeline=2", "--top-n", "1")
-    head, _, row = out.splitlines()[2:5]
-    sizes = dict(zip(head.split(), row.split(), strict=False))
-    grid = "x".join(sizes[name] for name in ("G_x", "G_y", "G_z", "G_data", "pipeline"))
-    assert [name for name in head.split() if name in sizes][1:6] == [
-        "G_x",
-        "G_y",
-        "G_z",
-        "G_data",
-        "pipeline",
-    ]
+    assert "grids G_x x G_y x G_z x G_data x stages" in out.splitlines()[0]
+    grid = out.splitlines()[4].split()[1]
+    assert grid.endswith("x2")
     _, out, _ = run_cli(capsys, "explain", *piped, "--grid", grid)
     assert f"grid {grid} (x, y, z, data, pipeline)" in out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["suggest", "--gpus", "64", "--model", "20b", "--order", "all"],
+        ["suggest", "--gpus", "64", "--model", "20b", "--strategy", "megatron"],
+        ["suggest", "--gpus", "256", "--model", "80b", "--cost-model", "paper"],
+        ["compare", "--gpus", "256", "--model", "20b"],
+        ["scale", "--gpus", "512..2048", "--weak", "10b,20b,40b", "--strategy", "megatron"],
+    ],
+    ids=" ".join,
+)
+def test_tables_fit_a_hundred_characters(capsys, command):
+    _, out, _ = run_cli(capsys, *command)
+    ruler = next(number for number, line in enumerate(out.splitlines()) if "--  --" in line)
+    rows = out.split("\n\n")[1].splitlines()
+    assert ruler == 3 and len(rows) > 2
+    assert max(map(len, rows)) <= 100
+    assert "step s" in rows[0] and "90 % interval" in rows[0]
+
+
+@pytest.mark.parametrize("strategy", ["axonn", "megatron", "zeropp"])
+def test_a_layout_of_any_table_can_be_typed(capsys, strategy):
+    given = ["--gpus", "64", "--model", "20b", "--strategy", strategy]
+    _, out, _ = run_cli(capsys, "suggest", *given, "--top-n", "1")
+    layout = out.splitlines()[4].split()[1]
+    _, out, _ = run_cli(capsys, "suggest", *given, "--why-not", layout)
+    assert "it ranks 1 of" in out
 
 
 def test_explain_shows_the_share_of_a_sequence_that_a_rank_attends_to(capsys):
