@@ -27,7 +27,6 @@ from axonn_tune.spec.validation import Validation
 from axonn_tune.step.explain import explain
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.timeline import StepTimeline, microstep_timeline, pass_timeline
-from axonn_tune.studies.compare import run_key
 from axonn_tune.units import format_count, gib
 
 # Number of passes of a pipeline that a timeline draws.
@@ -45,17 +44,14 @@ class Candidate:
 
 
 def candidates_of(rankings: Sequence[Ranking], most: int) -> list[Candidate]:
-    """Return at most `most` rows of all rankings, the fastest first, what does not fit last.
-
-    Of rows that differ in nothing but the strategy's name, there is one.
-    """
+    """Return at most `most` rows of all rankings, the fastest first, what does not fit last."""
     rows = [
         Candidate(ranking.search, prediction)
         for ranking in rankings
         for prediction in ranking.top(most)
     ]
-    different = {run_key(row.prediction): row for row in reversed(rows)}
-    return sorted(different.values(), key=_rank_key)[:most]
+    rows.sort(key=_rank_key)
+    return rows[:most]
 
 
 def _rank_key(candidate: Candidate) -> tuple[bool, float]:

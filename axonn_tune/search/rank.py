@@ -22,7 +22,7 @@ from axonn_tune.search.candidates import (
 )
 from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import Uncertainty, uncertainty
-from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
+from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.plan import Array
 from axonn_tune.step.evaluate import Evaluation, Evaluator
 from axonn_tune.step.memory import memory_bytes
@@ -275,10 +275,8 @@ def _ranked(
         keys.insert(2, np.where(fits, paper_seconds[table.placement], 0.0))
     order = np.lexsort(keys)
     if not search.every_configuration:
-        order = order[_first_of_each(table.placement[order][None])]
-        # Rank orders that take the same time are one row, the first order.
-        sizes = table.placements.sizes[:, table.placement[order]]
-        order = order[_first_of_each(np.vstack([sizes, step[order]]))]
+        _, first = np.unique(table.placement[order], return_index=True)
+        order = order[np.sort(first)]
     return Ranking(
         search=search,
         table=table.take(order),
@@ -291,12 +289,6 @@ def _ranked(
         rejected=rejected,
         n_evaluated=len(table),
     )
-
-
-def _first_of_each(columns: np.ndarray) -> Ints:
-    """Return the first of each set of equal columns, in their order."""
-    _, first = np.unique(columns, axis=1, return_index=True)
-    return np.sort(first)
 
 
 def _with_micro_batch(search: Search) -> str:

@@ -18,7 +18,7 @@ from axonn_tune.spec.machine import Facility
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
 from axonn_tune.spec.resources import resources
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.axonn4d import AXONN
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3
 from axonn_tune.studies.compare import compare, rankings
@@ -70,15 +70,6 @@ def test_a_comparison_has_the_fastest_first_and_those_without_candidates_last():
     assert found[2].prediction is None and found[2].reason
     for each in found[:2]:
         assert each.prediction.step_seconds == ranking_of(each.search).prediction(0).step_seconds
-
-
-def test_a_grid_without_a_pipeline_is_not_compared_twice():
-    grid, piped = (small_search(Axonn4D(pipelined=p), fixed={"data": 8}) for p in (False, True))
-    found = compare([grid, piped])
-    assert found[0].search is grid and found[0].prediction is not None
-    assert found[1].prediction is None and found[1].reason.endswith("is also the best of axonn")
-    staged = small_search(Axonn4D(pipelined=True), fixed={"pipeline": 2, "data": 4})
-    assert all(each.prediction is not None for each in compare([grid, staged]))
 
 
 def test_scaling_compares_with_the_first_count_that_has_a_candidate():
