@@ -31,7 +31,11 @@ MOST_OPERATIONS = 100_000
     help="Largest number of equal layers in a row to draw.  [default: all]",
 )
 @click.option(
-    "--output", type=click.Path(dir_okay=False), required=True, help="The trace to write, as JSON."
+    "--output",
+    type=click.Path(dir_okay=False),
+    default="trace.json",
+    show_default=True,
+    help="The trace to write, as JSON.",
 )
 def command(
     grid: str | None,
