@@ -19,7 +19,7 @@ from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
 # Columns that a table may leave out for want of room, the least important first.
-_DROPPABLE = ("tokens/s", "TFLOP/s", "bubble", "exposed", "MFU %")
+_DROPPABLE = ("tokens/s", "TFLOP/s", "bubble", "exposed", "MFU %", "mbs")
 # Remarks on what a strategy costs that a table of times does not show.
 NOTES = {
     "zeropp": "zeropp quantises messages (INT8 weights, INT4 gradients): the loss may change, and "
