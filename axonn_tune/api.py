@@ -19,7 +19,7 @@ from axonn_tune.search.rank import rank_candidates, with_best_batch
 from axonn_tune.search.search import COST_MODELS, Constraints, Search
 from axonn_tune.spec.checks import LARGEST_COUNT, require_choice, require_count, whole_number
 from axonn_tune.spec.engine import Engine
-from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job, Overlap
 from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, Layout, check_order
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
@@ -40,6 +40,8 @@ DEFAULT_GLOBAL_BATCH_TOKENS = 2**24
 
 ModelLike: TypeAlias = Model | str | Path
 MachineLike: TypeAlias = Machine | str | Path
+# A layout, its text, the sizes of a grid in order, or the sizes by axis.
+LayoutLike: TypeAlias = Layout | str | Sequence[int] | Mapping[str, int]
 
 
 @with_options(SEARCH)
@@ -91,7 +93,7 @@ def build_search(
         n_gpus=gpus,
         global_batch=batches[0],
         seq_len=seq_len,
-        dtype=given["dtype"],
+        dtype=given["dtype"] or _default_dtype(loaded_machine),
         attention=given["attention"],
         overlap=_overlap(given),
         kernel_tuning=given["kernel_tuning"],
@@ -116,6 +118,12 @@ def _engine(name: str | None, strategy: str) -> Engine:
     """Return the engine of a name, or else the usual one of a strategy."""
     require_choice("search", "strategy", strategy, tuple(STRATEGIES))
     return load_engine(USUAL_ENGINES[strategy] if name is None else name)
+
+
+def _default_dtype(machine: Machine) -> str:
+    """Return the first number type in which the machine's GPU has a peak: bf16, fp16, fp32."""
+    known = [name for name in BYTES_PER_ELEMENT if name in machine.gpu.peak_flops_per_s]
+    return known[0] if known else "bf16"
 
 
 def _overlap(given: Mapping[str, Any]) -> Overlap:
@@ -165,7 +173,7 @@ def _batch_rule(given: Mapping[str, Any], seq_len: int) -> BatchRule:
         sequences = _sequences(tokens, seq_len, is_exact=fraction is None)
     target = max(DEFAULT_GLOBAL_BATCH_TOKENS // seq_len, 1) if sequences is None else sequences
     require_count("job", "global_batch", target)
-    return BatchRule(target, sequences is not None, fraction)
+    return BatchRule(target, sequences is not None, fraction, given["micro_batch"] or 1)
 
 
 def _whole(text: str, owner: str) -> int:
@@ -242,7 +250,8 @@ def compare(
     Returns
     -------
     pandas.DataFrame
-        One row per strategy, with the columns of `suggest`; axes that a strategy lacks are NaN.
+        One row per strategy, with the columns of `suggest`; axes that a strategy lacks are
+        ``<NA>``.
 
     Raises
     ------
@@ -260,11 +269,20 @@ def compare(
     return _frame(contenders[0].search, [best for best in predictions if best is not None])
 
 
+def _layout(grid: LayoutLike) -> Layout | str:
+    """Return a layout, or the text that the sizes of one would have."""
+    if isinstance(grid, Layout | str):
+        return grid
+    if isinstance(grid, Mapping):
+        return ",".join(f"{axis}={size}" for axis, size in grid.items())
+    return "x".join(map(str, grid))
+
+
 @with_options(SEARCH)
 def predict(
     model: ModelLike,
     gpus: int,
-    grid: Layout | str,
+    grid: LayoutLike,
     machine: MachineLike | None = None,
     **options: Unpack[SearchOptions],
 ) -> Prediction:
@@ -274,8 +292,9 @@ def predict(
 
     Parameters
     ----------
-    grid : str or Layout
-        The layout, such as ``"8x4x4x8"`` or ``"tensor=8,data=16"``.
+    grid : str, sequence of int, mapping, or Layout
+        The layout, such as ``"8x4x4x8"``, ``(8, 4, 4, 8)``, ``"tensor=8,data=16"`` or
+        ``{"tensor": 8, "data": 16}``.
     {options}
 
     Raises
@@ -283,14 +302,14 @@ def predict(
     AxonnTuneError
         An option is wrong, or the layout breaks a rule of the algorithm (the message says which).
     """
-    return best_of_layout(build_search(model, gpus, machine, **options), grid)
+    return best_of_layout(build_search(model, gpus, machine, **options), _layout(grid))
 
 
 @with_options(SEARCH)
 def explain(
     model: ModelLike,
     gpus: int,
-    grid: Layout | str,
+    grid: LayoutLike,
     machine: MachineLike | None = None,
     **options: Unpack[SearchOptions],
 ) -> Explanation:
@@ -298,8 +317,9 @@ def explain(
 
     Parameters
     ----------
-    grid : str or Layout
-        The layout, such as ``"8x4x4x8"`` or ``"tensor=8,data=16"``.
+    grid : str, sequence of int, mapping, or Layout
+        The layout, such as ``"8x4x4x8"``, ``(8, 4, 4, 8)``, ``"tensor=8,data=16"`` or
+        ``{"tensor": 8, "data": 16}``.
     {options}
 
     Returns
@@ -512,7 +532,7 @@ def plan(
 def launch(
     model: ModelLike,
     gpus: int,
-    grid: Layout | str | None = None,
+    grid: LayoutLike | None = None,
     machine: MachineLike | None = None,
     framework: str | None = None,
     train: str | None = None,
@@ -523,7 +543,7 @@ def launch(
 
     Parameters
     ----------
-    grid : str, Layout or None
+    grid : str, sequence of int, mapping, Layout or None
         The layout; by default the best one.
     framework : str or None
         axonn, megatron, fsdp2 or deepspeed; by default the usual one of the strategy.
@@ -546,7 +566,9 @@ def launch(
     from axonn_tune.job_scripts.script import launch_files
 
     search = build_search(model, gpus, machine, **options)
-    chosen = best_of_layout(search, grid) if grid else rank_candidates(search).prediction(0)
+    chosen = (
+        best_of_layout(search, _layout(grid)) if grid else rank_candidates(search).prediction(0)
+    )
     return launch_files(chosen, framework, train, sbatch)
 
 
@@ -569,6 +591,9 @@ def _frame_of_records(
     from axonn_tune.report.records import assumptions
 
     frame = pandas.DataFrame(list(records))
+    # Axes that some strategies lack would become floats.
+    axes = [name for name in map(str, frame) if name.startswith("g_") and frame[name].hasnans]
+    frame = frame.astype(dict.fromkeys(axes, "Int64"))
     if predictions:
         frame["layout"] = [str(prediction.layout) for prediction in predictions]
     versions = {name: version(name) for name in ("axonn-tune", "numpy", "pandas")}

@@ -117,7 +117,10 @@ class BatchOptions(TypedDict, total=False):
     micro_batch: Annotated[
         int | None, Option("Number of sequences that a rank takes at once.", None, "search")
     ]
-    dtype: Annotated[str, Option("Number type: bf16, fp16 or fp32.", "bf16")]
+    dtype: Annotated[
+        str | None,
+        Option("Number type: bf16, fp16 or fp32.", None, "the first of these that the machine has"),
+    ]
     recompute: Annotated[str, Option("Recomputation: none, selective, full or auto.", "auto")]
 
 
@@ -179,10 +182,7 @@ class LayoutOptions(TypedDict, total=False):
 
     strategy: Annotated[
         StrategyLike,
-        Option(
-            "axonn, axonn-pipeline, megatron, zero3, zeropp or zero-topo; all compares them.",
-            "axonn",
-        ),
+        Option("axonn, axonn-pipeline, megatron, zero3, zeropp or zero-topo.", "axonn"),
     ]
     order: Annotated[
         str,

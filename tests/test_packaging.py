@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 ASK = [
     "-c",
     "from axonn_tune.io.presets import list_machines, list_models, load_machine, load_model;"
-    "from axonn_tune.io.package_data import load_published, page_parts; page_parts();"
+    "from axonn_tune.io.package_data import load_published, page_parts, template; page_parts();"
+    "template('model'); template('machine');"
     "from axonn_tune.io.package_data import training_program; training_program('training.py');"
     "import axonn_tune, sys;"
     "[load_model(n) for n in list_models()]; [load_machine(n) for n in list_machines()];"

@@ -59,9 +59,16 @@ class Change:
     is_significant: bool = False
 
     @property
-    def change_fraction(self) -> float:
-        """Value after over value before, minus one."""
-        return self.after / self.before - 1.0
+    def change_fraction(self) -> float | None:
+        """Value after over value before, minus one; None where it was zero and no longer is."""
+        if self.after == self.before:
+            return 0.0
+        return self.after / self.before - 1.0 if self.before else None
+
+    @property
+    def is_restated(self) -> bool:
+        """Whether a number differs that states no spread, so that somebody wrote another one."""
+        return self.z is None and self.after != self.before
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class SlowRank:
 
 @dataclass(frozen=True)
 class Difference:
-    """All comparisons, the most significant first, and what else differs.
+    """All comparisons, those that differ first, and what else differs.
 
     Parameters
     ----------
@@ -96,6 +103,11 @@ class Difference:
         """The changes that are neither noise nor small."""
         return tuple(change for change in self.changes if change.is_significant)
 
+    @property
+    def restated(self) -> tuple[Change, ...]:
+        """The numbers without a spread that differ."""
+        return tuple(change for change in self.changes if change.is_restated)
+
 
 def difference(before: Machine, after: Machine, least_change: float = LEAST_CHANGE) -> Difference:
     """Compare every number and every group of measured points."""
@@ -103,7 +115,7 @@ def difference(before: Machine, after: Machine, least_change: float = LEAST_CHAN
     n_tests = sum(change.z is not None for change in changes)
     limit = NormalDist().inv_cdf(1.0 - FALSE_ALARM / 2.0 / max(n_tests, 1))
     judged = [_judged(change, limit, least_change) for change in changes]
-    judged.sort(key=lambda change: (not change.is_significant, -abs(change.z or 0.0), change.name))
+    judged.sort(key=_importance)
     names_before = dict(quantities(before)).keys()
     names_after = dict(quantities(after)).keys()
     return Difference(
@@ -112,6 +124,11 @@ def difference(before: Machine, after: Machine, least_change: float = LEAST_CHAN
         _provenance(before, after),
         _slow_ranks(before, after),
     )
+
+
+def _importance(change: Change) -> tuple[bool, bool, float, str]:
+    """Return a key that puts significant changes first, and then numbers that were restated."""
+    return not change.is_significant, not change.is_restated, -abs(change.z or 0.0), change.name
 
 
 def _judged(change: Change, limit: float, least_change: float) -> Change:
@@ -127,10 +144,9 @@ def _quantity_changes(before: Machine, after: Machine) -> Iterator[Change]:
     for name in quantities_before.keys() & quantities_after.keys():
         a = quantities_before[name]
         b = quantities_after[name]
-        if a.value <= 0 or b.value <= 0:
-            continue
         spread = math.hypot(a.spread_fraction, b.spread_fraction)
-        z = math.log(b.value / a.value) / spread if spread else None
+        has_ratio = a.value > 0 and b.value > 0
+        z = math.log(b.value / a.value) / spread if spread and has_ratio else None
         less_is_better = name.endswith(_LESS_IS_BETTER)
         is_worse = (b.value > a.value) == less_is_better and a.value != b.value
         yield Change(name, a.value, b.value, 0, z, is_worse)
@@ -192,7 +208,12 @@ def _provenance(before: Machine, after: Machine) -> dict[str, tuple[str, str]]:
 
 
 def _facts(machine: Machine) -> dict[str, str]:
-    facts = {"GPU": machine.gpu.name, "ranks per node": str(machine.ranks_per_node)}
+    facts = {
+        "GPU": machine.gpu.name,
+        "multiprocessors": str(machine.gpu.n_multiprocessors),
+        "ranks per node": str(machine.ranks_per_node),
+        "link levels": ", ".join(f"{level.name} of {level.unit_ranks}" for level in machine.links),
+    }
     calibration = machine.calibration
     if calibration is None:
         return facts

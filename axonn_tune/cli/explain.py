@@ -7,21 +7,22 @@ from typing import Any
 import click
 
 from axonn_tune.cli.options import (
+    LAYOUT_HELP,
     format_option,
+    layout_options,
     output_option,
     plot_option,
-    search_options,
 )
 from axonn_tune.cli.output import SHOWN_OPERATIONS
 
 
 @click.command("explain")
-@search_options
+@layout_options
 @click.option(
     "--grid",
     required=True,
-    metavar="GRID",
-    help="Grid: 8x4x4x8 (G_x, G_y, G_z, G_data), or tensor=8,data=16.",
+    metavar="LAYOUT",
+    help=LAYOUT_HELP,
 )
 @click.option(
     "--all",

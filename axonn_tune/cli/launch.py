@@ -6,14 +6,12 @@ from typing import Any
 
 import click
 
-from axonn_tune.cli.options import search_options
+from axonn_tune.cli.options import LAYOUT_HELP, search_options
 
 
 @click.command("launch")
 @search_options
-@click.option(
-    "--grid", metavar="LAYOUT", help="Grid: 8x4x4x8, or tensor=8,data=16.  [default: the best]"
-)
+@click.option("--grid", metavar="LAYOUT", help=f"{LAYOUT_HELP}  [default: the best]")
 @click.option(
     "--framework", help="Framework: axonn, megatron, fsdp2 or deepspeed.  [default: the strategy's]"
 )

@@ -17,6 +17,7 @@ def command() -> None:
     Examples:
       axonn-tune machines list
       axonn-tune machines show frontier
+      axonn-tune machines template --output my-cluster.yaml
     """
 
 
@@ -28,11 +29,15 @@ def list_command() -> None:
     Example:
       axonn-tune machines list
     """
+    from dataclasses import replace
+
     from axonn_tune.cli.output import emit
     from axonn_tune.io.presets import list_machines, load_machine
     from axonn_tune.report.machines import machines_table
 
-    emit(machines_table([load_machine(name) for name in list_machines()]), None)
+    # A file is found by its own name, whatever name stands in it.
+    named = [replace(load_machine(name), name=name) for name in list_machines()]
+    emit(machines_table(named), None)
 
 
 @command.command("show")
@@ -83,8 +88,9 @@ def diff_command(
 ) -> None:
     """Show what changed between two profiles: a slow node, a new driver.
 
-    A change counts if it is larger than the spreads of both profiles explain. That gives one
-    false alarm in a hundred comparisons of unchanged machines.
+    A change is significant if it is larger than the spreads of both profiles explain. That gives
+    one false alarm in a hundred comparisons of unchanged machines. Numbers that state no spread,
+    as in profiles written by hand, are shown wherever they differ, but --fail ignores them.
 
     \b
     Examples:
@@ -172,3 +178,19 @@ def expect_command(
         table=lambda: expected_text(machine, entries),
         json=lambda: expected_document(machine, entries),
     )
+
+
+@command.command("template")
+@output_option
+def template_command(output: str | None) -> None:
+    """Print a commented file with which to begin a machine of your own.
+
+    \b
+    Examples:
+      axonn-tune machines template
+      axonn-tune machines template --output my-cluster.yaml
+    """
+    from axonn_tune.cli.output import emit
+    from axonn_tune.io.package_data import template
+
+    emit(template("machine"), output)

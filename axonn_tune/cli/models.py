@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from axonn_tune.cli.options import output_option
+
 
 @click.group("models")
 def command() -> None:
@@ -13,6 +15,7 @@ def command() -> None:
     Examples:
       axonn-tune models list
       axonn-tune models show llama3-70b
+      axonn-tune models template --output my-model.yaml
     """
 
 
@@ -24,11 +27,15 @@ def list_command() -> None:
     Example:
       axonn-tune models list
     """
+    from dataclasses import replace
+
     from axonn_tune.cli.output import emit
     from axonn_tune.io.presets import list_models, load_model
     from axonn_tune.report.models import models_table
 
-    emit(models_table([load_model(name) for name in list_models()]), None)
+    # A file is found by its own name, whatever name stands in it.
+    named = [replace(load_model(name), name=name) for name in list_models()]
+    emit(models_table(named), None)
 
 
 @command.command("show")
@@ -46,3 +53,19 @@ def show_command(name: str) -> None:
     from axonn_tune.report.models import model_text
 
     emit(model_text(load_model(name)), None)
+
+
+@command.command("template")
+@output_option
+def template_command(output: str | None) -> None:
+    """Print a commented file with which to begin a model of your own.
+
+    \b
+    Examples:
+      axonn-tune models template
+      axonn-tune models template --output my-model.yaml
+    """
+    from axonn_tune.cli.output import emit
+    from axonn_tune.io.package_data import template
+
+    emit(template("model"), output)

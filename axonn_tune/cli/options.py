@@ -22,6 +22,7 @@ from axonn_tune.options import (
     SubjectOptions,
     declared,
 )
+from axonn_tune.spec.layout import PAPER_ORDER
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -80,14 +81,30 @@ def _click_option(name: str, hint: Any, option: Option, required: bool) -> Calla
 # The options from which the global batch follows.
 BATCH_NAMES = ("global_batch", "global_batch_tokens", "within")
 _SUBJECT = ("gpus", "model")
-search_options = options_of(declared(SubjectOptions, JobOptions, LayoutOptions), required=_SUBJECT)
+_SEARCH = (SubjectOptions, JobOptions, LayoutOptions)
+search_options = options_of(declared(*_SEARCH), required=_SUBJECT)
+# `suggest` and `report` also take all strategies at once.
+_ANY_STRATEGY = Option(
+    "axonn, axonn-pipeline, megatron, zero3, zeropp or zero-topo; all compares them.", "axonn"
+)
+strategies_options = options_of(
+    declared(*_SEARCH, changed={"strategy": _ANY_STRATEGY}), required=_SUBJECT
+)
+# The options that say what a layout is compared with have no meaning for one layout.
+_OF_MANY_LAYOUTS = ("gx", "gy", "gz", "gdata", "fix", "max_tp")
+_ONE_ORDER = Option("Rank order, fastest varying axis first.", PAPER_ORDER)
+layout_options = options_of(
+    declared(*_SEARCH, changed={"order": _ONE_ORDER}, without=_OF_MANY_LAYOUTS), required=_SUBJECT
+)
+LAYOUT_HELP = (
+    "Layout as tables print it: 8x4x4x8 (G_x, G_y, G_z, G_data) or x=8,z=4; of other strategies "
+    "tensor=8,data=16."
+)
 ranking_options = options_of(declared(RankingOptions))
 job_options = options_of(declared(SubjectOptions, JobOptions), required=_SUBJECT)
 # `scale` declares its counts of GPUs, and perhaps its models, itself.
-scale_options = options_of(declared(SubjectOptions, JobOptions, LayoutOptions, without=_SUBJECT))
-plan_options = options_of(
-    declared(SubjectOptions, JobOptions, LayoutOptions, without=("gpus",)), required=("model",)
-)
+scale_options = options_of(declared(*_SEARCH, without=_SUBJECT))
+plan_options = options_of(declared(*_SEARCH, without=("gpus",)), required=("model",))
 quiet_option = options_of(declared(ProgressOptions))
 validate_options = options_of(VALIDATION)
 calibrate_options = options_of(CALIBRATION)

@@ -39,7 +39,7 @@ SHOWN_OPERATIONS = 25
 def emit(text: str, output: str | None) -> None:
     """Write the text, or print it, in color on a terminal unless NO_COLOR is set (no-color.org)."""
     if output is None:
-        printable = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
+        printable = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text.rstrip("\n"))
         click.echo(_styled(printable), color=False if os.environ.get("NO_COLOR") else None)
         return
     from axonn_tune.io.files import write_text

@@ -13,7 +13,7 @@ from axonn_tune.cli.options import (
     given_options,
     options_of,
     quiet_option,
-    search_options,
+    strategies_options,
     words_of,
 )
 from axonn_tune.cli.progress import Progress
@@ -36,7 +36,7 @@ _NOT_COMMON = {
 
 
 @click.command("report")
-@search_options
+@strategies_options
 @options_of(declared(RankingOptions, without=("cost_model", "include_oom")))
 @click.option(
     "--validation",

@@ -15,7 +15,7 @@ from axonn_tune.cli.options import (
     plot_option,
     quiet_option,
     ranking_options,
-    search_options,
+    strategies_options,
     with_batch,
     words_of,
 )
@@ -26,10 +26,12 @@ _LEFT_OUT = {*declared(RankingOptions), "gx", "gy", "gz", "gdata", "fix", "max_t
 
 
 @click.command("suggest")
-@search_options
+@strategies_options
 @ranking_options
 @click.option(
-    "--why-not", metavar="GRID", help="Say why 8x4x4x8, or tensor=8,data=16, is not suggested."
+    "--why-not",
+    metavar="LAYOUT",
+    help="Say why 8x4x4x8, x=8,z=4, or of other strategies tensor=8,data=16, is not suggested.",
 )
 @click.option(
     "--top-n",

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from axonn_tune.cli.options import search_options
+from axonn_tune.cli.options import LAYOUT_HELP, search_options
 
 # Size of a trace for which nobody chose the micro-steps; Perfetto opens far larger ones.
 MOST_OPERATIONS = 100_000
@@ -14,9 +14,7 @@ MOST_OPERATIONS = 100_000
 
 @click.command("trace")
 @search_options
-@click.option(
-    "--grid", metavar="GRID", help="Grid: 8x4x4x8, or tensor=8,data=16.  [default: the best]"
-)
+@click.option("--grid", metavar="LAYOUT", help=f"{LAYOUT_HELP}  [default: the best]")
 @click.option(
     "--measured",
     type=click.Path(dir_okay=False),
@@ -33,7 +31,11 @@ MOST_OPERATIONS = 100_000
     help="Largest number of equal layers in a row to draw.  [default: all]",
 )
 @click.option(
-    "--output", type=click.Path(dir_okay=False), required=True, help="The trace to write, as JSON."
+    "--output",
+    type=click.Path(dir_okay=False),
+    default="trace.json",
+    show_default=True,
+    help="The trace to write, as JSON.",
 )
 def command(
     grid: str | None,

@@ -1,4 +1,4 @@
-"""Read files that ship inside the package: the report page, published tables, programs."""
+"""Read files that ship inside the package: page, published tables, programs, templates."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from axonn_tune.io.files import read_text
 _PACKAGE = Path(__file__).resolve().parent.parent
 _PAGE_FOLDER = _PACKAGE / "report" / "web"
 _PROGRAM_FOLDER = _PACKAGE / "job_scripts" / "programs"
+_TEMPLATE_FOLDER = _PACKAGE / "io" / "templates"
 _TABLE_FOLDER = _PACKAGE / "reproduce" / "published"
 # The page loads the plotting libraries in this order.
 _PLOTTING_LIBRARIES = ("d3.min.js", "plot.umd.min.js")
@@ -27,6 +28,11 @@ def page_parts() -> dict[str, str]:
         "script": read_text(_PAGE_FOLDER / "page.js"),
         "vendor": "\n".join(vendor),
     }
+
+
+def template(noun: str) -> str:
+    """Return the commented file with which a user begins a model or a machine."""
+    return read_text(_TEMPLATE_FOLDER / f"{noun}.yaml")
 
 
 def load_published(name: str) -> list[dict[str, str]]:

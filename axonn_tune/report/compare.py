@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from axonn_tune.report.phrases import assumption_line, interval_text, model_on_gpus, percent
+from axonn_tune.report.phrases import (
+    assumption_line,
+    interval_text,
+    model_on_gpus,
+    percent,
+    tokens_per_second_text,
+)
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
-from axonn_tune.report.table import Column, table_of
+from axonn_tune.report.table import Column, fitted_table_of
 from axonn_tune.search.rank import Best
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
+# Columns that a table may leave out for want of room, the least important first.
+_DROPPABLE = ("tokens/s", "TFLOP/s", "bubble", "exposed", "MFU %", "mbs")
 # Remarks on what a strategy costs that a table of times does not show.
 NOTES = {
     "zeropp": "zeropp quantises messages (INT8 weights, INT4 gradients): the loss may change, and "
@@ -31,7 +39,7 @@ def comparison_text(contenders: Sequence[Best]) -> str:
         "",
     ]
     if predictions:
-        lines += [table_of(predictions, _columns(predictions)), ""]
+        lines += [fitted_table_of(predictions, _columns(predictions), _DROPPABLE), ""]
     for contender in contenders:
         if contender.prediction is None:
             lines.append(f"{contender.search.scenario.strategy.name}: {contender.reason}")
@@ -58,11 +66,12 @@ def _columns(predictions: Sequence[Prediction]) -> list[Column[Prediction]]:
         ("recompute", lambda p: p.configuration.recompute),
         ("step s", lambda p: f"{p.step_seconds:.3f}"),
         ("90 % interval", interval_text),
-        ("times best", lambda p: f"{p.seconds_per_token / fastest.seconds_per_token:.3f}"),
-        ("TFLOP/s/GPU", lambda p: f"{p.tflops_per_gpu:.1f}"),
+        ("times", lambda p: f"{p.seconds_per_token / fastest.seconds_per_token:.3f}"),
+        ("TFLOP/s", lambda p: f"{p.tflops_per_gpu:.1f}"),
         ("MFU %", lambda p: percent(p.mfu)),
-        ("exposed %", lambda p: percent(p.exposed_communication_fraction)),
-        ("bubble %", lambda p: percent(p.bubble_seconds / p.step_seconds)),
+        ("tokens/s", tokens_per_second_text),
+        ("exposed", lambda p: f"{percent(p.exposed_communication_fraction)} %"),
+        ("bubble", lambda p: f"{percent(p.bubble_seconds / p.step_seconds)} %"),
         (
             f"GiB of {gib(fastest.memory_capacity_bytes):.0f}",
             lambda p: f"{gib(p.memory_bytes):.1f}",

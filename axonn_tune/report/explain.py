@@ -55,17 +55,29 @@ def _head_lines(p: Prediction) -> list[str]:
     configuration = p.configuration
     layout = f"layout {p.layout}"
     if p.scenario.strategy.axes.is_grid:
-        layout = f"grid {p.layout} (x, y, z, data), order {configuration.order}"
+        layout = f"grid {p.layout} ({', '.join(p.layout.sizes)}), order {configuration.order}"
     if configuration.n_virtual > 1:
         layout += f", {configuration.n_virtual} virtual stages"
     bubble = f" + {p.bubble_seconds:.3f} s pipeline bubble" if p.bubble_seconds else ""
     return [
         f"{model_on_gpus(p.scenario)}, {layout}, "
         f"micro-batch {configuration.micro_batch}, recompute {configuration.recompute}",
+        *_shortage_lines(p),
         f"step {p.step_seconds:.3f} s = {p.compute_seconds:.3f} s compute + "
         f"{p.exposed_communication_seconds:.3f} s exposed communication{bubble}; "
         f"{p.n_microsteps} micro-steps; {p.tflops_per_gpu:.1f} TFLOP/s per GPU, "
         f"MFU {percent(p.mfu)} %, HFU {percent(p.hfu)} %",
+    ]
+
+
+def _shortage_lines(p: Prediction) -> list[str]:
+    """Return a line that says so if the configuration does not fit in memory."""
+    if p.fits:
+        return []
+    missing = gib(p.memory_bytes - p.memory_capacity_bytes)
+    return [
+        f"out of memory: {missing:.2f} GiB short of {gib(p.memory_capacity_bytes):.1f} GiB per "
+        "GPU; the times are those of a GPU with enough memory"
     ]
 
 

@@ -55,6 +55,20 @@ def draw_diagonal(axes: Any, ends: np.ndarray) -> None:
     axes.fill_between(ends, 0.9 * ends, 1.1 * ends, alpha=0.15, label="within 10 %")
 
 
+def legend_below(axes: Any) -> None:
+    """Put the legend below the axes, where it covers nothing that is drawn."""
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4)
+
+
+def plain_log_scale(axis: Any) -> None:
+    """Label a logarithmic axis with plain numbers, several in each decade."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def new_figure(n_rows: int, n_columns: int) -> tuple[Any, Any]:
     """Return a figure and its axes, as matplotlib's ``subplots`` does."""
     from matplotlib.figure import Figure

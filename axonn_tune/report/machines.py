@@ -81,18 +81,20 @@ def difference_text(
 ) -> str:
     """Say what changed, the most significant first, and count what did not."""
     changes = difference.changes
-    shown = changes if show_all else difference.significant
+    shown = changes if show_all else [*difference.significant, *difference.restated]
     parts = [f"{before.name} -> {after.name}"]
     if before.gpu.name != after.gpu.name:
         parts.append("Warning: these are different machines.")
     if shown:
         headers = ["what", "before", "after", "change %", "z", "points", ""]
         parts.append(table([_change_row(change) for change in shown], headers))
-    n_insignificant = sum(not change.is_significant for change in changes)
-    n_unknown = sum(not change.is_significant and change.z is None for change in changes)
+    n_significant = len(difference.significant)
+    n_restated = len(difference.restated)
+    n_alike = len(changes) - n_significant - n_restated
     parts.append(
-        f"{len(difference.significant)} significant changes; {n_insignificant - n_unknown} numbers "
-        f"and groups of points within their spread; {n_unknown} state no spread and are not judged."
+        f"Significant changes: {n_significant}; changed numbers that state no spread: "
+        f"{n_restated}; numbers and groups of points that are equal, or within their spread: "
+        f"{n_alike}."
     )
     if difference.only_in_one:
         parts.append("Only in one of them: " + ", ".join(difference.only_in_one) + ".")
@@ -114,12 +116,12 @@ def _change_row(change: Change) -> list[Any]:
     else:
         values = [format_quantity(v, change.name) for v in (change.before, change.after)]
     verdict = ""
-    if change.is_significant:
+    if change.is_significant or change.is_restated:
         verdict = "worse" if change.is_worse else "better"
     return [
         change.name,
         *values,
-        f"{100 * change.change_fraction:.1f}",
+        "-" if change.change_fraction is None else f"{100 * change.change_fraction:.1f}",
         "-" if change.z is None else f"{change.z:.1f}",
         change.n_points or "-",
         verdict,

@@ -28,8 +28,9 @@ def models_table(models: Sequence[Model]) -> str:
 
 
 def model_text(model: Model) -> str:
-    """Return all fields of a model and what follows from them."""
-    pairs = [(item.name, str(getattr(model, item.name))) for item in fields(model)]
+    """Return all fields of a model that say something, and what follows from them."""
+    values = {item.name: getattr(model, item.name) for item in fields(model)}
+    pairs = [(name, str(value)) for name, value in values.items() if value not in ("", None)]
     flops = model.model_flops(1.0, model.seq_len)
     pairs += [
         ("parameters", f"{model.parameters:.0f} ({format_count(model.parameters)})"),

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from axonn_tune.search.batches import can_share, nearest_shared_batch
 from axonn_tune.search.search import Search
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import AXES, PIPELINE, Axes
+from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import format_count
@@ -20,12 +22,40 @@ def assumption_line(*searches: Search) -> str:
     tuning = "on" if job.kernel_tuning else "off"
     engine = scenario.strategy.engine.title
     engine_text = f", engine {engine}" if engine else ""
-    remark = batch_remark(*searches)
-    return (
+    remarks = [
+        batch_remark(*searches),
+        not_modelled_remark(scenario.model),
+        _size_remark([search.scenario for search in searches]),
+    ]
+    line = (
         f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, sequence length "
-        f"{job.seq_len}, {job.dtype}, {job.attention} attention{dropout}, overlap {job.overlap}, "
-        f"kernel tuning {tuning}{engine_text}.{f' {remark}' if remark else ''}"
+        f"{job.seq_len}{_seq_len_remark(scenario)}, {job.dtype}, {job.attention} "
+        f"attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}{engine_text}."
     )
+    return " ".join([line, *(remark for remark in remarks if remark)])
+
+
+def _seq_len_remark(scenario: Scenario) -> str:
+    """Say of a sequence length that it is the longest which a config allows, if it is."""
+    model = scenario.model
+    if not model.seq_len_key or scenario.job.seq_len != model.seq_len:
+        return ""
+    return f" ({model.seq_len_key} of the config; choose with --seq-len)"
+
+
+def _size_remark(scenarios: Sequence[Scenario]) -> str | None:
+    """Say in a sentence how many nodes the machine has, if a job needs more; else return None."""
+    machine = scenarios[0].machine
+    nodes = machine.facility.n_nodes
+    if nodes is None or all(scenario.n_nodes <= nodes.value for scenario in scenarios):
+        return None
+    n_gpus = nodes.value * machine.ranks_per_node
+    return f"{machine.name} has no more than {nodes.value:.0f} nodes ({n_gpus:.0f} GPUs)."
+
+
+def not_modelled_remark(model: Model) -> str | None:
+    """Say in a sentence what of a model predictions leave out; return None if it is nothing."""
+    return f"Predictions leave out {model.not_modelled}." if model.not_modelled else None
 
 
 def _batches_text(searches: Sequence[Search]) -> str:
@@ -56,9 +86,14 @@ def batch_remark(*searches: Search) -> str | None:
     moved = [job for job in jobs if job.global_batch != rule.target]
     if not moved:
         return None
+    choice = (
+        f"micro-batches of {rule.micro_batch}"
+        if rule.micro_batch > 1
+        else "a choice of micro-batches"
+    )
     return (
         f"Instead of the default batch of {rule.target} sequences, {_counts_text(moved)} GPUs take "
-        "the nearest that they can share evenly, with a choice of micro-batches."
+        f"the nearest that they can share evenly, with {choice}."
     )
 
 
@@ -84,6 +119,18 @@ def model_on_gpus(scenario: Scenario, with_parameters: bool = False) -> str:
     job = scenario.job
     parameters = f" ({format_count(model.parameters)} parameters)" if with_parameters else ""
     return f"{model.name}{parameters} on {job.n_gpus} {scenario.machine.gpu.name}"
+
+
+def grid_form(axes: Axes) -> str:
+    """Say which sizes the text of a grid holds, in order."""
+    stages = " x stages" if PIPELINE in axes.names else ""
+    return " x ".join(f"G_{axis}" for axis in AXES) + stages
+
+
+def tokens_per_second_text(prediction: Prediction) -> str:
+    """Return the tokens of all GPUs for each second."""
+    n_gpus = prediction.scenario.job.n_gpus
+    return format_count(prediction.tokens_per_second_per_gpu * n_gpus)
 
 
 def interval_text(prediction: Prediction) -> str:

@@ -39,11 +39,7 @@ def training_text(runs: Sequence[TrainingRun]) -> str:
     """Return a table row for each GPU count, and the last run, which is the plan, in full."""
     plan = runs[-1]
     model = plan.scenario.model
-    machine = plan.scenario.machine
-    parts = [f"{model.name} on {machine.gpu.name}: {_tokens_text(plan)}", ""]
-    nodes = machine.facility.n_nodes
-    if nodes is not None and plan.scenario.n_nodes > nodes.value:
-        parts += [f"{machine.name} has no more than {nodes.value:.0f} nodes.", ""]
+    parts = [f"{model.name} on {plan.scenario.machine.gpu.name}: {_tokens_text(plan)}", ""]
     parts += [table([_row(run) for run in runs], _HEADERS), ""]
     parts += [key_values(_plan_pairs(plan)), "", assumption_line(plan.search)]
     return "\n".join(parts)

@@ -20,6 +20,7 @@ def assumptions(search: Search) -> dict[str, Any]:
     return {
         "model": scenario.model.name,
         "parameters": scenario.model.parameters,
+        "not_modelled": scenario.model.not_modelled or None,
         "gpus": job.n_gpus,
         "machine": machine.name,
         "gpu": machine.gpu.name,

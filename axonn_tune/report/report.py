@@ -17,11 +17,12 @@ from typing import Any
 
 from axonn_tune.errors import InputError
 from axonn_tune.report.explain import DRAWN_LAYERS, operation_rate, operation_size, step_parts
-from axonn_tune.report.phrases import assumption_line, model_on_gpus
+from axonn_tune.report.phrases import assumption_line, grid_form, model_on_gpus
 from axonn_tune.search.pareto import pareto_front
 from axonn_tune.search.rank import Each, Ranking
 from axonn_tune.search.search import Search
 from axonn_tune.spec.plan import COMPUTE
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.validation import Validation
 from axonn_tune.step.explain import explain
 from axonn_tune.step.prediction import Prediction
@@ -108,8 +109,7 @@ def page_document(
     strategies = [ranking.search.scenario.strategy.name for ranking in rankings]
     return {
         "title": model_on_gpus(scenario),
-        "subtitle": f"{format_count(scenario.model.parameters)} parameters, "
-        f"machine {scenario.machine.name}",
+        "subtitle": _subtitle(scenario),
         "assumptions": assumption_line(*(ranking.search for ranking in rankings)),
         "evaluated": sum(ranking.n_evaluated for ranking in rankings),
         "n_candidates": sum(len(ranking) for ranking in rankings),
@@ -128,6 +128,17 @@ def page_document(
         },
         "written": written,
     }
+
+
+def _subtitle(scenario: Scenario) -> str:
+    """Name the machine and the job, and how grids are written."""
+    job = scenario.job
+    axes = scenario.strategy.axes
+    written = f". A grid is written {grid_form(axes)}" if axes.is_grid else ""
+    return (
+        f"{format_count(scenario.model.parameters)} parameters, machine {scenario.machine.name}, "
+        f"global batch {job.global_batch} sequences of {job.seq_len} tokens, {job.dtype}{written}."
+    )
 
 
 def page_html(document: Mapping[str, Any], parts: Mapping[str, str]) -> str:

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from axonn_tune.report.figure import new_figure
-from axonn_tune.report.phrases import assumption_line, interval_text, percent
-from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record
-from axonn_tune.report.table import table
-from axonn_tune.search.rank import Best
-from axonn_tune.studies.scaling import efficiencies
-from axonn_tune.units import format_count, gib
-
-HEADERS = (
-    "GPUs",
-    "model",
-    "batch",
-    "layout",
-    "mbs",
-    "recompute",
-    "step s",
-    "90 % interval",
-    "TFLOP/s/GPU",
-    "MFU %",
-    "efficiency %",
-    "exposed %",
-    "tokens/s",
-    "GiB",
+from axonn_tune.report.figure import new_figure, plain_log_scale
+from axonn_tune.report.phrases import (
+    assumption_line,
+    interval_text,
+    percent,
+    tokens_per_second_text,
 )
+from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record
+from axonn_tune.report.table import Column, fitted_table_of
+from axonn_tune.search.rank import Best
+from axonn_tune.step.prediction import Prediction
+from axonn_tune.studies.scaling import efficiencies
+from axonn_tune.units import gib
+
+# A number of GPUs with its efficiency, which is None where there is no candidate.
+_Row: TypeAlias = tuple[Best, float | None]
+# Columns that a table may leave out for want of room, the least important first.
+_DROPPABLE = ("TFLOP/s", "exposed", "mbs", "recompute", "GiB")
 
 
 def scaling_text(points: Sequence[Best]) -> str:
     """Return a table with a row for each count, and why some counts have no candidate."""
-    rows = [
-        _row(point, efficiency)
-        for point, efficiency in zip(points, efficiencies(points), strict=True)
-    ]
+    rows = list(zip(points, efficiencies(points), strict=True))
     reasons = [
         f"{point.search.scenario.job.n_gpus} GPUs: {point.reason}"
         for point in points
@@ -49,7 +40,7 @@ def scaling_text(points: Sequence[Best]) -> str:
             f"{_best_layouts(points)}; efficiency: model FLOP/s of each GPU against the first "
             "count",
             "",
-            table(rows, HEADERS),
+            fitted_table_of(rows, _columns(rows), _DROPPABLE),
             "",
             *reasons,
             assumption_line(*(point.search for point in points)),
@@ -59,30 +50,43 @@ def scaling_text(points: Sequence[Best]) -> str:
 
 def _best_layouts(points: Sequence[Best]) -> str:
     scenario = points[0].search.scenario
-    return f"Best {scenario.strategy.name} layouts on {scenario.machine.gpu.name}"
+    models = dict.fromkeys(point.search.scenario.model.name for point in points)
+    of_model = f" of {scenario.model.name}" if len(models) == 1 else ""
+    return f"Best {scenario.strategy.name} layouts{of_model} on {scenario.machine.gpu.name}"
 
 
-def _row(point: Best, efficiency: float | None) -> list[Any]:
-    scenario = point.search.scenario
-    best = point.prediction
-    n_gpus = scenario.job.n_gpus
-    head = [n_gpus, scenario.model.name, scenario.job.global_batch]
-    if best is None or efficiency is None:
-        return [*head, "none", *["-"] * (len(HEADERS) - len(head) - 1)]
+def _columns(rows: Sequence[_Row]) -> list[Column[_Row]]:
+    """Return the columns of a table; model and batch are left out where all rows share them."""
+    scenarios = [point.search.scenario for point, _ in rows]
+    columns: list[Column[_Row]] = [("GPUs", lambda row: row[0].search.scenario.job.n_gpus)]
+    if len({scenario.model.name for scenario in scenarios}) > 1:
+        columns.append(("model", lambda row: row[0].search.scenario.model.name))
+    if len({scenario.job.global_batch for scenario in scenarios}) > 1:
+        columns.append(("batch", lambda row: row[0].search.scenario.job.global_batch))
     return [
-        *head,
-        best.configuration.ordered_layout,
-        best.configuration.micro_batch,
-        best.configuration.recompute,
-        f"{best.step_seconds:.3f}",
-        interval_text(best),
-        f"{best.tflops_per_gpu:.1f}",
-        percent(best.mfu),
-        percent(efficiency),
-        percent(best.exposed_communication_fraction),
-        format_count(best.tokens_per_second_per_gpu * n_gpus),
-        f"{gib(best.memory_bytes):.1f}",
+        *columns,
+        ("layout", _of(_layout_text, "none")),
+        ("mbs", _of(lambda best: best.configuration.micro_batch)),
+        ("recompute", _of(lambda best: best.configuration.recompute)),
+        ("step s", _of(lambda best: f"{best.step_seconds:.3f}")),
+        ("90 % interval", _of(interval_text)),
+        ("TFLOP/s", _of(lambda best: f"{best.tflops_per_gpu:.1f}")),
+        ("MFU %", _of(lambda best: percent(best.mfu))),
+        ("efficiency", lambda row: "-" if row[1] is None else f"{percent(row[1])} %"),
+        ("exposed", _of(lambda best: f"{percent(best.exposed_communication_fraction)} %")),
+        ("tokens/s", _of(tokens_per_second_text)),
+        ("GiB", _of(lambda best: f"{gib(best.memory_bytes):.1f}")),
     ]
+
+
+def _layout_text(best: Prediction) -> str:
+    """Return the text of a layout, of which named axes of size 1 are left out."""
+    return best.configuration.ordered_layout if best.layout.is_grid else best.layout.brief
+
+
+def _of(cell: Callable[[Prediction], Any], otherwise: str = "-") -> Callable[[_Row], Any]:
+    """Return what stands in a cell: of the prediction, or something else where there is none."""
+    return lambda row: otherwise if row[0].prediction is None else cell(row[0].prediction)
 
 
 def scaling_records(points: Sequence[Best]) -> list[dict[str, Any]]:
@@ -134,10 +138,15 @@ def scaling_figure(points: Sequence[Best]) -> Any:
     right.plot(counts, [100.0 * best.mfu for best, _ in known], "s-", label="MFU")
     right.set(xscale="log", xlabel="GPUs", ylabel="%", ylim=(0, None))
     right.legend(fontsize="small")
-    labels = [f"{scenario.job.n_gpus}\n{scenario.model.name}" for scenario in scenarios]
+    plain_log_scale(left.yaxis)
+    is_weak = len({scenario.model.name for scenario in scenarios}) > 1
+    labels = [
+        f"{scenario.job.n_gpus}\n{scenario.model.name}" if is_weak else f"{scenario.job.n_gpus}"
+        for scenario in scenarios
+    ]
     for axes in (left, right):
         axes.set_xticks(counts, labels, fontsize="small")
-        axes.minorticks_off()
+        axes.xaxis.minorticks_off()
         axes.grid(alpha=0.3)
     figure.suptitle(_best_layouts(points))
     return figure

@@ -7,15 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from axonn_tune.report.figure import new_figure
-from axonn_tune.report.phrases import assumption_line, interval_text, model_on_gpus, percent
+from axonn_tune.report.figure import legend_below, new_figure, plain_log_scale
+from axonn_tune.report.phrases import (
+    assumption_line,
+    grid_form,
+    interval_text,
+    model_on_gpus,
+    percent,
+    tokens_per_second_text,
+)
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
-from axonn_tune.report.table import Column, table_of
+from axonn_tune.report.table import Column, fitted_table_of
 from axonn_tune.search.pareto import pareto_front
 from axonn_tune.search.rank import Ranking
 from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import tied
-from axonn_tune.spec.layout import AXES
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
@@ -24,6 +30,8 @@ from axonn_tune.units import gib
 CLEAR = 0.8
 # Where there is no winner, the rows that share this much of the probability are as good as tied.
 TIE_SHARE = 0.9
+# Columns that a table may leave out for want of room, the least important first.
+_DROPPABLE = ("TFLOP/s", "tokens/s", "bubble", "exposed", "MFU %")
 # Number of candidates whose steps a figure draws as bars.
 MOST_BARS = 30
 
@@ -36,7 +44,7 @@ def ranking_text(ranking: Ranking, top_n: int) -> str:
         f"{model_on_gpus(search.scenario, with_parameters=True)}: best {len(predictions)} of "
         f"{len(ranking)} {_what_is_ranked(search)} ({ranking.n_evaluated} configurations evaluated)"
     )
-    rows = table_of(predictions, _columns(search, predictions))
+    rows = fitted_table_of(predictions, _columns(search, predictions), _DROPPABLE)
     remarks = [*tie_lines(ranking), *_batch_lines(ranking), assumption_line(search)]
     return "\n".join([head, "", rows, "", *remarks])
 
@@ -44,7 +52,8 @@ def ranking_text(ranking: Ranking, top_n: int) -> str:
 def _what_is_ranked(search: Search) -> str:
     if search.every_configuration:
         return "configurations"
-    layouts = "grids" if search.scenario.strategy.axes.is_grid else "layouts"
+    axes = search.scenario.strategy.axes
+    layouts = f"grids {grid_form(axes)}" if axes.is_grid else "layouts"
     return layouts if len(search.constraints.orders) == 1 else f"{layouts} and orders"
 
 
@@ -53,9 +62,7 @@ def _columns(search: Search, predictions: Sequence[Prediction]) -> list[Column[P
     strategy = search.scenario.strategy
     orders = {p.configuration.order for p in predictions} | set(search.constraints.orders)
     columns: list[Column[Prediction]] = [("#", lambda p: p.place)]
-    columns += [_size_column(strategy, axis) for axis in strategy.axes.names]
-    if len(orders) > 1:
-        columns.append(("order", lambda p: p.configuration.order))
+    columns.append(_layout_column(strategy, len(orders) > 1))
     if any(p.configuration.n_virtual > 1 for p in predictions):
         columns.append(("virtual", lambda p: p.configuration.n_virtual))
     columns += [
@@ -67,21 +74,25 @@ def _columns(search: Search, predictions: Sequence[Prediction]) -> list[Column[P
     columns += [
         ("step s", lambda p: f"{p.step_seconds:.3f}"),
         ("90 % interval", interval_text),
-        ("P(best) %", lambda p: "-" if p.p_best is None else percent(p.p_best, 0)),
-        ("TFLOP/s/GPU", lambda p: f"{p.tflops_per_gpu:.1f}"),
+        ("P(best)", lambda p: "-" if p.p_best is None else f"{percent(p.p_best, 0)} %"),
+        ("TFLOP/s", lambda p: f"{p.tflops_per_gpu:.1f}"),
         ("MFU %", lambda p: percent(p.mfu)),
-        ("HFU %", lambda p: percent(p.hfu)),
-        ("exposed %", lambda p: percent(p.exposed_communication_fraction)),
+        ("tokens/s", tokens_per_second_text),
+        ("exposed", lambda p: f"{percent(p.exposed_communication_fraction)} %"),
     ]
     if any(p.bubble_seconds > 0 for p in predictions):
-        columns.append(("bubble %", lambda p: percent(p.bubble_seconds / p.step_seconds)))
+        columns.append(("bubble", lambda p: f"{percent(p.bubble_seconds / p.step_seconds)} %"))
     columns.append((f"GiB of {gib(search.scenario.memory_capacity_bytes):.0f}", _memory_text))
     return columns
 
 
-def _size_column(strategy: Strategy, axis: str) -> Column[Prediction]:
-    is_letter = strategy.axes.is_grid and axis in AXES
-    return (f"G_{axis}" if is_letter else axis, lambda p: p.layout.size(axis))
+def _layout_column(strategy: Strategy, names_order: bool) -> Column[Prediction]:
+    """Return the column of layouts as `--grid` reads them, if asked for with their rank order."""
+    if not strategy.axes.is_grid:
+        return "layout", lambda p: p.layout.brief
+    if not names_order:
+        return "grid", lambda p: p.layout
+    return "grid, order", lambda p: f"{p.layout} {p.configuration.order}"
 
 
 def _memory_text(prediction: Prediction) -> str:
@@ -165,7 +176,7 @@ def _draw_parts(axes: Any, predictions: Sequence[Prediction]) -> None:
     axes.set_yticks(rows, labels, fontsize="small")
     axes.invert_yaxis()
     axes.set(xlabel="step, s (90 % interval)", title="What a step is made of")
-    axes.legend(fontsize="x-small")
+    legend_below(axes)
     axes.grid(alpha=0.3, axis="x")
 
 
@@ -189,5 +200,7 @@ def _draw_tradeoff(axes: Any, ranking: Ranking) -> None:
         ylabel="step, s",
         title="Time and memory",
     )
-    axes.legend(fontsize="small")
+    plain_log_scale(axes.xaxis)
+    plain_log_scale(axes.yaxis)
+    legend_below(axes)
     axes.grid(alpha=0.3, which="both")

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias, TypeVar
 Item = TypeVar("Item")
 # The header of a column, and what stands in it for an item.
 Column: TypeAlias = tuple[str, Callable[[Item], Any]]
+# Number of characters that a line of a table should not exceed.
+WIDTH = 100
 
 
 def table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
@@ -27,6 +29,26 @@ def table_of(items: Iterable[Item], columns: Sequence[Column[Item]]) -> str:
     """Return a table with one row for each item."""
     rows = [[cell(item) for _, cell in columns] for item in items]
     return table(rows, [header for header, _ in columns])
+
+
+def fitted_table_of(
+    items: Sequence[Item], columns: Sequence[Column[Item]], droppable: Sequence[str]
+) -> str:
+    """Return a table of at most `WIDTH` characters a line, if leaving out some columns does it.
+
+    Parameters
+    ----------
+    droppable : sequence of str
+        Headers of the columns that may be left out, the least important first.
+    """
+    shown = list(columns)
+    text = table_of(items, shown)
+    for header in droppable:
+        if len(text.partition("\n")[0]) <= WIDTH:
+            break
+        shown = [column for column in shown if column[0] != header]
+        text = table_of(items, shown)
+    return text
 
 
 def _aligned(header: str, cells: Sequence[str]) -> list[str]:

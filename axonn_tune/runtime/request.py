@@ -62,6 +62,10 @@ class RunRequest:
         if self.goldfish is not None:
             require_count("run", "goldfish", self.goldfish, least=2)
         model = self.model
+        if model.norms_per_block != 2:
+            raise InputError(
+                f"run: model '{model.name}' has norms_per_block {model.norms_per_block}; allowed: 2"
+            )
         seq_len = self.job.seq_len
         if model.position == "learned" and seq_len > model.seq_len:
             raise InputError(

@@ -34,11 +34,14 @@ class BatchRule:
     within_fraction
         Largest distance of a batch from the target, as a fraction of it, where several batches
         are tried; None where one is taken.
+    micro_batch
+        Number of sequences by which a GPU's share of a default batch must be divisible.
     """
 
     target: int
     is_given: bool = True
     within_fraction: float | None = None
+    micro_batch: int = 1
 
     def batches(self, n_gpus: int, axes: Axes) -> list[int]:
         """Return the batches that a number of GPUs tries with a strategy of these axes."""
@@ -46,21 +49,25 @@ class BatchRule:
             return batches_near(self.target, self.within_fraction, n_gpus)
         if self.is_given:
             return [self.target]
-        return [nearest_shared_batch(self.target, n_gpus, set(axes.batch) < set(axes.names))]
+        can_split_sequences = set(axes.batch) < set(axes.names)
+        return [nearest_shared_batch(self.target, n_gpus, can_split_sequences, self.micro_batch)]
 
 
-def nearest_shared_batch(target: int, n_gpus: int, can_split_sequences: bool = True) -> int:
+def nearest_shared_batch(
+    target: int, n_gpus: int, can_split_sequences: bool = True, micro_batch: int = 1
+) -> int:
     """Return the batch nearest to the target that the GPUs can share evenly.
 
-    Each GPU gets the same whole number of sequences, which can be cut into micro-batches of
-    several sizes. Where there are more GPUs than sequences, and GPUs can split a sequence, 2, 4, 8
-    or more of them have a share together, as few as possible.
+    Each GPU gets the same whole number of sequences, a multiple of the micro-batch, which can be
+    cut into micro-batches of several sizes. Where there are more GPUs than micro-batches, and GPUs
+    can split a sequence, 2, 4, 8 or more of them have a share together, as few as possible.
     """
     n_shares = n_gpus
-    while can_split_sequences and n_shares > target and n_shares % 2 == 0:
+    while can_split_sequences and n_shares * micro_batch > target and n_shares % 2 == 0:
         n_shares //= 2
-    middle = target // n_shares
-    shares = range(max(middle - NEAREST_SHARES, 1), middle + NEAREST_SHARES + 1)
+    middle = target // (n_shares * micro_batch)
+    numbers = range(max(middle - NEAREST_SHARES, 1), middle + NEAREST_SHARES + 1)
+    shares = [number * micro_batch for number in numbers]
     batches = [share * n_shares for share in shares if _leaves_a_choice(share)]
     return min(batches, key=lambda batch: abs(batch - target))
 

@@ -102,18 +102,25 @@ def executions(search: Search, table: CandidateTable) -> Iterator[CandidateTable
 
 def no_grid_error(search: Search, rejected: Mapping[str, int]) -> NoCandidateError:
     """Return an error that says why grids were rejected, and which batches and GPUs admit one."""
-    reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.items())
+    reasons = "; ".join(
+        f"{count} {'layouts' if count > 1 else 'layout'}: {reason}"
+        for reason, count in rejected.items()
+    )
     n_gpus = search.scenario.job.n_gpus
+    global_batch = search.scenario.job.global_batch
 
     def admits(n: int) -> bool:
-        return len(legal_placements(search.on_gpus(n))[0]) > 0
+        other = search.on_gpus(n)
+        return len(with_micro_batches(other, legal_placements(other)[0])[0]) > 0
 
     batches = nearest_batches(search, legal_placements(with_shared_batch(search))[0])
     hint = batch_hint(search, batches)
     counts = nearest_counts(n_gpus, admits)
     if counts:
         hint += f"; nearest counts of GPUs that do: {', '.join(map(str, counts))}"
-    return NoCandidateError(f"no grid for {n_gpus} GPUs ({reasons}){hint}")
+    return NoCandidateError(
+        f"no grid for {n_gpus} GPUs and a global batch of {global_batch} ({reasons}){hint}"
+    )
 
 
 def batch_hint(search: Search, batches: Sequence[int]) -> str:
@@ -125,7 +132,8 @@ def batch_hint(search: Search, batches: Sequence[int]) -> str:
     if not batches:
         return ""
     job = search.scenario.job
-    shared = nearest_shared_batch(job.global_batch, job.n_gpus, can_split_sequences=False)
+    micro_batch = search.constraints.micro_batch or 1
+    shared = nearest_shared_batch(job.global_batch, job.n_gpus, False, micro_batch)
     named = ", ".join(map(str, batches))
     return (
         f"; nearest global batches that do: {named} sequences, and all {job.n_gpus} GPUs can "

@@ -291,14 +291,20 @@ def _ranked(
     )
 
 
+def _with_micro_batch(search: Search) -> str:
+    """Return a phrase that names the micro-batch, if the user has fixed it."""
+    wanted = search.constraints.micro_batch
+    return "" if wanted is None else f" with micro-batch {wanted}"
+
+
 def _nothing_fits(search: Search, least_bytes: float) -> NoCandidateError:
     """Return an error that says how much memory is needed and how many GPUs suffice."""
     scenario = search.scenario
     capacity = scenario.memory_capacity_bytes
     message = (
         f"model '{scenario.model.name}' fits on no grid of {scenario.job.n_gpus} "
-        f"{scenario.machine.gpu.name}: the smallest needs {gib(least_bytes):.1f} GiB of "
-        f"{gib(capacity):.1f} GiB per GPU"
+        f"{scenario.machine.gpu.name}{_with_micro_batch(search)}: the smallest needs "
+        f"{gib(least_bytes):.1f} GiB of {gib(capacity):.1f} GiB per GPU"
     )
     return NoCandidateError(message + _gpus_hint(search))
 

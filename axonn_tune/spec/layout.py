@@ -97,8 +97,13 @@ class Layout:
 
     @property
     def brief(self) -> str:
-        """The sizes above one by name, which `parse_layout` reads; the text if there are none."""
-        large = [f"{axis}={size}" for axis, size in self.sizes.items() if size > 1]
+        """The sizes above one by name, which `parse_layout` reads; the text if there are none.
+
+        Layouts that split tensors name their axes as their users do: ``tp=8,dp=16``.
+        """
+        short = {axis: name for name, axis in ALIASES.items()} if "tensor" in self.sizes else {}
+        sizes = self.sizes.items()
+        large = [f"{short.get(axis, axis)}={size}" for axis, size in sizes if size > 1]
         return ",".join(large) or str(self)
 
     def __str__(self) -> str:
@@ -135,6 +140,11 @@ def parse_layout(text: str, axes: Axes = AXONN_AXES) -> Layout:
     for part in re.split(r"[,\s]+", text.strip()):
         name, _, size = (word.strip() for word in part.partition("="))
         name = ALIASES.get(name, name)
+        if name.isalpha() and name not in axes.names:
+            raise InputError(
+                f"layout '{text}': there is no axis '{name}'; the axes of the strategy are "
+                f"{', '.join(axes.names)} (another --strategy has others)"
+            )
         if name not in axes.names or not _SIZE.fullmatch(size):
             example = ",".join(f"{axis}=2" for axis in axes.names)
             raise InputError(

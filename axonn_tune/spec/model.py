@@ -76,10 +76,18 @@ class Model:
         Whether the embedding and the head share one weight.
     parallel_block
         Whether attention and MLP of a block read the same input.
+    norms_per_block
+        Number of norms of a block: 1 where attention and MLP share one, 2, or 4 where the outputs
+        of both are normalised, too.
     published_parameters
         Number of parameters that the source states.
     source
         Publication of the sizes.
+    seq_len_key
+        Key of the config from which `seq_len` was taken, if that is the longest possible sequence
+        and not the one of the training.
+    not_modelled
+        What of the architecture predictions leave out.
 
     Raises
     ------
@@ -103,8 +111,11 @@ class Model:
     qkv_bias: bool | None = None
     tied_embeddings: bool = True
     parallel_block: bool = False
+    norms_per_block: int = 2
     published_parameters: float | None = None
     source: str = ""
+    seq_len_key: str = ""
+    not_modelled: str = ""
 
     def __post_init__(self) -> None:
         owner = f"model '{self.name}'"
@@ -128,6 +139,10 @@ class Model:
             object.__setattr__(self, "qkv_bias", self.bias)
         require_choice(owner, "norm", self.norm, ("layer", "rms"))
         require_choice(owner, "position", self.position, ("learned", "rotary", "none"))
+        if self.norms_per_block not in (1, 2, 4):
+            raise InputError(
+                f"{owner}: norms_per_block is {self.norms_per_block!r}; allowed: 1, 2 or 4"
+            )
         if self.n_heads % self.n_kv_heads:
             raise InputError(
                 f"{owner}: n_kv_heads is {self.n_kv_heads}; allowed: a divisor of "
@@ -178,8 +193,18 @@ class Model:
 
     @property
     def n_norms(self) -> int:
-        """The number of norms in a whole model: two in each block and a final one."""
-        return 2 * self.n_layers + 1
+        """The number of norms in a whole model: those of the blocks and a final one."""
+        return self.norms_per_block * self.n_layers + 1
+
+    @property
+    def shares_norm(self) -> bool:
+        """Whether attention and MLP of a block read the output of one norm."""
+        return self.norms_per_block == 1
+
+    @property
+    def normalises_outputs(self) -> bool:
+        """Whether the outputs of attention and MLP are normalised, too."""
+        return self.norms_per_block == 4
 
     @property
     def n_vectors(self) -> int:

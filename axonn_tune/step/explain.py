@@ -225,7 +225,7 @@ def _kind_and_shape(operation: Gemm | Attention) -> tuple[str, str]:
     n_sequences = number(operation.n_sequences)
     n_heads = number(operation.n_heads)
     head = f"{operation.seq_len} x {operation.head_dim}"
-    return "attention", f"{n_sequences:.0f} x {n_heads:.0f} heads x {head}"
+    return "attention", f"{n_sequences:g} x {n_heads:.0f} heads x {head}"
 
 
 def _sensitivities(prediction: Prediction) -> tuple[Sensitivity, ...]:

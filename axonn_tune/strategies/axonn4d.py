@@ -162,10 +162,11 @@ class Axonn4D:
         sharded, replicated = stored_parameters(shapes.model, shapes.table, n_layers, first, last)
         stored = sharded + replicated
         owned = stored / shapes.table.size("data") if self.sharded_optimizer else stored
-        everything = 4.0 * shapes.residual_bytes + shapes.inner_bytes + shapes.saved_score_bytes
+        norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
+        everything = norm_bytes + shapes.inner_bytes + shapes.saved_score_bytes
         saved = {
             "none": everything,
-            "selective": 2.0 * shapes.residual_bytes + shapes.inner_bytes - shapes.mlp_bytes,
+            "selective": shapes.norm_input_bytes + shapes.inner_bytes - shapes.mlp_bytes,
             "full": shapes.residual_bytes,
         }[shapes.recompute]
         return {
@@ -428,7 +429,7 @@ class AxonnCommunication(Communication):
         if reduction == WHOLE:
             return _ReductionCalls(1.0)
         n_matrices = model.n_layers * len(model.block_linears) + 2
-        n_norms = (2 * model.n_layers + 1) * (2 if model.norm == "layer" else 1)
+        n_norms = model.n_norms * (2 if model.norm == "layer" else 1)
         n_biases = model.n_layers * sum(linear.bias for linear in model.block_linears)
         return _ReductionCalls(float(n_matrices), float(n_norms + n_biases), float(n_norms))
 

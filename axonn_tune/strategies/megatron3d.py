@@ -173,13 +173,13 @@ class Megatron3D:
 def _saved_without_scores(shapes: Shapes) -> Array:
     """Return the bytes that a block saves apart from attention's scores.
 
-    These are inputs and outputs of both norms and two dropout masks of the residual stream; q, k,
+    These are inputs and outputs of the norms and two dropout masks of the residual stream; q, k,
     v, the input of proj, the MLP before and after its activation (Korthikanti et al., equations
     1 to 4).
     """
-    mask = MASK_BYTES / shapes.element_bytes
-    n_of_stream = 4.0 + (2.0 * mask if shapes.job.dropout else 0.0)
-    return n_of_stream * shapes.residual_bytes + shapes.inner_bytes
+    n_masks = 2.0 * MASK_BYTES / shapes.element_bytes if shapes.job.dropout else 0.0
+    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
+    return norm_bytes + n_masks * shapes.residual_bytes + shapes.inner_bytes
 
 
 def _saved_scores(shapes: Shapes) -> Array | float:
@@ -386,8 +386,8 @@ class MegatronCommunication(Communication):
             shared_bytes = model.head.parameters * gradient_bytes / shapes.y
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shared_bytes, PIPELINE)
         if options.sequence_parallel:
-            norm_parameters = np.full(len(shapes.table), 2.0 * n_layers * model.norm_parameters)
-            norm_bytes = norm_parameters * gradient_bytes
+            n_elements = float(model.norms_per_block * n_layers * model.norm_parameters)
+            norm_bytes = np.full(len(shapes.table), n_elements * gradient_bytes)
             host.run("gradient.norms.all_reduce", "all_reduce", norm_bytes, "tensor")
         remaining = stored
         if options.overlap_grad_reduce:

@@ -164,6 +164,16 @@ class Shapes:
         """The bytes of the part of the residual stream that one rank holds between layers."""
         return self.stream_bytes / self.residual_split
 
+    @property
+    def norm_input_bytes(self) -> Array:
+        """The bytes that a block saves of the inputs of its norms."""
+        return self.model.norms_per_block * self.residual_bytes
+
+    @property
+    def norm_output_bytes(self) -> Array:
+        """The bytes that a block saves of its norms' outputs, which are inputs of products."""
+        return min(self.model.norms_per_block, 2) * self.residual_bytes
+
     @cached_property
     def mlp_bytes(self) -> Array:
         """The bytes of the output of the MLP's activation."""
@@ -260,7 +270,7 @@ def stage_parameters(
     is_shared = model.tied_embeddings and first and last
     n_embeddings = first + last - is_shared
     matrices = n_layers * model.block_matmul_parameters + n_embeddings * model.head.parameters
-    n_norms = 2 * n_layers + last
+    n_norms = model.norms_per_block * n_layers + last
     over_x = float(n_norms * model.norm_parameters + first * model.position_parameters)
     over_y = 0.0
     for linear in model.block_linears:

@@ -17,8 +17,10 @@ from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes
 
 _EMBEDDING = Weight(FORWARD, "embedding")
 _FIRST_OF_FORWARD = Weight(FORWARD, "qkv")
-# Norms whose output is the input of a linear layer.
+# Norms whose output is the input of a linear layer, and those of a block with one norm, which is
+# formed again once, in the backward pass of the layer that comes last.
 _NORM_BEFORE = {"qkv": "norm1", "up": "norm2"}
+_SHARED_NORM_BEFORE = {"up": "norm1"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +66,10 @@ class Transformer:
             return
         if layer == "down":
             self._activation(host, RECOMPUTE)
-        elif layer in _NORM_BEFORE:
-            name = names.of_layer(RECOMPUTE, _NORM_BEFORE[layer])
+            return
+        norms = _SHARED_NORM_BEFORE if self.shapes.model.shares_norm else _NORM_BEFORE
+        if layer in norms:
+            name = names.of_layer(RECOMPUTE, norms[layer])
             host.memory_bound(name, 2.0 * self.shapes.residual_bytes, self.shapes.norm_kernel)
 
     # Other kernels -----------------------------------------------------------------------
@@ -88,6 +92,11 @@ class Transformer:
             host.run(names.all_reduce(name), "all_reduce", message_bytes, shapes.x_axis)
         kernel = f"{shapes.norm_kernel}_backward" if is_backward else shapes.norm_kernel
         host.memory_bound(name, (3.0 if is_backward else 2.0) * shapes.residual_bytes, kernel)
+
+    def _output_norm(self, host: HostProgram, chain: str, layer: str) -> None:
+        """Normalise the output of attention or MLP, in models that do so."""
+        if self.shapes.model.normalises_outputs:
+            self._norm(host, chain, layer)
 
     def _attention(self, host: HostProgram, chain: str) -> None:
         """Run attention with the rank's heads, over its share of the queries."""
@@ -157,11 +166,14 @@ class Transformer:
         self._rotary(host, chain)
         self._attention(host, chain)
         self._linear_forward(host, proj, up)
+        self._output_norm(host, chain, "attention_norm")
         self._residual(host, chain, "residual1")
-        self._norm(host, chain, "norm2")
+        if not self.shapes.model.shares_norm:
+            self._norm(host, chain, "norm2")
         self._linear_forward(host, up, down)
         self._activation(host, chain)
         self._linear_forward(host, down, following)
+        self._output_norm(host, chain, "mlp_norm")
         self._residual(host, chain, "residual2")
 
     def _block_backward(self, host: HostProgram, next_entry: Weight | None) -> None:
@@ -174,13 +186,16 @@ class Transformer:
             self._block_forward(host, RECOMPUTE, Weight(BACKWARD, "down"), has_next_block)
         else:
             self.communication.begin_block(host, BACKWARD)
+        self._output_norm(host, BACKWARD, "mlp_norm")
         self._linear_backward(host, "down", Weight(BACKWARD, "up"))
         self._activation_backward(host)
         if has_next_block and self.shapes.recompute != "full":
             self.communication.prefetch_block(host, BACKWARD)
         self._linear_backward(host, "up", Weight(BACKWARD, "proj"))
-        self._norm(host, BACKWARD, "norm2")
+        if not self.shapes.model.shares_norm:
+            self._norm(host, BACKWARD, "norm2")
         self._residual(host, BACKWARD, "residual2")
+        self._output_norm(host, BACKWARD, "attention_norm")
         self._linear_backward(host, "proj", Weight(BACKWARD, "qkv"))
         if self.shapes.recomputes_attention:
             self._attention(host, RECOMPUTE)

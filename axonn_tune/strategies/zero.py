@@ -162,13 +162,14 @@ class Zero:
         if sharding.copy:
             weights = weights + parameters * element / table.size(sharding.copy)
         # The rank holds the whole gradients of two blocks and the root, and their whole weights
-        # too where weights are gathered; or what the strategy lets it hold.
+        # too where weights are gathered; or what the engine lets it hold.
         two_blocks = 2.0 * block.parameters + root.parameters
         program = self.engine.zero
         held_gradients = max(two_blocks, min(program.bucket_elements, parameters))
         held_weights = max(two_blocks, min(program.live_elements, parameters))
         held_weights_if_split = np.where(table.size(sharding.weights) > 1, held_weights, 0.0)
-        without_scores = 4.0 * shapes.residual_bytes + shapes.inner_bytes
+        norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
+        without_scores = norm_bytes + shapes.inner_bytes
         everything = without_scores + shapes.saved_score_bytes
         saved = {
             "none": everything,

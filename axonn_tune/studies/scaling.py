@@ -20,8 +20,14 @@ def scale(searches: Sequence[Search], each: Each = iter) -> list[Best]:
     """
     points = [best_of(search) for search in each(searches)]
     if all(point.prediction is None for point in points):
-        raise NoCandidateError(points[-1].reason)
+        raise NoCandidateError(_reason(points))
     return points
+
+
+def _reason(points: Sequence[Best]) -> str:
+    """Return why no point has a candidate, with the hints for the first."""
+    others = ", ".join(str(point.search.scenario.job.n_gpus) for point in points[1:])
+    return points[0].reason + (f"; nor is there a grid for {others} GPUs" if others else "")
 
 
 def efficiencies(points: Sequence[Best]) -> list[float | None]:

@@ -109,6 +109,39 @@ def test_filters_compare_axes_and_columns_and_words(open_page, pages):
         assert texts(chrome, "#tradeoff .plot svg circle") == []
 
 
+def test_a_filter_may_have_blanks_and_says_which_name_it_does_not_know(open_page, pages):
+    with open_page(pages["grids"].as_uri()) as chrome:
+        assert find(chrome, "#filter-names").text.startswith("x, y, z, data, ")
+        type_filter(chrome, "step < 48  g_x = 1 recompute != none")
+        assert find(chrome, "#filter-problem").text == ""
+        shown = [float(text) for text in column(chrome, "Step s")]
+        assert shown and all(step < 48 for step in shown)
+        for text, problem in (
+            ("foo<3", 'There is no "foo" to compare.'),
+            ("recompute<full", '"recompute" is a word: compare it with = or !=.'),
+            ("step<fast", '"fast" is not a number.'),
+        ):
+            type_filter(chrome, text)
+            assert find(chrome, "#filter-problem").text == problem
+            assert len(column(chrome, "Layout")) == 10
+
+
+def test_a_name_has_the_same_color_on_every_page(open_page, pages):
+    script = """
+      const swatches = document.querySelectorAll(arguments[0] + " [class*=swatch] svg");
+      const pairs = [...swatches].map((s) => [s.parentNode.textContent, s.getAttribute("fill")]);
+      return Object.fromEntries(pairs);
+    """
+    seen = {}
+    for name in ("grids", "strategies"):
+        with open_page(pages[name].as_uri()) as chrome:
+            for figure in ("#tradeoff", "#breakdown", "#timeline"):
+                for word, color in chrome.execute_script(script, figure).items():
+                    assert seen.setdefault(word, color) == color
+    assert {"gemm", "compute", "full", "axonn", "exposed communication"} <= seen.keys()
+    assert len(set(seen.values())) == len(seen)
+
+
 def test_out_of_memory_candidates_are_hidden_until_wanted(open_page, pages):
     with open_page(pages["grids"].as_uri()) as chrome:
         fitting = int(find(chrome, "#count").text.split(" of ")[1].split()[0])
@@ -266,6 +299,9 @@ def test_a_phone_scrolls_down_and_not_sideways(open_page, pages):
         chrome.refresh()
         until(lambda: chrome.execute_script("return document.documentElement.dataset.ready"))
         assert chrome.execute_script("return document.documentElement.scrollWidth") <= 390
+        place = [head.strip() for head in texts(chrome, "#table thead th")].index("Step s") + 1
+        cell = find(chrome, f"#table tbody tr td:nth-child({place})")
+        assert cell.rect["x"] + cell.rect["width"] <= 390
 
 
 def test_it_prints_without_its_tools(open_page, pages):

@@ -116,11 +116,19 @@ def test_small_changes_are_not_reported_however_sure():
     assert difference(*sure, least_change=0.01).significant
 
 
-def test_numbers_without_a_spread_are_never_significant():
+def test_numbers_without_a_spread_are_shown_where_they_differ_but_are_never_significant():
     a = machine_of()
-    found = difference(a, machine_of(bandwidths=(1e9, 1e9)))
+    b = machine_of(bandwidths=(600e9, 80e9), slowdown=0.1)
+    found = difference(a, b)
     assert not found.significant
-    assert "state no spread" in difference_text(a, a, found)
+    by_name = {change.name: change for change in found.restated}
+    assert by_name.keys() == {"links.level0.bandwidth_bytes_per_s", "kernels.slowdown_fraction"}
+    assert by_name["links.level0.bandwidth_bytes_per_s"].change_fraction == pytest.approx(1.0)
+    assert by_name["kernels.slowdown_fraction"].change_fraction is None  # it was zero
+    text = difference_text(a, b, found)
+    assert "Significant changes: 0; changed numbers that state no spread: 2; " in text
+    assert "100.0" in text and "links.level1" not in text
+    assert not difference(a, a).restated
 
 
 def test_slow_ranks_are_named_with_their_host():

@@ -64,3 +64,13 @@ def test_a_figure_of_measured_rates_has_their_curves(tmp_path, capsys):
     run_cli(capsys, "machines", "show", profile(tmp_path / "a.yaml"), "--plot", path)
     assert_drawn(path)
     assert {"bf16 NN", "bf16 NT", "bf16 TN"} <= set(svg_texts(path))
+
+
+@pytest.mark.parametrize("plural", ["models", "machines"])
+def test_a_list_shows_the_names_by_which_files_are_found(capsys, tmp_path, monkeypatch, plural):
+    _, text, _ = run_cli(capsys, plural, "template")
+    (tmp_path / "mine.yaml").write_text(text)
+    monkeypatch.setenv("AXONN_TUNE_PATH", str(tmp_path))
+    _, out, _ = run_cli(capsys, plural, "list")
+    assert "mine " in out and "my-" not in out
+    assert run_cli(capsys, plural, "show", "mine")[0] == 0

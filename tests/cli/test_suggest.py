@@ -15,10 +15,19 @@ SUGGEST = ["suggest", "--gpus", "64", "--model", "20b"]
 def test_the_main_job_prints_ten_grids_assumptions_and_the_next_command(capsys):
     code, out, _ = run_cli(capsys, "suggest", "--gpus", "1024", "--model", "80b")
     assert code == 0
-    header = next(line for line in out.splitlines() if "G_x" in line)
-    for column in ("G_data", "mbs", "recompute", "step s", "TFLOP/s/GPU", "MFU %", "HFU %"):
+    assert "grids G_x x G_y x G_z x G_data" in out.splitlines()[0]
+    header = out.splitlines()[2]
+    for column in (
+        "grid",
+        "mbs",
+        "recompute",
+        "step s",
+        "P(best)",
+        "MFU %",
+        "tokens/s",
+        "GiB of 40",
+    ):
         assert column in header
-    assert "exposed %" in header and "GiB of 40" in header
     assert len([line for line in out.splitlines() if re.match(r" *\d+  ", line)]) == 10
     assert "machine perlmutter (the default" in out
     assert "16.78M tokens" in out and "sequence length 2048" in out and "bf16" in out
@@ -32,7 +41,7 @@ def test_the_next_command_keeps_what_was_typed(capsys):
     _, out, _ = run_cli(capsys, *SUGGEST, "--no-oag", "--seq-len", "1024", "--order", "all")
     following = out.splitlines()[-1]
     assert "--no-oag" in following and "--seq-len 1024" in following and "--order" in following
-    step = next(line for line in out.splitlines() if re.match(r" *1  ", line)).split()[8]
+    step = next(line for line in out.splitlines() if re.match(r" *1  ", line)).split()[5]
     _, out, _ = run_cli(capsys, *following.removeprefix("Next: axonn-tune ").split())
     assert f"step {step} s" in out
 
@@ -136,3 +145,105 @@ def test_user_files(capsys, tmp_path):
         )
         assert (code, err) == (0, "")
         assert "8 NVIDIA A100" in out
+
+
+def test_the_number_type_follows_the_machine(capsys):
+    _, out, _ = run_cli(capsys, *SUGGEST, "--machine", "dgx2-4ib", "--top-n", "1")
+    assert ", fp16, flash" in out
+    _, out, _ = run_cli(capsys, *SUGGEST, "--machine", "dgx-h100", "--top-n", "1")
+    assert ", bf16, flash" in out
+
+
+def test_a_job_larger_than_the_machine_is_called_so(capsys):
+    many = ["suggest", "--gpus", "8192", "--model", "80b", "--top-n", "1"]
+    _, out, _ = run_cli(capsys, *many)
+    assert "perlmutter has no more than 1536 nodes (6144 GPUs)." in out
+    _, out, _ = run_cli(capsys, *many, "--machine", "frontier")
+    assert "no more than" not in out
+
+
+def test_a_config_states_its_sequence_length_and_what_is_left_out(capsys, tmp_path):
+    config = {
+        "model_type": "mistral",
+        "hidden_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "intermediate_size": 4096,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+        "sliding_window": 512,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    suggest = ["suggest", "--gpus", "8", "--model", path, "--top-n", "1"]
+    _, out, _ = run_cli(capsys, *suggest)
+    assert "4096 (max_position_embeddings of the config; choose with --seq-len)" in out
+    assert "Predictions leave out the sliding window of 512 tokens" in out
+    _, out, _ = run_cli(capsys, *suggest, "--seq-len", "2048")
+    assert "sequence length 2048, bf16" in out
+
+
+@pytest.mark.parametrize("micro_batch", [3, 5])
+def test_the_batches_and_counts_that_an_error_names_do_work(capsys, micro_batch):
+    """64 GPUs of llama3-8b: no share of 2048 sequences can be cut into threes."""
+    given = ["--model", "llama3-8b", "--machine", "dgx-h100", "--micro-batch", micro_batch]
+    code, _, err = run_cli(capsys, "suggest", "--gpus", "64", *given, "--global-batch", "2048")
+    assert code == 2 and f"layouts: micro-batch {micro_batch} does not divide" in err
+    named = re.search(r"batches that do: (\d+), (\d+) sequences, .* can share (\d+) evenly", err)
+    for batch in named.groups():
+        fitting = ["--gpus", "64", *given, "--global-batch", batch, "--top-n", "1"]
+        assert run_cli(capsys, "suggest", *fitting)[0] == 0
+    assert int(named.group(3)) % (64 * micro_batch) == 0
+
+
+def test_explain_says_first_that_a_grid_does_not_fit(capsys):
+    _, out, _ = run_cli(capsys, "explain", "--gpus", "64", "--model", "80b", "--grid", "x=1,z=64")
+    assert "out of memory" not in out.splitlines()[1]
+    _, out, _ = run_cli(capsys, "explain", "--gpus", "64", "--model", "80b", "--grid", "z=8,data=8")
+    assert re.match(r"out of memory: \d+\.\d\d GiB short of 40.0 GiB", out.splitlines()[1])
+
+
+def test_a_pipelined_grid_is_read_as_it_is_shown(capsys):
+    piped = ["--gpus", "64", "--model", "5b", "--strategy", "axonn-pipeline"]
+    _, out, _ = run_cli(capsys, "suggest", *piped, "--fix", "pipeline=2", "--top-n", "1")
+    assert "grids G_x x G_y x G_z x G_data x stages" in out.splitlines()[0]
+    grid = out.splitlines()[4].split()[1]
+    assert grid.endswith("x2")
+    _, out, _ = run_cli(capsys, "explain", *piped, "--grid", grid)
+    assert f"grid {grid} (x, y, z, data, pipeline)" in out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["suggest", "--gpus", "64", "--model", "20b", "--order", "all"],
+        ["suggest", "--gpus", "64", "--model", "20b", "--strategy", "megatron"],
+        ["suggest", "--gpus", "256", "--model", "80b", "--cost-model", "paper"],
+        ["compare", "--gpus", "256", "--model", "20b"],
+        ["scale", "--gpus", "512..2048", "--weak", "10b,20b,40b", "--strategy", "megatron"],
+    ],
+    ids=" ".join,
+)
+def test_tables_fit_a_hundred_characters(capsys, command):
+    _, out, _ = run_cli(capsys, *command)
+    ruler = next(number for number, line in enumerate(out.splitlines()) if "--  --" in line)
+    rows = out.split("\n\n")[1].splitlines()
+    assert ruler == 3 and len(rows) > 2
+    assert max(map(len, rows)) <= 100
+    assert "step s" in rows[0] and "90 % interval" in rows[0]
+
+
+@pytest.mark.parametrize("strategy", ["axonn", "megatron", "zeropp"])
+def test_a_layout_of_any_table_can_be_typed(capsys, strategy):
+    given = ["--gpus", "64", "--model", "20b", "--strategy", strategy]
+    _, out, _ = run_cli(capsys, "suggest", *given, "--top-n", "1")
+    layout = out.splitlines()[4].split()[1]
+    _, out, _ = run_cli(capsys, "suggest", *given, "--why-not", layout)
+    assert "it ranks 1 of" in out
+
+
+def test_explain_shows_the_share_of_a_sequence_that_a_rank_attends_to(capsys):
+    context = ["--strategy", "megatron", "--grid", "context=8,data=8", "--seq-len", "8192"]
+    _, out, _ = run_cli(capsys, "explain", "--gpus", "64", "--model", "llama3-8b", *context)
+    assert "0.125 x 32 heads x 8192 x 128" in out

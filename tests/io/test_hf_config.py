@@ -111,6 +111,68 @@ MISTRAL_NEMO = MISTRAL_7B | {
 }
 
 
+def sizes(kind: str, *counts: int, **others: Any) -> dict[str, Any]:
+    """Return a config with hidden size, layers, heads, KV heads, MLP and vocabulary."""
+    keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    keys += ("intermediate_size", "vocab_size")
+    config = {"model_type": kind, "max_position_embeddings": 4096}
+    return config | dict(zip(keys, counts, strict=True)) | others
+
+
+QWEN25_7B = sizes("qwen2", 3584, 28, 28, 4, 18944, 152064, use_sliding_window=False) | {
+    "max_position_embeddings": 131072,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+}
+QWEN25_05B = sizes("qwen2", 896, 24, 14, 2, 4864, 151936, tie_word_embeddings=True)
+QWEN3_8B = sizes("qwen3", 4096, 36, 32, 8, 12288, 151936, head_dim=128)
+QWEN3_06B = sizes("qwen3", 1024, 28, 16, 8, 3072, 151936, head_dim=128, tie_word_embeddings=True)
+GEMMA2_2B = sizes("gemma2", 2304, 26, 8, 4, 9216, 256000, head_dim=256) | {
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window": 4096,
+}
+GEMMA2_27B = sizes("gemma2", 4608, 46, 32, 16, 36864, 256000, head_dim=128)
+GEMMA3_1B = sizes("gemma3_text", 1152, 26, 4, 1, 6912, 262144, head_dim=256, sliding_window=512)
+GEMMA3_4B = {
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+}
+PHI3_MINI = sizes("phi3", 3072, 32, 32, 32, 8192, 32064, sliding_window=2047)
+PHI4 = sizes("phi3", 5120, 40, 40, 10, 17920, 100352, sliding_window=None)
+OLMO2_7B = sizes("olmo2", 4096, 32, 32, 32, 11008, 100352)
+OLMO2_32B = sizes("olmo2", 5120, 64, 40, 8, 27648, 100352)
+FALCON_7B = {
+    "alibi": False,
+    "bias": False,
+    "hidden_size": 4544,
+    "model_type": "falcon",
+    "multi_query": True,
+    "new_decoder_architecture": False,
+    "num_attention_heads": 71,
+    "num_hidden_layers": 32,
+    "parallel_attn": True,
+    "vocab_size": 65024,
+}
+FALCON_40B = {
+    "hidden_size": 8192,
+    "model_type": "falcon",
+    "multi_query": True,
+    "n_head": 128,
+    "n_head_kv": 8,
+    "n_layer": 60,
+    "new_decoder_architecture": True,
+    "vocab_size": 65024,
+}
+
+
 @pytest.mark.parametrize(
     ("config", "published"),
     [
@@ -122,10 +184,60 @@ MISTRAL_NEMO = MISTRAL_7B | {
         (LLAMA32_1B, 1_235_814_400),
         (MISTRAL_7B, 7_241_732_096),
         (MISTRAL_NEMO, 12_247_782_400),
+        (QWEN25_7B, 7_615_616_512),
+        (QWEN25_05B, 494_032_768),
+        (GEMMA2_2B, 2_614_341_888),
+        (GEMMA2_27B, 27_227_128_320),
+        (PHI3_MINI, 3_821_079_552),
+        (PHI4, 14_659_507_200),
+        (FALCON_7B, 6_921_720_704),
+        (FALCON_40B, 41_303_293_952),
     ],
 )
 def test_parameters_match_the_published_count(config: dict[str, Any], published: int) -> None:
     assert model_from_hf(config, "config.json").parameters == published
+
+
+@pytest.mark.parametrize(
+    ("config", "published", "qk_norms"),
+    [
+        (QWEN3_8B, 8_190_735_360, 36 * 2 * 128),
+        (QWEN3_06B, 596_049_920, 28 * 2 * 128),
+        (GEMMA3_1B, 999_885_952, 26 * 2 * 256),
+        (OLMO2_7B, 7_298_617_344, 32 * 2 * 4096),
+        (OLMO2_32B, 32_234_279_936, 64 * (5120 + 1024)),
+    ],
+)
+def test_only_the_norms_of_queries_and_keys_are_missing(
+    config: dict[str, Any], published: int, qk_norms: int
+) -> None:
+    model = model_from_hf(config, "config.json")
+    assert model.parameters + qk_norms == published
+    assert "norms of queries and keys" in model.not_modelled
+
+
+def test_of_a_model_for_images_and_text_the_text_is_read_with_the_defaults() -> None:
+    model = model_from_hf(GEMMA3_4B, "x")
+    assert (model.n_heads, model.n_kv_heads, model.head_dim) == (8, 4, 256)
+    # 3209M in table 1 of the Gemma 3 report (arXiv 2503.19786), without embedding.
+    without_embedding = model.parameters - model.vocab_size * model.hidden_size
+    assert round(without_embedding / 1e6) == 3209
+    assert "images" in model.not_modelled
+
+
+def test_falcons_of_different_kinds() -> None:
+    shared = model_from_hf(FALCON_7B, "x")
+    assert (shared.n_kv_heads, shared.norms_per_block, shared.parallel_block) == (1, 1, True)
+    new = model_from_hf(FALCON_40B, "x")
+    assert (new.n_kv_heads, new.norms_per_block, new.position) == (8, 2, "rotary")
+    old = model_from_hf(
+        FALCON_7B | {"parallel_attn": False, "alibi": True, "multi_query": False, "bias": True}, "x"
+    )
+    assert (old.n_kv_heads, old.norms_per_block, old.position) == (71, 2, "none")
+    assert old.bias
+    assert "ALiBi" in old.not_modelled
+    with pytest.raises(InputError, match="multi_query is 'yes'; allowed: true or false"):
+        model_from_hf(FALCON_7B | {"multi_query": "yes"}, "x")
 
 
 @pytest.mark.parametrize(
@@ -178,9 +290,24 @@ def test_flags_are_followed() -> None:
     assert model_from_hf(MISTRAL_7B | {"head_dim": None}, "x").head_dim == 128
 
 
-def test_a_sliding_window_is_noted() -> None:
-    assert "sliding window of 4096 tokens is ignored" in model_from_hf(MISTRAL_7B, "x").source
-    assert "sliding" not in model_from_hf(MISTRAL_NEMO, "x").source
+def test_what_predictions_leave_out_is_noted() -> None:
+    assert "sliding window of 4096 tokens" in model_from_hf(MISTRAL_7B, "x").not_modelled
+    assert model_from_hf(MISTRAL_NEMO, "x").not_modelled == ""
+    assert model_from_hf(QWEN25_7B, "x").not_modelled == ""
+    gemma = model_from_hf(GEMMA2_2B, "x")
+    assert gemma.not_modelled.startswith("the sliding window of 4096 tokens")
+    assert gemma.not_modelled.endswith("soft caps of logits")
+
+
+def test_a_sequence_length_that_is_only_the_longest_has_the_name_of_its_key() -> None:
+    assert model_from_hf(QWEN25_7B, "x").seq_len_key == "max_position_embeddings"
+    assert model_from_hf(GPT2, "x").seq_len_key == ""
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts", "n_routed_experts"])
+def test_a_mixture_of_experts_is_called_so(key: str) -> None:
+    with pytest.raises(InputError, match=rf"mixture of experts \({key} is 64\).*models template"):
+        model_from_hf(QWEN3_8B | {"model_type": "some_moe", key: 64}, "x")
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,14 @@ def test_no_nearer_batch_can_be_shared_by_all_gpus(target, n_gpus):
     assert distances[batch] == min(distances.values())
 
 
+@given(TARGETS, COUNTS, st.integers(1, 40))
+def test_no_nearer_batch_can_be_cut_into_the_micro_batches_of_all_gpus(target, n_gpus, size):
+    batch = nearest_shared_batch(target, n_gpus, False, size)
+    shares = range(size, 2 * target // n_gpus + 24 * size, size)
+    distances = {n_gpus * s: abs(n_gpus * s - target) for s in shares if has_a_choice(s)}
+    assert distances[batch] == min(distances.values())
+
+
 @given(TARGETS, COUNTS)
 def test_as_few_gpus_as_possible_split_a_sequence(target, n_gpus):
     batch = nearest_shared_batch(target, n_gpus)
@@ -85,6 +93,8 @@ def test_a_rule_takes_what_was_given_or_the_nearest_or_tries_several():
     assert BatchRule(8192, is_given=False).batches(384, AXONN.axes) == [8064]
     assert BatchRule(8192, is_given=False).batches(16384, AXONN.axes) == [8192]
     assert BatchRule(8192, is_given=False).batches(16384, zero3().axes) == [16384]
+    assert BatchRule(2048, False, None, 3).batches(64, AXONN.axes) == [1920]
+    assert BatchRule(8192, False, None, 16).batches(1024, AXONN.axes) == [8192]
     assert len(BatchRule(8192, True, 0.05).batches(384, AXONN.axes)) == 8
 
 

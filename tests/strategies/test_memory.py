@@ -31,7 +31,16 @@ LLAMA = Model(
     qkv_bias=True,
     tied_embeddings=False,
 )
-MODELS = pytest.mark.parametrize("model", [GPT, LLAMA, replace(LLAMA, bias=True, qkv_bias=False)])
+MODELS = pytest.mark.parametrize(
+    "model",
+    [
+        GPT,
+        LLAMA,
+        replace(LLAMA, bias=True, qkv_bias=False),
+        replace(GPT, norms_per_block=1),  # Falcon 7B
+        replace(LLAMA, norms_per_block=4),  # Gemma
+    ],
+)
 JOB = Job(n_gpus=64, global_batch=64, seq_len=128)
 PIPELINED = Axonn4D(pipelined=True)
 PLAIN = Megatron3D(False, False, False)
@@ -64,6 +73,10 @@ def tensors(model, n_layers, first, last):
         ("matrix", model.ffn_hidden_size * h),
         ("stream", h if model.bias else 0),
     ]
+    if model.norms_per_block == 1:  # Attention and MLP share the first norm.
+        del block[5]
+    if model.norms_per_block == 4:  # The outputs of both have a norm, too.
+        block += [("stream", norm), ("stream", norm)]
     whole = block * n_layers
     if first:
         whole.append(("matrix", vocabulary * h))
@@ -107,6 +120,10 @@ def saved_elements(model, job, x=1, y=1):
         h / x,  # the second norm's output
         model.ffn_hidden_size / y,  # the activation's output
     ]
+    if model.norms_per_block == 1:  # The MLP reads the first norm's output.
+        del kept[3], cheap[1]
+    if model.norms_per_block == 4:
+        kept += [h / x, h / x]  # the outputs of attention and MLP, which have norms of their own
     if job.attention == "unfused":
         cheap.append(model.n_heads * job.seq_len / y)  # the softmax of a token's scores
     return sum(kept), sum(cheap)

@@ -64,6 +64,30 @@ def test_shapes_of_a_normal_and_a_transposed_layer():
     }
 
 
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize(
+    ("norms_per_block", "names"),
+    [
+        (1, ["norm1"]),
+        (2, ["norm1", "norm2"]),
+        (4, ["norm1", "attention_norm", "norm2", "mlp_norm"]),
+    ],
+)
+def test_a_block_runs_its_norms_in_order_and_backwards(norms_per_block, names, recompute):
+    plan = plan_of(recompute, model=replace(MODEL, norms_per_block=norms_per_block))
+    block = [f"forward.{name}" for name in names]
+    run = [op.name for op in operations(plan, "forward")]
+    assert [name for name in run if name in block] == block
+    block = [f"backward.{name}" for name in reversed(names)]
+    run = [op.name for op in operations(plan, "backward")]
+    assert [name for name in run if name in block] == block
+    repeated = {name.removeprefix("recompute.") for name in run if name.startswith("recompute.")}
+    # Selective recomputation repeats inputs of products, which outputs of other norms are not.
+    inputs = [name for name in names if name in ("norm1", "norm2")]
+    wanted = {"none": [], "selective": inputs, "full": names}[recompute]
+    assert repeated & {"norm1", "norm2", "attention_norm", "mlp_norm"} == set(wanted)
+
+
 @pytest.mark.parametrize(
     ("tied", "modes", "gradient"),
     [

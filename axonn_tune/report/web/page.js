@@ -19,6 +19,19 @@ async function unpacked(base64) {
 
 // Operations of a candidate, the longest, before it is asked for all of them.
 const FEW_OPERATIONS = 20;
+// A name has the same color on every page.
+const COLORS = {
+  gemm: "#4269d0", attention: "#6cc5b0", memory_bound: "#97bbf5",
+  all_gather: "#efb118", reduce_scatter: "#ff725c", all_reduce: "#a463f2", all_to_all: "#ff8ab7", send_recv: "#9c6b4e",
+  "forward pass": "#5b8e3e", "backward pass": "#2c6e8f", "exposed collectives": "#8f2d2d",
+  compute: "#3ca951", optimizer: "#1d6f42", host: "#6e7781", bubble: "#b9bfc7", "exposed communication": "#8f2d2d",
+  none: "#00798c", selective: "#7a9e2e", full: "#8d5a97",
+  axonn: "#4c5fd7", "axonn-pipeline": "#2aa1c9", megatron: "#d17b0f", zero3: "#2f8f5b", zeropp: "#b94fa3", "zero-topo": "#7d7d38",
+};
+// Communication that is exposed on an axis has a warm color; neighbours in this list differ.
+const EXPOSED = ["x", "y", "z", "data", "pipeline", "tensor", "context", "context*data", "shard", "replica", "secondary",
+  "across", "weights", "gradients", "states", "other ranks"];
+const WARM = ["#c94f4f", "#e9a23b", "#d6688f", "#8c5a3c", "#b5793a", "#f0b7a4"];
 
 const seconds = (value) => (value >= 100 ? value.toFixed(1) : value.toPrecision(4));
 const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)} %`;
@@ -30,14 +43,9 @@ function columnsOf(data) {
   const some = (key, usual) => data.rows[key].some((value) => value !== usual);
   return [
     { title: "#", value: (row) => row.number, text: (row) => `${row.number + 1}` },
-    several && { title: "Strategy", isText: true, value: (row) => row.strategyName },
-    { title: "Layout", isText: true, value: (row) => row.layout },
-    some("order", data.rows.order[0]) && { title: "Order", isText: true, value: (row) => row.order },
-    some("n_virtual", 1) && { title: "Virtual", names: ["virtual"], value: (row) => row.n_virtual },
-    some("global_batch", data.rows.global_batch[0])
-      && { title: "Batch", names: ["batch"], value: (row) => row.global_batch },
-    { title: "Micro-batch", names: ["mbs"], value: (row) => row.micro_batch },
-    { title: "Recompute", isText: true, value: (row) => row.recompute },
+    several && { title: "Strategy", names: ["strategy"], isText: true, value: (row) => row.strategyName },
+    { title: "Layout", names: ["layout"], isText: true, value: (row) => row.layout, text: (row) => brief(row.layout) },
+    some("order", data.rows.order[0]) && { title: "Order", names: ["order"], isText: true, value: (row) => row.order },
     { title: "Step s", names: ["step"], value: (row) => row.step, text: (row) => seconds(row.step) },
     {
       title: "90 % interval", value: (row) => row.low ?? Infinity,
@@ -51,7 +59,12 @@ function columnsOf(data) {
       title: "Measured s", names: ["measured"], value: (row) => row.measured?.step ?? Infinity,
       text: (row) => (row.measured ? seconds(row.measured.step) : "–"),
     },
-    { title: "TFLOP/s/GPU", names: ["tflops"], value: (row) => row.tflops, text: (row) => row.tflops.toFixed(1) },
+    some("n_virtual", 1) && { title: "Virtual", names: ["virtual"], value: (row) => row.n_virtual },
+    some("global_batch", data.rows.global_batch[0])
+      && { title: "Batch", names: ["batch"], value: (row) => row.global_batch },
+    { title: "Micro-batch", names: ["mbs"], value: (row) => row.micro_batch },
+    { title: "Recompute", names: ["recompute"], isText: true, value: (row) => row.recompute },
+    { title: "TFLOP/s", names: ["tflops"], value: (row) => row.tflops, text: (row) => row.tflops.toFixed(1) },
     { title: "MFU", names: ["mfu"], value: (row) => row.mfu, text: (row) => percent(row.mfu) },
     {
       title: "Exposed", names: ["exposed"], value: (row) => row.exposed / row.step,
@@ -88,20 +101,33 @@ const COMPARISONS = {
   ">=": (a, b) => a >= b, "=": (a, b) => a === b, "!=": (a, b) => a !== b,
 };
 
-/** A test of rows for a filter's text; words that are no comparison must appear in the row. */
+/** The words of a filter's text: comparisons, which may have blanks around their sign, and others. */
+const wordsOf = (text) => text.toLowerCase().replace(/\s*(<=|>=|!=|<|>|=)\s*/g, "$1").split(/\s+/).filter(Boolean);
+
+/**
+ * A test of rows for a filter's text, and what is wrong with the text. Words that are no comparison must appear in
+ * the row.
+ */
 function testOf(text, columns, axes) {
-  const tests = text.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
-    const [, name, sign, size] = /^([a-z_()]+)(<=|>=|!=|<|>|=)(-?[\d.]+)$/.exec(word) ?? [];
+  const problems = [];
+  const tests = wordsOf(text).map((word) => {
+    const [, name, sign, given] = /^([^<>=!]*)(<=|>=|!=|<|>|=)(.*)$/.exec(word) ?? [];
+    if (!sign) return (row) => row.words.includes(word);
     const column = columns.find((each) => each.names?.includes(name));
-    const axis = axes.find((each) => each === name || `g_${each}` === name);
-    if (column) {
+    const axis = axes.find((each) => [each, `g${each}`, `g_${each}`].includes(name));
+    if (!column && !axis) problems.push(`There is no "${name}" to compare.`);
+    else if (column?.isText) {
+      if (["=", "!="].includes(sign)) return (row) => COMPARISONS[sign](`${column.value(row)}`.toLowerCase(), given);
+      problems.push(`"${name}" is a word: compare it with = or !=.`);
+    } else if (given === "" || Number.isNaN(Number(given))) problems.push(`"${given}" is not a number.`);
+    else if (axis) return (row) => row.sizes[axis] !== null && COMPARISONS[sign](row.sizes[axis], Number(given));
+    else {
       const scale = ["p", "mfu", "exposed", "bubble"].includes(name) ? 100 : 1;
-      return (row) => COMPARISONS[sign](scale * column.value(row), Number(size));
+      return (row) => COMPARISONS[sign](scale * column.value(row), Number(given));
     }
-    if (axis) return (row) => row.sizes[axis] !== null && COMPARISONS[sign](row.sizes[axis], Number(size));
-    return (row) => row.words.includes(word);
+    return () => true;
   });
-  return (row) => tests.every((test) => test(row));
+  return { test: (row) => tests.every((test) => test(row)), problem: problems.join(" ") };
 }
 
 function compare(a, b) {
@@ -118,11 +144,12 @@ class Page {
     this.visible = this.rows;
     // The same colours on every page of the table, and for every candidate.
     this.parts = orderedParts(this.rows.flatMap((row) => Object.keys(this.partsOf(row))));
-    const drawn = Object.values(data.details).flatMap(({ timeline, passes }) => (passes ? [timeline, passes] : [timeline]));
-    this.kinds = distinct(drawn.flatMap((each) => each.kinds)).sort();
     this.group = data.strategies.length > 1 ? "strategyName" : "recompute";
     this.groups = distinct(this.rows.map((row) => row[this.group])).sort();
   }
+
+  /** The width left of a figure for the names of its rows, which is small on a phone. */
+  margin(width, wanted) { return Math.min(wanted, Math.round(0.28 * width)); }
 
   fromAddress() {
     const number = Number(/^#candidate=(\d+)$/.exec(location.hash)?.[1] ?? 1) - 1;
@@ -169,6 +196,8 @@ class Page {
     strategy.append(element("option", { value: "", textContent: "all" }),
       ...data.strategies.map((name) => element("option", { textContent: name })));
     $("#strategy-tool").hidden = data.strategies.length < 2;
+    const names = [...Object.keys(data.rows.axes), ...this.columns.flatMap((column) => column.names ?? [])];
+    $("#filter-names").textContent = names.join(", ");
     if (rows.every((row) => !row.fits)) $("#hide-oom").checked = false;
   }
 
@@ -232,7 +261,8 @@ class Page {
 
   update() {
     const { sortedBy, descending } = this.state;
-    const test = testOf($("#filter").value, this.columns, Object.keys(this.data.rows.axes));
+    const { test, problem } = testOf($("#filter").value, this.columns, Object.keys(this.data.rows.axes));
+    $("#filter-problem").textContent = problem;
     const strategy = $("#strategy").value, hide = $("#hide-oom").checked;
     const sign = descending ? -1 : 1;
     this.visible = this.rows
@@ -371,7 +401,7 @@ class Page {
       width, height: 380, marginLeft: 50, grid: true,
       x: { type: "log", label: "memory of one GPU, GiB →", tickFormat: (value) => d3.format("~g")(value) },
       y: { type: "log", label: "↑ step, s", tickFormat: (value) => d3.format("~g")(value) },
-      color: { ...colors(this.groups, this.groups), legend: true },
+      color: { ...colors(this.groups), legend: true },
       marks: visible.length ? [
         Plot.ruleX([data.capacity_gib], { strokeDasharray: "4 4" }),
         Plot.line(front, { x: "memory", y: "step", curve: "step-after", strokeOpacity: 0.6 }),
@@ -402,12 +432,16 @@ class Page {
       ({ row, name: barName(row), part, value })));
     const order = this.parts.filter((part) => parts.some((each) => each.part === part));
     draw("#breakdown .plot", "Parts of the step of each candidate shown in the table", (width) => ({
-      width, height: 70 + 24 * Math.max(this.shown.length, 4), marginLeft: 130,
+      width, height: 70 + 24 * Math.max(this.shown.length, 4), marginLeft: this.margin(width, 130),
       x: { label: "step, s →", grid: true },
-      y: { label: null, domain: this.shown.map(barName), tickFormat: (name) => clipped(name, 22) },
-      color: { ...colors(this.parts, order), legend: true },
+      y: {
+        label: null, domain: this.shown.map(barName),
+        tickFormat: (name) => clipped(name, Math.round(this.margin(width, 130) / 6)),
+      },
+      color: { ...colors(order), legend: true },
       marks: parts.length ? [
         Plot.barX(parts, { x: "value", y: "name", fill: "part", order, insetTop: 1, insetBottom: 1 }),
+        Plot.ruleY(this.shown.filter((row) => row.low !== null), { x1: "low", x2: "high", y: barName }),
         Plot.tip(parts, Plot.pointerY(Plot.stackX({
           x: "value", y: "name", z: "part", order,
           title: (each) => `${this.tipOf(each.row)}\n${each.part}: ${seconds(each.value)} s`,
@@ -416,9 +450,11 @@ class Page {
     }), (plot) => this.openOnClick(plot, (part) => part.row));
   }
 
-  /** Where a row has no detail, its exposed communication is not told apart by axis. */
+  /**
+   * Exposed communication is not told apart by axis where a row has no detail, or strategies have axes of their own.
+   */
   partsOf(row) {
-    if (row.detail) return row.detail.parts;
+    if (row.detail && this.data.strategies.length === 1) return row.detail.parts;
     const parts = { compute: row.compute, "exposed communication": row.exposed, bubble: row.bubble };
     return Object.fromEntries(Object.entries(parts).filter(([, value]) => value > 0));
   }
@@ -428,9 +464,12 @@ class Page {
     if (row.detail) this.drawTimelines(row);
     const terms = row.memoryTerms.filter((term) => term.gib > 0);
     draw("#memory .plot", "Terms of the memory of one GPU", (width) => ({
-      width, height: 60 + 24 * terms.length, marginLeft: 150,
+      width, height: 60 + 24 * terms.length, marginLeft: this.margin(width, 150),
       x: { label: "GiB →", grid: true, domain: [0, Math.max(this.data.capacity_gib, row.memory)] },
-      y: { label: null, domain: terms.map((each) => each.term) },
+      y: {
+        label: null, domain: terms.map((each) => each.term),
+        tickFormat: (term) => clipped(term, Math.round(this.margin(width, 150) / 6)),
+      },
       marks: [
         Plot.barX(terms, { ...stacked(terms), y: "term", fill: "#4269d0", insetTop: 2, insetBottom: 2 }),
         Plot.text(terms, { x: (_, i) => stacked(terms).x2[i], y: "term", text: (each) => gib(each.gib), dx: 4, textAnchor: "start" }),
@@ -467,10 +506,10 @@ class Page {
       };
     });
     draw(selector, label, (width) => ({
-      width, height: 90 + Math.max(42 - packed.streams.length, 14) * packed.streams.length, marginLeft: 150,
+      width, height: 90 + Math.max(42 - packed.streams.length, 14) * packed.streams.length, marginLeft: this.margin(width, 150),
       x: { label: `${unit} →`, grid: true },
       y: { label: null, domain: packed.streams },
-      color: { ...colors(this.kinds, packed.kinds), legend: true },
+      color: { ...colors(packed.kinds), legend: true },
       marks: [
         Plot.barX(operations, { x1: "start", x2: "end", y: "stream", fill: "kind", stroke: "var(--ground)", strokeWidth: 0.3 }),
         Plot.tip(operations, Plot.pointer({
@@ -512,11 +551,18 @@ function orderedParts(parts) {
 
 const distinct = (values) => [...new Set(values)];
 
-/** A color scale of the names that are shown, each with the color that it has among all. */
-function colors(all, shown) {
-  const palette = [...d3.schemeObservable10, ...d3.schemeSet2, ...d3.schemeSet3];
-  return { domain: shown, range: shown.map((name) => palette[all.indexOf(name) % palette.length]) };
+/** A color scale of the names that are shown, each with its color. */
+function colors(shown) {
+  return { domain: shown, range: shown.map(colorOf) };
 }
+
+function colorOf(name) {
+  const axis = name.startsWith("exposed, ") ? EXPOSED.indexOf(name.slice(9)) : -1;
+  return axis >= 0 ? WARM[axis % WARM.length] : COLORS[name] ?? "#8a8f98";
+}
+
+/** A layout without the axes of size 1, unless it has no others. */
+const brief = (layout) => layout.split(",").filter((part) => !part.endsWith("=1")).join(",") || layout;
 
 /** Short: axes by their first letters. */
 const barName = (row) => `${row.number + 1}: ${row.layout.replace(/([a-z])[a-z]*=/g, "$1")}`;

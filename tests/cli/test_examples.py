@@ -1,0 +1,85 @@
+"""The examples of help texts and of pages run, wherever they need neither ranks nor a cluster."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+from command_line import run_cli
+
+from axonn_tune.cli.main import cli
+from axonn_tune.io.package_data import template
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# Commands that start ranks or measure; `reproduce` has its own tests.
+NOT_RUN = {"run", "validate", "calibrate", "emulate", "reproduce"}
+# Commands that search many times.
+SLOW = {"compare", "plan", "report", "scale", "whatif"}
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "intermediate_size": 8192,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+
+
+def commands(command, names=()):
+    """Yield the names and the help text of every command."""
+    yield names, command.help or ""
+    if isinstance(command, click.Group):
+        for name in command.list_commands(None):
+            yield from commands(command.get_command(None, name), (*names, name))
+
+
+def lines_of(text):
+    """Yield the lines of a text that call the program; a line that goes on is joined."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip().startswith("axonn-tune ") and "FILE" not in line:
+            yield " ".join(line.split())
+
+
+def examples():
+    """Yield every example once, as a line."""
+    texts = [help_text for _, help_text in commands(cli)]
+    for page in PAGES:
+        if page.name != "cli.md":  # It holds the help texts.
+            texts += BLOCK.findall(page.read_text())
+    found = dict.fromkeys(line for text in texts for line in lines_of(text))
+    for line in found:
+        words = shlex.split(line, comments=True)
+        if words[1] not in NOT_RUN and "--measured" not in words and "--validation" not in words:
+            is_slow = words[1] in SLOW or "all" in words or "--html" in words
+            yield pytest.param(line, id=line, marks=[pytest.mark.slow] if is_slow else [])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the files that examples name."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    for name in ("mycluster", "mine", "monday", "tuesday", "old", "new"):
+        (tmp_path / f"{name}.yaml").write_text(template("machine"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("line", list(examples()))
+def test_an_example_runs(capsys, folder, line):
+    code, out, err = run_cli(capsys, *shlex.split(line, comments=True)[1:])
+    if "# an error" in line:
+        assert code == 2
+    else:
+        assert code == 0, err
+        assert "no grid for" not in out
+
+
+def test_the_readme_shows_what_its_first_command_prints(capsys):
+    shown = re.search(r"```text\n(gpt-80b .*?)```", PAGES[0].read_text(), re.DOTALL).group(1)
+    _, out, _ = run_cli(capsys, "suggest", "--gpus", "1024", "--model", "80b")
+    assert out.startswith(shown)

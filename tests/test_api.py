@@ -1,0 +1,37 @@
+"""What the Python functions take and return beyond what their commands do."""
+
+import pytest
+
+import axonn_tune
+from axonn_tune.errors import InputError
+from axonn_tune.spec.layout import grid_layout
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        (1, 2, 16, 2),
+        [1, 2, 16, 2],
+        "1x2x16x2",
+        "y=2,z=16,data=2",
+        {"y": 2, "z": 16, "data": 2},
+        grid_layout(1, 2, 16, 2),
+    ],
+    ids=str,
+)
+def test_a_layout_can_be_given_in_every_form(grid):
+    assert axonn_tune.predict("20b", 64, grid).layout == grid_layout(1, 2, 16, 2)
+
+
+def test_a_grid_of_the_wrong_length_is_refused():
+    with pytest.raises(InputError, match="grid '2x4' is not four sizes"):
+        axonn_tune.predict("20b", 8, (2, 4))
+
+
+def test_axes_that_only_some_strategies_have_stay_whole_numbers():
+    rivals = axonn_tune.compare("5b", 16, strategies=["axonn", "megatron"])
+    axes = [name for name in rivals if name.startswith("g_")]
+    assert {"g_x", "g_tensor"} <= set(axes)
+    assert all(str(rivals[name].dtype).lower() == "int64" for name in axes)
+    of_axonn = rivals.set_index("strategy").loc["axonn"]
+    assert of_axonn.isna()["g_tensor"] and of_axonn["layout"].count("x") == 3
