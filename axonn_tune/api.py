@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from axonn_tune.errors import InputError
+from axonn_tune.io.package_data import load_track_records
 from axonn_tune.io.presets import load_machine, load_model, machine_of_gpu
 from axonn_tune.options import SEARCH, SearchOptions, defaults, with_options
 from axonn_tune.search.batches import BatchRule
@@ -24,7 +25,7 @@ from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.strategies.named import STRATEGIES, Switches, strategy_named
+from axonn_tune.strategies.named import Switches, names_of_all, strategy_named
 from axonn_tune.units import parse_count, parse_quantity
 
 if TYPE_CHECKING:
@@ -71,8 +72,7 @@ def build_search(
     strategy = given["strategy"]
     order = given["order"]
     if isinstance(strategy, str):
-        switches = Switches(**{field.name: given[field.name] for field in fields(Switches)})
-        strategy = strategy_named(strategy, switches)
+        strategy = strategy_named(strategy, _switches(given))
     axes = _fixed_axes(given)
     for axis in axes:
         require_choice(f"strategy {strategy.name}", "axis", axis, strategy.axes.names)
@@ -100,7 +100,7 @@ def build_search(
     orders = ORDERS if order == "all" else (check_order(order),)
     loaded_machine.peak_flops_per_s(job.dtype)
     search = Search(
-        Scenario(loaded_model, job, loaded_machine, strategy),
+        Scenario(loaded_model, job, loaded_machine, strategy, load_track_records()),
         Constraints(axes, given["max_tp"], orders, given["micro_batch"]),
         batch_rule=batch_rule,
         recomputes=RECOMPUTES if given["recompute"] == "auto" else (given["recompute"],),
@@ -109,6 +109,17 @@ def build_search(
         every_configuration=given["every_configuration"],
     )
     return search.on_batches(batches)
+
+
+def names_of_all_strategies(**options: Unpack[SearchOptions]) -> list[str]:
+    """Return the names of the strategies that are compared where the user names none."""
+    given = {**defaults(SEARCH), **options}
+    return names_of_all(_switches(given), given["every_strategy"])
+
+
+def _switches(given: Mapping[str, Any]) -> Switches:
+    """Return the switches of strategies."""
+    return Switches(**{field.name: given[field.name] for field in fields(Switches)})
 
 
 def _overlap(given: Mapping[str, Any]) -> Overlap:
@@ -220,7 +231,7 @@ def compare(
     model: ModelLike,
     gpus: int,
     machine: MachineLike | None = None,
-    strategies: Sequence[str] = tuple(STRATEGIES),
+    strategies: Sequence[str] | None = None,
     **options: Unpack[SearchOptions],
 ) -> pandas.DataFrame:
     """Return the best configuration of every strategy that has one, the fastest first.
@@ -228,7 +239,8 @@ def compare(
     Parameters
     ----------
     strategies : sequence of str
-        Names of the strategies; by default all of them.
+        Names of the strategies; by default all that keep the numerics and are released, or with
+        ``every_strategy`` all of them.
     {options}
 
     Returns
@@ -245,7 +257,7 @@ def compare(
 
     searches = [
         build_search(model, gpus, machine, **_changed(options, strategy=name))
-        for name in strategies
+        for name in strategies or names_of_all_strategies(**options)
     ]
     contenders = compare_searches(searches)
     predictions = [best.prediction for best in contenders]

@@ -172,6 +172,19 @@ class JobOptions(BatchOptions, ExecutionOptions, SwitchOptions, total=False):
     """All options that do not choose a strategy or its layouts."""
 
 
+class ComparisonOptions(TypedDict, total=False):
+    """The option of everything that compares all strategies."""
+
+    every_strategy: Annotated[
+        bool,
+        Option(
+            "Compare also what changes the numerics or is not released (zeropp, zero-topo).",
+            False,
+            is_flag=True,
+        ),
+    ]
+
+
 class LayoutOptions(TypedDict, total=False):
     """The options that choose a strategy and restrict its layouts."""
 
@@ -215,7 +228,7 @@ class RankingOptions(TypedDict, total=False):
     ]
 
 
-class SearchOptions(JobOptions, LayoutOptions, RankingOptions, total=False):
+class SearchOptions(JobOptions, LayoutOptions, RankingOptions, ComparisonOptions, total=False):
     """All options of a search."""
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    comparison_options,
     format_option,
     job_options,
     output_option,
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 @job_options
 @click.option(
     "--strategies",
-    help="Names of the strategies, with commas: axonn,megatron.  [default: all of them]",
+    help="Names of the strategies, with commas: axonn,megatron.  [default: all that are released]",
 )
+@comparison_options
 @quiet_option
 @format_option("table", "json", "csv", "yaml")
 @output_option
@@ -43,19 +45,14 @@ def command(
       axonn-tune compare --gpus 1024 --model 80b
       axonn-tune compare --gpus 384 --model 20b --machine frontier --strategies zero3,zeropp
     """
-    from axonn_tune.api import build_search
+    from axonn_tune.api import build_search, names_of_all_strategies
 
-    searches = [
-        build_search(machine=machine, strategy=name, **options) for name in _names(strategies)
-    ]
-    emit_comparison(searches, machine, output_format, output, quiet)
-
-
-def _names(strategies: str | None) -> list[str]:
-    """Return the names in a text with commas, or without a text those of all strategies."""
-    from axonn_tune.strategies.named import STRATEGIES
-
-    return [name.strip() for name in strategies.split(",")] if strategies else list(STRATEGIES)
+    if strategies:
+        names = [name.strip() for name in strategies.split(",")]
+    else:
+        names = names_of_all_strategies(**options)
+    searches = [build_search(machine=machine, strategy=name, **options) for name in names]
+    emit_comparison(searches, machine, output_format, output, quiet, is_of_all=not strategies)
 
 
 def emit_comparison(
@@ -64,18 +61,31 @@ def emit_comparison(
     output_format: str,
     output: str | None,
     quiet: bool,
+    is_of_all: bool,
 ) -> None:
-    """Compare the best answers to several searches, on the machine that the user named."""
+    """Compare the best answers to several searches, on the machine that the user named.
+
+    Where they are of all strategies, those that are left out are named.
+    """
     from axonn_tune.cli.output import emit_as, with_machine_remark
     from axonn_tune.report import compare as report
     from axonn_tune.studies.compare import compare
 
     contenders = compare(searches, Progress("Searching", quiet))
+    left_out = left_out_of(searches) if is_of_all else []
     emit_as(
         output_format,
         output,
-        table=lambda: with_machine_remark(report.comparison_text(contenders), machine),
-        json=lambda: report.comparison_document(contenders),
-        yaml=lambda: report.comparison_document(contenders),
+        table=lambda: with_machine_remark(report.comparison_text(contenders, left_out), machine),
+        json=lambda: report.comparison_document(contenders, left_out),
+        yaml=lambda: report.comparison_document(contenders, left_out),
         csv=lambda: report.comparison_records(contenders),
     )
+
+
+def left_out_of(searches: Sequence[Search]) -> list[str]:
+    """Return the names of the strategies that no search has."""
+    from axonn_tune.strategies.named import STRATEGIES
+
+    searched = {search.scenario.strategy.name for search in searches}
+    return [name for name in STRATEGIES if name not in searched]

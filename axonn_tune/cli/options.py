@@ -13,6 +13,7 @@ from axonn_tune.options import (
     CALIBRATION,
     RUN,
     VALIDATION,
+    ComparisonOptions,
     Declarations,
     JobOptions,
     LayoutOptions,
@@ -88,6 +89,7 @@ scale_options = options_of(declared(SubjectOptions, JobOptions, LayoutOptions, w
 plan_options = options_of(
     declared(SubjectOptions, JobOptions, LayoutOptions, without=("gpus",)), required=("model",)
 )
+comparison_options = options_of(declared(ComparisonOptions))
 quiet_option = options_of(declared(ProgressOptions))
 validate_options = options_of(VALIDATION)
 calibrate_options = options_of(CALIBRATION)

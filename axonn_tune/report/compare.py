@@ -8,21 +8,18 @@ from typing import Any
 from axonn_tune.report.phrases import assumption_line, interval_text, model_on_gpus, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
 from axonn_tune.report.table import Column, table_of
+from axonn_tune.report.trust import left_out_lines, marked_name, trust_lines
 from axonn_tune.search.rank import Best
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
-# Remarks on what a strategy costs that a table of times does not show.
-NOTES = {
-    "zeropp": "zeropp quantises messages (INT8 weights, INT4 gradients): the loss may change, and "
-    "DeepSpeed's kernels do not support every GPU (MI200: check).",
-    "zero-topo": "zero-topo quantises messages (INT8 weights, INT4 gradients): the loss may "
-    "change; no released implementation is known.",
-}
 
+def comparison_text(contenders: Sequence[Best], left_out: Sequence[str] = ()) -> str:
+    """Return a table with one row per strategy, the fastest first, and what was assumed.
 
-def comparison_text(contenders: Sequence[Best]) -> str:
-    """Return a table with one row per strategy, the fastest first, and what was assumed."""
+    Strategies that were left out are named.
+    """
+    searches = [contender.search for contender in contenders]
     scenario = contenders[0].search.scenario
     predictions = _predictions(contenders)
     lines = [
@@ -35,10 +32,7 @@ def comparison_text(contenders: Sequence[Best]) -> str:
     for contender in contenders:
         if contender.prediction is None:
             lines.append(f"{contender.search.scenario.strategy.name}: {contender.reason}")
-    for prediction in predictions:
-        if prediction.scenario.strategy.name in NOTES:
-            lines.append(NOTES[prediction.scenario.strategy.name])
-    lines.append(assumption_line(*(contender.search for contender in contenders)))
+    lines += [*trust_lines(*searches), *left_out_lines(left_out), assumption_line(*searches)]
     return "\n".join(lines)
 
 
@@ -47,33 +41,40 @@ def _predictions(contenders: Sequence[Best]) -> list[Prediction]:
 
 
 def _columns(predictions: Sequence[Prediction]) -> list[Column[Prediction]]:
-    fastest = predictions[0]
+    best_seconds = _seconds_to_beat(predictions)
     batches: list[Column[Prediction]] = [("batch", lambda p: p.scenario.job.global_batch)]
     differ = len({p.scenario.job.global_batch for p in predictions}) > 1
     return [
-        ("strategy", lambda p: p.scenario.strategy.name),
+        ("strategy", lambda p: marked_name(p.scenario.strategy)),
         *(batches if differ else []),
         ("layout", lambda p: p.layout.brief),
         ("mbs", lambda p: p.configuration.micro_batch),
         ("recompute", lambda p: p.configuration.recompute),
         ("step s", lambda p: f"{p.step_seconds:.3f}"),
         ("90 % interval", interval_text),
-        ("times best", lambda p: f"{p.seconds_per_token / fastest.seconds_per_token:.3f}"),
+        ("times best", lambda p: f"{p.seconds_per_token / best_seconds:.3f}"),
         ("TFLOP/s/GPU", lambda p: f"{p.tflops_per_gpu:.1f}"),
         ("MFU %", lambda p: percent(p.mfu)),
         ("exposed %", lambda p: percent(p.exposed_communication_fraction)),
         ("bubble %", lambda p: percent(p.bubble_seconds / p.step_seconds)),
         (
-            f"GiB of {gib(fastest.memory_capacity_bytes):.0f}",
+            f"GiB of {gib(predictions[0].memory_capacity_bytes):.0f}",
             lambda p: f"{gib(p.memory_bytes):.1f}",
         ),
     ]
 
 
-def comparison_document(contenders: Sequence[Best]) -> dict[str, Any]:
+def _seconds_to_beat(predictions: Sequence[Prediction]) -> float:
+    """Return the time of the fastest step for each token, of those without a caveat if any."""
+    usual = [p for p in predictions if not p.scenario.strategy.caveat]
+    return min(p.seconds_per_token for p in usual or predictions)
+
+
+def comparison_document(contenders: Sequence[Best], left_out: Sequence[str] = ()) -> dict[str, Any]:
     """Return what ``compare --format json`` prints."""
     return {
         "schema_version": SCHEMA_VERSION,
+        "left_out": list(left_out),
         "strategies": [
             {
                 "strategy": c.search.scenario.strategy.name,

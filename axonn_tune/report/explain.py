@@ -11,6 +11,7 @@ from axonn_tune.report.figure import new_figure
 from axonn_tune.report.phrases import assumption_line, model_on_gpus, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.table import table
+from axonn_tune.report.trust import trust_lines
 from axonn_tune.search.search import Search
 from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.step.explain import Explanation, OperationCost
@@ -46,6 +47,7 @@ def explanation_text(search: Search, explanation: Explanation, n_operations: int
             "",
             _sensitivity_text(explanation, p.step_seconds),
             "",
+            *trust_lines(search),
             assumption_line(search),
         ]
     )

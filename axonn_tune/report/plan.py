@@ -9,6 +9,7 @@ from typing import Any
 from axonn_tune.report.phrases import assumption_line, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.table import key_values, table
+from axonn_tune.report.trust import trust_lines
 from axonn_tune.studies.training_run import (
     CHINCHILLA_TOKENS_PER_PARAMETER,
     TrainingRun,
@@ -45,7 +46,8 @@ def training_text(runs: Sequence[TrainingRun]) -> str:
     if nodes is not None and plan.scenario.n_nodes > nodes.value:
         parts += [f"{machine.name} has no more than {nodes.value:.0f} nodes.", ""]
     parts += [table([_row(run) for run in runs], _HEADERS), ""]
-    parts += [key_values(_plan_pairs(plan)), "", assumption_line(plan.search)]
+    parts += [key_values(_plan_pairs(plan)), ""]
+    parts += [*trust_lines(plan.search), assumption_line(plan.search)]
     return "\n".join(parts)
 
 

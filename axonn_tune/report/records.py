@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from axonn_tune.report.phrases import batch_remark
+from axonn_tune.report.trust import track_record_document
 from axonn_tune.search.search import Search
 from axonn_tune.step.prediction import Prediction
 
@@ -39,6 +40,8 @@ def assumptions(search: Search) -> dict[str, Any]:
         "orders": list(search.constraints.orders),
         "recompute": list(search.recomputes),
         "cost_model": search.cost_model,
+        "track_record": track_record_document(scenario),
+        "caveat": scenario.strategy.caveat or None,
     }
 
 
@@ -49,6 +52,7 @@ def record(prediction: Prediction) -> dict[str, Any]:
     return {
         "rank": prediction.place,
         "strategy": prediction.scenario.strategy.name,
+        "has_caveat": bool(prediction.scenario.strategy.caveat),
         "global_batch": prediction.scenario.job.global_batch,
         "grid": dict(configuration.layout.sizes),
         "order": configuration.order,

@@ -18,6 +18,8 @@ from typing import Any
 from axonn_tune.errors import InputError
 from axonn_tune.report.explain import DRAWN_LAYERS, operation_rate, operation_size, step_parts
 from axonn_tune.report.phrases import assumption_line, model_on_gpus
+from axonn_tune.report.suggest import tie_lines
+from axonn_tune.report.trust import left_out_lines, marked_name, trust_lines
 from axonn_tune.search.pareto import pareto_front
 from axonn_tune.search.rank import Each, Ranking
 from axonn_tune.search.search import Search
@@ -69,6 +71,7 @@ def page_document(
     most_details: int,
     validation: Validation | None = None,
     each: Each = iter,
+    left_out: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return everything that the page shows, as plain data.
 
@@ -91,6 +94,8 @@ def page_document(
         Measurements to show next to the predictions.
     each : callable
         Wraps the loop that takes long, to show progress.
+    left_out : sequence of str
+        Strategies that are not compared.
 
     Raises
     ------
@@ -105,12 +110,15 @@ def page_document(
         [row.prediction.fits for row in rows],
     )
     detailed = sorted({*range(min(most_details, len(rows))), *front})
-    strategies = [ranking.search.scenario.strategy.name for ranking in rankings]
+    searches = [ranking.search for ranking in rankings]
+    strategies = [search.scenario.strategy for search in searches]
+    names = [strategy.name for strategy in strategies]
     return {
         "title": model_on_gpus(scenario),
         "subtitle": f"{format_count(scenario.model.parameters)} parameters, "
         f"machine {scenario.machine.name}",
-        "assumptions": assumption_line(*(ranking.search for ranking in rankings)),
+        "remarks": [*_tie_lines(rankings), *trust_lines(*searches), *left_out_lines(left_out)],
+        "assumptions": assumption_line(*searches),
         "evaluated": sum(ranking.n_evaluated for ranking in rankings),
         "n_candidates": sum(len(ranking) for ranking in rankings),
         "drawn_layers": DRAWN_LAYERS,
@@ -118,8 +126,9 @@ def page_document(
         "options": options,
         "names_batch": rows[0].search.compares_batches,
         "launched": list(launched),
-        "strategies": strategies,
-        "rows": _columns(rows, strategies),
+        "strategies": names,
+        "marked": [marked_name(strategy) for strategy in strategies],
+        "rows": _columns(rows, names),
         "front": front,
         "measured": {} if validation is None else _measured(rows, validation),
         "details": {str(row): _detail(rows[row].prediction) for row in each(detailed)},
@@ -128,6 +137,16 @@ def page_document(
         },
         "written": written,
     }
+
+
+def _tie_lines(rankings: Sequence[Ranking]) -> list[str]:
+    """Return a line for each ranking that has no clear winner, which names one of several."""
+    several = len(rankings) > 1
+    return [
+        f"{ranking.search.scenario.strategy.name}: {line}" if several else line
+        for ranking in rankings
+        for line in tie_lines(ranking)
+    ]
 
 
 def page_html(document: Mapping[str, Any], parts: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from axonn_tune.report.figure import new_figure
 from axonn_tune.report.phrases import assumption_line, interval_text, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record
 from axonn_tune.report.table import table
+from axonn_tune.report.trust import trust_lines
 from axonn_tune.search.rank import Best
 from axonn_tune.studies.scaling import efficiencies
 from axonn_tune.units import format_count, gib
@@ -35,6 +36,7 @@ HEADERS = (
 
 def scaling_text(points: Sequence[Best]) -> str:
     """Return a table with a row for each count, and why some counts have no candidate."""
+    searches = [point.search for point in points]
     rows = [
         _row(point, efficiency)
         for point, efficiency in zip(points, efficiencies(points), strict=True)
@@ -52,7 +54,8 @@ def scaling_text(points: Sequence[Best]) -> str:
             table(rows, HEADERS),
             "",
             *reasons,
-            assumption_line(*(point.search for point in points)),
+            *trust_lines(*searches),
+            assumption_line(*searches),
         ]
     )
 

@@ -11,6 +11,7 @@ from axonn_tune.report.figure import new_figure
 from axonn_tune.report.phrases import assumption_line, interval_text, model_on_gpus, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.table import Column, table_of
+from axonn_tune.report.trust import trust_lines
 from axonn_tune.search.pareto import pareto_front
 from axonn_tune.search.rank import Ranking
 from axonn_tune.search.search import Search
@@ -37,7 +38,8 @@ def ranking_text(ranking: Ranking, top_n: int) -> str:
         f"{len(ranking)} {_what_is_ranked(search)} ({ranking.n_evaluated} configurations evaluated)"
     )
     rows = table_of(predictions, _columns(search, predictions))
-    remarks = [*tie_lines(ranking), *_batch_lines(ranking), assumption_line(search)]
+    remarks = [*tie_lines(ranking), *_batch_lines(ranking), *trust_lines(search)]
+    remarks.append(assumption_line(search))
     return "\n".join([head, "", rows, "", *remarks])
 
 

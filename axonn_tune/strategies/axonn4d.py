@@ -74,6 +74,7 @@ class Axonn4D:
     engine: AxonnEngine = BUNDLED
     compute_key: tuple[str, ...] = ("x", "y", "micro_batch")
     n_virtual: Sequence[int] = (1,)
+    caveat: str = ""
 
     @property
     def name(self) -> str:

@@ -80,6 +80,7 @@ class Megatron3D:
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
     engine_name: str = ""
+    caveat: str = ""
     compute_key: tuple[str, ...] = ("tensor", "context", "micro_batch")
 
     @property

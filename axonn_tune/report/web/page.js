@@ -30,7 +30,7 @@ function columnsOf(data) {
   const some = (key, usual) => data.rows[key].some((value) => value !== usual);
   return [
     { title: "#", value: (row) => row.number, text: (row) => `${row.number + 1}` },
-    several && { title: "Strategy", isText: true, value: (row) => row.strategyName },
+    several && { title: "Strategy", isText: true, value: (row) => row.markedName },
     { title: "Layout", isText: true, value: (row) => row.layout },
     some("order", data.rows.order[0]) && { title: "Order", isText: true, value: (row) => row.order },
     some("n_virtual", 1) && { title: "Virtual", names: ["virtual"], value: (row) => row.n_virtual },
@@ -76,6 +76,7 @@ function rowsOf(data) {
       if (Array.isArray(values)) row[name] = values[number];
     }
     row.strategyName = data.strategies[row.strategy];
+    row.markedName = data.marked[row.strategy];
     row.memoryTerms = Object.entries(columns.memory_terms).map(([term, of]) => ({ term, gib: of[number] }));
     row.sizes = Object.fromEntries(Object.entries(columns.axes).map(([axis, of]) => [axis, of[number]]));
     row.words = [row.strategyName, layout, row.order, row.recompute, row.fits ? "" : "oom"].join(" ").toLowerCase();
@@ -157,6 +158,7 @@ class Page {
         + (best.low === null ? "" : ` (90 % between ${seconds(best.low)} and ${seconds(best.high)})`)
         + `, ${best.tflops.toFixed(1)} TFLOP/s per GPU, MFU ${percent(best.mfu)}.`
       : "No candidate fits in a GPU's memory.";
+    $("#remarks").replaceChildren(...data.remarks.map((text) => element("li", { textContent: text })));
     $("#assumptions").textContent = data.assumptions;
     const rejected = Object.entries(data.rejected)
       .filter(([, reasons]) => Object.keys(reasons).length)
@@ -173,7 +175,7 @@ class Page {
   }
 
   nameOf(row) {
-    const strategy = this.data.strategies.length > 1 ? `${row.strategyName} ` : "";
+    const strategy = this.data.strategies.length > 1 ? `${row.markedName} ` : "";
     const virtual = row.n_virtual > 1 ? `, ${row.n_virtual} virtual stages` : "";
     return `${strategy}${row.layout}, micro-batch ${row.micro_batch}, recompute ${row.recompute}${virtual}`;
   }
