@@ -10,12 +10,13 @@ from command_line import assert_refused, run_cli
 import axonn_tune
 from axonn_tune.strategies.named import STRATEGIES
 
+CAVEATS = {"zeropp", "zero-topo"}
 JOB = ["--gpus", "64", "--model", "5b", "--global-batch", "64", "--recompute", "full"]
 
 
 @pytest.mark.slow
 def test_the_best_of_every_strategy_is_a_row_the_fastest_first(capsys):
-    _, text, _ = run_cli(capsys, "compare", *JOB, "--format", "csv")
+    _, text, _ = run_cli(capsys, "compare", *JOB, "--every-strategy", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert {row["strategy"] for row in rows} == set(STRATEGIES)
     seconds = [float(row["step_seconds"]) for row in rows]
@@ -49,17 +50,40 @@ def test_python_has_the_same_comparison(capsys):
 
 
 @pytest.mark.slow
-def test_suggest_all_is_compare(capsys):
-    _, compared, _ = run_cli(capsys, "compare", *JOB)
-    _, suggested, _ = run_cli(capsys, "suggest", *JOB, "--strategy", "all")
+@pytest.mark.parametrize(("flags", "left_out"), [([], CAVEATS), (["--every-strategy"], set())])
+def test_suggest_all_is_compare(capsys, flags, left_out):
+    _, compared, _ = run_cli(capsys, "compare", *JOB, *flags)
+    _, suggested, _ = run_cli(capsys, "suggest", *JOB, "--strategy", "all", *flags)
     assert compared == suggested
     for name in STRATEGIES:
-        assert f"\n{name} " in compared
-    assert "the loss may change" in compared  # what quantised messages cost
+        assert (f"\n{name} " in compared) == (name not in left_out)
+
+
+def test_what_changes_the_numerics_is_left_out_unless_asked_for(capsys):
+    tiny = ["compare", "--gpus", "8", "--model", "tiny", "--machine", "dgx-h100"]
+    _, text, _ = run_cli(capsys, *tiny)
+    assert "Left out: zeropp, zero-topo," in text and "\nzeropp" not in text
+    _, text, _ = run_cli(capsys, *tiny, "--every-strategy")
+    assert "Left out" not in text
+    assert "\nzeropp * " in text and "\nzero-topo * " in text and "\nzero3  " in text
+    assert "* zeropp quantises messages (INT8 weights, INT4 gradients): the loss may" in text
+    assert "it has no released implementation" in text
+    _, text, _ = run_cli(capsys, *tiny, "--no-qwz", "--no-qgz")
+    assert "Left out: zero-topo," in text and "\nzeropp  " in text
+
+
+def test_what_has_a_caveat_is_no_yardstick(capsys):
+    """Where a marked strategy is the fastest, the others still compare with each other."""
+    job = ["--gpus", "8", "--model", "llama3-8b", "--machine", "dgx-h100", "--global-batch", "128"]
+    names = ["--strategies", "zero-topo,zero3,zeropp"]
+    _, text, _ = run_cli(capsys, "compare", *job, *names)
+    rows = {line.split()[0]: line for line in text.splitlines() if line.startswith("zero")}
+    assert " 1.000 " in rows["zero3"]
+    assert next(iter(rows)) == "zero-topo" and " 0.9" in rows["zero-topo"]
 
 
 def test_strategies_without_a_layout_say_why(capsys):
-    _, text, _ = run_cli(capsys, "compare", "--gpus", "8", "--model", "80b")
+    _, text, _ = run_cli(capsys, "compare", "--gpus", "8", "--model", "80b", "--every-strategy")
     assert text.count("fits on no grid of 8") == len(STRATEGIES)
     _, text, _ = run_cli(capsys, "compare", "--gpus", "8", "--model", "80b", "--format", "json")
     document = json.loads(text)
