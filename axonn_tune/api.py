@@ -26,7 +26,7 @@ from axonn_tune.spec.model import RECOMPUTES, Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.named import Switches, names_of_all, strategy_named
-from axonn_tune.units import parse_count, parse_quantity
+from axonn_tune.units import gib, parse_count, parse_quantity, parse_size
 
 if TYPE_CHECKING:
     import pandas
@@ -100,7 +100,14 @@ def build_search(
     orders = ORDERS if order == "all" else (check_order(order),)
     loaded_machine.peak_flops_per_s(job.dtype)
     search = Search(
-        Scenario(loaded_model, job, loaded_machine, strategy, load_track_records()),
+        Scenario(
+            loaded_model,
+            job,
+            loaded_machine,
+            strategy,
+            load_track_records(),
+            _memory_margin_bytes(given["memory_margin"], loaded_machine),
+        ),
         Constraints(axes, given["max_tp"], orders, given["micro_batch"]),
         batch_rule=batch_rule,
         recomputes=RECOMPUTES if given["recompute"] == "auto" else (given["recompute"],),
@@ -153,6 +160,21 @@ def _fixed(text: str) -> tuple[str, int]:
     if not axis or not size.isdecimal() or int(size) < 1:
         raise InputError(f"--fix: '{text}' is not AXIS=SIZE, such as tensor=8")
     return axis.strip(), int(size)
+
+
+def _memory_margin_bytes(text: str | None, machine: Machine) -> float:
+    """Return the memory of a GPU that is to stay free, given in bytes or as a share."""
+    if text is None:
+        return 0.0
+    whole = machine.gpu.memory_bytes.value
+    owner = "--memory-margin"
+    if isinstance(text, str) and text.rstrip().endswith("%"):
+        margin = whole * parse_quantity(text, "memory_margin_fraction")
+    else:
+        margin = float(parse_size(str(text), owner))
+    if not abs(margin) < whole:
+        raise InputError(f"{owner} {text}: allowed: less than the GPU's {gib(whole):.0f} GiB")
+    return margin
 
 
 def _batch_rule(given: Mapping[str, Any], seq_len: int) -> BatchRule:

@@ -168,7 +168,21 @@ class SwitchOptions(TypedDict, total=False):
     dropout: Annotated[bool, Option("Train with dropout.", False)]
 
 
-class JobOptions(BatchOptions, ExecutionOptions, SwitchOptions, total=False):
+class MemoryOptions(TypedDict, total=False):
+    """The options of the memory that a rank may take."""
+
+    memory_margin: Annotated[
+        str | None,
+        Option(
+            "Memory of a GPU to keep free: 2GiB, 5%; or -1GiB, which may be missing.",
+            None,
+            "none",
+            metavar="SIZE",
+        ),
+    ]
+
+
+class JobOptions(BatchOptions, ExecutionOptions, MemoryOptions, SwitchOptions, total=False):
     """All options that do not choose a strategy or its layouts."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from axonn_tune.report.memory import memory_lines, memory_text
 from axonn_tune.report.phrases import assumption_line, interval_text, model_on_gpus, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
 from axonn_tune.report.table import Column, table_of
@@ -32,6 +33,7 @@ def comparison_text(contenders: Sequence[Best], left_out: Sequence[str] = ()) ->
     for contender in contenders:
         if contender.prediction is None:
             lines.append(f"{contender.search.scenario.strategy.name}: {contender.reason}")
+    lines += memory_lines(predictions)
     lines += [*trust_lines(*searches), *left_out_lines(left_out), assumption_line(*searches)]
     return "\n".join(lines)
 
@@ -59,7 +61,7 @@ def _columns(predictions: Sequence[Prediction]) -> list[Column[Prediction]]:
         ("bubble %", lambda p: percent(p.bubble_seconds / p.step_seconds)),
         (
             f"GiB of {gib(predictions[0].memory_capacity_bytes):.0f}",
-            lambda p: f"{gib(p.memory_bytes):.1f}",
+            memory_text,
         ),
     ]
 

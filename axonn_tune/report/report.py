@@ -17,6 +17,7 @@ from typing import Any
 
 from axonn_tune.errors import InputError
 from axonn_tune.report.explain import DRAWN_LAYERS, operation_rate, operation_size, step_parts
+from axonn_tune.report.memory import memory_lines, memory_mark
 from axonn_tune.report.phrases import assumption_line, model_on_gpus
 from axonn_tune.report.suggest import tie_lines
 from axonn_tune.report.trust import left_out_lines, marked_name, trust_lines
@@ -117,7 +118,12 @@ def page_document(
         "title": model_on_gpus(scenario),
         "subtitle": f"{format_count(scenario.model.parameters)} parameters, "
         f"machine {scenario.machine.name}",
-        "remarks": [*_tie_lines(rankings), *trust_lines(*searches), *left_out_lines(left_out)],
+        "remarks": [
+            *memory_lines([row.prediction for row in rows]),
+            *_tie_lines(rankings),
+            *trust_lines(*searches),
+            *left_out_lines(left_out),
+        ],
         "assumptions": assumption_line(*searches),
         "evaluated": sum(ranking.n_evaluated for ranking in rankings),
         "n_candidates": sum(len(ranking) for ranking in rankings),
@@ -197,6 +203,9 @@ def _columns(rows: Sequence[Candidate], strategies: Sequence[str]) -> dict[str, 
         "mfu": [_short(p.mfu) for p in predictions],
         "hfu": [_short(p.hfu) for p in predictions],
         "memory": [_short(gib(p.memory_bytes)) for p in predictions],
+        "memory_low": [_short(gib(p.memory_bytes_interval[0])) for p in predictions],
+        "memory_high": [_short(gib(p.memory_bytes_interval[1])) for p in predictions],
+        "memory_mark": [memory_mark(p) for p in predictions],
         "fits": [int(p.fits) for p in predictions],
         "memory_terms": {
             term: [_short(gib(p.memory_terms_bytes.get(term, 0.0))) for p in predictions]

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from axonn_tune.report.figure import new_figure
+from axonn_tune.report.memory import memory_lines, memory_text
 from axonn_tune.report.phrases import assumption_line, interval_text, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record
 from axonn_tune.report.table import table
 from axonn_tune.report.trust import trust_lines
 from axonn_tune.search.rank import Best
 from axonn_tune.studies.scaling import efficiencies
-from axonn_tune.units import format_count, gib
+from axonn_tune.units import format_count
 
 HEADERS = (
     "GPUs",
@@ -54,6 +55,7 @@ def scaling_text(points: Sequence[Best]) -> str:
             table(rows, HEADERS),
             "",
             *reasons,
+            *memory_lines([point.prediction for point in points if point.prediction is not None]),
             *trust_lines(*searches),
             assumption_line(*searches),
         ]
@@ -84,7 +86,7 @@ def _row(point: Best, efficiency: float | None) -> list[Any]:
         percent(efficiency),
         percent(best.exposed_communication_fraction),
         format_count(best.tokens_per_second_per_gpu * n_gpus),
-        f"{gib(best.memory_bytes):.1f}",
+        memory_text(best),
     ]
 
 

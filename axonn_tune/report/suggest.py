@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from axonn_tune.report.figure import new_figure
+from axonn_tune.report.memory import memory_lines, memory_text, near_lines
 from axonn_tune.report.phrases import assumption_line, interval_text, model_on_gpus, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.table import Column, table_of
@@ -38,7 +39,8 @@ def ranking_text(ranking: Ranking, top_n: int) -> str:
         f"{len(ranking)} {_what_is_ranked(search)} ({ranking.n_evaluated} configurations evaluated)"
     )
     rows = table_of(predictions, _columns(search, predictions))
-    remarks = [*tie_lines(ranking), *_batch_lines(ranking), *trust_lines(search)]
+    remarks = [*near_lines(ranking, predictions), *memory_lines(predictions)]
+    remarks += [*tie_lines(ranking), *_batch_lines(ranking), *trust_lines(search)]
     remarks.append(assumption_line(search))
     return "\n".join([head, "", rows, "", *remarks])
 
@@ -77,18 +79,13 @@ def _columns(search: Search, predictions: Sequence[Prediction]) -> list[Column[P
     ]
     if any(p.bubble_seconds > 0 for p in predictions):
         columns.append(("bubble %", lambda p: percent(p.bubble_seconds / p.step_seconds)))
-    columns.append((f"GiB of {gib(search.scenario.memory_capacity_bytes):.0f}", _memory_text))
+    columns.append((f"GiB of {gib(search.scenario.memory_capacity_bytes):.0f}", memory_text))
     return columns
 
 
 def _size_column(strategy: Strategy, axis: str) -> Column[Prediction]:
     is_letter = strategy.axes.is_grid and axis in AXES
     return (f"G_{axis}" if is_letter else axis, lambda p: p.layout.size(axis))
-
-
-def _memory_text(prediction: Prediction) -> str:
-    needed = f"{gib(prediction.memory_bytes):.1f}"
-    return needed if prediction.fits else f"{needed} OOM: {prediction.largest_memory_term}"
 
 
 def tie_lines(ranking: Ranking) -> list[str]:
@@ -130,6 +127,9 @@ def ranking_document(ranking: Ranking, top_n: int | None) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "assumptions": assumptions(ranking.search),
         "results": [record(prediction) for prediction in ranking.top(top_n)],
+        "nearly_fits": []
+        if ranking.near is None
+        else [record(prediction) for prediction in ranking.near.top(top_n)],
         "batch_seconds": dict(ranking.batch_seconds),
         "rejected": dict(ranking.rejected),
         "evaluated": ranking.n_evaluated,

@@ -22,10 +22,10 @@ from axonn_tune.search.candidates import (
 )
 from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import Uncertainty, uncertainty
-from axonn_tune.spec.candidates import CandidateTable, Placements
+from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
 from axonn_tune.spec.plan import Array
 from axonn_tune.step.evaluate import Evaluation, Evaluator
-from axonn_tune.step.memory import memory_bytes
+from axonn_tune.step.memory import memory_bytes, memory_interval_bytes
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
@@ -61,9 +61,11 @@ class Ranking:
     rejected
         Number of placements or configurations that were rejected, by reason.
     n_evaluated
-        Number of configurations that were timed.
+        Number of configurations that were timed, without those that nearly fit.
     batch_seconds
         Time of the best step by global batch, where several were tried and had candidates.
+    near
+        Ranking of the candidates that nearly fit and are not among these; None if there are none.
     """
 
     search: Search
@@ -77,6 +79,7 @@ class Ranking:
     rejected: Mapping[str, int]
     n_evaluated: int
     batch_seconds: Mapping[int, float] = field(default_factory=dict)
+    near: Ranking | None = None
 
     def __len__(self) -> int:
         return len(self.table)
@@ -198,8 +201,9 @@ def _rank(search: Search) -> Ranking:
     n_oom = sum(part.n_oom for part in parts)
     if n_oom:
         rejected[MEMORY_REASON] = n_oom
-    if not any(len(part.table) for part in parts):
-        raise _nothing_fits(search, min(part.least_bytes for part in parts))
+    if not search.include_oom and not any(part.fits.any() for part in parts):
+        may_fit = any(len(part.table) for part in parts)
+        raise _nothing_fits(search, min(part.least_bytes for part in parts), may_fit)
     paper_seconds = None
     if placements.axes.is_grid:
         paper_seconds = paper.communication_seconds(scenario.model, scenario.job, placements, links)
@@ -240,16 +244,18 @@ def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
 
 
 def _evaluate(search: Search, table: CandidateTable, links: Links) -> _Part:
-    """Time the candidates of a table that fit, or with `include_oom` all of them."""
+    """Time the candidates of a table that fit, or nearly, or with `include_oom` all of them."""
     scenario = search.scenario
-    memory, _ = memory_bytes(scenario, table)
+    memory, terms = memory_bytes(scenario, table)
     fits = memory <= scenario.memory_capacity_bytes
     n_oom = int((~fits).sum())
     least_bytes = float(memory.min())
     if not search.include_oom:
-        table = table.take(fits)
-        memory = memory[fits]
-        fits = fits[fits]
+        low, _ = memory_interval_bytes(scenario, memory, terms)
+        timed = low <= scenario.memory_capacity_bytes
+        table = table.take(timed)
+        memory = memory[timed]
+        fits = fits[timed]
     times = Evaluation(*np.zeros((3, 0)))
     if len(table):
         times = Evaluator.of(scenario, table, links).evaluate()
@@ -262,37 +268,75 @@ def _ranked(
     rejected: Mapping[str, int],
     paper_seconds: Array | None,
 ) -> Ranking:
-    """Return the ranking of all candidates that were timed."""
+    """Return the ranking of all candidates that were timed; see `Ranking.near`."""
+    everything = _ranking_of_all(search, parts, rejected, paper_seconds)
+    if search.include_oom or everything.fits.all():
+        return _best_of_each(everything)
+    near = np.flatnonzero(~everything.fits)
+    near = near[np.argsort(everything.step_seconds[near], kind="stable")]
+    fitting = _best_of_each(_taken(everything, np.flatnonzero(everything.fits)))
+    return replace(fitting, near=_best_of_each(_taken(everything, near)))
+
+
+def _ranking_of_all(
+    search: Search,
+    parts: Sequence[_Part],
+    rejected: Mapping[str, int],
+    paper_seconds: Array | None,
+) -> Ranking:
+    """Return every configuration that was timed in rank order."""
     table = reduce(CandidateTable.joined, (part.table for part in parts))
     step = np.concatenate([part.times.step_seconds for part in parts])
-    exposed = np.concatenate([part.times.exposed_communication_seconds for part in parts])
-    bubble = np.concatenate([part.times.bubble_seconds for part in parts])
-    memory = np.concatenate([part.memory for part in parts])
     fits = np.concatenate([part.fits for part in parts])
+    memory = np.concatenate([part.memory for part in parts])
     # Candidates that do not fit come last, the leanest of them first.
     keys = [memory, np.where(fits, step, memory), ~fits]
     if search.cost_model == "paper" and paper_seconds is not None:
         keys.insert(2, np.where(fits, paper_seconds[table.placement], 0.0))
-    order = np.lexsort(keys)
-    if not search.every_configuration:
-        _, first = np.unique(table.placement[order], return_index=True)
-        order = order[np.sort(first)]
-    return Ranking(
+    unordered = Ranking(
         search=search,
-        table=table.take(order),
-        step_seconds=step[order],
-        exposed_seconds=exposed[order],
-        bubble_seconds=bubble[order],
-        memory_bytes=memory[order],
-        fits=fits[order],
+        table=table,
+        step_seconds=step,
+        exposed_seconds=np.concatenate(
+            [part.times.exposed_communication_seconds for part in parts]
+        ),
+        bubble_seconds=np.concatenate([part.times.bubble_seconds for part in parts]),
+        memory_bytes=memory,
+        fits=fits,
         paper_seconds=paper_seconds,
         rejected=rejected,
         n_evaluated=len(table),
     )
+    return _taken(unordered, np.lexsort(keys))
 
 
-def _nothing_fits(search: Search, least_bytes: float) -> NoCandidateError:
-    """Return an error that says how much memory is needed and how many GPUs suffice."""
+def _best_of_each(ranking: Ranking) -> Ranking:
+    """Return the best configuration of each placement, unless all are wanted."""
+    if ranking.search.every_configuration:
+        return ranking
+    _, first = np.unique(ranking.table.placement, return_index=True)
+    return replace(_taken(ranking, np.sort(first)), n_evaluated=ranking.n_evaluated)
+
+
+def _taken(ranking: Ranking, rows: Ints) -> Ranking:
+    """Return some rows of a ranking, in the order in which they are given."""
+    return replace(
+        ranking,
+        table=ranking.table.take(rows),
+        step_seconds=ranking.step_seconds[rows],
+        exposed_seconds=ranking.exposed_seconds[rows],
+        bubble_seconds=ranking.bubble_seconds[rows],
+        memory_bytes=ranking.memory_bytes[rows],
+        fits=ranking.fits[rows],
+        n_evaluated=len(rows),
+    )
+
+
+def _nothing_fits(search: Search, least_bytes: float, may_fit: bool) -> NoCandidateError:
+    """Return an error that says how much memory is needed and how many GPUs suffice.
+
+    `may_fit` says whether some configuration nearly fits.
+    """
     scenario = search.scenario
     capacity = scenario.memory_capacity_bytes
     message = (
@@ -300,6 +344,8 @@ def _nothing_fits(search: Search, least_bytes: float) -> NoCandidateError:
         f"{scenario.machine.gpu.name}: the smallest needs {gib(least_bytes):.1f} GiB of "
         f"{gib(capacity):.1f} GiB per GPU"
     )
+    if may_fit:
+        message += ", which may fit: --memory-margin takes it for fitting, explain says how much"
     return NoCandidateError(message + _gpus_hint(search))
 
 

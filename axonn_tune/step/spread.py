@@ -17,6 +17,8 @@ from axonn_tune.spec.resources import Resource, resources
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
 
+# Standard deviations from the middle to the ends of an interval of 90 %.
+NORMAL_90 = 1.645
 # Relative standard deviations of numbers that state none. Conventions, not measurements: repeated
 # benchmarks differ by a few percent, published figures between papers by about a tenth, and a
 # guess is trusted to a third.

@@ -63,7 +63,7 @@ function columnsOf(data) {
     },
     {
       title: `GiB of ${data.capacity_gib.toFixed(0)}`, names: ["memory", "gib"],
-      value: (row) => row.memory, text: (row) => gib(row.memory) + (row.fits ? "" : " OOM"),
+      value: (row) => row.memory, text: (row) => `${gib(row.memory)} ${row.memory_mark}`,
     },
   ].filter(Boolean);
 }
@@ -83,6 +83,9 @@ function rowsOf(data) {
     return row;
   });
 }
+
+/** What the mark of a row's memory means. */
+const MARKS = { "": "", tight: ": fits, or perhaps not", near: ": nearly fits", OOM: ": does not fit" };
 
 const COMPARISONS = {
   "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b,
@@ -299,7 +302,8 @@ class Page {
       ["Micro-steps", `${row.n_microsteps}`],
       ["TFLOP/s per GPU", row.tflops.toFixed(1)],
       ["MFU, HFU", `${percent(row.mfu)}, ${percent(row.hfu)}`],
-      ["Memory", `${gib(row.memory)} of ${gib(this.data.capacity_gib)} GiB${row.fits ? "" : ": does not fit"}`],
+      ["Memory", `${gib(row.memory)} of ${gib(this.data.capacity_gib)} GiB${MARKS[row.memory_mark]}`],
+      ["90 % interval of memory", `${gib(row.memory_low)} to ${gib(row.memory_high)} GiB`],
     ].filter(Boolean);
     $("#summary").replaceChildren(...facts.map(([name, value]) =>
       element("div", {}, element("dt", { textContent: name }), element("dd", { textContent: value }))));
