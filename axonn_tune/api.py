@@ -23,6 +23,7 @@ from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, Layout, check_order
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.spec.recomputation import recompute_code
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.named import Switches, names_of_all, strategy_named
@@ -67,7 +68,9 @@ def build_search(
     loaded_machine = machine if isinstance(machine, Machine) else load_machine(machine)
     seq_len = loaded_model.seq_len if given["seq_len"] is None else given["seq_len"]
     require_count("job", "seq_len", seq_len)
-    require_choice("job", "recompute", given["recompute"], ("auto", *RECOMPUTES))
+    is_auto = given["recompute"] == "auto"
+    if not is_auto:
+        recompute_code(given["recompute"])
     require_choice("search", "cost_model", given["cost_model"], COST_MODELS)
     strategy = given["strategy"]
     order = given["order"]
@@ -110,7 +113,8 @@ def build_search(
         ),
         Constraints(axes, given["max_tp"], orders, given["micro_batch"]),
         batch_rule=batch_rule,
-        recomputes=RECOMPUTES if given["recompute"] == "auto" else (given["recompute"],),
+        recomputes=RECOMPUTES if is_auto else (given["recompute"],),
+        partial_recompute=is_auto,
         cost_model=given["cost_model"],
         include_oom=given["include_oom"],
         every_configuration=given["every_configuration"],

@@ -97,7 +97,7 @@ def validation_campaign(
     search = build_search(model, n_ranks, machine, **of_search)
     # A validation judges what the profile tells of this machine, not what runs elsewhere show.
     scenario = replace(search.scenario, track_records=NO_TRACK_RECORDS)
-    ranking = rank_candidates(replace(search, scenario=scenario))
+    ranking = rank_candidates(replace(search, scenario=scenario, partial_recompute=False))
     grids = given["grid"]
     return ValidationCampaign(
         ranking=ranking,

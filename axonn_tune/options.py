@@ -118,7 +118,13 @@ class BatchOptions(TypedDict, total=False):
         int | None, Option("Number of sequences that a rank takes at once.", None, "search")
     ]
     dtype: Annotated[str, Option("Number type: bf16, fp16 or fp32.", "bf16")]
-    recompute: Annotated[str, Option("Recomputation: none, selective, full or auto.", "auto")]
+    recompute: Annotated[
+        str,
+        Option(
+            "Recomputation: none, selective, full, full:4 (4 layers of each stage) or auto.",
+            "auto",
+        ),
+    ]
 
 
 class ExecutionOptions(TypedDict, total=False):

@@ -18,6 +18,7 @@ from axonn_tune.search.candidates import (
     legal_placements,
     nearest_counts,
     no_grid_error,
+    partial_executions,
     with_micro_batches,
 )
 from axonn_tune.search.search import Search
@@ -65,7 +66,8 @@ class Ranking:
     batch_seconds
         Time of the best step by global batch, where several were tried and had candidates.
     near
-        Ranking of the candidates that nearly fit and are not among these; None if there are none.
+        Ranking by time of the candidates that nearly fit and are faster than those of the same
+        layout that do; None if there are none.
     """
 
     search: Search
@@ -195,7 +197,7 @@ def _rank(search: Search) -> Ranking:
     if not len(table):
         raise no_grid_error(search, rejected)
     links = placement_links(scenario.machine, placements)
-    parts = [_evaluate(search, part, links) for part in executions(search, table)]
+    parts = [_evaluate(search, part, links) for part in _configurations(search, table)]
     if not parts:
         raise no_grid_error(search, {**rejected, VARIANT_REASON: len(table)})
     n_oom = sum(part.n_oom for part in parts)
@@ -243,6 +245,20 @@ def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
     return placements, rejected
 
 
+def _configurations(search: Search, table: CandidateTable) -> Iterator[CandidateTable]:
+    """Yield every configuration of a table that may be the best, in tables that are alike.
+
+    A part of the layers is recomputed only where recomputing less does not fit.
+    """
+    yield from executions(search, table)
+    scenario = search.scenario
+    for more, less in partial_executions(search, table):
+        memory, _ = memory_bytes(scenario, less)
+        too_large = memory > scenario.memory_capacity_bytes
+        if too_large.any():
+            yield more.take(too_large)
+
+
 def _evaluate(search: Search, table: CandidateTable, links: Links) -> _Part:
     """Time the candidates of a table that fit, or nearly, or with `include_oom` all of them."""
     scenario = search.scenario
@@ -272,10 +288,13 @@ def _ranked(
     everything = _ranking_of_all(search, parts, rejected, paper_seconds)
     if search.include_oom or everything.fits.all():
         return _best_of_each(everything)
-    near = np.flatnonzero(~everything.fits)
-    near = near[np.argsort(everything.step_seconds[near], kind="stable")]
     fitting = _best_of_each(_taken(everything, np.flatnonzero(everything.fits)))
-    return replace(fitting, near=_best_of_each(_taken(everything, near)))
+    by_time = np.argsort(everything.step_seconds, kind="stable")
+    near = _taken(everything, by_time[~everything.fits[by_time]])
+    to_beat = np.full(len(near.table.placements), np.inf)
+    np.minimum.at(to_beat, fitting.table.placement, fitting.step_seconds)
+    faster = np.flatnonzero(near.step_seconds < to_beat[near.table.placement])
+    return replace(fitting, near=_best_of_each(_taken(near, faster)) if faster.size else None)
 
 
 def _ranking_of_all(
@@ -376,7 +395,7 @@ def _placements_that_fit(search: Search) -> Placements:
     placements, _ = legal_placements(search)
     table, _ = with_micro_batches(search, placements)
     fits = np.zeros(len(placements), dtype=bool)
-    for part in executions(search, table):
+    for part in _configurations(search, table):
         memory, _ = memory_bytes(search.scenario, part)
         fits[part.placement[memory <= search.scenario.memory_capacity_bytes]] = True
     return placements.take(fits)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import Layout
+from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.memory import memory_interval_bytes
 from axonn_tune.step.spread import NORMAL_90
@@ -90,7 +91,14 @@ class Prediction:
         model = self.scenario.model
         job = self.scenario.job
         recompute = self.configuration.recompute
-        return model.hardware_flops(job.tokens, job.seq_len, recompute) * self._tflops_per_flop
+        share = 1.0
+        if is_partial(recompute):
+            n_chunks = self.layout.n_stages * self.configuration.n_virtual
+            of_chunk = math.ceil(model.n_layers / n_chunks)
+            share = n_recomputed_layers(recompute, of_chunk) / of_chunk
+            recompute = "full"
+        flops = model.hardware_flops(job.tokens, job.seq_len, recompute, share)
+        return flops * self._tflops_per_flop
 
     @property
     def _tflops_per_flop(self) -> float:

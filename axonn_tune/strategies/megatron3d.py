@@ -151,6 +151,7 @@ class Megatron3D:
         """Return the bytes by term of one stage, which holds `held` layers' activations at once."""
         job = shapes.job
         table = shapes.table
+        chunk = -(-n_layers // shapes.n_virtual)
         stored = _stored_parameters(shapes, n_layers, first, last)
         owned = stored / table.size(_REPLICAS) if self.distributed_optimizer else stored
         without_scores = _saved_without_scores(shapes)
@@ -164,7 +165,7 @@ class Megatron3D:
             "weights": stored * job.element_bytes,
             "gradients": stored * self.gradient_bytes(job),
             "optimizer_states": owned * state_bytes(job),
-            "activations": held * saved,
+            "activations": held * shapes.saved_by_layers(saved, chunk),
             "working_set": shapes.working_set(everything, saved, last),
         }
 

@@ -196,7 +196,8 @@ class Zero:
             "gradients": parameters * element / table.size(sharding.gradients),
             "optimizer_states": parameters * state_bytes(job) / table.size(sharding.states),
             "gathered_weights": whole_bytes * np.where(table.size(sharding.weights) > 1, 2.0, 1.0),
-            "activations": model.n_layers * saved + shapes.residual_bytes,
+            "activations": model.n_layers * shapes.saved_by_layers(saved, model.n_layers)
+            + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last=True),
         }
 
