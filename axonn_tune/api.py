@@ -16,7 +16,7 @@ from axonn_tune.io.presets import load_machine, load_model, machine_of_gpu
 from axonn_tune.options import SEARCH, SearchOptions, defaults, with_options
 from axonn_tune.search.batches import BatchRule
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.search.rank import rank_candidates, with_best_batch
+from axonn_tune.search.rank import Best, Each, rank_candidates, with_best_batch
 from axonn_tune.search.search import COST_MODELS, Constraints, Search
 from axonn_tune.spec.checks import LARGEST_COUNT, require_choice, require_count
 from axonn_tune.spec.job import Job, Overlap
@@ -258,6 +258,8 @@ def compare(
     gpus: int,
     machine: MachineLike | None = None,
     strategies: Sequence[str] | None = None,
+    grids: Sequence[str] = (),
+    vary: Sequence[str] = (),
     **options: Unpack[SearchOptions],
 ) -> pandas.DataFrame:
     """Return the best configuration of every strategy that has one, the fastest first.
@@ -267,27 +269,86 @@ def compare(
     strategies : sequence of str
         Names of the strategies; by default all that keep the numerics and are released, or with
         ``every_strategy`` all of them.
+    grids : sequence of str
+        Layouts to compare instead, such as ``"8x4x4x8"`` or ``"megatron:tensor=8,data=16"``.
+    vary : sequence of str
+        What is varied, such as ``"batch=512,1024"``; each value has its own rows.
     {options}
 
     Returns
     -------
     pandas.DataFrame
-        One row per strategy, with the columns of `suggest`; axes that a strategy lacks are NaN.
+        One row per strategy or layout, and per value of what is varied, with the columns of
+        `suggest`; axes that a strategy lacks are NaN.
 
     Raises
     ------
     AxonnTuneError
         An option is wrong.
     """
-    from axonn_tune.studies.compare import compare as compare_searches
-
-    searches = [
-        build_search(model, gpus, machine, **_changed(options, strategy=name))
-        for name in strategies or names_of_all_strategies(**options)
-    ]
-    contenders = compare_searches(searches)
+    contenders = comparison(model, gpus, machine, strategies, grids, vary, **options)
     predictions = [best.prediction for best in contenders]
     return _frame(contenders[0].search, [best for best in predictions if best is not None])
+
+
+# What a comparison varies, by the names that users give it.
+VARIED = {"batch": "global_batch", "seq_len": "seq_len", "micro_batch": "micro_batch"}
+
+
+def comparison(
+    model: ModelLike,
+    gpus: int,
+    machine: MachineLike | None = None,
+    strategies: Sequence[str] | None = None,
+    grids: Sequence[str] = (),
+    vary: Sequence[str] = (),
+    each: Each = iter,
+    **options: Unpack[SearchOptions],
+) -> list[Best]:
+    """Return what `compare` shows: for each value of what is varied, the best of each contender."""
+    from axonn_tune.studies.compare import compare as compare_searches
+    from axonn_tune.studies.compare import compare_layouts
+
+    if grids and strategies:
+        raise InputError("give either --grid with its strategy, or --strategies, not both")
+    contenders: list[Best] = []
+    for values in _varied(vary):
+        changed = _changed(options, **values)
+
+        def search_of(strategy: str, own: SearchOptions = changed) -> Search:
+            return build_search(model, gpus, machine, **_changed(own, strategy=strategy))
+
+        if grids:
+            named = [_named_layout(text) for text in grids]
+            layouts = [(search_of(strategy), layout) for strategy, layout in named]
+            contenders += compare_layouts(layouts, each)
+        else:
+            names = strategies or names_of_all_strategies(**options)
+            contenders += compare_searches([search_of(name) for name in names], each)
+    return contenders
+
+
+def _named_layout(text: str) -> tuple[str, str]:
+    """Return the strategy and the layout of a text such as ``megatron:tensor=8,data=16``."""
+    strategy, colon, layout = text.partition(":")
+    return (strategy.strip(), layout) if colon else ("axonn", text)
+
+
+def _varied(vary: Sequence[str]) -> list[dict[str, int]]:
+    """Return every combination of the values of options that texts such as ``batch=8,16`` name."""
+    combinations: list[dict[str, int]] = [{}]
+    for text in vary:
+        name, _, values = text.partition("=")
+        require_choice("--vary", "name", name.strip(), tuple(VARIED))
+        counts = [value.strip() for value in values.split(",")]
+        if not all(count.isascii() and count.isdigit() for count in counts):
+            raise InputError(f"--vary {text}: allowed: counts with commas, such as {name}=512,1024")
+        combinations = [
+            {**combination, VARIED[name.strip()]: int(count)}
+            for combination in combinations
+            for count in counts
+        ]
+    return combinations
 
 
 @with_options(SEARCH)

@@ -94,13 +94,12 @@ def command(
         is_of_all = options["strategy"] == "all"
         write_report(page_searches(**options), words, html, quiet, is_of_all=is_of_all)
     if options["strategy"] == "all" and why_not is None:
-        from axonn_tune.api import names_of_all_strategies
+        from axonn_tune.api import comparison
         from axonn_tune.cli.compare import emit_comparison
+        from axonn_tune.cli.progress import Progress
 
-        names = names_of_all_strategies(**options)
-        searches = [build_search(**{**options, "strategy": name}) for name in names]
-        machine = options["machine"]
-        emit_comparison(searches, machine, output_format, output, quiet, is_of_all=True)
+        contenders = comparison(each=Progress("Searching", quiet), **options)
+        emit_comparison(contenders, options["machine"], output_format, output, is_of_all=True)
         return
     search = build_search(**options)
     if why_not is not None:

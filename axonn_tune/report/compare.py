@@ -11,31 +11,58 @@ from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, 
 from axonn_tune.report.table import Column, table_of
 from axonn_tune.report.trust import left_out_lines, marked_name, trust_lines
 from axonn_tune.search.rank import Best
+from axonn_tune.search.search import Search
 from axonn_tune.step.prediction import Prediction
+from axonn_tune.studies.compare import without_twins
 from axonn_tune.units import gib
 
 
 def comparison_text(contenders: Sequence[Best], left_out: Sequence[str] = ()) -> str:
-    """Return a table with one row per strategy, the fastest first, and what was assumed.
+    """Return a table with one row per strategy or layout, and what was assumed.
 
-    Strategies that were left out are named.
+    Strategies that were left out are named, and so are rows that repeat others.
     """
     searches = [contender.search for contender in contenders]
-    scenario = contenders[0].search.scenario
-    predictions = _predictions(contenders)
+    predictions = without_twins(_predictions(contenders))
     lines = [
-        f"{model_on_gpus(scenario, with_parameters=True)}: the best of "
-        f"{len(contenders)} strategies",
+        f"{model_on_gpus(searches[0].scenario, with_parameters=True)}: {_what_is_shown(searches)}",
         "",
     ]
     if predictions:
         lines += [table_of(predictions, _columns(predictions)), ""]
     for contender in contenders:
         if contender.prediction is None:
-            lines.append(f"{contender.search.scenario.strategy.name}: {contender.reason}")
+            lines.append(f"{_contender_name(contender, searches)}: {contender.reason}")
+    lines += _twin_lines(contenders, predictions)
     lines += memory_lines(predictions)
     lines += [*trust_lines(*searches), *left_out_lines(left_out), assumption_line(*searches)]
     return "\n".join(lines)
+
+
+def _what_is_shown(searches: Sequence[Search]) -> str:
+    names = [search.scenario.strategy.name for search in searches]
+    if len(set(names)) == len(names):
+        return f"the best of {len(names)} strategies"
+    return f"{len(names)} strategies, layouts or jobs side by side"
+
+
+def _contender_name(contender: Best, searches: Sequence[Search]) -> str:
+    """Return the strategy of a contender, with its batch and sequence where these differ."""
+    job = contender.search.scenario.job
+    jobs = [search.scenario.job for search in searches]
+    name = contender.search.scenario.strategy.name
+    if len({job.global_batch for job in jobs}) > 1:
+        name += f", batch {job.global_batch}"
+    if len({job.seq_len for job in jobs}) > 1:
+        name += f", sequence length {job.seq_len}"
+    return name
+
+
+def _twin_lines(contenders: Sequence[Best], shown: Sequence[Prediction]) -> list[str]:
+    """Return a line that names the strategies whose rows would repeat others."""
+    hidden = [p for p in _predictions(contenders) if not any(p is row for row in shown)]
+    names = dict.fromkeys(p.scenario.strategy.name for p in hidden)
+    return [f"{name} comes to the same as a row above." for name in names]
 
 
 def _predictions(contenders: Sequence[Best]) -> list[Prediction]:
@@ -44,11 +71,16 @@ def _predictions(contenders: Sequence[Best]) -> list[Prediction]:
 
 def _columns(predictions: Sequence[Prediction]) -> list[Column[Prediction]]:
     best_seconds = _seconds_to_beat(predictions)
-    batches: list[Column[Prediction]] = [("batch", lambda p: p.scenario.job.global_batch)]
-    differ = len({p.scenario.job.global_batch for p in predictions}) > 1
+    of_jobs: list[Column[Prediction]] = [
+        ("batch", lambda p: p.scenario.job.global_batch),
+        ("sequence", lambda p: p.scenario.job.seq_len),
+    ]
+    differing = [
+        (title, value) for title, value in of_jobs if len({value(p) for p in predictions}) > 1
+    ]
     return [
         ("strategy", lambda p: marked_name(p.scenario.strategy)),
-        *(batches if differ else []),
+        *differing,
         ("layout", lambda p: p.layout.brief),
         ("mbs", lambda p: p.configuration.micro_batch),
         ("recompute", lambda p: p.configuration.recompute),
@@ -59,16 +91,13 @@ def _columns(predictions: Sequence[Prediction]) -> list[Column[Prediction]]:
         ("MFU %", lambda p: percent(p.mfu)),
         ("exposed %", lambda p: percent(p.exposed_communication_fraction)),
         ("bubble %", lambda p: percent(p.bubble_seconds / p.step_seconds)),
-        (
-            f"GiB of {gib(predictions[0].memory_capacity_bytes):.0f}",
-            memory_text,
-        ),
+        (f"GiB of {gib(predictions[0].memory_capacity_bytes):.0f}", memory_text),
     ]
 
 
 def _seconds_to_beat(predictions: Sequence[Prediction]) -> float:
-    """Return the time of the fastest step for each token, of those without a caveat if any."""
-    usual = [p for p in predictions if not p.scenario.strategy.caveat]
+    """Return the least time for each token of what fits and has no caveat, if there is any."""
+    usual = [p for p in predictions if p.fits and not p.scenario.strategy.caveat]
     return min(p.seconds_per_token for p in usual or predictions)
 
 

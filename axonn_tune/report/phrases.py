@@ -22,9 +22,10 @@ def assumption_line(*searches: Search) -> str:
     engine_text = f", engine {engine}" if engine else ""
     remark = batch_remark(*searches)
     return (
-        f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, sequence length "
-        f"{job.seq_len}, {job.dtype}, {job.attention} attention{dropout}, overlap {job.overlap}, "
-        f"kernel tuning {tuning}{engine_text}.{f' {remark}' if remark else ''}"
+        f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, "
+        f"{_sequences_text(searches)}, {job.dtype}, {job.attention} attention{dropout}, "
+        f"overlap {job.overlap}, kernel tuning {tuning}{engine_text}."
+        f"{f' {remark}' if remark else ''}"
     )
 
 
@@ -35,6 +36,13 @@ def _batches_text(searches: Sequence[Search]) -> str:
     tokens = dict.fromkeys(format_count(job.tokens) for job in (jobs[0], jobs[-1]))
     noun = "global batch" if len(sequences) == 1 else "global batches from"
     return f"{noun} {' to '.join(sequences)} sequences ({' to '.join(tokens)} tokens)"
+
+
+def _sequences_text(searches: Sequence[Search]) -> str:
+    """Name the sequence length of some searches, or all of several."""
+    lengths = sorted({search.scenario.job.seq_len for search in searches})
+    noun = "sequence length" if len(lengths) == 1 else "sequence lengths"
+    return f"{noun} {', '.join(map(str, lengths))}"
 
 
 def batch_remark(*searches: Search) -> str | None:

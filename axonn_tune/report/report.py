@@ -29,6 +29,7 @@ from axonn_tune.spec.validation import Validation
 from axonn_tune.step.explain import explain
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.timeline import StepTimeline, microstep_timeline, pass_timeline
+from axonn_tune.studies.compare import without_twins
 from axonn_tune.units import format_count, gib
 
 # Number of passes of a pipeline that a timeline draws.
@@ -45,15 +46,21 @@ class Candidate:
     prediction: Prediction
 
 
-def candidates_of(rankings: Sequence[Ranking], most: int) -> list[Candidate]:
-    """Return at most `most` rows of all rankings, the fastest first, what does not fit last."""
+def candidates_of(rankings: Sequence[Ranking], most: int) -> tuple[list[Candidate], int]:
+    """Return at most `most` rows of all rankings, and how many there are.
+
+    The fastest come first, and what does not fit comes last. Rows that run an earlier one by
+    another name are left out.
+    """
     rows = [
         Candidate(ranking.search, prediction)
         for ranking in rankings
         for prediction in ranking.top(most)
     ]
     rows.sort(key=_rank_key)
-    return rows[:most]
+    kept = {id(prediction) for prediction in without_twins([row.prediction for row in rows])}
+    n_candidates = sum(len(ranking) for ranking in rankings) - (len(rows) - len(kept))
+    return [row for row in rows if id(row.prediction) in kept][:most], n_candidates
 
 
 def _rank_key(candidate: Candidate) -> tuple[bool, float]:
@@ -103,7 +110,7 @@ def page_document(
     InputError
         The validation holds none of the candidates.
     """
-    rows = candidates_of(rankings, most_candidates)
+    rows, n_candidates = candidates_of(rankings, most_candidates)
     scenario = rows[0].search.scenario
     front = pareto_front(
         [row.prediction.step_seconds for row in rows],
@@ -126,7 +133,7 @@ def page_document(
         ],
         "assumptions": assumption_line(*searches),
         "evaluated": sum(ranking.n_evaluated for ranking in rankings),
-        "n_candidates": sum(len(ranking) for ranking in rankings),
+        "n_candidates": n_candidates,
         "drawn_layers": DRAWN_LAYERS,
         "capacity_gib": gib(scenario.memory_capacity_bytes),
         "options": options,

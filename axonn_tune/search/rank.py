@@ -334,7 +334,20 @@ def _best_of_each(ranking: Ranking) -> Ranking:
     if ranking.search.every_configuration:
         return ranking
     _, first = np.unique(ranking.table.placement, return_index=True)
-    return replace(_taken(ranking, np.sort(first)), n_evaluated=ranking.n_evaluated)
+    best = _without_twins(_taken(ranking, np.sort(first)))
+    return replace(best, n_evaluated=ranking.n_evaluated)
+
+
+def _without_twins(ranking: Ranking) -> Ranking:
+    """Return a ranking with one row for the rank orders of a layout that make no difference."""
+    if len(ranking.search.constraints.orders) == 1:
+        return ranking
+    table = ranking.table
+    log_seconds = np.round(1e9 * np.log(ranking.step_seconds)).astype(np.int64)
+    execution = [table.micro_batch, table.recompute, table.n_virtual, log_seconds]
+    columns = np.vstack([table.placements.sizes[:, table.placement], *execution])
+    _, first = np.unique(columns, axis=1, return_index=True)
+    return _taken(ranking, np.sort(first))
 
 
 def _taken(ranking: Ranking, rows: Ints) -> Ranking:

@@ -169,3 +169,77 @@ def test_the_next_command_explains_the_best_layout(capsys):
     command = text.rstrip().splitlines()[-1].removeprefix("Next: axonn-tune ").split()
     code, explained, _ = run_cli(capsys, *command)
     assert code == 0 and "tensor=2" in explained
+
+
+def rows_of(capsys, *arguments):
+    _, text, _ = run_cli(capsys, "compare", *JOB, *arguments, "--format", "csv")
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_layouts_are_compared_side_by_side(capsys):
+    grids = [
+        "--grid",
+        "1x1x64x1",
+        "--grid",
+        "megatron:tensor=2,data=32",
+        "--grid",
+        "axonn:x=2,z=32",
+    ]
+    rows = rows_of(capsys, *grids)
+    assert sorted(row["strategy"] for row in rows) == ["axonn", "axonn", "megatron"]
+    seconds = [float(row["step_seconds"]) for row in rows]
+    assert seconds == sorted(seconds) and all(row["step_seconds_low"] for row in rows)
+    (megatron,) = [row for row in rows if row["strategy"] == "megatron"]
+    _, own, _ = run_cli(
+        capsys,
+        *("explain", *JOB, "--strategy", "megatron", "--grid", "tensor=2,data=32"),
+        *("--format", "json"),
+    )
+    predicted = json.loads(own)["prediction"]["step_seconds"]
+    assert float(megatron["step_seconds"]) == pytest.approx(predicted)
+
+
+def test_what_does_not_fit_is_compared_last(capsys):
+    grids = ["--grid", "1x1x1x64", "--grid", "1x1x64x1", "--micro-batch", "1"]
+    rows = rows_of(capsys, *grids)
+    assert [row["fits"] for row in rows] == ["True", "False"]
+
+
+def test_a_sweep_has_the_rows_of_each_value(capsys):
+    vary = ["--vary", "batch=64,128", "--vary", "seq_len=1024,2048"]
+    rows = rows_of(capsys, "--strategies", "axonn,zero3", *vary)
+    assert [row["global_batch"] for row in rows] == ["64"] * 4 + ["128"] * 4
+    for batch, seq_len in (("64", "1024"), ("128", "2048")):
+        _, own, _ = run_cli(
+            capsys,
+            *("compare", *JOB, "--strategies", "axonn,zero3", "--format", "json"),
+            *("--global-batch", batch, "--seq-len", seq_len),
+        )
+        wanted = {each["best"]["step_seconds"] for each in json.loads(own)["strategies"]}
+        assert wanted <= {float(row["step_seconds"]) for row in rows}
+    _, text, _ = run_cli(capsys, "compare", *JOB, "--strategies", "axonn,zero3", *vary)
+    assert "strategy  batch  sequence  layout" in text and "sequence lengths 1024, 2048," in text
+
+
+def test_a_pipeline_of_one_stage_is_no_row_of_its_own(capsys):
+    both = ["compare", *JOB, "--strategies", "axonn,axonn-pipeline", "--micro-batch", "1"]
+    _, text, _ = run_cli(capsys, *both)
+    assert "\naxonn  " in text and "\naxonn-pipeline  " not in text
+    assert "axonn-pipeline comes to the same as a row above." in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--vary", "batch=many"], "--vary batch=many: allowed: counts with commas"),
+        (["--vary", "gpus=8"], "name is 'gpus'; allowed: batch, seq_len, micro_batch"),
+        (["--grid", "1x1x8x1"], "it has 8 ranks, not 64"),
+        (["--grid", "gpipe:1x1x8x1"], "strategy is 'gpipe'; allowed: axonn"),
+        (["--grid", "1x1x64x1", "--strategies", "zero3"], "not both"),
+        (["--recompute", "full:0"], "recompute is 'full:0'; allowed: auto, none, selective, full"),
+        (["--memory-margin", "80GiB"], "--memory-margin 80GiB: allowed: less than the GPU's 40"),
+    ],
+)
+def test_bad_comparisons_are_one_line(capsys, arguments, message):
+    job = [word for word in JOB if word not in ("--recompute", "full")]
+    assert_refused(capsys, "compare", *job, *arguments, culprit=message)
