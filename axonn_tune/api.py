@@ -6,7 +6,7 @@ Every function takes the options of `options.SearchOptions` by name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -599,6 +599,21 @@ def plan(
     return _frame_of_records(runs[-1].search, training_flat_records(runs), predictions)
 
 
+def launch_search(
+    model: ModelLike,
+    gpus: int,
+    machine: MachineLike | None = None,
+    **options: Unpack[SearchOptions],
+) -> Search:
+    """Return the search for a layout to launch.
+
+    A part of the layers is recomputed only where the framework can be told so, which is Megatron-LM.
+    """
+    search = build_search(model, gpus, machine, **options)
+    is_megatron = search.scenario.strategy.name == "megatron"
+    return replace(search, partial_recompute=search.partial_recompute and is_megatron)
+
+
 @with_options(SEARCH)
 def launch(
     model: ModelLike,
@@ -636,7 +651,7 @@ def launch(
     """
     from axonn_tune.job_scripts.script import launch_files
 
-    search = build_search(model, gpus, machine, **options)
+    search = launch_search(model, gpus, machine, **options)
     chosen = best_of_layout(search, grid) if grid else rank_candidates(search).prediction(0)
     return launch_files(chosen, framework, train, sbatch)
 
