@@ -607,7 +607,7 @@ def launch_search(
 ) -> Search:
     """Return the search for a layout to launch.
 
-    A part of the layers is recomputed only where the framework can be told so, which is Megatron-LM.
+    Only Megatron-LM can be told to recompute a part of the layers.
     """
     search = build_search(model, gpus, machine, **options)
     is_megatron = search.scenario.strategy.name == "megatron"
