@@ -45,13 +45,13 @@ def command(
       axonn-tune launch --gpus 512 --model llama3-70b --strategy megatron --output run
       axonn-tune launch --gpus 384 --model 20b --machine frontier --strategy zeropp
     """
-    from axonn_tune.api import build_search
+    from axonn_tune.api import launch_search
     from axonn_tune.io.files import write_files
     from axonn_tune.job_scripts.script import launch_files, memory_warning
     from axonn_tune.search.one_layout import best_of_layout
     from axonn_tune.search.rank import rank_candidates
 
-    search = build_search(**options)
+    search = launch_search(**options)
     chosen = rank_candidates(search).prediction(0) if grid is None else best_of_layout(search, grid)
     files = launch_files(chosen, framework, train, sbatch)
     for path in write_files(output, files):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
@@ -87,6 +88,15 @@ class Gpu:
         owner = f"gpu '{self.name}'"
         require_count(owner, "n_multiprocessors", self.n_multiprocessors)
         _all_positive(owner, self)
+
+    @property
+    def family(self) -> str:
+        """The name without vendor, memory and form, such as A100; the whole name where it has none.
+
+        The first word of letters and digits names the family.
+        """
+        word = re.search(r"[A-Z]+\d+[A-Z]*", self.name.upper())
+        return word[0] if word else self.name
 
 
 @dataclass(frozen=True)

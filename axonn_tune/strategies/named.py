@@ -51,6 +51,11 @@ class Switches:
     qgz: bool = True
 
 
+def names_of_all(switches: Switches, every: bool) -> list[str]:
+    """Return the strategies that ``all`` stands for: those without a caveat, or every one."""
+    return [name for name in STRATEGIES if every or not strategy_named(name, switches).caveat]
+
+
 def strategy_named(name: str, switches: Switches | None = None) -> Strategy:
     """Return the strategy with the given name and switches.
 

@@ -108,6 +108,8 @@ class Zero:
     host_seconds_per_view
         Time of the host for each rank's part of a tensor that is gathered, in which the device
         stands still.
+    is_released
+        Whether an implementation is released.
     """
 
     name: str
@@ -119,6 +121,24 @@ class Zero:
     host_seconds_per_view: float = 0.0
     n_virtual: Sequence[int] = (1,)
     engine_name: str = ""
+    is_released: bool = True
+
+    @property
+    def caveat(self) -> str:
+        """A sentence on quantised messages and on a missing implementation, or an empty text."""
+        quantised = [
+            *(["INT8 weights"] if self.quantised_weights else []),
+            *(["INT4 gradients"] if self.quantised_gradients else []),
+        ]
+        remarks = []
+        if quantised:
+            remarks.append(
+                f"quantises messages ({', '.join(quantised)}): the loss may change, and not every "
+                "GPU has the kernels"
+            )
+        if not self.is_released:
+            remarks.append("has no released implementation that is known")
+        return f"{self.name} {'; it '.join(remarks)}." if remarks else ""
 
     @property
     def compute_key(self) -> tuple[str, ...]:
@@ -177,7 +197,8 @@ class Zero:
             "gradients": parameters * element / table.size(sharding.gradients),
             "optimizer_states": parameters * state_bytes(job) / table.size(sharding.states),
             "gathered_weights": whole_bytes * np.where(table.size(sharding.weights) > 1, 2.0, 1.0),
-            "activations": model.n_layers * saved + shapes.residual_bytes,
+            "activations": model.n_layers * shapes.saved_by_layers(saved, model.n_layers)
+            + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last=True),
         }
 
@@ -248,7 +269,13 @@ def zero_topo(
     axes = Axes(names, names, ("weights", inner, "states", outer, everyone))
     sharding = Sharding("weights", inner, everyone, (inner,), outer="states", updated_over=outer)
     return Zero(
-        "zero-topo", axes, sharding, quantised_weights, quantised_gradients, calls_per_block
+        "zero-topo",
+        axes,
+        sharding,
+        quantised_weights,
+        quantised_gradients,
+        calls_per_block,
+        is_released=False,
     )
 
 
