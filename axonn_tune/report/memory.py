@@ -27,7 +27,7 @@ def memory_text(prediction: Prediction) -> str:
     return f"{gib(prediction.memory_bytes):.1f} {mark}{largest}".rstrip()
 
 
-def interval_text(prediction: Prediction) -> str:
+def memory_interval_text(prediction: Prediction) -> str:
     """Return the ends of the interval of the peak memory."""
     low, high = prediction.memory_bytes_interval
     return f"{gib(low):.1f}-{gib(high):.1f}"
@@ -41,13 +41,13 @@ def memory_lines(predictions: Sequence[Prediction]) -> list[str]:
     if tight is not None:
         lines.append(
             "tight: it may not fit, since fragmentation and reserve are known roughly (90 % "
-            f"interval of the first such row: {interval_text(tight)} GiB); --memory-margin 2GiB "
-            "keeps more memory free."
+            f"interval of the first such row: {memory_interval_text(tight)} GiB); "
+            "--memory-margin 2GiB keeps more memory free."
         )
     if near is not None:
         lines.append(
             "near: it does not fit, but it may, since fragmentation and reserve are known roughly "
-            f"(90 % interval of the first such row: {interval_text(near)} GiB)."
+            f"(90 % interval of the first such row: {memory_interval_text(near)} GiB)."
         )
     return lines
 
@@ -63,8 +63,8 @@ def near_lines(ranking: Ranking, predictions: Sequence[Prediction]) -> list[str]
     terms = near[0].memory_terms_bytes
     rough = gib(terms["fragmentation"] + terms["reserved"])
     return [
-        f"Nearly fits, if fragmentation and reserve take less than the {rough:.1f} GiB that are "
-        "assumed; the margin takes it for fitting:",
+        f"Nearly fits, if fragmentation and reserve take less than the profile's {rough:.1f} GiB; "
+        "the margin takes it for fitting:",
         *(f"  {_near_text(p)}" for p in near),
     ]
 
@@ -76,7 +76,7 @@ def _near_text(prediction: Prediction) -> str:
     return (
         f"{configuration.ordered_layout}{virtual}, micro-batch {configuration.micro_batch}, "
         f"recompute {configuration.recompute}: {prediction.step_seconds:.3f} s, "
-        f"{gib(prediction.memory_bytes):.1f} GiB ({interval_text(prediction)}), "
+        f"{gib(prediction.memory_bytes):.1f} GiB ({memory_interval_text(prediction)}), "
         f"--memory-margin {_accepting(prediction)}"
     )
 
@@ -95,7 +95,7 @@ def verdict(prediction: Prediction) -> str:
     rough = gib(terms["fragmentation"] + terms["reserved"])
     return (
         f"nearly fits, {-free:.2f} GiB short: it fits if fragmentation and reserve take "
-        f"{100 * -free / rough:.0f} % less than the {rough:.1f} GiB that are assumed "
+        f"{100 * -free / rough:.0f} % less than the profile's {rough:.1f} GiB "
         f"(--memory-margin {_accepting(prediction)} takes it for fitting)"
     )
 

@@ -213,7 +213,8 @@ class CandidateTable:
         """
         if not len(self):
             return
-        code = self.recompute * (1 + self.n_virtual.max()) + self.n_virtual
+        recompute = self.recompute - self.recompute.min()
+        code = recompute * (1 + self.n_virtual.max()) + self.n_virtual
         if PIPELINE in self.placements.axes.names:
             n_stages = self.placements.size(PIPELINE)[self.placement]
             code = code * (1 + n_stages.max()) + n_stages

@@ -8,12 +8,16 @@ interleaved) and keeps the activations of the others, as Megatron-LM does with
 from __future__ import annotations
 
 import math
+import re
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.model import RECOMPUTES
 
 _FULL = RECOMPUTES.index("full")
 _PARTIAL = "full:"
+_PARTIAL_TEXT = re.compile(r"full:([1-9][0-9]{0,3})")
+# The largest number of layers that a text names.
+_MOST_LAYERS = 9999
 # Shares of a stage's layers that a search recomputes where it keeps the others.
 _TRIED_SHARES = (0.25, 0.5, 0.75)
 
@@ -28,13 +32,13 @@ def recompute_code(text: str) -> int:
     """
     if text in RECOMPUTES:
         return RECOMPUTES.index(text)
-    layers = text.removeprefix(_PARTIAL)
-    if not (text.startswith(_PARTIAL) and layers.isascii() and layers.isdigit() and int(layers)):
+    match = _PARTIAL_TEXT.fullmatch(text)
+    if match is None:
         raise InputError(
             f"job: recompute is '{text}'; allowed: auto, {', '.join(RECOMPUTES)}, or full:4 for "
             "four layers of each stage"
         )
-    return _FULL + int(layers)
+    return _FULL + int(match[1])
 
 
 def recompute_text(code: int) -> str:
@@ -60,4 +64,8 @@ def partial_recomputes(n_layers: int) -> list[str]:
     There is none for a single layer.
     """
     counts = {math.ceil(share * n_layers) for share in _TRIED_SHARES}
-    return [f"{_PARTIAL}{count}" for count in sorted(counts) if count < n_layers]
+    return [
+        f"{_PARTIAL}{count}"
+        for count in sorted(counts)
+        if count < n_layers and count <= _MOST_LAYERS
+    ]

@@ -122,7 +122,9 @@ def test_texts_and_numbers_are_one_to_one():
     assert partial_recomputes(2) == ["full:1"] and partial_recomputes(1) == []
 
 
-@pytest.mark.parametrize("text", ["full:0", "full:", "full:-1", "full:1.5", "full:²", "block"])
+@pytest.mark.parametrize(
+    "text", ["full:0", "full:", "full:-1", "full:1.5", "full:²", "full:10000", "block"]
+)
 def test_other_texts_are_refused(text):
     with pytest.raises(
         InputError, match=r"recompute is '.*'; allowed: auto, none, selective, full"
