@@ -5,6 +5,7 @@ The public API is loaded when it is used, so that ``import axonn_tune`` costs no
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from axonn_tune.measuring import validate as validate
 
 __version__ = "0.1.0"
+
+if "AXONN_TUNE_LAUNCHER" in os.environ:
+    # A rank imports this module first, and then torch for seconds in which its launcher may die.
+    from axonn_tune.runtime.ranks.parent import die_with_launcher
+
+    die_with_launcher()
 
 _API = ("compare", "explain", "launch", "plan", "predict", "scale", "suggest", "whatif")
 _HOME = {

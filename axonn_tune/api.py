@@ -18,7 +18,7 @@ from axonn_tune.search.batches import BatchRule
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import Best, Each, rank_candidates, with_best_batch
 from axonn_tune.search.search import COST_MODELS, Constraints, Search
-from axonn_tune.spec.checks import LARGEST_COUNT, require_choice, require_count
+from axonn_tune.spec.checks import LARGEST_COUNT, require_choice, require_count, whole_number
 from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job, Overlap
 from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, Layout, check_order
 from axonn_tune.spec.machine import Machine
@@ -168,10 +168,11 @@ def _fixes(fix: Mapping[str, int] | Sequence[str]) -> Iterable[tuple[str, int]]:
 
 def _fixed(text: str) -> tuple[str, int]:
     """Read an axis and its size from a text such as ``tensor=8``."""
-    axis, _, size = text.partition("=")
-    if not axis or not size.isdecimal() or int(size) < 1:
-        raise InputError(f"--fix: '{text}' is not AXIS=SIZE, such as tensor=8")
-    return axis.strip(), int(size)
+    axis, _, digits = text.partition("=")
+    size = whole_number(digits)
+    if not axis or not size:
+        raise InputError(f"--fix: '{text[:40]}' is not AXIS=SIZE, such as tensor=8")
+    return axis.strip(), size
 
 
 def _memory_margin_bytes(text: str | None, machine: Machine) -> float:

@@ -9,7 +9,13 @@ from collections.abc import Iterable
 
 
 class AxonnTuneError(Exception):
-    """Base of every error that names a wrong input and says what is allowed instead."""
+    """Base of every error that names a wrong input and says what is allowed instead.
+
+    The message is one line, whatever the input holds that it quotes.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 class InputError(AxonnTuneError):

@@ -29,6 +29,7 @@ from axonn_tune.options import (
     with_options,
 )
 from axonn_tune.spec.calibration import PARTS
+from axonn_tune.spec.checks import whole_number
 from axonn_tune.spec.track_record import NO_TRACK_RECORDS
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def calibrate(
     AxonnTuneError
         An option is wrong, the file cannot be written, or a rank fails.
     """
-    journal = Journal(f"{output}.partial")
+    journal = Journal.beside(str(output))
     campaign = calibration_campaign(**options)
     measured = campaign.measure(campaign.request(journal, resume))
     if measured is None:
@@ -254,9 +255,10 @@ def _units(text: str | None) -> tuple[int, ...] | None:
     """Read the numbers of ranks of the units of each link level."""
     if text is None:
         return None
-    units = text.split(",")
-    if not all(unit.strip().isdigit() for unit in units):
+    units = [whole_number(unit.strip()) for unit in text.split(",")]
+    known = tuple(unit for unit in units if unit is not None)
+    if len(known) < len(units):
         raise InputError(
-            f"--levels is '{text}'; allowed: ranks of the units of each level, such as 2,8"
+            f"--levels is '{text[:40]}'; allowed: ranks of the units of each level, such as 2,8"
         )
-    return tuple(int(unit) for unit in units)
+    return known

@@ -15,6 +15,7 @@ from axonn_tune.errors import InputError
 HOUR_SECONDS = 3600.0
 DAY_SECONDS = 86400.0
 YEAR_SECONDS = 365.25 * DAY_SECONDS
+LARGEST_SIZE_BYTES = 1e18
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
@@ -187,6 +188,9 @@ def parse_size(text: str, owner: str) -> int:
         The text is not a size.
     """
     try:
-        return round(parse_quantity(text, "_bytes"))
+        nbytes = parse_quantity(text, "_bytes")
     except InputError as error:
         raise InputError(str(error).replace("_bytes:", f"{owner}:", 1)) from None
+    if not 0 <= nbytes <= LARGEST_SIZE_BYTES:
+        raise InputError(f"{owner}: '{text}'; allowed: 0 to 1 EB")
+    return round(nbytes)

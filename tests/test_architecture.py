@@ -14,7 +14,7 @@ PACKAGE = ROOT / "axonn_tune"
 
 # The room "" is axonn_tune/__init__.py, the public API.
 BELOW = {
-    "": {"io", "api", "measuring"},
+    "": {"io", "api", "measuring", "runtime"},
     "errors": set(),
     "units": {"errors"},
     "spec": {"errors", "units"},
@@ -26,7 +26,7 @@ BELOW = {
     "studies": {"errors", "units", "spec", "step", "search"},
     "options": {"errors", "spec"},
     "io": {"errors", "units", "spec"},
-    "runtime": {"errors", "spec", "strategies"},
+    "runtime": {"errors", "spec", "strategies", "io"},
     "calibration": {"errors", "units", "spec", "cost", "strategies", "step", "search", "runtime"},
     "validation": {"errors", "units", "spec", "strategies", "step", "search"},
     "reproduce": {"errors", "units", "spec", "cost", "strategies", "step", "search"},

@@ -84,13 +84,14 @@ def command(
         import_logs(imports, options["machine"], output, name, log_options, kept)
         return
     from axonn_tune.cli.interrupts import resumable
+    from axonn_tune.cli.output import emit
     from axonn_tune.io.journal import Journal
     from axonn_tune.io.operating_system import drivers, relevant_variables
     from axonn_tune.measuring import PROFILE_HEADER, calibration_campaign
     from axonn_tune.report.calibrate import calibration_text
     from axonn_tune.runtime.ranks.launch import only_rank_0_speaks
 
-    journal = Journal(f"{output}.partial")
+    journal = Journal.beside(output)
     with only_rank_0_speaks():
         campaign = calibration_campaign(extent, **options)
         request = campaign.request(journal, resume)
@@ -107,7 +108,7 @@ def command(
         environment=relevant_variables(),
     )
     save_yaml(output, profile, PROFILE_HEADER)
-    click.echo(calibration_text(profile))
+    emit(calibration_text(profile), None)
     click.echo(
         f"\nWritten to {output}. Next: axonn-tune suggest --machine {output} --gpus ... --model ..."
     )

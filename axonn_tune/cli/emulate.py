@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 import click
@@ -46,6 +47,8 @@ def command(spec: str | None, list_ready: bool, clean: bool, arguments: tuple[st
             "emulate what? Give --spec and, after --, a command: "
             "axonn-tune emulate --spec frontier-mini -- axonn-tune run --grid 2x2x2x1 --model tiny"
         )
+    if shutil.which(arguments[0]) is None:
+        raise InputError(f"{arguments[0]} is no program that can be started")
     with ended_by_signals(), EmulatedCluster(load_cluster(spec)) as cluster:
         code = cluster.run(arguments)
     sys.exit(code)

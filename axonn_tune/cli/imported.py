@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from axonn_tune.errors import InputError
+from axonn_tune.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from axonn_tune.io.logs import LogOptions
@@ -88,7 +88,7 @@ def import_logs(
     base = load_machine(base_name)
     imported = read_logs(paths, base, options)
     for warning in imported.warnings:
-        click.echo(f"axonn-tune: {warning}", err=True)
+        click.echo(f"axonn-tune: {one_line(warning)}", err=True)
     products = imported.gemm_points
     if kept.most_products is not None:
         products = spread_products(products, kept.most_products)

@@ -31,12 +31,13 @@ def list_command() -> None:
     """
     from dataclasses import replace
 
+    from axonn_tune.cli.output import emit
     from axonn_tune.io.presets import list_machines, load_machine
     from axonn_tune.report.machines import machines_table
 
     # A file is found by its own name, whatever name stands in it.
     named = [replace(load_machine(name), name=name) for name in list_machines()]
-    click.echo(machines_table(named))
+    emit(machines_table(named), None)
 
 
 @command.command("show")
@@ -50,7 +51,7 @@ def show_command(name: str, plot: str | None) -> None:
       axonn-tune machines show perlmutter
       axonn-tune machines show ./mycluster.yaml --plot rates.png
     """
-    from axonn_tune.cli.output import check_plot, save_plot
+    from axonn_tune.cli.output import check_plot, emit, save_plot
     from axonn_tune.io.presets import load_machine
     from axonn_tune.report.calibrate import calibration_text
     from axonn_tune.report.machines import machine_figure, machine_text
@@ -59,7 +60,7 @@ def show_command(name: str, plot: str | None) -> None:
     machine = load_machine(name)
     save_plot(plot, lambda: machine_figure(machine))
     parts = [calibration_text(machine), machine_text(machine)]
-    click.echo("\n\n".join(part for part in parts if part))
+    emit("\n\n".join(part for part in parts if part), None)
 
 
 @command.command("diff")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from axonn_tune import __version__
-from axonn_tune.errors import AxonnTuneError
+from axonn_tune.errors import AxonnTuneError, one_line
 
 COMMANDS = {
     "suggest": "Rank the grids on which to train a model.",
@@ -29,6 +32,15 @@ COMMANDS = {
     "models": "List and show model presets.",
     "machines": "List, show and compare hardware profiles.",
     "reproduce": "Compare predictions with published results.",
+}
+
+
+# How to install what a command may miss.
+_INSTALLS = {
+    "torch": "pip install 'axonn-tune[runtime]', or load your cluster's",
+    "scipy": "pip install scipy",
+    "pandas": "pip install pandas",
+    "matplotlib": "pip install 'axonn-tune[plot]'",
 }
 
 
@@ -69,7 +81,11 @@ def cli() -> None:
 def main(args: list[str] | None = None) -> Any:
     """Run the command line; report bad input in one line on stderr and exit with 2."""
     try:
-        return cli.main(args=args, prog_name="axonn-tune", standalone_mode=False)
+        sys.stdout = _writing_all(sys.stdout)
+        result = cli.main(args=args, prog_name="axonn-tune", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return result
     except AxonnTuneError as error:
         _fail(str(error))
     except click.exceptions.NoArgsIsHelpError as error:
@@ -78,21 +94,45 @@ def main(args: list[str] | None = None) -> Any:
     except click.ClickException as error:
         _fail(error.format_message())
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name not in _INSTALLS:
             raise
-        _fail("this command needs torch: pip install 'axonn-tune[runtime]', or load your cluster's")
+        _fail(f"this command needs {error.name}: {_INSTALLS[error.name]}")
     except click.Abort:
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader has left (`| head`), and Python must not complain when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except OSError as error:
+        _drop_output()
+        if error.errno == errno.EPIPE:  # The reader has left (`| head`).
+            sys.exit(1)
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(where + (error.strerror or str(error)).lower())
+
+
+def _writing_all(stream: Any) -> Any:
+    """Return an output stream that writes all of a text or fails.
+
+    With PYTHONUNBUFFERED set, Python's own writes what fits on the disk and says nothing.
+    """
+    raw = getattr(stream, "buffer", None)
+    if not isinstance(raw, io.RawIOBase):
+        return stream
+    whole = io.BufferedWriter(raw)
+    return io.TextIOWrapper(whole, stream.encoding, stream.errors, line_buffering=True)
+
+
+def _drop_output() -> None:
+    """Keep Python from writing again at its end, and complaining again, what cannot be written."""
+    if sys.stdout is not None:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str) -> None:
-    click.echo("axonn-tune: " + " ".join(message.split()), err=True)
+    with suppress(OSError):
+        click.echo("axonn-tune: " + one_line(message), err=True)
     sys.exit(2)
 
 
 if __name__ == "__main__":
-    main()
+    from axonn_tune.cli.start import run
+
+    run()

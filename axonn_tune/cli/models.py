@@ -29,12 +29,13 @@ def list_command() -> None:
     """
     from dataclasses import replace
 
+    from axonn_tune.cli.output import emit
     from axonn_tune.io.presets import list_models, load_model
     from axonn_tune.report.models import models_table
 
     # A file is found by its own name, whatever name stands in it.
     named = [replace(load_model(name), name=name) for name in list_models()]
-    click.echo(models_table(named))
+    emit(models_table(named), None)
 
 
 @command.command("show")
@@ -47,10 +48,11 @@ def show_command(name: str) -> None:
       axonn-tune models show 80b
       axonn-tune models show ./config.json
     """
+    from axonn_tune.cli.output import emit
     from axonn_tune.io.presets import load_model
     from axonn_tune.report.models import model_text
 
-    click.echo(model_text(load_model(name)))
+    emit(model_text(load_model(name)), None)
 
 
 @command.command("template")

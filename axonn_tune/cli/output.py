@@ -19,6 +19,10 @@ _STYLES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
 )
 
 
+# What a terminal would obey, such as ESC and BEL; a description in a file may hold it.
+_CONTROLS = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")
+
+
 def _styled(text: str) -> str:
     for pattern, style in _STYLES:
         before, after = click.style("|", **style).split("|")
@@ -35,7 +39,8 @@ SHOWN_OPERATIONS = 25
 def emit(text: str, output: str | None) -> None:
     """Write the text, or print it, in color on a terminal unless NO_COLOR is set (no-color.org)."""
     if output is None:
-        click.echo(_styled(text.rstrip("\n")), color=False if os.environ.get("NO_COLOR") else None)
+        printable = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text.rstrip("\n"))
+        click.echo(_styled(printable), color=False if os.environ.get("NO_COLOR") else None)
         return
     from axonn_tune.io.files import write_text
 
@@ -109,6 +114,12 @@ def as_json(document: Any, compact: bool = False) -> str:
     return json.dumps(document, allow_nan=False, **layout)
 
 
+def _cell(value: Any) -> Any:
+    """Return a value of a CSV file; a text that a spreadsheet would compute gets a quote before."""
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@"))
+    return f"'{value}" if is_formula else value
+
+
 def as_csv(records: list[dict[str, Any]]) -> str:
     """Return a line for each record under a header of all their fields."""
     import csv
@@ -118,5 +129,5 @@ def as_csv(records: list[dict[str, Any]]) -> str:
     fields = list(dict.fromkeys(name for record in records for name in record))
     writer = csv.DictWriter(buffer, fields, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows({name: _cell(value) for name, value in record.items()} for record in records)
     return buffer.getvalue().rstrip("\n")

@@ -132,7 +132,7 @@ def command(
         emit(as_csv(report.outcome_records(validation)), csv)
     if junit is not None:
         emit(report.junit_text(validation, checks), junit)
-    click.echo(report.agreement_text(validation, errors, checks))
+    emit(report.agreement_text(validation, errors, checks), None)
     if errors is None or not all(check.holds for check in checks):
         sys.exit(1)
 
@@ -180,4 +180,4 @@ def _journal_next_to(output: str | None) -> Iterator[MeasurementJournal]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = output or f"{folder}/report.json"
-        yield MeasurementJournal(Journal(f"{path}.partial", "validation"))
+        yield MeasurementJournal(Journal.beside(path, "validation"))

@@ -1,40 +1,88 @@
 """Read and write whole files of text or bytes.
 
-Writing is atomic: a new file is written next to the old one and then takes its place, so that
-a failure leaves the old file as it was.
+Reading is bounded: a device is refused, and so is a file that is larger than any that makes
+sense. Writing is atomic: a new file is written next to the old one and then takes its place, so
+that a failure leaves the old file as it was.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import re
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from axonn_tune.errors import FileError, one_line
+from axonn_tune.errors import FileError
 
 FileName = str | os.PathLike[str]
 
+# A report of a thousand measured configurations has 20 MB.
+LARGEST_FILE_BYTES = 2**26
+# These paths stand for files that the process has open, such as what its output is redirected to.
+_OPEN_FILES = re.compile(r"/(?:dev|proc/[^/]+)/fd/\d+|/dev/std(?:out|err)")
 
-def read_text(path: FileName) -> str:
-    """Return the text of a UTF-8 file, without a byte order mark.
+
+def read_text(path: FileName, largest_bytes: int = LARGEST_FILE_BYTES) -> str:
+    """Return the text of a UTF-8 file or of a pipe, without a byte order mark.
+
+    Parameters
+    ----------
+    largest_bytes : int
+        The size above which a file is refused.
 
     Raises
     ------
     FileError
-        The file is missing, cannot be read, or is not UTF-8.
+        The file is missing, cannot be read, is too large, or is not UTF-8.
     """
     try:
-        with open(path, "rb") as file:
-            return file.read().decode("utf-8-sig")
+        return _read_bytes(path, largest_bytes).decode("utf-8-sig")
     except OSError as error:
         raise os_failure(path, "cannot be read", error) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise FileError(one_line(f"{os.fspath(path)}, line {line}: not UTF-8 text")) from None
+        raise FileError(f"{os.fspath(path)}, line {line}: not UTF-8 text") from None
     except ValueError as error:  # The name contains a zero byte.
-        raise FileError(one_line(f"{os.fspath(path)!r}: {error}")) from None
+        raise FileError(f"{os.fspath(path)!r}: {error}") from None
+
+
+def _read_bytes(path: FileName, largest_bytes: int) -> bytes:
+    # Without O_NONBLOCK, a pipe to which nobody writes would hold up the opening itself.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with open(descriptor, "rb", closefd=False) as file:
+            mode = os.fstat(descriptor).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+                raise FileError(f"{os.fspath(path)} is a device; allowed: a file or a pipe")
+            os.set_blocking(descriptor, True)
+            data = file.read(largest_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > largest_bytes:
+        raise FileError(f"{os.fspath(path)} is too large; allowed: {largest_bytes >> 20} MiB")
+    return data
+
+
+def digest(path: FileName) -> str:
+    """Return the SHA-256 of a file of any size, in hexadecimal digits.
+
+    Raises
+    ------
+    FileError
+        The file is missing or cannot be read.
+    """
+    hashed = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(2**20):
+                hashed.update(block)
+    except OSError as error:
+        raise os_failure(path, "cannot be read", error) from None
+    return hashed.hexdigest()
 
 
 def write_text(path: FileName, text: str) -> None:
@@ -48,7 +96,7 @@ def write_text(path: FileName, text: str) -> None:
     try:
         data = text.encode()
     except ValueError as error:  # The text contains a lone surrogate.
-        raise FileError(one_line(f"{os.fspath(path)!r} cannot be written: {error}")) from None
+        raise FileError(f"{os.fspath(path)!r} cannot be written: {error}") from None
     write_bytes(path, data)
 
 
@@ -63,16 +111,22 @@ def write_bytes(path: FileName, data: bytes) -> None:
         The folder is missing or cannot be written, or the disk is full.
     """
     try:
-        mode = _mode(path)
-        if mode is None or stat.S_ISREG(mode):
-            _replace(os.path.realpath(path), data, mode)
-        else:  # The path is a pipe or a terminal, such as /dev/stdout.
-            with open(path, "wb") as file:
+        if is_replaced(path):
+            _replace(os.path.realpath(path), data, _mode(path))
+        else:  # The path is a pipe, a terminal or /dev/stdout, which may stand for a file.
+            with open(path, "ab") as file:
                 file.write(data)
     except OSError as error:
         raise os_failure(path, "cannot be written", error) from None
     except ValueError as error:  # The name contains a zero byte.
-        raise FileError(one_line(f"{os.fspath(path)!r} cannot be written: {error}")) from None
+        raise FileError(f"{os.fspath(path)!r} cannot be written: {error}") from None
+
+
+def is_replaced(path: FileName) -> bool:
+    """Return whether writing to a path makes a regular file or replaces one."""
+    mode = _mode(path)
+    is_open_file = _OPEN_FILES.fullmatch(os.path.abspath(path)) is not None
+    return mode is None or (stat.S_ISREG(mode) and not is_open_file)
 
 
 def write_files(directory: str, files: Mapping[str, str]) -> list[str]:
@@ -106,7 +160,7 @@ def write_files(directory: str, files: Mapping[str, str]) -> list[str]:
 def os_failure(path: FileName, complaint: str, error: OSError) -> FileError:
     """Return an error of one line that names the file and gives the system's reason."""
     reason = error.strerror or str(error)
-    return FileError(one_line(f"{os.fspath(path)} {complaint}: {reason[:1].lower()}{reason[1:]}"))
+    return FileError(f"{os.fspath(path)} {complaint}: {reason[:1].lower()}{reason[1:]}")
 
 
 def _mode(path: FileName) -> int | None:
@@ -131,5 +185,6 @@ def _replace(path: str, data: bytes, mode: int | None) -> None:
             os.fsync(descriptor)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with suppress(FileNotFoundError):  # An interrupt may come after the replacement.
+            os.unlink(temporary)
         raise

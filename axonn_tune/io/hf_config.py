@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -10,7 +9,8 @@ from typing import Any
 
 from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.files import read_text
-from axonn_tune.spec.checks import LARGEST_COUNT
+from axonn_tune.io.json_files import parse_json
+from axonn_tune.spec.checks import LARGEST_COUNT, LONGEST_NAME, is_name
 from axonn_tune.spec.model import Model
 
 
@@ -204,13 +204,7 @@ def load_hf_config(path: Path) -> Model:
     InputError
         The config has an unsupported architecture, or missing or wrong keys.
     """
-    text = read_text(path)
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise FileError(f"{path}, line {error.lineno}: malformed JSON: {error.msg}") from None
-    except (ValueError, RecursionError):
-        raise FileError(f"{path}: malformed JSON: a number too long or nested too deeply") from None
+    config = parse_json(read_text(path), path)
     if not isinstance(config, dict):
         raise FileError(f"{path}: not a Hugging Face config; allowed: a JSON object")
     return model_from_hf(config, str(path))
@@ -257,17 +251,25 @@ def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
             f"{keys['hidden_size']} is {counts['hidden_size']}; allowed: a multiple of "
             f"{keys['n_heads']} ({counts['n_heads']})"
         )
+    name = _name(config, origin)
+    if not is_name(name):
+        problems.append(f"its name is {name[:LONGEST_NAME]!r}, which cannot be printed on one line")
     if problems:
         raise InputError(f"{origin} ({kind}): " + "; ".join(problems))
     flags = {_FLAG_FIELDS[key]: full[key] for key in architecture.flags if key in _FLAG_FIELDS}
     derived = architecture.derived(full) if architecture.derived else {}
-    return Model(
-        name=_name(config, origin),
-        source=f"Hugging Face config {origin}",
-        seq_len_key="" if architecture.fixed.get("position") == "learned" else keys["seq_len"],
-        not_modelled=", ".join([*architecture.not_modelled, *_not_modelled({**config, **full})]),
-        **{**counts, **flags, **architecture.fixed, **derived},
-    )
+    try:
+        return Model(
+            name=name,
+            source=f"Hugging Face config {origin}",
+            seq_len_key="" if architecture.fixed.get("position") == "learned" else keys["seq_len"],
+            not_modelled=", ".join(
+                [*architecture.not_modelled, *_not_modelled({**config, **full})]
+            ),
+            **{**counts, **flags, **architecture.fixed, **derived},
+        )
+    except InputError as error:
+        raise InputError(f"{origin}: {error}") from None
 
 
 def _unsupported(config: Mapping[str, Any]) -> str:

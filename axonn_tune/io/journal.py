@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from axonn_tune.errors import FileError
-from axonn_tune.io.files import os_failure, read_text
-from axonn_tune.io.schema import build, to_dict
+from axonn_tune.io.files import is_replaced, os_failure, read_text
+from axonn_tune.io.json_files import parse_json
+from axonn_tune.io.schema import SchemaError, build, to_dict
 from axonn_tune.spec.measurement import Measurement
 
 # A configuration that began this often and never ended is taken to be what ends the job.
 MOST_ATTEMPTS = 2
+# A measured step of a large model has megabytes of operations, and a journal keeps each.
+LARGEST_JOURNAL_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,19 @@ class Journal:
 
     path: str
     activity: str = "calibration"
+
+    @classmethod
+    def beside(cls, output: str, activity: str = "calibration") -> Journal:
+        """Return the journal of a result that is to be written to a file.
+
+        Raises
+        ------
+        FileError
+            The path names a device or a pipe, beside which nothing can be kept.
+        """
+        if not is_replaced(output):
+            raise FileError(f"{output} is no file, beside which a {activity} keeps its results")
+        return cls(f"{output}.partial", activity)
 
     def exists(self) -> bool:
         """Return whether there is something to resume."""
@@ -67,13 +83,11 @@ class Journal:
         """
         if not self.exists():
             raise FileError(f"there is nothing to resume: {self.path} does not exist")
-        lines = read_text(self.path).splitlines()
-        try:
-            kept_owner = json.loads(lines[0])["owner"]
-        except (ValueError, LookupError, TypeError):
-            raise FileError(
-                f"{self.path}: not the journal of an interrupted {self.activity}"
-            ) from None
+        first_line = next(iter(read_text(self.path, LARGEST_JOURNAL_BYTES).splitlines()), "")
+        head = _record(first_line)
+        kept_owner = None if head is None else head.get("owner")
+        if not isinstance(kept_owner, dict):
+            raise FileError(f"{self.path}: not the journal of an interrupted {self.activity}")
         for key, value in owner.items():
             if kept_owner.get(key) != value:
                 raise FileError(
@@ -92,15 +106,15 @@ class Journal:
         FileError
             A line before the last one is malformed.
         """
-        lines = read_text(self.path).splitlines()
+        lines = read_text(self.path, LARGEST_JOURNAL_BYTES).splitlines()
         results = {}
         for number, line in enumerate(lines[1:], 2):
-            try:
-                record = json.loads(line)
+            record = _record(line)
+            if record is not None and isinstance(record.get("key"), str) and "result" in record:
                 results[record["key"]] = record["result"]
-            except (ValueError, LookupError, TypeError):
-                if number < len(lines):
-                    raise FileError(f"{self.path}, line {number}: malformed") from None
+            elif number < len(lines):
+                raise FileError(f"{self.path}, line {number}: malformed")
+            else:
                 self._drop_last_line()
         return results
 
@@ -122,9 +136,14 @@ class Journal:
         line = json.dumps(record).encode() + b"\n"
         try:
             with open(self.path, mode + "b", buffering=0) as file:
-                if file.write(line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(file.fileno())
+                size_before = file.tell()
+                try:
+                    if file.write(line) < len(line):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(size_before)  # The next record must not continue half a line.
+                    raise
         except OSError as error:
             raise os_failure(self.path, "cannot be written", error) from None
 
@@ -143,7 +162,7 @@ class MeasurementJournal:
 
     def begin(self, key: str) -> None:
         """Record that a run begins."""
-        attempts = _attempts(self.journal.results().get(key))
+        attempts = _attempts(self._entries().get(key, {}))
         self.journal.add(key, {"attempts": attempts + 1})
 
     def keep(self, key: str, measurement: Measurement) -> None:
@@ -159,11 +178,19 @@ class MeasurementJournal:
 
         A run that began `MOST_ATTEMPTS` times and never ended counts as failed. A run that is
         still to be tried, or to be tried again, is left out.
+
+        Raises
+        ------
+        FileError
+            The journal holds what is no measurement.
         """
         results: dict[str, Measurement | str] = {}
-        for key, entry in self.journal.results().items():
+        for key, entry in self._entries().items():
             if "measurement" in entry:
-                results[key] = build(Measurement, entry["measurement"])
+                try:
+                    results[key] = build(Measurement, entry["measurement"])
+                except SchemaError as error:
+                    raise FileError(f"{self.journal.path}, '{key}': {error}") from None
             elif "failure" in entry:
                 results[key] = str(entry["failure"])
             elif _attempts(entry) >= MOST_ATTEMPTS:
@@ -172,9 +199,25 @@ class MeasurementJournal:
 
     def under_way(self) -> list[str]:
         """Return the keys of runs that began and have not ended."""
+        return [key for key, entry in self._entries().items() if "attempts" in entry]
+
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        """Return what is known of each run, or raise FileError where this is no mapping."""
         entries = self.journal.results()
-        return [key for key, entry in entries.items() if "attempts" in entry]
+        for key, entry in entries.items():
+            if not isinstance(entry, dict) or not isinstance(_attempts(entry), int):
+                raise FileError(f"{self.journal.path}, '{key}': malformed")
+        return entries
 
 
-def _attempts(entry: dict[str, Any] | None) -> int:
-    return int(entry.get("attempts", 0)) if entry else 0
+def _attempts(entry: dict[str, Any]) -> Any:
+    return entry.get("attempts", 0)
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    """Return the mapping that a line holds, or None where it was cut short or damaged."""
+    try:
+        record = parse_json(line, "")
+    except FileError:
+        return None
+    return record if isinstance(record, dict) else None

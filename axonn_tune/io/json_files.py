@@ -21,14 +21,46 @@ def load_json(path: FileName, cls: type[T]) -> T:
     FileError
         The file is missing or malformed, or it does not fit the dataclass.
     """
-    text = read_text(path)
+    data = parse_json(read_text(path), path)
     try:
-        return build(cls, json.loads(text))
-    except json.JSONDecodeError as error:
-        where = f"{os.fspath(path)}, line {error.lineno}"
-        raise FileError(f"{where}: malformed JSON: {error.msg}") from None
+        return build(cls, data)
     except SchemaError as error:
         raise FileError(f"{os.fspath(path)}: {error}") from None
+
+
+def parse_json(text: str, origin: FileName) -> Any:
+    """Return plain data from JSON text, in which NaN and infinity are no numbers.
+
+    Parameters
+    ----------
+    origin : str or path
+        The file that holds the text, as error messages call it.
+
+    Raises
+    ------
+    FileError
+        The text is not JSON.
+    """
+    name = os.fspath(origin)
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        problem = f"{name}, line {error.lineno}: malformed JSON: {error.msg}"
+    except UnrealNumberError as error:
+        problem = f"{name}: malformed JSON: {error} is no number"
+    except ValueError:
+        problem = f"{name}: malformed JSON: a number is too long"
+    except RecursionError:
+        problem = f"{name}: malformed JSON: nested too deeply"
+    raise FileError(problem)
+
+
+class UnrealNumberError(ValueError):
+    """JSON text has NaN or Infinity where a number should be."""
+
+
+def _refuse_constant(name: str) -> None:
+    raise UnrealNumberError(name)
 
 
 def save_json(path: FileName, instance: Any) -> None:

@@ -63,3 +63,15 @@ def process_start(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process of Linux exists and has not ended.
+
+    A process that has ended has the state Z until its parent asks how. Source: proc(5), field 3.
+    """
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in ("Z", "X")

@@ -204,7 +204,8 @@ def _files_by_name(kind: _PresetKind, asked: str = "") -> dict[str, Path]:
 
 def _user_folders() -> list[Path]:
     entries = os.environ.get(PATH_VARIABLE, "").split(os.pathsep)
-    return [Path(entry).expanduser() for entry in entries if entry]
+    # Unlike Path.expanduser, this leaves the home of an unknown user as it stands.
+    return [Path(os.path.expanduser(entry)) for entry in entries if entry]
 
 
 def _missing_folders_hint() -> str:
@@ -220,12 +221,12 @@ def _preset_folder(kind: _PresetKind) -> Path:
 
 def _yaml_files(folder: Path) -> Iterator[Path]:
     try:
-        entries = sorted(os.listdir(folder))
-    except OSError:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+    except (OSError, ValueError):  # The name of the folder contains a zero byte.
         return
-    for entry in entries:
-        if entry.lower().endswith(_SUFFIXES) and not entry.startswith("."):
-            yield folder / entry
+    for name in names:
+        if name.lower().endswith(_SUFFIXES) and not name.startswith("."):
+            yield folder / name
 
 
 def _is_of_kind(kind: _PresetKind, path: Path, asked: str) -> bool:

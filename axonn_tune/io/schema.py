@@ -1,7 +1,8 @@
 """Build frozen dataclasses from plain data, driven by their type hints, and turn them back.
 
 The keys of a file are the names of the fields. The suffix of a field's name selects the unit
-in which its value may be written. All problems are collected before an error is raised. A
+in which its value may be written. A dataclass with a method `check_possible` refuses there what
+files must not say. All problems are collected before an error is raised. A
 profile has thousands of measured points, so these may be written as a table: one text with a
 header of names and then one line of comma-separated values for each point.
 """
@@ -9,13 +10,14 @@ header of names and then one line of comma-separated values for each point.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
+from itertools import takewhile
 from types import NoneType, UnionType
 from typing import Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from axonn_tune.errors import InputError, choices_hint, one_line
+from axonn_tune.errors import InputError, choices_hint
 from axonn_tune.spec.checks import LARGEST_COUNT
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.machine import Quantity
@@ -24,7 +26,8 @@ from axonn_tune.units import format_quantity, parse_quantity, suffix_of
 T = TypeVar("T")
 KeyPath: TypeAlias = tuple[str | int, ...]
 
-_SHOWN_PROBLEMS = 20
+SHOWN_PROBLEMS = 20
+MOST_PROBLEMS = 1000  # after which no more are looked for
 _FAILED = object()
 
 
@@ -49,10 +52,10 @@ class SchemaError(InputError):
 
 def join_problems(texts: Sequence[str]) -> str:
     """Return all problems in one line; a very long list is cut and its rest is counted."""
-    shown = list(texts[:_SHOWN_PROBLEMS])
-    if len(texts) > _SHOWN_PROBLEMS:
-        shown.append(f"and {len(texts) - _SHOWN_PROBLEMS} more")
-    return one_line("; ".join(shown))
+    shown = list(texts[:SHOWN_PROBLEMS])
+    if len(texts) > SHOWN_PROBLEMS:
+        shown.append(f"and {len(texts) - SHOWN_PROBLEMS} more")
+    return "; ".join(shown)
 
 
 def dotted(path: KeyPath) -> str:
@@ -133,7 +136,9 @@ def _record(cls: type[Any], name: str) -> Reader:
             reader = readers.get(key)
             if reader is None:
                 unknown = (*path, str(key))
-                hint = choices_hint(str(key), [str(known) for known in readers])
+                # Nobody reads the hint of the millionth problem, which would take its time.
+                is_shown = len(problems) < SHOWN_PROBLEMS
+                hint = choices_hint(str(key), [str(known) for known in readers]) if is_shown else ""
                 problems.append(Problem(unknown, f"{dotted(unknown)}: unknown key{hint}"))
             else:
                 arguments[names[key]] = reader(item, (*path, key), problems)
@@ -143,7 +148,10 @@ def _record(cls: type[Any], name: str) -> Reader:
         if len(problems) > n_before:
             return _FAILED
         try:
-            return cls(**arguments)
+            instance = cls(**arguments)
+            if hasattr(instance, "check_possible"):
+                instance.check_possible()
+            return instance
         except InputError as error:
             problems.append(_failed_check(str(error), path, readers))
             return _FAILED
@@ -204,9 +212,15 @@ def _sequence(reader: Reader) -> Reader:
     def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
         if not isinstance(value, list):
             return _refuse(value, "a list", path, problems)
-        return tuple(reader(item, (*path, i), problems) for i, item in enumerate(value))
+        items = enumerate(value)
+        return tuple(reader(item, (*path, i), problems) for i, item in _bearable(items, problems))
 
     return read
+
+
+def _bearable(entries: Iterable[T], problems: list[Problem]) -> Iterator[T]:
+    """Yield entries until there are more problems than anybody reads."""
+    return takewhile(lambda _: len(problems) < MOST_PROBLEMS, entries)
 
 
 def _table(list_reader: Reader, cls: type[Any]) -> Reader:
@@ -250,7 +264,10 @@ def _mapping(reader: Reader) -> Reader:
         for key in value:
             if not isinstance(key, str):
                 _refuse(key, "a key of text, in quotes", (*path, str(key)), problems)
-        return {key: reader(item, (*path, str(key)), problems) for key, item in value.items()}
+        return {
+            key: reader(item, (*path, str(key)), problems)
+            for key, item in _bearable(value.items(), problems)
+        }
 
     return read
 

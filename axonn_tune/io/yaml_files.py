@@ -1,7 +1,8 @@
 """Read and write YAML.
 
 Words without quotes follow YAML 1.2: ``2e11`` is a number and ``no`` is text. A mapping with
-duplicate keys is refused.
+duplicate keys is refused, and so are tags, deep nesting, and a text that is small but becomes huge
+once its aliases are written out.
 """
 
 from __future__ import annotations
@@ -12,9 +13,16 @@ from typing import Any, TypeVar
 
 import yaml
 
-from axonn_tune.errors import FileError, one_line
+from axonn_tune.errors import FileError
 from axonn_tune.io.files import FileName, read_text, write_text
-from axonn_tune.io.schema import Problem, SchemaError, build, join_problems, to_dict
+from axonn_tune.io.schema import (
+    SHOWN_PROBLEMS,
+    Problem,
+    SchemaError,
+    build,
+    join_problems,
+    to_dict,
+)
 
 try:
     from yaml import CSafeDumper as _SafeDumper
@@ -26,9 +34,11 @@ except ImportError:  # PyYAML was built without libyaml.
 T = TypeVar("T")
 
 _TAG = "tag:yaml.org,2002:"
-_MAX_DEPTH = 500
-_BRACKET = re.compile(r"[\[{\]}]")
-_DEEP_BLOCK = re.compile(rf"(?:[-?:][ \t]+){{{_MAX_DEPTH}}}|^ {{{_MAX_DEPTH}}}", re.MULTILINE)
+# Bounds of a text, once its aliases are written out. Nothing that is read is nested deeper than
+# ten levels, and half a million values take three seconds.
+_MAX_DEPTH = 100
+_MAX_CHARACTERS = 2**24
+_CHARACTERS_PER_VALUE = 32
 _FLOAT = (
     r"[-+]?(?:(?:[0-9][0-9_]*\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
     r"|[0-9]+[eE][-+]?[0-9]+|\.inf)|\.nan"
@@ -147,7 +157,7 @@ def parse_yaml(text: str, origin: FileName) -> Any:
         The text is not YAML.
     """
     try:
-        _refuse_deep_nesting(text)
+        _refuse_what_is_not_plain(text)
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -158,20 +168,47 @@ def parse_yaml(text: str, origin: FileName) -> Any:
             hint = "; text that contains ': ' needs quotes"
         elif "cannot start any token" in problem:
             hint = "; indent with spaces, and quote text that begins with a special sign"
-        raise FileError(one_line(f"{where}: {problem}{hint}")) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = str(error) or "malformed YAML"
-        raise FileError(one_line(f"{os.fspath(origin)}: {problem}")) from None
+        raise FileError(f"{where}: {problem}{hint}") from None
+    except UnicodeError:
+        raise FileError(f"{os.fspath(origin)}: not UTF-8 text") from None
+    except ValueError:
+        raise FileError(f"{os.fspath(origin)}: a number is too long") from None
+    except yaml.YAMLError as error:
+        raise FileError(f"{os.fspath(origin)}: {error}") from None
 
 
-def _refuse_deep_nesting(text: str) -> None:
-    """Refuse text that would overflow the C stack, since libyaml's composer recurses."""
-    depth = deepest = 0
-    for bracket in _BRACKET.findall(text):
-        depth += 1 if bracket in "[{" else -1
-        deepest = max(deepest, depth)
-    if deepest > _MAX_DEPTH or _DEEP_BLOCK.search(text):
-        raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
+def _refuse_what_is_not_plain(text: str) -> None:
+    """Refuse tags, deep nesting and a huge text, before libyaml's composer recurses over it."""
+    collections: list[tuple[str | None, int]] = []  # the anchor of each, and the size before it
+    size = 0
+    size_of: dict[str, int] = {}
+    for event in yaml.parse(text, Loader=_Loader):
+        size += _CHARACTERS_PER_VALUE
+        tag = getattr(event, "tag", None)
+        if tag not in (None, "!"):
+            raise _problem(event, f"the tag '{tag}' is not allowed; write the plain value")
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in dict(collections):
+                raise _problem(event, f"the alias '{event.anchor}' names what it is part of")
+            size += size_of.get(event.anchor or "", 0)
+        elif isinstance(event, yaml.ScalarEvent):
+            size += len(event.value)
+            if event.anchor:
+                size_of[event.anchor] = len(event.value)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            collections.append((event.anchor, size))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size_before = collections.pop()
+            if anchor:
+                size_of[anchor] = size - size_before
+        if len(collections) > _MAX_DEPTH:
+            raise _problem(event, f"nested deeper than {_MAX_DEPTH} levels")
+        if size > _MAX_CHARACTERS:
+            raise _problem(event, "too many values, also counted again for each alias")
+
+
+def _problem(event: Any, text: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=text, problem_mark=event.start_mark)
 
 
 def _with_lines(path: FileName, text: str, error: SchemaError) -> str:
@@ -181,7 +218,8 @@ def _with_lines(path: FileName, text: str, error: SchemaError) -> str:
     """
     root = yaml.compose(text, Loader=_Loader)
     (first_line, first_problem), *others = [
-        (_line(root, problem), problem.text) for problem in error.problems
+        (_line(root, problem) if number < SHOWN_PROBLEMS else None, problem.text)
+        for number, problem in enumerate(error.problems)
     ]
     start = os.fspath(path) + (f", line {first_line}" if first_line else "")
     rest = [f"line {line}: {problem}" if line else problem for line, problem in others]

@@ -39,6 +39,11 @@ def figure_bytes(figure: Any, path: str) -> bytes:
     InputError
         The path ends in none of `FORMATS`.
     """
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        # What has its text before the figure is drawn is no number: a $ in a name is no formula.
+        text.set_parse_math(not text.get_text())
     buffer = io.BytesIO()
     figure.savefig(buffer, format=figure_format(path), bbox_inches="tight")
     return buffer.getvalue()

@@ -6,8 +6,13 @@ name is imported when it is first used, so that a rank imports no more than it r
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
+
+# What fails is reported in one line; torch's own logs, with the frames of its code, are for those
+# who ask for them. It reads the variable when it is imported.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 # The module that defines each public name.
 _HOME = {

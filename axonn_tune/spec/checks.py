@@ -9,12 +9,66 @@ from axonn_tune.errors import InputError, spelling_hint
 
 # Products of two counts must stay exact in int64.
 LARGEST_COUNT = 2**30
+# No link, kernel or host makes a rank wait for an hour, no clock shows a shorter time,
+# and no machine has more bytes or FLOPs, per second or in all.
+LONGEST_WAIT_SECONDS = 3600.0
+SHORTEST_SECONDS = 1e-12
+LARGEST_AMOUNT = 1e24
+LONGEST_NAME = 200
 
 
 def require_positive(owner: str, name: str, value: float, hint: str = "") -> None:
     """Raise InputError unless the value is a finite number above zero."""
     if not (0 < value < math.inf):
         raise InputError(f"{owner}: {name} is {value!r}; allowed: above 0{hint}")
+
+
+def require_between(owner: str, name: str, value: float, low: float, high: float) -> None:
+    """Raise InputError unless the value is a number in ``[low, high]``."""
+    if not (low <= value <= high):
+        raise InputError(f"{owner}: {name} is {value!r}; allowed: {low:g} to {high:g}")
+
+
+def require_amount(owner: str, name: str, value: float, hint: str = "") -> None:
+    """Raise InputError unless the value is a possible number of bytes or FLOPs, or a rate."""
+    if not (1.0 <= value <= LARGEST_AMOUNT):
+        raise InputError(f"{owner}: {name} is {value!r}; allowed: 1 to {LARGEST_AMOUNT:g}{hint}")
+
+
+def require_wait(owner: str, name: str, value: float) -> None:
+    """Raise InputError unless the value is a possible time of a kernel's or a message's wait."""
+    require_between(owner, name, value, 0.0, LONGEST_WAIT_SECONDS)
+
+
+def require_duration(owner: str, name: str, value: float) -> None:
+    """Raise InputError unless the value is a possible time of one kernel or collective."""
+    require_between(owner, name, value, SHORTEST_SECONDS, LONGEST_WAIT_SECONDS)
+
+
+def require_efficiency(owner: str, name: str, value: float) -> None:
+    """Raise InputError unless the value is above zero and at most 1."""
+    if not (0 < value <= 1):
+        raise InputError(f"{owner}: {name} is {value!r}; allowed: above 0, at most 1")
+
+
+def is_name(text: str) -> bool:
+    """Return whether a name can be printed on one line."""
+    return text.isprintable() and len(text) <= LONGEST_NAME
+
+
+def require_name(owner: str, value: str) -> None:
+    """Raise InputError unless the value is a name, as `is_name` says."""
+    if not is_name(value):
+        raise InputError(
+            f"{owner}: name is {value[:LONGEST_NAME]!r}; allowed: up to {LONGEST_NAME} characters "
+            "that can be printed"
+        )
+
+
+def require_not_negative(owner: str, name: str, value: float) -> None:
+    """Raise InputError unless the value is finite and not negative."""
+    if not (0 <= value < math.inf):
+        raise InputError(f"{owner}: {name} is {value!r}; allowed: 0 or above")
 
 
 def require_count(owner: str, name: str, value: int, least: int = 1) -> None:
@@ -26,10 +80,9 @@ def require_count(owner: str, name: str, value: int, least: int = 1) -> None:
         )
 
 
-def require_fraction(owner: str, name: str, value: float, low: float = 0.0) -> None:
-    """Raise InputError unless the value lies in ``[low, 1]``."""
-    if not (low <= value <= 1):
-        raise InputError(f"{owner}: {name} is {value!r}; allowed: {low:g} to 1")
+def require_fraction(owner: str, name: str, value: float) -> None:
+    """Raise InputError unless the value lies in ``[0, 1]``."""
+    require_between(owner, name, value, 0.0, 1.0)
 
 
 def require_choice(owner: str, name: str, value: str, allowed: Iterable[str]) -> None:
@@ -40,3 +93,9 @@ def require_choice(owner: str, name: str, value: str, allowed: Iterable[str]) ->
             f"{owner}: {name} is {value!r}; allowed: {', '.join(choices)}"
             f"{spelling_hint(str(value), choices)}"
         )
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that decimal digits mean, up to `LARGEST_COUNT`; None for other text."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST_COUNT))
+    return int(text) if is_number and int(text) <= LARGEST_COUNT else None

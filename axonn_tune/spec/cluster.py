@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.checks import require_choice, require_count, require_positive
+from axonn_tune.spec.checks import require_choice, require_count, require_name, require_positive
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class ShapedLevel:
 
     def __post_init__(self) -> None:
         owner = f"level '{self.name}'"
+        require_name("level", self.name)
         require_count(owner, "unit_ranks", self.unit_ranks)
         require_positive(owner, "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
 
@@ -68,6 +69,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         owner = f"cluster '{self.name}'"
+        require_name("cluster", self.name)
         require_count(owner, "n_ranks", self.n_ranks, least=2)
         require_count(owner, "ranks_per_node", self.ranks_per_node)
         units = [level.unit_ranks for level in self.levels]

@@ -117,7 +117,7 @@ def grid_layout(x: int, y: int, z: int, data: int, pipeline: int = 1) -> Layout:
     return Layout({"x": x, "y": y, "z": z, "data": data, PIPELINE: pipeline})
 
 
-_SIZE = re.compile(r"[1-9]\d{0,8}")
+_SIZE = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def parse_layout(text: str, axes: Axes = AXONN_AXES) -> Layout:

@@ -1,10 +1,13 @@
-"""A hardware profile: what a machine's GPUs, links and memory can do, and how that is known."""
+"""A hardware profile: what a machine's GPUs, links and memory can do, and how that is known.
+
+What-if studies ask for machines that nobody can build. So the types refuse only what has no
+meaning; `check_possible` refuses what a file should not say of a machine that exists.
+"""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -12,10 +15,18 @@ from typing import Any, ClassVar
 from axonn_tune.errors import InputError
 from axonn_tune.spec.calibration import Calibration
 from axonn_tune.spec.checks import (
+    LARGEST_AMOUNT,
+    LARGEST_COUNT,
+    require_amount,
+    require_between,
     require_choice,
     require_count,
+    require_efficiency,
     require_fraction,
+    require_name,
+    require_not_negative,
     require_positive,
+    require_wait,
 )
 from axonn_tune.spec.plan import KINDS, MODES
 from axonn_tune.spec.points import (
@@ -30,6 +41,10 @@ from axonn_tune.spec.points import (
 # The version grows when a profile gains fields that an older axonn-tune cannot read.
 PROFILE_VERSION = 5
 ORIGINS = ("measured", "published", "assumed")
+# What runs beside something else shares a machine with it, and is not stopped by it.
+LARGEST_SLOWDOWN = 100.0
+# No fact of a computing centre, in its unit, is smaller: a price of a millionth, a microsecond.
+LEAST_FACT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,7 @@ class Gpu:
 
     def __post_init__(self) -> None:
         owner = f"gpu '{self.name}'"
+        require_name("gpu", self.name)
         require_count(owner, "n_multiprocessors", self.n_multiprocessors)
         _all_positive(owner, self)
 
@@ -97,6 +113,18 @@ class Gpu:
         """
         word = re.search(r"[A-Z]+\d+[A-Z]*", self.name.upper())
         return word[0] if word else self.name
+
+    def check_possible(self) -> None:
+        """Raise InputError unless a GPU with these amounts can exist."""
+        owner = f"gpu '{self.name}'"
+        amounts = {
+            "memory_bytes": self.memory_bytes,
+            "memory_bandwidth_bytes_per_s": self.memory_bandwidth_bytes_per_s,
+        }
+        for dtype, peak in self.peak_flops_per_s.items():
+            amounts[f"peak_flops_per_s.{dtype}"] = peak
+        for name, amount in amounts.items():
+            require_amount(owner, name, amount.value)
 
 
 @dataclass(frozen=True)
@@ -111,8 +139,7 @@ class Tile:
         owner = f"tile {self.rows}x{self.columns}"
         require_count(owner, "rows", self.rows)
         require_count(owner, "columns", self.columns)
-        require_positive(owner, "speed_fraction", self.speed_fraction)
-        require_fraction(owner, "speed_fraction", self.speed_fraction)
+        require_efficiency(owner, "speed_fraction", self.speed_fraction)
 
 
 @dataclass(frozen=True)
@@ -139,6 +166,7 @@ class GemmRates:
 
     def __post_init__(self) -> None:
         require_positive("gemm", "sustained_fraction", self.sustained_fraction.value)
+        require_not_negative("gemm", "k_overhead", self.k_overhead.value)
         if not self.tiles:
             raise InputError(
                 "gemm: tiles is empty; give at least one {rows, columns, speed_fraction}"
@@ -147,6 +175,13 @@ class GemmRates:
             if mode not in self.mode_fraction:
                 raise InputError(f"gemm: mode_fraction has no {mode}; give NN, NT and TN")
             require_positive("gemm", f"mode_fraction.{mode}", self.mode_fraction[mode].value)
+
+    def check_possible(self) -> None:
+        """Raise InputError if a product would be faster than the peak, or never end."""
+        require_efficiency("gemm", "sustained_fraction", self.sustained_fraction.value)
+        require_between("gemm", "k_overhead", self.k_overhead.value, 0, LARGEST_COUNT)
+        for mode, fraction in self.mode_fraction.items():
+            require_efficiency("gemm", f"mode_fraction.{mode}", fraction.value)
 
 
 @dataclass(frozen=True)
@@ -193,8 +228,7 @@ class KernelRates:
             "gap_seconds",
             "issue_seconds",
         ):
-            if not 0 <= getattr(self, name).value < math.inf:
-                raise InputError(f"kernels: {name} must be finite and not negative")
+            require_not_negative("kernels", name, getattr(self, name).value)
         for name in (
             "flash_forward_fraction",
             "flash_backward_fraction",
@@ -202,6 +236,16 @@ class KernelRates:
             "launch_seconds",
         ):
             require_positive("kernels", name, getattr(self, name).value)
+
+    def check_possible(self) -> None:
+        """Raise InputError if a kernel would exceed the peak, or be slowed down beyond measure."""
+        for name in ("flash_forward_fraction", "flash_backward_fraction", "memory_fraction"):
+            require_efficiency("kernels", name, getattr(self, name).value)
+        for name in ("slowdown_fraction", "collective_slowdown_fraction"):
+            slowdown = getattr(self, name).value
+            require_between("kernels", name, slowdown, 0.0, LARGEST_SLOWDOWN)
+        for name in ("launch_seconds", "gap_seconds", "issue_seconds"):
+            require_wait("kernels", name, getattr(self, name).value)
 
 
 @dataclass(frozen=True)
@@ -225,6 +269,10 @@ class RingShare:
         require_choice(owner, "kind", self.kind, KINDS)
         require_count(owner, "n_rings", self.n_rings)
         require_positive(owner, "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s.value)
+
+    def check_possible(self) -> None:
+        """Raise InputError unless a ring can have this bandwidth."""
+        require_amount("ring", "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s.value)
 
 
 @dataclass(frozen=True)
@@ -302,6 +350,7 @@ class LinkLevel:
 
     def __post_init__(self) -> None:
         owner = f"link level '{self.name}'"
+        require_name("link level", self.name)
         require_count(owner, "unit_ranks", self.unit_ranks)
         if self.is_switch and self.unit_ranks > 1:
             raise InputError(f"{owner}: is_switch is true; allowed: only where unit_ranks is 1")
@@ -311,16 +360,28 @@ class LinkLevel:
             self.bandwidth_bytes_per_s.value,
             "; did you leave out the unit, as in '25 GB/s'?",
         )
-        latencies = {"latency_seconds": self.latency_seconds}
-        for kind, quantity in self.kind_latency_seconds.items():
+        for kind in self.kind_latency_seconds:
             require_choice(owner, "kind_latency_seconds", kind, KINDS)
-            latencies[f"kind_latency_seconds.{kind}"] = quantity
-        for name, quantity in latencies.items():
-            if not 0 <= quantity.value < math.inf:
-                raise InputError(f"{owner}: {name} must be finite and not negative")
+        for name, latency in self._latencies():
+            require_not_negative(owner, name, latency)
         for kind, quantity in self.kind_fraction.items():
             require_choice(owner, "kind_fraction", kind, KINDS)
             require_positive(owner, f"kind_fraction.{kind}", quantity.value)
+
+    def check_possible(self) -> None:
+        """Raise InputError unless links can have this bandwidth and these latencies."""
+        owner = f"link level '{self.name}'"
+        require_amount(owner, "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s.value)
+        for kind, fraction in self.kind_fraction.items():
+            least, most = 1.0 / LARGEST_COUNT, LARGEST_COUNT
+            require_between(owner, f"kind_fraction.{kind}", fraction.value, least, most)
+        for name, latency in self._latencies():
+            require_wait(owner, name, latency)
+
+    def _latencies(self) -> Iterator[tuple[str, float]]:
+        yield "latency_seconds", self.latency_seconds.value
+        for kind, quantity in self.kind_latency_seconds.items():
+            yield f"kind_latency_seconds.{kind}", quantity.value
 
 
 @dataclass(frozen=True)
@@ -345,6 +406,10 @@ class RingBandwidth:
         require_count(owner, "size", self.size, least=2)
         require_positive(owner, "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s.value)
 
+    def check_possible(self) -> None:
+        """Raise InputError unless a ring can have this bandwidth."""
+        require_amount("ring", "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s.value)
+
 
 @dataclass(frozen=True)
 class MemoryReserve:
@@ -360,8 +425,7 @@ class MemoryReserve:
     fragmentation_fraction: Quantity
 
     def __post_init__(self) -> None:
-        if not 0 <= self.reserved_bytes.value < math.inf:
-            raise InputError("memory_reserve: reserved_bytes must be finite and not negative")
+        require_not_negative("memory_reserve", "reserved_bytes", self.reserved_bytes.value)
         require_fraction(
             "memory_reserve", "fragmentation_fraction", self.fragmentation_fraction.value
         )
@@ -428,6 +492,13 @@ class Facility:
         if self.node_hour_price is not None and not self.currency:
             raise InputError("facility: currency is empty; say of what node_hour_price is")
 
+    def check_possible(self) -> None:
+        """Raise InputError if a fact is so small or so large that no computing centre has it."""
+        for item in fields(self):
+            fact = getattr(self, item.name)
+            if isinstance(fact, Quantity):
+                require_between("facility", item.name, fact.value, LEAST_FACT, LARGEST_AMOUNT)
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -488,8 +559,9 @@ class Machine:
 
     def __post_init__(self) -> None:
         owner = f"machine '{self.name}'"
+        require_name("machine", self.name)
         require_count(owner, "ranks_per_node", self.ranks_per_node)
-        require_fraction(owner, "jitter_fraction", self.jitter_fraction.value)
+        require_not_negative(owner, "jitter_fraction", self.jitter_fraction.value)
         if not self.links:
             raise InputError(f"{owner}: links is empty; give at least one level")
         units = [level.unit_ranks for level in self.links]
@@ -501,9 +573,20 @@ class Machine:
                     f"{owner}: unit_ranks of the link levels are {units}; each must be a larger "
                     "multiple of the one before"
                 )
+        for unit in units:
+            if self.ranks_per_node % unit and unit % self.ranks_per_node:
+                raise InputError(
+                    f"{owner}: ranks_per_node is {self.ranks_per_node}; allowed: a multiple or a "
+                    f"divisor of the unit_ranks of each link level ({units})"
+                )
         names = [level.name for level in self.links]
         if len(set(names)) != len(names):
             raise InputError(f"{owner}: two link levels share a name ({', '.join(names)})")
+
+    def check_possible(self) -> None:
+        """Raise InputError if the GPUs would vary by more than their speed."""
+        owner = f"machine '{self.name}'"
+        require_fraction(owner, "jitter_fraction", self.jitter_fraction.value)
 
     def peak_flops_per_s(self, dtype: str) -> float:
         """Return the advertised dense peak of a dtype.

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.checks import require_choice, require_count
+from axonn_tune.spec.checks import require_choice, require_count, require_name
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by default
 RECOMPUTES = ("none", "selective", "full")
@@ -119,6 +119,7 @@ class Model:
 
     def __post_init__(self) -> None:
         owner = f"model '{self.name}'"
+        require_name("model", self.name)
         for name in ("n_layers", "hidden_size", "n_heads", "vocab_size", "seq_len"):
             require_count(owner, name, getattr(self, name))
         if not self.head_dim and self.hidden_size % self.n_heads:
@@ -146,6 +147,15 @@ class Model:
             raise InputError(
                 f"{owner}: n_kv_heads is {self.n_kv_heads}; allowed: a divisor of "
                 f"n_heads ({self.n_heads})"
+            )
+
+    def check_possible(self) -> None:
+        """Raise InputError if the source states another number of parameters."""
+        published = self.published_parameters
+        if published is not None and not (0.5 <= published / self.parameters <= 2.0):
+            raise InputError(
+                f"model '{self.name}': published_parameters is {published:.4g}, and the sizes give "
+                f"{self.parameters:.4g}; allowed: half to twice what the sizes give"
             )
 
     @property

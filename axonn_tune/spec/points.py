@@ -12,6 +12,7 @@ from typing import Any
 from axonn_tune.spec.checks import (
     require_choice,
     require_count,
+    require_duration,
     require_fraction,
     require_positive,
 )
@@ -19,8 +20,18 @@ from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.plan import KINDS, MEMORY_KERNELS, MODES, RING_KINDS
 
 
+class _Timed:
+    """What has a time that somebody measured."""
+
+    seconds: float
+
+    def check_possible(self) -> None:
+        """Raise InputError unless a clock can show this time for one kernel or collective."""
+        require_duration("point", "seconds", self.seconds)
+
+
 @dataclass(frozen=True)
-class GemmPoint:
+class GemmPoint(_Timed):
     """One measured product, (m x k) times (k x n)."""
 
     m: int
@@ -39,7 +50,7 @@ class GemmPoint:
 
 
 @dataclass(frozen=True)
-class AttentionPoint:
+class AttentionPoint(_Timed):
     """One measured causal softmax attention over whole sequences."""
 
     n_sequences: int
@@ -59,7 +70,7 @@ class AttentionPoint:
 
 
 @dataclass(frozen=True)
-class MemoryPoint:
+class MemoryPoint(_Timed):
     """One measured kernel that memory bandwidth limits; `nbytes` counts reads and writes."""
 
     kernel: str
@@ -76,7 +87,7 @@ class MemoryPoint:
 
 
 @dataclass(frozen=True)
-class LinkPoint:
+class LinkPoint(_Timed):
     """One measured collective over the groups of ranks ``b + r + i * stride`` for i < size.
 
     Here b, the first rank of a block, is a multiple of ``stride * size``, and r < stride.
@@ -122,7 +133,7 @@ ANY_KIND = ""
 
 
 @dataclass(frozen=True)
-class StepPoint:
+class StepPoint(_Timed):
     """The time of one step of a ring, or of a tree.
 
     In a step of a ring every rank passes one chunk, the full buffer over the number of ranks, on

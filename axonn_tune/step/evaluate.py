@@ -15,6 +15,7 @@ import numpy as np
 
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.prices import CollectivePrices, KernelPrices, Links, host_seconds, lanes
+from axonn_tune.errors import InputError
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.player import Played, play
 from axonn_tune.simulate.program import OpIndex, Program, compile_program
@@ -84,7 +85,23 @@ class Evaluator:
         return Evaluator(replace(self.scenario, machine=machine), self.schedules, links, kernels)
 
     def evaluate(self) -> Evaluation:
-        """Return the times of every candidate of the table."""
+        """Return the times of every candidate of the table.
+
+        Raises
+        ------
+        InputError
+            Numbers of the machine are so far off that a time is infinite or no number.
+        """
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            evaluation = self._evaluate()
+        if not np.isfinite(evaluation.step_seconds).all():
+            raise InputError(
+                f"machine '{self.scenario.machine.name}': no time follows from its numbers; "
+                "one is too large or too small"
+            )
+        return evaluation
+
+    def _evaluate(self) -> Evaluation:
         schedules = self.schedules
         lane_code = _lane_code(lanes(self.links))[schedules.table.placement]
         by_lanes = np.argsort(lane_code, kind="stable")

@@ -174,6 +174,8 @@ def with_settings(machine: Machine, settings: Sequence[str], dtype: str) -> Mach
     return machine
 
 
+# Beyond such a factor nothing is learnt from a machine that nobody can build.
+LARGEST_FACTOR = 1e9
 _LEVELS = ("intra_node", "inter_node")
 
 
@@ -211,6 +213,11 @@ def _new_value(setting: str, text: str, parameter: Parameter) -> float:
             raise InputError(f"--set {setting}: {error}, or a factor (2x), or +20%") from None
     if value < 0 or (not value and parameter.name not in _MAY_BE_ZERO):
         raise InputError(f"--set {setting}: the value must be above zero")
+    factor_set = value / parameter.value if value and parameter.value else 1.0
+    if not 1.0 / LARGEST_FACTOR <= factor_set <= LARGEST_FACTOR:
+        raise InputError(
+            f"--set {setting}: allowed: within a factor of {LARGEST_FACTOR:g} of today's value"
+        )
     return value
 
 

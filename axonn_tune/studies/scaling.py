@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.rank import LARGEST_GPU_COUNT, Best, Each, best_of
 from axonn_tune.search.search import Search
+from axonn_tune.spec.checks import whole_number
 
 
 def scale(searches: Sequence[Search], each: Each = iter) -> list[Best]:
@@ -64,14 +65,15 @@ def parse_counts(text: str) -> list[int]:
 
 def _count(word: str, text: str) -> int:
     """Read one number of GPUs; `text` is the whole text, for the error message."""
-    if not word.strip().isdecimal() or not 1 <= int(word) <= LARGEST_GPU_COUNT:
+    count = whole_number(word.strip())
+    if count is None or not 1 <= count <= LARGEST_GPU_COUNT:
         raise _not_counts(text)
-    return int(word)
+    return count
 
 
 def _not_counts(text: str) -> InputError:
     """Return the error for a text that does not hold numbers of GPUs."""
     return InputError(
-        f"--gpus {text}: allowed: doublings such as 128..16384, or counts up to "
+        f"--gpus {text[:80]}: allowed: doublings such as 128..16384, or counts up to "
         f"{LARGEST_GPU_COUNT} in growing order such as 96,384,1536"
     )

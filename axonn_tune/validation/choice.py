@@ -10,7 +10,7 @@ from axonn_tune.search.rank import Ranking
 from axonn_tune.spec.layout import parse_layout
 from axonn_tune.step.prediction import Prediction
 
-_CHOICE = re.compile(r"all|(top|spread):([1-9]\d*)")
+_CHOICE = re.compile(r"all|(top|spread):([1-9][0-9]{0,8})")
 
 
 def choose(ranking: Ranking, choice: str) -> list[Prediction]:

@@ -29,6 +29,43 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
         read_text(str(tmp_path / name))
 
 
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/full", "/dev/null"])
+def test_a_device_is_not_read(device: str) -> None:
+    with pytest.raises(FileError, match=f"{device} is a device; allowed: a file or a pipe"):
+        read_text(device)
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with open(path, "wb") as file:
+        file.truncate(10**11)
+    with pytest.raises(FileError, match="large is too large; allowed: 64 MiB"):
+        read_text(path)
+
+
+def test_a_pipe_is_read(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with open(writing, "w") as file:
+        file.write("text")
+    assert read_text(f"/dev/fd/{reading}") == "text"
+    os.close(reading)
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_to_which_nobody_writes_is_empty(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert read_text(tmp_path / "pipe") == ""
+
+
+def test_an_open_file_is_written_and_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "redirected.txt"
+    with open(path, "w") as file:
+        file.write("before\n")
+        file.flush()
+        write_text(f"/dev/fd/{file.fileno()}", "new\n")
+    assert path.read_text() == "before\nnew\n"
+
+
 def test_several_files_go_into_one_directory(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     paths = write_files(str(folder), {"a.txt": "one", "b.txt": "two"})

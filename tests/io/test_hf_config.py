@@ -374,3 +374,14 @@ def test_malformed_configs_are_named(tmp_path: Path, text: str, part: str) -> No
     with pytest.raises(AxonnTuneError, match=part) as caught:
         load_hf_config(path)
     assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31m", "a/b\x07", "x" * 1000])
+def test_a_name_that_cannot_be_printed_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"^f\.json \(llama\): its name is .* printed on one line"):
+        model_from_hf({**LLAMA2_7B, "_name_or_path": name}, "f.json")
+
+
+def test_what_the_model_refuses_names_the_file() -> None:
+    with pytest.raises(InputError, match=r"^f\.json: model .*: n_kv_heads is 5"):
+        model_from_hf({**LLAMA2_7B, "num_key_value_heads": 5}, "f.json")

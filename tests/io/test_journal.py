@@ -94,3 +94,58 @@ def test_a_run_that_ends_the_job_again_and_again_counts_as_failed(journal):
         assert runs.ended() == {}
         runs.begin("2x1x1x1")
     assert runs.ended() == {"2x1x1x1": f"the job ended {MOST_ATTEMPTS} times while it ran"}
+
+
+@pytest.mark.parametrize("output", ["/dev/null", "/dev/stdout", "/tmp"])
+def test_a_journal_needs_a_file_beside_which_it_stands(output):
+    with pytest.raises(FileError, match=f"{output} is no file"):
+        Journal.beside(output)
+
+
+def test_half_a_line_is_taken_back_when_the_disk_is_full(journal):
+    size = os.path.getsize(journal.path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, limits[1]))
+    try:
+        with pytest.raises(FileError, match="cannot be written"):
+            journal.add("first", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.path.getsize(journal.path) == size
+    journal.add("second", 2)
+    journal.add("third", 3)
+    assert journal.read(OWNER) == {"second": 2, "third": 3}
+
+
+@pytest.mark.parametrize(
+    "head",
+    ['{"owner": 5}', '{"owner": null}', "[" * 100_000, "9" * 5_000, '{"owner": {"a": NaN}}', "{}"],
+    ids=lambda head: head[:20],
+)
+def test_a_damaged_head_is_no_journal(tmp_path, head):
+    path = tmp_path / "x.partial"
+    path.write_text(head + "\n")
+    with pytest.raises(FileError, match="not the journal"):
+        Journal(str(path)).read(OWNER)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["5", "null", '{"attempts": "x"}', '{"measurement": 5}', '{"measurement": {"grid": 5}}'],
+)
+def test_a_damaged_entry_is_named(journal, entry):
+    with open(journal.path, "a") as file:
+        file.write(f'{{"key": "1x2x1x1", "result": {entry}}}\n')
+    with pytest.raises(FileError, match=r"profile\.yaml\.partial, '1x2x1x1': "):
+        MeasurementJournal(journal).ended()
+
+
+@pytest.mark.parametrize(
+    "line", ['{"key": [1], "result": 1}', '{"key": 1, "result": 1}', "[" * 9999]
+)
+def test_a_damaged_line_is_named(journal, line):
+    with open(journal.path, "a") as file:
+        file.write(f"{line}\n")
+    journal.add("more", 1)
+    with pytest.raises(FileError, match="line 2: malformed"):
+        journal.read(OWNER)

@@ -285,3 +285,18 @@ def test_a_profile_for_a_newer_version_is_refused_before_its_unknown_keys(tmp_pa
     path.write_text("profile_version: 99\nranks_per_node: 4\nwarp_drive: true\n")
     with pytest.raises(FileError, match=r"profile_version 99 is newer .* up to 5; upgrade"):
         load_machine(path)
+
+
+@pytest.mark.parametrize("folder", ["~nosuchuser/x", "~/x", "\t", "a b"])
+def test_folders_that_do_not_exist_are_named(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setenv("AXONN_TUNE_PATH", folder)
+    with pytest.raises(InputError, match="AXONN_TUNE_PATH names no folder"):
+        load_model("no-such")
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_in_a_folder_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AXONN_TUNE_PATH", str(tmp_path))
+    os.mkfifo(tmp_path / "gpt-80b.yaml")
+    assert load_model("gpt-80b").n_layers == 42

@@ -132,11 +132,15 @@ def test_a_missing_key_of_the_outermost_mapping_has_no_line(tmp_path: Path) -> N
         ("name: a: b\n", "needs quotes"),
         ("name: 'a\n", "line 2: "),
         ("name: *b\n", "line 1: found undefined alias"),
-        ("name: !!python/object/apply:os.system [ls]\n", "line 1: could not determine"),
+        ("name: !!python/object/apply:os.system [ls]\n", "apply:os.system' is not allowed"),
+        ("name: !!bool maybe\n", "line 1: the tag 'tag:yaml.org,2002:bool' is not allowed"),
+        ("name: !!timestamp x\n", "is not allowed"),
+        ('name: !!int ""\n', "is not allowed"),
         ("a: 1\n---\nb: 2\n", "line 2: but found another document"),
         ("? [a]\n: 1\n", "line 1: found unhashable key"),
-        ("name: !!float abc\n", "could not convert"),
-        (f"name: {'9' * 5000}\n", "integer string conversion"),
+        ("name: !!float abc\n", "is not allowed"),
+        ("name: a\ninner: &a [*a]\n", "line 2: the alias 'a' names what it is part of"),
+        (f"name: {'9' * 5000}\n", "a number is too long"),
         ("name: \x01\n", "characters are not allowed"),
         ("[" * 100_000, "nested deeper"),
         ("- " * 100_000 + "1", "nested deeper"),
@@ -150,6 +154,29 @@ def test_a_missing_key_of_the_outermost_mapping_has_no_line(tmp_path: Path) -> N
 )
 def test_malformed_files_are_named(tmp_path: Path, text: str, part: str) -> None:
     assert part in _message(tmp_path / "a.yaml", text)
+
+
+BOMB_OF_MERGE_KEYS = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 27)
+)
+BOMB_OF_ALIASES = "a0: &a0 [x, x]\n" + "".join(
+    f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 27)
+)
+ONE_LONG_TEXT = f"a: &a {'x' * 10_000}\nb: [{'*a, ' * 10_000}]\n"
+A_MILLION_KEYS = "".join(f"k{i}: 1\n" for i in range(1_000_000))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", [BOMB_OF_MERGE_KEYS, BOMB_OF_ALIASES, ONE_LONG_TEXT])
+def test_what_aliases_multiply_is_counted(tmp_path: Path, text: str) -> None:
+    assert "too many values" in _message(tmp_path / "a.yaml", text)
+
+
+@pytest.mark.timeout(20)
+def test_a_huge_file_is_refused_soon(tmp_path: Path) -> None:
+    assert "too many values" in _message(tmp_path / "a.yaml", A_MILLION_KEYS)
+    unknown_keys = A_MILLION_KEYS[:500_000]
+    assert "more" in _message(tmp_path / "a.yaml", unknown_keys)
 
 
 def test_other_encodings_are_named(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Training: loss curves, mixed precision, checkpoints on other grids, the goldfish loss."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,6 +161,59 @@ def test_a_checkpoint_goes_on_with_the_same_curve_on_other_grids(tmp_path):
     on_ranks(4, check_save, tmp_path)
     on_ranks(2, check_load, tmp_path)
     on_ranks(4, check_load, tmp_path)
+
+
+def check_damage(rank, folder):
+    path = Path(folder, "saved")
+    with on_grid(grid_layout(1, 1, 2, 1)) as mesh:
+        trainer, ours = fresh(mesh)
+
+        def saved(step):
+            trainer.step(step)
+            save(path, ours.model, ours.optimizer, step)
+            (shards,) = path.glob("shards-*")
+            torch.distributed.barrier()
+            return shards
+
+        def assert_loads(step):
+            assert load(path, ours.model, ours.optimizer) == step
+
+        def assert_refused(culprit):
+            with pytest.raises(FileError, match=f"damaged: {re.escape(culprit)}"):
+                load(path, ours.model, ours.optimizer)
+
+        def changed(file, content):
+            """Change a file on rank 0, while the others wait; return what stood there."""
+            before = file.read_bytes()
+            torch.distributed.barrier()
+            if rank == 0:
+                file.write_bytes(content)
+            torch.distributed.barrier()
+            return before
+
+        former = {file.name: file.read_bytes() for file in saved(1).iterdir()}
+        torch.distributed.barrier()
+        shards = saved(2)
+        assert_loads(2)
+        for file in sorted(shards.iterdir()):
+            flipped = bytearray(file.read_bytes())
+            flipped[len(flipped) // 2] ^= 1
+            for damaged in (bytes(flipped), former[file.name], b""):
+                right = changed(file, damaged)
+                assert_refused(file.name)
+                changed(file, right)
+        changed(path / "checkpoint.json", b"{}")
+        with pytest.raises(FileError, match=r"checkpoint\.json: .*missing"):
+            load(path, ours.model, ours.optimizer)
+        saved(3)
+        # Whoever is killed while saving leaves shards that no index names.
+        (path / f"shards-of-rank-{rank}").mkdir()
+        torch.distributed.barrier()
+        assert_loads(3)
+
+
+def test_a_damaged_checkpoint_is_refused_and_an_unfinished_one_does_no_harm(tmp_path):
+    on_ranks(2, check_damage, tmp_path)
 
 
 def check_initial_weights(rank):

@@ -186,7 +186,7 @@ def _with_kernels(machine: Machine, cluster: MeasuredCluster) -> Machine:
             machine.kernels,
             flash_forward_fraction=flash_fraction(cluster.attention_points, False, peak),
             flash_backward_fraction=flash_fraction(cluster.attention_points, True, peak),
-            memory_fraction=copies.scaled(1.0 / advertised),
+            memory_fraction=replace(copies, value=min(copies.value / advertised, 1.0)),
             launch_seconds=launch,
             gap_seconds=_gap(cluster) or machine.kernels.gap_seconds,
             attention_points=cluster.attention_points,

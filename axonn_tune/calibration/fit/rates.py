@@ -13,6 +13,7 @@ from scipy.optimize import least_squares
 from axonn_tune.calibration.fit.robust import Floats, residual_scale
 from axonn_tune.calibration.measured_cluster import MeasuredCluster
 from axonn_tune.cost.gemm import EfficiencyCurve
+from axonn_tune.spec.checks import LARGEST_COUNT
 from axonn_tune.spec.machine import Gpu, Machine, Quantity, Tile
 from axonn_tune.spec.plan import MODES
 from axonn_tune.spec.points import AttentionPoint, GemmPoint, MemoryPoint
@@ -82,7 +83,9 @@ def flash_fraction(
         for p in fused
     ]  # fmt: skip
     spread = median(p.spread_fraction for p in fused)
-    return Quantity(median(fractions), "measured", f"median of {len(fused)} shapes", spread)
+    # A CPU, whose peak is the best of the measured products, may compute attention faster.
+    fraction = min(median(fractions), 1.0)
+    return Quantity(fraction, "measured", f"median of {len(fused)} shapes", spread)
 
 
 def with_fitted_curve(machine: Machine, points: Sequence[GemmPoint], dtype: str) -> Machine:
@@ -112,8 +115,10 @@ def with_fitted_curve(machine: Machine, points: Sequence[GemmPoint], dtype: str)
 
     peak = machine.peak_flops_per_s(dtype)
     best = [max(2.0 * sizes[mode].prod(axis=0) / measured[mode]) / peak for mode in modes]
-    start = np.log([*best, FIRST_K_OVERHEAD])
-    fitted = least_squares(residuals, start, loss="soft_l1", f_scale=0.1).x
+    # No product is faster than the peak, and a profile holds no larger overhead.
+    most = np.log([*(1.0 for _ in modes), LARGEST_COUNT])
+    start = np.minimum(np.log([*best, FIRST_K_OVERHEAD]), most)
+    fitted = least_squares(residuals, start, bounds=(-np.inf, most), loss="soft_l1", f_scale=0.1).x
     result = curve(fitted, f"fit of {len(fitted_points)} products in {dtype}")
     spread = min(residual_scale(residuals(fitted)), 1.0)
     sustained = replace(result.gemm.sustained_fraction, spread_fraction=spread)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median, stdev
 from typing import TypeVar
@@ -76,27 +78,46 @@ def read_logs(
     warnings: list[str] = []
     known_columns: set[str] = set()
     for path in paths:
-        text = read_text(path)
-        table = parse_table(text, path)
-        known_columns.update(table.columns)
-        if is_gemm_table(table):
-            for product in gemm_points(table.of_one_system(options.where)):
-                seconds_of_gemm[replace(product, seconds=1.0)].append(product.seconds)
-            continue
-        if is_collective_table(table):
-            log = parse_collectives(table.of_one_system(options.where))
-        else:
-            log = _parse_collective_log(text, path, options)
-        warnings += log.warnings
-        if not log.timings:
-            raise FileError(f"{path}: no whole row in it")
-        for timing in log.timings:
-            point = _untimed_point(timing, machine, options.ranks_per_node, path)
-            seconds_of_link[point].append(timing.seconds)
+        with _problems_of(path):
+            text = read_text(path)
+            table = parse_table(text, path)
+            known_columns.update(table.columns)
+            if is_gemm_table(table):
+                for product in gemm_points(table.of_one_system(options.where)):
+                    product.check_possible()
+                    seconds_of_gemm[replace(product, seconds=1.0)].append(product.seconds)
+                continue
+            if is_collective_table(table):
+                log = parse_collectives(table.of_one_system(options.where))
+            else:
+                log = _parse_collective_log(text, path, options)
+            warnings += log.warnings
+            if not log.timings:
+                raise FileError(f"{path}: no whole row in it")
+            for timing in log.timings:
+                point = _untimed_point(timing, machine, options.ranks_per_node, path)
+                replace(point, seconds=timing.seconds).check_possible()
+                seconds_of_link[point].append(timing.seconds)
     for column, value in options.where.items():
         if column not in known_columns:
             raise InputError(f"--where {column}={value}: no table has such a column")
     return ImportedPoints(_timed(seconds_of_link), _timed(seconds_of_gemm), tuple(warnings))
+
+
+@contextmanager
+def _problems_of(path: str) -> Iterator[None]:
+    """Name the file in every error that its content causes, such as a number of 5,000 digits."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(_with_path(path, error)) from None
+    except (ArithmeticError, ValueError, csv.Error) as error:
+        raise FileError(_with_path(path, error)) from None
+
+
+def _with_path(path: str, error: Exception) -> str:
+    text = str(error)
+    return text if path in text else f"{path}: {text}"
 
 
 def _parse_collective_log(text: str, path: str, options: LogOptions) -> CollectiveLog:

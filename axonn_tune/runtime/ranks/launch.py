@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import multiprocessing
 import os
+import signal
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias, TypeVar
+from multiprocessing import resource_tracker
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from axonn_tune.errors import AxonnTuneError, InputError
+from axonn_tune.errors import AxonnTuneError, FileError, InputError
+from axonn_tune.runtime.ranks.parent import die_with_launcher, launching
 from axonn_tune.runtime.ranks.session import (
     LostRankError,
     Place,
-    die_with_parent,
     place_in_job,
     slurm_rendezvous,
 )
 
 MONITOR_SECONDS = 0.1  # time between two looks of the launcher whether a rank has died
+
+# Without SIGINT: Python's own handler of an interrupt lets the launcher end its ranks with SIGTERM.
+# An early torch has no such setting.
+_SIGNALS: dict[str, Any] = (
+    {"signals_to_handle": "SIGTERM,SIGHUP,SIGQUIT"}
+    if "signals_to_handle" in LaunchConfig.__dataclass_fields__
+    else {}
+)
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
@@ -144,15 +157,39 @@ def _start_here(
         max_restarts=0,
         monitor_interval=MONITOR_SECONDS,
         start_method="spawn",
+        **_SIGNALS,
     )
+    of_others = set(multiprocessing.active_children())
     try:
-        with _silent_logs():
+        with _silent_logs(), launching(), _interrupts_kept_from_ranks():
             results: dict[int, Result] = elastic_launch(config, _rank)(function, request)
     except ChildFailedError as error:
-        raise AxonnTuneError(_message_of(error)) from error
+        raise _error_of(error) from error
     except SignalException as error:
         raise KeyboardInterrupt from error
+    finally:
+        # An interrupt while the ranks are being started leaves them unknown to torch.
+        for child in set(multiprocessing.active_children()) - of_others:
+            child.kill()
     return results[0]
+
+
+@contextmanager
+def _interrupts_kept_from_ranks() -> Iterator[None]:
+    """Leave it to this process to end its ranks on Ctrl-C, which a terminal sends to all of them.
+
+    A process inherits the signals that the thread which starts it has blocked. Another thread must
+    let them through, so that they reach Python, which handles them in the main thread.
+    """
+    resource_tracker.ensure_running()  # When it starts, it lets interrupts through again.
+    done = threading.Event()
+    threading.Thread(target=done.wait, daemon=True).start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        done.set()
 
 
 @contextmanager
@@ -167,19 +204,26 @@ def _silent_logs() -> Iterator[None]:
 
 
 def _rank(function: RankFunction[Request, Result], request: Request) -> Result:
-    die_with_parent()
+    die_with_launcher()  # once more, since torch has chosen a signal that a rank ignores
+    if "PYTHONFAULTHANDLER" not in os.environ:
+        faulthandler.disable()  # torch lets it print all stacks; the launcher names the signal
     place = place_in_job(os.environ)
     assert place is not None
     try:
         return function(request, place)
+    except FileError as error:
+        raise FileError(str(error)) from None
     except AxonnTuneError as error:
         raise AxonnTuneError(str(error)) from None
 
 
-def _message_of(error: ChildFailedError) -> str:
+def _error_of(error: ChildFailedError) -> AxonnTuneError:
+    """Return the error of the first rank that failed, which torch hands over as text."""
     rank, failure = error.get_first_failure()
     if failure.exitcode < 0:
-        return f"rank {rank} was ended by {failure.signal_name()}"
+        return AxonnTuneError(f"rank {rank} was ended by {failure.signal_name()}")
     message = failure.message
     text = message.get("message", "") if isinstance(message, dict) else str(message)
-    return text.removeprefix("AxonnTuneError: ")
+    if text.startswith("FileError: "):
+        return FileError(text.removeprefix("FileError: "))
+    return AxonnTuneError(text.removeprefix("AxonnTuneError: "))

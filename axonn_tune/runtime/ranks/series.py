@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from axonn_tune.errors import AxonnTuneError, InputError
+from axonn_tune.errors import AxonnTuneError, FileError, InputError
 from axonn_tune.runtime.ranks.launch import in_job, launch
-from axonn_tune.runtime.ranks.session import MeetingError, Place, joined, pick_device
+from axonn_tune.runtime.ranks.session import MeetingError, Place, joined, pick_device, reason
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.runtime.run import TrainerFactory, build_trainer, train
 from axonn_tune.spec.measurement import Measurement
@@ -89,7 +89,7 @@ def launch_series(series: RunSeries, n_ranks: int) -> None:
     while n_left := series.n_left:
         try:
             launch(execute_series, series, n_ranks, series.device)
-        except InputError:
+        except (InputError, FileError):
             raise
         except AxonnTuneError as error:
             begun = series.keeper.under_way()
@@ -124,6 +124,8 @@ def execute_series(series: RunSeries, place: Place) -> None:
         except MeetingError:
             raise
         except AxonnTuneError as error:
+            if FileError in (type(error), type(error.__cause__)):
+                raise FileError(str(error)) from error  # what cannot be kept is not worth measuring
             if place.rank == 0:
                 series.keeper.keep_failure(key, str(error))
         finally:
@@ -140,7 +142,7 @@ def _left_to_do(series: RunSeries, place: Place, store: dist.Store) -> set[str]:
             store.set("left to do", left)
         return set(store.get("left to do").decode().split("\n"))
     except RuntimeError as error:
-        raise MeetingError(f"rank {place.rank} has lost the others: {error}") from error
+        raise MeetingError(f"rank {place.rank} has lost the others: {reason(error)}") from error
 
 
 def _announce(series: RunSeries, number: int, key: str) -> None:
@@ -161,7 +163,7 @@ def _meeting_point(place: Place, timeout: timedelta) -> dist.Store:
         url = f"env://?rank={place.rank}&world_size={place.n_ranks}"
         return next(rendezvous(url, timeout=timeout))[0]
     except (RuntimeError, ValueError) as error:
-        raise MeetingError(f"rank {place.rank} cannot join the others: {error}") from error
+        raise MeetingError(f"rank {place.rank} cannot join the others: {reason(error)}") from error
 
 
 def _part(store: dist.Store, place: Place, timeout: timedelta) -> None:
@@ -171,4 +173,4 @@ def _part(store: dist.Store, place: Place, timeout: timedelta) -> None:
         if place.rank == 0:
             store.wait([f"parted/{rank}" for rank in range(place.n_ranks)], timeout)
     except RuntimeError as error:
-        raise MeetingError(f"not all ranks have come to the end: {error}") from error
+        raise MeetingError(f"not all ranks have come to the end: {reason(error)}") from error

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import re
 import resource
-import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.errors import AxonnTuneError, InputError
-from axonn_tune.spec.checks import require_choice
+from axonn_tune.spec.checks import require_choice, whole_number
 
 # Gloo's threads run Python callbacks, and release them a moment after a wait has returned. A
 # thread that releases one while the interpreter ends aborts the process.
@@ -56,7 +54,7 @@ def place_in_job(environment: Mapping[str, str]) -> Place | None:
     Raises
     ------
     InputError
-        A variable is missing or is not a number.
+        A variable is missing, is not a number, or contradicts another one.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         variables = _TORCHRUN
@@ -65,23 +63,30 @@ def place_in_job(environment: Mapping[str, str]) -> Place | None:
     else:
         return None
     rank, n_ranks, local_rank, n_local_ranks = variables
-    return Place(
+    place = Place(
         _number(environment, rank),
         _number(environment, n_ranks),
         _number(environment, local_rank, default=0),
         max(_number(environment, n_local_ranks, default=0), 1),
     )
+    if place.rank >= place.n_ranks:
+        raise InputError(
+            f"environment variable {rank} is {place.rank} and {n_ranks} is {place.n_ranks}; "
+            f"allowed: a {rank} below {n_ranks}"
+        )
+    return place
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environment.get(name, "" if default is None else str(default))
     text = text.partition("(")[0]  # Slurm writes 4(x2) for four tasks on each of two nodes
-    if not text.isdigit():
+    number = whole_number(text)
+    if number is None:
         raise InputError(
-            f"environment variable {name} is '{text}'; allowed: a whole number, as torchrun "
+            f"environment variable {name} is '{text[:40]}'; allowed: a whole number, as torchrun "
             "and srun set it"
         )
-    return int(text)
+    return number
 
 
 def slurm_rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
@@ -93,13 +98,13 @@ def slurm_rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
         The name of the first node is unknown here.
     """
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    job = environment.get("SLURM_JOB_ID", "0")
-    step = environment.get("SLURM_STEP_ID", "0")
-    port = _FIRST_PORT + (int(job) * 31 + int(step)) % _N_PORTS if job.isdigit() else _FIRST_PORT
+    job = whole_number(environment.get("SLURM_JOB_ID", "")) or 0
+    step = whole_number(environment.get("SLURM_STEP_ID", "")) or 0
+    port = _FIRST_PORT + (job * 31 + step) % _N_PORTS
     address = environment.get("MASTER_ADDR") or first_host(nodes)
     try:
         socket.getaddrinfo(address, None)
-    except OSError:
+    except (OSError, UnicodeError):
         raise InputError(
             f"node '{address}', the first of Slurm's, has no address here; set MASTER_ADDR to one"
         ) from None
@@ -181,13 +186,14 @@ def joined(
             device_id=device if device.type == "cuda" else None,
         )
     except (RuntimeError, ValueError) as error:
-        raise MeetingError(f"rank {place.rank} cannot join the others: {error}") from error
+        raise MeetingError(f"rank {place.rank} cannot join the others: {reason(error)}") from error
     try:
         yield
     except Exception as error:
-        is_ours = isinstance(error, AxonnTuneError)
-        reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
-        message = f"rank {place.rank} failed: {reason}"
+        why = str(error)
+        if not isinstance(error, AxonnTuneError):
+            why = f"{type(error).__name__}: {reason(error)}"
+        message = f"rank {place.rank} failed: {why}"
         first_message = _first_failure(message)
         if store is not None:
             _abandon()
@@ -209,6 +215,11 @@ def _abandon() -> None:
         dist.destroy_process_group()
 
 
+def reason(error: Exception) -> str:
+    """Return the message of an error of torch without the frames of its code below it."""
+    return str(error).partition("\nException raised from ")[0]
+
+
 class MeetingError(AxonnTuneError):
     """Not all ranks came to a meeting, since one has died or hangs."""
 
@@ -224,13 +235,6 @@ def _first_failure(message: str) -> str:
         return store.compare_set(FAILURE_KEY, "", message).decode()
     except (RuntimeError, ValueError):  # the store ended with the rank that held it
         return message
-
-
-def die_with_parent() -> None:
-    """Have Linux kill this process when its parent dies, however that happens."""
-    if platform.system() == "Linux":
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 def peak_memory_bytes(device: torch.device) -> float:

@@ -1,0 +1,38 @@
+"""Bind the life of a rank to that of the process that starts it; nothing slow is imported here."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from axonn_tune.io.operating_system import is_running
+from axonn_tune.spec.checks import whole_number
+
+# The number of the process that starts ranks, for these ranks.
+LAUNCHER_VARIABLE = "AXONN_TUNE_LAUNCHER"
+
+
+@contextmanager
+def launching() -> Iterator[None]:
+    """Tell the processes that are started within this context that they are ranks of this one."""
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
+    try:
+        yield
+    finally:
+        del os.environ[LAUNCHER_VARIABLE]
+
+
+def die_with_launcher() -> None:
+    """Have Linux kill this rank when its launcher dies, and end it if the launcher is dead."""
+    launcher = whole_number(os.environ.get(LAUNCHER_VARIABLE, ""))
+    if launcher is None or platform.system() != "Linux":
+        return
+    if launcher == os.getppid():
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if launcher != os.getppid() and not is_running(launcher):
+        os._exit(1)

@@ -1,0 +1,177 @@
+"""How a command ends when its output cannot be written, or when somebody interrupts or kills it."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes import all_end, children
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "axonn_tune.cli.start"]
+EXPLAIN = ["explain", "--gpus", "64", "--model", "5b", "--grid", "1x2x8x4", "--all"]
+RUN = ["run", "--grid", "1x1x1x2", "--model", "tiny", "--seq-len", "16", "--steps", "1000000"]
+
+
+def environment(**variables):
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RANK"))}
+    return inherited | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"} | variables
+
+
+def with_files_up_to(nbytes):
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["models", "list"], [*EXPLAIN, "--format", "json"]]
+)
+def test_a_full_disk_behind_standard_output_is_one_line(arguments):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (2, "axonn-tune: no space left on device\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_is_cut_short_is_a_failure(tmp_path, unbuffered):
+    """Without a buffer, Python's own streams drop what a write leaves over, and say nothing."""
+    with open(tmp_path / "out.json", "w") as file:
+        done = subprocess.run(
+            [*COMMAND, *EXPLAIN, "--format", "json"],
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=with_files_up_to(4096),
+            env=environment(PYTHONUNBUFFERED=unbuffered),
+        )
+    assert (done.returncode, done.stderr) == (2, "axonn-tune: file too large\n")
+
+
+def test_an_output_file_that_does_not_fit_leaves_the_old_one(tmp_path):
+    path = tmp_path / "out.json"
+    path.write_text("old")
+    done = subprocess.run(
+        [*COMMAND, *EXPLAIN, "--format", "json", "--output", path],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=with_files_up_to(4096),
+        env=environment(),
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "out.json cannot be written: file too large" in done.stderr
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["out.json"]
+
+
+@pytest.mark.parametrize(
+    "module", ["click", "axonn_tune.cli.main", "axonn_tune.cli.suggest", "numpy", "yaml"]
+)
+def test_an_interrupt_while_modules_are_imported_is_silent(module):
+    code = f"""
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv[1:] = ["suggest", "--gpus", "8", "--model", "tiny"]
+from axonn_tune.cli.start import run
+run()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode in (130, -signal.SIGINT)
+    assert (done.stdout, done.stderr.strip()) == ("", "")
+
+
+def started(*arguments, **variables):
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(**variables),
+        start_new_session=True,
+    )
+
+
+def wait_for_ranks(process):
+    """Wait until both ranks have been started; they then import for seconds."""
+    deadline = time.monotonic() + 60
+    while len(ranks := children(process.pid)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(ranks) >= 3, "two ranks and the tracker of multiprocessing"
+    return ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_seconds", [0.0, 0.3, 1.5])
+def test_an_interrupt_while_ranks_start_is_silent_and_leaves_none(delay_seconds):
+    process = started(*RUN)
+    ranks = wait_for_ranks(process)
+    time.sleep(delay_seconds)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors.strip()) == (130, "", "")
+    assert all_end(ranks, seconds=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_seconds", [0.0, 0.3, 1.5])
+def test_no_rank_survives_a_launcher_that_is_killed_while_they_import(delay_seconds):
+    process = started(*RUN)
+    ranks = wait_for_ranks(process)
+    time.sleep(delay_seconds)
+    process.kill()
+    assert all_end(ranks, seconds=3)
+    process.communicate(timeout=60)
+
+
+@pytest.mark.slow
+def test_an_interrupt_of_one_rank_is_none():
+    process = started(*RUN)
+    assert process.stderr.readline().startswith("step ")
+    for rank in children(process.pid):
+        os.kill(rank, signal.SIGINT)
+    for _ in range(3):
+        assert process.stderr.readline().startswith("step ")
+    assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
+@pytest.mark.slow
+def test_a_rank_that_crashes_is_named_in_one_line():
+    process = started(*RUN)
+    assert process.stderr.readline().startswith("step ")
+    os.kill(children(process.pid)[-1], signal.SIGSEGV)
+    _, errors = process.communicate(timeout=60)
+    said = [line for line in errors.splitlines() if not line.startswith("step ")]
+    assert said == ["axonn-tune: rank 1 was ended by SIGSEGV"] and process.returncode == 2
+
+
+@pytest.mark.slow
+def test_a_validation_on_a_full_disk_ends_and_keeps_what_it_has(tmp_path):
+    """The journal fails, and not the layouts."""
+    report = tmp_path / "report.json"
+    options = ["--model", "tiny", "--machine", "perlmutter", "--gpus", "2", "--device", "cpu"]
+    done = subprocess.run(
+        [*COMMAND, "validate", *options, "--grids", "top:2", "--steps", "3", "--output", report],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=with_files_up_to(1500),
+        env=environment(),
+    )
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2
+    assert "report.json.partial cannot be written: " in last
+    assert last.endswith("go on with --resume")
+    assert not report.exists() and Path(f"{report}.partial").exists()
