@@ -6,16 +6,17 @@ Every function takes the options of `options.SearchOptions` by name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from axonn_tune.errors import InputError
+from axonn_tune.io.package_data import load_track_records
 from axonn_tune.io.presets import load_engine, load_machine, load_model, machine_of_gpu
 from axonn_tune.options import SEARCH, SearchOptions, defaults, with_options
 from axonn_tune.search.batches import BatchRule
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.search.rank import rank_candidates, with_best_batch
+from axonn_tune.search.rank import Best, Each, rank_candidates, with_best_batch
 from axonn_tune.search.search import COST_MODELS, Constraints, Search
 from axonn_tune.spec.checks import LARGEST_COUNT, require_choice, require_count, whole_number
 from axonn_tune.spec.engine import Engine
@@ -23,10 +24,17 @@ from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job, Overlap
 from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, Layout, check_order
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.spec.recomputation import recompute_code
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES, Switches, strategy_named
-from axonn_tune.units import parse_count, parse_quantity
+from axonn_tune.strategies.named import (
+    STRATEGIES,
+    USUAL_ENGINES,
+    Switches,
+    names_of_all,
+    strategy_named,
+)
+from axonn_tune.units import gib, parse_count, parse_quantity, parse_size
 
 if TYPE_CHECKING:
     import pandas
@@ -69,13 +77,14 @@ def build_search(
     loaded_machine = machine if isinstance(machine, Machine) else load_machine(machine)
     seq_len = loaded_model.seq_len if given["seq_len"] is None else given["seq_len"]
     require_count("job", "seq_len", seq_len)
-    require_choice("job", "recompute", given["recompute"], ("auto", *RECOMPUTES))
+    is_auto = given["recompute"] == "auto"
+    if not is_auto:
+        recompute_code(given["recompute"])
     require_choice("search", "cost_model", given["cost_model"], COST_MODELS)
     strategy = given["strategy"]
     order = given["order"]
     if isinstance(strategy, str):
-        switches = Switches(**{field.name: given[field.name] for field in fields(Switches)})
-        strategy = strategy_named(strategy, switches, _engine(given["engine"], strategy))
+        strategy = strategy_named(strategy, _switches(given), _engine(given["engine"], strategy))
     axes = _fixed_axes(given)
     for axis in axes:
         require_choice(f"strategy {strategy.name}", "axis", axis, strategy.axes.names)
@@ -103,10 +112,18 @@ def build_search(
     orders = ORDERS if order == "all" else (check_order(order),)
     loaded_machine.peak_flops_per_s(job.dtype)
     search = Search(
-        Scenario(loaded_model, job, loaded_machine, strategy),
+        Scenario(
+            loaded_model,
+            job,
+            loaded_machine,
+            strategy,
+            load_track_records(),
+            _memory_margin_bytes(given["memory_margin"], loaded_machine),
+        ),
         Constraints(axes, given["max_tp"], orders, given["micro_batch"]),
         batch_rule=batch_rule,
-        recomputes=RECOMPUTES if given["recompute"] == "auto" else (given["recompute"],),
+        recomputes=RECOMPUTES if is_auto else (given["recompute"],),
+        partial_recompute=is_auto,
         cost_model=given["cost_model"],
         include_oom=given["include_oom"],
         every_configuration=given["every_configuration"],
@@ -124,6 +141,17 @@ def _default_dtype(machine: Machine) -> str:
     """Return the first number type in which the machine's GPU has a peak: bf16, fp16, fp32."""
     known = [name for name in BYTES_PER_ELEMENT if name in machine.gpu.peak_flops_per_s]
     return known[0] if known else "bf16"
+
+
+def names_of_all_strategies(**options: Unpack[SearchOptions]) -> list[str]:
+    """Return the names of the strategies that are compared where the user names none."""
+    given = {**defaults(SEARCH), **options}
+    return names_of_all(_switches(given), given["every_strategy"])
+
+
+def _switches(given: Mapping[str, Any]) -> Switches:
+    """Return the switches of strategies."""
+    return Switches(**{field.name: given[field.name] for field in fields(Switches)})
 
 
 def _overlap(given: Mapping[str, Any]) -> Overlap:
@@ -158,6 +186,21 @@ def _fixed(text: str) -> tuple[str, int]:
     if not axis or not size:
         raise InputError(f"--fix: '{text[:40]}' is not AXIS=SIZE, such as tensor=8")
     return axis.strip(), size
+
+
+def _memory_margin_bytes(text: str | None, machine: Machine) -> float:
+    """Return the memory of a GPU that is to stay free, given in bytes or as a share."""
+    if text is None:
+        return 0.0
+    whole = machine.gpu.memory_bytes.value
+    owner = "--memory-margin"
+    if isinstance(text, str) and text.rstrip().endswith("%"):
+        margin = whole * parse_quantity(text, "memory_margin_fraction")
+    else:
+        margin = float(parse_size(str(text), owner))
+    if not abs(margin) < whole:
+        raise InputError(f"{owner} {text}: allowed: less than the GPU's {gib(whole):.0f} GiB")
+    return margin
 
 
 def _batch_rule(given: Mapping[str, Any], seq_len: int) -> BatchRule:
@@ -236,7 +279,9 @@ def compare(
     model: ModelLike,
     gpus: int,
     machine: MachineLike | None = None,
-    strategies: Sequence[str] = tuple(STRATEGIES),
+    strategies: Sequence[str] | None = None,
+    grids: Sequence[str] = (),
+    vary: Sequence[str] = (),
     **options: Unpack[SearchOptions],
 ) -> pandas.DataFrame:
     """Return the best configuration of every strategy that has one, the fastest first.
@@ -244,27 +289,26 @@ def compare(
     Parameters
     ----------
     strategies : sequence of str
-        Names of the strategies; by default all of them.
+        Names of the strategies; by default all that keep the numerics and are released, or with
+        ``every_strategy`` all of them.
+    grids : sequence of str
+        Layouts to compare instead, such as ``"8x4x4x8"`` or ``"megatron:tensor=8,data=16"``.
+    vary : sequence of str
+        What is varied, such as ``"batch=512,1024"``; each value has its own rows.
     {options}
 
     Returns
     -------
     pandas.DataFrame
-        One row per strategy, with the columns of `suggest`; axes that a strategy lacks are
-        ``<NA>``.
+        One row per strategy or layout, and per value of what is varied, with the columns of
+        `suggest`; axes that a strategy lacks are ``<NA>``.
 
     Raises
     ------
     AxonnTuneError
         An option is wrong.
     """
-    from axonn_tune.studies.compare import compare as compare_searches
-
-    searches = [
-        build_search(model, gpus, machine, **_changed(options, strategy=name))
-        for name in strategies
-    ]
-    contenders = compare_searches(searches)
+    contenders = comparison(model, gpus, machine, strategies, grids, vary, **options)
     predictions = [best.prediction for best in contenders]
     return _frame(contenders[0].search, [best for best in predictions if best is not None])
 
@@ -276,6 +320,66 @@ def _layout(grid: LayoutLike) -> Layout | str:
     if isinstance(grid, Mapping):
         return ",".join(f"{axis}={size}" for axis, size in grid.items())
     return "x".join(map(str, grid))
+
+
+# What a comparison varies, by the names that users give it.
+VARIED = {"batch": "global_batch", "seq_len": "seq_len", "micro_batch": "micro_batch"}
+
+
+def comparison(
+    model: ModelLike,
+    gpus: int,
+    machine: MachineLike | None = None,
+    strategies: Sequence[str] | None = None,
+    grids: Sequence[str] = (),
+    vary: Sequence[str] = (),
+    each: Each = iter,
+    **options: Unpack[SearchOptions],
+) -> list[Best]:
+    """Return what `compare` shows: for each value of what is varied, the best of each contender."""
+    from axonn_tune.studies.compare import compare as compare_searches
+    from axonn_tune.studies.compare import compare_layouts
+
+    if grids and strategies:
+        raise InputError("give either --grid with its strategy, or --strategies, not both")
+    contenders: list[Best] = []
+    for values in _varied(vary):
+        changed = _changed(options, **values)
+
+        def search_of(strategy: str, own: SearchOptions = changed) -> Search:
+            return build_search(model, gpus, machine, **_changed(own, strategy=strategy))
+
+        if grids:
+            named = [_named_layout(text) for text in grids]
+            layouts = [(search_of(strategy), layout) for strategy, layout in named]
+            contenders += compare_layouts(layouts, each)
+        else:
+            names = strategies or names_of_all_strategies(**options)
+            contenders += compare_searches([search_of(name) for name in names], each)
+    return contenders
+
+
+def _named_layout(text: str) -> tuple[str, str]:
+    """Return the strategy and the layout of a text such as ``megatron:tensor=8,data=16``."""
+    strategy, colon, layout = text.partition(":")
+    return (strategy.strip(), layout) if colon else ("axonn", text)
+
+
+def _varied(vary: Sequence[str]) -> list[dict[str, int]]:
+    """Return every combination of the values of options that texts such as ``batch=8,16`` name."""
+    combinations: list[dict[str, int]] = [{}]
+    for text in vary:
+        name, _, values = text.partition("=")
+        require_choice("--vary", "name", name.strip(), tuple(VARIED))
+        counts = [value.strip() for value in values.split(",")]
+        if not all(count.isascii() and count.isdigit() for count in counts):
+            raise InputError(f"--vary {text}: allowed: counts with commas, such as {name}=512,1024")
+        combinations = [
+            {**combination, VARIED[name.strip()]: int(count)}
+            for combination in combinations
+            for count in counts
+        ]
+    return combinations
 
 
 @with_options(SEARCH)

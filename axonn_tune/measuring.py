@@ -8,6 +8,7 @@ srun has started; only rank 0 gets a result. A script that calls them needs the 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from axonn_tune.options import (
 )
 from axonn_tune.spec.calibration import PARTS
 from axonn_tune.spec.checks import whole_number
+from axonn_tune.spec.track_record import NO_TRACK_RECORDS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -93,7 +95,10 @@ def validation_campaign(
         "dtype": given["dtype"] or default_dtype(device),
         "global_batch": given["global_batch"] or n_ranks,
     }
-    ranking = rank_candidates(build_search(model, n_ranks, machine, **of_search))
+    search = build_search(model, n_ranks, machine, **of_search)
+    # A validation judges what the profile tells of this machine, not what runs elsewhere show.
+    scenario = replace(search.scenario, track_records=NO_TRACK_RECORDS)
+    ranking = rank_candidates(replace(search, scenario=scenario, partial_recompute=False))
     grids = given["grid"]
     return ValidationCampaign(
         ranking=ranking,

@@ -121,7 +121,13 @@ class BatchOptions(TypedDict, total=False):
         str | None,
         Option("Number type: bf16, fp16 or fp32.", None, "the first of these that the machine has"),
     ]
-    recompute: Annotated[str, Option("Recomputation: none, selective, full or auto.", "auto")]
+    recompute: Annotated[
+        str,
+        Option(
+            "Recomputation: none, selective, full, full:4 (4 layers of each stage) or auto.",
+            "auto",
+        ),
+    ]
 
 
 class ExecutionOptions(TypedDict, total=False):
@@ -173,8 +179,35 @@ class SwitchOptions(TypedDict, total=False):
     dropout: Annotated[bool, Option("Train with dropout.", False)]
 
 
-class JobOptions(BatchOptions, ExecutionOptions, SwitchOptions, total=False):
+class MemoryOptions(TypedDict, total=False):
+    """The options of the memory that a rank may take."""
+
+    memory_margin: Annotated[
+        str | None,
+        Option(
+            "Memory of a GPU to keep free: 2GiB, 5%; or -1GiB, which may be missing.",
+            None,
+            "none",
+            metavar="SIZE",
+        ),
+    ]
+
+
+class JobOptions(BatchOptions, ExecutionOptions, MemoryOptions, SwitchOptions, total=False):
     """All options that do not choose a strategy or its layouts."""
+
+
+class ComparisonOptions(TypedDict, total=False):
+    """The option of everything that compares all strategies."""
+
+    every_strategy: Annotated[
+        bool,
+        Option(
+            "Compare also what changes the numerics or is not released (zeropp, zero-topo).",
+            False,
+            is_flag=True,
+        ),
+    ]
 
 
 class LayoutOptions(TypedDict, total=False):
@@ -217,7 +250,7 @@ class RankingOptions(TypedDict, total=False):
     ]
 
 
-class SearchOptions(JobOptions, LayoutOptions, RankingOptions, total=False):
+class SearchOptions(JobOptions, LayoutOptions, RankingOptions, ComparisonOptions, total=False):
     """All options of a search."""
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    comparison_options,
     format_option,
     job_options,
     output_option,
@@ -16,6 +17,7 @@ from axonn_tune.cli.options import (
 from axonn_tune.cli.progress import Progress
 
 if TYPE_CHECKING:
+    from axonn_tune.search.rank import Best
     from axonn_tune.search.search import Search
 
 
@@ -23,59 +25,88 @@ if TYPE_CHECKING:
 @job_options
 @click.option(
     "--strategies",
-    help="Names of the strategies, with commas: axonn,megatron.  [default: all of them]",
+    help="Names of the strategies, with commas: axonn,megatron.  [default: all that are released]",
+)
+@comparison_options
+@click.option(
+    "--grid",
+    "grids",
+    multiple=True,
+    metavar="STRATEGY:GRID",
+    help="Compare this layout instead: 8x4x4x8, or megatron:tensor=8,data=16; may be given again.",
+)
+@click.option(
+    "--vary",
+    multiple=True,
+    metavar="NAME=COUNTS",
+    help="Repeat it for several values of batch, seq_len or micro_batch: batch=512,1024.",
 )
 @quiet_option
 @format_option("table", "json", "csv", "yaml")
 @output_option
 def command(
     strategies: str | None,
+    grids: tuple[str, ...],
+    vary: tuple[str, ...],
     machine: str | None,
     quiet: bool,
     output_format: str,
     output: str | None,
     **options: Any,
 ) -> None:
-    """Rank the best configuration of every strategy in one table.
+    """Rank the best configuration of every strategy, or of given layouts, in one table.
 
     \b
     Examples:
       axonn-tune compare --gpus 1024 --model 80b
       axonn-tune compare --gpus 384 --model 20b --machine frontier --strategies zero3,zeropp
+      axonn-tune compare --gpus 64 --model llama3-8b --machine dgx-h100 --vary batch=512,1024,2048
+      axonn-tune compare --gpus 128 --model llama3-70b --machine dgx-h100 \\
+        --grid 1x1x128x1 --grid megatron:tensor=8,data=16
     """
-    from axonn_tune.api import build_search
+    from axonn_tune.api import comparison
 
-    searches = [
-        build_search(machine=machine, strategy=name, **options) for name in _names(strategies)
-    ]
-    emit_comparison(searches, machine, output_format, output, quiet)
-
-
-def _names(strategies: str | None) -> list[str]:
-    """Return the names in a text with commas, or without a text those of all strategies."""
-    from axonn_tune.strategies.named import STRATEGIES
-
-    return [name.strip() for name in strategies.split(",")] if strategies else list(STRATEGIES)
+    names = [name.strip() for name in strategies.split(",")] if strategies else None
+    contenders = comparison(
+        machine=machine,
+        strategies=names,
+        grids=grids,
+        vary=vary,
+        each=Progress("Searching", quiet),
+        **options,
+    )
+    is_of_all = not (strategies or grids)
+    emit_comparison(contenders, machine, output_format, output, is_of_all)
 
 
 def emit_comparison(
-    searches: Sequence[Search],
+    contenders: Sequence[Best],
     machine: str | None,
     output_format: str,
     output: str | None,
-    quiet: bool,
+    is_of_all: bool,
 ) -> None:
-    """Compare the best answers to several searches, on the machine that the user named."""
+    """Show the best answers to several searches, on the machine that the user named.
+
+    Where they are of all strategies, those that are left out are named.
+    """
     from axonn_tune.cli.output import emit_as, with_machine_remark
     from axonn_tune.report import compare as report
-    from axonn_tune.studies.compare import compare
 
-    contenders = compare(searches, Progress("Searching", quiet))
+    left_out = left_out_of([best.search for best in contenders]) if is_of_all else []
     emit_as(
         output_format,
         output,
-        table=lambda: with_machine_remark(report.comparison_text(contenders), machine),
-        json=lambda: report.comparison_document(contenders),
-        yaml=lambda: report.comparison_document(contenders),
+        table=lambda: with_machine_remark(report.comparison_text(contenders, left_out), machine),
+        json=lambda: report.comparison_document(contenders, left_out),
+        yaml=lambda: report.comparison_document(contenders, left_out),
         csv=lambda: report.comparison_records(contenders),
     )
+
+
+def left_out_of(searches: Sequence[Search]) -> list[str]:
+    """Return the names of the strategies that no search has."""
+    from axonn_tune.strategies.named import STRATEGIES
+
+    searched = {search.scenario.strategy.name for search in searches}
+    return [name for name in STRATEGIES if name not in searched]

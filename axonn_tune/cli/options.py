@@ -13,6 +13,7 @@ from axonn_tune.options import (
     CALIBRATION,
     RUN,
     VALIDATION,
+    ComparisonOptions,
     Declarations,
     JobOptions,
     LayoutOptions,
@@ -105,6 +106,7 @@ job_options = options_of(declared(SubjectOptions, JobOptions), required=_SUBJECT
 # `scale` declares its counts of GPUs, and perhaps its models, itself.
 scale_options = options_of(declared(*_SEARCH, without=_SUBJECT))
 plan_options = options_of(declared(*_SEARCH, without=("gpus",)), required=("model",))
+comparison_options = options_of(declared(ComparisonOptions))
 quiet_option = options_of(declared(ProgressOptions))
 validate_options = options_of(VALIDATION)
 calibrate_options = options_of(CALIBRATION)

@@ -17,7 +17,7 @@ from axonn_tune.cli.options import (
     words_of,
 )
 from axonn_tune.cli.progress import Progress
-from axonn_tune.options import LayoutOptions, RankingOptions, declared
+from axonn_tune.options import ComparisonOptions, LayoutOptions, RankingOptions, declared
 
 if TYPE_CHECKING:
     from axonn_tune.search.search import Search
@@ -27,7 +27,7 @@ N_CANDIDATES = 5000
 N_DETAILS = 200
 # Options that differ between the candidates of a page, or that only say what to list.
 _NOT_COMMON = {
-    *declared(LayoutOptions, RankingOptions),
+    *declared(LayoutOptions, RankingOptions, ComparisonOptions),
     "micro_batch",
     "recompute",
     "virtual_stages",
@@ -37,7 +37,7 @@ _NOT_COMMON = {
 
 @click.command("report")
 @strategies_options
-@options_of(declared(RankingOptions, without=("cost_model", "include_oom")))
+@options_of(declared(RankingOptions, ComparisonOptions, without=("cost_model", "include_oom")))
 @click.option(
     "--validation",
     type=click.Path(dir_okay=False),
@@ -87,15 +87,23 @@ def command(
         --dtype fp32 --validation validation.json
     """
     words = common_words(given_options(options))
-    write_report(page_searches(**options), words, output, quiet, candidates, details, validation)
+    write_report(
+        page_searches(**options),
+        words,
+        output,
+        quiet,
+        candidates,
+        details,
+        validation,
+        options["strategy"] == "all",
+    )
 
 
 def page_searches(strategy: str, **options: Any) -> list[Search]:
     """Return the search of a strategy, or of each strategy for the name ``all``."""
-    from axonn_tune.api import build_search
-    from axonn_tune.strategies.named import STRATEGIES
+    from axonn_tune.api import build_search, names_of_all_strategies
 
-    names = list(STRATEGIES) if strategy == "all" else [strategy]
+    names = names_of_all_strategies(**options) if strategy == "all" else [strategy]
     return [build_search(**{**options, "strategy": name, "include_oom": True}) for name in names]
 
 
@@ -116,6 +124,7 @@ def write_report(
     n_candidates: int = N_CANDIDATES,
     n_details: int = N_DETAILS,
     validation: str | None = None,
+    is_of_all: bool = False,
 ) -> None:
     """Rank the candidates of the searches and write the page.
 
@@ -131,10 +140,13 @@ def write_report(
         Number of rows that can be opened, besides those of the Pareto front.
     validation : str or None
         A report of `validate`, whose measured steps the page shows next to predicted ones.
+    is_of_all : bool
+        Whether the searches are those of all strategies, so that those left out are named.
     """
     from datetime import datetime
 
     from axonn_tune import __version__
+    from axonn_tune.cli.compare import left_out_of
     from axonn_tune.cli.output import emit
     from axonn_tune.io.json_files import load_json
     from axonn_tune.io.package_data import page_parts
@@ -153,6 +165,7 @@ def write_report(
         n_details,
         measured,
         Progress("Playing candidates", quiet),
+        left_out_of(searches) if is_of_all else (),
     )
     emit(page_html(document, page_parts()), output)
     n_rows = len(document["rows"]["layout"])

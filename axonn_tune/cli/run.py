@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -152,6 +153,7 @@ def _choose(
         options["recompute"] = options["recompute"] or "auto"
         options["global_batch"] = options["global_batch"] or n_ranks
         search = build_search(model, n_ranks, machine, **options)
+        search = replace(search, partial_recompute=False)  # the runtime has none
         return search, rank_candidates(search).prediction(0)
     wanted = parse_layout(grid, AXONN_AXES)
     micro_batch = options["micro_batch"] or 1
@@ -160,4 +162,5 @@ def _choose(
     one_micro_batch_each = wanted.size("z") * wanted.size("data") * micro_batch
     options["global_batch"] = options["global_batch"] or one_micro_batch_each
     search = build_search(model, wanted.n_ranks, machine, **options)
+    search = replace(search, partial_recompute=False)  # the runtime has none
     return search, best_of_layout(search, wanted)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from axonn_tune.cli.options import (
+    comparison_options,
     format_option,
     given_options,
     output_option,
@@ -19,15 +20,24 @@ from axonn_tune.cli.options import (
     with_batch,
     words_of,
 )
-from axonn_tune.options import RankingOptions, declared
+from axonn_tune.options import ComparisonOptions, RankingOptions, declared
 
 # Options that `explain` does not have, or that its layout answers.
-_LEFT_OUT = {*declared(RankingOptions), "gx", "gy", "gz", "gdata", "fix", "max_tp"}
+_LEFT_OUT = {
+    *declared(RankingOptions, ComparisonOptions),
+    "gx",
+    "gy",
+    "gz",
+    "gdata",
+    "fix",
+    "max_tp",
+}
 
 
 @click.command("suggest")
 @strategies_options
 @ranking_options
+@comparison_options
 @click.option(
     "--why-not",
     metavar="LAYOUT",
@@ -82,13 +92,16 @@ def command(
     if html is not None and why_not is None:
         from axonn_tune.cli.report import common_words, page_searches, write_report
 
-        write_report(page_searches(**options), common_words(given_options(options)), html, quiet)
+        words = common_words(given_options(options))
+        is_of_all = options["strategy"] == "all"
+        write_report(page_searches(**options), words, html, quiet, is_of_all=is_of_all)
     if options["strategy"] == "all" and why_not is None:
+        from axonn_tune.api import comparison
         from axonn_tune.cli.compare import emit_comparison
-        from axonn_tune.strategies.named import STRATEGIES
+        from axonn_tune.cli.progress import Progress
 
-        searches = [build_search(**{**options, "strategy": name}) for name in STRATEGIES]
-        emit_comparison(searches, options["machine"], output_format, output, quiet)
+        contenders = comparison(each=Progress("Searching", quiet), **options)
+        emit_comparison(contenders, options["machine"], output_format, output, is_of_all=True)
         return
     search = build_search(**options)
     if why_not is not None:

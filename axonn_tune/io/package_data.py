@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+from functools import cache
 from pathlib import Path
 
 from axonn_tune.io.files import read_text
+from axonn_tune.spec.track_record import TrackRecord, TrackRecords
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _PAGE_FOLDER = _PACKAGE / "report" / "web"
 _PROGRAM_FOLDER = _PACKAGE / "job_scripts" / "programs"
 _TEMPLATE_FOLDER = _PACKAGE / "io" / "templates"
 _TABLE_FOLDER = _PACKAGE / "reproduce" / "published"
+_TRACK_RECORDS = _PACKAGE / "reproduce" / "track_records.csv"
 # The page loads the plotting libraries in this order.
 _PLOTTING_LIBRARIES = ("d3.min.js", "plot.umd.min.js")
 
@@ -37,10 +40,34 @@ def template(noun: str) -> str:
 
 def load_published(name: str) -> list[dict[str, str]]:
     """Return the rows of a table of published results; lines that start with # are comments."""
-    text = read_text(_TABLE_FOLDER / f"{name}.csv")
-    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+    return _rows(_TABLE_FOLDER / f"{name}.csv")
 
 
 def training_program(name: str) -> str:
     """Return the text of a training program, or of a module that such a program imports."""
     return read_text(_PROGRAM_FOLDER / name)
+
+
+@cache
+def load_track_records() -> TrackRecords:
+    """Return how predictions have fared, as `axonn-tune reproduce` last wrote it."""
+    return TrackRecords(
+        tuple(
+            TrackRecord(
+                row["strategy"],
+                row["engine"],
+                row["gpu"],
+                int(row["n_runs"]),
+                int(row["n_far"]),
+                float(row["mean_error_fraction"]),
+                float(row["spread"]),
+            )
+            for row in _rows(_TRACK_RECORDS)
+        )
+    )
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table; lines that start with # are comments."""
+    lines = read_text(path).splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from axonn_tune.job_scripts.framework import N_STEPS, Start
 from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.recomputation import is_partial
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.megatron3d import Megatron3D
 
@@ -79,6 +80,10 @@ def flags(prediction: Prediction) -> list[str]:
     if configuration.recompute == "full":
         uniform = "--recompute-method uniform --recompute-num-layers 1"
         lines.append(f"--recompute-granularity full {uniform}")
+    elif is_partial(configuration.recompute):
+        n_layers = configuration.recompute.removeprefix("full:")
+        block = f"--recompute-method block --recompute-num-layers {n_layers}"
+        lines.append(f"--recompute-granularity full {block}")
     elif configuration.recompute == "selective":
         lines.append("--recompute-granularity selective")
     if job.dtype != "fp32":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from axonn_tune.report.memory import memory_lines, memory_text
 from axonn_tune.report.phrases import (
     assumption_line,
     interval_text,
@@ -14,40 +15,63 @@ from axonn_tune.report.phrases import (
 )
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
 from axonn_tune.report.table import Column, fitted_table_of
+from axonn_tune.report.trust import left_out_lines, marked_name, trust_lines
 from axonn_tune.search.rank import Best
+from axonn_tune.search.search import Search
 from axonn_tune.step.prediction import Prediction
+from axonn_tune.studies.compare import without_twins
 from axonn_tune.units import gib
 
 # Columns that a table may leave out for want of room, the least important first.
 _DROPPABLE = ("tokens/s", "TFLOP/s", "bubble", "exposed", "MFU %", "mbs")
-# Remarks on what a strategy costs that a table of times does not show.
-NOTES = {
-    "zeropp": "zeropp quantises messages (INT8 weights, INT4 gradients): the loss may change, and "
-    "DeepSpeed's kernels do not support every GPU (MI200: check).",
-    "zero-topo": "zero-topo quantises messages (INT8 weights, INT4 gradients): the loss may "
-    "change; no released implementation is known.",
-}
 
 
-def comparison_text(contenders: Sequence[Best]) -> str:
-    """Return a table with one row per strategy, the fastest first, and what was assumed."""
-    scenario = contenders[0].search.scenario
-    predictions = _predictions(contenders)
+def comparison_text(contenders: Sequence[Best], left_out: Sequence[str] = ()) -> str:
+    """Return a table with one row per strategy or layout, and what was assumed.
+
+    Strategies that were left out are named, and so are rows that repeat others.
+    """
+    searches = [contender.search for contender in contenders]
+    predictions = without_twins(_predictions(contenders))
     lines = [
-        f"{model_on_gpus(scenario, with_parameters=True)}: the best of "
-        f"{len(contenders)} strategies",
+        f"{model_on_gpus(searches[0].scenario, with_parameters=True)}: {_what_is_shown(searches)}",
         "",
     ]
     if predictions:
         lines += [fitted_table_of(predictions, _columns(predictions), _DROPPABLE), ""]
     for contender in contenders:
         if contender.prediction is None:
-            lines.append(f"{contender.search.scenario.strategy.name}: {contender.reason}")
-    for prediction in predictions:
-        if prediction.scenario.strategy.name in NOTES:
-            lines.append(NOTES[prediction.scenario.strategy.name])
-    lines.append(assumption_line(*(contender.search for contender in contenders)))
+            lines.append(f"{_contender_name(contender, searches)}: {contender.reason}")
+    lines += _twin_lines(contenders, predictions)
+    lines += memory_lines(predictions)
+    lines += [*trust_lines(*searches), *left_out_lines(left_out), assumption_line(*searches)]
     return "\n".join(lines)
+
+
+def _what_is_shown(searches: Sequence[Search]) -> str:
+    names = [search.scenario.strategy.name for search in searches]
+    if len(set(names)) == len(names):
+        return f"the best of {len(names)} strategies"
+    return f"{len(names)} strategies, layouts or jobs side by side"
+
+
+def _contender_name(contender: Best, searches: Sequence[Search]) -> str:
+    """Return the strategy of a contender, with its batch and sequence where these differ."""
+    job = contender.search.scenario.job
+    jobs = [search.scenario.job for search in searches]
+    name = contender.search.scenario.strategy.name
+    if len({job.global_batch for job in jobs}) > 1:
+        name += f", batch {job.global_batch}"
+    if len({job.seq_len for job in jobs}) > 1:
+        name += f", sequence length {job.seq_len}"
+    return name
+
+
+def _twin_lines(contenders: Sequence[Best], shown: Sequence[Prediction]) -> list[str]:
+    """Return a line that names the strategies whose rows would repeat others."""
+    hidden = [p for p in _predictions(contenders) if not any(p is row for row in shown)]
+    names = dict.fromkeys(p.scenario.strategy.name for p in hidden)
+    return [f"{name} comes to the same as a row above." for name in names]
 
 
 def _predictions(contenders: Sequence[Best]) -> list[Prediction]:
@@ -55,34 +79,43 @@ def _predictions(contenders: Sequence[Best]) -> list[Prediction]:
 
 
 def _columns(predictions: Sequence[Prediction]) -> list[Column[Prediction]]:
-    fastest = predictions[0]
-    batches: list[Column[Prediction]] = [("batch", lambda p: p.scenario.job.global_batch)]
-    differ = len({p.scenario.job.global_batch for p in predictions}) > 1
+    best_seconds = _seconds_to_beat(predictions)
+    of_jobs: list[Column[Prediction]] = [
+        ("batch", lambda p: p.scenario.job.global_batch),
+        ("sequence", lambda p: p.scenario.job.seq_len),
+    ]
+    differing = [
+        (title, value) for title, value in of_jobs if len({value(p) for p in predictions}) > 1
+    ]
     return [
-        ("strategy", lambda p: p.scenario.strategy.name),
-        *(batches if differ else []),
+        ("strategy", lambda p: marked_name(p.scenario.strategy)),
+        *differing,
         ("layout", lambda p: p.layout.brief),
         ("mbs", lambda p: p.configuration.micro_batch),
         ("recompute", lambda p: p.configuration.recompute),
         ("step s", lambda p: f"{p.step_seconds:.3f}"),
         ("90 % interval", interval_text),
-        ("times", lambda p: f"{p.seconds_per_token / fastest.seconds_per_token:.3f}"),
+        ("times", lambda p: f"{p.seconds_per_token / best_seconds:.3f}"),
         ("TFLOP/s", lambda p: f"{p.tflops_per_gpu:.1f}"),
         ("MFU %", lambda p: percent(p.mfu)),
         ("tokens/s", tokens_per_second_text),
         ("exposed", lambda p: f"{percent(p.exposed_communication_fraction)} %"),
         ("bubble", lambda p: f"{percent(p.bubble_seconds / p.step_seconds)} %"),
-        (
-            f"GiB of {gib(fastest.memory_capacity_bytes):.0f}",
-            lambda p: f"{gib(p.memory_bytes):.1f}",
-        ),
+        (f"GiB of {gib(predictions[0].memory_capacity_bytes):.0f}", memory_text),
     ]
 
 
-def comparison_document(contenders: Sequence[Best]) -> dict[str, Any]:
+def _seconds_to_beat(predictions: Sequence[Prediction]) -> float:
+    """Return the least time for each token of what fits and has no caveat, if there is any."""
+    usual = [p for p in predictions if p.fits and not p.scenario.strategy.caveat]
+    return min(p.seconds_per_token for p in usual or predictions)
+
+
+def comparison_document(contenders: Sequence[Best], left_out: Sequence[str] = ()) -> dict[str, Any]:
     """Return what ``compare --format json`` prints."""
     return {
         "schema_version": SCHEMA_VERSION,
+        "left_out": list(left_out),
         "strategies": [
             {
                 "strategy": c.search.scenario.strategy.name,

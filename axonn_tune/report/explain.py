@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from axonn_tune.report.figure import new_figure
+from axonn_tune.report.memory import verdict
 from axonn_tune.report.phrases import assumption_line, model_on_gpus, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.table import table
+from axonn_tune.report.trust import trust_lines
 from axonn_tune.search.search import Search
 from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.step.explain import Explanation, OperationCost
@@ -46,6 +48,7 @@ def explanation_text(search: Search, explanation: Explanation, n_operations: int
             "",
             _sensitivity_text(explanation, p.step_seconds),
             "",
+            *trust_lines(search),
             assumption_line(search),
         ]
     )
@@ -67,6 +70,7 @@ def _head_lines(p: Prediction) -> list[str]:
         f"{p.exposed_communication_seconds:.3f} s exposed communication{bubble}; "
         f"{p.n_microsteps} micro-steps; {p.tflops_per_gpu:.1f} TFLOP/s per GPU, "
         f"MFU {percent(p.mfu)} %, HFU {percent(p.hfu)} %",
+        *([] if p.fits else [f"if it fitted: {verdict(p)}"]),
     ]
 
 
@@ -136,13 +140,12 @@ def _axes_text(explanation: Explanation) -> str:
 def _memory_text(p: Prediction) -> str:
     rows = [[term, f"{gib(size):.2f}"] for term, size in p.memory_terms_bytes.items()]
     rows.append(["total", f"{gib(p.memory_bytes):.2f}"])
-    missing = gib(p.memory_bytes - p.memory_capacity_bytes)
-    if p.fits:
-        verdict = f"fits, {-missing:.2f} GiB free"
-    else:
-        verdict = f"out of memory, {missing:.2f} GiB short; largest term {p.largest_memory_term}"
     capacity = f"{gib(p.memory_capacity_bytes):.1f} GiB"
-    return table(rows, ["memory term", "GiB"]) + f"\nOf {capacity} per GPU: {verdict}"
+    low, high = map(gib, p.memory_bytes_interval)
+    return table(rows, ["memory term", "GiB"]) + (
+        f"\nOf {capacity} per GPU: {verdict(p)}\nThe total lies between {low:.2f} and {high:.2f} "
+        "GiB with 90 %, since fragmentation and reserve are known roughly."
+    )
 
 
 def _sensitivity_text(explanation: Explanation, step_seconds: float) -> str:

@@ -28,8 +28,8 @@ def assumption_line(*searches: Search) -> str:
         _size_remark([search.scenario for search in searches]),
     ]
     line = (
-        f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, sequence length "
-        f"{job.seq_len}{_seq_len_remark(scenario)}, {job.dtype}, {job.attention} "
+        f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, "
+        f"{_sequences_text(searches)}{_seq_len_remark(scenario)}, {job.dtype}, {job.attention} "
         f"attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}{engine_text}."
     )
     return " ".join([line, *(remark for remark in remarks if remark)])
@@ -65,6 +65,13 @@ def _batches_text(searches: Sequence[Search]) -> str:
     tokens = dict.fromkeys(format_count(job.tokens) for job in (jobs[0], jobs[-1]))
     noun = "global batch" if len(sequences) == 1 else "global batches from"
     return f"{noun} {' to '.join(sequences)} sequences ({' to '.join(tokens)} tokens)"
+
+
+def _sequences_text(searches: Sequence[Search]) -> str:
+    """Name the sequence length of some searches, or all of several."""
+    lengths = sorted({search.scenario.job.seq_len for search in searches})
+    noun = "sequence length" if len(lengths) == 1 else "sequence lengths"
+    return f"{noun} {', '.join(map(str, lengths))}"
 
 
 def batch_remark(*searches: Search) -> str | None:

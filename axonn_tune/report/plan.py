@@ -6,15 +6,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from axonn_tune.report.memory import memory_lines, memory_text
 from axonn_tune.report.phrases import assumption_line, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.table import key_values, table
+from axonn_tune.report.trust import trust_lines
 from axonn_tune.studies.training_run import (
     CHINCHILLA_TOKENS_PER_PARAMETER,
     TrainingRun,
     checkpoint_bytes,
 )
-from axonn_tune.units import DAY_SECONDS, format_count, format_quantity, format_seconds
+from axonn_tune.units import DAY_SECONDS, format_count, format_quantity, format_seconds, gib
 
 JOULES_PER_MWH = 3.6e9
 
@@ -41,7 +43,8 @@ def training_text(runs: Sequence[TrainingRun]) -> str:
     model = plan.scenario.model
     parts = [f"{model.name} on {plan.scenario.machine.gpu.name}: {_tokens_text(plan)}", ""]
     parts += [table([_row(run) for run in runs], _HEADERS), ""]
-    parts += [key_values(_plan_pairs(plan)), "", assumption_line(plan.search)]
+    parts += [key_values(_plan_pairs(plan)), ""]
+    parts += [*memory_lines([plan.best]), *trust_lines(plan.search), assumption_line(plan.search)]
     return "\n".join(parts)
 
 
@@ -92,6 +95,7 @@ def _plan_pairs(run: TrainingRun) -> list[tuple[str, str]]:
             f"micro-batch {configuration.micro_batch}, recompute {configuration.recompute}: "
             f"{best.step_seconds:.3f} s a step, {best.tflops_per_gpu:.1f} TFLOP/s per GPU",
         ),
+        ("memory", f"{memory_text(best)} of {gib(best.memory_capacity_bytes):.0f} GiB"),
         (
             "time",
             f"{_days(run.wall_seconds)} days ({_range(run)} with the 90 % interval of the step); "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from axonn_tune.report.phrases import batch_remark
+from axonn_tune.report.trust import track_record_document
 from axonn_tune.search.search import Search
 from axonn_tune.step.prediction import Prediction
 
@@ -25,7 +26,8 @@ def assumptions(search: Search) -> dict[str, Any]:
         "machine": machine.name,
         "gpu": machine.gpu.name,
         "peak_flops_per_s": machine.peak_flops_per_s(job.dtype),
-        "memory_capacity_bytes": machine.gpu.memory_bytes.value,
+        "memory_capacity_bytes": scenario.memory_capacity_bytes,
+        "memory_margin_bytes": scenario.memory_margin_bytes,
         "global_batch": job.global_batch,
         "global_batch_tokens": job.tokens,
         "global_batch_remark": batch_remark(search),
@@ -40,6 +42,8 @@ def assumptions(search: Search) -> dict[str, Any]:
         "orders": list(search.constraints.orders),
         "recompute": list(search.recomputes),
         "cost_model": search.cost_model,
+        "track_record": track_record_document(scenario),
+        "caveat": scenario.strategy.caveat or None,
     }
 
 
@@ -47,9 +51,11 @@ def record(prediction: Prediction) -> dict[str, Any]:
     """Return a prediction as one entry of ``results``."""
     configuration = prediction.configuration
     low, high = prediction.step_seconds_interval or (None, None)
+    memory_low, memory_high = prediction.memory_bytes_interval
     return {
         "rank": prediction.place,
         "strategy": prediction.scenario.strategy.name,
+        "has_caveat": bool(prediction.scenario.strategy.caveat),
         "global_batch": prediction.scenario.job.global_batch,
         "grid": dict(configuration.layout.sizes),
         "order": configuration.order,
@@ -71,10 +77,13 @@ def record(prediction: Prediction) -> dict[str, Any]:
         "hfu": prediction.hfu,
         "tokens_per_second_per_gpu": prediction.tokens_per_second_per_gpu,
         "memory_bytes": prediction.memory_bytes,
+        "memory_bytes_low": memory_low,
+        "memory_bytes_high": memory_high,
         "memory_terms_bytes": dict(prediction.memory_terms_bytes),
         "largest_memory_term": prediction.largest_memory_term,
         "memory_capacity_bytes": prediction.memory_capacity_bytes,
         "fits": prediction.fits,
+        "nearly_fits": prediction.nearly_fits,
         "paper_communication_seconds": prediction.paper_communication_seconds,
     }
 

@@ -17,7 +17,10 @@ from typing import Any
 
 from axonn_tune.errors import InputError
 from axonn_tune.report.explain import DRAWN_LAYERS, operation_rate, operation_size, step_parts
+from axonn_tune.report.memory import memory_lines, memory_mark
 from axonn_tune.report.phrases import assumption_line, grid_form, model_on_gpus
+from axonn_tune.report.suggest import tie_lines
+from axonn_tune.report.trust import left_out_lines, marked_name, trust_lines
 from axonn_tune.search.pareto import pareto_front
 from axonn_tune.search.rank import Each, Ranking
 from axonn_tune.search.search import Search
@@ -27,6 +30,7 @@ from axonn_tune.spec.validation import Validation
 from axonn_tune.step.explain import explain
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.timeline import StepTimeline, microstep_timeline, pass_timeline
+from axonn_tune.studies.compare import without_twins
 from axonn_tune.units import format_count, gib
 
 # Number of passes of a pipeline that a timeline draws.
@@ -43,15 +47,21 @@ class Candidate:
     prediction: Prediction
 
 
-def candidates_of(rankings: Sequence[Ranking], most: int) -> list[Candidate]:
-    """Return at most `most` rows of all rankings, the fastest first, what does not fit last."""
+def candidates_of(rankings: Sequence[Ranking], most: int) -> tuple[list[Candidate], int]:
+    """Return at most `most` rows of all rankings, and how many there are.
+
+    The fastest come first, and what does not fit comes last. Rows that run an earlier one by
+    another name are left out.
+    """
     rows = [
         Candidate(ranking.search, prediction)
         for ranking in rankings
         for prediction in ranking.top(most)
     ]
     rows.sort(key=_rank_key)
-    return rows[:most]
+    kept = {id(prediction) for prediction in without_twins([row.prediction for row in rows])}
+    n_candidates = sum(len(ranking) for ranking in rankings) - (len(rows) - len(kept))
+    return [row for row in rows if id(row.prediction) in kept][:most], n_candidates
 
 
 def _rank_key(candidate: Candidate) -> tuple[bool, float]:
@@ -70,6 +80,7 @@ def page_document(
     most_details: int,
     validation: Validation | None = None,
     each: Each = iter,
+    left_out: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return everything that the page shows, as plain data.
 
@@ -92,13 +103,15 @@ def page_document(
         Measurements to show next to the predictions.
     each : callable
         Wraps the loop that takes long, to show progress.
+    left_out : sequence of str
+        Strategies that are not compared.
 
     Raises
     ------
     InputError
         The validation holds none of the candidates.
     """
-    rows = candidates_of(rankings, most_candidates)
+    rows, n_candidates = candidates_of(rankings, most_candidates)
     scenario = rows[0].search.scenario
     front = pareto_front(
         [row.prediction.step_seconds for row in rows],
@@ -106,20 +119,29 @@ def page_document(
         [row.prediction.fits for row in rows],
     )
     detailed = sorted({*range(min(most_details, len(rows))), *front})
-    strategies = [ranking.search.scenario.strategy.name for ranking in rankings]
+    searches = [ranking.search for ranking in rankings]
+    strategies = [search.scenario.strategy for search in searches]
+    names = [strategy.name for strategy in strategies]
     return {
         "title": model_on_gpus(scenario),
         "subtitle": _subtitle(scenario),
-        "assumptions": assumption_line(*(ranking.search for ranking in rankings)),
+        "remarks": [
+            *memory_lines([row.prediction for row in rows]),
+            *_tie_lines(rankings),
+            *trust_lines(*searches),
+            *left_out_lines(left_out),
+        ],
+        "assumptions": assumption_line(*searches),
         "evaluated": sum(ranking.n_evaluated for ranking in rankings),
-        "n_candidates": sum(len(ranking) for ranking in rankings),
+        "n_candidates": n_candidates,
         "drawn_layers": DRAWN_LAYERS,
         "capacity_gib": gib(scenario.memory_capacity_bytes),
         "options": options,
         "names_batch": rows[0].search.compares_batches,
         "launched": list(launched),
-        "strategies": strategies,
-        "rows": _columns(rows, strategies),
+        "strategies": names,
+        "marked": [marked_name(strategy) for strategy in strategies],
+        "rows": _columns(rows, names),
         "front": front,
         "measured": {} if validation is None else _measured(rows, validation),
         "details": {str(row): _detail(rows[row].prediction) for row in each(detailed)},
@@ -139,6 +161,16 @@ def _subtitle(scenario: Scenario) -> str:
         f"{format_count(scenario.model.parameters)} parameters, machine {scenario.machine.name}, "
         f"global batch {job.global_batch} sequences of {job.seq_len} tokens, {job.dtype}{written}."
     )
+
+
+def _tie_lines(rankings: Sequence[Ranking]) -> list[str]:
+    """Return a line for each ranking that has no clear winner, which names one of several."""
+    several = len(rankings) > 1
+    return [
+        f"{ranking.search.scenario.strategy.name}: {line}" if several else line
+        for ranking in rankings
+        for line in tie_lines(ranking)
+    ]
 
 
 def page_html(document: Mapping[str, Any], parts: Mapping[str, str]) -> str:
@@ -189,6 +221,9 @@ def _columns(rows: Sequence[Candidate], strategies: Sequence[str]) -> dict[str, 
         "mfu": [_short(p.mfu) for p in predictions],
         "hfu": [_short(p.hfu) for p in predictions],
         "memory": [_short(gib(p.memory_bytes)) for p in predictions],
+        "memory_low": [_short(gib(p.memory_bytes_interval[0])) for p in predictions],
+        "memory_high": [_short(gib(p.memory_bytes_interval[1])) for p in predictions],
+        "memory_mark": [memory_mark(p) for p in predictions],
         "fits": [int(p.fits) for p in predictions],
         "memory_terms": {
             term: [_short(gib(p.memory_terms_bytes.get(term, 0.0))) for p in predictions]

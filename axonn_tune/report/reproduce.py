@@ -21,6 +21,7 @@ from axonn_tune.reproduce.comparison import (
 )
 from axonn_tune.reproduce.reproduction import Reproduction
 from axonn_tune.reproduce.steps import GroupError, TimedRun, group_errors
+from axonn_tune.reproduce.track_record import track_records
 
 LINK_HEADERS = ("machine", "run", "metric", "published", "predicted", "error %", "how", "certainty")
 RUN_HEADERS = (*LINK_HEADERS, "assumed")
@@ -217,6 +218,18 @@ def reproduction_records(reproduction: Reproduction) -> list[dict[str, Any]]:
     return [
         *(run_record(c) for c in _all_runs(reproduction)),
         *(comparison_record(c) for c in (*reproduction.links, *collectives)),
+    ]
+
+
+def track_record_rows(reproduction: Reproduction) -> list[dict[str, Any]]:
+    """Return how the predictions of each strategy have fared, in as many digits as people read."""
+    return [
+        {
+            **vars(record),
+            "mean_error_fraction": f"{record.mean_error_fraction:.4f}",
+            "spread": f"{record.spread:.4f}",
+        }
+        for record in track_records(reproduction).records
     ]
 
 

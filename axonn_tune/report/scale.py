@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from axonn_tune.report.figure import new_figure, plain_log_scale
+from axonn_tune.report.memory import memory_lines, memory_text
 from axonn_tune.report.phrases import (
     assumption_line,
     interval_text,
@@ -16,10 +17,10 @@ from axonn_tune.report.phrases import (
 )
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record
 from axonn_tune.report.table import Column, fitted_table_of
+from axonn_tune.report.trust import trust_lines
 from axonn_tune.search.rank import Best
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.studies.scaling import efficiencies
-from axonn_tune.units import gib
 
 # A number of GPUs with its efficiency, which is None where there is no candidate.
 _Row: TypeAlias = tuple[Best, float | None]
@@ -29,6 +30,7 @@ _DROPPABLE = ("TFLOP/s", "exposed", "mbs", "recompute", "GiB")
 
 def scaling_text(points: Sequence[Best]) -> str:
     """Return a table with a row for each count, and why some counts have no candidate."""
+    searches = [point.search for point in points]
     rows = list(zip(points, efficiencies(points), strict=True))
     reasons = [
         f"{point.search.scenario.job.n_gpus} GPUs: {point.reason}"
@@ -43,7 +45,9 @@ def scaling_text(points: Sequence[Best]) -> str:
             fitted_table_of(rows, _columns(rows), _DROPPABLE),
             "",
             *reasons,
-            assumption_line(*(point.search for point in points)),
+            *memory_lines([point.prediction for point in points if point.prediction is not None]),
+            *trust_lines(*searches),
+            assumption_line(*searches),
         ]
     )
 
@@ -75,7 +79,7 @@ def _columns(rows: Sequence[_Row]) -> list[Column[_Row]]:
         ("efficiency", lambda row: "-" if row[1] is None else f"{percent(row[1])} %"),
         ("exposed", _of(lambda best: f"{percent(best.exposed_communication_fraction)} %")),
         ("tokens/s", _of(tokens_per_second_text)),
-        ("GiB", _of(lambda best: f"{gib(best.memory_bytes):.1f}")),
+        ("GiB", _of(memory_text)),
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from axonn_tune.report.figure import legend_below, new_figure, plain_log_scale
+from axonn_tune.report.memory import memory_lines, memory_text, near_lines
 from axonn_tune.report.phrases import (
     assumption_line,
     grid_form,
@@ -18,6 +19,7 @@ from axonn_tune.report.phrases import (
 )
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.table import Column, fitted_table_of
+from axonn_tune.report.trust import trust_lines
 from axonn_tune.search.pareto import pareto_front
 from axonn_tune.search.rank import Ranking
 from axonn_tune.search.search import Search
@@ -45,7 +47,9 @@ def ranking_text(ranking: Ranking, top_n: int) -> str:
         f"{len(ranking)} {_what_is_ranked(search)} ({ranking.n_evaluated} configurations evaluated)"
     )
     rows = fitted_table_of(predictions, _columns(search, predictions), _DROPPABLE)
-    remarks = [*tie_lines(ranking), *_batch_lines(ranking), assumption_line(search)]
+    remarks = [*near_lines(ranking, predictions), *memory_lines(predictions)]
+    remarks += [*tie_lines(ranking), *_batch_lines(ranking), *trust_lines(search)]
+    remarks.append(assumption_line(search))
     return "\n".join([head, "", rows, "", *remarks])
 
 
@@ -82,7 +86,7 @@ def _columns(search: Search, predictions: Sequence[Prediction]) -> list[Column[P
     ]
     if any(p.bubble_seconds > 0 for p in predictions):
         columns.append(("bubble", lambda p: f"{percent(p.bubble_seconds / p.step_seconds)} %"))
-    columns.append((f"GiB of {gib(search.scenario.memory_capacity_bytes):.0f}", _memory_text))
+    columns.append((f"GiB of {gib(search.scenario.memory_capacity_bytes):.0f}", memory_text))
     return columns
 
 
@@ -93,11 +97,6 @@ def _layout_column(strategy: Strategy, names_order: bool) -> Column[Prediction]:
     if not names_order:
         return "grid", lambda p: p.layout
     return "grid, order", lambda p: f"{p.layout} {p.configuration.order}"
-
-
-def _memory_text(prediction: Prediction) -> str:
-    needed = f"{gib(prediction.memory_bytes):.1f}"
-    return needed if prediction.fits else f"{needed} OOM: {prediction.largest_memory_term}"
 
 
 def tie_lines(ranking: Ranking) -> list[str]:
@@ -139,6 +138,9 @@ def ranking_document(ranking: Ranking, top_n: int | None) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "assumptions": assumptions(ranking.search),
         "results": [record(prediction) for prediction in ranking.top(top_n)],
+        "nearly_fits": []
+        if ranking.near is None
+        else [record(prediction) for prediction in ranking.near.top(top_n)],
         "batch_seconds": dict(ranking.batch_seconds),
         "rejected": dict(ranking.rejected),
         "evaluated": ranking.n_evaluated,

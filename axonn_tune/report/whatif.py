@@ -8,6 +8,7 @@ from typing import Any
 from axonn_tune.report.phrases import assumption_line, interval_text, model_on_gpus, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
 from axonn_tune.report.table import table
+from axonn_tune.report.trust import trust_lines
 from axonn_tune.search.search import Search
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.studies.whatif import Influence, WhatIf
@@ -29,6 +30,7 @@ def what_if_text(search: Search, settings: Sequence[str], result: WhatIf) -> str
             table(rows, headers),
             "",
             _conclusion(result),
+            *trust_lines(search),
             assumption_line(search),
         ]
     )

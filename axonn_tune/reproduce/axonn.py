@@ -18,7 +18,7 @@ from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, parse_layout
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.units import gib
 
@@ -53,6 +53,7 @@ def compare_runs(rows: Sequence[Row], loaders: Loaders, each: Each = iter) -> li
 def _compare_run(row: Row, loaders: Loaders) -> Comparison:
     predicted, setting = _METRICS[row["metric"]](row, loaders)
     batch = _global_batch(row, row["gpus"])
+    strategy = _strategy_of(row, loaders)
     if batch != int(row["global_batch"]):
         setting += f"; batch of {batch} assumed, which {row['gpus']} GPUs can share"
     return Comparison(
@@ -65,8 +66,21 @@ def _compare_run(row: Row, loaders: Loaders) -> Comparison:
         certainty=row["certainty"],
         source=row["source"],
         assumed=_ASSUMED_OF_LOGS if row["grid"] else _ASSUMED_OF_PAPERS,
-        strategy=AXONN.name,
+        strategy=strategy.name,
+        engine=strategy.engine.title,
+        gpu=loaders.machine(row["machine"]).gpu.family,
+        is_fitted=_is_serial(row),
     )
+
+
+def _strategy_of(row: Row, loaders: Loaders) -> Axonn4D:
+    """Return AxoNN with the engine of a row: the logs name their grid, the papers do not."""
+    return Axonn4D(engine=loaders.engine(_OF_LOGS if row["grid"] else _OF_PAPERS))
+
+
+def _is_serial(row: Row) -> bool:
+    """Return whether nothing overlaps; points of that machine come from the very run."""
+    return bool(row["grid"]) and row["machine"] in _SERIAL_MACHINES
 
 
 def _search(row: Row, loaders: Loaders, gpus: str, model: str) -> Search:
@@ -75,18 +89,17 @@ def _search(row: Row, loaders: Loaders, gpus: str, model: str) -> Search:
         layout = parse_layout(row["grid"])
         axes = {axis: layout.size(axis) for axis in AXES}
     micro_batch = int(row["micro_batch"]) if row["micro_batch"] else None
-    is_serial = bool(row["grid"]) and row["machine"] in _SERIAL_MACHINES
     job = Job(
         int(gpus),
         _global_batch(row, gpus),
         int(row["seq_len"]),
-        overlap=Overlap(False, False, False) if is_serial else Overlap(),
+        overlap=Overlap(False, False, False) if _is_serial(row) else Overlap(),
     )
     scenario = Scenario(
         model=loaders.model(model),
         job=job,
         machine=loaders.machine(row["machine"]),
-        strategy=Axonn4D(engine=loaders.engine(_OF_LOGS if row["grid"] else _OF_PAPERS)),
+        strategy=_strategy_of(row, loaders),
     )
     return Search(
         scenario,

@@ -49,8 +49,11 @@ class Comparison:
         Name that is shared by the numbers that the source compares.
     assumed
         Those of the `FACTS` that were assumed for the prediction.
-    strategy
-        Name of the strategy whose plan stands for the run.
+    strategy, engine, gpu
+        Names of the strategy and the engine whose plan stands for the run, and the family of its
+        GPU.
+    is_fitted
+        Whether a number was fitted to the run, so that it is not predicted.
     """
 
     machine: str
@@ -65,6 +68,9 @@ class Comparison:
     group: str = ""
     assumed: tuple[str, ...] = ()
     strategy: str = ""
+    engine: str = ""
+    gpu: str = ""
+    is_fitted: bool = False
 
     @property
     def known(self) -> tuple[str, ...]:

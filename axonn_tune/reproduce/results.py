@@ -61,8 +61,9 @@ def compare_published(runs: Sequence[Run], each: Each = iter) -> list[Comparison
 def compare_number(run: Run, metric: str, prediction: Prediction | None) -> Comparison:
     """Compare one published number of a run with its prediction."""
     setting = "no layout of the model fits" if prediction is None else _setting(prediction)
+    scenario = run.search.scenario
     return Comparison(
-        machine=run.search.scenario.machine.name,
+        machine=scenario.machine.name,
         subject=run.subject,
         metric=metric,
         published=run.published[metric],
@@ -73,7 +74,10 @@ def compare_number(run: Run, metric: str, prediction: Prediction | None) -> Comp
         system=run.system,
         group=run.group,
         assumed=run.assumed,
-        strategy=run.search.scenario.strategy.name,
+        strategy=scenario.strategy.name,
+        engine=scenario.strategy.engine.title,
+        gpu=scenario.machine.gpu.family,
+        is_fitted=run.is_fitted,
     )
 
 

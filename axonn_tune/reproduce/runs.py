@@ -41,6 +41,8 @@ class Run:
         Where the numbers come from: table, figure, abstract, or recalled (from memory).
     assumed
         Facts, of those that a prediction needs, that the source does not state.
+    is_fitted
+        Whether a number was fitted to the run.
     """
 
     system: str
@@ -51,6 +53,7 @@ class Run:
     certainty: str
     source: str
     assumed: tuple[str, ...] = ()
+    is_fitted: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Paper:
     machine: Machine
     certainty: str = "table"
     assumed: tuple[str, ...] = ()
+    is_fitted: bool = False
 
     def run(self, group: str, subject: str, search: Search, published: Mapping[str, float]) -> Run:
         """Return a run of the table."""
@@ -74,6 +78,7 @@ class Paper:
             self.certainty,
             self.source,
             self.assumed,
+            self.is_fitted,
         )
 
 

@@ -56,7 +56,7 @@ def against_zero3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         model = gpt(row, 2048)
         micro_batch = int(row["micro_batch"])
         if row["strategy"] == "zero3":
-            paper = Paper("DeepSpeed ZeRO-3", source, machine)
+            paper = Paper("DeepSpeed ZeRO-3", source, machine, is_fitted=True)
             search = sharded_search(
                 row, model, machine, deepspeed, {"replica": 1}, micro_batch, "fp16", "unfused"
             )

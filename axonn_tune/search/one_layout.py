@@ -19,7 +19,7 @@ from axonn_tune.search.rank import rank_candidates, with_best_batch
 from axonn_tune.search.search import Search
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.layout import Layout, parse_ordered_layout
-from axonn_tune.step.memory import memory_bytes
+from axonn_tune.step.memory import memory_bytes, memory_interval_bytes
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
@@ -120,12 +120,14 @@ def _memory_shortage(search: Search, layout: Layout) -> str | None:
         if total[row] < leanest_bytes:
             leanest_bytes = float(total[row])
             leanest = part.configuration(row)
+            low, _ = memory_interval_bytes(search.scenario, total, terms)
+            state = "nearly fits" if low[row] <= capacity else "out of memory"
             largest = max(terms, key=lambda term: float(terms[term][row]))
             largest_bytes = float(terms[largest][row])
     if leanest_bytes <= capacity:
         return None
     return (
-        f"{layout}: out of memory; its leanest configuration (micro-batch {leanest.micro_batch}, "
+        f"{layout}: {state}; its leanest configuration (micro-batch {leanest.micro_batch}, "
         f"recompute {leanest.recompute}) needs {gib(leanest_bytes):.1f} GiB of "
         f"{gib(capacity):.1f} GiB, {gib(leanest_bytes - capacity):.1f} GiB short; largest term: "
         f"{largest}, {gib(largest_bytes):.1f} GiB"

@@ -18,14 +18,15 @@ from axonn_tune.search.candidates import (
     legal_placements,
     nearest_counts,
     no_grid_error,
+    partial_executions,
     with_micro_batches,
 )
 from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import Uncertainty, uncertainty
-from axonn_tune.spec.candidates import CandidateTable, Placements
+from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
 from axonn_tune.spec.plan import Array
 from axonn_tune.step.evaluate import Evaluation, Evaluator
-from axonn_tune.step.memory import memory_bytes
+from axonn_tune.step.memory import memory_bytes, memory_interval_bytes
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
@@ -61,9 +62,12 @@ class Ranking:
     rejected
         Number of placements or configurations that were rejected, by reason.
     n_evaluated
-        Number of configurations that were timed.
+        Number of configurations that were timed, without those that nearly fit.
     batch_seconds
         Time of the best step by global batch, where several were tried and had candidates.
+    near
+        Ranking by time of the candidates that nearly fit and are faster than those of the same
+        layout that do; None if there are none.
     """
 
     search: Search
@@ -77,6 +81,7 @@ class Ranking:
     rejected: Mapping[str, int]
     n_evaluated: int
     batch_seconds: Mapping[int, float] = field(default_factory=dict)
+    near: Ranking | None = None
 
     def __len__(self) -> int:
         return len(self.table)
@@ -192,14 +197,15 @@ def _rank(search: Search) -> Ranking:
     if not len(table):
         raise no_grid_error(search, rejected)
     links = placement_links(scenario.machine, placements)
-    parts = [_evaluate(search, part, links) for part in executions(search, table)]
+    parts = [_evaluate(search, part, links) for part in _configurations(search, table)]
     if not parts:
         raise no_grid_error(search, {**rejected, VARIANT_REASON: len(table)})
     n_oom = sum(part.n_oom for part in parts)
     if n_oom:
         rejected[MEMORY_REASON] = n_oom
-    if not any(len(part.table) for part in parts):
-        raise _nothing_fits(search, min(part.least_bytes for part in parts))
+    if not search.include_oom and not any(part.fits.any() for part in parts):
+        may_fit = any(len(part.table) for part in parts)
+        raise _nothing_fits(search, min(part.least_bytes for part in parts), may_fit)
     paper_seconds = None
     if placements.axes.is_grid:
         paper_seconds = paper.communication_seconds(scenario.model, scenario.job, placements, links)
@@ -239,17 +245,33 @@ def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
     return placements, rejected
 
 
-def _evaluate(search: Search, table: CandidateTable, links: Links) -> _Part:
-    """Time the candidates of a table that fit, or with `include_oom` all of them."""
+def _configurations(search: Search, table: CandidateTable) -> Iterator[CandidateTable]:
+    """Yield every configuration of a table that may be the best, in tables that are alike.
+
+    A part of the layers is recomputed only where recomputing less does not fit.
+    """
+    yield from executions(search, table)
     scenario = search.scenario
-    memory, _ = memory_bytes(scenario, table)
+    for more, less in partial_executions(search, table):
+        memory, _ = memory_bytes(scenario, less)
+        too_large = memory > scenario.memory_capacity_bytes
+        if too_large.any():
+            yield more.take(too_large)
+
+
+def _evaluate(search: Search, table: CandidateTable, links: Links) -> _Part:
+    """Time the candidates of a table that fit, or nearly, or with `include_oom` all of them."""
+    scenario = search.scenario
+    memory, terms = memory_bytes(scenario, table)
     fits = memory <= scenario.memory_capacity_bytes
     n_oom = int((~fits).sum())
     least_bytes = float(memory.min())
     if not search.include_oom:
-        table = table.take(fits)
-        memory = memory[fits]
-        fits = fits[fits]
+        low, _ = memory_interval_bytes(scenario, memory, terms)
+        timed = low <= scenario.memory_capacity_bytes
+        table = table.take(timed)
+        memory = memory[timed]
+        fits = fits[timed]
     times = Evaluation(*np.zeros((3, 0)))
     if len(table):
         times = Evaluator.of(scenario, table, links).evaluate()
@@ -262,33 +284,49 @@ def _ranked(
     rejected: Mapping[str, int],
     paper_seconds: Array | None,
 ) -> Ranking:
-    """Return the ranking of all candidates that were timed."""
+    """Return the ranking of all candidates that were timed; see `Ranking.near`."""
+    everything = _ranking_of_all(search, parts, rejected, paper_seconds)
+    if search.include_oom or everything.fits.all():
+        return _best_of_each(everything)
+    fitting = _best_of_each(_taken(everything, np.flatnonzero(everything.fits)))
+    by_time = np.argsort(everything.step_seconds, kind="stable")
+    near = _taken(everything, by_time[~everything.fits[by_time]])
+    to_beat = np.full(len(near.table.placements), np.inf)
+    np.minimum.at(to_beat, fitting.table.placement, fitting.step_seconds)
+    faster = np.flatnonzero(near.step_seconds < to_beat[near.table.placement])
+    return replace(fitting, near=_best_of_each(_taken(near, faster)) if faster.size else None)
+
+
+def _ranking_of_all(
+    search: Search,
+    parts: Sequence[_Part],
+    rejected: Mapping[str, int],
+    paper_seconds: Array | None,
+) -> Ranking:
+    """Return every configuration that was timed in rank order."""
     table = reduce(CandidateTable.joined, (part.table for part in parts))
     step = np.concatenate([part.times.step_seconds for part in parts])
-    exposed = np.concatenate([part.times.exposed_communication_seconds for part in parts])
-    bubble = np.concatenate([part.times.bubble_seconds for part in parts])
-    memory = np.concatenate([part.memory for part in parts])
     fits = np.concatenate([part.fits for part in parts])
+    memory = np.concatenate([part.memory for part in parts])
     # Candidates that do not fit come last, the leanest of them first.
     keys = [memory, np.where(fits, step, memory), ~fits]
     if search.cost_model == "paper" and paper_seconds is not None:
         keys.insert(2, np.where(fits, paper_seconds[table.placement], 0.0))
-    order = np.lexsort(keys)
-    if not search.every_configuration:
-        _, first = np.unique(table.placement[order], return_index=True)
-        order = order[np.sort(first)]
-    return Ranking(
+    unordered = Ranking(
         search=search,
-        table=table.take(order),
-        step_seconds=step[order],
-        exposed_seconds=exposed[order],
-        bubble_seconds=bubble[order],
-        memory_bytes=memory[order],
-        fits=fits[order],
+        table=table,
+        step_seconds=step,
+        exposed_seconds=np.concatenate(
+            [part.times.exposed_communication_seconds for part in parts]
+        ),
+        bubble_seconds=np.concatenate([part.times.bubble_seconds for part in parts]),
+        memory_bytes=memory,
+        fits=fits,
         paper_seconds=paper_seconds,
         rejected=rejected,
         n_evaluated=len(table),
     )
+    return _taken(unordered, np.lexsort(keys))
 
 
 def _with_micro_batch(search: Search) -> str:
@@ -297,8 +335,46 @@ def _with_micro_batch(search: Search) -> str:
     return "" if wanted is None else f" with micro-batch {wanted}"
 
 
-def _nothing_fits(search: Search, least_bytes: float) -> NoCandidateError:
-    """Return an error that says how much memory is needed and how many GPUs suffice."""
+def _best_of_each(ranking: Ranking) -> Ranking:
+    """Return the best configuration of each placement, unless all are wanted."""
+    if ranking.search.every_configuration:
+        return ranking
+    _, first = np.unique(ranking.table.placement, return_index=True)
+    best = _without_twins(_taken(ranking, np.sort(first)))
+    return replace(best, n_evaluated=ranking.n_evaluated)
+
+
+def _without_twins(ranking: Ranking) -> Ranking:
+    """Return a ranking with one row for the rank orders of a layout that make no difference."""
+    if len(ranking.search.constraints.orders) == 1:
+        return ranking
+    table = ranking.table
+    log_seconds = np.round(1e9 * np.log(ranking.step_seconds)).astype(np.int64)
+    execution = [table.micro_batch, table.recompute, table.n_virtual, log_seconds]
+    columns = np.vstack([table.placements.sizes[:, table.placement], *execution])
+    _, first = np.unique(columns, axis=1, return_index=True)
+    return _taken(ranking, np.sort(first))
+
+
+def _taken(ranking: Ranking, rows: Ints) -> Ranking:
+    """Return some rows of a ranking, in the order in which they are given."""
+    return replace(
+        ranking,
+        table=ranking.table.take(rows),
+        step_seconds=ranking.step_seconds[rows],
+        exposed_seconds=ranking.exposed_seconds[rows],
+        bubble_seconds=ranking.bubble_seconds[rows],
+        memory_bytes=ranking.memory_bytes[rows],
+        fits=ranking.fits[rows],
+        n_evaluated=len(rows),
+    )
+
+
+def _nothing_fits(search: Search, least_bytes: float, may_fit: bool) -> NoCandidateError:
+    """Return an error that says how much memory is needed and how many GPUs suffice.
+
+    `may_fit` says whether some configuration nearly fits.
+    """
     scenario = search.scenario
     capacity = scenario.memory_capacity_bytes
     message = (
@@ -306,6 +382,8 @@ def _nothing_fits(search: Search, least_bytes: float) -> NoCandidateError:
         f"{scenario.machine.gpu.name}{_with_micro_batch(search)}: the smallest needs "
         f"{gib(least_bytes):.1f} GiB of {gib(capacity):.1f} GiB per GPU"
     )
+    if may_fit:
+        message += ", which may fit: --memory-margin takes it for fitting, explain says how much"
     return NoCandidateError(message + _gpus_hint(search))
 
 
@@ -336,7 +414,7 @@ def _placements_that_fit(search: Search) -> Placements:
     placements, _ = legal_placements(search)
     table, _ = with_micro_batches(search, placements)
     fits = np.zeros(len(placements), dtype=bool)
-    for part in executions(search, table):
+    for part in _configurations(search, table):
         memory, _ = memory_bytes(search.scenario, part)
         fits[part.placement[memory <= search.scenario.memory_capacity_bytes]] = True
     return placements.take(fits)

@@ -44,6 +44,9 @@ class Search:
         Limits that the user sets.
     recomputes
         Recomputations that are tried.
+    partial_recompute
+        Whether candidates are tried, too, that recompute a part of the layers because they would
+        not fit otherwise.
     cost_model
         ``"full"``, or ``"paper"`` to order by AxoNN's own equations.
     include_oom
@@ -62,6 +65,7 @@ class Search:
     cost_model: str = "full"
     include_oom: bool = False
     every_configuration: bool = False
+    partial_recompute: bool = False
     batch_rule: BatchRule | None = None
     other_batches: tuple[int, ...] = ()
 

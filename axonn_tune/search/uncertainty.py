@@ -65,7 +65,7 @@ def uncertainty(
     _, shape_of = distinct(*sizes, fastest.micro_batch)
     log_seconds = np.log(step_seconds[rows])
     p_best = _p_best(log_seconds, effects, own_error, shape_of)
-    return Uncertainty(rows, spread(effects, own_error), p_best)
+    return Uncertainty(rows, spread(scenario, effects, own_error), p_best)
 
 
 def _p_best(log_seconds: Array, effects: Array, own_error: Array, shape_of: Ints) -> Array:

@@ -21,7 +21,7 @@ from axonn_tune.spec.layout import (
     Layout,
     check_order,
 )
-from axonn_tune.spec.model import RECOMPUTES
+from axonn_tune.spec.recomputation import recompute_code, recompute_text
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -131,7 +131,7 @@ class CandidateTable:
     micro_batch
         Number of sequences that one rank processes at once.
     recompute
-        Index into `RECOMPUTES`; none where it is not given.
+        Number of the recomputation (see `spec.recomputation`); none where it is not given.
     n_virtual
         Number of virtual stages of a rank's part of a pipeline; 1 where it is not given.
     """
@@ -158,7 +158,7 @@ class CandidateTable:
             placements,
             np.zeros(1, np.int64),
             np.array([configuration.micro_batch], np.int64),
-            np.array([RECOMPUTES.index(configuration.recompute)], np.int64),
+            np.array([recompute_code(configuration.recompute)], np.int64),
             np.array([configuration.n_virtual], np.int64),
         )
 
@@ -172,7 +172,7 @@ class CandidateTable:
             layout=self.placements.layout(placement),
             order=ORDERS[int(self.placements.order[placement])],
             micro_batch=int(self.micro_batch[row]),
-            recompute=RECOMPUTES[int(self.recompute[row])],
+            recompute=recompute_text(int(self.recompute[row])),
             n_virtual=int(self.n_virtual[row]),
         )
 
@@ -192,7 +192,7 @@ class CandidateTable:
             self.placements,
             self.placement,
             self.micro_batch,
-            np.full(len(self), RECOMPUTES.index(recompute)),
+            np.full(len(self), recompute_code(recompute)),
             np.full(len(self), n_virtual),
         )
 
@@ -213,7 +213,8 @@ class CandidateTable:
         """
         if not len(self):
             return
-        code = self.recompute * (1 + self.n_virtual.max()) + self.n_virtual
+        recompute = self.recompute - self.recompute.min()
+        code = recompute * (1 + self.n_virtual.max()) + self.n_virtual
         if PIPELINE in self.placements.axes.names:
             n_stages = self.placements.size(PIPELINE)[self.placement]
             code = code * (1 + n_stages.max()) + n_stages
@@ -241,7 +242,7 @@ class CandidateTable:
     @property
     def common_recompute(self) -> str:
         """The recomputation, the same for candidates that are alike."""
-        return RECOMPUTES[_common(self.recompute, 0)]
+        return recompute_text(_common(self.recompute, 0))
 
     @property
     def common_n_virtual(self) -> int:

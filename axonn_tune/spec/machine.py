@@ -106,6 +106,15 @@ class Gpu:
         require_count(owner, "n_multiprocessors", self.n_multiprocessors)
         _all_positive(owner, self)
 
+    @property
+    def family(self) -> str:
+        """The name without vendor, memory and form, such as A100; the whole name where it has none.
+
+        The first word of letters and digits names the family.
+        """
+        word = re.search(r"[A-Z]+\d+[A-Z]*", self.name.upper())
+        return word[0] if word else self.name
+
     def check_possible(self) -> None:
         """Raise InputError unless a GPU with these amounts can exist."""
         owner = f"gpu '{self.name}'"

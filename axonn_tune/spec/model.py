@@ -239,15 +239,19 @@ class Model:
         """
         return 3.0 * (self._block_forward_flops(n_tokens, seq_len) + self._head_flops(n_tokens))
 
-    def hardware_flops(self, n_tokens: float, seq_len: int, recompute: str) -> float:
+    def hardware_flops(
+        self, n_tokens: float, seq_len: int, recompute: str, recomputed_share: float = 1.0
+    ) -> float:
         """Return the FLOPs of all passes, including recomputation (for HFU).
+
+        Of full recomputation, the share of the layers that are recomputed may be given.
 
         With ``full`` this is ``96 B s l h^2 (1 + s/6h + V/16lh)`` for a GPT with a
         4h MLP (Narayanan et al., SC21, eq. 3).
         """
         require_choice("job", "recompute", recompute, RECOMPUTES)
         repeated = self._block_forward_flops(n_tokens, seq_len) if recompute == "full" else 0.0
-        return self.model_flops(n_tokens, seq_len) + repeated
+        return self.model_flops(n_tokens, seq_len) + recomputed_share * repeated
 
     def _block_forward_flops(self, n_tokens: float, seq_len: int) -> float:
         """Return the FLOPs of all blocks in a forward pass."""

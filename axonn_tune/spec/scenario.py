@@ -14,16 +14,25 @@ from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Part, Size, StepPlan
 from axonn_tune.spec.strategy import Strategy
+from axonn_tune.spec.track_record import NO_TRACK_RECORDS, TrackRecord, TrackRecords
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A model, the job that trains it, the machine, and the strategy that spreads the work."""
+    """A model, the job that trains it, the machine, and the strategy that spreads the work.
+
+    track_records
+        How predictions have fared, which widens intervals.
+    memory_margin_bytes
+        Memory of a GPU that is to stay free; below zero, memory that may be missing.
+    """
 
     model: Model
     job: Job
     machine: Machine
     strategy: Strategy
+    track_records: TrackRecords = NO_TRACK_RECORDS
+    memory_margin_bytes: float = 0.0
 
     def plan(self, table: CandidateTable) -> StepPlan:
         """Return what the engine does in one training step of candidates that are alike."""
@@ -54,5 +63,21 @@ class Scenario:
 
     @property
     def memory_capacity_bytes(self) -> float:
-        """The memory of one GPU."""
-        return self.machine.gpu.memory_bytes.value
+        """The memory of one GPU that a rank may take."""
+        return self.machine.gpu.memory_bytes.value - self.memory_margin_bytes
+
+    @property
+    def track_record(self) -> TrackRecord | None:
+        """How predictions of this kind have fared; None if too few were compared."""
+        strategy = self.strategy
+        family = self.machine.gpu.family
+        return self.track_records.of(strategy.name, strategy.engine.title, family)
+
+    @property
+    def track_record_spread(self) -> float:
+        """The spread of ln(predicted / published) of such predictions.
+
+        What was never compared is not trusted further than the strategy that has fared worst.
+        """
+        record = self.track_record
+        return self.track_records.largest_spread if record is None else record.spread

@@ -32,6 +32,14 @@ class Strategy(Protocol):
         ...
 
     @property
+    def caveat(self) -> str:
+        """A sentence on what its times do not show, if it changes the numerics or is not released.
+
+        The text is empty where neither is so.
+        """
+        ...
+
+    @property
     def axes(self) -> Axes:
         """The axes along which the strategy arranges ranks."""
         ...

@@ -42,7 +42,7 @@ def predict(
         paper_seconds = float(by_placement[0])
     spread_fraction = None
     if with_interval:
-        spread_fraction = float(spread(*deviations(scenario, table))[0])
+        spread_fraction = float(spread(scenario, *deviations(scenario, table))[0])
     return Prediction(
         scenario=scenario,
         configuration=configuration,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import Layout
+from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers
 from axonn_tune.spec.scenario import Scenario
-
-# Standard deviations from the middle to the ends of an interval of 90 %.
-NORMAL_90 = 1.645
+from axonn_tune.step.memory import memory_interval_bytes
+from axonn_tune.step.spread import NORMAL_90
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,14 @@ class Prediction:
         model = self.scenario.model
         job = self.scenario.job
         recompute = self.configuration.recompute
-        return model.hardware_flops(job.tokens, job.seq_len, recompute) * self._tflops_per_flop
+        share = 1.0
+        if is_partial(recompute):
+            n_chunks = self.layout.n_stages * self.configuration.n_virtual
+            of_chunk = math.ceil(model.n_layers / n_chunks)
+            share = n_recomputed_layers(recompute, of_chunk) / of_chunk
+            recompute = "full"
+        flops = model.hardware_flops(job.tokens, job.seq_len, recompute, share)
+        return flops * self._tflops_per_flop
 
     @property
     def _tflops_per_flop(self) -> float:
@@ -126,13 +133,28 @@ class Prediction:
 
     @property
     def memory_capacity_bytes(self) -> float:
-        """The memory of one GPU."""
+        """The memory of one GPU that a rank may take."""
         return self.scenario.memory_capacity_bytes
 
     @property
     def fits(self) -> bool:
         """Whether the peak memory of a rank fits in its GPU."""
         return self.memory_bytes <= self.memory_capacity_bytes
+
+    @property
+    def memory_bytes_interval(self) -> tuple[float, float]:
+        """The ends of the interval that holds the peak memory with 90 % probability."""
+        return memory_interval_bytes(self.scenario, self.memory_bytes, self.memory_terms_bytes)
+
+    @property
+    def nearly_fits(self) -> bool:
+        """Whether it does not fit, but may: the interval of the peak memory begins below."""
+        return not self.fits and self.memory_bytes_interval[0] <= self.memory_capacity_bytes
+
+    @property
+    def fits_tightly(self) -> bool:
+        """Whether it fits, but may not: the interval of the peak memory ends above."""
+        return self.fits and self.memory_bytes_interval[1] > self.memory_capacity_bytes
 
     @property
     def largest_memory_term(self) -> str:

@@ -17,6 +17,8 @@ from axonn_tune.spec.resources import Resource, resources
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
 
+# Standard deviations from the middle to the ends of an interval of 90 %.
+NORMAL_90 = 1.645
 # Relative standard deviations of numbers that state none. Conventions, not measurements: repeated
 # benchmarks differ by a few percent, published figures between papers by about a tenth, and a
 # guess is trusted to a third.
@@ -62,12 +64,16 @@ def _effect(evaluator: Evaluator, resource: Resource, base: Array) -> Array:
     return np.log(worse / base)
 
 
-def spread(effects: Array, own_error: Array) -> Array:
+def spread(scenario: Scenario, effects: Array, own_error: Array) -> Array:
     """Return the standard deviation of the logarithm of the step time, shape (C,).
+
+    It is what the profile tells or what published runs show, whichever is larger. The profiles of
+    those runs are uncertain, too, so that the sum of both would count that twice.
 
     Parameters
     ----------
     effects, own_error : arrays
         Results of `deviations`.
     """
-    return np.sqrt((effects**2).sum(axis=0) + own_error**2 + MODEL_ERROR**2)
+    of_profile = np.sqrt((effects**2).sum(axis=0) + own_error**2 + MODEL_ERROR**2)
+    return np.maximum(of_profile, scenario.track_record_spread)

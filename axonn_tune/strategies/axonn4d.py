@@ -74,6 +74,7 @@ class Axonn4D:
     engine: Engine = IDEAL
     compute_key: tuple[str, ...] = ("x", "y", "micro_batch")
     n_virtual: Sequence[int] = (1,)
+    caveat: str = ""
 
     @property
     def name(self) -> str:
@@ -159,6 +160,7 @@ class Axonn4D:
         the activation and the softmax again.
         """
         job = shapes.job
+        chunk = -(-n_layers // shapes.n_virtual)
         sharded, replicated = stored_parameters(shapes.model, shapes.table, n_layers, first, last)
         stored = sharded + replicated
         owned = stored / shapes.table.size("data") if self.sharded_optimizer else stored
@@ -175,7 +177,7 @@ class Axonn4D:
             "gradients": stored * (GRADIENT_BYTES + job.element_bytes),
             "optimizer_states": owned * state_bytes(job),
             "gathered_weights": _gathered_bytes(shapes, self.engine.axonn, n_layers),
-            "activations": held * saved + shapes.residual_bytes,
+            "activations": held * shapes.saved_by_layers(saved, chunk) + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last),
         }
 

@@ -79,6 +79,7 @@ class Megatron3D:
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
     engine: Engine = IDEAL
+    caveat: str = ""
     compute_key: tuple[str, ...] = ("tensor", "context", "micro_batch")
 
     @property
@@ -152,6 +153,7 @@ class Megatron3D:
         """Return the bytes by term of one stage, which holds `held` layers' activations at once."""
         job = shapes.job
         table = shapes.table
+        chunk = -(-n_layers // shapes.n_virtual)
         stored = _stored_parameters(shapes, n_layers, first, last)
         owned = stored / table.size(_REPLICAS) if self.distributed_optimizer else stored
         without_scores = _saved_without_scores(shapes)
@@ -165,7 +167,7 @@ class Megatron3D:
             "weights": stored * job.element_bytes,
             "gradients": stored * self.gradient_bytes(job),
             "optimizer_states": owned * state_bytes(job),
-            "activations": held * saved,
+            "activations": held * shapes.saved_by_layers(saved, chunk),
             "working_set": shapes.working_set(everything, saved, last),
         }
 

@@ -60,6 +60,11 @@ USUAL_ENGINES = {
 }
 
 
+def names_of_all(switches: Switches, every: bool) -> list[str]:
+    """Return the strategies that ``all`` stands for: those without a caveat, or every one."""
+    return [name for name in STRATEGIES if every or not strategy_named(name, switches).caveat]
+
+
 def strategy_named(name: str, switches: Switches | None = None, engine: Engine = IDEAL) -> Strategy:
     """Return the strategy with the given name and switches, as an engine carries it out.
 

@@ -7,6 +7,7 @@ it left it. A strategy that does not split a width sets the size to one and the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +17,7 @@ from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job
 from axonn_tune.spec.model import Linear, Model
 from axonn_tune.spec.plan import Array
+from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers
 
 FP32_BYTES = BYTES_PER_ELEMENT["fp32"]
 # A dropout mask holds one byte for each element.
@@ -104,8 +106,32 @@ class Shapes:
 
     @property
     def recompute(self) -> str:
-        """The recomputation of the backward pass: none, selective or full."""
-        return self.table.common_recompute
+        """The recomputation of blocks that keep more than their input: none or selective.
+
+        It is full if there are no such blocks.
+        """
+        recompute = self.table.common_recompute
+        if not is_partial(recompute):
+            return recompute
+        n_layers = math.ceil(self.model.n_layers / (self.table.n_stages * self.n_virtual))
+        return "full" if self.n_recomputed(n_layers) == n_layers else "none"
+
+    def n_recomputed(self, n_layers: int) -> int:
+        """Return how many of a stage's layers, the first ones, are recomputed as a whole."""
+        return n_recomputed_layers(self.table.common_recompute, n_layers)
+
+    def saved_by_layers(self, saved: Array, n_layers: int) -> Array:
+        """Return what a layer of a virtual stage saves on the average.
+
+        Parameters
+        ----------
+        saved : array, shape (C,)
+            Bytes that a layer saves which is not recomputed as a whole; others save their input.
+        n_layers : int
+            Number of layers of the virtual stage.
+        """
+        share = self.n_recomputed(n_layers) / max(n_layers, 1)
+        return saved + share * (self.residual_bytes - saved)
 
     @property
     def n_virtual(self) -> int:

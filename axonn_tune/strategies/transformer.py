@@ -17,6 +17,9 @@ from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes
 
 _EMBEDDING = Weight(FORWARD, "embedding")
 _FIRST_OF_FORWARD = Weight(FORWARD, "qkv")
+# The weights that the backward pass of a block uses first, without and with full recomputation.
+_BACKWARD_ENTRY = Weight(BACKWARD, "down")
+_RECOMPUTED_ENTRY = Weight(RECOMPUTE, "qkv")
 # Norms whose output is the input of a linear layer, and those of a block with one norm, which is
 # formed again once, in the backward pass of the layer that comes last.
 _NORM_BEFORE = {"qkv": "norm1", "up": "norm2"}
@@ -176,21 +179,23 @@ class Transformer:
         self._output_norm(host, chain, "mlp_norm")
         self._residual(host, chain, "residual2")
 
-    def _block_backward(self, host: HostProgram, next_entry: Weight | None) -> None:
-        """Recompute the forward pass if needed, then form the gradients of MLP and attention.
+    def _block_backward(
+        self, host: HostProgram, recomputes: bool, next_entry: Weight | None
+    ) -> None:
+        """Recompute the forward pass if told so, then form the gradients of MLP and attention.
 
         `next_entry` is the weight that the next block of the backward pass uses first.
         """
-        has_next_block = next_entry is not None
-        if self.shapes.recompute == "full":
+        if recomputes:
+            has_next_block = next_entry is not None
             self._block_forward(host, RECOMPUTE, Weight(BACKWARD, "down"), has_next_block)
         else:
             self.communication.begin_block(host, BACKWARD)
         self._output_norm(host, BACKWARD, "mlp_norm")
         self._linear_backward(host, "down", Weight(BACKWARD, "up"))
         self._activation_backward(host)
-        if has_next_block and self.shapes.recompute != "full":
-            self.communication.prefetch_block(host, BACKWARD)
+        if next_entry is not None and not recomputes:
+            self.communication.prefetch_block(host, next_entry.chain)
         self._linear_backward(host, "up", Weight(BACKWARD, "proj"))
         if not self.shapes.model.shares_norm:
             self._norm(host, BACKWARD, "norm2")
@@ -206,12 +211,12 @@ class Transformer:
         self._residual(host, BACKWARD, "residual1")
         self.communication.end_block(host)
 
-    @property
-    def _backward_entry(self) -> Weight:
-        """The weight that the backward pass of a block uses first."""
-        if self.shapes.recompute == "full":
-            return Weight(RECOMPUTE, "qkv")
-        return Weight(BACKWARD, "down")
+    def _backward_entry(self, n_layers: int) -> Weight:
+        """Return the weight that the backward pass over some layers uses first."""
+        recomputes_last = 0 < n_layers == self.shapes.n_recomputed(n_layers)
+        if recomputes_last or self.shapes.recompute == "full":
+            return _RECOMPUTED_ENTRY
+        return _BACKWARD_ENTRY
 
     # Phases ------------------------------------------------------------------------------
 
@@ -257,8 +262,11 @@ class Transformer:
         self._block_forward(host, FORWARD, following, has_next_block)
         return host.phase(name, n_blocks)
 
-    def _head(self) -> Phase:
-        """Run the final norm, the logits and the loss, and the backward pass of these."""
+    def _head(self, backward_entry: Weight) -> Phase:
+        """Run the final norm, the logits and the loss, and the backward pass of these.
+
+        `backward_entry` is the weight that the backward pass uses next.
+        """
         host = HostProgram()
         shapes = self.shapes
         token_bytes = shapes.tokens * FP32_BYTES
@@ -272,16 +280,28 @@ class Transformer:
         host.run(names.LOSS_SUM, "all_reduce", 2.0 * token_bytes, shapes.y_axis)
         nbytes = shapes.logits * (FP32_BYTES + shapes.element_bytes)
         host.memory_bound(names.LOSS_GRADIENT, nbytes, "softmax_backward")
-        self.communication.prefetch_block(host, self._backward_entry.chain)
-        self._linear_backward(host, "head", self._backward_entry)
+        self.communication.prefetch_block(host, backward_entry.chain)
+        self._linear_backward(host, "head", backward_entry)
         self._norm(host, BACKWARD, "norm")
         return host.phase("head")
 
-    def _blocks_backward(self, name: str, n_blocks: int, next_entry: Weight | None) -> Phase:
-        """Run the backward pass of some equal blocks."""
-        host = HostProgram()
-        self._block_backward(host, next_entry)
-        return host.phase(name, n_blocks)
+    def _blocks_backward(
+        self, name: str, n_blocks: int, recomputes: bool, following: Weight | None
+    ) -> list[Phase]:
+        """Run the backward pass of some blocks, which are all recomputed as a whole or all not.
+
+        `following` is the weight that is used after them.
+        """
+        entry = _RECOMPUTED_ENTRY if recomputes else _BACKWARD_ENTRY
+        phases = []
+        for end, repeats, next_entry in (
+            ("", n_blocks - 1, entry),
+            ("_last", min(n_blocks, 1), following),
+        ):
+            host = HostProgram()
+            self._block_backward(host, recomputes, next_entry)
+            phases.append(host.phase(f"{name}{end}", repeats))
+        return phases
 
     def _embedding_backward(self) -> Phase:
         """Add rows to a dense gradient block, and send it."""
@@ -316,18 +336,25 @@ class Transformer:
             self._blocks_forward("forward_last", min(n_layers, 1), after, False),
         ]
         if last:
-            phases.append(self._head())
+            phases.append(self._head(self._backward_entry(n_layers)))
         return _without_empty(phases)
 
     def backward_pass(self, n_layers: int, first: bool, last: bool) -> tuple[Phase, ...]:
         """Return the backward pass over some layers; it ends by adding up their gradients.
 
         With `first` the embedding's gradient is among them; with `last` the backward pass of the
-        head came before, as a part of `forward_pass`.
+        head came before, as a part of `forward_pass`. The layers that are recomputed as a whole are
+        the first ones, so that they come last.
         """
-        phases = [] if last else [self._start(self._backward_entry)]
-        phases.append(self._blocks_backward("backward", n_layers - 1, self._backward_entry))
-        phases.append(self._blocks_backward("backward_last", min(n_layers, 1), None))
+        phases = [] if last else [self._start(self._backward_entry(n_layers))]
+        n_recomputed = self.shapes.n_recomputed(n_layers)
+        n_kept = n_layers - n_recomputed
+        if n_kept:
+            following = _RECOMPUTED_ENTRY if n_recomputed else None
+            phases += self._blocks_backward("backward", n_kept, False, following)
+        if n_recomputed:
+            name = "backward_recomputed" if n_kept else "backward"
+            phases += self._blocks_backward(name, n_recomputed, True, None)
         if first:
             phases.append(self._embedding_backward())
         phases.append(self._accumulate("embedding" if first else "qkv"))

@@ -108,6 +108,8 @@ class Zero:
         Whether weights are gathered in INT8 (qwZ), except from a second copy.
     quantised_gradients
         Whether gradients travel in INT4 by all-to-all instead of by reduce-scatter (qgZ).
+    is_released
+        Whether an implementation is released.
     engine
         Engine that carries it out.
     """
@@ -118,7 +120,25 @@ class Zero:
     quantised_weights: bool = False
     quantised_gradients: bool = False
     n_virtual: Sequence[int] = (1,)
+    is_released: bool = True
     engine: Engine = IDEAL
+
+    @property
+    def caveat(self) -> str:
+        """A sentence on quantised messages and on a missing implementation, or an empty text."""
+        quantised = [
+            *(["INT8 weights"] if self.quantised_weights else []),
+            *(["INT4 gradients"] if self.quantised_gradients else []),
+        ]
+        remarks = []
+        if quantised:
+            remarks.append(
+                f"quantises messages ({', '.join(quantised)}): the loss may change, and not every "
+                "GPU has the kernels"
+            )
+        if not self.is_released:
+            remarks.append("has no released implementation that is known")
+        return f"{self.name} {'; it '.join(remarks)}." if remarks else ""
 
     @property
     def compute_key(self) -> tuple[str, ...]:
@@ -181,7 +201,8 @@ class Zero:
             "gradients": parameters * element / table.size(sharding.gradients),
             "optimizer_states": parameters * state_bytes(job) / table.size(sharding.states),
             "gathered_weights": (held_gradients + held_weights_if_split) * element,
-            "activations": model.n_layers * saved + shapes.residual_bytes,
+            "activations": model.n_layers * shapes.saved_by_layers(saved, model.n_layers)
+            + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last=True),
         }
 
@@ -268,7 +289,15 @@ def zero_topo(
     outer = "gradients*states"
     axes = Axes(names, names, ("weights", inner, "states", outer, everyone))
     sharding = Sharding("weights", inner, everyone, (inner,), outer="states", updated_over=outer)
-    return Zero("zero-topo", axes, sharding, quantised_weights, quantised_gradients, engine=engine)
+    return Zero(
+        "zero-topo",
+        axes,
+        sharding,
+        quantised_weights,
+        quantised_gradients,
+        is_released=False,
+        engine=engine,
+    )
 
 
 @dataclass(frozen=True, eq=False)

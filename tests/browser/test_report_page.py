@@ -77,14 +77,14 @@ def test_sorting_turns_around_and_is_announced(open_page, pages):
     with open_page(pages["grids"].as_uri()) as chrome:
         memory = next(title for title in texts(chrome, "#table th") if title.startswith("GiB"))
         head(chrome, "GiB").click()
-        least = [float(text) for text in column(chrome, memory)]
+        least = [float(text.split()[0]) for text in column(chrome, memory)]
         assert least == sorted(least)
         assert (
             head(chrome, "GiB").find_element("xpath", "..").get_attribute("aria-sort")
             == "ascending"
         )
         head(chrome, "GiB").click()
-        most = [float(text) for text in column(chrome, memory)]
+        most = [float(text.split()[0]) for text in column(chrome, memory)]
         assert most == sorted(most, reverse=True) and min(most) > max(least)
         assert texts(chrome, "th[aria-sort]") == [memory]
         head(chrome, "Layout").click()
@@ -331,3 +331,14 @@ def test_measured_steps_stand_beside_the_predicted(open_page, tmp_path):
         assert find(chrome, "#measured").is_displayed()
         dots = chrome.find_elements("css selector", "#measured svg circle")
         assert len(dots) > 3
+
+
+def test_the_remarks_of_the_text_stand_below_the_verdict(open_page, pages, capsys):
+    main(["suggest", *JOB])
+    printed = capsys.readouterr().out.splitlines()
+    wanted = [line for line in printed if line.startswith(("No clear winner", "Track record"))]
+    with open_page(pages["grids"].as_uri()) as chrome:
+        assert len(wanted) == 2 and set(wanted) <= set(texts(chrome, "#remarks li"))
+    with open_page(pages["strategies"].as_uri()) as chrome:
+        remarks = texts(chrome, "#remarks li")
+        assert any("Left out: zeropp, zero-topo" in remark for remark in remarks)

@@ -10,12 +10,13 @@ from command_line import assert_refused, run_cli
 import axonn_tune
 from axonn_tune.strategies.named import STRATEGIES
 
+CAVEATS = {"zeropp", "zero-topo"}
 JOB = ["--gpus", "64", "--model", "5b", "--global-batch", "64", "--recompute", "full"]
 
 
 @pytest.mark.slow
 def test_the_best_of_every_strategy_is_a_row_the_fastest_first(capsys):
-    _, text, _ = run_cli(capsys, "compare", *JOB, "--format", "csv")
+    _, text, _ = run_cli(capsys, "compare", *JOB, "--every-strategy", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert {row["strategy"] for row in rows} == set(STRATEGIES)
     seconds = [float(row["step_seconds"]) for row in rows]
@@ -49,17 +50,40 @@ def test_python_has_the_same_comparison(capsys):
 
 
 @pytest.mark.slow
-def test_suggest_all_is_compare(capsys):
-    _, compared, _ = run_cli(capsys, "compare", *JOB)
-    _, suggested, _ = run_cli(capsys, "suggest", *JOB, "--strategy", "all")
+@pytest.mark.parametrize(("flags", "left_out"), [([], CAVEATS), (["--every-strategy"], set())])
+def test_suggest_all_is_compare(capsys, flags, left_out):
+    _, compared, _ = run_cli(capsys, "compare", *JOB, *flags)
+    _, suggested, _ = run_cli(capsys, "suggest", *JOB, "--strategy", "all", *flags)
     assert compared == suggested
     for name in STRATEGIES:
-        assert f"\n{name} " in compared
-    assert "the loss may change" in compared  # what quantised messages cost
+        assert (f"\n{name} " in compared) == (name not in left_out)
+
+
+def test_what_changes_the_numerics_is_left_out_unless_asked_for(capsys):
+    tiny = ["compare", "--gpus", "8", "--model", "tiny", "--global-batch", "64"]
+    _, text, _ = run_cli(capsys, *tiny)
+    assert "Left out: zeropp, zero-topo," in text and "\nzeropp" not in text
+    _, text, _ = run_cli(capsys, *tiny, "--every-strategy")
+    assert "Left out" not in text
+    assert "\nzeropp * " in text and "\nzero-topo * " in text and "\nzero3  " in text
+    assert "* zeropp quantises messages (INT8 weights, INT4 gradients): the loss may" in text
+    assert "it has no released implementation" in text
+    _, text, _ = run_cli(capsys, *tiny, "--no-qwz", "--no-qgz")
+    assert "Left out: zero-topo," in text and "\nzeropp  " in text
+
+
+def test_what_has_a_caveat_is_no_yardstick(capsys):
+    """Where a marked strategy is the fastest, the others still compare with each other."""
+    job = ["--gpus", "8", "--model", "llama3-8b", "--machine", "dgx-h100", "--global-batch", "128"]
+    names = ["--strategies", "zero-topo,zero3,zeropp"]
+    _, text, _ = run_cli(capsys, "compare", *job, *names)
+    rows = {line.split()[0]: line for line in text.splitlines() if line.startswith("zero")}
+    assert " 1.000 " in rows["zero3"]
+    assert next(iter(rows)) == "zero-topo" and " 0.9" in rows["zero-topo"]
 
 
 def test_strategies_without_a_layout_say_why(capsys):
-    _, text, _ = run_cli(capsys, "compare", "--gpus", "8", "--model", "80b")
+    _, text, _ = run_cli(capsys, "compare", "--gpus", "8", "--model", "80b", "--every-strategy")
     assert text.count("fits on no grid of 8") == len(STRATEGIES)
     _, text, _ = run_cli(capsys, "compare", "--gpus", "8", "--model", "80b", "--format", "json")
     document = json.loads(text)
@@ -145,3 +169,77 @@ def test_the_next_command_explains_the_best_layout(capsys):
     command = text.rstrip().splitlines()[-1].removeprefix("Next: axonn-tune ").split()
     code, explained, _ = run_cli(capsys, *command)
     assert code == 0 and "tensor=2" in explained
+
+
+def rows_of(capsys, *arguments):
+    _, text, _ = run_cli(capsys, "compare", *JOB, *arguments, "--format", "csv")
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_layouts_are_compared_side_by_side(capsys):
+    grids = [
+        "--grid",
+        "1x1x64x1",
+        "--grid",
+        "megatron:tensor=2,data=32",
+        "--grid",
+        "axonn:x=2,z=32",
+    ]
+    rows = rows_of(capsys, *grids)
+    assert sorted(row["strategy"] for row in rows) == ["axonn", "axonn", "megatron"]
+    seconds = [float(row["step_seconds"]) for row in rows]
+    assert seconds == sorted(seconds) and all(row["step_seconds_low"] for row in rows)
+    (megatron,) = [row for row in rows if row["strategy"] == "megatron"]
+    _, own, _ = run_cli(
+        capsys,
+        *("explain", *JOB, "--strategy", "megatron", "--grid", "tensor=2,data=32"),
+        *("--format", "json"),
+    )
+    predicted = json.loads(own)["prediction"]["step_seconds"]
+    assert float(megatron["step_seconds"]) == pytest.approx(predicted)
+
+
+def test_what_does_not_fit_is_compared_last(capsys):
+    grids = ["--grid", "1x1x1x64", "--grid", "1x1x64x1", "--micro-batch", "1"]
+    rows = rows_of(capsys, *grids)
+    assert [row["fits"] for row in rows] == ["True", "False"]
+
+
+def test_a_sweep_has_the_rows_of_each_value(capsys):
+    vary = ["--vary", "batch=64,128", "--vary", "seq_len=1024,2048"]
+    rows = rows_of(capsys, "--strategies", "axonn,zero3", *vary)
+    assert [row["global_batch"] for row in rows] == ["64"] * 4 + ["128"] * 4
+    for batch, seq_len in (("64", "1024"), ("128", "2048")):
+        _, own, _ = run_cli(
+            capsys,
+            *("compare", *JOB, "--strategies", "axonn,zero3", "--format", "json"),
+            *("--global-batch", batch, "--seq-len", seq_len),
+        )
+        wanted = {each["best"]["step_seconds"] for each in json.loads(own)["strategies"]}
+        assert wanted <= {float(row["step_seconds"]) for row in rows}
+    _, text, _ = run_cli(capsys, "compare", *JOB, "--strategies", "axonn,zero3", *vary)
+    assert "strategy  batch  sequence  layout" in text and "sequence lengths 1024, 2048," in text
+
+
+def test_a_pipeline_of_one_stage_is_no_row_of_its_own(capsys):
+    both = ["compare", *JOB, "--strategies", "axonn,axonn-pipeline", "--micro-batch", "1"]
+    _, text, _ = run_cli(capsys, *both)
+    assert "\naxonn  " in text and "\naxonn-pipeline  " not in text
+    assert "axonn-pipeline comes to the same as a row above." in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--vary", "batch=many"], "--vary batch=many: allowed: counts with commas"),
+        (["--vary", "gpus=8"], "name is 'gpus'; allowed: batch, seq_len, micro_batch"),
+        (["--grid", "1x1x8x1"], "it has 8 ranks, not 64"),
+        (["--grid", "gpipe:1x1x8x1"], "strategy is 'gpipe'; allowed: axonn"),
+        (["--grid", "1x1x64x1", "--strategies", "zero3"], "not both"),
+        (["--recompute", "full:0"], "recompute is 'full:0'; allowed: auto, none, selective, full"),
+        (["--memory-margin", "80GiB"], "--memory-margin 80GiB: allowed: less than the GPU's 40"),
+    ],
+)
+def test_bad_comparisons_are_one_line(capsys, arguments, message):
+    job = [word for word in JOB if word not in ("--recompute", "full")]
+    assert_refused(capsys, "compare", *job, *arguments, culprit=message)

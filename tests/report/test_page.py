@@ -15,9 +15,11 @@ from axonn_tune.errors import InputError
 from axonn_tune.io.json_files import load_json
 from axonn_tune.io.package_data import page_parts
 from axonn_tune.report.report import page_document, page_html
+from axonn_tune.report.suggest import ranking_text
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.spec.validation import Validation
 
+REMARKS = ("No clear winner", "Track record", "* ", "tight:", "near:")
 ROOT = Path(__file__).parents[2]
 VENDOR = ROOT / "axonn_tune" / "report" / "web" / "vendor"
 
@@ -61,6 +63,44 @@ def test_a_page_names_the_batch_of_each_row(document):
     page = page_document([ranking], "--gpus 32", [], "", 5, 1)
     assert set(page["rows"]["global_batch"]) == {ranking.search.scenario.job.global_batch}
     assert page["names_batch"] and "the fastest for each token" in page["assumptions"]
+
+
+def test_a_page_says_what_the_text_says(rankings):
+    """Every remark below the table of `suggest` stands on the page of the same ranking."""
+    for ranking in rankings:
+        page = page_document([ranking], "", [], "", 5000, 1)
+        said = [
+            line
+            for line in ranking_text(ranking, len(ranking)).splitlines()
+            if line.startswith(REMARKS)
+        ]
+        assert any(line.startswith("Track record") for line in said)
+        assert set(said) <= set(page["remarks"])
+
+
+def test_strategies_with_a_caveat_are_marked_and_those_left_out_are_named():
+    rankings = rankings_of("zero3", "zeropp")
+    page = page_document(rankings, "", [], "", 50, 1, left_out=["zero-topo"])
+    assert page["strategies"] == ["zero3", "zeropp"] and page["marked"] == ["zero3", "zeropp *"]
+    assert any(remark.startswith("* zeropp quantises messages") for remark in page["remarks"])
+    assert any(remark.startswith("Left out: zero-topo,") for remark in page["remarks"])
+
+
+def test_a_pipeline_of_one_stage_has_no_row_of_its_own():
+    both = page_document(rankings_of("axonn", "axonn-pipeline"), "", [], "", 5000, 1)
+    alone = page_document(rankings_of("axonn-pipeline"), "", [], "", 5000, 1)
+    assert both["n_candidates"] == alone["n_candidates"] == len(both["rows"]["layout"])
+
+
+def test_memory_is_marked_where_it_may_not_do(document):
+    rows = document["rows"]
+    capacity = document["capacity_gib"]
+    for mark, fits, low, memory, high in zip(
+        *(rows[key] for key in ("memory_mark", "fits", "memory_low", "memory", "memory_high")),
+        strict=True,
+    ):
+        assert low < memory < high and (mark in ("", "tight")) == bool(fits)
+        assert (mark in ("tight", "near")) == (low <= capacity < high)
 
 
 def test_details_are_of_the_fastest_and_the_front_and_their_parts_make_up_the_step(document):

@@ -330,3 +330,19 @@ def test_the_search_of_one_layout_keeps_what_does_not_fit():
 def test_switches_have_the_defaults_of_the_options():
     shown = defaults(declared(SwitchOptions))
     assert asdict(Switches()).items() <= shown.items()
+
+
+def test_orders_that_make_no_difference_are_one_row():
+    every = rank_candidates(build_search("5b", 32, order="all", every_configuration=True))
+    ranked = rank_candidates(build_search("5b", 32, order="all")).top()
+    kinds = {(p.layout, f"{p.step_seconds:.9g}") for p in ranked}
+    assert len(kinds) == len(ranked)
+    orders = {(p.layout, p.configuration.order) for p in every.top()}
+    assert len({p.layout for p in ranked}) == len({layout for layout, _ in orders})
+    assert len(ranked) < len(orders)
+    best = {}
+    for p in every.top():
+        best[p.layout] = min(p.step_seconds, best.get(p.layout, p.step_seconds))
+    for p in ranked:
+        assert p.step_seconds >= best[p.layout]
+    assert {p.layout: p.step_seconds for p in reversed(ranked)} == best

@@ -11,6 +11,7 @@ from axonn_tune.search import uncertainty
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.resources import resources
+from axonn_tune.spec.track_record import NO_TRACK_RECORDS, TrackRecord, TrackRecords
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.prediction import NORMAL_90
 from axonn_tune.step.spread import MODEL_ERROR, UNSTATED_SPREAD, spread_of
@@ -45,9 +46,14 @@ def spread_machine(spread, **numbers):
     )
 
 
-def found(machine, model="5b", gpus=64, **options):
+def searched(machine, model="5b", gpus=64, records=NO_TRACK_RECORDS, **options):
+    """A search whose intervals come from the profile alone, unless there are records."""
     search = build_search(model, gpus, machine, micro_batch=1, recompute="full", **options)
-    return rank_candidates(search)
+    return replace(search, scenario=replace(search.scenario, track_records=records))
+
+
+def found(machine, **options):
+    return rank_candidates(searched(machine, **options))
 
 
 def test_probabilities_are_of_one_event():
@@ -60,6 +66,23 @@ def test_a_wider_profile_gives_wider_intervals():
     narrow, wide = (found(spread_machine(s)).uncertainty.spread for s in (0.01, 0.2))
     assert (wide > narrow).all()
     assert (narrow > MODEL_ERROR).all()
+
+
+def test_what_published_runs_show_widens_every_interval_and_leaves_the_chances():
+    machine = spread_machine(0.05)
+    before = found(machine).uncertainty
+    runs = TrackRecord("axonn", "bundled runtime", "GPU", 9, 5, 0.3, 0.4)
+    after = found(machine, records=TrackRecords((runs,))).uncertainty
+    assert (before.spread < 0.4).all()
+    assert after.spread == pytest.approx(np.full(len(after.rows), 0.4))
+    assert (after.p_best == before.p_best).all()
+
+
+def test_a_profile_that_is_less_certain_than_published_runs_decides():
+    runs = TrackRecord("axonn", "bundled runtime", "GPU", 9, 0, 0.01, 0.01)
+    machine = spread_machine(0.2)
+    with_runs = found(machine, records=TrackRecords((runs,))).uncertainty
+    assert (with_runs.spread == found(machine).uncertainty.spread).all()
 
 
 def test_orders_that_make_no_difference_share_the_chance():
@@ -108,7 +131,7 @@ def test_a_dominated_row_has_no_chance():
 def test_true_times_lie_in_their_intervals_and_the_likeliest_wins_as_often(seed):
     """Machines drawn from the stated spreads, priced exactly, not linearised."""
     machine = spread_machine(0.08)
-    search = build_search("5b", 64, machine, micro_batch=1, recompute="full")
+    search = searched(machine)
     ranking = rank_candidates(search)
     known = ranking.uncertainty
     rows = known.rows

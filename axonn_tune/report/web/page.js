@@ -43,7 +43,7 @@ function columnsOf(data) {
   const some = (key, usual) => data.rows[key].some((value) => value !== usual);
   return [
     { title: "#", value: (row) => row.number, text: (row) => `${row.number + 1}` },
-    several && { title: "Strategy", names: ["strategy"], isText: true, value: (row) => row.strategyName },
+    several && { title: "Strategy", names: ["strategy"], isText: true, value: (row) => row.strategyName, text: (row) => row.markedName },
     { title: "Layout", names: ["layout"], isText: true, value: (row) => row.layout, text: (row) => brief(row.layout) },
     some("order", data.rows.order[0]) && { title: "Order", names: ["order"], isText: true, value: (row) => row.order },
     { title: "Step s", names: ["step"], value: (row) => row.step, text: (row) => seconds(row.step) },
@@ -76,7 +76,7 @@ function columnsOf(data) {
     },
     {
       title: `GiB of ${data.capacity_gib.toFixed(0)}`, names: ["memory", "gib"],
-      value: (row) => row.memory, text: (row) => gib(row.memory) + (row.fits ? "" : " OOM"),
+      value: (row) => row.memory, text: (row) => `${gib(row.memory)} ${row.memory_mark}`,
     },
   ].filter(Boolean);
 }
@@ -89,12 +89,16 @@ function rowsOf(data) {
       if (Array.isArray(values)) row[name] = values[number];
     }
     row.strategyName = data.strategies[row.strategy];
+    row.markedName = data.marked[row.strategy];
     row.memoryTerms = Object.entries(columns.memory_terms).map(([term, of]) => ({ term, gib: of[number] }));
     row.sizes = Object.fromEntries(Object.entries(columns.axes).map(([axis, of]) => [axis, of[number]]));
     row.words = [row.strategyName, layout, row.order, row.recompute, row.fits ? "" : "oom"].join(" ").toLowerCase();
     return row;
   });
 }
+
+/** What the mark of a row's memory means. */
+const MARKS = { "": "", tight: ": fits, or perhaps not", near: ": nearly fits", OOM: ": does not fit" };
 
 const COMPARISONS = {
   "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b,
@@ -184,6 +188,7 @@ class Page {
         + (best.low === null ? "" : ` (90 % between ${seconds(best.low)} and ${seconds(best.high)})`)
         + `, ${best.tflops.toFixed(1)} TFLOP/s per GPU, MFU ${percent(best.mfu)}.`
       : "No candidate fits in a GPU's memory.";
+    $("#remarks").replaceChildren(...data.remarks.map((text) => element("li", { textContent: text })));
     $("#assumptions").textContent = data.assumptions;
     const rejected = Object.entries(data.rejected)
       .filter(([, reasons]) => Object.keys(reasons).length)
@@ -202,7 +207,7 @@ class Page {
   }
 
   nameOf(row) {
-    const strategy = this.data.strategies.length > 1 ? `${row.strategyName} ` : "";
+    const strategy = this.data.strategies.length > 1 ? `${row.markedName} ` : "";
     const virtual = row.n_virtual > 1 ? `, ${row.n_virtual} virtual stages` : "";
     return `${strategy}${row.layout}, micro-batch ${row.micro_batch}, recompute ${row.recompute}${virtual}`;
   }
@@ -327,7 +332,8 @@ class Page {
       ["Micro-steps", `${row.n_microsteps}`],
       ["TFLOP/s per GPU", row.tflops.toFixed(1)],
       ["MFU, HFU", `${percent(row.mfu)}, ${percent(row.hfu)}`],
-      ["Memory", `${gib(row.memory)} of ${gib(this.data.capacity_gib)} GiB${row.fits ? "" : ": does not fit"}`],
+      ["Memory", `${gib(row.memory)} of ${gib(this.data.capacity_gib)} GiB${MARKS[row.memory_mark]}`],
+      ["90 % interval of memory", `${gib(row.memory_low)} to ${gib(row.memory_high)} GiB`],
     ].filter(Boolean);
     $("#summary").replaceChildren(...facts.map(([name, value]) =>
       element("div", {}, element("dt", { textContent: name }), element("dd", { textContent: value }))));

@@ -1,0 +1,106 @@
+"""How the memory of a configuration is shown: what it takes, how sure that is, what would help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from axonn_tune.search.rank import Ranking
+from axonn_tune.step.prediction import Prediction
+from axonn_tune.units import gib
+
+# Rows that nearly fit are shown up to this number.
+MOST_NEAR = 3
+
+
+def memory_mark(prediction: Prediction) -> str:
+    """Return a word on a configuration that does not fit, or may not; it is empty for others."""
+    if prediction.fits:
+        return "tight" if prediction.fits_tightly else ""
+    return "near" if prediction.nearly_fits else "OOM"
+
+
+def memory_text(prediction: Prediction) -> str:
+    """Return the GiB that a rank needs, with its mark, and what takes most if it does not fit."""
+    mark = memory_mark(prediction)
+    largest = f": {prediction.largest_memory_term}" if mark == "OOM" else ""
+    return f"{gib(prediction.memory_bytes):.1f} {mark}{largest}".rstrip()
+
+
+def memory_interval_text(prediction: Prediction) -> str:
+    """Return the ends of the interval of the peak memory."""
+    low, high = prediction.memory_bytes_interval
+    return f"{gib(low):.1f}-{gib(high):.1f}"
+
+
+def memory_lines(predictions: Sequence[Prediction]) -> list[str]:
+    """Explain the marks of `memory_text`, if some prediction has one."""
+    tight = next((p for p in predictions if p.fits_tightly), None)
+    near = next((p for p in predictions if p.nearly_fits), None)
+    lines = []
+    if tight is not None:
+        lines.append(
+            "tight: it may not fit, since fragmentation and reserve are known roughly (90 % "
+            f"interval of the first such row: {memory_interval_text(tight)} GiB); "
+            "--memory-margin 2GiB keeps more memory free."
+        )
+    if near is not None:
+        lines.append(
+            "near: it does not fit, but it may, since fragmentation and reserve are known roughly "
+            f"(90 % interval of the first such row: {memory_interval_text(near)} GiB)."
+        )
+    return lines
+
+
+def near_lines(ranking: Ranking, predictions: Sequence[Prediction]) -> list[str]:
+    """Name the fastest layouts that nearly fit and beat a shown row, and what makes them fit."""
+    if ranking.near is None:
+        return []
+    slowest_seconds = predictions[-1].step_seconds
+    near = [p for p in ranking.near.top(MOST_NEAR) if p.step_seconds < slowest_seconds]
+    if not near:
+        return []
+    terms = near[0].memory_terms_bytes
+    rough = gib(terms["fragmentation"] + terms["reserved"])
+    return [
+        f"Nearly fits, if fragmentation and reserve take less than the profile's {rough:.1f} GiB; "
+        "the margin takes it for fitting:",
+        *(f"  {_near_text(p)}" for p in near),
+    ]
+
+
+def _near_text(prediction: Prediction) -> str:
+    """Say what a configuration that nearly fits would bring, and which margin lets it in."""
+    configuration = prediction.configuration
+    virtual = f", virtual {configuration.n_virtual}" if configuration.n_virtual > 1 else ""
+    return (
+        f"{configuration.ordered_layout}{virtual}, micro-batch {configuration.micro_batch}, "
+        f"recompute {configuration.recompute}: {prediction.step_seconds:.3f} s, "
+        f"{gib(prediction.memory_bytes):.1f} GiB ({memory_interval_text(prediction)}), "
+        f"--memory-margin {_accepting(prediction)}"
+    )
+
+
+def verdict(prediction: Prediction) -> str:
+    """Say whether a configuration fits and by how much, and what makes it fit if it nearly does."""
+    free = gib(prediction.memory_capacity_bytes - prediction.memory_bytes)
+    if prediction.fits:
+        remark = ", tight: it may not" if prediction.fits_tightly else ""
+        return f"fits, {free:.2f} GiB free{remark}"
+    if not prediction.nearly_fits:
+        return (
+            f"out of memory, {-free:.2f} GiB short; largest term {prediction.largest_memory_term}"
+        )
+    terms = prediction.memory_terms_bytes
+    rough = gib(terms["fragmentation"] + terms["reserved"])
+    return (
+        f"nearly fits, {-free:.2f} GiB short: it fits if fragmentation and reserve take "
+        f"{100 * -free / rough:.0f} % less than the profile's {rough:.1f} GiB "
+        f"(--memory-margin {_accepting(prediction)} takes it for fitting)"
+    )
+
+
+def _accepting(prediction: Prediction) -> str:
+    """Return the margin of memory with which a configuration that nearly fits counts as fitting."""
+    missing = prediction.memory_bytes - prediction.scenario.machine.gpu.memory_bytes.value
+    return f"{-math.ceil(100 * gib(missing)) / 100:.2f}GiB"

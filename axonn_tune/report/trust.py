@@ -1,0 +1,82 @@
+"""How far to trust a strategy's rows: how its predictions have fared, and what is special of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from axonn_tune.report.phrases import percent
+from axonn_tune.search.search import Search
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.spec.strategy import Strategy
+from axonn_tune.spec.track_record import FAR_FRACTION
+
+# The mark of a strategy that has a caveat.
+MARK = " *"
+
+
+def marked_name(strategy: Strategy) -> str:
+    """Return the name of a strategy, with a mark if it has a caveat."""
+    return strategy.name + (MARK if strategy.caveat else "")
+
+
+def trust_lines(*searches: Search) -> list[str]:
+    """Return a line on each strategy's track record, and one on each caveat."""
+    scenarios = _one_of_each(search.scenario for search in searches)
+    caveats = [scenario.strategy.caveat for scenario in scenarios if scenario.strategy.caveat]
+    return [*map(track_record_line, scenarios), *(f"* {caveat}" for caveat in caveats)]
+
+
+def _one_of_each(scenarios: Iterable[Scenario]) -> list[Scenario]:
+    """Return one scenario for each strategy on each family of GPUs."""
+    kinds = {(s.strategy.name, s.strategy.engine.title, s.machine.gpu.family): s for s in scenarios}
+    return list(kinds.values())
+
+
+def track_record_line(scenario: Scenario) -> str:
+    """Say in one line how predictions of this kind have fared."""
+    strategy = scenario.strategy
+    record = scenario.track_record
+    if record is None:
+        return f"Track record of {strategy.name}: never compared with a measured step."
+    gpu = scenario.machine.gpu.family
+    remark = ""
+    if strategy.engine.title not in ("", record.engine):
+        remark = f" (of other engines, too; {strategy.engine.title} has too few)"
+    place = f"on {record.gpu}" if record.gpu else "on all machines"
+    if record.gpu != gpu:
+        place += f", since {gpu} has too few"
+    return (
+        f"Track record of {strategy.name} {place}: {record.n_runs} published runs{remark}, "
+        f"mean error {percent(record.mean_error_fraction, 0)} %, {record.n_far} of {record.n_runs} "
+        f"beyond {percent(FAR_FRACTION, 0)} %."
+    )
+
+
+def track_record_document(scenario: Scenario) -> dict[str, Any] | None:
+    """Return how predictions of this kind have fared as plain data; None if too few were compared.
+
+    Names are null where the runs differ in them.
+    """
+    record = scenario.track_record
+    if record is None:
+        return None
+    return {
+        "engine": record.engine or None,
+        "gpu": record.gpu or None,
+        "runs": record.n_runs,
+        "mean_error_fraction": record.mean_error_fraction,
+        "runs_far_off": record.n_far,
+        "far_off_fraction": FAR_FRACTION,
+        "spread": record.spread,
+    }
+
+
+def left_out_lines(left_out: Sequence[str]) -> list[str]:
+    """Return a line that names the strategies that are not compared, if there are any."""
+    if not left_out:
+        return []
+    return [
+        f"Left out: {', '.join(left_out)}, which change the numerics or have no released "
+        "implementation; --every-strategy compares them, too."
+    ]

@@ -1,0 +1,50 @@
+"""Every answer that ranks says how predictions of its kind have fared."""
+
+import json
+
+import pytest
+from command_line import run_cli
+
+from axonn_tune.io.package_data import load_track_records
+
+JOB = ["--model", "tiny", "--machine", "perlmutter", "--global-batch", "64"]
+COMMANDS = [
+    ["suggest", "--gpus", "8"],
+    ["compare", "--gpus", "8", "--strategies", "axonn"],
+    ["explain", "--gpus", "8", "--grid", "1x1x8x1"],
+    ["scale", "--gpus", "8,16"],
+    ["plan", "--gpus", "8"],
+    ["whatif", "--gpus", "8", "--set", "inter_node.bandwidth=2x"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_every_text_and_every_json_has_the_track_record(capsys, command):
+    record = load_track_records().of("axonn", "bundled runtime", "A100")
+    _, text, _ = run_cli(capsys, *command, *JOB)
+    (line,) = [line for line in text.splitlines() if line.startswith("Track record")]
+    assert f"axonn on A100: {record.n_runs} published runs" in line
+    assert f"{record.n_far} of {record.n_runs} beyond 20 %" in line
+    _, printed, _ = run_cli(capsys, *command, *JOB, "--format", "json")
+    document = json.loads(printed)
+    of = document["strategies"][0] if command[0] == "compare" else document
+    stated = of["assumptions"]["track_record"]
+    assert stated["runs"] == record.n_runs and stated["spread"] == pytest.approx(record.spread)
+    assert of["assumptions"]["caveat"] is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "machine", "said"),
+    [
+        ("megatron", "perlmutter", "Track record of megatron on A100: "),
+        ("megatron", "alps", "Track record of megatron on all machines, since GH200 has too few: "),
+        ("zeropp", "alps", "Track record of zeropp on V100, since GH200 has too few: "),
+        ("axonn", "alps", "(of other engines, too; bundled runtime has too few)"),
+        ("zero-topo", "perlmutter", "zero-topo: never compared with a measured step."),
+        ("zero-topo", "perlmutter", "* zero-topo quantises messages"),
+    ],
+)
+def test_the_track_record_says_what_it_is_of(capsys, strategy, machine, said):
+    job = ["--gpus", "8", "--model", "tiny", "--global-batch", "64"]
+    _, text, _ = run_cli(capsys, "suggest", *job, "--strategy", strategy, "--machine", machine)
+    assert said in text
