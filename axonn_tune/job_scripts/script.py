@@ -25,6 +25,10 @@ _STARTS: dict[str, Callable[[Prediction, str | None], Start]] = {
     "megatron": megatron.start,
 }
 
+# The programs and Megatron-LM's flags form blocks with one norm before attention and one before
+# the MLP.
+_NORMS_PER_BLOCK = 2
+
 
 def launch_files(
     prediction: Prediction,
@@ -56,6 +60,12 @@ def launch_files(
     if framework not in allowed:
         raise InputError(
             f"--framework {framework} does not run {name}; allowed: {', '.join(allowed)}"
+        )
+    model = prediction.scenario.model
+    if model.norms_per_block != _NORMS_PER_BLOCK:
+        raise InputError(
+            f"model {model.name} has {model.norms_per_block} norms in each block; allowed where a "
+            f"script is written: {_NORMS_PER_BLOCK}"
         )
     start = _STARTS[framework](prediction, train)
     return {

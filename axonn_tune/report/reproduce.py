@@ -27,7 +27,7 @@ LINK_HEADERS = ("machine", "run", "metric", "published", "predicted", "error %",
 RUN_HEADERS = (*LINK_HEADERS, "assumed")
 _ERROR_HEADERS = ("mean %", "bias %", "median %", "p90 %", "largest %")
 SUMMARY_HEADERS = ("system", "facts", "numbers", *_ERROR_HEADERS, "pairs in order")
-STRATEGY_HEADERS = ("strategy", "facts", "numbers", *_ERROR_HEADERS)
+STRATEGY_HEADERS = ("strategy and engine", "facts", "numbers", *_ERROR_HEADERS)
 STEP_HEADERS = (
     "steps",
     "group",
@@ -98,12 +98,17 @@ def summary_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
 
 
 def strategy_rows(reproduction: Reproduction) -> list[list[str]]:
-    """Return the errors of each strategy over end results and steps, assumed facts apart."""
+    """Return the errors of each strategy and engine over end results and steps, by facts."""
     predicted = [c for c in _all_runs(reproduction) if c.strategy]
     return [
         [strategy, facts, *_counted_cells(group)]
-        for strategy, facts, group in _by_facts(predicted, lambda c: c.strategy)
+        for strategy, facts, group in _by_facts(predicted, _kind)
     ]
+
+
+def _kind(c: Comparison) -> str:
+    """Return the strategy of a prediction, with its engine if it is of one."""
+    return f"{c.strategy}, {c.engine}" if c.engine else c.strategy
 
 
 def _all_runs(reproduction: Reproduction) -> list[Comparison]:

@@ -56,7 +56,7 @@ def reproduction_markdown(
         "",
         _READING,
         "",
-        "## By strategy",
+        "## By strategy and engine",
         "",
         "These rows count the end results above and the measured steps below. The *track record*",
         "that rankings state, by engine and family of GPUs, counts those that are times or rates",

@@ -12,6 +12,7 @@ from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.resources import resources
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.axonn4d import AXONN
 from axonn_tune.strategies.zero import zero3
@@ -36,7 +37,9 @@ def llm_foundry(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         machine = machines[row["gpu"]]
         is_one_node = int(row["gpus"]) <= machine.ranks_per_node
         assumed = () if is_one_node else ("network",)
-        paper = Paper("FSDP of llm-foundry", source, machine, assumed=assumed)
+        # Two numbers of the engine are fitted to the steps on one node of A100.
+        is_fitted = is_one_node and row["gpu"].startswith("A100")
+        paper = Paper("FSDP of llm-foundry", source, machine, assumed=assumed, is_fitted=is_fitted)
         n_sequences = int(row["micro_batch"]) * int(row["micro_steps"]) * int(row["gpus"])
         model = mpt(row["model"], int(row["seq_len"]))
         search = _fsdp_search({**row, "global_batch": str(n_sequences)}, model, machine, engine)
@@ -89,7 +92,7 @@ def _llm_foundry_machines(loaders: Loaders) -> dict[str, Machine]:
 
 def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield Llama 3.1 with FSDP2, alone and with tensor parallelism inside a node."""
-    machine = loaders.machine("dgx-h100")
+    machine = _torchtitan_machine(loaders)
     for row in rows:
         source = f"pytorch/torchtitan, benchmarks/{row['document']} (BSD-3)"
         paper = Paper("FSDP of torchtitan", source, machine, assumed=_assumed_of_torchtitan(row))
@@ -100,12 +103,34 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             layout += f" x TP {row['tensor']}"
         else:
             name = "fsdp2" if row["compile"] == "yes" else "fsdp2-eager"
-            search = _fsdp_search(row, model, machine, loaders.engine(name))
+            recompute = {"recompute": _recompute(row, model)}
+            search = _fsdp_search({**row, **recompute}, model, machine, loaders.engine(name))
         compiled = "compiled" if row["compile"] == "yes" else "not compiled"
         group = f"{row['model']}, {compiled}"
         subject = f"{row['model']}, {layout}, {compiled}"
         published = {"tokens_per_second_per_gpu": float(row["tokens_per_s_per_gpu"])}
         yield paper.run(group, subject, search, published)
+
+
+def _torchtitan_machine(loaders: Loaders) -> Machine:
+    """Return a DGX H100 with the GPUs of torchtitan's runs: HBM2e of 2.4 TB/s, and 500 W of 700.
+
+    Assumed: products are bound by power, which grows with the cube of the clock.
+    """
+    machine = loaders.machine("dgx-h100")
+    factors = {"gpu.compute": (500.0 / 700.0) ** (1.0 / 3.0), "gpu.memory_bandwidth": 2.4 / 3.35}
+    for key, factor in factors.items():
+        resource = next(each for each in resources(machine) if each.key == key)
+        machine = resource.improved(factor)
+    return replace(machine, name="dgx-h100, 500 W, HBM2e")
+
+
+def _recompute(row: Row, model: Model) -> str:
+    """Return the recomputation of a run of torchtitan; half of the layers stand for selective.
+
+    Its selective recomputation forms every second product of all layers again.
+    """
+    return f"full:{model.n_layers // 2}" if row["recompute"] == "selective" else row["recompute"]
 
 
 def _has_tensor(row: Row) -> bool:
@@ -117,7 +142,7 @@ def _assumed_of_torchtitan(row: Row) -> tuple[str, ...]:
     """Return the facts of a run that the profile and the strategies cannot express.
 
     The GPUs are slower than those of a DGX; selective recomputation keeps every second product;
-    kernels that were not compiled are not fused.
+    how much kernels that are not compiled move is known of another model.
     """
     assumed = ["GPU", "network"]
     if row["recompute"] == "selective":
@@ -137,7 +162,7 @@ def _with_tensor(row: Row, model: Model, machine: Machine) -> Search:
     axes = {"x": 1, "y": int(row["tensor"]), "z": int(row["shard"]), "data": 1}
     constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
     scenario = Scenario(model, job, machine, AXONN)
-    return Search(scenario, constraints, (row["recompute"],), include_oom=True)
+    return Search(scenario, constraints, (_recompute(row, model),), include_oom=True)
 
 
 def fms_fsdp(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:

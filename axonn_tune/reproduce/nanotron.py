@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
 from axonn_tune.search.search import Constraints, Search
@@ -28,13 +29,15 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     engine = loaders.engine("nanotron")
     machine = loaders.machine("aws-p5")
     paper = Paper("nanotron", "Ultra-Scale Playbook of Hugging Face (Apache-2.0)", machine)
+    fitting = replace(paper, is_fitted=True)
     for row in rows:
         layout = f"TP {row['tensor']}, PP {row['pipeline']}, DP {row['data']}"
         subject = f"{row['model']}, {layout}, micro-batch {row['micro_batch']}"
         is_scattering = int(row["gpus"]) >= _SCATTERING_GPUS
         nodes = "64 nodes" if is_scattering else "up to 16 nodes"
+        is_fitted = row["model"] == "1B" and not is_scattering
         published = {"step_seconds": float(row["step_seconds"])}
-        yield paper.run(
+        yield (fitting if is_fitted else paper).run(
             f"{row['model']}, {nodes}", subject, _search(row, machine, engine), published
         )
 
