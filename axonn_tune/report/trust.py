@@ -46,8 +46,9 @@ def track_record_line(scenario: Scenario) -> str:
     place = f"on {record.gpu}" if record.gpu else "on all machines"
     if record.gpu != gpu:
         place += f", since {gpu} has too few"
+    engine = f" ({record.engine})" if record.engine else ""
     return (
-        f"Track record of {strategy.name} {place}: {record.n_runs} published runs{remark}, "
+        f"Track record of {strategy.name}{engine} {place}: {record.n_runs} published runs{remark}, "
         f"mean error {percent(record.mean_error_fraction, 0)} %, {record.n_far} of {record.n_runs} "
         f"beyond {percent(FAR_FRACTION, 0)} %."
     )

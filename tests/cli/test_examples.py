@@ -65,6 +65,10 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     for name in ("mycluster", "mine", "monday", "tuesday", "old", "new"):
         (tmp_path / f"{name}.yaml").write_text(template("machine"))
+    (tmp_path / "myengine.yaml").write_text("name: mine\ntitle: mine\nstrategies: [zero3]\n")
+    (tmp_path / "runs.csv").write_text(
+        "model,gpus,layout,global_batch,step_seconds\ntiny,8,1x1x8x1,64,0.01\n"
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

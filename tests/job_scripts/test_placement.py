@@ -46,9 +46,22 @@ FRAMEWORKS = {
     "zeropp": ("deepspeed", by_local_rank, lambda n: {"secondary": 2, "across": n // 2}),
 }
 MACHINES = {name: load_machine(name) for name in list_machines()}
+
+
+def of_three(machine):
+    """The machine with three GPUs in each node."""
+    links = tuple(
+        replace(link, unit_ranks=3) if link.unit_ranks == machine.ranks_per_node else link
+        for link in machine.links
+    )
+    return replace(
+        machine, name="three", ranks_per_node=3, links=links, ring_bandwidths=(), link_points=()
+    )
+
+
 # A node of three, of which the last is not full, and a job that is smaller than a node.
 CUSTOM = {
-    "three": (replace(MACHINES["perlmutter"], name="three", ranks_per_node=3), 4),
+    "three": (of_three(MACHINES["perlmutter"]), 4),
     "small": (replace(MACHINES["dgx-h100"], name="small"), 4),
     "uneven": (replace(MACHINES["dgx-h100"], name="uneven"), 12),
 }
