@@ -82,8 +82,9 @@ def cli() -> None:
 
 def main(args: list[str] | None = None) -> Any:
     """Run the command line; report bad input in one line on stderr and exit with 2."""
+    given = sys.stdout
+    sys.stdout = _writing_all(given)
     try:
-        sys.stdout = _writing_all(sys.stdout)
         result = cli.main(args=args, prog_name="axonn-tune", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -107,6 +108,16 @@ def main(args: list[str] | None = None) -> Any:
             sys.exit(1)
         where = f"{error.filename}: " if error.filename else ""
         _fail(where + (error.strerror or str(error)).lower())
+    finally:
+        if sys.stdout is not given:
+            _give_back(sys.stdout)
+            sys.stdout = given
+
+
+def _give_back(stream: Any) -> None:
+    """Take a stream of `_writing_all` apart without closing what it writes to."""
+    with suppress(OSError, ValueError):
+        stream.detach().detach()
 
 
 def _writing_all(stream: Any) -> Any:
