@@ -121,6 +121,7 @@ def test_the_command_prints_groups_memory_and_every_run(tmp_path, capsys):
         ("llama3-8b", "llama9", "row 1: unknown model 'llama9'"),
         ("megatron-core", "megatron9", "row 1: unknown engine 'megatron9'"),
         ("ok,", "ok,1,2,3", "row 1 has more cells than the header"),
+        ("megatron-core", 200_000 * "x", "malformed CSV: field larger than field limit"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said_in_one_line(tmp_path, old, new, message):

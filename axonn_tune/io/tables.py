@@ -23,7 +23,19 @@ def load_table(
         leaves a required one empty; the message names the row, counted from 1 below the header.
     """
     lines = [line for line in read_text(path).splitlines() if not line.startswith("#")]
-    reader = csv.DictReader(lines)
+    try:
+        return _rows(path, csv.DictReader(lines), required, optional)
+    except csv.Error as error:
+        raise FileError(f"{path}: malformed CSV: {error}") from None
+
+
+def _rows(
+    path: FileName,
+    reader: csv.DictReader[str],
+    required: Collection[str],
+    optional: Collection[str],
+) -> list[dict[str, str]]:
+    """Return the stated cells of all rows."""
     columns = reader.fieldnames or []
     known = [*required, *optional]
     for column in columns:

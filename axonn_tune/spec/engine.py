@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.checks import require_choice, require_positive
+from axonn_tune.spec.checks import (
+    LARGEST_AMOUNT,
+    require_amount,
+    require_between,
+    require_choice,
+    require_name,
+    require_wait,
+)
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.plan import (
     MEMORY_KERNELS,
@@ -27,6 +34,8 @@ from axonn_tune.spec.plan import (
 # Ways in which gradients are summed: in buckets of some bytes, all of them in one call, or with a
 # call for each parameter.
 BUCKETS, WHOLE, PARAMETERS = "buckets", "whole", "parameters"
+# No engine moves the bytes of a kernel so often, or cuts it into so many.
+LARGEST_FACTOR = 1000.0
 # The form of the kernels that an engine does not name.
 EVERY_KERNEL = "every"
 
@@ -59,6 +68,8 @@ class AxonnProgram:
 
     def __post_init__(self) -> None:
         require_choice("axonn", "reduction", self.reduction, (BUCKETS, WHOLE, PARAMETERS))
+        if self.gathered_element_bytes is not None:
+            require_between("axonn", "gathered_element_bytes", self.gathered_element_bytes, 0.5, 8)
 
     def gathers_late(self, name: str) -> bool:
         """Return whether the weight with this name is gathered only when it is used."""
@@ -84,6 +95,11 @@ class MegatronProgram:
     bucket_elements: float = 40e6
     bucket_elements_per_replica: float = 1e6
     balances_stages: bool = False
+
+    def __post_init__(self) -> None:
+        require_amount("megatron", "bucket_elements", self.bucket_elements)
+        per_replica = self.bucket_elements_per_replica
+        require_between("megatron", "bucket_elements_per_replica", per_replica, 0, LARGEST_AMOUNT)
 
 
 @dataclass(frozen=True)
@@ -115,6 +131,12 @@ class ZeroProgram:
     overlaps: bool = True
     view_seconds: Quantity | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("live_elements", "bucket_elements"):
+            require_between("zero", name, getattr(self, name), 0, LARGEST_AMOUNT)
+        if self.view_seconds is not None:
+            require_wait("zero", "view_seconds", self.view_seconds.value)
+
 
 @dataclass(frozen=True)
 class KernelForm:
@@ -130,9 +152,10 @@ class KernelForm:
     launches: Quantity | None = None
 
     def __post_init__(self) -> None:
-        for name, quantity in (("traffic", self.traffic), ("launches", self.launches)):
-            if quantity is not None:
-                require_positive("kernel form", name, quantity.value)
+        if self.traffic is not None:
+            require_between("kernel form", "traffic", self.traffic.value, 0.1, LARGEST_FACTOR)
+        if self.launches is not None:
+            require_between("kernel form", "launches", self.launches.value, 1.0, LARGEST_FACTOR)
 
     def of(self, kernel: MemoryBound) -> MemoryBound:
         """Return a fused kernel as the engine carries it out."""
@@ -182,13 +205,19 @@ class Engine:
     zero: ZeroProgram = ZeroProgram()
 
     def __post_init__(self) -> None:
+        require_name("engine", self.name)
+        require_name("engine", self.title)
         owner = f"engine '{self.name}'"
         for kernel in self.kernels:
             require_choice(owner, "kernel", kernel, (EVERY_KERNEL, *MEMORY_KERNELS))
         if self.attention_rate is not None:
-            require_positive(owner, "attention_rate", self.attention_rate.value)
-        if self.issue_seconds is not None and not 0 <= self.issue_seconds.value < float("inf"):
-            raise InputError(f"{owner}: issue_seconds must be finite and not negative")
+            require_between(owner, "attention_rate", self.attention_rate.value, 0.01, 10.0)
+        for name in ("issue_seconds", "stage_wait_seconds"):
+            quantity = getattr(self, name)
+            if quantity is not None:
+                require_wait(owner, name, quantity.value)
+        if self.name and not self.strategies:
+            raise InputError(f"{owner}: strategies is empty; name at least one")
 
     def as_run(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the kernels that the engine really launches."""

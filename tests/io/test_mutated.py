@@ -15,7 +15,8 @@ from axonn_tune.errors import AxonnTuneError, FileError
 from axonn_tune.io.journal import Journal, MeasurementJournal
 from axonn_tune.io.json_files import load_json
 from axonn_tune.io.logs import LogOptions, read_logs
-from axonn_tune.io.presets import load_cluster, load_machine, load_model
+from axonn_tune.io.presets import load_cluster, load_engine, load_machine, load_model
+from axonn_tune.io.tables import load_table
 from axonn_tune.spec.measurement import Measurement
 from axonn_tune.spec.validation import Validation
 
@@ -33,6 +34,11 @@ JOURNAL = """{"owner": {"device": "CPU", "nodes": ["a", "a"]}}
 {"key": "2x1x1x1", "result": {"failure": "out of memory"}}
 {"key": "1x2x1x1", "result": {"attempts": 2}}
 """
+RUNS = """# mine
+model,gpus,layout,step_seconds,status,engine
+tiny,8,1x1x8x1,0.01,ok,bundled
+tiny,8,"x=2,z=4",0.02,,axonn
+"""
 OWNER = {"device": "CPU", "nodes": ["a", "a"]}
 
 
@@ -41,6 +47,10 @@ def read_journal(path):
     runs = MeasurementJournal(Journal(str(path)))
     runs.ended()
     runs.under_way()
+
+
+def read_runs(path):
+    load_table(str(path), ("model", "gpus", "layout", "step_seconds"), ("status", "engine"))
 
 
 def text_of(path, most=20_000):
@@ -60,6 +70,8 @@ READERS = {
         text_of(ROOT / "axonn_tune/emulate/clusters/uneven-8.yaml"),
         load_cluster,
     ),
+    "engine": ("a.yaml", text_of(ROOT / "axonn_tune/engines/nanotron.yaml"), load_engine),
+    "runs": ("runs.csv", RUNS, read_runs),
     "config": ("config.json", HF_CONFIG, load_model),
     "validation": ("a.json", VALIDATION, lambda path: load_json(path, Validation)),
     "record": ("a.json", VALIDATION, lambda path: load_json(path, Measurement)),

@@ -10,7 +10,14 @@ from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import list_engines, load_engine
 from axonn_tune.spec.configuration import Configuration
-from axonn_tune.spec.engine import IDEAL, Engine, KernelForm
+from axonn_tune.spec.engine import (
+    IDEAL,
+    AxonnProgram,
+    Engine,
+    KernelForm,
+    MegatronProgram,
+    ZeroProgram,
+)
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
@@ -112,16 +119,37 @@ def test_the_engines_host_replaces_that_of_the_machine():
     ("facts", "message"),
     [
         ({"kernels": {"warp": KernelForm()}}, "kernel is 'warp'; allowed: every, copy"),
-        ({"attention_rate": quantity(0.0)}, "attention_rate is 0.0; allowed: above 0"),
-        ({"issue_seconds": quantity(-1.0)}, "issue_seconds must be finite and not negative"),
+        ({"attention_rate": quantity(0.0)}, "attention_rate is 0.0; allowed: 0.01 to 10"),
+        ({"issue_seconds": quantity(-1.0)}, "issue_seconds is -1.0; allowed: 0 to 3600"),
+        ({"stage_wait_seconds": quantity(1e308)}, "stage_wait_seconds is 1e.308; allowed: 0 to"),
+        ({"strategies": ()}, "strategies is empty; name at least one"),
+        ({"title": "a\x07"}, "name is 'a.x07'; allowed: up to 200 characters"),
     ],
 )
 def test_facts_that_cannot_be_are_refused(facts, message):
     with pytest.raises(InputError, match=message):
-        Engine(name="mine", **facts)
+        Engine(**{"name": "mine", "strategies": ("zero3",), **facts})
+
+
+@pytest.mark.parametrize(
+    ("program", "facts", "message"),
+    [
+        (MegatronProgram, {"bucket_elements": 0.0}, "bucket_elements is 0.0; allowed: 1 to"),
+        (MegatronProgram, {"bucket_elements_per_replica": -1.0}, "allowed: 0 to"),
+        (ZeroProgram, {"live_elements": float("nan")}, "live_elements is nan; allowed: 0 to"),
+        (ZeroProgram, {"view_seconds": quantity(-1.0)}, "view_seconds is -1.0; allowed: 0 to 3600"),
+        (AxonnProgram, {"gathered_element_bytes": 0.0}, "gathered_element_bytes is 0.0; allowed:"),
+        (AxonnProgram, {"reduction": "never"}, "reduction is 'never'; allowed: buckets, whole"),
+    ],
+)
+def test_programs_that_cannot_be_are_refused(program, facts, message):
+    with pytest.raises(InputError, match=message):
+        program(**facts)
 
 
 def test_a_form_moves_some_bytes_in_some_launches():
+    with pytest.raises(InputError, match="launches is 0"):
+        KernelForm(launches=quantity(0.5))
     with pytest.raises(InputError, match="traffic is 0"):
         KernelForm(traffic=quantity(0.0))
 
