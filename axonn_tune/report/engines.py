@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from textwrap import wrap
 from typing import Any
 
 from axonn_tune.report.table import Column, key_values, table_of
@@ -30,12 +31,6 @@ _ENGINE_COLUMNS: tuple[Column[Engine], ...] = (
     ("carries out", lambda engine: ", ".join(engine.strategies)),
     ("numbers", lambda engine: sum(bool(fact.origin) for fact in stated_facts(engine))),
 )
-_FACT_COLUMNS: tuple[Column[Fact], ...] = (
-    ("fact", lambda fact: fact.name),
-    ("value", lambda fact: fact.value),
-    ("origin", lambda fact: fact.origin),
-    ("source", lambda fact: fact.source),
-)
 
 
 def engines_table(engines: Sequence[Engine]) -> str:
@@ -44,13 +39,23 @@ def engines_table(engines: Sequence[Engine]) -> str:
 
 
 def engine_text(engine: Engine) -> str:
-    """Return what an engine is, and a table of the facts in which it is not ideal."""
+    """Return what an engine is, and the facts in which it is not ideal."""
     head = [("engine", engine.name), ("is", engine.title)]
     head.append(("carries out", ", ".join(engine.strategies)))
     parts = [key_values(head), engine.description.strip()]
     facts = stated_facts(engine)
-    parts.append(table_of(facts, _FACT_COLUMNS) if facts else "It runs what its strategies say.")
+    lines = [line for fact in facts for line in _fact_lines(fact)]
+    parts.append("\n".join(lines) or "It runs what its strategies say.")
     return "\n\n".join(part for part in parts if part)
+
+
+def _fact_lines(fact: Fact) -> list[str]:
+    """Return a fact, and below it how a number is known."""
+    known = f"{fact.origin}: {fact.source}" if fact.origin else ""
+    return [
+        f"{fact.name} = {fact.value}",
+        *wrap(known, 92, initial_indent="    ", subsequent_indent="    "),
+    ]
 
 
 def difference_text(old: Engine, new: Engine) -> str:

@@ -11,7 +11,7 @@ from axonn_tune.report.figure import new_figure
 from axonn_tune.report.memory import verdict
 from axonn_tune.report.phrases import assumption_line, model_on_gpus, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
-from axonn_tune.report.table import table
+from axonn_tune.report.table import fitted_table, table
 from axonn_tune.report.trust import trust_lines
 from axonn_tune.search.search import Search
 from axonn_tune.spec.plan import COMPUTE
@@ -108,7 +108,7 @@ def _operations_text(
     ]
     headers = ["operation", "kind", "axis", "size", "calls", "each", "total s", "exposed s"]
     headers += ["hidden s", "rate", "bound by"]
-    text = table(rows, headers)
+    text = fitted_table(rows, headers, ("hidden s", "rate", "kind", "calls"))
     hidden = ordered[len(shown) :]
     if hidden:
         seconds = sum(op.total_seconds for op in hidden)

@@ -17,7 +17,7 @@ from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.report.figure import new_figure
-from axonn_tune.report.table import Column, key_values, table, table_of
+from axonn_tune.report.table import Column, fitted_table_of, key_values, table
 from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import MODES
@@ -34,11 +34,11 @@ def machines_table(machines: Sequence[Machine]) -> str:
         ("machine", lambda machine: machine.name),
         ("GPU", lambda machine: machine.gpu.name),
         ("GiB", lambda machine: f"{gib(machine.gpu.memory_bytes.value):.0f}"),
-        ("16-bit TFLOP/s", lambda machine: f"{_half_precision_peak(machine) * 1e-12:.1f}"),
+        ("TFLOP/s", lambda machine: f"{_half_precision_peak(machine) * 1e-12:.1f}"),
         ("per node", lambda machine: machine.ranks_per_node),
-        ("links, innermost first", _links_text),
+        ("links in GB/s, outwards", _links_text),
     )
-    return table_of(machines, columns)
+    return fitted_table_of(machines, columns, ("GiB", "per node"))
 
 
 def _half_precision_peak(machine: Machine) -> float:
@@ -48,8 +48,7 @@ def _half_precision_peak(machine: Machine) -> float:
 
 def _links_text(machine: Machine) -> str:
     return ", ".join(
-        f"{link.name} {format_quantity(link.bandwidth_bytes_per_s.value, '_bytes_per_s')}"
-        for link in machine.links
+        f"{link.name} {link.bandwidth_bytes_per_s.value * 1e-9:.4g}" for link in machine.links
     )
 
 

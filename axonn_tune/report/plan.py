@@ -9,7 +9,7 @@ from typing import Any
 from axonn_tune.report.memory import memory_lines, memory_text
 from axonn_tune.report.phrases import assumption_line, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
-from axonn_tune.report.table import key_values, table
+from axonn_tune.report.table import fitted_table, key_values
 from axonn_tune.report.trust import trust_lines
 from axonn_tune.studies.training_run import (
     CHINCHILLA_TOKENS_PER_PARAMETER,
@@ -42,7 +42,7 @@ def training_text(runs: Sequence[TrainingRun]) -> str:
     plan = runs[-1]
     model = plan.scenario.model
     parts = [f"{model.name} on {plan.scenario.machine.gpu.name}: {_tokens_text(plan)}", ""]
-    parts += [table([_row(run) for run in runs], _HEADERS), ""]
+    parts += [fitted_table([_row(run) for run in runs], _HEADERS, ("MWh",)), ""]
     parts += [key_values(_plan_pairs(plan)), ""]
     parts += [*memory_lines([plan.best]), *trust_lines(plan.search), assumption_line(plan.search)]
     return "\n".join(parts)

@@ -41,13 +41,22 @@ def fitted_table_of(
     droppable : sequence of str
         Headers of the columns that may be left out, the least important first.
     """
-    shown = list(columns)
-    text = table_of(items, shown)
-    for header in droppable:
-        if len(text.partition("\n")[0]) <= WIDTH:
+    rows = [[cell(item) for _, cell in columns] for item in items]
+    return fitted_table(rows, [header for header, _ in columns], droppable)
+
+
+def fitted_table(
+    rows: Sequence[Sequence[Any]], headers: Sequence[str], droppable: Sequence[str]
+) -> str:
+    """Return the table of rows and headers as `fitted_table_of` does."""
+    shown = list(headers)
+    text = table(rows, headers)
+    for dropped in droppable:
+        if max(map(len, text.splitlines())) <= WIDTH:
             break
-        shown = [column for column in shown if column[0] != header]
-        text = table_of(items, shown)
+        shown = [header for header in shown if header != dropped]
+        kept = [number for number, header in enumerate(headers) if header in shown]
+        text = table([[row[number] for number in kept] for row in rows], shown)
     return text
 
 

@@ -220,8 +220,11 @@ def test_a_pipelined_grid_is_read_as_it_is_shown(capsys):
         ["suggest", "--gpus", "64", "--model", "20b", "--order", "all"],
         ["suggest", "--gpus", "64", "--model", "20b", "--strategy", "megatron"],
         ["suggest", "--gpus", "256", "--model", "80b", "--cost-model", "paper"],
-        ["compare", "--gpus", "256", "--model", "20b"],
-        ["scale", "--gpus", "512..2048", "--weak", "10b,20b,40b", "--strategy", "megatron"],
+        pytest.param(["compare", "--gpus", "256", "--model", "20b"], marks=pytest.mark.slow),
+        pytest.param(
+            ["scale", "--gpus", "512..2048", "--weak", "10b,20b,40b", "--strategy", "megatron"],
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=" ".join,
 )
@@ -232,6 +235,12 @@ def test_tables_fit_a_hundred_characters(capsys, command):
     assert ruler == 3 and len(rows) > 2
     assert max(map(len, rows)) <= 100
     assert "step s" in rows[0] and "90 % interval" in rows[0]
+
+
+@pytest.mark.parametrize("command", ["machines list", "engines list", "engines show nanotron"])
+def test_lists_fit_a_hundred_characters(capsys, command):
+    _, out, _ = run_cli(capsys, *command.split())
+    assert max(map(len, out.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("strategy", ["axonn", "megatron", "zeropp"])

@@ -109,7 +109,11 @@ def train_with_fsdp2(rank, cases):
         np.testing.assert_allclose(losses, plain_losses(whole, settings), rtol=1e-4)
 
 
-@pytest.mark.parametrize("model", [GPT, LLAMA, PARALLEL], ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "model",
+    [GPT, *(pytest.param(model, marks=pytest.mark.slow) for model in (LLAMA, PARALLEL))],
+    ids=lambda model: model.name,
+)
 def test_fsdp2_trains_as_one_rank_does(model):
     cases = [settings_of(model, 2, "zero3", "shard=2", recompute=each) for each in RECOMPUTES]
     cases.append(settings_of(model, 2, "zero3", "shard=2", attention="unfused"))
@@ -117,6 +121,7 @@ def test_fsdp2_trains_as_one_rank_does(model):
     on_ranks(2, train_with_fsdp2, cases)
 
 
+@pytest.mark.slow
 def test_fsdp2_trains_with_replicas():
     on_ranks(4, train_with_fsdp2, [settings_of(GPT, 4, "zero3", "shard=2,replica=2")])
 
@@ -158,6 +163,7 @@ def train_with_axonn(rank, cases):
         np.testing.assert_allclose(losses, wanted, rtol=1e-4, err_msg=str(settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=lambda model: model.name)
 def test_axonn_trains_alike_on_every_grid(model):
     """The first case is data parallelism, in which AxoNN only sums gradients."""
