@@ -38,7 +38,7 @@ def machines_table(machines: Sequence[Machine]) -> str:
         ("per node", lambda machine: machine.ranks_per_node),
         ("links in GB/s, outwards", _links_text),
     )
-    return fitted_table_of(machines, columns, ("GiB", "per node"))
+    return fitted_table_of(machines, columns, ("TFLOP/s", "GiB"))
 
 
 def _half_precision_peak(machine: Machine) -> float:
