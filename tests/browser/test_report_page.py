@@ -139,6 +139,8 @@ def test_a_name_has_the_same_color_on_every_page(open_page, pages):
                 for word, color in chrome.execute_script(script, figure).items():
                     assert seen.setdefault(word, color) == color
     assert {"gemm", "compute", "full", "axonn", "exposed communication"} <= seen.keys()
+    # Recomputations of a part of the layers have one color together.
+    seen = {"full:N" if word.startswith("full:") else word: color for word, color in seen.items()}
     assert len(set(seen.values())) == len(seen)
 
 

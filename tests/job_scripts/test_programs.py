@@ -215,14 +215,14 @@ def test_deepspeed_trains(tmp_path):
     """
     pytest.importorskip("deepspeed")
     losses = []
-    for recompute in RECOMPUTES:
+    for recompute in ("none", "full"):
         folder = tmp_path / recompute
         folder.mkdir()
         prediction = prediction_of(LLAMA, 2, "zero3", "shard=2", recompute)
         for name, text in launch_files(prediction, "deepspeed").items():
             (folder / name).write_text(text)
         losses.append(deepspeed_losses(folder))
-    assert losses[0] == losses[1] == losses[2] and len(losses[0]) == 3
+    assert losses[0] == losses[1] and len(losses[0]) == 3
 
 
 def deepspeed_losses(folder):

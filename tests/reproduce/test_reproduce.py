@@ -1,11 +1,12 @@
 """Published results: the page in docs is up to date, no table is left out, errors keep to bars."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
-from axonn_tune.io.package_data import load_published
+from axonn_tune.io.package_data import load_published, load_track_records
 from axonn_tune.io.presets import (
     list_engines,
     list_machines,
@@ -13,7 +14,11 @@ from axonn_tune.io.presets import (
     load_machine,
     load_model,
 )
-from axonn_tune.report.reproduce import reproduction_document
+from axonn_tune.report.reproduce import (
+    reproduction_document,
+    reproduction_records,
+    track_record_rows,
+)
 from axonn_tune.report.validation_page import reproduction_markdown
 from axonn_tune.reproduce.axonn import compare_links, compare_runs
 from axonn_tune.reproduce.comparison import FACTS, Comparison, ordered_pairs, summarise
@@ -196,3 +201,47 @@ def test_summary_is_signed_where_it_must_be():
 def test_pairs_are_compared_within_their_group_only():
     rows = [comparison(1, 1, "a"), comparison(2, 3, "a"), comparison(3, 2, "a")]
     assert ordered_pairs([*rows, comparison(9, 0, "b"), comparison(8, 1, "")]) == (2, 3)
+
+
+# Track records ------------------------------------------------------------------------------------
+
+TIMES = {"step_seconds", "pflops", "fraction_of_peak"}
+RATES = {"tflops_per_gpu", "hardware_tflops_per_gpu", "tokens_per_second_per_gpu"}
+
+
+@pytest.mark.slow
+def test_the_file_is_up_to_date(reproduction):
+    fresh = [{**row, "spread": float(row["spread"])} for row in track_record_rows(reproduction)]
+    for row in fresh:
+        row["mean_error_fraction"] = float(row["mean_error_fraction"])
+    assert fresh == [vars(record) for record in load_track_records().records], (
+        "run: axonn-tune reproduce --format track-records "
+        "--output axonn_tune/reproduce/track_records.csv"
+    )
+
+
+def is_llm_foundry_on_a_node_of_a100(row):
+    n_gpus = row["run"].rsplit(" ", 1)[-1]
+    is_on_a100 = row["system"] == "FSDP of llm-foundry" and row["machine"].startswith("dgx-a100")
+    return is_on_a100 and int(n_gpus) <= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["axonn", "zero3", "zeropp"])
+def test_a_record_follows_from_the_rows_that_users_see(reproduction, strategy):
+    """Runs to which a number was fitted are in the rows, and not in the record."""
+    fitted = [("DeepSpeed ZeRO-3", "dgx-a100", "Narayanan"), ("AxoNN", "frontier-2024", "public")]
+    ratios = [
+        row["predicted"] / row["published"]
+        for row in reproduction_records(reproduction)
+        if row.get("strategy") == strategy
+        and row["metric"] in TIMES | RATES
+        and row["predicted"] is not None
+        and (row["system"], row["machine"], row["source"].split()[0]) not in fitted
+        and not is_llm_foundry_on_a_node_of_a100(row)
+    ]
+    records = [r for r in load_track_records().records if r.strategy == strategy]
+    assert sum(r.n_runs for r in records) == len(ratios)
+    assert sum(r.n_far for r in records) == sum(abs(ratio - 1) > 0.2 for ratio in ratios)
+    squares = sum(r.n_runs * r.spread**2 for r in records)
+    assert squares == pytest.approx(sum(math.log(ratio) ** 2 for ratio in ratios), rel=1e-2)

@@ -1,8 +1,11 @@
 """The job script that `launch` writes, under a real sbatch on two nodes with two GPUs each."""
 
+import os
 import shlex
 import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -28,8 +31,10 @@ def submit(slurm, folder, files):
     for name, text in files.items():
         (folder / name).write_text(text)
     command = ["sbatch", "--wait", "--output=said", "launch.sbatch"]
+    # The job finds the python of the tests, as that of an activated environment.
+    environment = {**slurm, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{slurm['PATH']}"}
     done = subprocess.run(
-        command, cwd=folder, env=slurm, capture_output=True, text=True, timeout=240
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240
     )
     said = (folder / "said").read_text()
     assert done.returncode == 0, said + done.stderr

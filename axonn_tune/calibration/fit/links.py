@@ -23,6 +23,10 @@ from axonn_tune.spec.points import LinkPoint
 BASE_KINDS = ("all_reduce", *KINDS)
 
 
+# Bytes take at least this share of the time of the largest message: noise hides what is less.
+_LEAST_SHARE_OF_BYTES = 0.01
+
+
 @dataclass(frozen=True)
 class LevelShape:
     """The links between units of `unit_ranks` ranks, before they are measured."""
@@ -178,17 +182,24 @@ def _fitted_lines(unit_ranks: int, points: Sequence[LinkPoint]) -> list[_FittedL
         # Where several ranks of a group share a unit, the hops inside it are short and left out.
         n_units = size if stride >= unit_ranks else stride * size // unit_ranks
         fit = fit_affine([p.nbytes for p in members], [p.seconds for p in members])
+        least_slope = _LEAST_SHARE_OF_BYTES * max(p.seconds / p.nbytes for p in _largest(members))
         lines.append(
             _FittedLine(
                 kind,
                 min(unit_ranks, n_rings),
                 fit.intercept_seconds / hops(kind, n_units),
                 fit.intercept_spread_fraction,
-                float(moved_fraction(kind, size)) / fit.seconds_per_unit,
+                float(moved_fraction(kind, size)) / max(fit.seconds_per_unit, least_slope),
                 fit.slope_spread_fraction,
             )
         )
     return lines
+
+
+def _largest(points: Sequence[LinkPoint]) -> list[LinkPoint]:
+    """Return the points with the largest message."""
+    most = max(p.nbytes for p in points)
+    return [p for p in points if p.nbytes == most]
 
 
 def _boundary_bandwidth(kind: str, lines: Sequence[_FittedLine]) -> Quantity:
