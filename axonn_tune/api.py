@@ -372,11 +372,14 @@ def _varied(vary: Sequence[str]) -> list[dict[str, int]]:
     for text in vary:
         name, _, values = text.partition("=")
         require_choice("--vary", "name", name.strip(), tuple(VARIED))
-        counts = [value.strip() for value in values.split(",")]
-        if not all(count.isascii() and count.isdigit() for count in counts):
-            raise InputError(f"--vary {text}: allowed: counts with commas, such as {name}=512,1024")
+        numbers = [whole_number(value.strip()) for value in values.split(",")]
+        counts = [number for number in numbers if number is not None]
+        if len(counts) < len(numbers):
+            raise InputError(
+                f"--vary {text[:40]}: allowed: counts with commas, such as {name}=512,1024"
+            )
         combinations = [
-            {**combination, VARIED[name.strip()]: int(count)}
+            {**combination, VARIED[name.strip()]: count}
             for combination in combinations
             for count in counts
         ]

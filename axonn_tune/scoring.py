@@ -11,11 +11,12 @@ from axonn_tune.io.files import FileName
 from axonn_tune.io.presets import load_engine
 from axonn_tune.io.tables import load_table
 from axonn_tune.reproduce.runs import Run
-from axonn_tune.reproduce.score import Score, score_runs
-from axonn_tune.search.one_layout import held_to
+from axonn_tune.reproduce.score import JudgedRun, Score, score_of
+from axonn_tune.search.one_layout import best_of_layout, held_to
 from axonn_tune.search.rank import Each
 from axonn_tune.search.search import Search
-from axonn_tune.spec.checks import require_choice
+from axonn_tune.spec.checks import require_choice, whole_number
+from axonn_tune.spec.layout import Layout
 
 REQUIRED_COLUMNS = ("model", "gpus", "layout", "global_batch", "step_seconds")
 # Columns of whole numbers, and of texts, that are options of a search.
@@ -41,24 +42,27 @@ def score(table: FileName, machine: str | None = None, each: Each = iter) -> Sco
         The table, or a row of it, is wrong; the message names the row.
     """
     rows = load_table(table, REQUIRED_COLUMNS, OPTIONAL_COLUMNS)
-    runs = [_run(table, number, row, machine) for number, row in enumerate(rows, start=1)]
-    ran_out = [row.get("status") == "oom" for row in rows]
-    return score_runs(runs, ran_out, each)
+    judged = []
+    for number, row in each(list(enumerate(rows, start=1))):
+        try:
+            judged.append(_judged(table, row, machine))
+        except AxonnTuneError as error:
+            raise InputError(f"{table}: row {number}: {error}") from None
+    return score_of(judged)
 
 
-def _run(table: FileName, number: int, row: Mapping[str, str], machine: str | None) -> Run:
-    """Return the run of a row."""
-    try:
-        search = _search(row, machine)
-        require_choice("run", "status", row.get("status", "ok"), _STATUSES)
-        published = {"step_seconds": _positive("step_seconds", row["step_seconds"])}
-        if "memory_gib" in row:
-            published["memory_gib"] = _positive("memory_gib", row["memory_gib"])
-    except AxonnTuneError as error:
-        raise InputError(f"{table}: row {number}: {error}") from None
+def _judged(table: FileName, row: Mapping[str, str], machine: str | None) -> JudgedRun:
+    """Return the run of a row with its prediction."""
+    status = row.get("status", "ok")
+    search, layout = _search(row, machine)
+    require_choice("run", "status", status, _STATUSES)
+    published = {"step_seconds": _positive("step_seconds", row["step_seconds"])}
+    if "memory_gib" in row:
+        published["memory_gib"] = _positive("memory_gib", row["memory_gib"])
+    prediction = best_of_layout(search, layout)
     scenario = search.scenario
     engine = scenario.strategy.engine
-    return Run(
+    run = Run(
         system=engine.title or scenario.strategy.name,
         group=f"{engine.name or scenario.strategy.name} on {scenario.machine.name}",
         subject=f"{row['model']}, {row['layout']}, {row['gpus']} GPUs",
@@ -67,10 +71,11 @@ def _run(table: FileName, number: int, row: Mapping[str, str], machine: str | No
         certainty="table",
         source=str(table),
     )
+    return JudgedRun(run, prediction, status == "oom")
 
 
-def _search(row: Mapping[str, str], machine: str | None) -> Search:
-    """Return the search that is held to the layout of a row, and to all else that it states."""
+def _search(row: Mapping[str, str], machine: str | None) -> tuple[Search, Layout]:
+    """Return the search that is held to all that a row states but its layout, and the layout."""
     options: dict[str, Any] = {name: row[name] for name in _TEXTS if name in row}
     options |= {name: _count(name, row[name]) for name in _COUNTS if name in row}
     if "engine" in options and "strategy" not in options:
@@ -85,14 +90,15 @@ def _search(row: Mapping[str, str], machine: str | None) -> Search:
     search, layout = held_to(search, row["layout"])
     if layout.n_ranks != search.scenario.job.n_gpus:
         raise InputError(f"layout {layout} has {layout.n_ranks} ranks, not {row['gpus']}")
-    return search.of_layout(layout)
+    return search, layout
 
 
 def _count(name: str, text: str) -> int:
     """Return the whole number of a cell."""
-    if not text.isascii() or not text.isdigit():
-        raise InputError(f"{name} is '{text}'; allowed: a whole number")
-    return int(text)
+    number = whole_number(text)
+    if number is None:
+        raise InputError(f"{name} is '{text[:40]}'; allowed: a whole number")
+    return number
 
 
 def _positive(name: str, text: str) -> float:
@@ -102,5 +108,5 @@ def _positive(name: str, text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0.0 < value < float("inf"):
-        raise InputError(f"{name} is '{text}'; allowed: a number above 0")
+        raise InputError(f"{name} is '{text[:40]}'; allowed: a number above 0")
     return value

@@ -121,6 +121,9 @@ def test_the_command_prints_groups_memory_and_every_run(tmp_path, capsys):
         ("llama3-8b", "llama9", "row 1: unknown model 'llama9'"),
         ("megatron-core", "megatron9", "row 1: unknown engine 'megatron9'"),
         ("ok,", "ok,1,2,3", "row 1 has more cells than the header"),
+        (",64,1,", ",63,2,", "row 1: grid tensor=8.* is not allowed: micro-batch"),
+        ('8,"tensor=8"', '16,"tensor=16"', "row 1: grid tensor=16.*: KV heads not divisible by"),
+        (",64,1,", f",{5000 * '9'},1,", "row 1: global_batch is '9{40}'; allowed: a whole number"),
         ("megatron-core", 200_000 * "x", "malformed CSV: field larger than field limit"),
     ],
 )
@@ -130,6 +133,15 @@ def test_what_is_wrong_with_a_table_is_said_in_one_line(tmp_path, old, new, mess
     with pytest.raises(AxonnTuneError, match=message) as refusal:
         score(table, "dgx-h100")
     assert "\n" not in str(refusal.value)
+
+
+def test_runs_that_are_alike_have_no_rank_correlation(tmp_path, capsys):
+    table = written(tmp_path, row("tensor=8", 1.5), row("tensor=8", 1.5))
+    code, text, errors = run_cli(
+        capsys, "score", table, "--machine", "dgx-h100", "--quiet", "--format", "json"
+    )
+    assert code == 0 and not errors
+    assert [group["spearman"] for group in json.loads(text)["groups"]] == [None]
 
 
 def test_a_table_without_runs_is_refused(tmp_path):

@@ -21,6 +21,12 @@ from axonn_tune.spec.machine import (
 from axonn_tune.spec.model import RECOMPUTES, Model
 
 
+def llama(**sizes):
+    """A Llama of the given sizes: a gated MLP, RMS norms, rotary positions, no biases, no ties."""
+    flags = {"gated_mlp": True, "norm": "rms", "position": "rotary"}
+    return Model("llama", **{**flags, "bias": False, "tied_embeddings": False, **sizes})
+
+
 def by_matrix(**facts):
     """An engine that gathers each matrix on its own, as DeepSpeed does, with more facts of ZeRO."""
     return Engine(zero=ZeroProgram(gathers_blocks=False, **facts))

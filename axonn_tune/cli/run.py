@@ -152,8 +152,7 @@ def _choose(
         n_ranks = gpus or ranks_at_hand(device)
         options["recompute"] = options["recompute"] or "auto"
         options["global_batch"] = options["global_batch"] or n_ranks
-        search = build_search(model, n_ranks, machine, **options)
-        search = replace(search, partial_recompute=False)  # the runtime has none
+        search = _runnable(build_search(model, n_ranks, machine, **options))
         return search, rank_candidates(search).prediction(0)
     wanted = parse_layout(grid, AXONN_AXES)
     micro_batch = options["micro_batch"] or 1
@@ -161,6 +160,10 @@ def _choose(
     options["recompute"] = options["recompute"] or "none"
     one_micro_batch_each = wanted.size("z") * wanted.size("data") * micro_batch
     options["global_batch"] = options["global_batch"] or one_micro_batch_each
-    search = build_search(model, wanted.n_ranks, machine, **options)
-    search = replace(search, partial_recompute=False)  # the runtime has none
+    search = _runnable(build_search(model, wanted.n_ranks, machine, **options))
     return search, best_of_layout(search, wanted)
+
+
+def _runnable(search: Search) -> Search:
+    """Return the search without recomputation of a part of the layers, which no runtime has."""
+    return replace(search, partial_recompute=False)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from functools import cache
 from pathlib import Path
 
 from axonn_tune.io.files import read_text
+from axonn_tune.io.tables import csv_reader
 from axonn_tune.spec.track_record import TrackRecord, TrackRecords
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -40,7 +40,7 @@ def template(noun: str) -> str:
 
 def load_published(name: str) -> list[dict[str, str]]:
     """Return the rows of a table of published results; lines that start with # are comments."""
-    return _rows(_TABLE_FOLDER / f"{name}.csv")
+    return list(csv_reader(_TABLE_FOLDER / f"{name}.csv"))
 
 
 def training_program(name: str) -> str:
@@ -62,12 +62,6 @@ def load_track_records() -> TrackRecords:
                 float(row["mean_error_fraction"]),
                 float(row["spread"]),
             )
-            for row in _rows(_TRACK_RECORDS)
+            for row in csv_reader(_TRACK_RECORDS)
         )
     )
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table; lines that start with # are comments."""
-    lines = read_text(path).splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#")))

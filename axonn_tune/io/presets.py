@@ -79,8 +79,7 @@ def load_machine(name_or_path: str | os.PathLike[str]) -> Machine:
     FileError
         The file is missing, malformed, or does not describe a machine.
     """
-    given = os.fspath(name_or_path)
-    path = given if _is_path(given) else _resolve(given, _MACHINE)
+    path = _path_of(name_or_path, _MACHINE)
     return load_yaml(path, Machine, "profile_version", PROFILE_VERSION)
 
 
@@ -114,8 +113,7 @@ def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
     FileError
         The file is missing, malformed, or does not describe a cluster.
     """
-    given = os.fspath(name_or_path)
-    return load_yaml(given if _is_path(given) else _resolve(given, _CLUSTER), Cluster)
+    return load_yaml(_path_of(name_or_path, _CLUSTER), Cluster)
 
 
 def load_engine(name_or_path: str | os.PathLike[str]) -> Engine:
@@ -128,8 +126,13 @@ def load_engine(name_or_path: str | os.PathLike[str]) -> Engine:
     FileError
         The file is missing, malformed, or does not describe an engine.
     """
+    return load_yaml(_path_of(name_or_path, _ENGINE), Engine)
+
+
+def _path_of(name_or_path: str | os.PathLike[str], kind: _PresetKind) -> str | Path:
+    """Return the file of a name, or the path itself."""
     given = os.fspath(name_or_path)
-    return load_yaml(given if _is_path(given) else _resolve(given, _ENGINE), Engine)
+    return given if _is_path(given) else _resolve(given, kind)
 
 
 def preset_machines() -> list[Machine]:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, g
 from axonn_tune.errors import InputError, choices_hint
 from axonn_tune.spec.checks import LARGEST_COUNT
 from axonn_tune.spec.layout import Layout
-from axonn_tune.spec.machine import Quantity
+from axonn_tune.spec.machine import ORIGINS, Quantity
 from axonn_tune.units import format_quantity, parse_quantity, suffix_of
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ def _record(cls: type[Any], name: str) -> Reader:
             required.append(key)
     expected = "keys " + ", ".join(required or [str(key) for key in readers])
     if cls is Quantity:
-        expected = "{value: ..., origin: measured | published | assumed, source: ...}"
+        expected = f"{{value: ..., origin: {' | '.join(ORIGINS)}, source: ...}}"
 
     def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
         if not isinstance(value, dict):

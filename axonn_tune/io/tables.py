@@ -22,11 +22,15 @@ def load_table(
         The file cannot be read, a column is unknown or missing, or a row has too many cells or
         leaves a required one empty; the message names the row, counted from 1 below the header.
     """
-    lines = [line for line in read_text(path).splitlines() if not line.startswith("#")]
     try:
-        return _rows(path, csv.DictReader(lines), required, optional)
+        return _rows(path, csv_reader(path), required, optional)
     except csv.Error as error:
         raise FileError(f"{path}: malformed CSV: {error}") from None
+
+
+def csv_reader(path: FileName) -> csv.DictReader[str]:
+    """Return the reader of a CSV file in which lines that begin with # are comments."""
+    return csv.DictReader(line for line in read_text(path).splitlines() if not line.startswith("#"))
 
 
 def _rows(

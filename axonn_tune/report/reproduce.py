@@ -153,7 +153,7 @@ def step_rows(reproduction: Reproduction) -> list[list[str]]:
             str(group.near.n),
             percent(group.near.mape),
             percent(group.near.p90),
-            f"{group.spearman:.3f}",
+            "-" if group.spearman is None else f"{group.spearman:.3f}",
             percent(group.regret),
             percent(group.median_regret),
             percent(group.naive.mape),

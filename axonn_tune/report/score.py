@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from textwrap import fill
 from typing import Any
 
+from axonn_tune.report.phrases import percent
 from axonn_tune.report.table import table
 from axonn_tune.reproduce.comparison import ErrorSummary, summary_of
 from axonn_tune.reproduce.score import Score
@@ -59,14 +60,14 @@ def _group_row(group: GroupError) -> list[str]:
     return [
         group.name,
         str(group.model.n),
-        _percent(group.model.mape),
+        percent(group.model.mape),
         f"{100.0 * group.model.bias:+.1f}",
-        _percent(group.model.median),
-        _percent(group.model.p90),
-        _percent(group.near.mape),
-        f"{group.spearman:.2f}" if group.model.n > 1 else "-",
-        _percent(group.median_regret),
-        _percent(group.naive.mape),
+        percent(group.model.median),
+        percent(group.model.p90),
+        percent(group.near.mape),
+        "-" if group.spearman is None else f"{group.spearman:.2f}",
+        percent(group.median_regret),
+        percent(group.naive.mape),
     ]
 
 
@@ -83,10 +84,6 @@ def _run_rows(timed: Sequence[TimedRun]) -> list[list[str]]:
     ]
 
 
-def _percent(fraction: float) -> str:
-    return f"{100.0 * fraction:.1f}"
-
-
 def _memory_text(score: Score) -> str:
     """Return a sentence on what fits, and one on the errors where memory was measured."""
     memory = score.memory
@@ -99,7 +96,7 @@ def _memory_text(score: Score) -> str:
     if errors is not None:
         text += (
             f". Where memory was measured ({errors.n}), it is predicted with a mean error of "
-            f"{_percent(errors.mape)} % (bias {100.0 * errors.bias:+.1f} %)"
+            f"{percent(errors.mape)} % (bias {100.0 * errors.bias:+.1f} %)"
         )
     return fill(text + ".", 100)
 
@@ -140,7 +137,7 @@ def _group_record(group: GroupError) -> dict[str, Any]:
         "errors": _error_record(group.model),
         "near_the_best": _error_record(group.near),
         "naive": _error_record(group.naive),
-        "spearman": group.spearman if group.model.n > 1 else None,
+        "spearman": group.spearman,
         "median_regret": group.median_regret,
     }
 

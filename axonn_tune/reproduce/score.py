@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from axonn_tune.reproduce.results import predict_run
 from axonn_tune.reproduce.runs import Run
-from axonn_tune.reproduce.steps import TimedRun, time_runs
-from axonn_tune.search.rank import Each
+from axonn_tune.reproduce.steps import TimedRun, beside_baseline
+from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
 
@@ -40,33 +40,32 @@ class Score:
     memory: MemoryVerdicts
 
 
-def score_runs(runs: Sequence[Run], ran_out: Sequence[bool], each: Each = iter) -> Score:
-    """Predict runs; those that ran out of memory have no step.
+@dataclass(frozen=True)
+class JudgedRun:
+    """A run of a table, its prediction, and whether the run itself ran out of memory."""
 
-    Parameters
-    ----------
-    ran_out : sequence of bool
-        Whether each run ran out of memory.
-    """
-    ran = [run for run, is_oom in zip(runs, ran_out, strict=True) if not is_oom]
-    timed = tuple(time_runs(ran, each)) if ran else ()
-    return Score(timed, _memory(runs, ran_out))
+    run: Run
+    prediction: Prediction
+    ran_out: bool
 
 
-def _memory(runs: Sequence[Run], ran_out: Sequence[bool]) -> MemoryVerdicts:
+def score_of(judged: Sequence[JudgedRun]) -> Score:
+    """Return the score of some runs; those that ran out of memory have no step."""
+    ran = [(each.run, each.prediction) for each in judged if not each.ran_out]
+    return Score(tuple(beside_baseline(ran)) if ran else (), _memory(judged))
+
+
+def _memory(judged: Sequence[JudgedRun]) -> MemoryVerdicts:
     """Return what was predicted of the memory of all runs."""
-    counts = {(is_oom, fits): 0 for is_oom in (False, True) for fits in (False, True)}
-    errors = []
-    for run, is_oom in zip(runs, ran_out, strict=True):
-        prediction = predict_run(run)
-        assert prediction is not None, "searches of measured runs include what does not fit"
-        counts[is_oom, prediction.fits] += 1
-        if "memory_gib" in run.published:
-            errors.append(gib(prediction.memory_bytes) / run.published["memory_gib"] - 1.0)
+    counts = Counter((each.ran_out, each.prediction.fits) for each in judged)
     return MemoryVerdicts(
         n_right_ok=counts[False, True],
         n_wrong_oom=counts[False, False],
         n_right_oom=counts[True, False],
         n_wrong_ok=counts[True, True],
-        errors=tuple(errors),
+        errors=tuple(
+            gib(each.prediction.memory_bytes) / each.run.published["memory_gib"] - 1.0
+            for each in judged
+            if "memory_gib" in each.run.published
+        ),
     )

@@ -61,7 +61,7 @@ class GroupError:
         Errors of the steps that took at most twice as long as the fastest of their job: people
         choose among these.
     spearman
-        Rank correlation of predicted with measured times.
+        Rank correlation of predicted with measured times; None where all times are equal.
     regret, median_regret
         How much slower the layout that is predicted to be the fastest is than the fastest
         measured one, as a fraction, mean and median over jobs.
@@ -71,25 +71,30 @@ class GroupError:
     model: ErrorSummary
     naive: ErrorSummary
     near: ErrorSummary
-    spearman: float
+    spearman: float | None
     regret: float
     median_regret: float
     assumed: tuple[str, ...]
 
 
 def time_runs(runs: Sequence[Run], each: Each = iter) -> list[TimedRun]:
-    """Predict measured steps, and fit the naive baseline's one parameter to all of them."""
-    comparisons = []
-    at_peak = []
+    """Predict measured steps, and set them beside the naive baseline."""
+    predicted = []
     for run in each(runs):
         prediction = predict_run(run)
         assert prediction is not None, "searches of measured runs include what does not fit"
-        comparisons.append(compare_number(run, "step_seconds", prediction))
-        at_peak.append(_seconds_at_peak(run, prediction))
+        predicted.append((run, prediction))
+    return beside_baseline(predicted)
+
+
+def beside_baseline(predicted: Sequence[tuple[Run, Prediction]]) -> list[TimedRun]:
+    """Fit the naive baseline's one parameter to all measured steps, and set both beside them."""
+    comparisons = [compare_number(run, "step_seconds", p) for run, p in predicted]
+    at_peak = [_seconds_at_peak(run, p) for run, p in predicted]
     hfu = _fitted_hfu(np.array(at_peak), np.array([c.published for c in comparisons]))
     return [
         TimedRun(run, comparison, seconds / hfu)
-        for run, comparison, seconds in zip(runs, comparisons, at_peak, strict=True)
+        for (run, _), comparison, seconds in zip(predicted, comparisons, at_peak, strict=True)
     ]
 
 
@@ -116,8 +121,6 @@ def group_errors(timed: Sequence[TimedRun]) -> list[GroupError]:
 
 
 def _group_error(name: str, timed: Sequence[TimedRun]) -> GroupError:
-    from scipy.stats import spearmanr
-
     predicted = np.array([t.predicted_seconds for t in timed])
     measured = np.array([t.measured_seconds for t in timed])
     naive = np.array([t.naive_seconds for t in timed])
@@ -125,7 +128,6 @@ def _group_error(name: str, timed: Sequence[TimedRun]) -> GroupError:
     naive_errors = summary_of(list(naive / measured - 1.0))
     near_errors = summary_of([t.error for t in _near_best(timed)])
     assert model_errors and naive_errors and near_errors, "no group is empty"
-    correlation = float(spearmanr(predicted, measured).statistic)
     assumed = tuple(dict.fromkeys(fact for t in timed for fact in t.run.assumed))
     regrets = _regrets(timed) or [0.0]
     return GroupError(
@@ -133,11 +135,19 @@ def _group_error(name: str, timed: Sequence[TimedRun]) -> GroupError:
         model_errors,
         naive_errors,
         near_errors,
-        correlation,
+        _rank_correlation(predicted, measured),
         float(np.mean(regrets)),
         float(np.median(regrets)),
         assumed,
     )
+
+
+def _rank_correlation(predicted: np.ndarray, measured: np.ndarray) -> float | None:
+    from scipy.stats import spearmanr
+
+    if np.ptp(predicted) == 0 or np.ptp(measured) == 0:
+        return None
+    return float(spearmanr(predicted, measured).statistic)
 
 
 def _near_best(timed: Sequence[TimedRun]) -> list[TimedRun]:

@@ -235,12 +235,6 @@ class Zero:
             n_reductions = min(n_calls, parameters / bucket_elements)
         return GatherUnit(name, parameters, gathered, n_calls, n_reductions)
 
-    def share_gathered_again(self, model: Model) -> float:
-        """Return the share of the blocks that the backward pass gathers, on average over blocks."""
-        block, _ = self.units(model)
-        kept = max(0.0, self.engine.zero.live_elements - model.head.parameters) / block.gathered
-        return max(0.0, 1.0 - kept / model.n_layers)
-
 
 def zero3(engine: Engine = IDEAL) -> Zero:
     """Return ZeRO-3, which is FSDP: all three are sharded over `shard`.
@@ -380,7 +374,15 @@ class ZeroCommunication(Communication):
 
     def _share(self, chain: str) -> float:
         """Return the share of the units of a chain that are gathered, on average."""
-        return 1.0 if chain == FORWARD else self.options.share_gathered_again(self.shapes.model)
+        return 1.0 if chain == FORWARD else self._share_gathered_again
+
+    @cached_property
+    def _share_gathered_again(self) -> float:
+        """The share of the blocks that the backward pass gathers, on average over the blocks."""
+        model = self.shapes.model
+        live_elements = self.options.engine.zero.live_elements
+        n_kept = max(0.0, live_elements - model.head.parameters) / self._block.gathered
+        return max(0.0, 1.0 - n_kept / model.n_layers)
 
     def _take(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
         """Wait for a gather, and copy or unpack the received weights to where they are used."""

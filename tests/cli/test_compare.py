@@ -232,6 +232,7 @@ def test_a_pipeline_of_one_stage_is_no_row_of_its_own(capsys):
     ("arguments", "message"),
     [
         (["--vary", "batch=many"], "--vary batch=many: allowed: counts with commas"),
+        (["--vary", f"batch={5000 * chr(57)}"], "allowed: counts with commas"),
         (["--vary", "gpus=8"], "name is 'gpus'; allowed: batch, seq_len, micro_batch"),
         (["--grid", "1x1x8x1"], "it has 8 ranks, not 64"),
         (["--grid", "gpipe:1x1x8x1"], "strategy is 'gpipe'; allowed: axonn"),

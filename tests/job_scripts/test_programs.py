@@ -24,12 +24,11 @@ torch = pytest.importorskip("torch")
 from engines.axonn_on_cpu import destroy_groups, replace_cuda_calls  # noqa: E402
 from programs import arguments, imported, settings_in  # noqa: E402
 from runtime.ranks import on_ranks  # noqa: E402
-from worlds import machine_of  # noqa: E402
+from worlds import llama, machine_of  # noqa: E402
 
 CPU = torch.device("cpu")
 GPT = Model("gpt", n_layers=2, hidden_size=32, n_heads=4, vocab_size=128, seq_len=8)
-LLAMA = Model(
-    "llama",
+LLAMA = llama(
     n_layers=4,
     hidden_size=32,
     n_heads=4,
@@ -37,11 +36,6 @@ LLAMA = Model(
     vocab_size=128,
     seq_len=8,
     ffn_hidden_size=64,
-    gated_mlp=True,
-    norm="rms",
-    position="rotary",
-    bias=False,
-    tied_embeddings=False,
 )
 PARALLEL = replace(GPT, name="parallel", parallel_block=True)
 RECOMPUTES = ("none", "selective", "full")

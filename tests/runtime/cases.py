@@ -4,14 +4,14 @@ import itertools
 from dataclasses import dataclass, field, replace
 
 from runtime.ranks import Trained, grids
+from worlds import llama
 
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.layout import Layout, grid_layout
 from axonn_tune.spec.model import RECOMPUTES, Model
 
 GPT = Model("gpt", n_layers=2, hidden_size=32, n_heads=8, vocab_size=250, seq_len=8)
-LLAMA = Model(
-    "llama",
+LLAMA = llama(
     n_layers=2,
     hidden_size=32,
     n_heads=8,
@@ -19,11 +19,6 @@ LLAMA = Model(
     ffn_hidden_size=48,
     vocab_size=200,
     seq_len=8,
-    gated_mlp=True,
-    norm="rms",
-    position="rotary",
-    bias=False,
-    tied_embeddings=False,
 )
 MODELS = {
     "gpt": GPT,

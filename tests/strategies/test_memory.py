@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 from build import memory_terms
+from worlds import llama
 
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
@@ -14,8 +15,7 @@ from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
 
 GPT = Model("gpt", n_layers=12, hidden_size=256, n_heads=8, vocab_size=1000, seq_len=128)
-LLAMA = Model(
-    "llama",
+LLAMA = llama(
     n_layers=12,
     hidden_size=256,
     n_heads=8,
@@ -24,12 +24,7 @@ LLAMA = Model(
     ffn_hidden_size=640,
     vocab_size=1500,
     seq_len=128,
-    gated_mlp=True,
-    norm="rms",
-    position="rotary",
-    bias=False,
     qkv_bias=True,
-    tied_embeddings=False,
 )
 MODELS = pytest.mark.parametrize(
     "model",
