@@ -6,10 +6,11 @@ Every function takes the options of `options.SearchOptions` by name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from axonn_tune.contenders import Contender, contenders_of, named_layout
 from axonn_tune.errors import InputError
 from axonn_tune.io.package_data import load_track_records
 from axonn_tune.io.presets import load_engine, load_machine, load_model, machine_of_gpu
@@ -343,27 +344,22 @@ def comparison(
 
     if grids and strategies:
         raise InputError("give either --grid with its strategy, or --strategies, not both")
-    contenders: list[Best] = []
+    best: list[Best] = []
     for values in _varied(vary):
         changed = _changed(options, **values)
 
-        def search_of(strategy: str, own: SearchOptions = changed) -> Search:
-            return build_search(model, gpus, machine, **_changed(own, strategy=strategy))
+        def search_of(contender: Contender, own: SearchOptions = changed) -> Search:
+            return build_search(model, gpus, machine, **_changed(own, **asdict(contender)))
 
         if grids:
-            named = [_named_layout(text) for text in grids]
-            layouts = [(search_of(strategy), layout) for strategy, layout in named]
-            contenders += compare_layouts(layouts, each)
+            named = [named_layout(text, changed.get("engine")) for text in grids]
+            layouts = [(search_of(contender), layout) for contender, layout in named]
+            best += compare_layouts(layouts, each)
         else:
             names = strategies or names_of_all_strategies(**options)
-            contenders += compare_searches([search_of(name) for name in names], each)
-    return contenders
-
-
-def _named_layout(text: str) -> tuple[str, str]:
-    """Return the strategy and the layout of a text such as ``megatron:tensor=8,data=16``."""
-    strategy, colon, layout = text.partition(":")
-    return (strategy.strip(), layout) if colon else ("axonn", text)
+            contenders = contenders_of(names, changed.get("engine"), is_named=bool(strategies))
+            best += compare_searches([search_of(contender) for contender in contenders], each)
+    return best
 
 
 def _varied(vary: Sequence[str]) -> list[dict[str, int]]:

@@ -168,7 +168,8 @@ class SwitchOptions(TypedDict, total=False):
     engine: Annotated[
         str | None,
         Option(
-            "Engine that carries out the strategy: a name that `engines list` shows, or a file.",
+            "Engine that carries out the strategy: a name that `engines list` shows, or a file; "
+            "compare takes several, with commas.",
             None,
             "the strategy's usual one",
         ),

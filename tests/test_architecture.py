@@ -46,7 +46,9 @@ BELOW = {
         "validation",
         "reproduce",
     },
+    "contenders": {"errors", "io", "strategies"},
     "api": {
+        "contenders",
         "errors",
         "units",
         "spec",

@@ -69,7 +69,7 @@ def test_memory_is_judged_by_what_ran_and_what_ran_out(tmp_path):
         recompute="none",
     )
     assert fits.fits and not alone.fits
-    gib = fits.memory_bytes / 2**30
+    gib = fits.allocator_bytes / 2**30
     large = 'llama3-70b,8,"tensor=8",64,1,megatron-core,none,1.0'
     table = written(
         tmp_path,

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     "grids",
     multiple=True,
     metavar="STRATEGY:GRID",
-    help="Compare this layout instead: 8x4x4x8, or megatron:tensor=8,data=16; may be given again.",
+    help="Compare this layout instead: 8x4x4x8, or megatron:tensor=8,data=16, or with an engine in "
+    "front, nanotron:tensor=8,data=16; may be given again.",
 )
 @click.option(
     "--vary",
@@ -54,7 +55,7 @@ def command(
     output: str | None,
     **options: Any,
 ) -> None:
-    """Rank the best configuration of every strategy, or of given layouts, in one table.
+    """Rank the best configuration of every strategy, engine, or given layout, in one table.
 
     \b
     Examples:
@@ -63,6 +64,8 @@ def command(
       axonn-tune compare --gpus 64 --model llama3-8b --machine dgx-h100 --vary batch=512,1024,2048
       axonn-tune compare --gpus 128 --model llama3-70b --machine dgx-h100 \\
         --grid 1x1x128x1 --grid megatron:tensor=8,data=16
+      axonn-tune compare --gpus 64 --model llama3-8b --machine dgx-h100 \\
+        --engine megatron-core,nanotron,fsdp2,fsdp2-eager,deepspeed
     """
     from axonn_tune.api import comparison
 
@@ -75,7 +78,7 @@ def command(
         each=Progress("Searching", quiet),
         **options,
     )
-    is_of_all = not (strategies or grids)
+    is_of_all = not (strategies or grids or options["engine"])
     emit_comparison(contenders, machine, output_format, output, is_of_all)
 
 

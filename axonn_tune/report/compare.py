@@ -18,6 +18,7 @@ from axonn_tune.report.table import Column, fitted_table_of
 from axonn_tune.report.trust import left_out_lines, marked_name, trust_lines
 from axonn_tune.search.rank import Best
 from axonn_tune.search.search import Search
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.studies.compare import without_twins
 from axonn_tune.units import gib
@@ -52,19 +53,28 @@ def _what_is_shown(searches: Sequence[Search]) -> str:
     names = [search.scenario.strategy.name for search in searches]
     if len(set(names)) == len(names):
         return f"the best of {len(names)} strategies"
-    return f"{len(names)} strategies, layouts or jobs side by side"
+    return f"{len(names)} strategies, engines, layouts or jobs side by side"
 
 
 def _contender_name(contender: Best, searches: Sequence[Search]) -> str:
-    """Return the strategy of a contender, with its batch and sequence where these differ."""
+    """Return the strategy of a contender, and its engine, batch and sequence if they differ."""
     job = contender.search.scenario.job
     jobs = [search.scenario.job for search in searches]
-    name = contender.search.scenario.strategy.name
+    strategy = contender.search.scenario.strategy
+    name = strategy.name
+    if _engines_differ([search.scenario for search in searches]):
+        name += f" of {strategy.engine.name}"
     if len({job.global_batch for job in jobs}) > 1:
         name += f", batch {job.global_batch}"
     if len({job.seq_len for job in jobs}) > 1:
         name += f", sequence length {job.seq_len}"
     return name
+
+
+def _engines_differ(scenarios: Sequence[Scenario]) -> bool:
+    """Return whether several engines carry out the same strategy."""
+    pairs = {(scenario.strategy.name, scenario.strategy.engine.name) for scenario in scenarios}
+    return len(pairs) > len({strategy for strategy, _ in pairs})
 
 
 def _twin_lines(contenders: Sequence[Best], shown: Sequence[Prediction]) -> list[str]:
@@ -87,6 +97,8 @@ def _columns(predictions: Sequence[Prediction]) -> list[Column[Prediction]]:
     differing = [
         (title, value) for title, value in of_jobs if len({value(p) for p in predictions}) > 1
     ]
+    if _engines_differ([p.scenario for p in predictions]):
+        differing.insert(0, ("engine", lambda p: p.scenario.strategy.engine.name))
     return [
         ("strategy", lambda p: marked_name(p.scenario.strategy)),
         *differing,
@@ -119,6 +131,7 @@ def comparison_document(contenders: Sequence[Best], left_out: Sequence[str] = ()
         "strategies": [
             {
                 "strategy": c.search.scenario.strategy.name,
+                "engine": c.search.scenario.strategy.engine.name,
                 "assumptions": assumptions(c.search),
                 "best": None if c.prediction is None else record(c.prediction),
                 "reason": c.reason or None,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from axonn_tune.report.figure import draw_diagonal, new_figure
 from axonn_tune.report.phrases import percent
+from axonn_tune.report.score import error_record
 from axonn_tune.report.table import table
 from axonn_tune.reproduce.collectives import CollectiveErrors, collective_errors
 from axonn_tune.reproduce.comparison import (
@@ -18,8 +19,10 @@ from axonn_tune.reproduce.comparison import (
     grouped,
     ordered_pairs,
     summarise,
+    summary_of,
 )
 from axonn_tune.reproduce.reproduction import Reproduction
+from axonn_tune.reproduce.score import JudgedRun, MemoryVerdicts, memory_verdicts
 from axonn_tune.reproduce.steps import GroupError, TimedRun, group_errors
 from axonn_tune.reproduce.track_record import track_records
 
@@ -42,6 +45,7 @@ STEP_HEADERS = (
     "naive mean %",
     "assumed",
 )
+MEMORY_HEADERS = ("steps", "ran", "predicted not to fit", "memory measured", *_ERROR_HEADERS)
 COLLECTIVE_HEADERS = ("ranks are", "machine", "kind", "ranks", "rows", *_ERROR_HEADERS)
 
 
@@ -164,6 +168,28 @@ def step_rows(reproduction: Reproduction) -> list[list[str]]:
     ]
 
 
+def memory_rows(reproduction: Reproduction) -> list[list[str]]:
+    """Return what was predicted of the memory of each table of measured steps."""
+    return [
+        [
+            name,
+            str(len(timed)),
+            str(verdicts.n_wrong_oom),
+            str(len(verdicts.errors)),
+            *_error_cells(summary_of(verdicts.errors)),
+        ]
+        for name, timed, verdicts in _memory_verdicts(reproduction)
+    ]
+
+
+def _memory_verdicts(
+    reproduction: Reproduction,
+) -> Iterator[tuple[str, Sequence[TimedRun], MemoryVerdicts]]:
+    """Yield each table of measured steps, all of which ran, with the verdicts on their memory."""
+    for name, timed in reproduction.steps.items():
+        yield name, timed, memory_verdicts([JudgedRun(t.run, t.prediction) for t in timed])
+
+
 def collective_rows(reproduction: Reproduction, by_ranks: bool) -> list[list[str]]:
     """Return the errors of each machine and kind of collective, or of each number of ranks, too."""
     return [
@@ -197,6 +223,8 @@ def reproduction_text(reproduction: Reproduction) -> str:
             table(strategy_rows(reproduction), STRATEGY_HEADERS),
             "",
             table(step_rows(reproduction), STEP_HEADERS),
+            "",
+            table(memory_rows(reproduction), MEMORY_HEADERS),
             "",
             table(comparison_rows(reproduction.links), LINK_HEADERS),
             "",
@@ -263,6 +291,14 @@ def reproduction_document(reproduction: Reproduction) -> dict[str, Any]:
         "steps_summary": {
             name: [_group_record(group) for group in group_errors(timed)]
             for name, timed in reproduction.steps.items()
+        },
+        "memory_summary": {
+            name: {
+                "ran": len(timed),
+                "predicted_oom": verdicts.n_wrong_oom,
+                "errors": error_record(summary_of(verdicts.errors)),
+            }
+            for name, timed, verdicts in _memory_verdicts(reproduction)
         },
         "collectives_summary": {
             name: [_collective_record(group) for group in collective_errors(timed)]

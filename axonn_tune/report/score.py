@@ -125,7 +125,7 @@ def score_document(score: Score) -> dict[str, Any]:
             "ran_but_predicted_oom": memory.n_wrong_oom,
             "oom_and_predicted_oom": memory.n_right_oom,
             "oom_but_predicted_to_fit": memory.n_wrong_ok,
-            "errors": _error_record(summary_of(memory.errors)),
+            "errors": error_record(summary_of(memory.errors)),
         },
         "runs": score_records(score),
     }
@@ -134,13 +134,14 @@ def score_document(score: Score) -> dict[str, Any]:
 def _group_record(group: GroupError) -> dict[str, Any]:
     return {
         "group": group.name,
-        "errors": _error_record(group.model),
-        "near_the_best": _error_record(group.near),
-        "naive": _error_record(group.naive),
+        "errors": error_record(group.model),
+        "near_the_best": error_record(group.near),
+        "naive": error_record(group.naive),
         "spearman": group.spearman,
         "median_regret": group.median_regret,
     }
 
 
-def _error_record(errors: ErrorSummary | None) -> dict[str, float] | None:
+def error_record(errors: ErrorSummary | None) -> dict[str, float] | None:
+    """Return the errors of some runs as a record; None if there are no runs."""
     return None if errors is None else dict(vars(errors))

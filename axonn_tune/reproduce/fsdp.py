@@ -109,6 +109,8 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         group = f"{row['model']}, {compiled}"
         subject = f"{row['model']}, {layout}, {compiled}"
         published = {"tokens_per_second_per_gpu": float(row["tokens_per_s_per_gpu"])}
+        if row["memory_gib"]:
+            published["memory_gib"] = float(row["memory_gib"])
         yield paper.run(group, subject, search, published)
 
 

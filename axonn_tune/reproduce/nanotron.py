@@ -36,7 +36,7 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         is_scattering = int(row["gpus"]) >= _SCATTERING_GPUS
         nodes = "64 nodes" if is_scattering else "up to 16 nodes"
         is_fitted = row["model"] == "1B" and not is_scattering
-        published = {"step_seconds": float(row["step_seconds"])}
+        published = {name: float(row[name]) for name in ("step_seconds", "memory_gib")}
         yield (fitting if is_fitted else paper).run(
             f"{row['model']}, {nodes}", subject, _search(row, machine, engine), published
         )

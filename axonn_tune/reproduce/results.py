@@ -35,6 +35,7 @@ _METRICS: dict[str, Callable[[Prediction, Run], float]] = {
     "fraction_of_peak": lambda p, _: p.hfu,
     "hardware_tflops_per_gpu": lambda p, _: p.hardware_tflops_per_gpu,
     "memory_gb": lambda p, _: p.memory_bytes / GB,
+    "memory_gib": lambda p, _: gib(p.allocator_bytes),
     "activation_gib": lambda p, _: gib(p.memory_terms_bytes["activations"]),
     "mean_state_gib": _mean_state_gib,
     "fits": lambda p, _: float(p.fits),

@@ -22,7 +22,7 @@ class MemoryVerdicts:
         Numbers of runs that ran out of memory: those that do not fit, and those that were predicted
         to.
     errors
-        Predicted over measured memory, minus one, of the runs that state it.
+        Predicted over measured memory, minus one, of the runs that state what the allocator held.
     """
 
     n_right_ok: int
@@ -46,16 +46,16 @@ class JudgedRun:
 
     run: Run
     prediction: Prediction
-    ran_out: bool
+    ran_out: bool = False
 
 
 def score_of(judged: Sequence[JudgedRun]) -> Score:
     """Return the score of some runs; those that ran out of memory have no step."""
     ran = [(each.run, each.prediction) for each in judged if not each.ran_out]
-    return Score(tuple(beside_baseline(ran)) if ran else (), _memory(judged))
+    return Score(tuple(beside_baseline(ran)) if ran else (), memory_verdicts(judged))
 
 
-def _memory(judged: Sequence[JudgedRun]) -> MemoryVerdicts:
+def memory_verdicts(judged: Sequence[JudgedRun]) -> MemoryVerdicts:
     """Return what was predicted of the memory of all runs."""
     counts = Counter((each.ran_out, each.prediction.fits) for each in judged)
     return MemoryVerdicts(
@@ -64,7 +64,7 @@ def _memory(judged: Sequence[JudgedRun]) -> MemoryVerdicts:
         n_right_oom=counts[True, False],
         n_wrong_ok=counts[True, True],
         errors=tuple(
-            gib(each.prediction.memory_bytes) / each.run.published["memory_gib"] - 1.0
+            gib(each.prediction.allocator_bytes) / each.run.published["memory_gib"] - 1.0
             for each in judged
             if "memory_gib" in each.run.published
         ),

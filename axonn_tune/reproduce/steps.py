@@ -19,11 +19,14 @@ from axonn_tune.step.prediction import Prediction
 class TimedRun:
     """A run with its measured step, the predicted one, and what the naive baseline says.
 
+    comparison
+        The measured step beside the predicted one.
     naive_seconds
         FLOPs at one fitted fraction of the peak, times the bubble of the pipeline.
     """
 
     run: Run
+    prediction: Prediction
     comparison: Comparison
     naive_seconds: float
 
@@ -35,8 +38,7 @@ class TimedRun:
     @property
     def predicted_seconds(self) -> float:
         """The time of a step that this model predicts."""
-        assert self.comparison.predicted is not None
-        return self.comparison.predicted
+        return self.prediction.step_seconds
 
     @property
     def error(self) -> float:
@@ -93,8 +95,10 @@ def beside_baseline(predicted: Sequence[tuple[Run, Prediction]]) -> list[TimedRu
     at_peak = [_seconds_at_peak(run, p) for run, p in predicted]
     hfu = _fitted_hfu(np.array(at_peak), np.array([c.published for c in comparisons]))
     return [
-        TimedRun(run, comparison, seconds / hfu)
-        for (run, _), comparison, seconds in zip(predicted, comparisons, at_peak, strict=True)
+        TimedRun(run, prediction, comparison, seconds / hfu)
+        for (run, prediction), comparison, seconds in zip(
+            predicted, comparisons, at_peak, strict=True
+        )
     ]
 
 

@@ -40,6 +40,11 @@ LARGEST_FACTOR = 1000.0
 EVERY_KERNEL = "every"
 
 
+def value_or(quantity: Quantity | None, default: float) -> float:
+    """Return the value of a fact, or the default where the engine states none."""
+    return default if quantity is None else quantity.value
+
+
 @dataclass(frozen=True)
 class AxonnProgram:
     """How an implementation of AxoNN communicates; the defaults are the bundled runtime's.
@@ -159,11 +164,42 @@ class KernelForm:
 
     def of(self, kernel: MemoryBound) -> MemoryBound:
         """Return a fused kernel as the engine carries it out."""
-        traffic = self.traffic.value if self.traffic else 1.0
-        launches = self.launches.value if self.launches else 1.0
         return replace(
-            kernel, nbytes=kernel.nbytes * traffic, n_launches=kernel.n_launches * launches
+            kernel,
+            nbytes=kernel.nbytes * value_or(self.traffic, 1.0),
+            n_launches=kernel.n_launches * value_or(self.launches, 1.0),
         )
+
+
+@dataclass(frozen=True)
+class MemoryForm:
+    """What an engine holds in memory where it holds more or less than the ideal program.
+
+    attention_factor, mlp_factor
+        Bytes that attention, or the MLP behind its first product, saves for the backward pass over
+        those that fused kernels save.
+    logit_bytes
+        Bytes for each logit at the loss; None for the logits and their copy in fp32.
+    bucket_bytes
+        Bytes for each parameter of the buckets in which the gradients of replicas are reduced,
+        besides the gradients themselves.
+    """
+
+    attention_factor: Quantity | None = None
+    mlp_factor: Quantity | None = None
+    logit_bytes: Quantity | None = None
+    bucket_bytes: Quantity | None = None
+
+    def __post_init__(self) -> None:
+        for name, smallest in (
+            ("attention_factor", 0.1),
+            ("mlp_factor", 0.1),
+            ("logit_bytes", 0.0),
+            ("bucket_bytes", 0.0),
+        ):
+            quantity = getattr(self, name)
+            if quantity is not None:
+                require_between("memory", name, quantity.value, smallest, LARGEST_FACTOR)
 
 
 @dataclass(frozen=True)
@@ -187,6 +223,8 @@ class Engine:
     stage_wait_seconds
         Time for which the host waits in each collective of a stage, for each rank of the group,
         where the pipeline spans several nodes; None for none.
+    memory
+        What it holds in memory where that is not what fused kernels hold.
     axonn, megatron, zero
         How it communicates, if it carries out AxoNN's algorithm, Megatron-LM's, or a member of
         ZeRO's family.
@@ -200,6 +238,7 @@ class Engine:
     attention_rate: Quantity | None = None
     issue_seconds: Quantity | None = None
     stage_wait_seconds: Quantity | None = None
+    memory: MemoryForm = MemoryForm()
     axonn: AxonnProgram = AxonnProgram()
     megatron: MegatronProgram = MegatronProgram()
     zero: ZeroProgram = ZeroProgram()

@@ -132,6 +132,11 @@ class Prediction:
         return self.step_seconds / self.scenario.job.tokens
 
     @property
+    def allocator_bytes(self) -> float:
+        """The peak memory that the framework's allocator holds, without what is reserved."""
+        return self.memory_bytes - self.memory_terms_bytes["reserved"]
+
+    @property
     def memory_capacity_bytes(self) -> float:
         """The memory of one GPU that a rank may take."""
         return self.scenario.memory_capacity_bytes

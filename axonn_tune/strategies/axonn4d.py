@@ -142,6 +142,7 @@ class Axonn4D:
             x_axis="x",
             y_axis="y",
             recomputes_inputs=True,
+            memory=self.engine.memory,
         )
 
     def communication(self, shapes: Shapes, sync: bool) -> AxonnCommunication:

@@ -20,7 +20,7 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import IDEAL, Engine
+from axonn_tune.spec.engine import IDEAL, Engine, value_or
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE, Axes
 from axonn_tune.spec.model import Model
@@ -137,6 +137,7 @@ class Megatron3D:
             y_axis="tensor",
             residual_split=tensor if self.sequence_parallel else 1.0,
             balances_stages=self.engine.megatron.balances_stages,
+            memory=self.engine.memory,
         )
 
     def communication(self, shapes: Shapes, sync: bool) -> MegatronCommunication:
@@ -155,7 +156,9 @@ class Megatron3D:
         table = shapes.table
         chunk = -(-n_layers // shapes.n_virtual)
         stored = _stored_parameters(shapes, n_layers, first, last)
-        owned = stored / table.size(_REPLICAS) if self.distributed_optimizer else stored
+        replicas = table.size(_REPLICAS)
+        owned = stored / replicas if self.distributed_optimizer else stored
+        bucket_bytes = np.where(replicas > 1, value_or(self.engine.memory.bucket_bytes, 0.0), 0.0)
         without_scores = _saved_without_scores(shapes)
         everything = without_scores + _saved_scores(shapes)
         saved = {
@@ -165,7 +168,7 @@ class Megatron3D:
         }[shapes.recompute]
         return {
             "weights": stored * job.element_bytes,
-            "gradients": stored * self.gradient_bytes(job),
+            "gradients": stored * (self.gradient_bytes(job) + bucket_bytes),
             "optimizer_states": owned * state_bytes(job),
             "activations": held * shapes.saved_by_layers(saved, chunk),
             "working_set": shapes.working_set(everything, saved, last),

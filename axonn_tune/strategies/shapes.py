@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.engine import IDEAL, MemoryForm, value_or
 from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job
 from axonn_tune.spec.model import Linear, Model
 from axonn_tune.spec.plan import Array
@@ -90,6 +91,8 @@ class Shapes:
         a weight or a collective (norms, activation), in addition to unfused attention.
     balances_stages : bool
         Whether the stages of a pipeline have equal products and not equal numbers of layers.
+    memory : MemoryForm
+        What the engine holds where that is not what fused kernels hold.
     """
 
     model: Model
@@ -103,6 +106,7 @@ class Shapes:
     residual_split: Array | float = 1.0
     recomputes_inputs: bool = False
     balances_stages: bool = False
+    memory: MemoryForm = IDEAL.memory
 
     @property
     def recompute(self) -> str:
@@ -212,8 +216,10 @@ class Shapes:
         These are q, k and v, the attention's output, and the MLP before and after its
         activation.
         """
-        attention_bytes = self.linears["qkv"].output_bytes + self.linears["proj"].input_bytes
-        return attention_bytes + self.linears["up"].output_bytes + self.mlp_bytes
+        attention = self.linears["qkv"].output_bytes + self.linears["proj"].input_bytes
+        mlp = self.linears["up"].output_bytes + self.mlp_bytes
+        attention_factor, mlp_factor = self.memory.attention_factor, self.memory.mlp_factor
+        return attention * value_or(attention_factor, 1.0) + mlp * value_or(mlp_factor, 1.0)
 
     @cached_property
     def score_bytes(self) -> Array:
@@ -240,8 +246,8 @@ class Shapes:
     def working_set(self, everything: Array, saved: Array, last: bool) -> Array:
         """Return the bytes in work at the peak, in addition to what each block has saved.
 
-        These are one block's activations and gradients or, if larger, the logits and their fp32
-        copy.
+        These are one block's activations and gradients or, if larger, the logits in all their
+        copies.
 
         Parameters
         ----------
@@ -254,7 +260,8 @@ class Shapes:
         """
         working = everything - saved + self.linears["up"].output_bytes + self.mlp_bytes
         if last:
-            working = np.maximum(working, self.logits * (self.element_bytes + FP32_BYTES))
+            logit_bytes = value_or(self.memory.logit_bytes, self.element_bytes + FP32_BYTES)
+            working = np.maximum(working, self.logits * logit_bytes)
         return working
 
     # Kernels ---------------------------------------------------------------------------

@@ -210,7 +210,7 @@ class Zero:
         """Return the sizes: tokens are split over all ranks, widths are not split."""
         whole = np.ones(len(table))
         tokens = table.sequences_at_once * job.seq_len
-        return Shapes(model, job, table, tokens, x=whole, y=whole)
+        return Shapes(model, job, table, tokens, x=whole, y=whole, memory=self.engine.memory)
 
     def communication(self, shapes: Shapes, sync: bool) -> ZeroCommunication:
         """Return the communication of a usual micro-step, or of the synchronising one."""

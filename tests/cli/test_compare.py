@@ -228,6 +228,31 @@ def test_a_pipeline_of_one_stage_is_no_row_of_its_own(capsys):
     assert "axonn-pipeline comes to the same as a row above." in text
 
 
+def test_engines_are_side_by_side_each_with_a_strategy_that_it_carries_out(capsys):
+    engines = ["--engine", "fsdp2, fsdp2-eager,megatron-core", "--micro-batch", "1"]
+    _, text, _ = run_cli(capsys, "compare", *JOB, *engines, "--format", "json")
+    rows = {row["engine"]: row for row in json.loads(text)["strategies"]}
+    assert list(rows)[-1] == "fsdp2-eager" and rows["megatron-core"]["strategy"] == "megatron"
+    for name in ("fsdp2", "fsdp2-eager"):
+        _, own, _ = run_cli(
+            *(capsys, "suggest", *JOB, "--strategy", "zero3", "--engine", name),
+            *("--micro-batch", "1", "--format", "json"),
+        )
+        best = json.loads(own)["results"][0]["step_seconds"]
+        assert rows[name]["best"]["step_seconds"] == pytest.approx(best)
+    _, table, _ = run_cli(capsys, "compare", *JOB, *engines)
+    assert "zero3     fsdp2-eager" in table and "not compared" not in table
+
+
+def test_a_layout_may_name_its_engine(capsys):
+    layout = "tensor=4,data=16"
+    grids = ["--grid", f"megatron-core:{layout}", "--grid", f"nanotron:{layout}"]
+    _, text, _ = run_cli(capsys, "compare", *JOB, *grids, "--format", "json")
+    rows = json.loads(text)["strategies"]
+    assert [row["engine"] for row in rows] == ["megatron-core", "nanotron"]
+    assert rows[0]["best"]["grid"] == rows[1]["best"]["grid"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -236,6 +261,11 @@ def test_a_pipeline_of_one_stage_is_no_row_of_its_own(capsys):
         (["--vary", "gpus=8"], "name is 'gpus'; allowed: batch, seq_len, micro_batch"),
         (["--grid", "1x1x8x1"], "it has 8 ranks, not 64"),
         (["--grid", "gpipe:1x1x8x1"], "strategy is 'gpipe'; allowed: axonn"),
+        (["--engine", "fsdp2,warp"], "unknown engine 'warp'"),
+        (
+            ["--engine", "fsdp2", "--strategies", "megatron,axonn"],
+            "engine fsdp2 carries out zero3, not megatron or axonn",
+        ),
         (["--grid", "1x1x64x1", "--strategies", "zero3"], "not both"),
         (["--recompute", "full:0"], "recompute is 'full:0'; allowed: auto, none, selective, full"),
         (["--memory-margin", "80GiB"], "--memory-margin 80GiB: allowed: less than the GPU's 40"),

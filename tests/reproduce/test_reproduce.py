@@ -21,9 +21,16 @@ from axonn_tune.report.reproduce import (
 )
 from axonn_tune.report.validation_page import reproduction_markdown
 from axonn_tune.reproduce.axonn import compare_links, compare_runs
-from axonn_tune.reproduce.comparison import FACTS, Comparison, ordered_pairs, summarise
+from axonn_tune.reproduce.comparison import (
+    FACTS,
+    Comparison,
+    ordered_pairs,
+    summarise,
+    summary_of,
+)
 from axonn_tune.reproduce.reproduction import measured_steps, published_runs
 from axonn_tune.reproduce.runs import Loaders
+from axonn_tune.reproduce.score import JudgedRun, memory_verdicts
 from axonn_tune.reproduce.steps import group_errors
 from axonn_tune.search.candidates import legal_placements
 
@@ -90,9 +97,11 @@ def test_no_published_table_is_left_out(reproduction, table):
         return
     source, each = sources[table]
     found = [c for c in reproduction.results if c.source.startswith(source)]
-    assert len(found) == (
-        sum(1 if r["memory_gb"] == "OOM" else 3 for r in rows) if each is None else each * len(rows)
-    )
+    if each is None:
+        expected = sum(1 if row["memory_gb"] == "OOM" else 3 for row in rows)
+    else:
+        expected = each * len(rows) + sum(bool(row.get("memory_gib")) for row in rows)
+    assert len(found) == expected
 
 
 @pytest.mark.slow
@@ -114,6 +123,14 @@ def test_sequence_parallelism_is_met_better_than_by_the_best_peer(reproduction):
 def test_published_memory_is_met(reproduction):
     sizes = [c for c in of_system(reproduction, "Megatron-LM 2022") if c.metric.endswith("_gib")]
     assert len(sizes) == 12 and summarise(sizes).max_error < 0.03
+
+
+@pytest.mark.slow
+def test_what_ran_is_predicted_to_fit(reproduction):
+    for name, timed in reproduction.steps.items():
+        verdicts = memory_verdicts([JudgedRun(t.run, t.prediction) for t in timed])
+        assert verdicts.n_wrong_oom <= 0.02 * len(timed), name
+        assert not verdicts.errors or summary_of(verdicts.errors).median < 0.09
 
 
 @pytest.mark.slow

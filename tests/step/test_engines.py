@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from build import number, operations, plan_of
-from worlds import machine_of, quantity
+from worlds import llama, machine_of, quantity
 
 from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.errors import InputError
@@ -16,6 +16,7 @@ from axonn_tune.spec.engine import (
     Engine,
     KernelForm,
     MegatronProgram,
+    MemoryForm,
     ZeroProgram,
 )
 from axonn_tune.spec.job import Job
@@ -26,6 +27,7 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
 from axonn_tune.step.predict import predict
 from axonn_tune.step.timeline import step_timeline
+from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES, strategy_named
 from axonn_tune.strategies.zero import zero3
@@ -115,6 +117,46 @@ def test_the_engines_host_replaces_that_of_the_machine():
     assert of_engine.step_seconds == pytest.approx(0.5 * of_machine.step_seconds, rel=1e-3)
 
 
+def test_nanotron_holds_what_was_counted_in_its_code():
+    """On one GPU of eight: 20 bytes a parameter, 22 widths and 8 MLP widths a layer, 10 a logit."""
+    model = llama(
+        n_layers=16,
+        hidden_size=2048,
+        n_heads=32,
+        n_kv_heads=32,
+        ffn_hidden_size=8192,
+        vocab_size=131072,
+        seq_len=4096,
+        tied_embeddings=True,
+    )
+    engine = load_engine("nanotron")
+    strategy = Megatron3D(distributed_optimizer=False, fused_accumulation=False, engine=engine)
+    scenario = Scenario(model, Job(8, 16, 4096), machine_of(), strategy)
+    held = predict(scenario, Configuration(Layout({"data": 8}), micro_batch=2, recompute="none"))
+    parameters = 16 * (4 * 2048**2 + 3 * 2048 * 8192) + 131072 * 2048
+    saved = 8192 * 16 * (22 * 2048 + 8 * 8192)
+    counted = 20 * parameters + saved + 10 * 8192 * 131072
+    terms = held.memory_terms_bytes
+    allocated = held.allocator_bytes - terms["fragmentation"]
+    assert allocated == pytest.approx(counted, rel=0.005)
+    # The Ultra-Scale Playbook measured 50.2 GiB.
+    assert held.allocator_bytes / 2**30 == pytest.approx(50.2, rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["attention_factor", "mlp_factor", "logit_bytes"])
+@pytest.mark.parametrize("strategy", [zero3, Axonn4D, Megatron3D], ids=lambda s: s.__name__)
+def test_each_fact_of_memory_counts_in_every_strategy(strategy, name):
+    axis = "shard" if strategy is zero3 else "data"
+    configuration = Configuration(Layout({axis: 8}), micro_batch=2, recompute="none")
+    usual, larger = (
+        predict(Scenario(MODEL, JOB, machine_of(), strategy(engine=engine)), configuration)
+        for engine in (
+            Engine(memory=MemoryForm(**{name: quantity(value)})) for value in (1.0, 90.0)
+        )
+    )
+    assert larger.memory_bytes > usual.memory_bytes
+
+
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
@@ -139,6 +181,8 @@ def test_facts_that_cannot_be_are_refused(facts, message):
         (ZeroProgram, {"live_elements": float("nan")}, "live_elements is nan; allowed: 0 to"),
         (ZeroProgram, {"view_seconds": quantity(-1.0)}, "view_seconds is -1.0; allowed: 0 to 3600"),
         (AxonnProgram, {"gathered_element_bytes": 0.0}, "gathered_element_bytes is 0.0; allowed:"),
+        (MemoryForm, {"logit_bytes": quantity(-1.0)}, "logit_bytes is -1.0; allowed: 0 to 1000"),
+        (MemoryForm, {"mlp_factor": quantity(0.0)}, "mlp_factor is 0.0; allowed: 0.1 to 1000"),
         (AxonnProgram, {"reduction": "never"}, "reduction is 'never'; allowed: buckets, whole"),
     ],
 )

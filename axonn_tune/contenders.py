@@ -1,0 +1,77 @@
+"""What a comparison sets side by side: strategies, and the engines that carry them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from axonn_tune.errors import InputError
+from axonn_tune.io.presets import list_engines, load_engine
+from axonn_tune.strategies.named import STRATEGIES
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A strategy, and the engine that carries it out; None for the usual one."""
+
+    strategy: str
+    engine: str | None
+
+
+def contenders_of(
+    strategies: Sequence[str], engines: str | None, is_named: bool
+) -> list[Contender]:
+    """Return the strategies, or engines with the strategies that they carry out.
+
+    Parameters
+    ----------
+    strategies : sequence of str
+        Names of strategies.
+    engines : str or None
+        Names or files of engines with commas.
+    is_named : bool
+        Whether the user named the strategies. Otherwise an engine comes with the first strategy
+        that it carries out.
+
+    Raises
+    ------
+    InputError
+        An engine carries out none of the strategies that the user named.
+    """
+    if engines is None:
+        return [Contender(strategy, None) for strategy in strategies]
+    contenders = []
+    for name in map(str.strip, engines.split(",")):
+        carried_out = load_engine(name).strategies
+        wanted = strategies if is_named else carried_out[:1]
+        own = [strategy for strategy in carried_out if strategy in wanted]
+        if not own:
+            raise InputError(
+                f"engine {name} carries out {' and '.join(carried_out)}, not {' or '.join(wanted)}"
+            )
+        contenders += [Contender(strategy, name) for strategy in own]
+    return contenders
+
+
+def named_layout(text: str, engine: str | None) -> tuple[Contender, str]:
+    """Return what carries out a layout, and the layout, of ``megatron:tensor=8,data=16``.
+
+    In front of the colon stands a strategy or an engine; without one the layout is AxoNN's grid.
+
+    Raises
+    ------
+    InputError
+        There is neither a strategy nor an engine of that name.
+    """
+    name, colon, layout = text.partition(":")
+    if not colon:
+        return Contender("axonn", engine), text
+    name = name.strip()
+    if name in STRATEGIES:
+        return Contender(name, engine), layout
+    if name in list_engines():
+        return Contender(load_engine(name).strategies[0], name), layout
+    raise InputError(
+        f"--grid {text[:40]}: strategy is '{name[:40]}'; allowed: {', '.join(STRATEGIES)}, "
+        "or an engine that `engines list` shows"
+    )
