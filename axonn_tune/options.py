@@ -152,14 +152,16 @@ class SwitchOptions(TypedDict, total=False):
 
     max_tp: Annotated[int | None, Option("Largest product G_x*G_y*G_z, or largest tensor group.")]
     sequence_parallel: Annotated[
-        bool, Option("Split the residual stream by tokens (megatron).", True)
+        bool | None,
+        Option("Split the residual stream by tokens (megatron).", None, "as the engine"),
     ]
     overlap_grad_reduce: Annotated[
-        bool, Option("Reduce gradients during the last backward pass (megatron).", True)
+        bool | None,
+        Option("Reduce gradients during the last backward pass (megatron).", None, "as the engine"),
     ]
     distributed_optimizer: Annotated[
         bool | None,
-        Option("Shard optimizer states over replicas.", None, "megatron yes, axonn no"),
+        Option("Shard optimizer states over replicas.", None, "as the engine, axonn no"),
     ]
     virtual_stages: Annotated[
         int | None,

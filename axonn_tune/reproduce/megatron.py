@@ -11,23 +11,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.megatron3d import Megatron3D
-
-# Megatron-LM of 2021: unfused attention, dropout, fp16 gradients summed in a kernel of their own
-# and reduced after the last backward pass; sequence parallelism, fp32 sums (18 bytes for each
-# parameter in Korthikanti et al.) and their fusion came in 2022.
-MEGATRON_2021 = Megatron3D(
-    sequence_parallel=False,
-    distributed_optimizer=False,
-    overlap_grad_reduce=False,
-    fused_accumulation=False,
-    fp32_gradients=False,
-)
-MEGATRON_DEEPSPEED = replace(MEGATRON_2021, distributed_optimizer=True)
-MEGATRON_2022 = replace(MEGATRON_2021, fused_accumulation=True, fp32_gradients=True)
-SEQUENCE_PARALLEL_2022 = replace(MEGATRON_2022, sequence_parallel=True)
-MEGATRON_2023 = replace(SEQUENCE_PARALLEL_2022, distributed_optimizer=True)
-MEGATRON_CORE = Megatron3D()
+from axonn_tune.strategies.megatron3d import Megatron3D, megatron_of
 
 
 def megatron_search(
@@ -72,9 +56,10 @@ def weak_scaling(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         loaders.machine("dgx-a100"),
         assumed=("virtual stages", "micro-batch"),
     )
+    strategy = megatron_of(loaders.engine("megatron-2021"))
     for row in rows:
         search = megatron_search(
-            row, gpt(row, 2048), paper.machine, MEGATRON_2021, n_virtual=(1, 2, 3, 4, 5)
+            row, gpt(row, 2048), paper.machine, strategy, n_virtual=(1, 2, 3, 4, 5)
         )
         subject = f"{row['parameters_b']}B on {row['gpus']}"
         published = {"hardware_tflops_per_gpu": float(row["tflops_per_gpu"])}
@@ -89,18 +74,23 @@ def sequence_parallelism(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]
         loaders.machine("dgx-a100"),
     )
     for row in rows:
-        is_full = row["recompute"] == "full"
+        strategy = _of_2022(loaders, is_sequence_parallel=row["recompute"] != "full")
         search = megatron_search(
             row,
             gpt(row, 2048),
             paper.machine,
-            MEGATRON_2022 if is_full else SEQUENCE_PARALLEL_2022,
+            strategy,
             row["recompute"],
             micro_batch=int(row["micro_batch"]),
             n_virtual=(int(row["v"]),),
         )
         published = {"step_seconds": float(row["step_seconds"])}
         yield paper.run(row["model"], f"{row['model']}, {row['recompute']}", search, published)
+
+
+def _of_2022(loaders: Loaders, is_sequence_parallel: bool) -> Megatron3D:
+    """Return Megatron-LM of 2022, with sequence parallelism or without."""
+    return megatron_of(loaders.engine("megatron-2022"), sequence_parallel=is_sequence_parallel)
 
 
 def activation_memory(
@@ -127,7 +117,7 @@ def activation_memory(
                 layout,
                 gpt(layout, 2048),
                 paper.machine,
-                MEGATRON_2022 if recompute == "none" else SEQUENCE_PARALLEL_2022,
+                _of_2022(loaders, is_sequence_parallel=recompute != "none"),
                 recompute,
                 micro_batch=int(layout["micro_batch"]),
                 n_virtual=(int(layout["v"]),),
@@ -138,11 +128,12 @@ def activation_memory(
 def bigscience(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield Megatron-DeepSpeed with ZeRO-1 in fp16, heads of 128, a vocabulary of 250,880."""
     paper = Paper("BigScience", "BigScience chronicles (Apache-2.0)", loaders.machine("jean-zay"))
+    strategy = _with_zero_1(loaders)
     for row in rows:
         full = {**row, "gpus": "384", "global_batch": "2048"}
         model = gpt(row, 2048, 250880, heads=int(row["hidden"]) // 128)
         search = megatron_search(
-            full, model, paper.machine, MEGATRON_DEEPSPEED, micro_batch=int(row["micro_batch"])
+            full, model, paper.machine, strategy, micro_batch=int(row["micro_batch"])
         )
         layout = f"tensor {row['tensor']}, pipeline {row['pipeline']}, data {row['data']}"
         if row["memory_gb"] == "OOM":
@@ -156,6 +147,11 @@ def bigscience(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         yield paper.run("BigScience", layout, search, published)
 
 
+def _with_zero_1(loaders: Loaders) -> Megatron3D:
+    """Return Megatron-DeepSpeed: Megatron-LM of 2021 with the optimizer states of ZeRO-1."""
+    return megatron_of(loaders.engine("megatron-2021"), distributed_optimizer=True)
+
+
 _MEGASCALE_ASSUMED = ("vocabulary", "virtual stages", "micro-batch", "recomputation", "software")
 
 
@@ -166,8 +162,9 @@ def megascale(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """
     machine = loaders.machine("dgx-a100")
     model = Model("gpt-175b", 96, 12288, 128, 51200, 2048)
+    of_2023 = megatron_of(loaders.engine("megatron-2022"), distributed_optimizer=True)
     for row in rows:
-        for name, strategy in (("megatron", MEGATRON_2023), ("megascale", MEGATRON_CORE)):
+        for name, strategy in (("megatron", of_2023), ("megascale", Megatron3D())):
             system = "Megatron-LM 2023" if name == "megatron" else "MegaScale"
             paper = Paper(
                 system,
@@ -207,7 +204,7 @@ def llama3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             full,
             replace(model, seq_len=int(row["seq_len"])),
             paper.machine,
-            MEGATRON_CORE,
+            Megatron3D(),
             "none",
             "flash",
             "bf16",
@@ -226,12 +223,13 @@ def on_frontier(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         loaders.machine("frontier-2024"),
         "abstract",
     )
+    strategy = _with_zero_1(loaders)
     for row in rows:
         search = megatron_search(
             row,
             gpt(row, 2048),
             paper.machine,
-            MEGATRON_DEEPSPEED,
+            strategy,
             attention="flash",
             micro_batch=int(row["micro_batch"]),
         )
@@ -241,21 +239,22 @@ def on_frontier(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         yield replace(paper, assumed=assumed).run("", subject, search, published)
 
 
-def vtrain(rows: Sequence[Row], machine: Machine) -> Iterator[Run]:
+def vtrain(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield measured steps of Megatron-LM; the files omit recomputation: full is taken for all."""
     paper = Paper(
         "vTrain",
         "VIA-Research/vTrain, data/ (MIT)",
-        machine,
+        loaders.machine("a100-800g"),
         assumed=("vocabulary", "recomputation"),
     )
     # The host's time for an operation was fitted to these rows of the table of one node.
     fitting = replace(paper, is_fitted=True)
+    strategy = _of_2022(loaders, is_sequence_parallel=False)
     for row in rows:
         is_large = "parameters_b" in row
         model = gpt(row, int(row["seq_len"]))
         micro_batch = int(row["micro_batch"])
-        search = megatron_search(row, model, machine, MEGATRON_2022, micro_batch=micro_batch)
+        search = megatron_search(row, model, paper.machine, strategy, micro_batch=micro_batch)
         group = f"{row['parameters_b']}B" if is_large else f"hidden {row['hidden']}"
         is_fitted = not is_large and model.hidden_size == 1024
         layout = f"{row['layers']} x {row['hidden']} on {row['gpus']}"

@@ -12,7 +12,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron3d import megatron_of
 
 _SEQ_LEN = 4096
 _VOCABULARY = 131072
@@ -44,13 +44,7 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def _search(row: Row, machine: Machine, engine: Engine) -> Search:
     """Return the search that is held to a row's layout."""
-    strategy = Megatron3D(
-        distributed_optimizer=row["sharded"] == "yes",
-        overlap_grad_reduce=False,
-        fused_accumulation=False,
-        n_virtual=(1,),
-        engine=engine,
-    )
+    strategy = megatron_of(engine, n_virtual=(1,), distributed_optimizer=row["sharded"] == "yes")
     job = Job(int(row["gpus"]), int(row["global_batch"]), _SEQ_LEN)
     axes = {axis: int(row[axis]) for axis in ("tensor", "data", "pipeline")}
     return Search(

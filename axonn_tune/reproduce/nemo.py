@@ -12,7 +12,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron3d import megatron_of
 
 
 def nemo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
@@ -31,7 +31,7 @@ def nemo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
     """Return the search that is held to a row's layout."""
-    strategy = Megatron3D(fp32_gradients=False, n_virtual=(int(row["virtual"]),), engine=engine)
+    strategy = megatron_of(engine, n_virtual=(int(row["virtual"]),), fp32_gradients=False)
     gpus = int(row["gpus"])
     job = Job(gpus, int(row["global_batch"]), int(row["seq_len"]))
     axes = {axis: int(row[axis]) for axis in ("tensor", "context", "pipeline")}

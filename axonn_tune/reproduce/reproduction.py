@@ -75,10 +75,9 @@ def measured_steps(
     load: Callable[[str], Sequence[Row]], loaders: Loaders
 ) -> dict[str, Sequence[Run]]:
     """Return the runs of the large tables of measured steps, by what the table holds."""
-    vtrain_machine = loaders.machine("a100-800g")
     return {
-        "several nodes": list(megatron.vtrain(load("vtrain_a100_multi"), vtrain_machine)),
-        "one node": list(megatron.vtrain(load("vtrain_a100_single"), vtrain_machine)),
+        "several nodes": list(megatron.vtrain(load("vtrain_a100_multi"), loaders)),
+        "one node": list(megatron.vtrain(load("vtrain_a100_single"), loaders)),
         "FSDP": list(fsdp.llm_foundry(load("llm_foundry"), loaders)),
         "NeMo": list(nemo(load("dgxc_h100"), loaders)),
         "nanotron": list(nanotron(load("nanotron_h100"), loaders)),

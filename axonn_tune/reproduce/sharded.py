@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from axonn_tune.reproduce.megatron import MEGATRON_2021, megatron_search
+from axonn_tune.reproduce.megatron import megatron_search
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, gpt
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.job import Job
@@ -12,7 +12,7 @@ from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.strategy import Strategy
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron3d import megatron_of
 from axonn_tune.strategies.zero import zero3, zeropp
 
 
@@ -52,6 +52,7 @@ def against_zero3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     source = "Narayanan et al., SC21, Table 2"
     machine = loaders.machine("dgx-a100")
     deepspeed = zero3(loaders.engine("deepspeed-2021"))
+    megatron = megatron_of(loaders.engine("megatron-2021"))
     for row in rows:
         model = gpt(row, 2048)
         micro_batch = int(row["micro_batch"])
@@ -67,7 +68,7 @@ def against_zero3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
                 row,
                 model,
                 machine,
-                MEGATRON_2021,
+                megatron,
                 micro_batch=micro_batch,
                 sizes={"tensor": 8, "pipeline": stages},
                 n_virtual=(1, 2, 3, 4),
@@ -124,12 +125,7 @@ def pccl_training(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     DDP is the data parallelism of Megatron-LM's algorithm, without its other axes.
     """
     deepspeed = zero3(loaders.engine("deepspeed-eager"))
-    ddp = Megatron3D(
-        sequence_parallel=False,
-        distributed_optimizer=False,
-        n_virtual=(1,),
-        engine=loaders.engine("ddp"),
-    )
+    ddp = megatron_of(loaders.engine("ddp"), n_virtual=(1,))
     strategy: Strategy
     for row in rows:
         if row["workload"] == "ZeRO-3":

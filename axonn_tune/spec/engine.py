@@ -83,11 +83,14 @@ class AxonnProgram:
 
 @dataclass(frozen=True)
 class MegatronProgram:
-    """How an implementation of data parallelism sums gradients; the defaults are Megatron-Core's.
+    """How an implementation of Megatron-LM's algorithm runs; the defaults are Megatron-Core's.
 
     A bucket of gradients, or of updated weights, holds the larger of two numbers of elements
     (Megatron-Core, DistributedDataParallelConfig, bucket_size).
 
+    sequence_parallel, distributed_optimizer, overlap_grad_reduce, fused_accumulation, \
+    fp32_gradients
+        Options of `Megatron3D` that hold unless a user says otherwise.
     bucket_elements
         Least number of elements of a bucket.
     bucket_elements_per_replica
@@ -97,6 +100,11 @@ class MegatronProgram:
         with the head's counted, and not their numbers.
     """
 
+    sequence_parallel: bool = True
+    distributed_optimizer: bool = True
+    overlap_grad_reduce: bool = True
+    fused_accumulation: bool = True
+    fp32_gradients: bool = True
     bucket_elements: float = 40e6
     bucket_elements_per_replica: float = 1e6
     balances_stages: bool = False

@@ -13,7 +13,7 @@ parallelism splits the sequence for everything, and brings keys and values toget
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 import numpy as np
@@ -173,6 +173,16 @@ class Megatron3D:
             "activations": held * shapes.saved_by_layers(saved, chunk),
             "working_set": shapes.working_set(everything, saved, last),
         }
+
+
+def megatron_of(
+    engine: Engine, n_virtual: Sequence[int] = (1, 2, 4), **options: bool | None
+) -> Megatron3D:
+    """Return the strategy as an engine runs it, with the options that are given and not None."""
+    given = {name: value for name, value in options.items() if value is not None}
+    names = [item.name for item in fields(engine.megatron) if hasattr(Megatron3D, item.name)]
+    usual = {name: getattr(engine.megatron, name) for name in names}
+    return Megatron3D(**{**usual, **given}, n_virtual=n_virtual, engine=engine)
 
 
 def _saved_without_scores(shapes: Shapes) -> Array:

@@ -9,7 +9,7 @@ from axonn_tune.spec.checks import require_choice
 from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.strategies.axonn4d import Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron3d import megatron_of
 from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
 
 STRATEGIES = {
@@ -29,10 +29,10 @@ class Switches:
     Attributes
     ----------
     sequence_parallel, overlap_grad_reduce
-        Flags of Megatron-LM; see `Megatron3D`.
+        Flags of Megatron-LM, see `Megatron3D`; None for those of the engine.
     distributed_optimizer
-        Whether optimizer states are sharded over the replicas; None for the strategy's default,
-        which is on for Megatron-LM and off for AxoNN.
+        Whether optimizer states are sharded over the replicas; None for what the engine does, which
+        is off for AxoNN.
     virtual_stages
         Number of virtual stages of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
     qwz, hpz, qgz
@@ -40,8 +40,8 @@ class Switches:
         gradients.
     """
 
-    sequence_parallel: bool = True
-    overlap_grad_reduce: bool = True
+    sequence_parallel: bool | None = None
+    overlap_grad_reduce: bool | None = None
     distributed_optimizer: bool | None = None
     virtual_stages: int | None = None
     qwz: bool = True
@@ -86,12 +86,12 @@ def strategy_named(name: str, switches: Switches | None = None, engine: Engine =
         )
     if name == "megatron":
         stages = switches.virtual_stages
-        return Megatron3D(
+        return megatron_of(
+            engine,
+            (1, 2, 4) if stages is None else (stages,),
             sequence_parallel=switches.sequence_parallel,
-            distributed_optimizer=switches.distributed_optimizer is not False,
+            distributed_optimizer=switches.distributed_optimizer,
             overlap_grad_reduce=switches.overlap_grad_reduce,
-            n_virtual=(1, 2, 4) if stages is None else (stages,),
-            engine=engine,
         )
     if name == "zeropp":
         return zeropp(switches.qwz, switches.hpz, switches.qgz, engine)

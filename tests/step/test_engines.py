@@ -29,7 +29,7 @@ from axonn_tune.step.predict import predict
 from axonn_tune.step.timeline import step_timeline
 from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES, strategy_named
+from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES, Switches, strategy_named
 from axonn_tune.strategies.zero import zero3
 
 MODEL = Model("m", n_layers=4, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)
@@ -115,6 +115,15 @@ def test_the_engines_host_replaces_that_of_the_machine():
     engine = Engine(issue_seconds=quantity(0.5))
     of_engine, of_machine = predicted(engine, slow), predicted(IDEAL, slow)
     assert of_engine.step_seconds == pytest.approx(0.5 * of_machine.step_seconds, rel=1e-3)
+
+
+def test_an_engines_options_hold_unless_a_user_says_otherwise():
+    engine = load_engine("megatron-2021")
+    usual = strategy_named("megatron", engine=engine)
+    assert not (usual.sequence_parallel or usual.overlap_grad_reduce or usual.fp32_gradients)
+    changed = strategy_named("megatron", Switches(sequence_parallel=True), engine)
+    assert changed == replace(usual, sequence_parallel=True)
+    assert strategy_named("megatron").sequence_parallel
 
 
 def test_nanotron_holds_what_was_counted_in_its_code():
