@@ -10,7 +10,7 @@ import numpy as np
 from axonn_tune.report.figure import draw_diagonal, new_figure
 from axonn_tune.report.phrases import percent
 from axonn_tune.report.score import error_record
-from axonn_tune.report.table import table
+from axonn_tune.report.table import fitted_table
 from axonn_tune.reproduce.collectives import CollectiveErrors, collective_errors
 from axonn_tune.reproduce.comparison import (
     FACTS,
@@ -36,16 +36,31 @@ STEP_HEADERS = (
     "group",
     "rows",
     *_ERROR_HEADERS,
-    "near the best: rows",
-    "mean %",
-    "p90 %",
+    "near: rows",
+    "near: mean %",
+    "near: p90 %",
     "Spearman",
     "regret: mean %",
-    "median %",
-    "naive mean %",
+    "regret: median %",
+    "naive: mean %",
     "assumed",
 )
 MEMORY_HEADERS = ("steps", "ran", "predicted not to fit", "memory measured", *_ERROR_HEADERS)
+# Columns that a table of text leaves out for want of room, the least important first.
+_DROPPABLE = (
+    "assumed",
+    "how",
+    "certainty",
+    "naive: mean %",
+    "largest %",
+    "near: rows",
+    "near: p90 %",
+    "p90 %",
+    "regret: mean %",
+    "bias %",
+    "machine",
+    "median %",
+)
 COLLECTIVE_HEADERS = ("ranks are", "machine", "kind", "ranks", "rows", *_ERROR_HEADERS)
 
 
@@ -213,26 +228,22 @@ def _by_sharing_law(links: Sequence[Comparison]) -> list[Comparison]:
 
 
 def reproduction_text(reproduction: Reproduction) -> str:
-    """Return every table as text."""
-    return "\n".join(
-        [
-            table(run_rows(reproduction.results), RUN_HEADERS),
-            "",
-            table(summary_rows(reproduction.results), SUMMARY_HEADERS),
-            "",
-            table(strategy_rows(reproduction), STRATEGY_HEADERS),
-            "",
-            table(step_rows(reproduction), STEP_HEADERS),
-            "",
-            table(memory_rows(reproduction), MEMORY_HEADERS),
-            "",
-            table(comparison_rows(reproduction.links), LINK_HEADERS),
-            "",
-            link_line(reproduction),
-            "",
-            table(collective_rows(reproduction, by_ranks=False), COLLECTIVE_HEADERS),
-        ]
-    )
+    """Return every table as text, without the columns for which a line has no room."""
+
+    def fitted(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
+        return fitted_table(rows, headers, _DROPPABLE)
+
+    parts = [
+        fitted(run_rows(reproduction.results), RUN_HEADERS),
+        fitted(summary_rows(reproduction.results), SUMMARY_HEADERS),
+        fitted(strategy_rows(reproduction), STRATEGY_HEADERS),
+        fitted(step_rows(reproduction), STEP_HEADERS),
+        fitted(memory_rows(reproduction), MEMORY_HEADERS),
+        fitted(comparison_rows(reproduction.links), LINK_HEADERS),
+        link_line(reproduction),
+        fitted(collective_rows(reproduction, by_ranks=False), COLLECTIVE_HEADERS),
+    ]
+    return "\n\n".join(parts)
 
 
 def link_line(reproduction: Reproduction) -> str:

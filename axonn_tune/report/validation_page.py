@@ -177,7 +177,7 @@ one node of A100. *NeMo*: Megatron-Core on DGX H100 (NVIDIA/dgxc-benchmarking, A
 nothing fitted. *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the
 Ultra-Scale Playbook (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up
 to 16 nodes, and runs on 64 nodes, where the source's own times scatter up to ten times, stand
-apart. *near the best*: steps that took at most twice as long as the fastest of their job, among
+apart. *near*: steps that took at most twice as long as the fastest of their job, among
 which people choose. *naive*: FLOPs at one fraction of the peak, fitted to the very rows of a
 table, times the bubble. *regret*: how much slower the layout that is predicted to be the fastest
 is than the fastest measured one, over jobs (same model, GPUs and batch). For comparison, on

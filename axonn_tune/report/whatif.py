@@ -7,7 +7,7 @@ from typing import Any
 
 from axonn_tune.report.phrases import assumption_line, interval_text, model_on_gpus, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
-from axonn_tune.report.table import table
+from axonn_tune.report.table import fitted_table
 from axonn_tune.report.trust import trust_lines
 from axonn_tune.search.search import Search
 from axonn_tune.step.prediction import Prediction
@@ -27,7 +27,7 @@ def what_if_text(search: Search, settings: Sequence[str], result: WhatIf) -> str
         [
             f"{model_on_gpus(search.scenario)}, if {', '.join(settings)}",
             "",
-            table(rows, headers),
+            fitted_table(rows, headers, ("MFU %", "90 % interval", "mbs", "recompute")),
             "",
             _conclusion(result),
             *trust_lines(search),
@@ -73,14 +73,14 @@ def influences_text(base: Prediction, influences: Sequence[Influence], factor: f
         ]
         for influence in influences
     ]
-    headers = ["parameter", "value", "origin", f"/ {factor:g}: step %", "layout"]
-    headers += [f"x {factor:g}: step %", "layout"]
+    headers = ["parameter", "value", "origin", f"/ {factor:g}: %", "layout"]
+    headers += [f"x {factor:g}: %", "layout"]
     return "\n".join(
         [
-            f"Best step of a new search with each number divided and multiplied by {factor:g} "
-            f"(as it is {base.step_seconds:.3f} s):",
+            f"Change of the best step, {base.step_seconds:.3f} s, of a new search with each number "
+            f"divided and multiplied by {factor:g}:",
             "",
-            table(rows, headers),
+            fitted_table(rows, headers, ("origin", "value")),
         ]
     )
 

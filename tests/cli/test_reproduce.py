@@ -5,6 +5,8 @@ import io
 
 import pytest
 
+from axonn_tune.report.reproduce import reproduction_text
+
 
 @pytest.mark.slow
 def test_the_command_prints_every_row(reproduce_command):
@@ -17,3 +19,10 @@ def test_the_command_prints_every_row(reproduce_command):
     assert n_collectives == 102 + 240
     runs = [row for row in rows if row["known"]]
     assert len(runs) == len(found.results) + n_steps
+
+
+@pytest.mark.slow
+def test_the_tables_of_text_fit_a_hundred_characters(reproduce_command):
+    text = reproduction_text(reproduce_command.reproduction)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "near: mean %" in text and "predicted not to fit" in text

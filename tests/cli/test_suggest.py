@@ -237,7 +237,13 @@ def test_tables_fit_a_hundred_characters(capsys, command):
     assert "step s" in rows[0] and "90 % interval" in rows[0]
 
 
-@pytest.mark.parametrize("command", ["machines list", "engines list", "engines show nanotron"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("machines list", "engines list", "engines show nanotron"),
+        "whatif --gpus 8 --model llama2-7b --machine dgx-a100 --global-batch 64 --by 4",
+    ],
+)
 def test_lists_fit_a_hundred_characters(capsys, command):
     _, out, _ = run_cli(capsys, *command.split())
     assert max(map(len, out.splitlines())) <= 100
