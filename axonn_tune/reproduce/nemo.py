@@ -33,7 +33,8 @@ def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
     """Return the search that is held to a row's layout."""
     strategy = megatron_of(engine, n_virtual=(int(row["virtual"]),), fp32_gradients=False)
     gpus = int(row["gpus"])
-    job = Job(gpus, int(row["global_batch"]), int(row["seq_len"]))
+    dropout = row["dropout"] == "yes"
+    job = Job(gpus, int(row["global_batch"]), int(row["seq_len"]), dropout=dropout)
     axes = {axis: int(row[axis]) for axis in ("tensor", "context", "pipeline")}
     constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
     return Search(Scenario(model, job, machine, strategy), constraints, ("none",), include_oom=True)
