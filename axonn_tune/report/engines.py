@@ -29,6 +29,7 @@ _ENGINE_COLUMNS: tuple[Column[Engine], ...] = (
     ("engine", lambda engine: engine.name),
     ("is", lambda engine: engine.title),
     ("carries out", lambda engine: ", ".join(engine.strategies)),
+    ("offloads", lambda engine: "no" if engine.offload is None else "yes"),
     ("numbers", lambda engine: sum(bool(fact.origin) for fact in stated_facts(engine))),
 )
 

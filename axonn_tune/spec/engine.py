@@ -18,6 +18,7 @@ from axonn_tune.spec.checks import (
     require_name,
     require_wait,
 )
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.plan import (
     MEMORY_KERNELS,
@@ -139,6 +140,32 @@ class ZeroProgram:
 
 
 @dataclass(frozen=True)
+class OffloadProgram:
+    """What an implementation keeps in the host's memory besides offloaded optimizer states.
+
+    gradients
+        Whether it sums gradients there, and not in the GPU's memory: they are copied in every
+        micro-step.
+    weights
+        Whether the optimizer's fp32 weights are the only ones: every gather copies a rank's shard
+        to the GPU first. It keeps gradients in the host's memory, too.
+    """
+
+    gradients: bool = False
+    weights: bool = False
+
+    def __post_init__(self) -> None:
+        if self.weights and not self.gradients:
+            raise InputError("offload: gradients is false; allowed: true where weights is true")
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The terms of a rank's memory that leave the GPU."""
+        moved = {"gradients": self.gradients, "weights": self.weights}
+        return ("optimizer_states", *(term for term, is_moved in moved.items() if is_moved))
+
+
+@dataclass(frozen=True)
 class KernelForm:
     """How an engine carries out a kernel that memory bandwidth limits.
 
@@ -187,6 +214,8 @@ class Engine:
     stage_wait_seconds
         Time for which the host waits in each collective of a stage, for each rank of the group,
         where the pipeline spans several nodes; None for none.
+    offload
+        How it offloads optimizer states; None if it cannot.
     axonn, megatron, zero
         How it communicates, if it carries out AxoNN's algorithm, Megatron-LM's, or a member of
         ZeRO's family.
@@ -200,6 +229,7 @@ class Engine:
     attention_rate: Quantity | None = None
     issue_seconds: Quantity | None = None
     stage_wait_seconds: Quantity | None = None
+    offload: OffloadProgram | None = None
     axonn: AxonnProgram = AxonnProgram()
     megatron: MegatronProgram = MegatronProgram()
     zero: ZeroProgram = ZeroProgram()
@@ -218,6 +248,10 @@ class Engine:
                 require_wait(owner, name, quantity.value)
         if self.name and not self.strategies:
             raise InputError(f"{owner}: strategies is empty; name at least one")
+
+    def offload_in(self, job: Job) -> OffloadProgram | None:
+        """Return how the engine offloads a job's optimizer states; None if they stay on the GPU."""
+        return self.offload if job.offloads_optimizer else None
 
     def as_run(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the kernels that the engine really launches."""

@@ -67,6 +67,18 @@ class Scenario:
         return self.machine.gpu.memory_bytes.value - self.memory_margin_bytes
 
     @property
+    def ranks_on_node(self) -> int:
+        """The number of ranks of the job on a full node, or on its only one."""
+        return min(self.machine.ranks_per_node, self.job.n_gpus)
+
+    @property
+    def host_memory_capacity_bytes(self) -> float:
+        """The memory of a node's host; infinite where nothing is offloaded."""
+        if not self.job.offloads_optimizer:
+            return math.inf
+        return self.machine.require_host().memory_bytes.value
+
+    @property
     def track_record(self) -> TrackRecord | None:
         """How predictions of this kind have fared; None if too few were compared."""
         strategy = self.strategy

@@ -128,7 +128,8 @@ class Axonn4D:
         the larger of logits and one block's working set counts.
         """
         shapes = self.shapes(model, job, table)
-        return stage_memory(shapes, partial(self._stage_memory, shapes))
+        offload = self.engine.offload_in(job)
+        return stage_memory(shapes, partial(self._stage_memory, shapes), offload)
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
         """Return the sizes: X splits input widths, Y output widths, and Z and data the tokens."""
@@ -411,16 +412,17 @@ class AxonnCommunication(Communication):
         summed_over = [axis for axis in table.placements.axes.groups if axis != "data"]
         if is_sharded:
             summed_over.append("data")
-        clip_and_update(
+        updated = clip_and_update(
             host,
             shapes.job,
             owned=stored / table.size("data") if is_sharded else stored,
             gradient_bytes=GRADIENT_BYTES,
             norm_sums={names.norm_all_reduce(axis): axis for axis in summed_over},
+            offload=self.options.engine.offload_in(shapes.job),
         )
         if is_sharded:
             nbytes = stored * shapes.element_bytes
-            host.issue(names.WEIGHTS_ALL_GATHER, "all_gather", nbytes, "data")
+            host.issue(names.WEIGHTS_ALL_GATHER, "all_gather", nbytes, "data", after=updated)
 
     def _reduction_calls(self, gradient_bytes: Array) -> _ReductionCalls:
         """Return the number of calls that sum gradients, where all have these bytes."""
