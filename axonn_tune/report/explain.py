@@ -156,7 +156,7 @@ def _offload_line(p: Prediction) -> str:
     offload = p.scenario.strategy.engine.offload_in(p.scenario.job)
     if offload is None:
         return ""
-    return f"\nOffloaded: {', '.join(offload.terms)}; {host_memory_text(p)}"
+    return f"\nOffloaded: {', '.join(offload.moved)}; {host_memory_text(p)}"
 
 
 def _sensitivity_text(explanation: Explanation, step_seconds: float) -> str:

@@ -39,7 +39,7 @@ def assumption_line(*searches: Search) -> str:
 def _offload_text(scenario: Scenario) -> str:
     """Name what is in the host's memory, as the end of a sentence, if anything is."""
     offload = scenario.strategy.engine.offload_in(scenario.job)
-    return "" if offload is None else f", in the host's memory: {', '.join(offload.terms)}"
+    return "" if offload is None else f", in the host's memory: {', '.join(offload.moved)}"
 
 
 def _seq_len_remark(scenario: Scenario) -> str:

@@ -37,6 +37,8 @@ from axonn_tune.spec.plan import (
 BUCKETS, WHOLE, PARAMETERS = "buckets", "whole", "parameters"
 # No engine moves the bytes of a kernel so often, or cuts it into so many.
 LARGEST_FACTOR = 1000.0
+# The term of a rank's memory that only offload adds: copies that the host holds.
+HOST_COPIES = "host_copies"
 # The form of the kernels that an engine does not name.
 EVERY_KERNEL = "every"
 
@@ -159,10 +161,15 @@ class OffloadProgram:
             raise InputError("offload: gradients is false; allowed: true where weights is true")
 
     @property
-    def terms(self) -> tuple[str, ...]:
+    def moved(self) -> tuple[str, ...]:
         """The terms of a rank's memory that leave the GPU."""
-        moved = {"gradients": self.gradients, "weights": self.weights}
-        return ("optimizer_states", *(term for term, is_moved in moved.items() if is_moved))
+        moved = {"optimizer_states": True, "gradients": self.gradients, "weights": self.weights}
+        return tuple(term for term, is_moved in moved.items() if is_moved)
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """All terms of a rank's memory that are in the host's memory."""
+        return (*self.moved, HOST_COPIES)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import TypeVar
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.engine import HOST_COPIES
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.spread import NORMAL_90, spread_of
-from axonn_tune.strategies.optimizer import host_bytes
 
 # The bytes of one configuration, or of each of many.
 Bytes = TypeVar("Bytes", float, Array)
@@ -34,7 +34,8 @@ def memory_bytes(scenario: Scenario, table: CandidateTable) -> tuple[Array, dict
     terms = scenario.strategy.memory(scenario.model, scenario.job, table)
     offload = scenario.strategy.engine.offload_in(scenario.job)
     if offload is not None:
-        terms |= {term: np.zeros(len(table)) for term in offload.terms}
+        terms |= {term: np.zeros(len(table)) for term in offload.moved}
+        terms.pop(HOST_COPIES, None)
     allocated = sum(terms.values(), start=np.zeros(len(table)))
     terms["fragmentation"] = allocated * reserve.fragmentation_fraction.value
     terms["reserved"] = np.full(len(table), reserve.reserved_bytes.value)
@@ -47,10 +48,12 @@ def host_memory_bytes(scenario: Scenario, table: CandidateTable) -> Array:
     Every rank counts like the one that needs most of its GPU, shape (C,).
     """
     offload = scenario.strategy.engine.offload_in(scenario.job)
+    nbytes = np.zeros(len(table))
     if offload is None:
-        return np.zeros(len(table))
+        return nbytes
     terms = scenario.strategy.memory(scenario.model, scenario.job, table)
-    return scenario.ranks_on_node * host_bytes(scenario.job, offload, terms)
+    of_rank = sum((size for term, size in terms.items() if term in offload.terms), start=nbytes)
+    return scenario.ranks_on_node * of_rank
 
 
 def fits_in_memory(scenario: Scenario, table: CandidateTable, nbytes: Array) -> np.ndarray:

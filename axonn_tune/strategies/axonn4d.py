@@ -32,7 +32,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, Size, StepPlan
 from axonn_tune.strategies.communication import Communication, Weight
-from axonn_tune.strategies.optimizer import clip_and_update, state_bytes
+from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_pipeline_rules,
@@ -177,6 +177,7 @@ class Axonn4D:
             # The fp32 sums, and what the micro-step's reduce-scatters have brought.
             "gradients": stored * (GRADIENT_BYTES + job.element_bytes),
             "optimizer_states": owned * state_bytes(job),
+            **host_copies(job, self.engine.offload_in(job), owned),
             "gathered_weights": _gathered_bytes(shapes, self.engine.axonn, n_layers),
             "activations": held * shapes.saved_by_layers(saved, chunk) + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last),

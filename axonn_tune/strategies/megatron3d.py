@@ -27,7 +27,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Array, StepPlan
 from axonn_tune.strategies.communication import Communication, Weight
-from axonn_tune.strategies.optimizer import clip_and_update, state_bytes
+from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_pipeline_rules,
@@ -168,6 +168,7 @@ class Megatron3D:
             "weights": stored * job.element_bytes,
             "gradients": stored * self.gradient_bytes(job),
             "optimizer_states": owned * state_bytes(job),
+            **host_copies(job, self.engine.offload_in(job), owned),
             "activations": held * shapes.saved_by_layers(saved, chunk),
             "working_set": shapes.working_set(everything, saved, last),
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from axonn_tune.spec import names
-from axonn_tune.spec.engine import OffloadProgram
+from axonn_tune.spec.engine import HOST_COPIES, OffloadProgram
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array
 from axonn_tune.strategies.program import HostProgram
@@ -17,7 +17,7 @@ from axonn_tune.strategies.shapes import FP32_BYTES
 
 # AdamW keeps two fp32 moments of each parameter.
 MOMENT_BYTES = 2 * FP32_BYTES
-# What the host holds of each parameter that it updates: the weight and its moments, in fp32.
+# What the host reads and writes of each parameter that it updates: the weight and its moments.
 HOST_STATE_BYTES = FP32_BYTES + MOMENT_BYTES
 
 
@@ -31,20 +31,17 @@ def state_bytes(job: Job) -> float:
     return MOMENT_BYTES + (FP32_BYTES if has_master_copy(job) else 0.0)
 
 
-def host_bytes(job: Job, offload: OffloadProgram, memory: Mapping[str, Array]) -> Array:
-    """Return the bytes of the host's memory that a rank needs, shape (C,).
+def host_copies(job: Job, offload: OffloadProgram | None, owned: Array) -> dict[str, Array]:
+    """Return what offload adds to the memory of a rank, as a term; nothing without offload.
 
-    The optimizer reads fp32 gradients. An engine that sums gradients in the host's memory, but
-    gathers other weights than the optimizer's, holds these sums besides, in the job's type.
-
-    Parameters
-    ----------
-    memory : mapping of str to array
-        Bytes of the rank by term, as if nothing was offloaded.
+    The host holds the fp32 gradients that the optimizer reads, and fp32 weights where the optimizer
+    has no master copy on the GPU. Where gradients and weights themselves are in the host's memory,
+    they are these.
     """
-    owned = memory["optimizer_states"] / state_bytes(job)
-    nbytes = owned * (HOST_STATE_BYTES + FP32_BYTES)
-    return nbytes + memory["gradients"] if offload.gradients and not offload.weights else nbytes
+    if offload is None:
+        return {}
+    n_copies = 0.0 if offload.weights else 1.0 if has_master_copy(job) else 2.0
+    return {HOST_COPIES: owned * (n_copies * FP32_BYTES)}
 
 
 def clip_and_update(

@@ -26,7 +26,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import FORWARD
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, StepPlan
 from axonn_tune.strategies.communication import Communication, Weight
-from axonn_tune.strategies.optimizer import clip_and_update, state_bytes
+from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import step_plan
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
@@ -191,6 +191,7 @@ class Zero:
         comes_from_host = offload is not None and offload.weights
         is_gathered = (table.size(sharding.weights) > 1) | comes_from_host
         held_weights_if_gathered = np.where(is_gathered, held_weights, 0.0)
+        owned = parameters / table.size(sharding.states)
         norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
         without_scores = norm_bytes + shapes.inner_bytes
         everything = without_scores + shapes.saved_score_bytes
@@ -202,7 +203,8 @@ class Zero:
         return {
             "weights": weights,
             "gradients": parameters * element / table.size(sharding.gradients),
-            "optimizer_states": parameters * state_bytes(job) / table.size(sharding.states),
+            "optimizer_states": owned * state_bytes(job),
+            **host_copies(job, offload, owned),
             "gathered_weights": (held_gradients + held_weights_if_gathered) * element,
             "activations": model.n_layers * shapes.saved_by_layers(saved, model.n_layers)
             + shapes.residual_bytes,
