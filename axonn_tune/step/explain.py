@@ -209,12 +209,12 @@ def _operation_cost(
         axis = operation.direction
         nbytes = number(operation.nbytes)
         bound_by = "host link"
-        rate = nbytes / per_issue
+        rate = _rate_per_s(nbytes, per_issue)
     elif isinstance(operation, HostKernel):
         kind = "host"
         bound_by = "host memory"
         nbytes = number(operation.nbytes)
-        rate = nbytes / per_issue
+        rate = _rate_per_s(nbytes, per_issue)
     elif isinstance(operation, MemoryBound):
         kind = "memory-bound"
         bound_by = "memory"
@@ -240,6 +240,11 @@ def _operation_cost(
         bound_by=bound_by,
         axis=axis,
     )
+
+
+def _rate_per_s(nbytes: float, seconds: float) -> float:
+    """Return bytes per second; 0 where a host is so fast that no time is left on the timeline."""
+    return nbytes / seconds if seconds else 0.0
 
 
 def _kind_and_shape(operation: Gemm | Attention) -> tuple[str, str]:
