@@ -70,21 +70,22 @@ def _head_lines(p: Prediction) -> list[str]:
         f"{p.exposed_communication_seconds:.3f} s exposed communication{bubble}; "
         f"{p.n_microsteps} micro-steps; {p.tflops_per_gpu:.1f} TFLOP/s per GPU, "
         f"MFU {percent(p.mfu)} %, HFU {percent(p.hfu)} %",
-        *([] if p.fits else [f"if it fitted: {verdict(p)}"]),
+        *([] if p.fits_in_gpu else [f"if it fitted: {verdict(p)}"]),
     ]
 
 
 def _shortage_lines(p: Prediction) -> list[str]:
-    """Return a line that says so if the configuration does not fit in memory."""
-    if p.fits:
-        return []
+    """Return a line for each memory, of the GPU or of the host, in which it does not fit."""
+    lines = []
+    if not p.fits_in_gpu:
+        missing = gib(p.memory_bytes - p.memory_capacity_bytes)
+        lines.append(
+            f"out of memory: {missing:.2f} GiB short of {gib(p.memory_capacity_bytes):.1f} GiB per "
+            "GPU; the times are those of a GPU with enough memory"
+        )
     if not p.fits_in_host:
-        return [f"{host_memory_text(p)}; the times are those of a host with enough memory"]
-    missing = gib(p.memory_bytes - p.memory_capacity_bytes)
-    return [
-        f"out of memory: {missing:.2f} GiB short of {gib(p.memory_capacity_bytes):.1f} GiB per "
-        "GPU; the times are those of a GPU with enough memory"
-    ]
+        lines.append(f"{host_memory_text(p)}; the times are those of a host with enough memory")
+    return lines
 
 
 def _operations_text(

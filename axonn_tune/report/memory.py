@@ -95,13 +95,11 @@ def _near_text(prediction: Prediction) -> str:
 
 
 def verdict(prediction: Prediction) -> str:
-    """Say whether a configuration fits and by how much, and what makes it fit if it nearly does."""
+    """Say whether a configuration fits in its GPUs, and what makes it fit if it nearly does."""
     free = gib(prediction.memory_capacity_bytes - prediction.memory_bytes)
-    if prediction.fits:
+    if prediction.fits_in_gpu:
         remark = ", tight: it may not" if prediction.fits_tightly else ""
         return f"fits, {free:.2f} GiB free{remark}"
-    if not prediction.fits_in_host:
-        return host_memory_text(prediction)
     if not prediction.nearly_fits:
         return (
             f"out of memory, {-free:.2f} GiB short; largest term {prediction.largest_memory_term}"

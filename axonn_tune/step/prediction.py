@@ -150,9 +150,14 @@ class Prediction:
         return self.host_memory_bytes <= self.host_memory_capacity_bytes
 
     @property
+    def fits_in_gpu(self) -> bool:
+        """Whether the peak memory of a rank fits in its GPU."""
+        return self.memory_bytes <= self.memory_capacity_bytes
+
+    @property
     def fits(self) -> bool:
         """Whether the peak memory of a rank fits in its GPU, and what is offloaded in the host."""
-        return self.memory_bytes <= self.memory_capacity_bytes and self.fits_in_host
+        return self.fits_in_gpu and self.fits_in_host
 
     @property
     def memory_bytes_interval(self) -> tuple[float, float]:

@@ -43,7 +43,9 @@ def shard(
     mesh = make_mesh(settings, device)
     dtype = DTYPES[settings.dtype]
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
-    offload = CPUOffloadPolicy() if offloads(settings) else OffloadPolicy()
+    offload = OffloadPolicy()
+    if offloads(settings):
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
     for block in blocks:
         fully_shard(
             block,
