@@ -250,7 +250,7 @@ class _Part:
     n_out_of_host
         Number of the other candidates that do not fit in the memory of their nodes' hosts.
     least_host_bytes
-        Least that any candidate takes of a host's memory.
+        Least that a candidate which fits in its GPUs takes of a host's memory.
     """
 
     table: CandidateTable
@@ -300,7 +300,8 @@ def _evaluate(search: Search, table: CandidateTable, links: Links) -> _Part:
     fits = fits_in_gpu & fits_in_host
     n_oom = int((~fits_in_gpu).sum())
     n_out_of_host = int((fits_in_gpu & ~fits_in_host).sum())
-    least_bytes, least_host_bytes = float(memory.min()), float(host_memory.min())
+    least_bytes = float(memory.min())
+    least_host_bytes = float(host_memory[fits_in_gpu].min(initial=np.inf))
     if not search.include_oom:
         low, _ = memory_interval_bytes(scenario, memory, terms)
         timed = (low <= scenario.memory_capacity_bytes) & fits_in_host

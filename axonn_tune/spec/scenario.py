@@ -13,6 +13,7 @@ from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Part, Size, StepPlan
+from axonn_tune.spec.resources import Resource, host_resources, resources
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.spec.track_record import NO_TRACK_RECORDS, TrackRecord, TrackRecords
 
@@ -65,6 +66,12 @@ class Scenario:
     def memory_capacity_bytes(self) -> float:
         """The memory of one GPU that a rank may take."""
         return self.machine.gpu.memory_bytes.value - self.memory_margin_bytes
+
+    @property
+    def resources(self) -> list[Resource]:
+        """The resources on which the time of a step rests, those of the host only with offload."""
+        of_host = host_resources(self.machine) if self.job.offloads_optimizer else []
+        return [*resources(self.machine), *of_host]
 
     @property
     def ranks_on_node(self) -> int:

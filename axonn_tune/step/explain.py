@@ -22,7 +22,6 @@ from axonn_tune.spec.plan import (
     Operation,
     Transfer,
 )
-from axonn_tune.spec.resources import resources
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.prediction import Prediction
@@ -269,6 +268,6 @@ def _sensitivities(prediction: Prediction) -> tuple[Sensitivity, ...]:
     base = step_seconds(scenario.machine)
     savings = [
         Sensitivity(resource.name, base - step_seconds(resource.improved(IMPROVEMENT)))
-        for resource in resources(scenario.machine)
+        for resource in scenario.resources
     ]
     return tuple(sorted(savings, key=lambda s: -s.saved_seconds))

@@ -28,7 +28,7 @@ def with_memory(nbytes):
 
 def test_what_offload_makes_fit_is_said_where_nothing_fits():
     with pytest.raises(
-        NoCandidateError, match="fits on no grid .*; with --offload optimizer it fits"
+        NoCandidateError, match=r"fits on no grid .*; with --offload optimizer it fits"
     ):
         rank_candidates(search_of("none"))
     assert rank_candidates(search_of()).fits.all()

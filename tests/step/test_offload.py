@@ -213,3 +213,16 @@ def test_a_machine_without_a_host_is_refused_by_the_fields_that_it_lacks():
 def test_an_engine_that_keeps_weights_on_the_host_keeps_gradients_there():
     with pytest.raises(InputError, match="gradients is false; allowed: true where weights is true"):
         OffloadProgram(weights=True)
+
+
+def test_an_explanation_says_what_more_of_the_host_saves():
+    """A tenth more of the link shortens copies, a tenth more of the memory shortens Adam."""
+    prediction = predicted("megatron")
+    saved = {each.resource: each.saved_seconds for each in explain(prediction).sensitivities}
+    copies = seconds_of(prediction, "gradient.to_host", "weights.from_host")
+    adam = seconds_of(prediction, "optimizer.step")
+    lost = 1.0 - 1.0 / 1.1
+    assert saved["host link bandwidth"] == pytest.approx(lost * copies, rel=1e-6)
+    assert saved["host memory bandwidth"] == pytest.approx(lost * adam, rel=1e-6)
+    kept = explain(predicted("megatron", "none")).sensitivities
+    assert not [each for each in kept if each.resource.startswith("host ")]
