@@ -96,7 +96,9 @@ def _facts(engine: Engine) -> list[Fact]:
 
 def _flattened(name: str, value: Any) -> Iterator[Fact]:
     """Yield the facts of a field, of its fields, and so on."""
-    if isinstance(value, Quantity):
+    if name == "offload":
+        yield Fact(name, "none" if value is None else ", ".join(value.moved))
+    elif isinstance(value, Quantity):
         number = format_quantity(value.value, name)
         yield Fact(name, number, value.origin, value.source)
     elif isinstance(value, Mapping):
