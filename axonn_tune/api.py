@@ -109,7 +109,10 @@ def build_search(
         kernel_tuning=given["kernel_tuning"],
         keep_gathered_weights=given["keep_gathered_weights"],
         dropout=given["dropout"],
+        offload=given["offload"],
     )
+    if job.offloads_optimizer:
+        loaded_machine.require_host()
     orders = ORDERS if order == "all" else (check_order(order),)
     loaded_machine.peak_flops_per_s(job.dtype)
     search = Search(

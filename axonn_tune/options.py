@@ -185,6 +185,9 @@ class SwitchOptions(TypedDict, total=False):
 class MemoryOptions(TypedDict, total=False):
     """The options of the memory that a rank may take."""
 
+    offload: Annotated[
+        str, Option("What moves to the host's memory: none, or optimizer (its states).", "none")
+    ]
     memory_margin: Annotated[
         str | None,
         Option(

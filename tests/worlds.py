@@ -1,5 +1,7 @@
 """Machines from plain numbers; random models, machines, jobs and candidates for hypothesis."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -10,6 +12,7 @@ from axonn_tune.spec.layout import AXES, ORDERS, grid_layout
 from axonn_tune.spec.machine import (
     GemmRates,
     Gpu,
+    Host,
     KernelRates,
     LinkLevel,
     Machine,
@@ -84,6 +87,12 @@ def machine_of(
         jitter_fraction=quantity(jitter),
         ring_bandwidths=tuple(RingBandwidth(s, g, quantity(b)) for s, g, b in rings),
     )
+
+
+def with_host(machine, link=25e9, memory=256e9, bandwidth=200e9, fraction=0.5):
+    """A machine whose nodes have a host of these plain numbers."""
+    host = Host(quantity(link), quantity(memory), quantity(bandwidth), quantity(fraction))
+    return replace(machine, host=host)
 
 
 @st.composite

@@ -16,6 +16,7 @@ from axonn_tune.cost.attention import AttentionPrices
 from axonn_tune.cost.collectives import collective_seconds, moved_fraction
 from axonn_tune.cost.curve import measured_seconds
 from axonn_tune.cost.gemm import Products
+from axonn_tune.cost.host import copy_seconds, update_seconds
 from axonn_tune.cost.links import AxisLinks, KindLinks, axis_links
 from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.spec.candidates import CandidateTable, Ints
@@ -27,6 +28,8 @@ from axonn_tune.spec.plan import (
     Collective,
     Compute,
     Gemm,
+    HostCopy,
+    HostKernel,
     HostWork,
     MemoryBound,
     Phase,
@@ -54,6 +57,7 @@ class KernelPrices:
         self._products = Products(machine, job.dtype)
         self._attention = AttentionPrices(machine, job.dtype, self._products)
         self._slowest_rank = slowest_rank_factor(machine, job.n_gpus)
+        self._n_on_node = min(machine.ranks_per_node, job.n_gpus)
 
     def seconds(self, operation: Compute) -> Array:
         """Return the time of a kernel on the slowest rank, in the shape of its sizes.
@@ -63,8 +67,14 @@ class KernelPrices:
         """
         if isinstance(operation, HostWork):
             return np.asarray(operation.seconds, dtype=np.float64)
+        if isinstance(operation, HostKernel):
+            return update_seconds(operation.nbytes, self._machine, self._n_on_node)
         seconds = self._device_seconds(operation) * self._slowest_rank
         return seconds + np.where(seconds > 0, self._machine.kernels.gap_seconds.value, 0.0)
+
+    def copy_seconds(self, copy: HostCopy) -> Array:
+        """Return the time of a copy between GPU and host, in the shape of its sizes."""
+        return copy_seconds(copy.nbytes, self._machine, self._n_on_node)
 
     def _device_seconds(self, operation: Gemm | Attention | MemoryBound) -> Array:
         """Return the time of a kernel on a mean GPU, without the host's gap."""
@@ -106,7 +116,7 @@ def host_seconds(
                 n_awaited_ranks += phase.repeats * n_ranks * (n_ranks > 1)
             elif isinstance(op, MemoryBound):
                 count += phase.repeats * op.n_launches * (np.asarray(op.nbytes) > 0)
-            elif not isinstance(op, HostWork):
+            elif not isinstance(op, HostWork | HostKernel):
                 count += phase.repeats
     return count * issue_seconds + n_awaited_ranks * wait_seconds_per_rank
 

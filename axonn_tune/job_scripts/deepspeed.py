@@ -52,6 +52,8 @@ def config_text(prediction: Prediction) -> str:
         zero["zero_quantized_weights"] = True
     if strategy.quantised_gradients:
         zero["zero_quantized_gradients"] = True
+    if job.offloads_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     document = {
         "train_batch_size": job.global_batch,
         "train_micro_batch_size_per_gpu": prediction.configuration.micro_batch,

@@ -6,6 +6,7 @@ Core from which it builds its arguments (main, August 2026).
 
 from __future__ import annotations
 
+from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import N_STEPS, Start
 from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.model import Model
@@ -75,6 +76,8 @@ def flags(prediction: Prediction) -> list[str]:
         lines.append("--overlap-grad-reduce")
     if strategy.overlap_grad_reduce and strategy.distributed_optimizer:
         lines.append("--overlap-param-gather")
+    if job.offloads_optimizer:
+        lines += _offload_flags(strategy)
     if not strategy.fused_accumulation:
         lines.append("--no-gradient-accumulation-fusion")
     if configuration.recompute == "full":
@@ -91,6 +94,24 @@ def flags(prediction: Prediction) -> list[str]:
     lines.append(f"--attention-backend {'flash' if job.attention == 'flash' else 'unfused'}")
     rate = 0.1 if job.dropout else 0.0
     return [*lines, f"--attention-dropout {rate}", f"--hidden-dropout {rate}"]
+
+
+def _offload_flags(strategy: Megatron3D) -> tuple[str, ...]:
+    """Return the flags of offload; copies run one after another, as predicted.
+
+    OptimizerConfig asserts the distributed optimizer with a precision-aware one, which offload
+    needs.
+    """
+    if not strategy.distributed_optimizer:
+        raise InputError(
+            "--no-distributed-optimizer: Megatron-Core offloads the optimizer states of its "
+            "distributed optimizer only; leave out the one or --offload"
+        )
+    return (
+        "--optimizer-cpu-offload",
+        "--optimizer-offload-fraction 1.0",
+        "--use-precision-aware-optimizer",
+    )
 
 
 def _model_flags(model: Model, seq_len: int) -> list[str]:

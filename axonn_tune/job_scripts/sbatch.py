@@ -57,6 +57,13 @@ def memory_warning(prediction: Prediction) -> list[str]:
     """Return a sentence about a configuration that is predicted not to fit, and none for others."""
     if prediction.fits:
         return []
+    if not prediction.fits_in_host:
+        needed = gib(prediction.host_memory_bytes)
+        capacity = gib(prediction.host_memory_capacity_bytes)
+        return [
+            f"Predicted to run out of the host's memory: {needed:.1f} GiB of {capacity:.1f} GiB "
+            "per node."
+        ]
     needed = gib(prediction.memory_bytes)
     capacity = gib(prediction.memory_capacity_bytes)
     return [f"Predicted to run out of memory: {needed:.1f} GiB of {capacity:.1f} GiB per GPU."]

@@ -56,6 +56,7 @@ def settings_text(prediction: Prediction, axes: tuple[str, ...]) -> str:
         "attention": job.attention,
         "dropout": DROPOUT if job.dropout else 0.0,
         "overlap": asdict(job.overlap),
+        "offload": job.offload,
         "predicted_step_seconds": prediction.step_seconds,
     }
     return json.dumps(document, indent=2) + "\n"

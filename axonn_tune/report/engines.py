@@ -29,6 +29,7 @@ _ENGINE_COLUMNS: tuple[Column[Engine], ...] = (
     ("engine", lambda engine: engine.name),
     ("is", lambda engine: engine.title),
     ("carries out", lambda engine: ", ".join(engine.strategies)),
+    ("offloads", lambda engine: "no" if engine.offload is None else "yes"),
     ("numbers", lambda engine: sum(bool(fact.origin) for fact in stated_facts(engine))),
 )
 
@@ -95,7 +96,9 @@ def _facts(engine: Engine) -> list[Fact]:
 
 def _flattened(name: str, value: Any) -> Iterator[Fact]:
     """Yield the facts of a field, of its fields, and so on."""
-    if isinstance(value, Quantity):
+    if name == "offload":
+        yield Fact(name, "none" if value is None else ", ".join(value.moved))
+    elif isinstance(value, Quantity):
         number = format_quantity(value.value, name)
         yield Fact(name, number, value.origin, value.source)
     elif isinstance(value, Mapping):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from axonn_tune.report.figure import new_figure
-from axonn_tune.report.memory import verdict
+from axonn_tune.report.memory import host_memory_text, verdict
 from axonn_tune.report.phrases import assumption_line, model_on_gpus, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.table import fitted_table, table
@@ -70,19 +70,22 @@ def _head_lines(p: Prediction) -> list[str]:
         f"{p.exposed_communication_seconds:.3f} s exposed communication{bubble}; "
         f"{p.n_microsteps} micro-steps; {p.tflops_per_gpu:.1f} TFLOP/s per GPU, "
         f"MFU {percent(p.mfu)} %, HFU {percent(p.hfu)} %",
-        *([] if p.fits else [f"if it fitted: {verdict(p)}"]),
+        *([] if p.fits_in_gpu else [f"if it fitted: {verdict(p)}"]),
     ]
 
 
 def _shortage_lines(p: Prediction) -> list[str]:
-    """Return a line that says so if the configuration does not fit in memory."""
-    if p.fits:
-        return []
-    missing = gib(p.memory_bytes - p.memory_capacity_bytes)
-    return [
-        f"out of memory: {missing:.2f} GiB short of {gib(p.memory_capacity_bytes):.1f} GiB per "
-        "GPU; the times are those of a GPU with enough memory"
-    ]
+    """Return a line for each memory, of the GPU or of the host, in which it does not fit."""
+    lines = []
+    if not p.fits_in_gpu:
+        missing = gib(p.memory_bytes - p.memory_capacity_bytes)
+        lines.append(
+            f"out of memory: {missing:.2f} GiB short of {gib(p.memory_capacity_bytes):.1f} GiB per "
+            "GPU; the times are those of a GPU with enough memory"
+        )
+    if not p.fits_in_host:
+        lines.append(f"{host_memory_text(p)}; the times are those of a host with enough memory")
+    return lines
 
 
 def _operations_text(
@@ -145,7 +148,16 @@ def _memory_text(p: Prediction) -> str:
     return table(rows, ["memory term", "GiB"]) + (
         f"\nOf {capacity} per GPU: {verdict(p)}\nThe total lies between {low:.2f} and {high:.2f} "
         "GiB with 90 %, since fragmentation and reserve are known roughly."
+        f"{_offload_line(p)}"
     )
+
+
+def _offload_line(p: Prediction) -> str:
+    """Say in a line of its own what is offloaded, if anything is."""
+    offload = p.scenario.strategy.engine.offload_in(p.scenario.job)
+    if offload is None:
+        return ""
+    return f"\nOffloaded: {', '.join(offload.moved)}; {host_memory_text(p)}"
 
 
 def _sensitivity_text(explanation: Explanation, step_seconds: float) -> str:

@@ -23,8 +23,21 @@ def memory_mark(prediction: Prediction) -> str:
 def memory_text(prediction: Prediction) -> str:
     """Return the GiB that a rank needs, with its mark, and what takes most if it does not fit."""
     mark = memory_mark(prediction)
-    largest = f": {prediction.largest_memory_term}" if mark == "OOM" else ""
+    largest = f": {_lacking(prediction)}" if mark == "OOM" else ""
     return f"{gib(prediction.memory_bytes):.1f} {mark}{largest}".rstrip()
+
+
+def _lacking(prediction: Prediction) -> str:
+    """Return what of a configuration that does not fit takes most, or the memory that it lacks."""
+    return prediction.largest_memory_term if prediction.fits_in_host else "host memory"
+
+
+def host_memory_text(prediction: Prediction) -> str:
+    """Say how much the ranks of a node take of its host's memory, and whether that fits."""
+    needed = gib(prediction.host_memory_bytes)
+    capacity = gib(prediction.host_memory_capacity_bytes)
+    state = "fits" if prediction.fits_in_host else "out of the host's memory"
+    return f"{needed:.1f} GiB of the {capacity:.1f} GiB of a node's host: {state}"
 
 
 def memory_interval_text(prediction: Prediction) -> str:
@@ -82,9 +95,9 @@ def _near_text(prediction: Prediction) -> str:
 
 
 def verdict(prediction: Prediction) -> str:
-    """Say whether a configuration fits and by how much, and what makes it fit if it nearly does."""
+    """Say whether a configuration fits in its GPUs, and what makes it fit if it nearly does."""
     free = gib(prediction.memory_capacity_bytes - prediction.memory_bytes)
-    if prediction.fits:
+    if prediction.fits_in_gpu:
         remark = ", tight: it may not" if prediction.fits_tightly else ""
         return f"fits, {free:.2f} GiB free{remark}"
     if not prediction.nearly_fits:

@@ -30,9 +30,16 @@ def assumption_line(*searches: Search) -> str:
     line = (
         f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, "
         f"{_sequences_text(searches)}{_seq_len_remark(scenario)}, {job.dtype}, {job.attention} "
-        f"attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}{engine_text}."
+        f"attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}{engine_text}"
+        f"{_offload_text(scenario)}."
     )
     return " ".join([line, *(remark for remark in remarks if remark)])
+
+
+def _offload_text(scenario: Scenario) -> str:
+    """Name what is in the host's memory, as the end of a sentence, if anything is."""
+    offload = scenario.strategy.engine.offload_in(scenario.job)
+    return "" if offload is None else f", in the host's memory: {', '.join(offload.moved)}"
 
 
 def _seq_len_remark(scenario: Scenario) -> str:

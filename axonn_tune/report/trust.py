@@ -21,10 +21,13 @@ def marked_name(strategy: Strategy) -> str:
 
 
 def trust_lines(*searches: Search) -> list[str]:
-    """Return a line on each strategy's track record, and one on each caveat."""
+    """Return a line on each strategy's track record, one on each caveat, and one on offload."""
     scenarios = _one_of_each(search.scenario for search in searches)
     caveats = [scenario.strategy.caveat for scenario in scenarios if scenario.strategy.caveat]
-    return [*map(track_record_line, scenarios), *(f"* {caveat}" for caveat in caveats)]
+    lines = [*map(track_record_line, scenarios), *(f"* {caveat}" for caveat in caveats)]
+    if any(scenario.job.offloads_optimizer for scenario in scenarios):
+        lines.append("No step with offload has been compared with a measured one.")
+    return lines
 
 
 def _one_of_each(scenarios: Iterable[Scenario]) -> list[Scenario]:

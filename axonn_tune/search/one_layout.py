@@ -19,7 +19,7 @@ from axonn_tune.search.rank import rank_candidates, with_best_batch
 from axonn_tune.search.search import Search
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.layout import Layout, parse_ordered_layout
-from axonn_tune.step.memory import memory_bytes, memory_interval_bytes
+from axonn_tune.step.memory import host_memory_bytes, memory_bytes, memory_interval_bytes
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
@@ -113,17 +113,24 @@ def _memory_shortage(search: Search, layout: Layout) -> str | None:
     """Say how much memory the layout's leanest configuration lacks; return None if it fits."""
     capacity = search.scenario.memory_capacity_bytes
     table, _ = with_micro_batches(search, _placements_of(search, layout))
-    leanest_bytes = np.inf
+    leanest_bytes, host_bytes = np.inf, 0.0
     for part in executions(search, table):
         total, terms = memory_bytes(search.scenario, part)
         row = int(total.argmin())
         if total[row] < leanest_bytes:
             leanest_bytes = float(total[row])
             leanest = part.configuration(row)
+            host_bytes = float(host_memory_bytes(search.scenario, part)[row])
             low, _ = memory_interval_bytes(search.scenario, total, terms)
             state = "nearly fits" if low[row] <= capacity else "out of memory"
             largest = max(terms, key=lambda term: float(terms[term][row]))
             largest_bytes = float(terms[largest][row])
+    host_capacity = search.scenario.host_memory_capacity_bytes
+    if host_bytes > host_capacity:
+        return (
+            f"{layout}: out of the host's memory; a node needs {gib(host_bytes):.1f} GiB of "
+            f"{gib(host_capacity):.1f} GiB"
+        )
     if leanest_bytes <= capacity:
         return None
     return (

@@ -25,8 +25,14 @@ from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import Uncertainty, uncertainty
 from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
 from axonn_tune.spec.plan import Array
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluation, Evaluator
-from axonn_tune.step.memory import memory_bytes, memory_interval_bytes
+from axonn_tune.step.memory import (
+    fits_in_memory,
+    host_memory_bytes,
+    memory_bytes,
+    memory_interval_bytes,
+)
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
@@ -34,6 +40,7 @@ LARGEST_GPU_COUNT = 2**22
 # Where a model does not fit, numbers of GPUs that are so near are looked at before larger ones.
 NEAR_FRACTION = 0.1
 MEMORY_REASON = "out of memory"
+HOST_MEMORY_REASON = "out of the host's memory"
 VARIANT_REASON = "the stages cannot be cut into that number of virtual stages"
 # A function that walks through a sequence, as `iter` does; a caller may show the progress in it.
 Each: TypeAlias = Callable[[Sequence[Any]], Iterable[Any]]
@@ -122,6 +129,7 @@ class Ranking:
             bubble_seconds=float(self.bubble_seconds[row]),
             memory_terms_bytes={term: float(values[0]) for term, values in terms_bytes.items()},
             memory_bytes=float(self.memory_bytes[row]),
+            host_memory_bytes=float(host_memory_bytes(scenario, single)[0]),
             paper_communication_seconds=paper_seconds,
             place=row + 1,
         )
@@ -191,6 +199,7 @@ def _seconds_per_sequence(ranking: Ranking) -> tuple[bool, float]:
 def _rank(search: Search) -> Ranking:
     """Evaluate the candidates of a search that has one global batch; see `rank_candidates`."""
     scenario = search.scenario
+    _check_offload(scenario)
     placements, rejected = _placements(search)
     table, without_micro_batch = with_micro_batches(search, placements)
     rejected |= without_micro_batch
@@ -203,13 +212,29 @@ def _rank(search: Search) -> Ranking:
     n_oom = sum(part.n_oom for part in parts)
     if n_oom:
         rejected[MEMORY_REASON] = n_oom
+    n_out_of_host = sum(part.n_out_of_host for part in parts)
+    if n_out_of_host:
+        rejected[HOST_MEMORY_REASON] = n_out_of_host
     if not search.include_oom and not any(part.fits.any() for part in parts):
+        if n_out_of_host:
+            raise _nothing_fits_in_host(search, min(part.least_host_bytes for part in parts))
         may_fit = any(len(part.table) for part in parts)
         raise _nothing_fits(search, min(part.least_bytes for part in parts), may_fit)
     paper_seconds = None
     if placements.axes.is_grid:
         paper_seconds = paper.communication_seconds(scenario.model, scenario.job, placements, links)
     return _ranked(search, parts, rejected, paper_seconds)
+
+
+def _check_offload(scenario: Scenario) -> None:
+    """Raise NoCandidateError if the engine cannot offload what the job offloads."""
+    engine = scenario.strategy.engine
+    if scenario.job.offloads_optimizer and engine.offload is None:
+        raise NoCandidateError(
+            f"engine {engine.title or 'of ' + scenario.strategy.name} keeps optimizer states on "
+            "the GPU; allowed with --offload optimizer: an engine that `axonn-tune engines list` "
+            "shows to offload"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,9 +244,13 @@ class _Part:
     table, times, memory, fits
         The candidates with their times, their peak memory and whether it suffices.
     n_oom
-        Number of all candidates that do not fit.
+        Number of all candidates that do not fit in their GPUs.
     least_bytes
         Smallest peak memory of all candidates.
+    n_out_of_host
+        Number of the other candidates that do not fit in the memory of their nodes' hosts.
+    least_host_bytes
+        Least that a candidate which fits in its GPUs takes of a host's memory.
     """
 
     table: CandidateTable
@@ -230,6 +259,8 @@ class _Part:
     fits: np.ndarray
     n_oom: int
     least_bytes: float
+    n_out_of_host: int
+    least_host_bytes: float
 
 
 def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
@@ -263,19 +294,24 @@ def _evaluate(search: Search, table: CandidateTable, links: Links) -> _Part:
     """Time the candidates of a table that fit, or nearly, or with `include_oom` all of them."""
     scenario = search.scenario
     memory, terms = memory_bytes(scenario, table)
-    fits = memory <= scenario.memory_capacity_bytes
-    n_oom = int((~fits).sum())
+    host_memory = host_memory_bytes(scenario, table)
+    fits_in_gpu = memory <= scenario.memory_capacity_bytes
+    fits_in_host = host_memory <= scenario.host_memory_capacity_bytes
+    fits = fits_in_gpu & fits_in_host
+    n_oom = int((~fits_in_gpu).sum())
+    n_out_of_host = int((fits_in_gpu & ~fits_in_host).sum())
     least_bytes = float(memory.min())
+    least_host_bytes = float(host_memory[fits_in_gpu].min(initial=np.inf))
     if not search.include_oom:
         low, _ = memory_interval_bytes(scenario, memory, terms)
-        timed = low <= scenario.memory_capacity_bytes
+        timed = (low <= scenario.memory_capacity_bytes) & fits_in_host
         table = table.take(timed)
         memory = memory[timed]
         fits = fits[timed]
     times = Evaluation(*np.zeros((3, 0)))
     if len(table):
         times = Evaluator.of(scenario, table, links).evaluate()
-    return _Part(table, times, memory, fits, n_oom, least_bytes)
+    return _Part(table, times, memory, fits, n_oom, least_bytes, n_out_of_host, least_host_bytes)
 
 
 def _ranked(
@@ -384,7 +420,30 @@ def _nothing_fits(search: Search, least_bytes: float, may_fit: bool) -> NoCandid
     )
     if may_fit:
         message += ", which may fit: --memory-margin takes it for fitting, explain says how much"
-    return NoCandidateError(message + _gpus_hint(search))
+    return NoCandidateError(message + _offload_hint(search) + _gpus_hint(search))
+
+
+def _nothing_fits_in_host(search: Search, least_host_bytes: float) -> NoCandidateError:
+    """Return an error that says how much memory of the host is needed, and on how many GPUs."""
+    scenario = search.scenario
+    return NoCandidateError(
+        f"model '{scenario.model.name}' fits on no grid of {scenario.job.n_gpus} "
+        f"{scenario.machine.gpu.name}{_with_micro_batch(search)} with --offload "
+        f"{scenario.job.offload}: the smallest needs {gib(least_host_bytes):.1f} GiB of the "
+        f"{gib(scenario.host_memory_capacity_bytes):.1f} GiB of a node's host{_gpus_hint(search)}"
+    )
+
+
+def _offload_hint(search: Search) -> str:
+    """Return a phrase that says so if the model fits once optimizer states are offloaded."""
+    scenario = search.scenario
+    can_offload = scenario.strategy.engine.offload and scenario.machine.host
+    if scenario.job.offloads_optimizer or not can_offload:
+        return ""
+    job = replace(scenario.job, offload="optimizer")
+    offloading = replace(search, scenario=replace(scenario, job=job))
+    fits = len(_placements_that_fit(offloading)) > 0
+    return "; with --offload optimizer it fits" if fits else ""
 
 
 def _gpus_hint(search: Search) -> str:
@@ -416,5 +475,5 @@ def _placements_that_fit(search: Search) -> Placements:
     fits = np.zeros(len(placements), dtype=bool)
     for part in _configurations(search, table):
         memory, _ = memory_bytes(search.scenario, part)
-        fits[part.placement[memory <= search.scenario.memory_capacity_bytes]] = True
+        fits[part.placement[fits_in_memory(search.scenario, part, memory)]] = True
     return placements.take(fits)

@@ -14,7 +14,6 @@ import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
 from axonn_tune.spec.plan import Array
-from axonn_tune.spec.resources import resources
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.spread import MODEL_ERROR, deviations, spread
 
@@ -56,7 +55,7 @@ def uncertainty(
     if not rows.size:
         return Uncertainty(rows, np.zeros(0), np.zeros(0))
     fastest = table.take(rows)
-    effects = np.zeros((len(resources(scenario.machine)), rows.size))
+    effects = np.zeros((len(scenario.resources), rows.size))
     own_error = np.zeros(rows.size)
     for alike in fastest.alike():
         effects[:, alike], own_error[alike] = deviations(scenario, fastest.take(alike))

@@ -10,10 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from axonn_tune.spec.plan import Collective, Operation, Phase
+from axonn_tune.spec.plan import (
+    FROM_HOST,
+    TO_HOST,
+    HostCopy,
+    Operation,
+    Phase,
+    Transfer,
+)
 
 # The lane of each axis; 0 means a group of one rank.
 AxisLanes: TypeAlias = Mapping[str, int]
+# The lanes of the two directions of the link to the host; no axis has a lane below zero.
+HOST_LANES = {TO_HOST: -1, FROM_HOST: -2}
 # The index of the phase, and of the operation in it, within a part of a plan.
 OpIndex: TypeAlias = tuple[int, int]
 
@@ -40,7 +49,7 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Message:
-    """A collective on its lane."""
+    """A collective, or a copy between GPU and host, on its lane."""
 
     operation: OpIndex
     name: str
@@ -86,6 +95,13 @@ class Program:
     lanes: tuple[int, ...]
 
 
+def lane_of(transfer: Transfer, axis_lanes: AxisLanes) -> int:
+    """Return the lane of a collective or of a copy; 0 for a collective over a single rank."""
+    if isinstance(transfer, HostCopy):
+        return HOST_LANES[transfer.direction]
+    return axis_lanes[transfer.axis]
+
+
 def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes) -> Program:
     """Return the schedule of phases that are played one after another.
 
@@ -96,19 +112,19 @@ def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes) -> Program:
     axis_lanes : mapping of str to int
         The lane of each axis.
     """
-    lane_of = {
-        op.name: axis_lanes[op.axis]
+    lanes = {
+        op.name: lane
         for phase in phases
         for op in phase.operations
-        if isinstance(op, Collective) and axis_lanes[op.axis]
+        if isinstance(op, Transfer) and (lane := lane_of(op, axis_lanes))
     }
     compiled = []
     issued: dict[str, _Moment] = {}
     for index, phase in enumerate(phases):
-        compiler = _PhaseCompiler(index, lane_of, _histories(index, phase, issued))
+        compiler = _PhaseCompiler(index, lanes, _histories(index, phase, issued))
         compiled.append(compiler.compile(phase))
         issued = compiler.issued
-    return Program(tuple(compiled), tuple(sorted(set(lane_of.values()))))
+    return Program(tuple(compiled), tuple(sorted(set(lanes.values()))))
 
 
 # The phase, the repeat and the operation in which something was issued; empty for never.
@@ -172,7 +188,7 @@ class _PhaseCompiler:
         carried: dict[str, None] = {}
         feeding: set[int] = set()
         for index, op in enumerate(phase.operations):
-            is_message = isinstance(op, Collective)
+            is_message = isinstance(op, Transfer)
             if is_message and op.name not in self._lane_of:
                 continue
             waits: tuple[str, ...] = ()
@@ -196,7 +212,7 @@ class _PhaseCompiler:
         return lane is not None and any(history.holds_up(name, lane) for history in self._histories)
 
     def _message(self, op: Operation, index: int, waits: tuple[str, ...]) -> None:
-        """Append a collective."""
+        """Append a collective or a copy."""
         self._flush()
         lane = self._lane_of[op.name]
         self._instructions.append(Message((self._phase_index, index), op.name, lane, waits))

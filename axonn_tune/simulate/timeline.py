@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from axonn_tune.simulate.interference import Interference
-from axonn_tune.simulate.program import AxisLanes
-from axonn_tune.spec.plan import Collective, Operation, Phase
+from axonn_tune.simulate.program import AxisLanes, lane_of
+from axonn_tune.spec.plan import Operation, Phase, Transfer
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Event:
     operation
         Operation of the plan.
     lane
-        Lane of a collective; 0 is the compute stream.
+        Lane of a collective or of a copy; 0 is the compute stream.
     start_seconds, end_seconds
         Times since the start of the timeline.
     exposed_seconds
@@ -89,14 +89,14 @@ class _Recording:
             if latest is not None and self.events[latest].end_seconds > ready:
                 ready = self.events[latest].end_seconds
                 holding = latest
-        if not isinstance(operation, Collective):
+        if not isinstance(operation, Transfer):
             if holding is not None:
                 self._charge(holding)
             seconds = self._slowed(self._seconds_of(operation), ready)
             self._delay(ready, seconds)
             self._compute_free = ready + seconds
             self.events.append(Event(phase, operation, 0, ready, self._compute_free))
-        elif lane := self._axis_lanes[operation.axis]:
+        elif lane := lane_of(operation, self._axis_lanes):
             queue = self._queues.setdefault(lane, [])
             start = max(ready, self._lane_free(lane))
             index = len(self.events)

@@ -18,6 +18,7 @@ from axonn_tune.spec.checks import (
     require_name,
     require_wait,
 )
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.plan import (
     MEMORY_KERNELS,
@@ -36,6 +37,8 @@ from axonn_tune.spec.plan import (
 BUCKETS, WHOLE, PARAMETERS = "buckets", "whole", "parameters"
 # No engine moves the bytes of a kernel so often, or cuts it into so many.
 LARGEST_FACTOR = 1000.0
+# The term of a rank's memory that only offload adds: copies that the host holds.
+HOST_COPIES = "host_copies"
 # The form of the kernels that an engine does not name.
 EVERY_KERNEL = "every"
 
@@ -152,6 +155,37 @@ class ZeroProgram:
 
 
 @dataclass(frozen=True)
+class OffloadProgram:
+    """What an implementation keeps in the host's memory besides offloaded optimizer states.
+
+    gradients
+        Whether it sums gradients there, and not in the GPU's memory: they are copied in every
+        micro-step.
+    weights
+        Whether the optimizer's fp32 weights are the only ones: every gather copies a rank's shard
+        to the GPU first. It keeps gradients in the host's memory, too.
+    """
+
+    gradients: bool = False
+    weights: bool = False
+
+    def __post_init__(self) -> None:
+        if self.weights and not self.gradients:
+            raise InputError("offload: gradients is false; allowed: true where weights is true")
+
+    @property
+    def moved(self) -> tuple[str, ...]:
+        """The terms of a rank's memory that leave the GPU."""
+        moved = {"optimizer_states": True, "gradients": self.gradients, "weights": self.weights}
+        return tuple(term for term, is_moved in moved.items() if is_moved)
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """All terms of a rank's memory that are in the host's memory."""
+        return (*self.moved, HOST_COPIES)
+
+
+@dataclass(frozen=True)
 class KernelForm:
     """How an engine carries out a kernel that memory bandwidth limits.
 
@@ -233,6 +267,8 @@ class Engine:
         where the pipeline spans several nodes; None for none.
     memory
         What it holds in memory where that is not what fused kernels hold.
+    offload
+        How it offloads optimizer states; None if it cannot.
     axonn, megatron, zero
         How it communicates, if it carries out AxoNN's algorithm, Megatron-LM's, or a member of
         ZeRO's family.
@@ -247,6 +283,7 @@ class Engine:
     issue_seconds: Quantity | None = None
     stage_wait_seconds: Quantity | None = None
     memory: MemoryForm = MemoryForm()
+    offload: OffloadProgram | None = None
     axonn: AxonnProgram = AxonnProgram()
     megatron: MegatronProgram = MegatronProgram()
     zero: ZeroProgram = ZeroProgram()
@@ -265,6 +302,10 @@ class Engine:
                 require_wait(owner, name, quantity.value)
         if self.name and not self.strategies:
             raise InputError(f"{owner}: strategies is empty; name at least one")
+
+    def offload_in(self, job: Job) -> OffloadProgram | None:
+        """Return how the engine offloads a job's optimizer states; None if they stay on the GPU."""
+        return self.offload if job.offloads_optimizer else None
 
     def as_run(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the kernels that the engine really launches."""

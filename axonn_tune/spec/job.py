@@ -8,6 +8,8 @@ from axonn_tune.spec.checks import require_choice, require_count
 
 BYTES_PER_ELEMENT = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
 ATTENTIONS = ("flash", "unfused")
+# What may move to the host's memory.
+OFFLOADS = ("none", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Job:
         Whether the backward pass reuses the weights that the forward pass gathered.
     dropout
         Whether dropout follows attention's softmax and precedes both additions of a block.
+    offload
+        What moves to the host's memory, one of `OFFLOADS`.
     """
 
     n_gpus: int
@@ -64,17 +68,24 @@ class Job:
     kernel_tuning: bool = True
     keep_gathered_weights: bool = False
     dropout: bool = False
+    offload: str = "none"
 
     def __post_init__(self) -> None:
         for name in ("n_gpus", "global_batch", "seq_len"):
             require_count("job", name, getattr(self, name))
         require_choice("job", "dtype", self.dtype, BYTES_PER_ELEMENT)
         require_choice("job", "attention", self.attention, ATTENTIONS)
+        require_choice("job", "offload", self.offload, OFFLOADS)
 
     @property
     def element_bytes(self) -> float:
         """The number of bytes of a weight or activation element."""
         return BYTES_PER_ELEMENT[self.dtype]
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the optimizer states are in the host's memory."""
+        return self.offload == "optimizer"
 
     @property
     def tokens(self) -> float:

@@ -45,6 +45,8 @@ ORIGINS = ("measured", "published", "fitted", "assumed")
 LARGEST_SLOWDOWN = 100.0
 # No fact of a computing centre, in its unit, is smaller: a price of a millionth, a microsecond.
 LEAST_FACT = 1e-6
+# What a profile states of its hosts, if it states anything.
+HOST_FACTS = ("link_bandwidth_bytes_per_s", "memory_bytes", "memory_bandwidth_bytes_per_s")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -433,6 +435,40 @@ class MemoryReserve:
 
 
 @dataclass(frozen=True)
+class Host:
+    """What offload needs to know about the host of a node: its memory, and its links to the GPUs.
+
+    link_bandwidth_bytes_per_s
+        Bandwidth of the link between the host and each GPU, each way.
+    memory_bytes
+        Size of the memory of a node's host.
+    memory_bandwidth_bytes_per_s
+        Advertised bandwidth of this memory.
+    update_fraction
+        Share of this bandwidth that an optimizer on the host's cores reaches.
+    """
+
+    link_bandwidth_bytes_per_s: Quantity
+    memory_bytes: Quantity
+    memory_bandwidth_bytes_per_s: Quantity
+    update_fraction: Quantity = Quantity(
+        0.46,
+        "assumed",
+        "as CPU-Adam on a DGX-2 (ZeRO-Offload, arXiv 2101.06840, tables 2 and 4): 10 billion "
+        "parameters in 2.57 s, 30 bytes each, of 256 GB/s (2 x 6 channels of DDR4-2666)",
+    )
+
+    def __post_init__(self) -> None:
+        _all_positive("host", self)
+
+    def check_possible(self) -> None:
+        """Raise InputError unless a host with these amounts can exist."""
+        for name in HOST_FACTS:
+            require_amount("host", name, getattr(self, name).value)
+        require_efficiency("host", "update_fraction", self.update_fraction.value)
+
+
+@dataclass(frozen=True)
 class JobScript:
     """What this machine's Slurm scripts need besides the numbers of nodes and GPUs.
 
@@ -555,6 +591,8 @@ class Machine:
         Settings of the machine's batch scripts.
     facility
         What whole training runs need to know.
+    host
+        The host of a node; None where the profile does not know it.
     calibration
         Record of the calibration; None for a profile that was put together from publications.
     profile_version
@@ -577,6 +615,7 @@ class Machine:
     description: str = ""
     job_script: JobScript = field(default_factory=JobScript)
     facility: Facility = field(default_factory=Facility)
+    host: Host | None = None
     calibration: Calibration | None = None
     profile_version: int = PROFILE_VERSION
 
@@ -623,6 +662,21 @@ class Machine:
             known = ", ".join(self.gpu.peak_flops_per_s)
             raise InputError(f"machine '{self.name}' has no peak for dtype {dtype}; known: {known}")
         return self.gpu.peak_flops_per_s[dtype].value
+
+    def require_host(self) -> Host:
+        """Return the host of a node.
+
+        Raises
+        ------
+        InputError
+            The profile does not know it; the message names the missing fields.
+        """
+        if self.host is None:
+            missing = ", ".join(f"host.{name}" for name in HOST_FACTS)
+            raise InputError(
+                f"machine '{self.name}' has no facts for --offload; its profile lacks {missing}"
+            )
+        return self.host
 
     @property
     def node_level(self) -> int:

@@ -28,7 +28,10 @@ GRADIENT_REDUCE_SCATTER = "gradient.reduce_scatter"
 GRADIENT_REDUCE = "gradient.reduce"
 GRADIENT_NORM = "gradient.norm"
 GRADIENT_CLIP = "gradient.clip"
+GRADIENT_CLEAR = "gradient.clear"
+GRADIENT_TO_HOST = "gradient.to_host"
 OPTIMIZER_STEP = "optimizer.step"
+WEIGHTS_FROM_HOST = "weights.from_host"
 WEIGHTS_ALL_GATHER = "weights.all_gather"
 VECTORS_ALL_GATHER = "weights.vectors.all_gather"
 
@@ -91,6 +94,16 @@ def collective(owner: str, kind: str) -> str:
 def all_gather(owner: str) -> str:
     """Return the name of the all-gather that brings what `owner` needs."""
     return collective(owner, "all_gather")
+
+
+def to_host(owner: str) -> str:
+    """Return the name of the copy of what `owner` has formed to the host."""
+    return f"{owner}.to_host"
+
+
+def from_host(owner: str) -> str:
+    """Return the name of the copy that brings what `owner` needs from the host."""
+    return f"{owner}.from_host"
 
 
 def reduce_scatter(owner: str) -> str:

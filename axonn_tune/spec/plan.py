@@ -4,7 +4,8 @@ The plan follows the host program of the runtime. Operations are issued in order
 one of two streams; an operation starts when its stream is free and everything that
 it waits for has ended. A name in ``waits_for`` means the latest operation of that
 name issued so far, so a block that repeats can wait for what the block before it
-prefetched. A collective over a group of one rank is not issued at all.
+prefetched. A collective over a group of one rank is not issued at all. Copies between GPU and
+host have a stream for each direction.
 
 Sizes are arrays of shape (C,), one entry per candidate, float64 for bytes and
 FLOPs; numbers stand for arrays that hold the same value everywhere.
@@ -52,6 +53,8 @@ MEMORY_KERNELS = (
 )
 COMPUTE = "compute"
 COMMUNICATION = "communication"
+# The two directions of the link that joins a GPU to its host.
+TO_HOST, FROM_HOST = HOST_DIRECTIONS = ("to_host", "from_host")
 # AxoNN's backward pass lets this many weight gradients wait for their reduce-scatter while it
 # forms another one. The plan derives its waits from it; the runtime holds that many buffers.
 GRADIENTS_IN_FLIGHT = 2
@@ -146,6 +149,45 @@ class HostWork:
 
 
 @dataclass(frozen=True, eq=False)
+class HostKernel:
+    """A pass of the host's cores over its memory, which bounds it; the device stands still.
+
+    name
+        Name of the operation.
+    nbytes
+        Bytes read plus bytes written for one rank, shape (C,).
+    waits_for
+        Names of operations that end before it starts.
+    """
+
+    name: str
+    nbytes: Size
+    waits_for: tuple[str, ...] = ()
+    stream: ClassVar[str] = COMPUTE
+
+
+@dataclass(frozen=True, eq=False)
+class HostCopy:
+    """A copy between the memories of the GPU and of the host.
+
+    name
+        Name of the operation.
+    nbytes
+        Bytes that move, shape (C,).
+    direction
+        One of `HOST_DIRECTIONS`; copies of both may run at the same time.
+    waits_for
+        Names of operations that end before it starts.
+    """
+
+    name: str
+    nbytes: Size
+    direction: str
+    waits_for: tuple[str, ...] = ()
+    stream: ClassVar[str] = COMMUNICATION
+
+
+@dataclass(frozen=True, eq=False)
 class Collective:
     """A collective over the group of one axis, or of a product of axes.
 
@@ -173,8 +215,10 @@ class Collective:
     stream: ClassVar[str] = COMMUNICATION
 
 
-Operation: TypeAlias = Gemm | Attention | MemoryBound | HostWork | Collective
-Compute: TypeAlias = Gemm | Attention | MemoryBound | HostWork
+Compute: TypeAlias = Gemm | Attention | MemoryBound | HostWork | HostKernel
+# What moves bytes on a lane, next to what computes.
+Transfer: TypeAlias = Collective | HostCopy
+Operation: TypeAlias = Compute | Transfer
 
 
 @dataclass(frozen=True, eq=False)

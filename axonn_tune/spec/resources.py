@@ -88,6 +88,35 @@ def resources(machine: Machine) -> list[Resource]:
     ]
 
 
+def host_resources(machine: Machine) -> list[Resource]:
+    """Return the resources on which offload rests besides: the host's links, and its memory."""
+    host = machine.require_host()
+
+    def improved(field: str) -> Callable[[float], Machine]:
+        def with_more(factor: float) -> Machine:
+            more = getattr(host, field).scaled(factor)
+            return replace(machine, host=replace(host, **{field: more}))
+
+        return with_more
+
+    return [
+        Resource(
+            "host link bandwidth",
+            "host.link_bandwidth",
+            "link_bandwidth_bytes_per_s",
+            improved("link_bandwidth_bytes_per_s"),
+            host.link_bandwidth_bytes_per_s,
+        ),
+        Resource(
+            "host memory bandwidth",
+            "host.memory_bandwidth",
+            "memory_bandwidth_bytes_per_s",
+            improved("memory_bandwidth_bytes_per_s"),
+            host.update_fraction,
+        ),
+    ]
+
+
 def faster(points: tuple[AnyPoint, ...], factor: float) -> tuple[AnyPoint, ...]:
     """Return measured points whose times are divided by `factor`."""
     return tuple(replace(point, seconds=point.seconds / factor) for point in points)

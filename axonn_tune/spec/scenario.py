@@ -13,6 +13,7 @@ from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Part, Size, StepPlan
+from axonn_tune.spec.resources import Resource, host_resources, resources
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.spec.track_record import NO_TRACK_RECORDS, TrackRecord, TrackRecords
 
@@ -65,6 +66,24 @@ class Scenario:
     def memory_capacity_bytes(self) -> float:
         """The memory of one GPU that a rank may take."""
         return self.machine.gpu.memory_bytes.value - self.memory_margin_bytes
+
+    @property
+    def resources(self) -> list[Resource]:
+        """The resources on which the time of a step rests, those of the host only with offload."""
+        of_host = host_resources(self.machine) if self.job.offloads_optimizer else []
+        return [*resources(self.machine), *of_host]
+
+    @property
+    def ranks_on_node(self) -> int:
+        """The number of ranks of the job on a full node, or on its only one."""
+        return min(self.machine.ranks_per_node, self.job.n_gpus)
+
+    @property
+    def host_memory_capacity_bytes(self) -> float:
+        """The memory of a node's host; infinite where nothing is offloaded."""
+        if not self.job.offloads_optimizer:
+            return math.inf
+        return self.machine.require_host().memory_bytes.value
 
     @property
     def track_record(self) -> TrackRecord | None:

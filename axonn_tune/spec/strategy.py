@@ -73,5 +73,8 @@ class Strategy(Protocol):
         ...
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
-        """Return the peak bytes of one rank by term, shape (C,), of candidates that are alike."""
+        """Return the peak bytes of one rank by term, shape (C,), of candidates that are alike.
+
+        They include what the engine offloads (`OffloadProgram.terms`).
+        """
         ...

@@ -22,7 +22,16 @@ from axonn_tune.simulate.program import OpIndex, Program, compile_program
 from axonn_tune.simulate.step import step_times
 from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.plan import Array, Collective, Gemm, Operation, Part, StepPlan
+from axonn_tune.spec.plan import (
+    Array,
+    Collective,
+    Gemm,
+    HostCopy,
+    Operation,
+    Part,
+    StepPlan,
+    Transfer,
+)
 from axonn_tune.spec.scenario import Scenario
 
 CHUNK_ROWS = 16384
@@ -80,7 +89,7 @@ class Evaluator:
         kernels = self.kernels
         if not _share(before, machine, "links", "link_points", "ring_bandwidths"):
             links = placement_links(machine, self.schedules.table.placements)
-        if not _share(before, machine, "gpu", "gemm", "kernels", "jitter_fraction"):
+        if not _share(before, machine, "gpu", "gemm", "kernels", "host", "jitter_fraction"):
             kernels = ShapePrices(self.schedules, KernelPrices(machine, self.scenario.job))
         return Evaluator(replace(self.scenario, machine=machine), self.schedules, links, kernels)
 
@@ -226,7 +235,7 @@ class ShapePrices:
     def seconds(self, part: Part, index: OpIndex) -> Array:
         """Return the time of a kernel of a part."""
         operation = self._schedules.shape_operation(part, index)
-        assert not isinstance(operation, Collective)
+        assert not isinstance(operation, Transfer)
         if operation.name not in self._seconds:
             seconds = self.prices.seconds(operation)
             shape = self._schedules.shape_rows.shape
@@ -252,7 +261,7 @@ class _ChunkPrices:
             if phase.over_storage:
                 price = self._by_shape.prices.seconds
                 kernels = [phase.operations[index] for _, index in indices]
-                seconds = [price(op) for op in kernels if not isinstance(op, Collective)]
+                seconds = [price(op) for op in kernels if not isinstance(op, Transfer)]
                 self._kernels[key] = sum(seconds[1:], start=seconds[0])
             else:
                 seconds = [self._by_shape.seconds(part, index) for index in indices]
@@ -260,9 +269,12 @@ class _ChunkPrices:
         return self._kernels[key]
 
     def message(self, part: Part, index: OpIndex) -> Array:
-        """Return the time of a collective of a part."""
+        """Return the time of a collective or of a copy of a part."""
         phase_index, operation_index = index
         operation = part.phases[phase_index].operations[operation_index]
+        if isinstance(operation, HostCopy):
+            seconds = self._by_shape.prices.copy_seconds(operation)
+            return np.broadcast_to(seconds, self._shape_of.shape)
         assert isinstance(operation, Collective)
         return self.collectives.seconds(operation)
 

@@ -10,8 +10,18 @@ from axonn_tune.cost.links import AxisLinks
 from axonn_tune.simulate.timeline import Event
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.plan import Attention, Collective, Gemm, HostWork, MemoryBound, Operation
-from axonn_tune.spec.resources import resources
+from axonn_tune.spec.plan import (
+    HOST_DIRECTIONS,
+    Attention,
+    Collective,
+    Gemm,
+    HostCopy,
+    HostKernel,
+    HostWork,
+    MemoryBound,
+    Operation,
+    Transfer,
+)
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.prediction import Prediction
@@ -32,7 +42,8 @@ class OperationCost:
     shape
         Sizes of a product (m x n x k) or of attention; empty for other operations.
     nbytes
-        Full buffer of a collective, or traffic of a memory-bound kernel; 0 for others.
+        Full buffer of a collective, bytes of a copy, or traffic of a kernel that memory bounds; 0
+        for others.
     n_calls
         Number of calls in a step.
     seconds_per_call, total_seconds
@@ -44,7 +55,7 @@ class OperationCost:
     bound_by
         Link level that bounds a collective, or resource that bounds a kernel.
     axis
-        Axis of a collective; empty for kernels.
+        Axis of a collective, or direction of a copy between GPU and host; empty for kernels.
     """
 
     name: str
@@ -86,7 +97,7 @@ class Explanation:
     host_seconds
         Time that the host takes between kernels, which is in no operation.
     groups
-        Groups over which collectives run.
+        Groups over which collectives run, and directions of copies between GPU and host.
     """
 
     prediction: Prediction
@@ -119,6 +130,8 @@ def explain(prediction: Prediction, with_sensitivities: bool = True) -> Explanat
     n_kernels = sum(op.n_calls for op in operations if not op.axis)
     sensitivities = _sensitivities(prediction) if with_sensitivities else ()
     groups = scenario.strategy.axes.groups
+    if scenario.job.offloads_optimizer:
+        groups = (*groups, *HOST_DIRECTIONS)
     return Explanation(prediction, operations, sensitivities, n_kernels * gap + host, groups)
 
 
@@ -156,7 +169,7 @@ def _sum_by_name(
         if is_launched(event.operation):
             groups.setdefault(event.operation.name, []).append(event)
     for group in groups.values():
-        host_gap = 0.0 if isinstance(group[0].operation, Collective) else gap
+        host_gap = 0.0 if isinstance(group[0].operation, Transfer) else gap
         total = sum(event.seconds for event in group) - len(group) * host_gap
         exposed = sum(event.exposed_seconds for event in group)
         n_calls = len(group) * repeats
@@ -190,6 +203,17 @@ def _operation_cost(
         rate = float(kind_links.bandwidth_bytes_per_s[0])
         if kind_links.curve[0] >= 0 or kind_links.ring.curve[0] >= 0:
             rate = float(moved_fraction(kind, table.size(axis)[0])) * nbytes / per_issue
+    elif isinstance(operation, HostCopy):
+        kind = "copy"
+        axis = operation.direction
+        nbytes = number(operation.nbytes)
+        bound_by = "host link"
+        rate = _rate_per_s(nbytes, per_issue)
+    elif isinstance(operation, HostKernel):
+        kind = "host"
+        bound_by = "host memory"
+        nbytes = number(operation.nbytes)
+        rate = _rate_per_s(nbytes, per_issue)
     elif isinstance(operation, MemoryBound):
         kind = "memory-bound"
         bound_by = "memory"
@@ -217,6 +241,11 @@ def _operation_cost(
     )
 
 
+def _rate_per_s(nbytes: float, seconds: float) -> float:
+    """Return bytes per second; 0 where a host is so fast that no time is left on the timeline."""
+    return nbytes / seconds if seconds else 0.0
+
+
 def _kind_and_shape(operation: Gemm | Attention) -> tuple[str, str]:
     """Return the kind and the sizes of a product or of attention, as text."""
     if isinstance(operation, Gemm):
@@ -239,6 +268,6 @@ def _sensitivities(prediction: Prediction) -> tuple[Sensitivity, ...]:
     base = step_seconds(scenario.machine)
     savings = [
         Sensitivity(resource.name, base - step_seconds(resource.improved(IMPROVEMENT)))
-        for resource in resources(scenario.machine)
+        for resource in scenario.resources
     ]
     return tuple(sorted(savings, key=lambda s: -s.saved_seconds))

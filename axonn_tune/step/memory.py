@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.engine import HOST_COPIES
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.spread import NORMAL_90, spread_of
@@ -20,7 +21,7 @@ def memory_bytes(scenario: Scenario, table: CandidateTable) -> tuple[Array, dict
     """Return the peak memory of one rank, and its terms, for candidates that are alike.
 
     The strategy states most terms. The machine's profile adds the fragmentation and the memory
-    that training cannot use.
+    that training cannot use. Terms that are offloaded take nothing.
 
     Returns
     -------
@@ -31,10 +32,37 @@ def memory_bytes(scenario: Scenario, table: CandidateTable) -> tuple[Array, dict
     """
     reserve = scenario.machine.memory_reserve
     terms = scenario.strategy.memory(scenario.model, scenario.job, table)
+    offload = scenario.strategy.engine.offload_in(scenario.job)
+    if offload is not None:
+        terms |= {term: np.zeros(len(table)) for term in offload.moved}
+        terms.pop(HOST_COPIES, None)
     allocated = sum(terms.values(), start=np.zeros(len(table)))
     terms["fragmentation"] = allocated * reserve.fragmentation_fraction.value
     terms["reserved"] = np.full(len(table), reserve.reserved_bytes.value)
     return allocated + terms["fragmentation"] + terms["reserved"], terms
+
+
+def host_memory_bytes(scenario: Scenario, table: CandidateTable) -> Array:
+    """Return what the ranks of a node take of its host's memory, for candidates that are alike.
+
+    Every rank counts like the one that needs most of its GPU, shape (C,).
+    """
+    offload = scenario.strategy.engine.offload_in(scenario.job)
+    nbytes = np.zeros(len(table))
+    if offload is None:
+        return nbytes
+    terms = scenario.strategy.memory(scenario.model, scenario.job, table)
+    of_rank = sum((size for term, size in terms.items() if term in offload.terms), start=nbytes)
+    return scenario.ranks_on_node * of_rank
+
+
+def fits_in_memory(scenario: Scenario, table: CandidateTable, nbytes: Array) -> np.ndarray:
+    """Return which candidates fit in the memories of GPU and host, bool of shape (C,).
+
+    `nbytes` is the peak memory of a rank (`memory_bytes`), shape (C,).
+    """
+    fits_in_host = host_memory_bytes(scenario, table) <= scenario.host_memory_capacity_bytes
+    return (nbytes <= scenario.memory_capacity_bytes) & fits_in_host
 
 
 def memory_interval_bytes(

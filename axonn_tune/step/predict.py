@@ -9,7 +9,7 @@ from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
-from axonn_tune.step.memory import memory_bytes
+from axonn_tune.step.memory import host_memory_bytes, memory_bytes
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.spread import deviations, spread
 
@@ -52,6 +52,7 @@ def predict(
         bubble_seconds=float(times.bubble_seconds[0]),
         memory_terms_bytes={term: float(values[0]) for term, values in terms_bytes.items()},
         memory_bytes=float(total_bytes[0]),
+        host_memory_bytes=float(host_memory_bytes(scenario, table)[0]),
         paper_communication_seconds=paper_seconds,
         spread_fraction=spread_fraction,
         p_best=1.0 if with_interval else None,

@@ -30,6 +30,8 @@ class Prediction:
         Time in which a rank of the last stage waits for its pipeline.
     memory_terms_bytes, memory_bytes
         Peak memory of one rank, by term and in all.
+    host_memory_bytes
+        What the ranks of a node take of its host's memory.
     paper_communication_seconds
         Communication time by AxoNN's own equations; None for layouts that are no grids.
     place
@@ -50,6 +52,7 @@ class Prediction:
     bubble_seconds: float
     memory_terms_bytes: Mapping[str, float]
     memory_bytes: float
+    host_memory_bytes: float = 0.0
     paper_communication_seconds: float | None = None
     place: int = 1
     spread_fraction: float | None = None
@@ -142,9 +145,24 @@ class Prediction:
         return self.scenario.memory_capacity_bytes
 
     @property
-    def fits(self) -> bool:
+    def host_memory_capacity_bytes(self) -> float:
+        """The memory of a node's host; infinite where nothing is offloaded."""
+        return self.scenario.host_memory_capacity_bytes
+
+    @property
+    def fits_in_host(self) -> bool:
+        """Whether what the ranks of a node offload fits in its host's memory."""
+        return self.host_memory_bytes <= self.host_memory_capacity_bytes
+
+    @property
+    def fits_in_gpu(self) -> bool:
         """Whether the peak memory of a rank fits in its GPU."""
         return self.memory_bytes <= self.memory_capacity_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak memory of a rank fits in its GPU, and what is offloaded in the host."""
+        return self.fits_in_gpu and self.fits_in_host
 
     @property
     def memory_bytes_interval(self) -> tuple[float, float]:
@@ -154,7 +172,8 @@ class Prediction:
     @property
     def nearly_fits(self) -> bool:
         """Whether it does not fit, but may: the interval of the peak memory begins below."""
-        return not self.fits and self.memory_bytes_interval[0] <= self.memory_capacity_bytes
+        may_fit = self.memory_bytes_interval[0] <= self.memory_capacity_bytes
+        return not self.fits and self.fits_in_host and may_fit
 
     @property
     def fits_tightly(self) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.plan import Array
-from axonn_tune.spec.resources import Resource, resources
+from axonn_tune.spec.resources import Resource
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
 
@@ -49,9 +49,7 @@ def deviations(scenario: Scenario, table: CandidateTable) -> tuple[Array, Array]
     compact = CandidateTable(placements, rows, table.micro_batch, table.recompute, table.n_virtual)
     evaluator = Evaluator.of(scenario, compact)
     base = evaluator.evaluate().step_seconds
-    effects = np.stack(
-        [_effect(evaluator, resource, base) for resource in resources(scenario.machine)]
-    )
+    effects = np.stack([_effect(evaluator, resource, base) for resource in scenario.resources])
     products = evaluator.product_seconds() * compact.n_microsteps(scenario.job.global_batch)
     error = evaluator.kernels.prices.interpolation_error
     return effects, error * np.sqrt(((products / base) ** 2).sum(axis=0))

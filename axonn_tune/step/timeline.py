@@ -26,6 +26,8 @@ from axonn_tune.spec.plan import (
     COMPUTE,
     Collective,
     Gemm,
+    HostCopy,
+    HostKernel,
     HostWork,
     MemoryBound,
     Operation,
@@ -194,8 +196,10 @@ def waits_of(plan: StepPlan) -> dict[str, tuple[str, ...]]:
 
 
 def is_launched(operation: Operation) -> bool:
-    """Return whether an operation runs at all: a kernel over nothing is not launched."""
-    return not isinstance(operation, MemoryBound) or number(operation.nbytes) > 0
+    """Return whether an operation runs at all: a kernel or a copy of nothing is not launched."""
+    if isinstance(operation, MemoryBound | HostKernel | HostCopy):
+        return number(operation.nbytes) > 0
+    return True
 
 
 def number(size: object) -> float:
@@ -225,6 +229,8 @@ class _Player:
         """Return the price of an operation; operations of one name cost the same."""
         if isinstance(operation, Collective):
             return number(self._collectives.seconds(operation))
+        if isinstance(operation, HostCopy):
+            return number(self._kernels.copy_seconds(operation))
         if operation.name not in self._kernel_seconds:
             self._kernel_seconds[operation.name] = number(self._kernels.seconds(operation))
         return self._kernel_seconds[operation.name]
@@ -324,9 +330,17 @@ def _as_measured(event: Event, origin: float, gap: float) -> MeasuredOperation:
         stream = op.axis
         kind = op.kind
         nbytes = number(op.nbytes)
+    elif isinstance(op, HostCopy):
+        stream = op.direction
+        kind = "copy"
+        nbytes = number(op.nbytes)
     elif isinstance(op, MemoryBound):
         kind = "memory_bound"
         nbytes = number(op.nbytes)
+    elif isinstance(op, HostKernel):
+        kind = "host"
+        nbytes = number(op.nbytes)
+        gap = 0.0
     elif isinstance(op, HostWork):
         kind = "host"
         gap = 0.0

@@ -32,7 +32,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, Size, StepPlan
 from axonn_tune.strategies.communication import Communication, Weight
-from axonn_tune.strategies.optimizer import clip_and_update, state_bytes
+from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_pipeline_rules,
@@ -128,7 +128,8 @@ class Axonn4D:
         the larger of logits and one block's working set counts.
         """
         shapes = self.shapes(model, job, table)
-        return stage_memory(shapes, partial(self._stage_memory, shapes))
+        offload = self.engine.offload_in(job)
+        return stage_memory(shapes, partial(self._stage_memory, shapes), offload)
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
         """Return the sizes: X splits input widths, Y output widths, and Z and data the tokens."""
@@ -177,6 +178,7 @@ class Axonn4D:
             # The fp32 sums, and what the micro-step's reduce-scatters have brought.
             "gradients": stored * (GRADIENT_BYTES + job.element_bytes),
             "optimizer_states": owned * state_bytes(job),
+            **host_copies(job, self.engine.offload_in(job), owned),
             "gathered_weights": _gathered_bytes(shapes, self.engine.axonn, n_layers),
             "activations": held * shapes.saved_by_layers(saved, chunk) + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last),
@@ -412,16 +414,17 @@ class AxonnCommunication(Communication):
         summed_over = [axis for axis in table.placements.axes.groups if axis != "data"]
         if is_sharded:
             summed_over.append("data")
-        clip_and_update(
+        updated = clip_and_update(
             host,
             shapes.job,
             owned=stored / table.size("data") if is_sharded else stored,
             gradient_bytes=GRADIENT_BYTES,
             norm_sums={names.norm_all_reduce(axis): axis for axis in summed_over},
+            offload=self.options.engine.offload_in(shapes.job),
         )
         if is_sharded:
             nbytes = stored * shapes.element_bytes
-            host.issue(names.WEIGHTS_ALL_GATHER, "all_gather", nbytes, "data")
+            host.issue(names.WEIGHTS_ALL_GATHER, "all_gather", nbytes, "data", after=updated)
 
     def _reduction_calls(self, gradient_bytes: Array) -> _ReductionCalls:
         """Return the number of calls that sum gradients, where all have these bytes."""

@@ -27,7 +27,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Array, StepPlan
 from axonn_tune.strategies.communication import Communication, Weight
-from axonn_tune.strategies.optimizer import clip_and_update, state_bytes
+from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_pipeline_rules,
@@ -122,7 +122,8 @@ class Megatron3D:
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of one rank by term, each of shape (C,)."""
         shapes = self.shapes(model, job, table)
-        return stage_memory(shapes, partial(self._stage_memory, shapes))
+        offload = self.engine.offload_in(job)
+        return stage_memory(shapes, partial(self._stage_memory, shapes), offload)
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
         """Return the sizes: tensor splits the inner widths, context and data split the tokens."""
@@ -170,6 +171,7 @@ class Megatron3D:
             "weights": stored * job.element_bytes,
             "gradients": stored * (self.gradient_bytes(job) + bucket_bytes),
             "optimizer_states": owned * state_bytes(job),
+            **host_copies(job, self.engine.offload_in(job), owned),
             "activations": held * shapes.saved_by_layers(saved, chunk),
             "working_set": shapes.working_set(everything, saved, last),
         }
@@ -347,16 +349,22 @@ class MegatronCommunication(Communication):
             self._over_replicas(host, name, self._reduce_kind, parameters, self._gradient_bytes)
 
     def _over_replicas(
-        self, host: HostProgram, name: str, kind: str, n_elements: Array, element_bytes: float
+        self,
+        host: HostProgram,
+        name: str,
+        kind: str,
+        n_elements: Array,
+        element_bytes: float,
+        after: tuple[str, ...] = (),
     ) -> None:
-        """Start a collective over the replicas, in buckets."""
+        """Start a collective over the replicas, in buckets, after some copies."""
         program = self.options.engine.megatron
         n_replicas = self.shapes.table.size(_REPLICAS)
         bucket_elements = np.maximum(
             program.bucket_elements, program.bucket_elements_per_replica * n_replicas
         )
         n_calls = np.ceil(n_elements / bucket_elements)
-        host.issue(name, kind, n_elements * element_bytes, _REPLICAS, n_calls)
+        host.issue(name, kind, n_elements * element_bytes, _REPLICAS, n_calls, after)
 
     @property
     def _reduce_kind(self) -> str:
@@ -414,16 +422,18 @@ class MegatronCommunication(Communication):
         owned = stored
         if options.distributed_optimizer:
             owned = stored / shapes.table.size(_REPLICAS)
-        clip_and_update(
+        updated = clip_and_update(
             host,
             shapes.job,
             owned,
             gradient_bytes,
             norm_sums={names.norm_all_reduce(axis): axis for axis in ("tensor", PIPELINE)},
             cleared=stored,
+            offload=options.engine.offload_in(shapes.job),
         )
         if options.distributed_optimizer:
             name = names.WEIGHTS_ALL_GATHER
-            self._over_replicas(host, name, "all_gather", remaining, shapes.element_bytes)
+            element = shapes.element_bytes
+            self._over_replicas(host, name, "all_gather", remaining, element, updated)
             host.wait(names.WEIGHTS_ALL_GATHER)
             host.memory_bound("weights.copy", 2.0 * remaining * shapes.element_bytes, "copy")

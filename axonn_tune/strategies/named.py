@@ -60,6 +60,10 @@ USUAL_ENGINES = {
 }
 
 
+# The strategies that can keep gradients and weights in the host's memory, as ZeRO does.
+_ZERO_FAMILY = ("zero3", "zeropp", "zero-topo")
+
+
 def names_of_all(switches: Switches, every: bool) -> list[str]:
     """Return the strategies that ``all`` stands for: those without a caveat, or every one."""
     return [name for name in STRATEGIES if every or not strategy_named(name, switches).caveat]
@@ -77,6 +81,7 @@ def strategy_named(name: str, switches: Switches | None = None, engine: Engine =
     if engine is not IDEAL and name not in engine.strategies:
         carried_out = " and ".join(engine.strategies)
         raise InputError(f"engine {engine.name} carries out {carried_out}, not {name}")
+    _check_offload(name, engine)
     switches = switches or Switches()
     if name in ("axonn", "axonn-pipeline"):
         return Axonn4D(
@@ -98,3 +103,12 @@ def strategy_named(name: str, switches: Switches | None = None, engine: Engine =
     if name == "zero-topo":
         return zero_topo(switches.qwz, switches.qgz, engine)
     return zero3(engine)
+
+
+def _check_offload(name: str, engine: Engine) -> None:
+    """Raise InputError if a strategy cannot keep in the host's memory what its engine does."""
+    if engine.offload is not None and engine.offload.gradients and name not in _ZERO_FAMILY:
+        raise InputError(
+            f"engine {engine.name}: offload.gradients is true; allowed: only for "
+            f"{', '.join(_ZERO_FAMILY)}"
+        )

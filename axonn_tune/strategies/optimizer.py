@@ -1,17 +1,24 @@
-"""The end of a training step, which all strategies share: norm, clipping, optimizer (AdamW)."""
+"""The end of a training step, which all strategies share: norm, clipping, optimizer (AdamW).
+
+Offloaded optimizer states are in the host's memory, with fp32 weights and fp32 gradients, and the
+host's cores run the optimizer (Ren et al., arXiv 2101.06840).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from axonn_tune.spec import names
+from axonn_tune.spec.engine import HOST_COPIES, OffloadProgram
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.plan import Array
+from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES
 
 # AdamW keeps two fp32 moments of each parameter.
 MOMENT_BYTES = 2 * FP32_BYTES
+# What the host reads and writes of each parameter that it updates: the weight and its moments.
+HOST_STATE_BYTES = FP32_BYTES + MOMENT_BYTES
 
 
 def has_master_copy(job: Job) -> bool:
@@ -24,6 +31,19 @@ def state_bytes(job: Job) -> float:
     return MOMENT_BYTES + (FP32_BYTES if has_master_copy(job) else 0.0)
 
 
+def host_copies(job: Job, offload: OffloadProgram | None, owned: Array) -> dict[str, Array]:
+    """Return what offload adds to the memory of a rank, as a term; nothing without offload.
+
+    The host holds the fp32 gradients that the optimizer reads, and fp32 weights where the optimizer
+    has no master copy on the GPU. Where gradients and weights themselves are in the host's memory,
+    they are these.
+    """
+    if offload is None:
+        return {}
+    n_copies = 0.0 if offload.weights else 1.0 if has_master_copy(job) else 2.0
+    return {HOST_COPIES: owned * (n_copies * FP32_BYTES)}
+
+
 def clip_and_update(
     host: HostProgram,
     job: Job,
@@ -31,7 +51,8 @@ def clip_and_update(
     gradient_bytes: float,
     norm_sums: Mapping[str, str],
     cleared: Array | None = None,
-) -> None:
+    offload: OffloadProgram | None = None,
+) -> tuple[str, ...]:
     """Form the norm of the gradients, clip them, and let the optimizer update the weights.
 
     Parameters
@@ -45,17 +66,53 @@ def clip_and_update(
     cleared : array, shape (C,), optional
         Number of gradient elements that the optimizer clears; by default it clears the gradients
         of the parameters whose states the rank holds.
+    offload : OffloadProgram, optional
+        How the states are offloaded, if they are.
+
+    Returns
+    -------
+    tuple of str
+        Names of the copies that end before the updated weights can be gathered.
     """
-    host.memory_bound(names.GRADIENT_NORM, owned * gradient_bytes, "reduce")
+    if offload is not None and offload.weights:
+        host.host_kernel(names.GRADIENT_NORM, owned * FP32_BYTES)
+    else:
+        host.memory_bound(names.GRADIENT_NORM, owned * gradient_bytes, "reduce")
     for name, group in norm_sums.items():
         host.run(name, "all_reduce", FP32_BYTES, group)
-    host.memory_bound(names.GRADIENT_CLIP, 2.0 * owned * gradient_bytes, "scale")
+    if offload is not None and offload.gradients:
+        host.host_kernel(names.GRADIENT_CLIP, 2.0 * owned * FP32_BYTES)
+    else:
+        host.memory_bound(names.GRADIENT_CLIP, 2.0 * owned * gradient_bytes, "scale")
+    cleared_bytes = gradient_bytes * (owned if cleared is None else cleared)
+    if offload is not None:
+        return _update_on_host(host, job, owned, cleared_bytes, offload)
     # The optimizer reads the gradient, reads and writes the states and writes the weight;
     # without a master copy it reads the weight too.
     weight_bytes = job.element_bytes * (1.0 if has_master_copy(job) else 2.0)
     update_bytes = gradient_bytes + 2.0 * state_bytes(job) + weight_bytes
-    if cleared is None:
-        nbytes = owned * (update_bytes + gradient_bytes)
-    else:
-        nbytes = owned * update_bytes + cleared * gradient_bytes
-    host.memory_bound(names.OPTIMIZER_STEP, nbytes, "optimizer")
+    host.memory_bound(names.OPTIMIZER_STEP, owned * update_bytes + cleared_bytes, "optimizer")
+    return ()
+
+
+def _update_on_host(
+    host: HostProgram, job: Job, owned: Array, cleared_bytes: Array, offload: OffloadProgram
+) -> tuple[str, ...]:
+    """Copy the gradients to the host, update the weights there, and copy them back.
+
+    Gradients and weights that live in the host's memory are not copied. The optimizer reads the
+    gradient, and reads and writes the states; if there is another copy of the weight, it writes
+    that one too.
+    """
+    if not offload.gradients:
+        host.copy(names.GRADIENT_TO_HOST, owned * FP32_BYTES, TO_HOST)
+        host.wait(names.GRADIENT_TO_HOST)
+    weight_bytes = 0.0 if offload.weights else job.element_bytes
+    update_bytes = FP32_BYTES + 2.0 * HOST_STATE_BYTES + weight_bytes
+    host.host_kernel(names.OPTIMIZER_STEP, owned * update_bytes)
+    if not offload.gradients:
+        host.memory_bound(names.GRADIENT_CLEAR, cleared_bytes, "scale")
+    if offload.weights:
+        return ()
+    host.copy(names.WEIGHTS_FROM_HOST, owned * job.element_bytes, FROM_HOST)
+    return (names.WEIGHTS_FROM_HOST,)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
+from axonn_tune.spec.engine import OffloadProgram
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.model import Model
@@ -153,8 +154,12 @@ def _stage(name: str, transformer: Transformer, n_layers: int, first: bool, last
 StageMemory = Callable[[int, bool, bool, Array], dict[str, Array]]
 
 
-def stage_memory(shapes: Shapes, memory_of: StageMemory) -> dict[str, Array]:
+def stage_memory(
+    shapes: Shapes, memory_of: StageMemory, offload: OffloadProgram | None = None
+) -> dict[str, Array]:
     """Return the bytes by term of the rank that needs most, one of the first or the last stage.
+
+    What is offloaded does not count for which of the two needs more.
 
     The first of p stages holds the activations of p micro-batches (1F1B); with v virtual stages it
     holds 1 + (p - 1) / (p v) times as many (Korthikanti et al., arXiv 2205.05198, section 4.2.3).
@@ -175,6 +180,9 @@ def stage_memory(shapes: Shapes, memory_of: StageMemory) -> dict[str, Array]:
     terms = memory_of(n_first, True, False, n_first * np.minimum(n_micro, in_flight))
     held_by_last = 1.0 if n_virtual == 1 else 1.0 + (n_virtual - 1) / n_virtual * n_stages
     last_terms = memory_of(n_last, False, True, n_last * np.minimum(n_micro, held_by_last))
+    kept = [term for term in terms if offload is None or term not in offload.terms]
     zero = np.zeros(len(table))
-    is_last = sum(last_terms.values(), start=zero) > sum(terms.values(), start=zero)
+    is_last = sum((last_terms[term] for term in kept), start=zero) > sum(
+        (terms[term] for term in kept), start=zero
+    )
     return {term: np.where(is_last, last_terms[term], value) for term, value in terms.items()}

@@ -12,6 +12,8 @@ from axonn_tune.spec.plan import (
     Attention,
     Collective,
     Gemm,
+    HostCopy,
+    HostKernel,
     HostWork,
     MemoryBound,
     Operation,
@@ -38,6 +40,15 @@ class HostProgram:
     def idle(self, name: str, seconds: Size) -> None:
         """Let the device stand still while the host works."""
         self._operations.append(HostWork(name, seconds, self._take_awaited()))
+
+    def host_kernel(self, name: str, nbytes: Size) -> None:
+        """Let the host's cores read and write `nbytes` of its memory, while the device waits."""
+        self._operations.append(HostKernel(name, nbytes, self._take_awaited()))
+
+    def copy(self, name: str, nbytes: Size, direction: str, after: tuple[str, ...] = ()) -> None:
+        """Start a copy between GPU and host, which waits for the messages named in `after`, too."""
+        waits_for = (COMPUTE, *self._awaited, *after)
+        self._operations.append(HostCopy(name, nbytes, direction, waits_for))
 
     def attention(
         self,
@@ -75,7 +86,7 @@ class HostProgram:
         self._operations.append(Collective(name, kind, nbytes, axis, n_calls, waits_for))
 
     def wait(self, name: str) -> None:
-        """Let the next kernel wait for the latest collective of that name."""
+        """Let the next kernel wait for the latest collective or copy of that name."""
         self._awaited = (*self._awaited, name)
 
     def run(self, name: str, kind: str, nbytes: Size, axis: str, n_calls: Size = 1.0) -> None:

@@ -19,17 +19,17 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import IDEAL, Engine
+from axonn_tune.spec.engine import IDEAL, Engine, OffloadProgram
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import FORWARD
-from axonn_tune.spec.plan import Array, StepPlan
+from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, StepPlan
 from axonn_tune.strategies.communication import Communication, Weight
-from axonn_tune.strategies.optimizer import clip_and_update, state_bytes
+from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import step_plan
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.shapes import Shapes, stage_parameters
+from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
 from axonn_tune.strategies.transformer import Transformer
 
 # Bytes of an element in quantised messages, with the fp16 scale of each group of 2048 elements
@@ -187,7 +187,11 @@ class Zero:
         program = self.engine.zero
         held_gradients = max(two_blocks, min(program.bucket_elements, parameters))
         held_weights = max(two_blocks, min(program.live_elements, parameters))
-        held_weights_if_split = np.where(table.size(sharding.weights) > 1, held_weights, 0.0)
+        offload = self.engine.offload_in(job)
+        comes_from_host = offload is not None and offload.weights
+        is_gathered = (table.size(sharding.weights) > 1) | comes_from_host
+        held_weights_if_gathered = np.where(is_gathered, held_weights, 0.0)
+        owned = parameters / table.size(sharding.states)
         norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
         without_scores = norm_bytes + shapes.inner_bytes
         everything = without_scores + shapes.saved_score_bytes
@@ -199,8 +203,9 @@ class Zero:
         return {
             "weights": weights,
             "gradients": parameters * element / table.size(sharding.gradients),
-            "optimizer_states": parameters * state_bytes(job) / table.size(sharding.states),
-            "gathered_weights": (held_gradients + held_weights_if_split) * element,
+            "optimizer_states": owned * state_bytes(job),
+            **host_copies(job, offload, owned),
+            "gathered_weights": (held_gradients + held_weights_if_gathered) * element,
             "activations": model.n_layers * shapes.saved_by_layers(saved, model.n_layers)
             + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last=True),
@@ -312,6 +317,16 @@ class ZeroCommunication(Communication):
         return self.options.sharding
 
     @cached_property
+    def _offload(self) -> OffloadProgram:
+        """How optimizer states are offloaded; without offload, nothing else is either."""
+        return self.options.engine.offload_in(self.shapes.job) or OffloadProgram()
+
+    @cached_property
+    def _share_added(self) -> Array:
+        """The share of the micro-steps whose gradients are added to earlier ones, shape (C,)."""
+        return 1.0 - 1.0 / self.shapes.table.n_microsteps(self.shapes.job.global_batch)
+
+    @cached_property
     def _block(self) -> GatherUnit:
         """The unit of a block."""
         return self.options.units(self.shapes.model)[0]
@@ -369,8 +384,14 @@ class ZeroCommunication(Communication):
         if view_seconds is not None:
             n_views = share * unit.n_calls * size * (size > 1)
             host.idle(names.views(name), n_views * view_seconds.value)
-        if share:
-            host.issue(names.all_gather(name), "all_gather", full, group, share * unit.n_calls)
+        if not share:
+            return
+        after: tuple[str, ...] = ()
+        if self._offload.weights:
+            after = (names.from_host(name),)
+            host.copy(names.from_host(name), gathered / size * FP32_BYTES, FROM_HOST)
+        n_calls = share * unit.n_calls
+        host.issue(names.all_gather(name), "all_gather", full, group, n_calls, after)
 
     def _share(self, chain: str) -> float:
         """Return the share of the units of a chain that are gathered, on average."""
@@ -392,6 +413,8 @@ class ZeroCommunication(Communication):
         name = names.of_layer(chain, unit.name)
         element = self.shapes.element_bytes
         host.wait(names.all_gather(name))
+        if self._offload.weights:
+            host.wait(names.from_host(name))
         gathered = self._share(chain) * unit.gathered
         received = np.where(self.shapes.table.size(group) > 1, gathered, 0.0)
         if is_quantised:
@@ -450,6 +473,41 @@ class ZeroCommunication(Communication):
                 self._sharding.replicas,
                 after=before,
             )
+            before = (_replica_sum(unit),)
+        if self._offload.gradients:
+            self._keep_on_host(host, unit, remaining, before)
+
+    def _keep_on_host(
+        self, host: HostProgram, unit: GatherUnit, shard: Array, reduced: tuple[str, ...]
+    ) -> None:
+        """Copy a shard of gradients to the host's memory while the backward pass goes on.
+
+        FSDP2 does so in the first micro-step of a step only (`_add_on_host`). DeepSpeed brings
+        earlier sums to the GPU first and adds to them there, and in the last micro-step it also
+        copies them in fp32 (0.19, runtime/zero/stage3.py, partition_grads). Each micro-step has the
+        mean of these bytes.
+        """
+        name = f"gradient.{unit.name}"
+        share_first = 1.0 - self._share_added
+        nbytes = shard * share_first * FP32_BYTES
+        if not self._offload.weights:
+            sums_bytes = shard * self.shapes.element_bytes
+            host.copy(names.from_host(name), self._share_added * sums_bytes, FROM_HOST)
+            reduced = (*reduced, names.from_host(name))
+            nbytes = nbytes + sums_bytes
+        host.copy(names.to_host(name), nbytes, TO_HOST, reduced)
+
+    def _add_on_host(self, host: HostProgram, unit: GatherUnit, shard: Array) -> None:
+        """Copy a shard of gradients to the host, which adds it to earlier ones, and wait for it.
+
+        torch waits in all micro-steps but the first (2.13, _fsdp_collectives.py,
+        foreach_reduce).
+        """
+        name = f"gradient.{unit.name}.added"
+        nbytes = self._share_added * shard * FP32_BYTES
+        host.copy(names.to_host(name), nbytes, TO_HOST)
+        host.wait(names.to_host(name))
+        host.host_kernel(f"gradient.{unit.name}.accumulate", 3.0 * nbytes)
 
     @property
     def _packs_gradients(self) -> np.ndarray:
@@ -476,6 +534,9 @@ class ZeroCommunication(Communication):
             remaining = remaining / size
         if self.sync and self._sharding.replicas:
             host.wait(_replica_sum(unit))
+        if self._offload.weights:
+            self._add_on_host(host, unit, remaining)
+            return
         accumulated_bytes = remaining * (3.0 * element)
         host.memory_bound(f"gradient.{unit.name}.accumulate", accumulated_bytes, "add")
 
@@ -492,29 +553,31 @@ class ZeroCommunication(Communication):
             shard_bytes = parameters / table.size(sharding.gradients) * element
             name = "gradient.states.reduce_scatter"
             host.run(name, "reduce_scatter", shard_bytes, sharding.outer)
-        clip_and_update(
+        updated = clip_and_update(
             host,
             shapes.job,
             owned=parameters / table.size(sharding.states),
             gradient_bytes=element,
             norm_sums={names.all_reduce(names.GRADIENT_NORM): sharding.states},
+            offload=self.options.engine.offload_in(shapes.job),
         )
         if self.options.engine.zero.keeps_vectors:
-            self._gather_vectors(host)
+            self._gather_vectors(host, updated)
         if sharding.updated_over:
             kept_bytes = parameters / table.size(sharding.weights) * element
             name = names.WEIGHTS_ALL_GATHER
-            host.issue(name, "all_gather", kept_bytes, sharding.updated_over)
+            host.issue(name, "all_gather", kept_bytes, sharding.updated_over, after=updated)
 
-    def _gather_vectors(self, host: HostProgram) -> None:
-        """Gather each updated norm and bias alone."""
+    def _gather_vectors(self, host: HostProgram, updated: tuple[str, ...]) -> None:
+        """Gather each updated norm and bias alone, after some copies."""
         model = self.shapes.model
         block, root = self._block, self._root
         vectors = model.n_layers * (block.parameters - block.gathered)
         vectors += root.parameters - root.gathered
         full = np.full(len(self.shapes.table), vectors * self.shapes.element_bytes)
         group = self._sharding.weights
-        host.issue(names.VECTORS_ALL_GATHER, "all_gather", full, group, model.n_vectors)
+        n_calls = model.n_vectors
+        host.issue(names.VECTORS_ALL_GATHER, "all_gather", full, group, n_calls, updated)
 
 
 def _replica_sum(unit: GatherUnit) -> str:

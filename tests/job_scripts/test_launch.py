@@ -119,6 +119,41 @@ def test_deepspeed_documents_every_key(case, framework):
     assert document["train_batch_size"] == per_step * CASES[case][1]
 
 
+def offloading(strategy, layout, **options):
+    """A prediction with offload on hosts with the memory of Perlmutter's."""
+    return best_of_layout(
+        build_search("20b", 64, strategy=strategy, offload="optimizer", **options), layout
+    )
+
+
+def test_deepspeed_offloads_to_the_memory_of_the_host():
+    files = launch_files(offloading("zero3", "shard=64", engine="deepspeed"), "deepspeed")
+    zero = json.loads(files["ds_config.json"])["zero_optimization"]
+    assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
+    assert "offload_optimizer" not in files_of("fsdp2", framework="deepspeed")["ds_config.json"]
+
+
+def test_fsdp2_reads_that_it_offloads():
+    files = launch_files(offloading("zero3", "shard=64"))
+    assert json.loads(files["settings.json"])["offload"] == "optimizer"
+
+
+def test_megatron_offloads_with_its_distributed_optimizer_only():
+    layout = "tensor=4,data=16"
+    script = launch_files(offloading("megatron", layout))["launch.sbatch"]
+    for flag in (
+        "--optimizer-cpu-offload",
+        "--optimizer-offload-fraction 1.0",
+        "--use-precision-aware-optimizer",
+        "--use-distributed-optimizer",
+    ):
+        assert flag in script
+    assert "offload" not in files_of("megatron")["launch.sbatch"]
+    replicated = offloading("megatron", layout, distributed_optimizer=False)
+    with pytest.raises(InputError, match="--no-distributed-optimizer: Megatron-Core offloads"):
+        launch_files(replicated)
+
+
 def test_the_parts_of_zeropp_are_switched():
     search = build_search("20b", 64, "frontier", strategy="zeropp", hpz=False, qgz=False)
     files = launch_files(best_of_layout(search, "secondary=8,across=8"))

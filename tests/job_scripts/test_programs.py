@@ -112,6 +112,7 @@ def test_fsdp2_trains_as_one_rank_does(model):
     cases = [settings_of(model, 2, "zero3", "shard=2", recompute=each) for each in RECOMPUTES]
     cases.append(settings_of(model, 2, "zero3", "shard=2", attention="unfused"))
     cases[0].recompute = "full:1"
+    cases[1].offload = "optimizer"
     on_ranks(2, train_with_fsdp2, cases)
 
 

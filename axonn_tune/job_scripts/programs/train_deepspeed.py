@@ -11,13 +11,26 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.ops.adam import DeepSpeedCPUAdam
 from gpt import GPT
 from training import joined, load_settings, mean_loss, parse_arguments, train
+
+# The default of torch's AdamW.
+WEIGHT_DECAY = 0.01
 
 
 def load_config() -> dict[str, Any]:
     """Return DeepSpeed's configuration, which the file next to this one holds."""
     return json.loads(Path(__file__).with_name("ds_config.json").read_text())
+
+
+def make_optimizer(
+    model: torch.nn.Module, config: dict[str, Any], lr: float
+) -> torch.optim.Optimizer:
+    """Return AdamW, which runs on the host's cores where its states are in the host's memory."""
+    if "offload_optimizer" in config["zero_optimization"]:
+        return DeepSpeedCPUAdam(model.parameters(), lr=lr, weight_decay=WEIGHT_DECAY)
+    return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=WEIGHT_DECAY)
 
 
 def run(
@@ -31,7 +44,7 @@ def run(
     torch.manual_seed(0)
     with deepspeed.zero.Init(config_dict_or_path=config):
         model = GPT(settings, reentrant=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
+    optimizer = make_optimizer(model, config, arguments.lr)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
     def train_step(texts: list[torch.Tensor]) -> torch.Tensor:

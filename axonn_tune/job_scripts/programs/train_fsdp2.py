@@ -13,7 +13,12 @@ import torch.distributed as dist
 from gpt import GPT
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from training import CLIP_NORM, DTYPES, joined, load_settings, mean_loss, parse_arguments, train
 
 
@@ -26,6 +31,11 @@ def make_mesh(settings: SimpleNamespace, device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard"))
 
 
+def offloads(settings: SimpleNamespace) -> bool:
+    """Return whether weights, gradients and optimizer states are in the host's memory."""
+    return settings.offload == "optimizer"
+
+
 def shard(
     model: nn.Module, blocks: nn.ModuleList, settings: SimpleNamespace, device: torch.device
 ) -> nn.Module:
@@ -33,9 +43,18 @@ def shard(
     mesh = make_mesh(settings, device)
     dtype = DTYPES[settings.dtype]
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+    offload = OffloadPolicy()
+    if offloads(settings):
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
+        fully_shard(
+            block,
+            mesh=mesh,
+            mp_policy=policy,
+            offload_policy=offload,
+            reshard_after_forward=True,
+        )
+    return fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
 
 
 def sharded_gpt(settings: SimpleNamespace, device: torch.device) -> nn.Module:
@@ -43,7 +62,7 @@ def sharded_gpt(settings: SimpleNamespace, device: torch.device) -> nn.Module:
     with torch.device("meta"):
         model = GPT(settings)
     shard(model, model.blocks, settings, device)
-    model.to_empty(device=device)
+    model.to_empty(device="cpu" if offloads(settings) else device)
     torch.manual_seed(0)
     for module in model.modules():
         if hasattr(module, "reset_parameters"):
@@ -77,5 +96,7 @@ def run(
 
 if __name__ == "__main__":
     given = parse_arguments("Train a GPT with FSDP2.")
-    with joined() as own_device:
-        run(load_settings(), given, own_device)
+    chosen = load_settings()
+    # The norm of gradients in the host's memory is summed by gloo.
+    with joined("cpu:gloo,cuda:nccl" if offloads(chosen) else None) as own_device:
+        run(chosen, given, own_device)

@@ -41,13 +41,16 @@ def parse_arguments(description: str) -> argparse.Namespace:
 
 
 @contextmanager
-def joined() -> Iterator[torch.device]:
-    """Join the other ranks, whose places the environment holds, and yield this rank's device."""
+def joined(gpu_backend: str | None = None) -> Iterator[torch.device]:
+    """Join the other ranks, whose places the environment holds, and yield this rank's device.
+
+    `gpu_backend` names what ranks with GPUs communicate through, by default NCCL.
+    """
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group((gpu_backend or "nccl") if device.type == "cuda" else "gloo")
     # All ranks form a communicator in this call, before a few of them exchange anything.
     dist.all_reduce(torch.zeros(1, device=device))
     try:
