@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command_line import run_cli
+from command_line import assert_refused, run_cli
 
 from axonn_tune.api import predict
 from axonn_tune.errors import AxonnTuneError
@@ -147,3 +147,25 @@ def test_runs_that_are_alike_have_no_rank_correlation(tmp_path, capsys):
 def test_a_table_without_runs_is_refused(tmp_path):
     with pytest.raises(AxonnTuneError, match="there are no runs below the header"):
         score(written(tmp_path), "dgx-h100")
+
+
+def test_errors_are_shown_by_a_fact_and_by_the_size_of_an_axis(tmp_path, capsys):
+    factors = dict(zip(LAYOUTS, (2.0, 1.0, 0.5), strict=True))
+    rows = [row(name, step(name).step_seconds * factor) for name, factor in factors.items()]
+    table = written(tmp_path, *rows)
+    plot = tmp_path / "score.png"
+    given = ["--machine", "dgx-h100", "--by", "tensor", "--by", "engine", "--plot", plot]
+    code, text, errors = run_cli(capsys, "score", table, *given, "--quiet", "--format", "json")
+    assert code == 0 and not errors and plot.stat().st_size > 1000
+    by = json.loads(text)["by"]
+    biases = {group["group"]: group["errors"]["bias"] for group in by["tensor"]}
+    assert biases == pytest.approx({"2": -0.5, "4": 0.0, "8": 1.0})
+    assert [group["group"] for group in by["engine"]] == ["Megatron-Core"]
+    code, text, _ = run_cli(capsys, "score", table, *given[:4], "--quiet")
+    assert code == 0 and "\ntensor  number" in text
+
+
+def test_a_table_is_grouped_by_what_its_runs_have(tmp_path, capsys):
+    table = written(tmp_path, row("tensor=8", 1.0))
+    given = ["--machine", "dgx-h100", "--by", "shard", "--quiet"]
+    assert_refused(capsys, "score", table, *given, culprit="--by is 'shard'; allowed: engine")

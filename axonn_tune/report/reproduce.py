@@ -9,7 +9,6 @@ import numpy as np
 
 from axonn_tune.report.figure import draw_diagonal, new_figure
 from axonn_tune.report.phrases import percent
-from axonn_tune.report.score import error_record
 from axonn_tune.report.table import fitted_table
 from axonn_tune.reproduce.collectives import CollectiveErrors, collective_errors
 from axonn_tune.reproduce.comparison import (
@@ -366,6 +365,11 @@ def _summary_record(comparisons: Sequence[Comparison]) -> dict[str, float]:
     return {} if errors is None else dict(vars(errors))
 
 
+def error_record(errors: ErrorSummary | None) -> dict[str, float] | None:
+    """Return the errors of some runs as a record; None if there are no runs."""
+    return None if errors is None else dict(vars(errors))
+
+
 def _group_record(group: GroupError) -> dict[str, Any]:
     return {
         "group": group.name,
@@ -392,7 +396,7 @@ def reproduction_figure(reproduction: Reproduction) -> Any:
     """Draw predicted over published end results, and predicted over measured steps."""
     figure, (left, right) = new_figure(1, 2)
     _draw_results(left, reproduction.results)
-    _draw_steps(right, reproduction.steps)
+    draw_steps(right, reproduction.steps)
     return figure
 
 
@@ -415,7 +419,8 @@ def _draw_results(axes: Any, results: Sequence[Comparison]) -> None:
     axes.set_xticks([float(tick) for tick in ticks], ticks)
 
 
-def _draw_steps(axes: Any, steps: Mapping[str, Sequence[TimedRun]]) -> None:
+def draw_steps(axes: Any, steps: Mapping[str, Sequence[TimedRun]]) -> None:
+    """Draw predicted over measured steps, with a colour for each name."""
     for color, (name, timed) in enumerate(steps.items()):
         measured = [t.measured_seconds for t in timed]
         predicted = [t.predicted_seconds for t in timed]

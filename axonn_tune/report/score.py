@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from textwrap import fill
 from typing import Any
 
+from axonn_tune.report.figure import new_figure
 from axonn_tune.report.phrases import percent
+from axonn_tune.report.reproduce import draw_steps, error_record
 from axonn_tune.report.table import table
-from axonn_tune.reproduce.comparison import ErrorSummary, summary_of
+from axonn_tune.reproduce.comparison import grouped, summary_of
 from axonn_tune.reproduce.score import Score
 from axonn_tune.reproduce.steps import GroupError, TimedRun, group_errors
+from axonn_tune.spec.checks import require_choice
 
 _GROUP_HEADERS = (
     "runs of",
@@ -28,12 +31,27 @@ _RUN_HEADERS = ("run", "measured s", "predicted s", "error %")
 _SHOWN_RUNS = 5
 
 
-def score_text(score: Score) -> str:
-    """Return the errors by engine and machine, the runs with the largest, and the memory."""
+# By what the errors of a table may be grouped, besides the axes of layouts.
+_GROUPINGS: dict[str, Callable[[TimedRun], str | int]] = {
+    "engine": lambda timed: timed.run.system,
+    "machine": lambda timed: timed.run.search.scenario.machine.name,
+    "model": lambda timed: timed.run.search.scenario.model.name,
+    "gpus": lambda timed: timed.run.search.scenario.job.n_gpus,
+    "micro_batch": lambda timed: timed.prediction.configuration.micro_batch,
+    "recompute": lambda timed: timed.prediction.configuration.recompute,
+}
+
+
+def score_text(score: Score, by: Sequence[str] = ()) -> str:
+    """Return the errors by engine and machine, the runs with the largest, and the memory.
+
+    There is another table of errors for each name in `by`.
+    """
     parts = []
     if score.timed:
         groups = [_group_row(group) for group in _groups(score.timed)]
         parts.append(table(groups, _GROUP_HEADERS))
+        parts += [_table_by(score.timed, name) for name in by]
         worst = sorted(score.timed, key=lambda timed: -abs(timed.error))[:_SHOWN_RUNS]
         parts.append("Runs with the largest errors:\n" + table(_run_rows(worst), _RUN_HEADERS))
     parts.append(_memory_text(score))
@@ -48,6 +66,32 @@ _READING = fill(
     "jobs. Naive is one fraction of the peak, fitted to these very runs.",
     100,
 )
+
+
+def _table_by(timed: Sequence[TimedRun], name: str) -> str:
+    """Return the errors of the runs that agree in a fact, or in the size of an axis."""
+    rows = [_group_row(group) for group in _groups_by(timed, name)]
+    return table(rows, (name, *_GROUP_HEADERS[1:]))
+
+
+def _groups_by(timed: Sequence[TimedRun], name: str) -> list[GroupError]:
+    """Return the errors by a fact or by the size of an axis, in the order of the values.
+
+    Raises
+    ------
+    InputError
+        The name is neither a fact nor an axis of one of the runs.
+    """
+    axes = dict.fromkeys(axis for each in timed for axis in each.prediction.layout.sizes)
+    require_choice("score", "--by", name, (*_GROUPINGS, *axes))
+
+    def value_of(each: TimedRun) -> str | int:
+        of_fact = _GROUPINGS.get(name)
+        return of_fact(each) if of_fact else each.prediction.layout.sizes.get(name, 1)
+
+    values = sorted({value_of(each) for each in timed})
+    groups = {each.name: each for each in group_errors(timed, lambda t: str(value_of(t)))[1:]}
+    return [groups[str(value)] for value in values]
 
 
 def _groups(timed: Sequence[TimedRun]) -> list[GroupError]:
@@ -115,11 +159,21 @@ def score_records(score: Score) -> list[dict[str, Any]]:
     ]
 
 
-def score_document(score: Score) -> dict[str, Any]:
+def score_figure(score: Score) -> Any:
+    """Draw predicted over measured steps, with a colour for each engine and machine."""
+    figure, axes = new_figure(1, 1)
+    draw_steps(axes, grouped(score.timed, lambda timed: timed.run.group))
+    return figure
+
+
+def score_document(score: Score, by: Sequence[str] = ()) -> dict[str, Any]:
     """Return the errors by group, those of the memory, and every run."""
     memory = score.memory
+    groups = _groups(score.timed) if score.timed else []
+    groups_by = {name: _groups_by(score.timed, name) for name in by if score.timed}
     return {
-        "groups": [_group_record(group) for group in _groups(score.timed)] if score.timed else [],
+        "groups": [_group_record(group) for group in groups],
+        "by": {name: [_group_record(group) for group in own] for name, own in groups_by.items()},
         "memory": {
             "ran_and_fit": memory.n_right_ok,
             "ran_but_predicted_oom": memory.n_wrong_oom,
@@ -140,8 +194,3 @@ def _group_record(group: GroupError) -> dict[str, Any]:
         "spearman": group.spearman,
         "median_regret": group.median_regret,
     }
-
-
-def error_record(errors: ErrorSummary | None) -> dict[str, float] | None:
-    """Return the errors of some runs as a record; None if there are no runs."""
-    return None if errors is None else dict(vars(errors))

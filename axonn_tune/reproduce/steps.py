@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,9 +118,16 @@ def _fitted_hfu(at_peak: np.ndarray, measured: np.ndarray) -> float:
     return float(fractions[int(np.argmin(errors))])
 
 
-def group_errors(timed: Sequence[TimedRun]) -> list[GroupError]:
+def _own_group(timed: TimedRun) -> str:
+    """Return the name of the group that a run states."""
+    return timed.run.group
+
+
+def group_errors(
+    timed: Sequence[TimedRun], group_of: Callable[[TimedRun], str] = _own_group
+) -> list[GroupError]:
     """Return the errors over all runs, and over each group of runs."""
-    groups = {"all": list(timed), **grouped(timed, lambda t: t.run.group)}
+    groups = {"all": list(timed), **grouped(timed, group_of)}
     return [_group_error(name, group) for name, group in groups.items()]
 
 
