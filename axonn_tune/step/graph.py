@@ -71,7 +71,7 @@ class Graph:
         self.nodes: list[Node] = []
         self._exchange = exchange
         self._before: Places = ()  # what the next kernel follows in any case
-        self._beside: Places = ()  # what runs beside all parts until `join`
+        self._beside: dict[str, Places] = {}  # what runs beside all parts until `join`, by axis
 
     def play(self, part: PlayedPart) -> None:
         """Add a part once; it begins when all before it has ended."""
@@ -82,7 +82,8 @@ class Graph:
             awaited = chain.from_iterable(latest.get(name, ()) for name in operation.waits_for)
             follows = _distinct(self._before, awaited)
             if isinstance(operation, Collective):
-                places = self._add_collective(event, _distinct(follows, lanes.get(event.lane, ())))
+                previous = lanes.get(event.lane, ()), self._beside.get(operation.axis, ())
+                places = self._add_collective(event, _distinct(follows, *previous))
                 latest[operation.name] = lanes[event.lane] = places
             else:
                 self._before = follows
@@ -101,14 +102,18 @@ class Graph:
         self._before = (self._add(operation, seconds, follows, message, ready_seconds),)
 
     def run_beside(self, collectives: Iterable[tuple[Collective, float]]) -> None:
-        """Add collectives with their seconds, one after another; nothing waits until `join`."""
+        """Add collectives with their seconds, for which no kernel waits until `join`.
+
+        The collectives of a group run one after another, beside the parts or in them.
+        """
         for operation, seconds in collectives:
-            follows = _distinct(self._before, self._beside)
-            self._beside = (self._add(operation, seconds, follows),)
+            follows = _distinct(self._before, self._beside.get(operation.axis, ()))
+            self._beside[operation.axis] = (self._add(operation, seconds, follows),)
 
     def join(self) -> None:
         """Let what comes next follow the collectives that run beside the parts."""
-        self._before = _distinct(self._before, self._beside)
+        self._before = _distinct(self._before, *self._beside.values())
+        self._beside.clear()
 
     def _add_collective(self, event: Event, follows: Places) -> Places:
         """Add a collective, or both directions of an exchange, and return the places.
