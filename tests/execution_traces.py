@@ -4,12 +4,14 @@ The schema is written down here a second time, from schema/protobuf/et_def.proto
 https://github.com/mlcommons/chakra (commit 21585d8), so that a wrong number in the package shows.
 """
 
+import io
 import json
 from collections import defaultdict
 from functools import cache
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.internal.decoder import _DecodeVarint32
+from google.protobuf.proto import parse_length_prefixed
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 NODE_TYPES = (
     "INVALID_NODE",
@@ -137,19 +139,14 @@ class ReadNode:
 def read_trace(data):
     """The version and the nodes of one file."""
     node_class, metadata_class = schema()
-    messages = []
-    position = 0
-    while position < len(data):
-        size, position = _DecodeVarint32(data, position)
-        assert position + size <= len(data)
-        cls = node_class if messages else metadata_class
-        message = cls.FromString(data[position : position + size])
-        known = cls.FromString(message.SerializeToString())
-        known.DiscardUnknownFields()
-        assert known == message, "a field that the schema does not have"
-        messages.append(message)
-        position += size
-    return messages[0].version, [ReadNode(message) for message in messages[1:]]
+    file = io.BytesIO(data)
+    metadata = parse_length_prefixed(metadata_class, file)
+    nodes = []
+    while (message := parse_length_prefixed(node_class, file)) is not None:
+        for part in (message, *message.attr):
+            assert not len(UnknownFieldSet(part)), "a field that the schema does not have"
+        nodes.append(ReadNode(message))
+    return metadata.version, nodes
 
 
 def read_directory(folder, name="step"):

@@ -160,8 +160,8 @@ def _write_execution_traces(
         raise InputError(
             f"{n_ranks} execution traces with {graphs.n_microsteps} micro-steps would have "
             f"{format_quantity(n_ranks * len(data), 'trace_bytes', 2)}; allowed: at most "
-            f"{format_quantity(MOST_BYTES, 'trace_bytes', 2)}, with fewer --microsteps, --layers "
-            "or --ranks, or without a limit --ranks all"
+            f"{format_quantity(MOST_BYTES, 'trace_bytes', 2)} (choose fewer --microsteps, --layers "
+            "or --ranks), or any size with --ranks all"
         )
     files = ((f"{TRACE_NAME}.{rank}.et", data) for rank, data in traces.files(written))
     groups = json.dumps(traces.group_document()).encode()

@@ -1,6 +1,8 @@
 """Execution traces: read back with protobuf, held against the plan, and played by all ranks."""
 
 from collections import Counter, defaultdict
+from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from execution_traces import play, read_trace
 
 from axonn_tune.api import build_search
+from axonn_tune.io.presets import load_model
 from axonn_tune.report.chakra import ExecutionTraces
 from axonn_tune.report.wire import bytes_field, integer_field, integers_field, varint
 from axonn_tune.search.one_layout import best_of_layout
@@ -25,13 +28,19 @@ LAYOUTS = {
 }
 
 
+@cache
+def written_by(strategy):
+    return Written(strategy)
+
+
 class Written:
     """A prediction with its traces, read back."""
 
     def __init__(self, strategy, **options):
         text, self.sizes = LAYOUTS[strategy]
         common = {"global_batch": 32, "micro_batch": 1, "strategy": strategy}
-        search = build_search("5b", 16, **{**common, **options})
+        model = replace(load_model("5b"), n_layers=8)
+        search = build_search(model, 16, **{**common, **options})
         self.prediction = best_of_layout(search, text)
         traces = ExecutionTraces(StepGraphs(self.prediction))
         self.groups = traces.group_document()
@@ -47,7 +56,7 @@ class Written:
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def written(request):
-    return Written(request.param)
+    return written_by(request.param)
 
 
 def place(sizes, rank):
@@ -126,7 +135,7 @@ def full_bytes(node, groups):
 
 @pytest.mark.parametrize("strategy", ["axonn", "zero3", "zeropp"])
 def test_a_trace_holds_the_operations_of_the_plan_with_their_sizes(strategy):
-    written = Written(strategy)
+    written = written_by(strategy)
     plan = written.plan()
     table = plan.candidates
     n_micro = written.prediction.n_microsteps
@@ -168,7 +177,7 @@ def test_a_trace_holds_the_operations_of_the_plan_with_their_sizes(strategy):
 
 
 def test_a_kernel_follows_the_collective_whose_result_it_reads():
-    nodes = Written("axonn").traces[0]
+    nodes = written_by("axonn").traces[0]
     by_id = {node.id: node for node in nodes}
     products = [node for node in nodes if node.name == "forward.qkv.gemm"]
     assert products
