@@ -41,6 +41,8 @@ from axonn_tune.step.timeline import number
 
 SCHEMA_VERSION = "1.0.0"
 
+# The field of a GlobalMetadata.
+_VERSION = 1
 # Fields of a Node.
 _ID, _NAME, _TYPE, _DATA_DEPS, _START, _DURATION, _ATTRIBUTE = 1, 2, 3, 5, 6, 7, 10
 # Fields of an AttributeProto: its name, and its value by the type of the value.
@@ -95,7 +97,7 @@ class ExecutionTraces:
 
     def _stage_pieces(self, stage: int) -> list[bytes | _RankNode]:
         """Return the trace that the ranks of a stage share, but for what varies."""
-        pieces: list[bytes | _RankNode] = [delimited(text_field(1, SCHEMA_VERSION))]
+        pieces: list[bytes | _RankNode] = [delimited(text_field(_VERSION, SCHEMA_VERSION))]
         fixed: dict[tuple[str, str], bytes] = {}  # by name and axis, which determine the sizes
         for place, node in enumerate(self._graphs.of_stage(stage)):
             operation = node.operation
