@@ -172,6 +172,9 @@ def test_a_trace_holds_the_operations_of_the_plan_with_their_sizes(strategy):
         if isinstance(op, Gemm):
             m, n, k = number(op.m), number(op.n), number(op.k)
             assert node.tensor_size == pytest.approx(2 * (m * k + k * n + m * n), abs=1)
+        if isinstance(op, Attention):  # q, k, v and the output; backward also their gradients
+            one = 2 * number(op.n_sequences) * number(op.n_heads) * op.seq_len * op.head_dim
+            assert node.tensor_size == pytest.approx(one * (8 if op.backward else 4), abs=1)
         if isinstance(op, MemoryBound):
             assert (node.num_ops, node.tensor_size) == (1, round(number(op.nbytes)))
 
