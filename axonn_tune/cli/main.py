@@ -23,7 +23,7 @@ COMMANDS = {
     "whatif": "Show what a faster link, more memory or another GPU would change.",
     "plan": "Plan a whole training run: GPUs, days, node-hours, energy, money.",
     "report": "Write an interactive page of all candidates.",
-    "trace": "Write a predicted step, and a measured one, as a Chrome trace.",
+    "trace": "Write a predicted step as a Chrome trace, or for network simulators.",
     "launch": "Write a job script and the flags or files of the framework.",
     "run": "Train on a grid for some steps; compare predicted and measured time.",
     "validate": "Run many grids; compare predicted and measured time, for people and CI.",

@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -145,16 +145,40 @@ def write_files(directory: str, files: Mapping[str, str]) -> list[str]:
     FileError
         The directory or a file cannot be written.
     """
-    folder = Path(directory)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise os_failure(directory, "cannot be made", error) from None
+    folder = _made_folder(directory)
     paths = []
     for name, text in files.items():
         write_text(folder / name, text)
         paths.append(str(folder / name))
     return paths
+
+
+def write_byte_files(directory: str, files: Iterable[tuple[str, bytes]]) -> int:
+    """Write several files, given by name and content, as `write_files` does; return their bytes.
+
+    Files may be many and large: each is written before the next one is asked for.
+
+    Raises
+    ------
+    FileError
+        The directory or a file cannot be written.
+    """
+    folder = _made_folder(directory)
+    nbytes = 0
+    for name, data in files:
+        write_bytes(folder / name, data)
+        nbytes += len(data)
+    return nbytes
+
+
+def _made_folder(directory: str) -> Path:
+    """Return a directory, which is made if it does not exist."""
+    folder = Path(directory)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise os_failure(directory, "cannot be made", error) from None
+    return folder
 
 
 def changed_files(directory: str, files: Mapping[str, str]) -> list[str]:

@@ -32,6 +32,7 @@ from axonn_tune.spec.plan import (
     MemoryBound,
     Operation,
     Part,
+    Phase,
     Pipeline,
     StepPlan,
 )
@@ -107,7 +108,7 @@ class StepTimeline:
 
 def play_step(prediction: Prediction) -> PlayedStep:
     """Play each part of the predicted step."""
-    player = _Player(prediction)
+    player = Player(prediction)
     plan = player.plan
     transfers = []
     if plan.pipeline is not None:
@@ -135,8 +136,8 @@ def step_timeline(
         schedule of a smaller model or batch, which begins, repeats and ends as the whole one does.
         With virtual stages the number of micro-steps is a multiple of the stages.
     """
-    player = _Player(prediction, most_layers)
-    n_micro = _whole_rounds(prediction, most_microsteps or prediction.n_microsteps)
+    player = Player(prediction, most_layers)
+    n_micro = whole_rounds(prediction, most_microsteps or prediction.n_microsteps)
     if player.plan.pipeline is not None:
         return player.pipelined(player.plan.pipeline, n_micro)
     return player.sequential(n_micro)
@@ -144,7 +145,7 @@ def step_timeline(
 
 def microstep_timeline(prediction: Prediction, most_layers: int) -> StepTimeline:
     """Return one micro-step of a rank (in a pipeline, of the last stage) and the step's end."""
-    return _Player(prediction, most_layers).sequential(1)
+    return Player(prediction, most_layers).sequential(1)
 
 
 def pass_timeline(prediction: Prediction, most_passes: int) -> tuple[StepTimeline, int] | None:
@@ -155,12 +156,12 @@ def pass_timeline(prediction: Prediction, most_passes: int) -> tuple[StepTimelin
     """
     if prediction.layout.n_stages == 1:
         return None
-    player = _Player(prediction)
+    player = Player(prediction)
     pipeline = player.plan.pipeline
     assert pipeline is not None, "a layout with stages has a pipeline"
     passes_per_microbatch = 2 * pipeline.n_stages * pipeline.n_virtual
     n_micro = min(most_passes // passes_per_microbatch, 2 * pipeline.n_stages) // pipeline.n_stages
-    n_micro = _whole_rounds(prediction, n_micro * pipeline.n_stages)
+    n_micro = whole_rounds(prediction, n_micro * pipeline.n_stages)
     if not n_micro:
         return None
     played, _ = player.passes(pipeline, n_micro)
@@ -169,14 +170,14 @@ def pass_timeline(prediction: Prediction, most_passes: int) -> tuple[StepTimelin
 
 def drawable_microsteps(prediction: Prediction, most_operations: int) -> int:
     """Return how many micro-steps together have at most `most_operations`, but at least one."""
-    player = _Player(prediction)
+    player = Player(prediction)
     per_microstep = len(player.play(player.plan.microstep, 1).events)
     if player.plan.pipeline is not None:
         per_microstep += 2 * player.plan.pipeline.n_stages * player.plan.pipeline.n_virtual
-    return _whole_rounds(prediction, max(most_operations // per_microstep, 1))
+    return whole_rounds(prediction, max(most_operations // per_microstep, 1))
 
 
-def _whole_rounds(prediction: Prediction, n_micro: int) -> int:
+def whole_rounds(prediction: Prediction, n_micro: int) -> int:
     """Return a number of micro-steps that the schedule admits.
 
     With virtual stages it is a multiple of the stages.
@@ -207,7 +208,7 @@ def number(size: object) -> float:
     return float(np.ravel(np.asarray(size, dtype=np.float64))[0])
 
 
-class _Player:
+class Player:
     """Plays parts of one configuration's plan, optionally with fewer equal layers in a row."""
 
     def __init__(self, prediction: Prediction, most_layers: int | None = None) -> None:
@@ -237,11 +238,7 @@ class _Player:
 
     def play(self, part: Part, repeats: int) -> PlayedPart:
         """Play a part from idle streams to idle streams."""
-        phases = part.phases
-        if self._most_layers is not None:
-            phases = tuple(
-                replace(phase, repeats=min(phase.repeats, self._most_layers)) for phase in phases
-            )
+        phases = self.phases(part)
         least = float(self._collectives.least_seconds(phases)[0])
         slowdowns = interference(self._scenario.machine)
         events = timeline(phases, self.seconds_of, self.axis_lanes, slowdowns, least)
@@ -250,6 +247,13 @@ class _Player:
         host = float(host_seconds(phases, self.table, issue_seconds, wait_seconds)[0])
         end = max((event.end_seconds for event in events), default=0.0)
         return PlayedPart(events, repeats, max(host, end))
+
+    def phases(self, part: Part) -> tuple[Phase, ...]:
+        """Return the phases of a part as they are played, each with its number of repeats."""
+        most = self._most_layers
+        if most is None:
+            return part.phases
+        return tuple(replace(phase, repeats=min(phase.repeats, most)) for phase in part.phases)
 
     def measured(self, part: PlayedPart, origin: float) -> list[MeasuredOperation]:
         """Return the events of a part that starts at `origin`."""

@@ -6,12 +6,19 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from axonn_tune.errors import FileError
-from axonn_tune.io.files import read_text, write_bytes, write_files, write_text
+from axonn_tune.io.files import (
+    read_text,
+    write_byte_files,
+    write_bytes,
+    write_files,
+    write_text,
+)
 
 
 def test_text_is_read_without_a_byte_order_mark(tmp_path: Path) -> None:
@@ -183,3 +190,17 @@ def test_a_disk_that_fills_while_writing_leaves_the_old_file(tmp_path: Path) -> 
     assert done.returncode == 7, done.stderr
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_each_of_many_files_is_written_before_the_next_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+
+    def files() -> Iterator[tuple[str, bytes]]:
+        yield "a.et", b"\x00\xff"
+        assert (folder / "a.et").read_bytes() == b"\x00\xff"
+        yield "b.et", b"12345"
+
+    assert write_byte_files(str(folder), files()) == 7
+    assert sorted(os.listdir(folder)) == ["a.et", "b.et"]
+    with pytest.raises(FileError, match=r"a\.et cannot be made: file exists"):
+        write_byte_files(str(folder / "a.et"), [])

@@ -1,0 +1,168 @@
+"""The graphs of a predicted step: one for the ranks of each stage of a pipeline, or for all ranks.
+
+The stages of a pipeline exchange messages. A pass that receives one needs the time of a transfer to
+do so; a pass that receives none needs it to send its own, as the prediction takes one transfer for
+each pass.
+
+The prediction takes it that the collectives that bring new weights and reduce gradients beside the
+passes are hidden, but for those of the first stage. So in the graphs those of any other stage are
+issued before its first and after its last pass, and nothing waits for them until all passes of
+their rank have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from axonn_tune.simulate.pipeline import (
+    BACKWARD,
+    FIRST,
+    FORWARD,
+    Pass,
+    PlayedPass,
+    kind_of,
+    source_of,
+)
+from axonn_tune.spec.plan import Collective, Phase, Pipeline
+from axonn_tune.step.graph import Graph, Message, Node
+from axonn_tune.step.prediction import Prediction
+from axonn_tune.step.timeline import PlayedPart, Player, whole_rounds
+
+
+class StepGraphs:
+    """The graphs of the ranks of a predicted step.
+
+    Parameters
+    ----------
+    most_layers, most_microsteps : int or None
+        Largest number of equal layers in a row, and of micro-steps, as in `step_timeline`.
+    """
+
+    def __init__(
+        self,
+        prediction: Prediction,
+        most_layers: int | None = None,
+        most_microsteps: int | None = None,
+    ) -> None:
+        self._player = Player(prediction, most_layers)
+        self.prediction = prediction
+        self.n_microsteps = whole_rounds(prediction, most_microsteps or prediction.n_microsteps)
+        self.n_stages = prediction.layout.n_stages
+        self.placements = self._player.table.placements
+        self.axes = tuple(axis for axis, lane in self._player.axis_lanes.items() if lane)
+
+    def of_stage(self, stage: int) -> list[Node]:
+        """Return the operations of a rank of a stage, each after those that it follows."""
+        if self._passes is None:
+            graph = Graph()
+            parts = self._player.parts(self.n_microsteps)
+        else:
+            graph = self._passes.graph(stage)
+            parts = [self._player.play(self._player.plan.step_end, 1)]
+        for part in parts:
+            for _ in range(part.repeats):
+                graph.play(part)
+        return graph.nodes
+
+    @cached_property
+    def _passes(self) -> _Passes | None:
+        """The passes of the pipeline, if there is one."""
+        pipeline = self._player.plan.pipeline
+        if pipeline is None:
+            return None
+        return _Passes(self._player, pipeline, self.n_microsteps)
+
+
+class _Passes:
+    """The passes of a pipeline's ranks."""
+
+    def __init__(self, player: Player, pipeline: Pipeline, n_micro: int) -> None:
+        self._player = player
+        self._pipeline = pipeline
+        self._n_micro = n_micro
+        self._last = pipeline.n_stages * pipeline.n_virtual - 1
+        self._played, self._parts = player.passes(pipeline, n_micro)
+        forward, backward = (player.play(part, 1) for part in pipeline.sync.passes)
+        self._synchronising: dict[Pass, PlayedPart] = {
+            (FORWARD, 0, 0): forward,
+            (BACKWARD, 0, n_micro - 1): backward,
+        }
+        # All passes depend on the first one, which takes longer than the schedule knows.
+        self._delay_seconds = forward.seconds - self._parts[kind_of(FORWARD, FIRST)].seconds
+        self._number = {_identity(each): number for number, each in enumerate(self._played)}
+
+    def graph(self, rank: int) -> Graph:
+        """Return the graph of all passes of one rank of the pipeline."""
+        graph = Graph(self._exchange(rank))
+        for each in self._played:
+            if each.rank == rank:
+                self._add(graph, each)
+        graph.join()
+        return graph
+
+    def _add(self, graph: Graph, each: PlayedPass) -> None:
+        """Add a pass, with what it receives before and sends after its operations."""
+        transfer = self._pipeline.transfer
+        seconds = self._player.seconds_of(transfer)
+        identity = _identity(each)
+        if identity == (FORWARD, each.stage, 0):
+            graph.run_beside(self._hidden(FORWARD, each.stage))
+        source = source_of(*identity, self._last)
+        if source is not None and source[1] != each.stage:
+            ready = self._played[self._number[source]].end_seconds + self._delay_seconds
+            graph.transfer(transfer, seconds, self._message(False, source, source[1]), ready)
+            seconds = 0.0
+        graph.play(self._synchronising.get(identity, self._parts[each.kind]))
+        if identity == (BACKWARD, each.stage, self._n_micro - 1):
+            graph.run_beside(self._hidden(BACKWARD, each.stage))
+        target = each.stage + (1 if each.direction == FORWARD else -1)
+        if 0 <= target <= self._last:
+            graph.transfer(transfer, seconds, self._message(True, identity, target))
+
+    def _message(self, is_sent: bool, sender: Pass, stage: int) -> Message:
+        """Return the result of a pass as a message to or from the rank of a virtual stage."""
+        return Message(is_sent, stage % self._pipeline.n_stages, self._number[sender])
+
+    def _exchange(self, rank: int) -> tuple[Message, ...]:
+        """Return what a rank exchanges with the other end of the pipeline at the step's end."""
+        end = self._pipeline.n_stages - 1
+        if 0 < rank < end:
+            return ()
+        upwards, downwards = len(self._number), len(self._number) + 1
+        if rank == 0:
+            return Message(True, end, upwards), Message(False, end, downwards)
+        return Message(True, 0, downwards), Message(False, 0, upwards)
+
+    def _hidden(self, direction: int, stage: int) -> Iterator[tuple[Collective, float]]:
+        """Yield the collectives of a virtual stage that the prediction takes to be hidden."""
+        if stage > 0:
+            shape = self._pipeline.last if stage == self._last else self._pipeline.middle
+            for phase in self._player.phases(shape.passes[direction]):
+                for operation in phase.repeats * self._added(direction, phase):
+                    yield operation, self._player.seconds_of(operation)
+
+    def _added(self, direction: int, phase: Phase) -> list[Collective]:
+        """Return the collectives of the synchronising pass that a phase of other passes lacks."""
+        usual = _names(self._pipeline.first.passes[direction].phases)
+        shared = _names([phase]) & usual
+        for other in self._pipeline.sync.passes[direction].phases:
+            if shared & _names([other]):
+                return [
+                    op
+                    for op in other.operations
+                    if isinstance(op, Collective)
+                    and op.name not in usual
+                    and self._player.axis_lanes[op.axis]
+                ]
+        return []
+
+
+def _identity(each: PlayedPass) -> Pass:
+    """Return the direction, the virtual stage counted through all ranks, and the micro-batch."""
+    return each.direction, each.stage, each.micro_batch
+
+
+def _names(phases: Sequence[Phase]) -> set[str]:
+    """Return the names of all operations of some phases."""
+    return {operation.name for phase in phases for operation in phase.operations}
