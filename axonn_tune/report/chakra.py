@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
 from typing import NamedTuple, TypeAlias
 
+from axonn_tune.errors import InputError
 from axonn_tune.report.trace import MICROSECONDS
 from axonn_tune.report.wire import (
     bytes_field,
@@ -28,7 +29,6 @@ from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.plan import (
     Attention,
     Collective,
-    Compute,
     Gemm,
     HostWork,
     MemoryBound,
@@ -68,6 +68,9 @@ class ExecutionTraces:
     """The execution traces of the ranks of a step."""
 
     def __init__(self, graphs: StepGraphs) -> None:
+        """Prepare the traces; raise InputError for a step with offload, which they cannot hold."""
+        if graphs.prediction.scenario.job.offloads_optimizer:
+            raise InputError("--format chakra: an execution trace has no --offload; allowed: none")
         self._graphs = graphs
         self._element_bytes = graphs.prediction.scenario.job.element_bytes
         self._groups = {axis: AxisGroups.of(graphs.placements, axis) for axis in graphs.axes}
@@ -166,7 +169,7 @@ class ExecutionTraces:
             + size
         )
 
-    def _amounts(self, operation: Compute) -> tuple[float, float]:
+    def _amounts(self, operation: Operation) -> tuple[float, float]:
         """Return the FLOPs of a kernel, and the bytes of its operands and its result.
 
         A kernel that memory bandwidth limits counts as one FLOP, so that a roofline, which divides
@@ -176,6 +179,7 @@ class ExecutionTraces:
             return 1.0, number(operation.nbytes)
         if isinstance(operation, HostWork):
             return 0.0, 0.0
+        assert isinstance(operation, Gemm | Attention), "steps with offload are refused"
         return number(operation.flops), self._element_bytes * number(_n_elements(operation))
 
 

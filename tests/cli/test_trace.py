@@ -108,3 +108,9 @@ def test_ten_thousand_ranks_are_written_in_three_minutes(capsys, tmp_path):
     assert code == 0 and "10240 of 10240 ranks" in err
     assert time.monotonic() - started < 180
     assert len(list(tmp_path.glob("step.*.et"))) == 10240
+
+
+def test_execution_traces_have_no_offload(tmp_path, capsys):
+    job = ["--gpus", "8", "--model", "5b", "--strategy", "zero3", "--offload", "optimizer"]
+    chakra = ["--format", "chakra", "--layers", "2", "--output", tmp_path / "et"]
+    assert_refused(capsys, "trace", *job, *chakra, culprit="has no --offload; allowed: none")
