@@ -14,6 +14,7 @@ from axonn_tune.reproduce.nemo import nemo
 from axonn_tune.reproduce.ratios import compare_ratios
 from axonn_tune.reproduce.results import compare_published
 from axonn_tune.reproduce.runs import Loaders, Row, Run
+from axonn_tune.reproduce.simumax import simumax
 from axonn_tune.reproduce.steps import TimedRun, time_runs
 from axonn_tune.search.rank import Each
 
@@ -79,6 +80,7 @@ def measured_steps(
         "several nodes": list(megatron.vtrain(load("vtrain_a100_multi"), loaders)),
         "one node": list(megatron.vtrain(load("vtrain_a100_single"), loaders)),
         "FSDP": list(fsdp.llm_foundry(load("llm_foundry"), loaders)),
+        "B200": list(simumax(load("simumax_b200"), loaders)),
         "NeMo": list(nemo(load("dgxc_h100"), loaders)),
         "nanotron": list(nanotron(load("nanotron_h100"), loaders)),
     }

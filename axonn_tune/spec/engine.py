@@ -225,12 +225,16 @@ class MemoryForm:
     bucket_bytes
         Bytes for each parameter of the buckets in which the gradients of replicas are reduced,
         besides the gradients themselves.
+    dummy_gradient_bytes
+        Bytes for each element of a block's matrices and of the head, of tensors without contents
+        that stand for the gradients which a product itself has added: one for each shape.
     """
 
     attention_factor: Quantity | None = None
     mlp_factor: Quantity | None = None
     logit_bytes: Quantity | None = None
     bucket_bytes: Quantity | None = None
+    dummy_gradient_bytes: Quantity | None = None
 
     def __post_init__(self) -> None:
         for name, smallest in (
@@ -238,6 +242,7 @@ class MemoryForm:
             ("mlp_factor", 0.1),
             ("logit_bytes", 0.0),
             ("bucket_bytes", 0.0),
+            ("dummy_gradient_bytes", 0.0),
         ):
             quantity = getattr(self, name)
             if quantity is not None:

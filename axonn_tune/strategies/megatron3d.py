@@ -159,7 +159,10 @@ class Megatron3D:
         stored = _stored_parameters(shapes, n_layers, first, last)
         replicas = table.size(_REPLICAS)
         owned = stored / replicas if self.distributed_optimizer else stored
-        bucket_bytes = np.where(replicas > 1, value_or(self.engine.memory.bucket_bytes, 0.0), 0.0)
+        memory = self.engine.memory
+        bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
+        n_dummies = shapes.model.block_matmul_parameters + last * shapes.model.head.parameters
+        dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * self.fused_accumulation
         without_scores = _saved_without_scores(shapes)
         everything = without_scores + _saved_scores(shapes)
         saved = {
@@ -173,7 +176,8 @@ class Megatron3D:
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
             "activations": held * shapes.saved_by_layers(saved, chunk),
-            "working_set": shapes.working_set(everything, saved, last),
+            "working_set": shapes.working_set(everything, saved, last)
+            + n_dummies * dummy_bytes / table.size("tensor"),
         }
 
 

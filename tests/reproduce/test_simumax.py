@@ -1,0 +1,43 @@
+"""Megatron-Core on B200 as SimuMax measured it: nothing is fitted to these rows."""
+
+import numpy as np
+import pytest
+
+from axonn_tune.io.package_data import load_published
+from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.reproduce.results import predict_run
+from axonn_tune.reproduce.runs import Loaders
+from axonn_tune.reproduce.simumax import simumax
+from axonn_tune.units import gib
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    rows = load_published("simumax_b200")
+    runs = simumax(rows, Loaders(load_model, load_machine, load_engine))
+    return [(row, predict_run(run)) for row, run in zip(rows, runs, strict=True)]
+
+
+def test_what_is_allocated_is_met_within_two_percent(predicted):
+    errors = []
+    for row, prediction in predicted:
+        terms = prediction.memory_terms_bytes
+        allocated = gib(prediction.allocator_bytes - terms["fragmentation"])
+        errors.append(abs(allocated / float(row["allocated_gib"]) - 1.0))
+    assert len(errors) == 12 and np.mean(errors) < 0.008 and max(errors) < 0.02
+
+
+def test_steps_are_met_by_the_kernels_that_were_measured_on_that_node(predicted):
+    errors = [abs(p.step_seconds / float(row["step_seconds"]) - 1.0) for row, p in predicted]
+    assert np.mean(errors) < 0.08
+
+
+def test_a_kernel_is_slower_than_on_the_node_that_nvidia_measured():
+    """So the two profiles of a B200 stay apart."""
+    points = {
+        name: {(p.m, p.n, p.k): p.seconds for p in load_machine(name).gemm.points if p.mode == "NN"}
+        for name in ("b200-simumax", "dgx-b200")
+    }
+    common = points["b200-simumax"].keys() & points["dgx-b200"].keys()
+    ratios = [points["b200-simumax"][sizes] / points["dgx-b200"][sizes] for sizes in common]
+    assert len(ratios) > 1 and np.median(ratios) > 1.2
