@@ -39,7 +39,7 @@ def command(
     \b
     Examples:
       axonn-tune score runs.csv --machine dgx-h100
-      axonn-tune score runs.csv --by tensor --by micro_batch --plot score.png
+      axonn-tune score runs.csv --by model --by micro_batch --plot score.png
       axonn-tune score runs.csv --format json --output score.json
     """
     from axonn_tune.cli.output import check_plot, emit_as, save_plot
