@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from axonn_tune.api import build_search
+from axonn_tune.api import DEFAULT_MACHINE, build_search
 from axonn_tune.errors import InputError
+from axonn_tune.io.presets import load_machine
 from axonn_tune.options import REHEARSAL, defaults
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.search import Search
-from axonn_tune.spec.checks import require_choice
+from axonn_tune.spec.checks import require_choice, require_count
 from axonn_tune.step.predict import predict
 from axonn_tune.step.prediction import Prediction
+from axonn_tune.step.rehearsed import PricedRehearsal, price
 
 if TYPE_CHECKING:
     from axonn_tune.validation.rehearsed import Comparison
@@ -99,3 +101,18 @@ def shortened(prediction: Prediction) -> Prediction:
     n_microsteps = min(prediction.n_microsteps, MOST_MICROSTEPS)
     short = replace(job, global_batch=n_microsteps * per_microstep)
     return predict(replace(prediction.scenario, job=short), prediction.configuration)
+
+
+def rehearse_script(path: str, n_ranks: int, machine: str | None = None) -> PricedRehearsal:
+    """Rehearse a step of a user's own training script, and price it on a machine.
+
+    Raises
+    ------
+    AxonnTuneError
+        The script fails, or the machine has no price for what it does.
+    """
+    from axonn_tune.runtime.rehearsal.script import rehearse_script as rehearsed
+
+    require_count("rehearse", "ranks", n_ranks)
+    profile = load_machine(DEFAULT_MACHINE if machine is None else machine)
+    return price(rehearsed(path, n_ranks), profile)

@@ -45,6 +45,12 @@ class FusedAttention:
     causal: bool
     dtype: str
 
+    @property
+    def flops(self) -> float:
+        """The FLOPs, by convention of the full score matrix, as in a step plan."""
+        forward = 4.0 * self.n_sequences * self.n_heads * self.seq_len**2 * self.head_dim
+        return forward * 2.0 if self.backward else forward
+
 
 @dataclass(frozen=True)
 class OtherKernel:
@@ -85,10 +91,11 @@ class Message:
         return max(math.floor((self.ranks[-1] - self.ranks[0]) / steps), 1)
 
     @property
-    def is_even(self) -> bool:
-        """Whether all neighbours of the group are equally far apart."""
-        first = self.ranks[0]
-        return all(rank == first + i * self.stride for i, rank in enumerate(self.ranks))
+    def ranks_text(self) -> str:
+        """The ranks of the group in a few words."""
+        if len(self.ranks) <= 3:
+            return "ranks " + ", ".join(map(str, self.ranks))
+        return f"{len(self.ranks)} ranks {self.ranks[0]}, {self.ranks[1]} .. {self.ranks[-1]}"
 
 
 Rehearsed: TypeAlias = Product | FusedAttention | OtherKernel | Message

@@ -237,7 +237,7 @@ def _rehearsed(
             subject = _attention(o.n_sequences, o.n_heads, o.seq_len, o.head_dim, o.backward)
             done[subject] += count
         elif isinstance(operation, Message):
-            group = groups.get(operation.ranks, ranks_text(operation.ranks))
+            group = groups.get(operation.ranks, operation.ranks_text)
             done[_nearest(Subject(operation.kind, (), operation.nbytes, group), planned)] += count
     return done
 
@@ -250,13 +250,6 @@ def _nearest(subject: Subject, planned: Mapping[Subject, int]) -> Subject:
         ):
             return other
     return subject
-
-
-def ranks_text(ranks: tuple[int, ...]) -> str:
-    """Return the ranks of a group in a few words."""
-    if len(ranks) <= 3:
-        return "ranks " + ", ".join(map(str, ranks))
-    return f"{len(ranks)} ranks {ranks[0]}, {ranks[1]} .. {ranks[-1]}"
 
 
 def _memory(planned_bytes: Mapping[str, float], rehearsal: Rehearsal) -> tuple[MemoryLine, ...]:

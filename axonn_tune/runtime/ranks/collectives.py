@@ -60,7 +60,12 @@ class Collectives:
 
 def issuer_of(group: dist.ProcessGroup) -> Issuer:
     """Return what starts the collectives of a group of ranks."""
-    return _OnHost(group) if dist.get_backend(group) == dist.Backend.GLOO else _OnDevice(group)
+    return _OnHost(group) if is_on_host(group) else _OnDevice(group)
+
+
+def is_on_host(group: dist.ProcessGroup | None = None) -> bool:
+    """Return whether collectives run on the host; without a group, those of all ranks."""
+    return dist.is_initialized() and dist.get_backend(group) == dist.Backend.GLOO
 
 
 class Issuer(Protocol):

@@ -12,8 +12,6 @@ from axonn_tune.spec.rehearsal import FusedAttention, OtherKernel, Product, Rehe
 # The position of the first factor among the arguments of operators that multiply matrices.
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
 _ATTENTION = "_scaled_dot_product_"
-# Where a backward pass has its queries: behind the gradient of the output.
-_CAUSAL = "is_causal"
 # Operators that launch nothing: they make a tensor that nobody has written, or a view of one.
 _NO_KERNEL = {
     "detach",
@@ -28,6 +26,7 @@ _NO_KERNEL = {
     "_local_scalar_dense",
     "device",
     "_reshape_alias",
+    "_unsafe_view",
     "is_same_size",
 }
 # Operators that read as many elements of their first argument as they return, not all of them.
@@ -71,10 +70,17 @@ def _is_transposed(matrix: torch.Tensor) -> bool:
 
 def _attention(func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> FusedAttention:
     is_backward = name.endswith("backward")
+    # A backward pass has the gradient of the output before the queries.
     queries = args[1] if is_backward else args[0]
     b, h, s, e = queries.shape
     return FusedAttention(
-        b, h, s, e, is_backward, bool(_argument(func, args, kwargs, _CAUSAL)), dtype_name(queries)
+        b,
+        h,
+        s,
+        e,
+        is_backward,
+        bool(_argument(func, args, kwargs, "is_causal")),
+        dtype_name(queries),
     )
 
 

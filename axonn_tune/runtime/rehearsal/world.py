@@ -24,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from axonn_tune.errors import AxonnTuneError, InputError
 from axonn_tune.runtime.ranks.session import reason
 from axonn_tune.runtime.rehearsal.memory import MemoryLog
+from axonn_tune.runtime.rehearsal.norm import rms_norm
 from axonn_tune.runtime.rehearsal.tape import Tape
 from axonn_tune.spec.rehearsal import GRADIENTS, OPTIMIZER_STATES, WEIGHTS
 
@@ -60,25 +61,19 @@ def rehearsed(n_ranks: int) -> Iterator[Tape]:
 
 
 class _KernelsOfGpus(TorchFunctionMode):
-    """Runs as one kernel what torch takes apart on a CPU only: the RMS norm."""
+    """Runs the RMS norm as the one kernel that it is on a GPU."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call a function of torch, or the kernel that it is on a GPU."""
+        """Call a function of torch, or the kernel instead."""
         kwargs = kwargs or {}
         if func in (F.rms_norm, torch.rms_norm):
-            return _fused_rms_norm(*args, **kwargs)
+            input = kwargs.get("input", args[0] if args else None)
+            gain = kwargs.get("weight", args[2] if len(args) > 2 else None)
+            if gain is not None and gain.dtype == input.dtype:
+                return rms_norm(input, gain)[0]
         return func(*args, **kwargs)
-
-
-def _fused_rms_norm(
-    input: torch.Tensor,
-    normalized_shape: Any,
-    weight: torch.Tensor | None = None,
-    eps: float | None = None,
-) -> torch.Tensor:
-    return torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
 
 
 _swap_tensors = torch.utils.swap_tensors
