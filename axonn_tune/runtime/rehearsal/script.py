@@ -16,8 +16,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from axonn_tune.errors import AxonnTuneError, FileError, InputError
-from axonn_tune.io.files import read_text
+from axonn_tune.errors import AxonnTuneError, InputError
+from axonn_tune.io.programs import load_program
 from axonn_tune.runtime.rehearsal.run import recording
 from axonn_tune.runtime.rehearsal.tape import Tape
 from axonn_tune.runtime.rehearsal.world import rehearsed
@@ -38,7 +38,7 @@ def rehearse_script(path: str, n_ranks: int) -> Rehearsal:
     AxonnTuneError
         The script cannot be read, or it fails; the message names the line.
     """
-    code = _compiled(path)
+    code = load_program(path)
     start = time.perf_counter()
     with rehearsed(n_ranks) as tape, _environment(path, n_ranks):
         try:
@@ -51,15 +51,6 @@ def rehearse_script(path: str, n_ranks: int) -> Rehearsal:
                 f"{path}: it launches no kernel; a script trains for one step, or defines {STEP}()"
             )
         return recording(tape, n_ranks, start)
-
-
-def _compiled(path: str) -> CodeType:
-    try:
-        return compile(read_text(path), path, "exec")
-    except SyntaxError as error:
-        raise FileError(f"{path}: line {error.lineno}: {error.msg}") from error
-    except ValueError as error:
-        raise FileError(f"{path}: it is not a Python program: {error}") from error
 
 
 def _run(code: CodeType, path: str, tape: Tape) -> None:

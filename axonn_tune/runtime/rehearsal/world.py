@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -18,13 +17,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from axonn_tune.errors import AxonnTuneError, InputError
 from axonn_tune.runtime.ranks.session import reason
 from axonn_tune.runtime.rehearsal.memory import MemoryLog
-from axonn_tune.runtime.rehearsal.norm import rms_norm
+from axonn_tune.runtime.rehearsal.norm import norm_of_gpus
 from axonn_tune.runtime.rehearsal.tape import Tape
 from axonn_tune.spec.rehearsal import GRADIENTS, OPTIMIZER_STATES, WEIGHTS
 
@@ -45,7 +43,7 @@ def rehearsed(n_ranks: int) -> Iterator[Tape]:
     try:
         with ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            stack.enter_context(_KernelsOfGpus())
+            stack.enter_context(norm_of_gpus())
             stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _moved))
             stack.enter_context(_seen_resizes(tape.memory))
             stack.enter_context(_seen_optimizers(tape.memory))
@@ -58,22 +56,6 @@ def rehearsed(n_ranks: int) -> Iterator[Tape]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-class _KernelsOfGpus(TorchFunctionMode):
-    """Runs the RMS norm as the one kernel that it is on a GPU."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Call a function of torch, or the kernel instead."""
-        kwargs = kwargs or {}
-        if func in (F.rms_norm, torch.rms_norm):
-            input = kwargs.get("input", args[0] if args else None)
-            gain = kwargs.get("weight", args[2] if len(args) > 2 else None)
-            if gain is not None and gain.dtype == input.dtype:
-                return rms_norm(input, gain)[0]
-        return func(*args, **kwargs)
 
 
 _swap_tensors = torch.utils.swap_tensors
