@@ -122,6 +122,10 @@ class ZeroProgram:
     view_seconds
         Time of the host for each rank's part of a tensor that is gathered, in which the device
         stands still; None for none.
+    runs_eagerly
+        Whether this is FSDP2 without a compiler. Shards of weights and gradients are in fp32, and
+        blocks also keep rotated queries and keys, attention's output in another order and what a
+        gate lets through.
     """
 
     gathers_blocks: bool = True
@@ -130,6 +134,7 @@ class ZeroProgram:
     bucket_elements: float = 0.0
     overlaps: bool = True
     view_seconds: Quantity | None = None
+    runs_eagerly: bool = False
 
     def __post_init__(self) -> None:
         for name in ("live_elements", "bucket_elements"):

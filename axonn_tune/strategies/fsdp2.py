@@ -1,0 +1,120 @@
+"""The peak memory of a rank under torch's FSDP2 without a compiler, with each block a unit.
+
+Weights and gradients are stored in fp32 shards and gathered in the job's type. When a unit's
+backward pass ends, the message with its gradients is kept until the next unit's is sent; the next
+unit's weights are gathered while a unit computes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from axonn_tune.spec.plan import Array, Size
+from axonn_tune.strategies.optimizer import MOMENT_BYTES
+from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
+
+# The backward pass of torch's loss holds the logarithm of the softmax, its gradient and that of the
+# logits, which are gone by then.
+_TENSORS_OF_LOSS = 3.0
+
+
+class _Moment(NamedTuple):
+    """What a rank holds at one point of its backward pass.
+
+    n_done
+        Number of blocks whose backward pass has ended.
+    gathered
+        Elements of whole weights, and of whole gradients, that are held.
+    working
+        Bytes of what is in work, besides what the other blocks have saved.
+    """
+
+    n_done: int
+    gathered: Size
+    working: Size
+
+
+def eager_memory(shapes: Shapes, block: float, root: float) -> dict[str, Array]:
+    """Return the bytes by term, each of shape (C,).
+
+    Parameters
+    ----------
+    block, root : float
+        Number of parameters of a block, and of those outside of blocks.
+    """
+    model = shapes.model
+    n_layers = model.n_layers
+    n_shards = shapes.table.size("shard")
+    everything = _saved_by_block(shapes)
+    saved = shapes.residual_bytes if shapes.recompute == "full" else everything
+    accumulates = np.where(shapes.table.n_microsteps(shapes.job.global_batch) > 1, 1.0, 0.0)
+    stored = (n_layers * block + root) * FP32_BYTES / n_shards
+    one_each = np.ones(len(shapes.table))
+    terms: list[dict[str, Array]] = []
+    for moment in _moments(shapes, block, root, everything, saved, accumulates):
+        n_left = n_layers - moment.n_done
+        reduced = np.where(accumulates > 0, stored, moment.n_done * block * FP32_BYTES / n_shards)
+        terms.append(
+            {
+                "weights": stored,
+                "gradients": reduced,
+                "optimizer_states": stored * (MOMENT_BYTES / FP32_BYTES),
+                "gathered_weights": moment.gathered * shapes.element_bytes * one_each,
+                "activations": n_left * saved + shapes.residual_bytes,
+                "working_set": moment.working * one_each,
+            }
+        )
+    largest = np.stack([sum(held.values(), start=0.0 * one_each) for held in terms]).argmax(axis=0)
+    return {
+        name: np.stack([held[name] for held in terms])[largest, np.arange(len(shapes.table))]
+        for name in terms[0]
+    }
+
+
+def _saved_by_block(shapes: Shapes) -> Array:
+    """Return the bytes that a block saves if nothing is recomputed."""
+    model = shapes.model
+    query_bytes = shapes.linears["proj"].input_bytes
+    key_bytes = query_bytes * (model.n_kv_heads / model.n_heads)
+    more: Size = 0.0
+    if model.position == "rotary":
+        more = 2.0 * query_bytes + key_bytes
+    elif model.n_kv_heads < model.n_heads:
+        more = query_bytes
+    if model.gated_mlp:
+        more = more + shapes.mlp_bytes
+    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
+    return norm_bytes + shapes.inner_bytes + shapes.saved_score_bytes + more
+
+
+def _moments(
+    shapes: Shapes, block: float, root: float, everything: Array, saved: Array, accumulates: Array
+) -> list[_Moment]:
+    """Return the moments at which most may be held.
+
+    They are the loss, the head's backward pass, and the activation and the end of the backward
+    pass of the first, the second and the last block in it.
+    """
+    model = shapes.model
+    n_layers = model.n_layers
+    stream = shapes.residual_bytes
+    logits_bytes = shapes.logits * shapes.element_bytes
+    head = model.head.parameters
+    # The message of the micro-step before, until the first block sends its own.
+    message = accumulates * root
+    in_activation = everything - saved + (2.0 if model.gated_mlp else 1.0) * shapes.mlp_bytes
+    at_end = 3.0 * stream + shapes.linears["qkv"].output_bytes
+    down = model.block_linears[-1].parameters
+    moments = [
+        _Moment(0, root + message, _TENSORS_OF_LOSS * logits_bytes + stream),
+        _Moment(0, root + message + head + block, logits_bytes + 2.0 * stream),
+    ]
+    for n_done in sorted({0, min(1, n_layers - 1), n_layers - 1}):
+        is_last = n_done == n_layers - 1
+        sent: Size = block if n_done else message
+        held = root + head + block * (1 if is_last else 2) + sent
+        moments.append(_Moment(n_done, held + down, in_activation))
+        moments.append(_Moment(n_done + 1, held + block, at_end))
+    return moments
