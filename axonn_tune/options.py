@@ -461,7 +461,9 @@ REHEARSAL = declared(
 ) | {
     "engine": (
         str | None,
-        Option("Engine: bundled, fsdp2 or fsdp2-eager.", None, "the strategy's own"),
+        Option(
+            "Engine: bundled, fsdp2-eager or fsdp2.", None, "what is run: bundled or fsdp2-eager"
+        ),
     )
 }
 

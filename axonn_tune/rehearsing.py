@@ -85,6 +85,8 @@ def _search(model: str, gpus: int, given: Mapping[str, Any]) -> Search:
             raise InputError(f"engine {engine} carries out {allowed}, not {strategy}")
     strategy = strategy or "axonn"
     chosen = runnable(strategy)
+    if engine is None and strategy in _OF_ENGINE["fsdp2-eager"]:
+        options["engine"] = "fsdp2-eager"  # as the program runs
     options |= {
         "strategy": _NAMED.get(strategy, chosen.strategy),
         "fix": chosen.fixed_axes,

@@ -1,4 +1,4 @@
-"""The peak memory of a rank under torch's FSDP2 without a compiler, with each block a unit.
+"""The peak memory of a rank under torch's FSDP2 with each block a unit.
 
 Weights and gradients are stored in fp32 shards and gathered in the job's type. When a unit's
 backward pass ends, the message with its gradients is kept until the next unit's is sent; the next
@@ -36,25 +36,32 @@ class _Moment(NamedTuple):
     working: Size
 
 
-def eager_memory(shapes: Shapes, block: float, root: float) -> dict[str, Array]:
+def fsdp2_memory(shapes: Shapes, block: float, root: float, runs_eagerly: bool) -> dict[str, Array]:
     """Return the bytes by term, each of shape (C,).
 
     Parameters
     ----------
     block, root : float
         Number of parameters of a block, and of those outside of blocks.
+    runs_eagerly : bool
+        Whether there is no compiler.
     """
     model = shapes.model
     n_layers = model.n_layers
     n_shards = shapes.table.size("shard")
-    everything = _saved_by_block(shapes)
-    saved = shapes.residual_bytes if shapes.recompute == "full" else everything
+    everything = _saved_by_block(shapes, runs_eagerly)
+    saved = {
+        "none": everything,
+        "selective": everything - shapes.saved_score_bytes,
+        "full": shapes.residual_bytes,
+    }[shapes.recompute]
     accumulates = np.where(shapes.table.n_microsteps(shapes.job.global_batch) > 1, 1.0, 0.0)
     stored = (n_layers * block + root) * FP32_BYTES / n_shards
     one_each = np.ones(len(shapes.table))
     terms: list[dict[str, Array]] = []
     for moment in _moments(shapes, block, root, everything, saved, accumulates):
         n_left = n_layers - moment.n_done
+        left = n_left * shapes.saved_by_layers(saved, n_layers)
         reduced = np.where(accumulates > 0, stored, moment.n_done * block * FP32_BYTES / n_shards)
         terms.append(
             {
@@ -62,7 +69,7 @@ def eager_memory(shapes: Shapes, block: float, root: float) -> dict[str, Array]:
                 "gradients": reduced,
                 "optimizer_states": stored * (MOMENT_BYTES / FP32_BYTES),
                 "gathered_weights": moment.gathered * shapes.element_bytes * one_each,
-                "activations": n_left * saved + shapes.residual_bytes,
+                "activations": left + shapes.residual_bytes,
                 "working_set": moment.working * one_each,
             }
         )
@@ -73,20 +80,25 @@ def eager_memory(shapes: Shapes, block: float, root: float) -> dict[str, Array]:
     }
 
 
-def _saved_by_block(shapes: Shapes) -> Array:
+def _saved_by_block(shapes: Shapes, runs_eagerly: bool) -> Array:
     """Return the bytes that a block saves if nothing is recomputed."""
+    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
+    saved = norm_bytes + shapes.inner_bytes + shapes.saved_score_bytes
+    return saved + _kept_by_eager_kernels(shapes) if runs_eagerly else saved
+
+
+def _kept_by_eager_kernels(shapes: Shapes) -> Array:
+    """Return the bytes that a block saves because its kernels are not fused.
+
+    Rotated queries and keys are stored next to what they were, and then attention's output lies in
+    the order of the queries; grouped queries are copied; a gate is stored before it is applied.
+    """
     model = shapes.model
     query_bytes = shapes.linears["proj"].input_bytes
-    key_bytes = query_bytes * (model.n_kv_heads / model.n_heads)
-    more: Size = 0.0
+    kept = shapes.mlp_bytes if model.gated_mlp else 0.0 * query_bytes
     if model.position == "rotary":
-        more = 2.0 * query_bytes + key_bytes
-    elif model.n_kv_heads < model.n_heads:
-        more = query_bytes
-    if model.gated_mlp:
-        more = more + shapes.mlp_bytes
-    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
-    return norm_bytes + shapes.inner_bytes + shapes.saved_score_bytes + more
+        return kept + query_bytes * (2.0 + model.n_kv_heads / model.n_heads)
+    return kept + (query_bytes if model.n_kv_heads < model.n_heads else 0.0)
 
 
 def _moments(

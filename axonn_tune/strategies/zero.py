@@ -26,7 +26,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import FORWARD
 from axonn_tune.spec.plan import Array, StepPlan
 from axonn_tune.strategies.communication import Communication, Weight
-from axonn_tune.strategies.fsdp2 import eager_memory
+from axonn_tune.strategies.fsdp2 import fsdp2_memory
 from axonn_tune.strategies.optimizer import clip_and_update, state_bytes
 from axonn_tune.strategies.pipeline import step_plan
 from axonn_tune.strategies.program import HostProgram
@@ -178,8 +178,9 @@ class Zero:
         sharding = self.sharding
         element = job.element_bytes
         block, root = self.units(model)
-        if self.engine.zero.runs_eagerly:
-            return eager_memory(shapes, block.parameters, root.parameters)
+        if self.engine.zero.is_fsdp2:
+            eager = self.engine.zero.runs_eagerly
+            return fsdp2_memory(shapes, block.parameters, root.parameters, eager)
         parameters = model.n_layers * block.parameters + root.parameters
         weights = parameters * element / table.size(sharding.weights)
         if sharding.copy:
