@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from axonn_tune.api import DEFAULT_MACHINE, build_search
+from axonn_tune.api import DEFAULT_MACHINE, ModelLike, build_search
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine
 from axonn_tune.options import REHEARSAL, defaults
@@ -30,7 +30,7 @@ _NAMED = {"axonn": "axonn", "zero3": "zero3", "hsdp": "zero3"}
 
 
 def rehearse(
-    model: str, gpus: int, grid: str, whole_step: bool = False, **options: Any
+    model: ModelLike, gpus: int, grid: str, whole_step: bool = False, **options: Any
 ) -> tuple[Search, Comparison]:
     """Rehearse a step of a configuration, and compare it with its plan and the memory model.
 
@@ -71,7 +71,7 @@ def rehearse(
     return search, compare(prediction, rehearsed(request), whole.n_microsteps)
 
 
-def _search(model: str, gpus: int, given: Mapping[str, Any]) -> Search:
+def _search(model: ModelLike, gpus: int, given: Mapping[str, Any]) -> Search:
     """Return the search of a strategy that the runtime carries out, with what it can do."""
     from axonn_tune.validation.campaign import runnable
 

@@ -57,16 +57,20 @@ def fsdp2_memory(shapes: Shapes, block: float, root: float, runs_eagerly: bool) 
     }[shapes.recompute]
     accumulates = np.where(shapes.table.n_microsteps(shapes.job.global_batch) > 1, 1.0, 0.0)
     stored = (n_layers * block + root) * FP32_BYTES / n_shards
+    # Replicas add their sums once in a step; until then these are in the type of the messages.
+    waits = (accumulates > 0) & (shapes.table.size("replica") > 1)
+    earlier = accumulates * stored * np.where(waits, shapes.element_bytes / FP32_BYTES, 1.0)
     one_each = np.ones(len(shapes.table))
     terms: list[dict[str, Array]] = []
     for moment in _moments(shapes, block, root, everything, saved, accumulates):
+        new_share = np.where(waits, 1.0 - shapes.element_bytes / FP32_BYTES, 1.0 - accumulates)
+        new = new_share * moment.n_done * block * FP32_BYTES / n_shards
         n_left = n_layers - moment.n_done
         left = n_left * shapes.saved_by_layers(saved, n_layers)
-        reduced = np.where(accumulates > 0, stored, moment.n_done * block * FP32_BYTES / n_shards)
         terms.append(
             {
                 "weights": stored,
-                "gradients": reduced,
+                "gradients": earlier + new,
                 "optimizer_states": stored * (MOMENT_BYTES / FP32_BYTES),
                 "gathered_weights": moment.gathered * shapes.element_bytes * one_each,
                 "activations": left + shapes.residual_bytes,
