@@ -9,7 +9,7 @@ from typing import Any
 
 from axonn_tune.report.phrases import assumption_line, model_on_gpus
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
-from axonn_tune.report.table import fitted_table, table_of
+from axonn_tune.report.table import fitted_table_of, table_of
 from axonn_tune.search.search import Search
 from axonn_tune.spec.rehearsal import HOLDERS, FusedAttention, Message, Product, Rehearsed
 from axonn_tune.step.rehearsed import PricedRehearsal
@@ -56,20 +56,19 @@ def _head_lines(comparison: Comparison) -> list[str]:
 
 
 def _lines_text(lines: Sequence[Line]) -> str:
-    rows = [
+    ordered = sorted(lines, key=lambda line: not line.differs)
+    return fitted_table_of(
+        ordered,
         [
-            line.subject.kind,
-            size_text(line),
-            line.subject.group or "-",
-            line.planned,
-            line.rehearsed,
-            _mark(line),
-            _names_text(line.names),
-        ]
-        for line in lines
-    ]
-    headers = ["kind", "size", "over", "planned", "rehearsed", "differs", "planned as"]
-    return fitted_table(rows, headers, ())
+            ("planned as", _planned_text),
+            ("size", size_text),
+            ("over", lambda line: line.subject.group or "-"),
+            ("planned", lambda line: line.planned),
+            ("rehearsed", lambda line: line.rehearsed),
+            ("differs", _mark),
+        ],
+        ("differs",),
+    )
 
 
 def size_text(line: Line) -> str:
@@ -89,10 +88,12 @@ def _mark(line: Line) -> str:
     return "" if line.subject.is_judged else "(small)"
 
 
-def _names_text(names: Sequence[str]) -> str:
-    if not names:
-        return "not planned"
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+def _planned_text(line: Line) -> str:
+    """Return the first name in the plan and the number of others, or what is not planned."""
+    if not line.names:
+        return f"{line.subject.kind}, not planned"
+    first, *others = line.names
+    return f"{first} (+{len(others)})" if others else first
 
 
 def _memory_text(memory: Sequence[MemoryLine]) -> str:
@@ -119,7 +120,7 @@ def verdict_lines(comparison: Comparison, most_memory_error: float) -> list[str]
         )
     if len(judged) < len(comparison.lines):
         operations += f" (messages of up to {SMALL_BYTES} bytes are not judged)"
-    error = 100 * comparison.memory_error
+    error = round(100 * comparison.memory_error, 2) + 0.0  # no minus before a zero
     agrees = abs(comparison.memory_error) <= most_memory_error
     planned = gib(comparison.planned_peak_bytes)
     measured = gib(comparison.rehearsal.peak_bytes)
