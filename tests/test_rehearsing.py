@@ -1,6 +1,7 @@
 """Whole rehearsals against the step plan and the memory model, which they may contradict."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -101,6 +102,24 @@ def test_fsdp2_of_any_model_agrees_but_for_the_last_product(model, recompute):
         assert not comparison.differing
     for line in comparison.differing:
         assert any(name.endswith("recompute.down.gemm") for name in line.names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("llama2-7b", "shard=4,replica=2"),
+        ("20b", "shard=8,replica=8"),
+        ("5b", "shard=1,replica=8"),
+    ],
+)
+@pytest.mark.parametrize("per_rank", [1, 2])
+def test_shards_with_replicas_agree_in_memory(model, layout, recompute, per_rank):
+    gpus = math.prod(int(size) for size in re.findall(r"\d+", layout))
+    options = {"strategy": "hsdp", "recompute": recompute, "global_batch": per_rank * gpus}
+    comparison = rehearsed(model, gpus, layout, n_layers=6, **options)
+    assert abs(comparison.memory_error) < MOST_ERROR
 
 
 @pytest.mark.slow

@@ -57,20 +57,15 @@ def fsdp2_memory(shapes: Shapes, block: float, root: float, runs_eagerly: bool) 
     }[shapes.recompute]
     accumulates = np.where(shapes.table.n_microsteps(shapes.job.global_batch) > 1, 1.0, 0.0)
     stored = (n_layers * block + root) * FP32_BYTES / n_shards
-    # Replicas add their sums once in a step; until then these are in the type of the messages.
-    waits = (accumulates > 0) & (shapes.table.size("replica") > 1)
-    earlier = accumulates * stored * np.where(waits, shapes.element_bytes / FP32_BYTES, 1.0)
     one_each = np.ones(len(shapes.table))
     terms: list[dict[str, Array]] = []
     for moment in _moments(shapes, block, root, everything, saved, accumulates):
-        new_share = np.where(waits, 1.0 - shapes.element_bytes / FP32_BYTES, 1.0 - accumulates)
-        new = new_share * moment.n_done * block * FP32_BYTES / n_shards
         n_left = n_layers - moment.n_done
         left = n_left * shapes.saved_by_layers(saved, n_layers)
         terms.append(
             {
                 "weights": stored,
-                "gradients": earlier + new,
+                "gradients": _gradient_bytes(shapes, stored, moment.n_done * block, accumulates),
                 "optimizer_states": stored * (MOMENT_BYTES / FP32_BYTES),
                 "gathered_weights": moment.gathered * shapes.element_bytes * one_each,
                 "activations": left + shapes.residual_bytes,
@@ -82,6 +77,28 @@ def fsdp2_memory(shapes: Shapes, block: float, root: float, runs_eagerly: bool) 
         name: np.stack([held[name] for held in terms])[largest, np.arange(len(shapes.table))]
         for name in terms[0]
     }
+
+
+def _gradient_bytes(shapes: Shapes, stored: Array, reduced: float, accumulates: Array) -> Array:
+    """Return the bytes of the sharded gradients of earlier micro-steps, and of new ones.
+
+    Replicas add their sums once in a step. These are in the type of the messages, and they are kept
+    next to the fp32 gradients to which they are converted.
+
+    Parameters
+    ----------
+    stored : array, shape (C,)
+        Bytes of all gradients in fp32.
+    reduced : float
+        Number of parameters whose gradients have been reduced in this backward pass.
+    accumulates : array, shape (C,)
+        1 where there are earlier micro-steps, 0 elsewhere.
+    """
+    new = reduced * FP32_BYTES / shapes.table.size("shard")
+    ratio = shapes.element_bytes / FP32_BYTES
+    is_converted = (shapes.table.size("replica") > 1) & (ratio < 1)
+    converted = accumulates * stored * ratio + new * (1.0 + (1.0 - accumulates) * ratio)
+    return np.where(is_converted, converted, np.where(accumulates > 0, stored, new))
 
 
 def _saved_by_block(shapes: Shapes, runs_eagerly: bool) -> Array:
@@ -110,8 +127,8 @@ def _moments(
 ) -> list[_Moment]:
     """Return the moments at which most may be held.
 
-    They are the loss, the head's backward pass, and the activation and the end of the backward
-    pass of the first, the second and the last block in it.
+    They are the loss, the head's backward pass, the activation and the end of the backward pass of
+    the first two and the last two blocks in it, and the embedding's backward pass.
     """
     model = shapes.model
     n_layers = model.n_layers
@@ -127,10 +144,14 @@ def _moments(
         _Moment(0, root + message, _TENSORS_OF_LOSS * logits_bytes + stream),
         _Moment(0, root + message + head + block, logits_bytes + 2.0 * stream),
     ]
-    for n_done in sorted({0, min(1, n_layers - 1), n_layers - 1}):
+    telling = {0, min(1, n_layers - 1), max(n_layers - 2, 0), n_layers - 1}
+    for n_done in sorted(telling):
         is_last = n_done == n_layers - 1
         sent: Size = block if n_done else message
         held = root + head + block * (1 if is_last else 2) + sent
         moments.append(_Moment(n_done, held + down, in_activation))
         moments.append(_Moment(n_done + 1, held + block, at_end))
+    # The gradients of the head and of the embedding, and their sum where they share the weight.
+    n_gradients = 3 if model.tied_embeddings else 2
+    moments.append(_Moment(n_layers, root + block + n_gradients * head, stream))
     return moments

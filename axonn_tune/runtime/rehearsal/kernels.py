@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -122,9 +122,5 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
-        for item in _flat(value):
+        for item in value:
             yield from tensors_in(item)
-
-
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    return (v for v in values if isinstance(v, (torch.Tensor, list, tuple)))

@@ -92,8 +92,8 @@ def _is_small(args: tuple[Any, ...], kwargs: Any) -> bool:
     """Return whether an operator that has no fake argument gives few whole numbers."""
     inputs = list(tensors_in((args, tuple(kwargs.values()))))
     if inputs:
-        return math.prod(tensor.numel() for tensor in inputs) <= MOST_VALUES**2 and all(
-            tensor.dtype in _WHOLE for tensor in inputs
+        return (
+            all(tensor.dtype in _WHOLE for tensor in inputs) and _n_together(inputs) <= MOST_VALUES
         )
     dtype = kwargs.get("dtype")
     numbers = args[0] if args and isinstance(args[0], (list, tuple)) else args
@@ -101,6 +101,14 @@ def _is_small(args: tuple[Any, ...], kwargs: Any) -> bool:
         return False
     is_whole = dtype in _WHOLE or (dtype is None and all(isinstance(a, int) for a in args))
     return is_whole and math.prod(max(1, abs(number)) for number in numbers) <= MOST_VALUES
+
+
+def _n_together(inputs: list[torch.Tensor]) -> int:
+    """Return how many elements some tensors have together, element by element if they fit."""
+    try:
+        return torch.broadcast_shapes(*(tensor.shape for tensor in inputs)).numel()
+    except RuntimeError:
+        return sum(tensor.numel() for tensor in inputs)
 
 
 def _stand_in(tensor: torch.Tensor) -> float | int | bool:
