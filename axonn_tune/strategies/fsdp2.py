@@ -25,6 +25,8 @@ class _Moment(NamedTuple):
 
     n_done
         Number of blocks whose backward pass has ended.
+    n_reduced
+        Number of blocks whose gradients have been reduced.
     gathered
         Elements of whole weights, and of whole gradients, that are held.
     working
@@ -32,6 +34,7 @@ class _Moment(NamedTuple):
     """
 
     n_done: int
+    n_reduced: int
     gathered: Size
     working: Size
 
@@ -65,7 +68,7 @@ def fsdp2_memory(shapes: Shapes, block: float, root: float, runs_eagerly: bool) 
         terms.append(
             {
                 "weights": stored,
-                "gradients": _gradient_bytes(shapes, stored, moment.n_done * block, accumulates),
+                "gradients": _gradient_bytes(shapes, stored, moment.n_reduced * block, accumulates),
                 "optimizer_states": stored * (MOMENT_BYTES / FP32_BYTES),
                 "gathered_weights": moment.gathered * shapes.element_bytes * one_each,
                 "activations": left + shapes.residual_bytes,
@@ -141,17 +144,17 @@ def _moments(
     at_end = 3.0 * stream + shapes.linears["qkv"].output_bytes
     down = model.block_linears[-1].parameters
     moments = [
-        _Moment(0, root + message, _TENSORS_OF_LOSS * logits_bytes + stream),
-        _Moment(0, root + message + head + block, logits_bytes + 2.0 * stream),
+        _Moment(0, 0, root + message, _TENSORS_OF_LOSS * logits_bytes + stream),
+        _Moment(0, 0, root + message + head + block, logits_bytes + 2.0 * stream),
     ]
     telling = {0, min(1, n_layers - 1), max(n_layers - 2, 0), n_layers - 1}
     for n_done in sorted(telling):
         is_last = n_done == n_layers - 1
         sent: Size = block if n_done else message
         held = root + head + block * (1 if is_last else 2) + sent
-        moments.append(_Moment(n_done, held + down, in_activation))
-        moments.append(_Moment(n_done + 1, held + block, at_end))
+        moments.append(_Moment(n_done, n_done, held + down, in_activation))
+        moments.append(_Moment(n_done + 1, n_done, held + block, at_end))
     # The gradients of the head and of the embedding, and their sum where they share the weight.
     n_gradients = 3 if model.tied_embeddings else 2
-    moments.append(_Moment(n_layers, root + block + n_gradients * head, stream))
+    moments.append(_Moment(n_layers, n_layers, root + block + n_gradients * head, stream))
     return moments
