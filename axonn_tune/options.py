@@ -446,6 +446,33 @@ VALIDATION = declared(
     without=(*_NOT_EXECUTED, *(name for name in declared(SwitchOptions) if name != "max_tp")),
 )
 
+# A rehearsal runs what the runtime can run of a search's layouts; nothing is timed in it.
+REHEARSAL = declared(
+    SubjectOptions,
+    BatchOptions,
+    ExecutionOptions,
+    LayoutOptions,
+    changed={
+        "order": Option("Rank order, fastest varying axis first.", PAPER_ORDER),
+        "recompute": Option(
+            "Recomputation: none, selective, full, or auto, the fastest that fits.", "auto"
+        ),
+        "strategy": Option(
+            "Strategy: axonn, or through torch zero3 (FSDP2), hsdp (with replicas) or megatron-tp.",
+            None,
+            "that of --engine, or axonn",
+        ),
+    },
+    without=("within", "kernel_tuning", "gx", "gy", "gz", "gdata", "fix"),
+) | {
+    "engine": (
+        str | None,
+        Option(
+            "Engine: bundled, fsdp2-eager or fsdp2.", None, "what is run: bundled or fsdp2-eager"
+        ),
+    )
+}
+
 
 def defaults(declarations: Declarations) -> dict[str, Any]:
     """Return the default of every option."""

@@ -26,6 +26,7 @@ COMMANDS = {
     "trace": "Write a predicted step as a Chrome trace, or for network simulators.",
     "launch": "Write a job script and the flags or files of the framework.",
     "run": "Train on a grid for some steps; compare predicted and measured time.",
+    "rehearse": "Run one rank's real program without a GPU; hold it against the plan.",
     "validate": "Run many grids; compare predicted and measured time, for people and CI.",
     "calibrate": "Measure this machine or a job's nodes and write a hardware profile.",
     "emulate": "Run a command on an emulated cluster with link levels (Linux, root).",

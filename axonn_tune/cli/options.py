@@ -11,6 +11,7 @@ import click
 
 from axonn_tune.options import (
     CALIBRATION,
+    REHEARSAL,
     RUN,
     VALIDATION,
     ComparisonOptions,
@@ -111,6 +112,7 @@ quiet_option = options_of(declared(ProgressOptions))
 validate_options = options_of(VALIDATION)
 calibrate_options = options_of(CALIBRATION)
 run_options = options_of(RUN, required=("model",))
+rehearse_options = options_of(REHEARSAL)
 
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:

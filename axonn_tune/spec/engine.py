@@ -138,6 +138,12 @@ class ZeroProgram:
     view_seconds
         Time of the host for each rank's part of a tensor that is gathered, in which the device
         stands still; None for none.
+    is_fsdp2
+        Whether this is torch's FSDP2. Its shards of weights and gradients are in fp32, and it keeps
+        the message with a unit's gradients until the next unit's is sent.
+    runs_eagerly
+        Whether there is no compiler, so that blocks also keep rotated queries and keys, attention's
+        output in another order, and what a gate lets through.
     """
 
     gathers_blocks: bool = True
@@ -146,6 +152,8 @@ class ZeroProgram:
     bucket_elements: float = 0.0
     overlaps: bool = True
     view_seconds: Quantity | None = None
+    is_fsdp2: bool = False
+    runs_eagerly: bool = False
 
     def __post_init__(self) -> None:
         for name in ("live_elements", "bucket_elements"):

@@ -25,7 +25,7 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import BUCKETS, IDEAL, WHOLE, AxonnProgram, Engine
+from axonn_tune.spec.engine import BUCKETS, IDEAL, WHOLE, AxonnProgram, Engine, value_or
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, AXONN_AXES, PIPELINE, Axes
 from axonn_tune.spec.model import Model
@@ -167,10 +167,11 @@ class Axonn4D:
         stored = sharded + replicated
         owned = stored / shapes.table.size("data") if self.sharded_optimizer else stored
         norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
-        everything = norm_bytes + shapes.inner_bytes + shapes.saved_score_bytes
+        inner_bytes = shapes.inner_bytes + shapes.grouped_query_bytes
+        everything = norm_bytes + inner_bytes + shapes.saved_score_bytes
         saved = {
             "none": everything,
-            "selective": shapes.norm_input_bytes + shapes.inner_bytes - shapes.mlp_bytes,
+            "selective": shapes.norm_input_bytes + inner_bytes - shapes.mlp_bytes,
             "full": shapes.residual_bytes,
         }[shapes.recompute]
         return {
@@ -179,9 +180,8 @@ class Axonn4D:
             "gradients": stored * (GRADIENT_BYTES + job.element_bytes),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
-            "gathered_weights": _gathered_bytes(shapes, self.engine.axonn, n_layers),
             "activations": held * shapes.saved_by_layers(saved, chunk) + shapes.residual_bytes,
-            "working_set": shapes.working_set(everything, saved, last),
+            **_largest_moment(shapes, self.engine.axonn, everything, saved, n_layers, last),
         }
 
 
@@ -216,26 +216,115 @@ def stored_parameters(
     return matrices / (x * y * table.size("z")), over_x / x + over_y / y
 
 
-def _gathered_bytes(shapes: Shapes, program: AxonnProgram, n_layers: int) -> Array:
-    """Return the bytes of gathered weights and of weight gradients that await their scatter.
+class _Moment(NamedTuple):
+    """What a rank holds at one point of its backward pass, in addition to what blocks have saved.
 
-    Both are held only where Z splits the weights.
+    gathered
+        Bytes of gathered weights and of weight gradients that await their scatter.
+    working
+        Bytes of what is in work.
     """
-    blocks = [shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears]
+
+    gathered: Array
+    working: Array
+
+
+def _largest_moment(
+    shapes: Shapes,
+    program: AxonnProgram,
+    everything: Array,
+    saved: Array,
+    n_layers: int,
+    last: bool,
+) -> dict[str, Array]:
+    """Return the terms of the moment in which gathered weights and what is in work take most."""
+    moments = _block_moments(shapes, program, everything, saved, n_layers, last)
+    if last:
+        moments += _head_moments(shapes, program, n_layers)
+    one_each = np.ones(len(shapes.table))
+    gathered = np.stack([moment.gathered * one_each for moment in moments])
+    working = np.stack([moment.working * one_each for moment in moments])
+    largest = (gathered + working).argmax(axis=0), np.arange(len(shapes.table))
+    return {"gathered_weights": gathered[largest], "working_set": working[largest]}
+
+
+def _head_moments(shapes: Shapes, program: AxonnProgram, n_layers: int) -> list[_Moment]:
+    """Return the moments of the loss and of the head's backward pass.
+
+    The loss holds the logits, their copy in fp32 and the softmax, and the head's input has been
+    saved. Then there are the gradients of the logits and of that input.
+    """
     head = shapes.embedding_bytes
+    first = "qkv" if shapes.recompute == "full" else "down"
+    element = shapes.element_bytes
+    copy_bytes = FP32_BYTES if element < FP32_BYTES else 0.0
+    logit_bytes = value_or(shapes.memory.logit_bytes, element + copy_bytes + FP32_BYTES)
+    of_loss = shapes.logits * logit_bytes + shapes.residual_bytes
+    of_head = shapes.logits * element + 2.0 * shapes.residual_bytes
+    return [
+        _Moment(_held(shapes, program, n_layers, [head], []), of_loss),
+        _Moment(
+            _held(shapes, program, n_layers, [head, shapes.linears[first].weight_bytes], [head]),
+            of_head,
+        ),
+    ]
+
+
+def _block_moments(
+    shapes: Shapes,
+    program: AxonnProgram,
+    everything: Array,
+    saved: Array,
+    n_layers: int,
+    last: bool,
+) -> list[_Moment]:
+    """Return the moments of the backward pass of the block that comes first in it.
+
+    They are the second MLP layer, whose input and its gradient are there; the activation, of which
+    a gate makes seven tensors of the MLP's size; and unfused attention with the gradients of its
+    scores in fp32.
+    """
+    qkv, proj, up, down = (
+        shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears
+    )
+    before = shapes.embedding_bytes if last else qkv
+    mlp = shapes.mlp_bytes
+    is_kept = shapes.recompute != "selective"
+    formed = everything - saved if is_kept else mlp + shapes.saved_score_bytes
+    held = partial(_held, shapes, program, n_layers)
+    moments = [_Moment(held([down, up], [before, down]), formed + mlp)]
+    if shapes.model.gated_mlp:
+        moments.append(_Moment(held([up], [before, down]), formed + 6.0 * mlp))
+    if shapes.job.attention == "unfused":
+        n_scores = 7.0 if shapes.element_bytes < FP32_BYTES else 3.0
+        scores = n_scores * shapes.score_bytes - mlp - shapes.linears["up"].output_bytes
+        moments.append(_Moment(held([qkv], [up, proj]), formed + scores))
+    return moments
+
+
+def _held(
+    shapes: Shapes,
+    program: AxonnProgram,
+    n_layers: int,
+    weights: Sequence[Array],
+    gradients: Sequence[Array],
+) -> Array:
+    """Return the bytes of a weight in use and the one gathered ahead, and of gradients under way.
+
+    Both are held only where Z splits the weights. Without their overlaps, nothing is gathered
+    ahead and each gradient has gone before the next one is formed.
+    """
     overlap = shapes.job.overlap
-    largest = np.maximum.reduce([*blocks, head])
-    neighbours = [a + b for a, b in zip(blocks, blocks[1:] + blocks[:1], strict=True)]
-    largest_pair = np.maximum.reduce([*neighbours, head + blocks[-1]])
+    blocks = [shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears]
     if shapes.job.keep_gathered_weights:
-        weights = n_layers * sum(blocks) + 2.0 * head
+        gathered = n_layers * sum(blocks) + 2.0 * shapes.embedding_bytes
     else:
-        weights = largest_pair if overlap.oag else largest
+        gathered = sum(weights if overlap.oag else weights[:1], start=np.zeros(1))
         if program.reuses_recomputed_weights and shapes.recompute == "full":
-            weights = np.maximum(weights, sum(blocks) + largest)
-        weights = weights * _gathered_element_ratio(shapes, program)
-    gradients = largest_pair if overlap.ors else largest
-    return np.where(shapes.table.size("z") > 1, weights + gradients, 0.0)
+            gathered = np.maximum(gathered, sum(blocks) + weights[0])
+        gathered = gathered * _gathered_element_ratio(shapes, program)
+    under_way = sum(gradients if overlap.ors else gradients[-1:], start=np.zeros(1))
+    return np.where(shapes.table.size("z") > 1, gathered + under_way, 0.0)
 
 
 def _gathered_element_ratio(shapes: Shapes, program: AxonnProgram) -> float:

@@ -196,8 +196,9 @@ class Shapes:
 
     @property
     def norm_input_bytes(self) -> Array:
-        """The bytes that a block saves of the inputs of its norms."""
-        return self.model.norms_per_block * self.residual_bytes
+        """The bytes that a block saves of its norms' inputs; parallel branches share theirs."""
+        n_inputs = 1 if self.model.parallel_block else self.model.norms_per_block
+        return n_inputs * self.residual_bytes
 
     @property
     def norm_output_bytes(self) -> Array:
@@ -220,6 +221,17 @@ class Shapes:
         mlp = self.linears["up"].output_bytes + self.mlp_bytes
         attention_factor, mlp_factor = self.memory.attention_factor, self.memory.mlp_factor
         return attention * value_or(attention_factor, 1.0) + mlp * value_or(mlp_factor, 1.0)
+
+    @property
+    def grouped_query_bytes(self) -> Array | float:
+        """The bytes of the copy of q that attention saves where query heads share keys and values.
+
+        Their columns lie group by group, with the group's key and value between them.
+        """
+        model = self.model
+        if model.n_heads == model.n_kv_heads:
+            return 0.0
+        return self.tokens * (model.n_heads * model.head_dim * self.element_bytes) / self.y
 
     @cached_property
     def score_bytes(self) -> Array:

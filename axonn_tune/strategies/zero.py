@@ -26,6 +26,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import FORWARD
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, StepPlan
 from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.strategies.fsdp2 import fsdp2_memory
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import step_plan
 from axonn_tune.strategies.program import HostProgram
@@ -178,6 +179,14 @@ class Zero:
         element = job.element_bytes
         block, root = self.units(model)
         parameters = model.n_layers * block.parameters + root.parameters
+        offload = self.engine.offload_in(job)
+        if self.engine.zero.is_fsdp2:
+            eager = self.engine.zero.runs_eagerly
+            terms = fsdp2_memory(shapes, block.parameters, root.parameters, eager)
+            if offload is not None:
+                # On the host all gradients are there at last; on the GPU none stays.
+                terms["gradients"] = parameters * FP32_BYTES / table.size(sharding.gradients)
+            return terms
         weights = parameters * element / table.size(sharding.weights)
         if sharding.copy:
             weights = weights + parameters * element / table.size(sharding.copy)
@@ -187,7 +196,6 @@ class Zero:
         program = self.engine.zero
         held_gradients = max(two_blocks, min(program.bucket_elements, parameters))
         held_weights = max(two_blocks, min(program.live_elements, parameters))
-        offload = self.engine.offload_in(job)
         comes_from_host = offload is not None and offload.weights
         is_gathered = (table.size(sharding.weights) > 1) | comes_from_host
         held_weights_if_gathered = np.where(is_gathered, held_weights, 0.0)

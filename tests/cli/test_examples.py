@@ -17,8 +17,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Commands that start ranks or measure; `reproduce` has its own tests.
 NOT_RUN = {"run", "validate", "calibrate", "emulate", "reproduce"}
-# Commands that search many times.
-SLOW = {"compare", "plan", "report", "scale", "whatif"}
+# Commands that search many times, or run a whole step.
+SLOW = {"compare", "plan", "rehearse", "report", "scale", "whatif"}
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 2048,
@@ -69,6 +69,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "runs.csv").write_text(
         "model,gpus,layout,global_batch,step_seconds\ntiny,8,1x1x8x1,64,0.01\n"
     )
+    program = (ROOT / "docs" / "examples" / "train_step.py").read_text()
+    (tmp_path / "train_step.py").write_text(program)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

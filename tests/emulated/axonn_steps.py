@@ -49,7 +49,7 @@ class RuntimeCollectives:
         if dist.get_world_size(group) == 1:
             return None
         if group not in self._issuers:
-            self._issuers[group] = issuer_of(group, "cpu")
+            self._issuers[group] = issuer_of(group)
         pending = getattr(self._issuers[group], kind)(*arguments)
         if async_op:
             return pending

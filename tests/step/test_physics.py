@@ -321,8 +321,13 @@ def test_memory_shrinks_with_recomputation_and_grows_with_the_micro_batch(world)
         memory_bytes(Scenario(model, job, machine, AXONN), table.executed(r, 1))[0]
         for r in ("none", "selective", "full")
     ]
-    assert (held[0] >= held[1]).all()
-    assert (held[1] * SLACK >= held[2]).all()
+    assert (held[0] * SLACK >= held[1]).all()
+    # Full recomputation forms the norms' outputs of one block, which selective does not keep, and
+    # gathers another weight next to the head's.
+    shapes = AXONN.shapes(model, job, table)
+    of_one_block = shapes.norm_output_bytes + shapes.linears["qkv"].weight_bytes
+    of_one_block *= 1.0 + machine.memory_reserve.fragmentation_fraction.value
+    assert (held[1] * SLACK + of_one_block >= held[2]).all()
     larger = CandidateTable(table.placements, table.placement, 2 * table.micro_batch)
     assert (
         memory_bytes(Scenario(model, job, machine, AXONN), larger.executed("none", 1))[0] > held[0]

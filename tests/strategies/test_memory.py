@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from build import memory_terms
@@ -95,7 +94,7 @@ def adam_bytes(dtype):
     return 8.0 if dtype == "fp32" else 12.0
 
 
-def saved_elements(model, job, x=1, y=1):
+def saved_elements(model, job, x=1, y=1, copies_queries=False):
     """Elements that a block saves for each token, and those that are cheap to form again.
 
     The residual stream is split over `x`, heads and MLP over `y`.
@@ -119,6 +118,8 @@ def saved_elements(model, job, x=1, y=1):
         del kept[3], cheap[1]
     if model.norms_per_block == 4:
         kept += [h / x, h / x]  # the outputs of attention and MLP, which have norms of their own
+    if copies_queries and model.n_kv_heads < model.n_heads:
+        kept.append(model.n_heads * d / y)  # q without the keys and values between its groups
     if job.attention == "unfused":
         cheap.append(model.n_heads * job.seq_len / y)  # the softmax of a token's scores
     return sum(kept), sum(cheap)
@@ -237,21 +238,97 @@ def test_activations_of_the_zero_family_are_whole_blocks(
     assert terms["working_set"] == pytest.approx(working, rel=1e-12)
 
 
+def moments_of_the_4d_grid(model, job, recompute, tokens, x, y):
+    """What is held at points of the backward pass besides what blocks saved, by hand.
+
+    Each moment lists the weights in use or gathered ahead, the weight gradients under way (the one
+    that is formed comes last), and the bytes of activations in work. Matrices are lists of names.
+    """
+    element = 4.0 if job.dtype == "fp32" else 2.0
+    h, f = tokens * model.hidden_size / x, tokens * model.ffn_hidden_size / y
+    gate = 2 if model.gated_mlp else 1
+    scores = tokens * job.seq_len * model.n_heads / y
+    logits = tokens * math.ceil(model.vocab_size / 128) * 128 / y
+    kept, cheap = (tokens * n for n in saved_elements(model, job, x, y, copies_queries=True))
+    softmax = scores if job.attention == "unfused" else 0
+    again = {"none": 0, "selective": f + softmax, "full": kept + cheap - h}[recompute]
+    fp32_per_element = 4.0 / element
+    moments = [
+        # The logits, their copy in fp32 if they are not, the softmax; the head's input.
+        (["head"], [], logits * (element + (4 if element < 4 else 0) + 4) + h * element),
+        # Gradients of the logits and of the head's input, which is still there.
+        (["head", "qkv" if recompute == "full" else "down"], ["head"], (logits + 2 * h) * element),
+        # The gradient of the activation, next to the activation.
+        (["down", "up"], ["head", "down"], (again + f) * element),
+    ]
+    if model.gated_mlp:
+        # The activation is gone; dO, the sigmoid, its slope, two products and both side by side.
+        moments.append((["up"], ["head", "down"], (again - f + 7 * f) * element))
+    if job.attention == "unfused":
+        # The MLP is gone. Gradients of the softmax and of the scores, before and after the scale,
+        # in fp32; then in the weights' type.
+        of_scores = 3 * fp32_per_element + (1 if element < 4 else 0)
+        in_work = again + of_scores * scores - (1 + gate) * f
+        moments.append((["qkv"], ["up", "proj"], in_work * element))
+    return moments
+
+
+def matrices(model):
+    """Return the elements of the matrices of a block and of the head."""
+    h = model.hidden_size
+    heads = model.n_heads * model.head_dim
+    return {
+        "qkv": h * (heads + 2 * model.n_kv_heads * model.head_dim),
+        "proj": heads * h,
+        "up": h * model.ffn_hidden_size * (2 if model.gated_mlp else 1),
+        "down": model.ffn_hidden_size * h,
+        "head": math.ceil(model.vocab_size / 128) * 128 * h,
+    }
+
+
 @MODELS
 @RECOMPUTES
 @ATTENTIONS
+@DTYPES
 @pytest.mark.parametrize("vocabulary", [128, 100_000])
-def test_activations_of_the_4d_grid_are_split_with_widths(model, recompute, attention, vocabulary):
+@pytest.mark.parametrize(
+    "overlap", [Overlap(o, r, g) for o, r, g in ((1, 1, 1), (0, 0, 1), (0, 1, 0), (1, 0, 0))]
+)
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_rank_of_the_4d_grid_holds_most_at_one_moment(
+    model, recompute, attention, dtype, vocabulary, overlap, keep
+):
     model = replace(model, vocab_size=vocabulary)
-    job = replace(JOB, attention=attention)
+    job = replace(
+        JOB, attention=attention, dtype=dtype, overlap=overlap, keep_gathered_weights=keep
+    )
     terms = memory_terms(AXONN, model, job, 2, recompute, x=2, y=4, z=2, data=4)
-    tokens = 2 * 128
-    kept, cheap = saved_elements(model, job, 2, 4)
+    tokens, element = 2 * 128, 4.0 if dtype == "fp32" else 2.0
+    kept, cheap = saved_elements(model, job, 2, 4, copies_queries=True)
     share = share_saved(recompute, kept, cheap, 0, model.hidden_size / 2, True)
-    activations = tokens * 2.0 * (model.n_layers * share + model.hidden_size / 2)
+    activations = tokens * element * (model.n_layers * share + model.hidden_size / 2)
     assert terms["activations"] == pytest.approx(activations, rel=1e-12)
-    working = working_bytes(model, job, tokens, share, 2, 4)
-    assert terms["working_set"] == pytest.approx(working, rel=1e-12)
+    elements = {name: size / (2 * 4) for name, size in matrices(model).items()}
+    all_of_them = model.n_layers * (sum(elements.values()) - elements["head"])
+    totals = []
+    for weights, gradients, working in moments_of_the_4d_grid(model, job, recompute, tokens, 2, 4):
+        used = weights if overlap.oag else weights[:1]
+        under_way = gradients if overlap.ors else gradients[-1:]
+        gathered = sum(elements[name] for name in used)
+        if keep:
+            gathered = all_of_them + 2 * elements["head"]
+        totals.append((gathered + sum(elements[name] for name in under_way)) * element + working)
+    held = terms["gathered_weights"] + terms["working_set"]
+    assert held == pytest.approx(max(totals), rel=1e-12)
+    # Where Z does not split weights, there is nothing to gather.
+    alone = memory_terms(AXONN, model, job, 2, recompute, x=2, y=4, z=1, data=8)
+    assert alone["gathered_weights"] == 0
+    assert alone["working_set"] == pytest.approx(
+        max(
+            working for _, _, working in moments_of_the_4d_grid(model, job, recompute, tokens, 2, 4)
+        ),
+        rel=1e-12,
+    )
 
 
 @MODELS
@@ -267,41 +344,6 @@ def test_working_set_of_megatron(model, attention, sequence_parallel, vocabulary
     kept, cheap = saved_elements(model, job, 4 if sequence_parallel else 1, 4)
     working = working_bytes(model, job, 2 * 64, kept + cheap, 4 if sequence_parallel else 1, 4)
     assert terms["working_set"] == pytest.approx(working, rel=1e-12)
-
-
-@MODELS
-@pytest.mark.parametrize(
-    "overlap", [Overlap(o, r, g) for o, r, g in ((1, 1, 1), (0, 0, 1), (0, 1, 0), (1, 0, 0))]
-)
-@pytest.mark.parametrize("keep", [False, True])
-def test_gathered_weights_are_those_of_neighbours_in_the_order_of_use(model, overlap, keep):
-    """Two weights in a row are at hand with prefetching, else one; gradients likewise."""
-    job = replace(JOB, overlap=overlap, keep_gathered_weights=keep)
-    terms = memory_terms(AXONN, model, job, x=2, y=4, z=8)
-    h = model.hidden_size
-    up = model.ffn_hidden_size * (2 if model.gated_mlp else 1)
-    heads = model.n_heads * model.head_dim
-    elements = {
-        "qkv": h * (heads + 2 * model.n_kv_heads * model.head_dim),
-        "proj": heads * h,
-        "up": h * up,
-        "down": model.ffn_hidden_size * h,
-        "head": math.ceil(model.vocab_size / 128) * 128 * h,
-    }
-    block = ["qkv", "proj", "up", "down"]
-    used = [*block, *block, "head"]
-    one = max(elements.values())
-    two = max(elements[a] + elements[b] for a, b in pairwise(used))
-    weights = two if overlap.oag else one
-    if keep:
-        weights = model.n_layers * sum(elements[name] for name in block) + 2 * elements["head"]
-    gradients = two if overlap.ors else one
-    expected = 2.0 * (weights + gradients) / (2 * 4)
-    assert terms["gathered_weights"] == pytest.approx(expected, rel=1e-12)
-    alone = memory_terms(AXONN, model, job, x=2, y=4, z=1)
-    assert alone["gathered_weights"] == 0.0
-    pair = memory_terms(AXONN, model, job, x=2, y=4, z=2)
-    assert pair["gathered_weights"] == pytest.approx(expected, rel=1e-12)
 
 
 # Pipelines: schedules played pass by pass --------------------------------------------------------
@@ -389,7 +431,10 @@ def test_a_last_stage_with_a_wide_head_needs_most(strategy, n_micro):
     terms = memory_terms(strategy, HEADY, job, 1, "none", data=2, pipeline=4)
     elements = stored(HEADY, 1, 1, 1, 2, False, True)
     assert terms["weights"] == pytest.approx(2 * elements, rel=1e-12)
-    assert terms["working_set"] == 64 * math.ceil(200_000 / 128) * 128 * (2.0 + 4.0)
+    logits = 64 * math.ceil(200_000 / 128) * 128
+    # AxoNN's runtime copies the logits to fp32 and keeps the head's input, too.
+    more = 4.0 * logits + 2 * 64 * 64 if strategy is PIPELINED else 0.0
+    assert terms["working_set"] == (2.0 + 4.0) * logits + more
     alone = memory_terms(strategy, replace(HEADY, n_layers=2), job, 1, "none", data=8)
     assert terms["activations"] == pytest.approx(alone["activations"], rel=1e-12)
 

@@ -72,8 +72,9 @@ class CausalAttention:
         if self.fused:
             return recorded(self.engine, _NAME, amount, self._flash, qkv_bsn)
         queries, keys, values = self._split(qkv_bsn)
-        keys = keys.repeat_interleave(n_queries, dim=1)
-        values = values.repeat_interleave(n_queries, dim=1)
+        if n_queries > 1:
+            keys = keys.repeat_interleave(n_queries, dim=1)
+            values = values.repeat_interleave(n_queries, dim=1)
         output = _Unfused.apply(queries, keys, values, self.engine, amount, self.recompute)
         return _merge_heads(output)
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from axonn_tune.runtime.axonn.boxes import BlockLayout
 from axonn_tune.runtime.axonn.mesh import Mesh
-from axonn_tune.runtime.ranks.collectives import Collectives, wait
+from axonn_tune.runtime.ranks.collectives import Collectives, is_on_host, wait
 from axonn_tune.runtime.ranks.recorder import PendingCollective, Recorder
 from axonn_tune.spec import names
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT
@@ -75,7 +75,10 @@ class Vector(nn.Module):
 
 
 class _Buffers:
-    """Reuses buffers, since fresh memory costs a CPU as much time as a copy."""
+    """Reuses buffers on the host, where fresh memory costs as much time as a copy.
+
+    A GPU's memory is that of torch's allocator, which gives what is free to any tensor.
+    """
 
     def __init__(self) -> None:
         self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = defaultdict(list)
@@ -85,7 +88,8 @@ class _Buffers:
         return free.pop() if free else like.new_empty(n_elements)
 
     def give(self, buffer: torch.Tensor) -> None:
-        self._free[buffer.numel(), buffer.dtype].append(buffer)
+        if is_on_host():
+            self._free[buffer.numel(), buffer.dtype].append(buffer)
 
 
 @dataclass(frozen=True)

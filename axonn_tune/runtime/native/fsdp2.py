@@ -107,7 +107,7 @@ class _Communication:
         self._gathers_ahead = gathers_ahead
         self._issuer = None
         if n_shards > 1:
-            self._issuer = issuer_of(mesh.get_group("shard"), mesh.device_type)
+            self._issuer = issuer_of(mesh.get_group("shard"))
 
     def gather(self, unit: str, output: torch.Tensor, shard: torch.Tensor) -> dist.Work | None:
         """Issue an all-gather; return None once it is done, if nothing may run meanwhile."""

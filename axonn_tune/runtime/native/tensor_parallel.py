@@ -79,7 +79,7 @@ class _GradientSum:
         self._n_replicas = n_replicas
         self._issuer = None
         if n_replicas > 1:
-            self._issuer = issuer_of(mesh.get_group("data"), mesh.device_type)
+            self._issuer = issuer_of(mesh.get_group("data"))
 
     def reduce(self) -> None:
         """All-reduce the gradients and divide them, since the loss is a mean over the batch."""

@@ -146,10 +146,8 @@ class TorchTrainer:
         total = torch.zeros((), device=self._device)
         for number, text in enumerate(texts, 1):
             parallel.before_microstep(number == self._n_microsteps)
-            logits = parallel.model(text[:, :-1])
             with parallel.loss_context():
-                loss = F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
-                loss = loss / self._n_microsteps
+                loss = self._loss(text)
                 loss.backward()
             total += _whole(loss.detach())
         parallel.after_microsteps()
@@ -168,6 +166,11 @@ class TorchTrainer:
             seconds_by_name(self.last_operations),
             exposed_seconds(self.last_operations, seconds),
         )
+
+    def _loss(self, text: torch.Tensor) -> torch.Tensor:
+        """Return a micro-step's share of the loss; the logits are not held any longer."""
+        logits = self._parallel.model(text[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()) / self._n_microsteps
 
     def _clip(self) -> torch.Tensor:
         """Clip the whole gradient, and return its norm before that."""

@@ -28,7 +28,7 @@ class Collectives:
     def __init__(self, mesh: Mesh, recorder: Recorder) -> None:
         self._recorder = recorder
         axes = [axis for axis in AXES if mesh.size(axis) > 1]
-        self._axes = {axis: issuer_of(mesh.group(axis), mesh.device.type) for axis in axes}
+        self._axes = {axis: issuer_of(mesh.group(axis)) for axis in axes}
 
     def all_reduce(
         self, name: str, tensor: torch.Tensor, axis: str, op: Any = dist.ReduceOp.SUM
@@ -58,9 +58,14 @@ class Collectives:
         return self._recorder.collective(name, kind, full.nbytes, axis, lambda: start(*arguments))
 
 
-def issuer_of(group: dist.ProcessGroup, device_type: str) -> Issuer:
+def issuer_of(group: dist.ProcessGroup) -> Issuer:
     """Return what starts the collectives of a group of ranks."""
-    return _OnHost(group) if device_type == "cpu" else _OnDevice(group)
+    return _OnHost(group) if is_on_host(group) else _OnDevice(group)
+
+
+def is_on_host(group: dist.ProcessGroup | None = None) -> bool:
+    """Return whether collectives run on the host; without a group, those of all ranks."""
+    return dist.is_initialized() and dist.get_backend(group) == dist.Backend.GLOO
 
 
 class Issuer(Protocol):
@@ -77,7 +82,7 @@ class Issuer(Protocol):
 
 
 class _OnDevice:
-    """Starts NCCL's collectives, which queue on a stream of their group."""
+    """Starts torch's collectives; those of NCCL queue on a stream of their group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group

@@ -1,0 +1,120 @@
+"""Rehearsals: one rank's real program on fake tensors, held against the plan or priced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from axonn_tune.api import DEFAULT_MACHINE, ModelLike, build_search
+from axonn_tune.errors import InputError
+from axonn_tune.io.presets import load_machine
+from axonn_tune.options import REHEARSAL, defaults
+from axonn_tune.search.one_layout import best_of_layout
+from axonn_tune.search.search import Search
+from axonn_tune.spec.checks import require_choice, require_count
+from axonn_tune.step.predict import predict
+from axonn_tune.step.prediction import Prediction
+from axonn_tune.step.rehearsed import PricedRehearsal, price
+
+if TYPE_CHECKING:
+    from axonn_tune.validation.rehearsed import Comparison
+
+# Micro-steps that a rehearsal has, unless it is of the whole step: the last one may differ from
+# the others, and these are alike.
+MOST_MICROSTEPS = 2
+# The strategies, as `validate` names them, that the runtime carries out as an engine does.
+_OF_ENGINE = {"bundled": ("axonn",), "fsdp2": ("zero3", "hsdp"), "fsdp2-eager": ("zero3", "hsdp")}
+# Those that a search knows by a name, too, so that it can choose their engine.
+_NAMED = {"axonn": "axonn", "zero3": "zero3", "hsdp": "zero3"}
+
+
+def rehearse(
+    model: ModelLike, gpus: int, grid: str, whole_step: bool = False, **options: Any
+) -> tuple[Search, Comparison]:
+    """Rehearse a step of a configuration, and compare it with its plan and the memory model.
+
+    Without a micro-batch and a recomputation, the best ones for the grid are taken.
+
+    Parameters
+    ----------
+    whole_step
+        Whether to rehearse all micro-steps.
+    options
+        The options of a search, of which `options.REHEARSAL` has the names.
+
+    Returns
+    -------
+    The search whose layout was rehearsed, and the comparison.
+
+    Raises
+    ------
+    AxonnTuneError
+        An option is wrong, or the program does not run in this configuration.
+    """
+    from axonn_tune.runtime.rehearsal.run import rehearse as rehearsed
+    from axonn_tune.runtime.request import RunRequest
+    from axonn_tune.validation.rehearsed import compare
+
+    search = _search(model, gpus, {**defaults(REHEARSAL), **options})
+    whole = best_of_layout(search, grid)
+    prediction = whole if whole_step else shortened(whole)
+    request = RunRequest(
+        model=prediction.scenario.model,
+        job=prediction.scenario.job,
+        configuration=prediction.configuration,
+        n_steps=1,
+        device="cpu",
+        quiet=True,
+        strategy=prediction.scenario.strategy.name,
+    )
+    return search, compare(prediction, rehearsed(request), whole.n_microsteps)
+
+
+def _search(model: ModelLike, gpus: int, given: Mapping[str, Any]) -> Search:
+    """Return the search of a strategy that the runtime carries out, with what it can do."""
+    from axonn_tune.validation.campaign import runnable
+
+    options = dict(given)
+    engine, strategy = options["engine"], options["strategy"]
+    if engine is not None:
+        require_choice("rehearse", "engine", engine, tuple(_OF_ENGINE))
+        strategy = strategy or _OF_ENGINE[engine][0]
+        if strategy not in _OF_ENGINE[engine]:
+            allowed = " and ".join(_OF_ENGINE[engine])
+            raise InputError(f"engine {engine} carries out {allowed}, not {strategy}")
+    strategy = strategy or "axonn"
+    chosen = runnable(strategy)
+    if engine is None and strategy in _OF_ENGINE["fsdp2-eager"]:
+        options["engine"] = "fsdp2-eager"  # as the program runs
+    options |= {
+        "strategy": _NAMED.get(strategy, chosen.strategy),
+        "fix": chosen.fixed_axes,
+        "kernel_tuning": False,
+    }
+    search = build_search(**options | {"model": model, "gpus": gpus})
+    return replace(search, partial_recompute=False)
+
+
+def shortened(prediction: Prediction) -> Prediction:
+    """Return the prediction of the same step with as few micro-steps as tell all of it."""
+    job = prediction.scenario.job
+    per_microstep = job.global_batch // prediction.n_microsteps
+    n_microsteps = min(prediction.n_microsteps, MOST_MICROSTEPS)
+    short = replace(job, global_batch=n_microsteps * per_microstep)
+    return predict(replace(prediction.scenario, job=short), prediction.configuration)
+
+
+def rehearse_script(path: str, n_ranks: int, machine: str | None = None) -> PricedRehearsal:
+    """Rehearse a step of a user's own training script, and price it on a machine.
+
+    Raises
+    ------
+    AxonnTuneError
+        The script fails, or the machine has no price for what it does.
+    """
+    from axonn_tune.runtime.rehearsal.script import rehearse_script as rehearsed
+
+    require_count("rehearse", "ranks", n_ranks)
+    profile = load_machine(DEFAULT_MACHINE if machine is None else machine)
+    return price(rehearsed(path, n_ranks), profile)

@@ -1,0 +1,118 @@
+"""Sees every operator that a program calls, and records what it launches, sends and holds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from axonn_tune.runtime.rehearsal.kernels import kernel_of, tensors_in
+from axonn_tune.runtime.rehearsal.memory import MemoryLog
+from axonn_tune.runtime.rehearsal.messages import is_of_collectives, message_of
+from axonn_tune.spec.rehearsal import GATHERED_WEIGHTS, Rehearsed
+
+# Whole numbers in tensors of up to this size are real: ranks of a mesh, positions, tokens.
+MOST_VALUES = 2**16
+_SCALAR = torch.ops.aten._local_scalar_dense.default
+_DEVICE = torch.ops.prim.device.default
+_WHOLE = (torch.int64, torch.int32, torch.bool, torch.uint8, torch.int16, torch.int8)
+
+
+class Tape(TorchDispatchMode):
+    """Records while it is `running`; it always keeps account of memory.
+
+    Attributes
+    ----------
+    counts : Counter
+        How often each operation was issued.
+    memory : MemoryLog
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = False
+        self.counts: Counter[Rehearsed] = Counter()
+        self.memory = MemoryLog()
+
+    def begin_step(self) -> None:
+        """Forget what was recorded, and record from here on."""
+        self.counts.clear()
+        self.memory.begin_step()
+        self.running = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operator, and note what it did."""
+        if func is _DEVICE:
+            return func(*args)
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again with the rank's own parts
+        kwargs = kwargs or {}
+        if func is _SCALAR and isinstance(args[0], FakeTensor):
+            return _stand_in(args[0])
+        result = _run(func, types, args, kwargs)
+        for tensor in tensors_in(result):
+            self.memory.note(tensor)
+        if func.namespace == "fsdp" or is_of_collectives(func):
+            self._collective(func, args, kwargs, result)
+        elif self.running:
+            kernel = kernel_of(func, args, kwargs, result)
+            if kernel is not None:
+                self.counts[kernel] += 1
+        return result
+
+    def _collective(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
+        """Note a message, and the buffers of those that bring weights or take gradients."""
+        name = func._schema.name
+        if "gather" in name or "scatter" in name or func.namespace == "fsdp":
+            self.memory.hold_rest(
+                GATHERED_WEIGHTS, tensors_in((args, tuple(kwargs.values()), result))
+            )
+        if self.running and is_of_collectives(func):
+            message = message_of(func, args, kwargs, result)
+            if message is not None:
+                self.counts[message] += 1
+
+
+def _run(func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Run an operator; on whole numbers alone, it really computes."""
+    if any(issubclass(kind, FakeTensor) for kind in types) or not _is_small(args, kwargs):
+        return func(*args, **kwargs)
+    with unset_fake_temporarily():
+        return func(*args, **kwargs)
+
+
+def _is_small(args: tuple[Any, ...], kwargs: Any) -> bool:
+    """Return whether an operator that has no fake argument gives few whole numbers."""
+    inputs = list(tensors_in((args, tuple(kwargs.values()))))
+    if inputs:
+        return (
+            all(tensor.dtype in _WHOLE for tensor in inputs) and _n_together(inputs) <= MOST_VALUES
+        )
+    dtype = kwargs.get("dtype")
+    numbers = args[0] if args and isinstance(args[0], (list, tuple)) else args
+    if not all(isinstance(number, int) for number in numbers):
+        return False
+    is_whole = dtype in _WHOLE or (dtype is None and all(isinstance(a, int) for a in args))
+    return is_whole and math.prod(max(1, abs(number)) for number in numbers) <= MOST_VALUES
+
+
+def _n_together(inputs: list[torch.Tensor]) -> int:
+    """Return how many elements some tensors have together, element by element if they fit."""
+    try:
+        return torch.broadcast_shapes(*(tensor.shape for tensor in inputs)).numel()
+    except RuntimeError:
+        return sum(tensor.numel() for tensor in inputs)
+
+
+def _stand_in(tensor: torch.Tensor) -> float | int | bool:
+    """Return what a program reads where it asks for a number that nobody knows."""
+    if tensor.dtype == torch.bool:
+        return False
+    return 1.0 if tensor.dtype.is_floating_point else 1

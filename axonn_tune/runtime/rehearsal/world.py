@@ -1,0 +1,118 @@
+"""A world of one rank: the other ranks only answer, and tensors have sizes but no numbers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from axonn_tune.errors import AxonnTuneError, InputError
+from axonn_tune.runtime.ranks.session import reason
+from axonn_tune.runtime.rehearsal.memory import MemoryLog
+from axonn_tune.runtime.rehearsal.norm import norm_of_gpus
+from axonn_tune.runtime.rehearsal.tape import Tape
+from axonn_tune.spec.rehearsal import GRADIENTS, OPTIMIZER_STATES, WEIGHTS
+
+
+@contextmanager
+def rehearsed(n_ranks: int) -> Iterator[Tape]:
+    """Be rank 0 of a job of which no other rank exists, and yield what records it.
+
+    Raises
+    ------
+    AxonnTuneError
+        The program failed; the message is what it said.
+    """
+    if dist.is_initialized():
+        raise InputError("rehearse: this process is a rank of a job; allowed: a process of its own")
+    tape = Tape()
+    dist.init_process_group("fake", rank=0, world_size=n_ranks, store=FakeStore())
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            stack.enter_context(norm_of_gpus())
+            stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _moved))
+            stack.enter_context(_seen_resizes(tape.memory))
+            stack.enter_context(_seen_optimizers(tape.memory))
+            stack.enter_context(tape)
+            yield tape
+    except AxonnTuneError:
+        raise
+    except Exception as error:
+        raise AxonnTuneError(f"{type(error).__name__}: {reason(error)}") from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+_swap_tensors = torch.utils.swap_tensors
+
+
+def _moved(old: torch.Tensor, new: torch.Tensor) -> None:
+    """Give a parameter its new type or device, as torch does where tensors are not fake."""
+    if isinstance(old, FakeTensor):
+        old.data = new.data
+    else:
+        _swap_tensors(old, new)
+
+
+@contextmanager
+def _seen_resizes(memory: MemoryLog) -> Iterator[None]:
+    """Let the memory see storages that are resized, which no operator does."""
+    resize = torch.UntypedStorage.resize_
+
+    def resized(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        resize(storage, size)
+        memory.resized(storage)
+        return storage
+
+    with mock.patch.object(torch.UntypedStorage, "resize_", resized):
+        yield
+
+
+@contextmanager
+def _seen_optimizers(memory: MemoryLog) -> Iterator[None]:
+    """Name weights, gradients and states whenever one of torch's optimizers makes a step.
+
+    What an optimizer updates and no module has is its own copy of the weights.
+    """
+    modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def registered(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        modules.add(module)
+
+    def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        updated = [p for group in optimizer.param_groups for p in group["params"]]
+        weights = [p for module in modules for p in module._parameters.values() if p is not None]
+        memory.hold(OPTIMIZER_STATES, updated)
+        memory.hold(WEIGHTS, weights)
+        memory.hold(GRADIENTS, [p.grad for p in (*updated, *weights)])
+
+    def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for state in optimizer.state.values():
+            held = [value for value in state.values() if isinstance(value, torch.Tensor)]
+            memory.hold(OPTIMIZER_STATES, held)
+
+    handles = (
+        register_module_parameter_registration_hook(registered),
+        register_optimizer_step_pre_hook(before),
+        register_optimizer_step_post_hook(after),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,164 @@
+"""The peak memory of a rank under torch's FSDP2 with each block a unit.
+
+Weights and gradients are stored in fp32 shards and gathered in the job's type. When a unit's
+backward pass ends, the message with its gradients is kept until the next unit's is sent; the next
+unit's weights are gathered while a unit computes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from axonn_tune.spec.engine import value_or
+from axonn_tune.spec.plan import Array, Size
+from axonn_tune.strategies.optimizer import MOMENT_BYTES
+from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
+
+# The backward pass of torch's loss holds the logarithm of the softmax, its gradient and that of the
+# logits, which are gone by then.
+_TENSORS_OF_LOSS = 3.0
+
+
+class _Moment(NamedTuple):
+    """What a rank holds at one point of its backward pass.
+
+    n_done
+        Number of blocks whose backward pass has ended.
+    n_reduced
+        Number of blocks whose gradients have been reduced.
+    gathered
+        Elements of whole weights, and of whole gradients, that are held.
+    working
+        Bytes of what is in work, besides what the other blocks have saved.
+    """
+
+    n_done: int
+    n_reduced: int
+    gathered: Size
+    working: Size
+
+
+def fsdp2_memory(shapes: Shapes, block: float, root: float, runs_eagerly: bool) -> dict[str, Array]:
+    """Return the bytes by term, each of shape (C,).
+
+    Parameters
+    ----------
+    block, root : float
+        Number of parameters of a block, and of those outside of blocks.
+    runs_eagerly : bool
+        Whether there is no compiler.
+    """
+    model = shapes.model
+    n_layers = model.n_layers
+    n_shards = shapes.table.size("shard")
+    everything = _saved_by_block(shapes, runs_eagerly)
+    saved = {
+        "none": everything,
+        "selective": everything - shapes.saved_score_bytes,
+        "full": shapes.residual_bytes,
+    }[shapes.recompute]
+    accumulates = np.where(shapes.table.n_microsteps(shapes.job.global_batch) > 1, 1.0, 0.0)
+    stored = (n_layers * block + root) * FP32_BYTES / n_shards
+    one_each = np.ones(len(shapes.table))
+    terms: list[dict[str, Array]] = []
+    for moment in _moments(shapes, block, root, everything, saved, accumulates):
+        n_left = n_layers - moment.n_done
+        left = n_left * shapes.saved_by_layers(saved, n_layers)
+        terms.append(
+            {
+                "weights": stored,
+                "gradients": _gradient_bytes(shapes, stored, moment.n_reduced * block, accumulates),
+                "optimizer_states": stored * (MOMENT_BYTES / FP32_BYTES),
+                "gathered_weights": moment.gathered * shapes.element_bytes * one_each,
+                "activations": left + shapes.residual_bytes,
+                "working_set": moment.working * one_each,
+            }
+        )
+    largest = np.stack([sum(held.values(), start=0.0 * one_each) for held in terms]).argmax(axis=0)
+    return {
+        name: np.stack([held[name] for held in terms])[largest, np.arange(len(shapes.table))]
+        for name in terms[0]
+    }
+
+
+def _gradient_bytes(shapes: Shapes, stored: Array, reduced: float, accumulates: Array) -> Array:
+    """Return the bytes of the sharded gradients of earlier micro-steps, and of new ones.
+
+    Replicas add their sums once in a step. These are in the type of the messages, and they are kept
+    next to the fp32 gradients to which they are converted.
+
+    Parameters
+    ----------
+    stored : array, shape (C,)
+        Bytes of all gradients in fp32.
+    reduced : float
+        Number of parameters whose gradients have been reduced in this backward pass.
+    accumulates : array, shape (C,)
+        1 where there are earlier micro-steps, 0 elsewhere.
+    """
+    new = reduced * FP32_BYTES / shapes.table.size("shard")
+    ratio = shapes.element_bytes / FP32_BYTES
+    is_converted = (shapes.table.size("replica") > 1) & (ratio < 1)
+    converted = accumulates * stored * ratio + new * (1.0 + (1.0 - accumulates) * ratio)
+    return np.where(is_converted, converted, np.where(accumulates > 0, stored, new))
+
+
+def _saved_by_block(shapes: Shapes, runs_eagerly: bool) -> Array:
+    """Return the bytes that a block saves if nothing is recomputed."""
+    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
+    saved = norm_bytes + shapes.inner_bytes + shapes.saved_score_bytes
+    return saved + _kept_by_eager_kernels(shapes) if runs_eagerly else saved
+
+
+def _kept_by_eager_kernels(shapes: Shapes) -> Array:
+    """Return the bytes that a block saves because its kernels are not fused.
+
+    Rotated queries and keys are stored next to what they were, and then attention's output lies in
+    the order of the queries; grouped queries are copied; a gate is stored before it is applied.
+    """
+    model = shapes.model
+    query_bytes = shapes.linears["proj"].input_bytes
+    kept = shapes.mlp_bytes if model.gated_mlp else 0.0 * query_bytes
+    if model.position == "rotary":
+        return kept + query_bytes * (2.0 + model.n_kv_heads / model.n_heads)
+    return kept + (query_bytes if model.n_kv_heads < model.n_heads else 0.0)
+
+
+def _moments(
+    shapes: Shapes, block: float, root: float, everything: Array, saved: Array, accumulates: Array
+) -> list[_Moment]:
+    """Return the moments at which most may be held.
+
+    They are the loss, the head's backward pass, the activation and the end of the backward pass of
+    the first two and the last two blocks in it, and the embedding's backward pass.
+    """
+    model = shapes.model
+    n_layers = model.n_layers
+    stream = shapes.residual_bytes
+    logits_bytes = shapes.logits * shapes.element_bytes
+    of_loss = shapes.logits * value_or(
+        shapes.memory.logit_bytes, _TENSORS_OF_LOSS * shapes.element_bytes
+    )
+    head = model.head.parameters
+    # The message of the micro-step before, until the first block sends its own.
+    message = accumulates * root
+    in_activation = everything - saved + (2.0 if model.gated_mlp else 1.0) * shapes.mlp_bytes
+    at_end = 3.0 * stream + shapes.linears["qkv"].output_bytes
+    down = model.block_linears[-1].parameters
+    moments = [
+        _Moment(0, 0, root + message, of_loss + stream),
+        _Moment(0, 0, root + message + head + block, logits_bytes + 2.0 * stream),
+    ]
+    telling = {0, min(1, n_layers - 1), max(n_layers - 2, 0), n_layers - 1}
+    for n_done in sorted(telling):
+        is_last = n_done == n_layers - 1
+        sent: Size = block if n_done else message
+        held = root + head + block * (1 if is_last else 2) + sent
+        moments.append(_Moment(n_done, n_done, held + down, in_activation))
+        moments.append(_Moment(n_done + 1, n_done, held + block, at_end))
+    # The gradients of the head and of the embedding, and their sum where they share the weight.
+    n_gradients = 3 if model.tied_embeddings else 2
+    moments.append(_Moment(n_layers, n_layers, root + block + n_gradients * head, stream))
+    return moments

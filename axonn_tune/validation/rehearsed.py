@@ -1,0 +1,264 @@
+"""A rehearsed step held against its step plan and the memory model, line by line."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound, Operation, StepPlan
+from axonn_tune.spec.rehearsal import (
+    ACTIVATIONS,
+    HOLDERS,
+    FusedAttention,
+    Message,
+    OtherKernel,
+    Product,
+    Rehearsal,
+)
+from axonn_tune.step.predict import candidate_table
+from axonn_tune.step.prediction import Prediction
+from axonn_tune.step.timeline import number
+
+# Messages up to this size carry norms and losses; programs form these in many ways.
+SMALL_BYTES = 4096
+# Buckets of one reduction differ by an element or two, and shards may be padded.
+SAME_BYTES = 1e-3
+# Terms of the memory model that activations hold, besides the term of that name.
+_ALSO_ACTIVATIONS = ("working_set",)
+# Terms that the profile of a machine adds to what tensors hold.
+NOT_OF_TENSORS = ("fragmentation", "reserved")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a line is about: operations of one kind and size.
+
+    kind
+        ``product``, ``attention``, ``attention backward``, or the kind of a collective.
+    sizes
+        Sizes of a product (the larger side, the smaller side, the inner size, and their number),
+        or of attention (sequences, heads, sequence length, head size); empty for a collective.
+        A product and its transpose are one, since a library forms either by exchanging factors.
+    nbytes
+        Bytes of a collective's call.
+    group
+        The axis of a collective; for a group that is none, its ranks.
+    """
+
+    kind: str
+    sizes: tuple[int, ...] = ()
+    nbytes: int = 0
+    group: str = ""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether a difference counts."""
+        return not self.group or self.nbytes > SMALL_BYTES
+
+
+@dataclass(frozen=True)
+class Line:
+    """How often operations of one kind and size are issued in the step.
+
+    names
+        Their names in the step plan; empty for what is not planned.
+    planned, rehearsed
+        Numbers of calls.
+    """
+
+    subject: Subject
+    names: tuple[str, ...]
+    planned: int
+    rehearsed: int
+
+    @property
+    def differs(self) -> bool:
+        """Whether the program does something else than the plan says."""
+        return self.subject.is_judged and self.planned != self.rehearsed
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """What holds memory at the peak, by the memory model and as rehearsed."""
+
+    holder: str
+    planned_bytes: float
+    rehearsed_bytes: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A rehearsed step against its prediction.
+
+    prediction
+        The prediction of the step that was rehearsed.
+    n_microsteps
+        Number of micro-steps of the whole step, of which the rehearsed one may have had fewer.
+    lines
+        Products, attention and collectives.
+    memory
+        What holds memory.
+    planned_kernel_bytes, rehearsed_kernel_bytes
+        Bytes that all other kernels move.
+    """
+
+    prediction: Prediction
+    rehearsal: Rehearsal
+    n_microsteps: int
+    lines: tuple[Line, ...]
+    memory: tuple[MemoryLine, ...]
+    planned_kernel_bytes: float
+    rehearsed_kernel_bytes: float
+
+    @property
+    def differing(self) -> list[Line]:
+        """The lines that differ."""
+        return [line for line in self.lines if line.differs]
+
+    @property
+    def planned_peak_bytes(self) -> float:
+        """The most that tensors hold by the memory model."""
+        return sum(line.planned_bytes for line in self.memory)
+
+    @property
+    def memory_error(self) -> float:
+        """The error of the memory model, as a fraction of the rehearsed peak."""
+        return self.planned_peak_bytes / self.rehearsal.peak_bytes - 1.0
+
+
+def compare(prediction: Prediction, rehearsal: Rehearsal, n_microsteps: int) -> Comparison:
+    """Hold a rehearsed step against its prediction; see `Comparison`."""
+    table = candidate_table(prediction.scenario, prediction.configuration)
+    plan = prediction.scenario.plan(table)
+    planned: dict[Subject, int] = defaultdict(int)
+    names: dict[Subject, dict[str, None]] = defaultdict(dict)
+    kernel_bytes = 0.0
+    for operation, count in _issued(plan):
+        if isinstance(operation, MemoryBound):
+            kernel_bytes += count * number(operation.nbytes)
+        for subject, n_calls in _planned(operation, plan):
+            planned[subject] += round(count * n_calls)
+            names[subject][operation.name] = None
+    done = _rehearsed(rehearsal, _groups(prediction), planned)
+    return Comparison(
+        prediction,
+        rehearsal,
+        n_microsteps,
+        tuple(
+            Line(subject, tuple(names[subject]), planned.get(subject, 0), done.get(subject, 0))
+            for subject in dict.fromkeys([*planned, *done])
+        ),
+        _memory(prediction.memory_terms_bytes, rehearsal),
+        kernel_bytes,
+        float(
+            sum(
+                operation.nbytes * count
+                for operation, count in rehearsal.counts.items()
+                if isinstance(operation, OtherKernel)
+            )
+        ),
+    )
+
+
+def _issued(plan: StepPlan) -> Iterator[tuple[Operation, int]]:
+    """Yield the operations of a step without a pipeline, and how often each is issued."""
+    n_microsteps = int(plan.n_microsteps[0])
+    parts = [(plan.step_end, 1), (plan.microstep, n_microsteps)]
+    if plan.sync_microstep is not None:
+        parts = [(plan.step_end, 1), (plan.microstep, n_microsteps - 1), (plan.sync_microstep, 1)]
+    for part, repeats in parts:
+        for phase in part.phases:
+            for operation in phase.operations:
+                yield operation, repeats * phase.repeats
+
+
+def _planned(operation: Operation, plan: StepPlan) -> Iterator[tuple[Subject, float]]:
+    """Yield what an operation of the plan consists of, with the number of calls."""
+    if isinstance(operation, Gemm):
+        sizes = [round(number(size)) for size in (operation.m, operation.n, operation.k)]
+        yield _product(*sizes), 1.0
+    elif isinstance(operation, Attention):
+        yield from _planned_attention(operation)
+    elif isinstance(operation, Collective):
+        nbytes = number(operation.nbytes)
+        if nbytes and plan.candidates.size(operation.axis)[0] > 1:
+            n_calls = number(operation.n_calls)
+            subject = Subject(operation.kind, (), round(nbytes / n_calls), operation.axis)
+            yield subject, n_calls
+
+
+def _planned_attention(operation: Attention) -> Iterator[tuple[Subject, float]]:
+    """Yield a fused kernel, or the products of unfused attention, two forward and four backward."""
+    sequences, heads = round(number(operation.n_sequences)), round(number(operation.n_heads))
+    s, d = operation.seq_len, operation.head_dim
+    if operation.fused:
+        yield _attention(sequences, heads, s, d, operation.backward), 1.0
+        return
+    n_of_scores, n_of_values = (1.0, 3.0) if operation.backward else (1.0, 1.0)
+    yield _product(s, s, d, sequences * heads), n_of_scores
+    yield _product(s, d, s, sequences * heads), n_of_values
+
+
+def _product(m: int, n: int, k: int, batch: int = 1) -> Subject:
+    return Subject("product", (max(m, n), min(m, n), k, batch))
+
+
+def _attention(sequences: int, heads: int, seq_len: int, head_dim: int, backward: bool) -> Subject:
+    kind = "attention backward" if backward else "attention"
+    return Subject(kind, (sequences, heads, seq_len, head_dim))
+
+
+def _groups(prediction: Prediction) -> dict[tuple[int, ...], str]:
+    """Return the axis, or product of axes, by the ranks of the group that rank 0 is in."""
+    placements = candidate_table(prediction.scenario, prediction.configuration).placements
+    groups: dict[tuple[int, ...], str] = {}
+    for group in prediction.scenario.strategy.axes.groups:
+        ranks = [0]
+        for axis in group.split("*"):
+            stride, size = int(placements.stride(axis)[0]), int(placements.size(axis)[0])
+            ranks = [rank + i * stride for rank in ranks for i in range(size)]
+        groups.setdefault(tuple(sorted(ranks)), group)
+    return groups
+
+
+def _rehearsed(
+    rehearsal: Rehearsal, groups: Mapping[tuple[int, ...], str], planned: Mapping[Subject, int]
+) -> dict[Subject, int]:
+    """Return how often the program did what; messages of nearly a planned size count as that."""
+    done: dict[Subject, int] = defaultdict(int)
+    for operation, count in rehearsal.counts.items():
+        if isinstance(operation, Product):
+            sizes = operation.m, operation.n, operation.k, operation.batch
+            done[_product(*sizes)] += count
+        elif isinstance(operation, FusedAttention):
+            o = operation
+            subject = _attention(o.n_sequences, o.n_heads, o.seq_len, o.head_dim, o.backward)
+            done[subject] += count
+        elif isinstance(operation, Message):
+            group = groups.get(operation.ranks, operation.ranks_text)
+            done[_nearest(Subject(operation.kind, (), operation.nbytes, group), planned)] += count
+    return done
+
+
+def _nearest(subject: Subject, planned: Mapping[Subject, int]) -> Subject:
+    """Return the planned message of the same kind, group and nearly the same size, if there is."""
+    for other in planned:
+        if (other.kind, other.group) == (subject.kind, subject.group) and math.isclose(
+            other.nbytes, subject.nbytes, rel_tol=SAME_BYTES
+        ):
+            return other
+    return subject
+
+
+def _memory(planned_bytes: Mapping[str, float], rehearsal: Rehearsal) -> tuple[MemoryLine, ...]:
+    """Return what holds memory; the memory model's working set is of activations."""
+    by_holder: dict[str, float] = defaultdict(float)
+    for term, nbytes in planned_bytes.items():
+        if term not in NOT_OF_TENSORS:
+            by_holder[ACTIVATIONS if term in _ALSO_ACTIVATIONS else term] += nbytes
+    return tuple(
+        MemoryLine(holder, by_holder.get(holder, 0.0), rehearsal.held_bytes.get(holder, 0.0))
+        for holder in dict.fromkeys([*HOLDERS, *by_holder])
+    )

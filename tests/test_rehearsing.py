@@ -1,0 +1,282 @@
+"""Whole rehearsals against the step plan and the memory model, which they may contradict."""
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from command_line import run_cli
+
+from axonn_tune.errors import InputError
+from axonn_tune.io.presets import load_machine, load_model
+from axonn_tune.rehearsing import MOST_MICROSTEPS, rehearse, rehearse_script
+from axonn_tune.spec.rehearsal import (
+    FusedAttention,
+    Message,
+    OtherKernel,
+    Product,
+    Rehearsal,
+)
+from axonn_tune.step.predict import predict
+from axonn_tune.step.rehearsed import price
+from axonn_tune.validation.rehearsed import compare
+
+# Largest error of the planned peak, as a fraction.
+MOST_ERROR = 0.02
+MODELS = {
+    "5b": (8, "2x2x2x1"),
+    "80b": (256, "1x4x64x1"),
+    "gpt3-175b": (256, "4x4x16x1"),
+    "llama2-7b": (8, "1x2x4x1"),
+    "llama3-8b": (16, "1x4x2x2"),
+    "llama3-70b": (64, "2x4x8x1"),
+    "gpt-neox-20b": (16, "2x2x4x1"),
+    "megatron-22b": (8, "1x8x1x1"),
+}
+
+
+def rehearsed(model, gpus, grid, n_layers=2, **options):
+    """The comparison of a model with fewer layers; small batches make few micro-steps."""
+    spec = replace(load_model(model), n_layers=n_layers)
+    options = {"micro_batch": 1, "recompute": "none", "global_batch": 2 * gpus, **options}
+    return rehearse(spec, gpus, grid, **options)[1]
+
+
+def assert_agrees(comparison):
+    assert not comparison.differing
+    assert abs(comparison.memory_error) < MOST_ERROR
+    kinds = {line.subject.kind for line in comparison.lines}
+    assert kinds >= {"product", "attention", "attention backward"}
+
+
+@pytest.mark.parametrize(
+    ("model", "grid", "options"),
+    [
+        ("5b", "2x2x2x1", {}),
+        ("llama3-8b", "1x4x2x2", {"gpus": 16, "recompute": "full", "order": "zyxd"}),
+        ("llama2-7b", "shard=4,replica=2", {"strategy": "hsdp"}),
+        ("5b", "shard=8", {"engine": "fsdp2"}),
+    ],
+)
+def test_a_rehearsal_agrees_with_its_plan(model, grid, options):
+    assert_agrees(rehearsed(model, options.pop("gpus", 8), grid, **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_the_grid_of_any_model_agrees(model, recompute):
+    assert_agrees(rehearsed(model, *MODELS[model], n_layers=4, recompute=recompute))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"overlap": False},
+        {"keep_gathered_weights": True},
+        {"attention": "unfused"},
+        {"dtype": "fp32"},
+        {"micro_batch": 4, "global_batch": 128},
+        {"global_batch": 16},
+    ],
+    ids=str,
+)
+def test_the_grid_agrees_with_other_options(options):
+    comparison = rehearsed("80b", 64, "2x2x16x1", n_layers=4, **options)
+    assert not comparison.differing and abs(comparison.memory_error) < MOST_ERROR
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [name for name in MODELS if name != "gpt-neox-20b"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_fsdp2_of_any_model_agrees_but_for_the_last_product(model, recompute):
+    """Torch's checkpoint stops before a block's last product, which nothing needs."""
+    gpus, _ = MODELS[model]
+    comparison = rehearsed(
+        model, gpus, f"shard={gpus}", n_layers=4, recompute=recompute, strategy="zero3"
+    )
+    assert abs(comparison.memory_error) < MOST_ERROR
+    if recompute == "none":
+        assert not comparison.differing
+    for line in comparison.differing:
+        assert any(name.endswith("recompute.down.gemm") for name in line.names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("llama2-7b", "shard=4,replica=2"),
+        ("20b", "shard=8,replica=8"),
+        ("5b", "shard=1,replica=8"),
+    ],
+)
+@pytest.mark.parametrize("per_rank", [1, 2])
+def test_shards_with_replicas_agree_in_memory(model, layout, recompute, per_rank):
+    gpus = math.prod(int(size) for size in re.findall(r"\d+", layout))
+    options = {"strategy": "hsdp", "recompute": recompute, "global_batch": per_rank * gpus}
+    comparison = rehearsed(model, gpus, layout, n_layers=6, **options)
+    assert abs(comparison.memory_error) < MOST_ERROR
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{"grid": "1x4x64x4"}, {"grid": "shard=1024", "engine": "fsdp2"}]
+)
+def test_eighty_billion_parameters_on_1024_ranks(options):
+    _, comparison = rehearse(
+        "80b", 1024, micro_batch=1, recompute="none", global_batch=2048, **options
+    )
+    assert_agrees(comparison)
+    assert comparison.rehearsal.n_ranks == 1024
+
+
+@pytest.fixture(scope="module")
+def small():
+    return rehearsed("5b", 8, "2x2x2x1")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"recompute": "full"}, "product"),
+        ({"order": "zyxd"}, "all_gather"),
+        ({"micro_batch": 2}, "all_reduce"),
+    ],
+)
+def test_a_plan_of_another_configuration_is_found_out(small, change, kind):
+    """The laws of this comparison can fail: each of these plans says what the program does not."""
+    prediction = small.prediction
+    wrong = predict(prediction.scenario, replace(prediction.configuration, **change))
+    comparison = compare(wrong, small.rehearsal, small.n_microsteps)
+    assert kind in {line.subject.kind for line in comparison.differing}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"keep_gathered_weights": True},
+        {"seq_len": 1024},
+        {"attention": "unfused"},
+        {"global_batch": 16},
+    ],
+    ids=str,
+)
+def test_a_plan_of_another_job_is_found_out(small, change):
+    scenario = small.prediction.scenario
+    other = replace(scenario, job=replace(scenario.job, **change))
+    wrong = predict(other, small.prediction.configuration)
+    assert compare(wrong, small.rehearsal, small.n_microsteps).differing
+
+
+def test_memory_that_is_not_planned_is_found_out(small):
+    more = replace(small.rehearsal, peak_bytes=1.1 * small.rehearsal.peak_bytes)
+    comparison = compare(small.prediction, more, small.n_microsteps)
+    assert comparison.memory_error == pytest.approx(1 / 1.1 - 1, abs=MOST_ERROR)
+
+
+def test_a_step_of_many_micro_steps_is_shortened():
+    assert rehearsed("tiny", 8, "1x1x8x1", global_batch=64).prediction.n_microsteps == 2
+    whole = rehearsed("tiny", 8, "1x1x8x1", global_batch=32, whole_step=True)
+    assert whole.prediction.n_microsteps == whole.n_microsteps == 4 > MOST_MICROSTEPS
+    assert not whole.differing
+
+
+# The command ----------------------------------------------------------------------------------
+
+TINY = ("rehearse", "--model", "tiny", "--gpus", "4", "--micro-batch", "1", "--recompute", "none")
+TINY = (*TINY, "--global-batch", "8", "--grid", "1x2x2x1", "--format", "json")
+
+
+def test_the_command_exits_with_1_if_something_differs(capsys):
+    code, out, _ = run_cli(capsys, *TINY, "--max-memory-error", "0.5")
+    document = json.loads(out)
+    assert code == 0 and document["operations_agree"] and document["memory_agrees"]
+    assert all(line["planned"] == line["rehearsed"] for line in document["operations"][:3])
+    code, out, _ = run_cli(capsys, *TINY, "--max-memory-error", "0")
+    assert code == 1 and not json.loads(out)["memory_agrees"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "tiny"), "give --gpus, --model and --grid"),
+        (("--script", "x.py"), "--ranks"),
+        (("--script", "x.py", "--ranks", "2", "--gpus", "2"), "--gpus is of a layout"),
+        (("--script", "missing.py", "--ranks", "2"), "missing.py cannot be read"),
+        ((*TINY[1:], "--engine", "deepspeed"), "bundled"),
+        ((*TINY[1:], "--engine", "bundled", "--strategy", "zero3"), "not zero3"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, words, said):
+    code, _, err = run_cli(capsys, "rehearse", *words)
+    assert code == 2 and said in err and err.count("\n") == 1
+
+
+# Prices ---------------------------------------------------------------------------------------
+
+
+def test_a_step_lies_between_all_and_nothing_hidden():
+    near, far = tuple(range(4)), (0, 64, 128, 192)
+    counts = {
+        Product(4096, 4096, 4096, "NN", "bf16"): 10,
+        FusedAttention(1, 16, 2048, 128, False, True, "bf16"): 1,
+        OtherKernel("copy_", 10**8, "int64"): 1,
+        Message("all_reduce", 10**8, "bf16", near): 1,
+        Message("all_reduce", 10**8, "bf16", far): 1,
+        Message("broadcast", 10**6, "bf16", far): 1,
+    }
+    rehearsal = Rehearsal(counts, 1.0, {}, 256, 1.0)
+    priced = price(rehearsal, load_machine("perlmutter"))
+    # The links between nodes are slower than those inside, and a rank shares them with others.
+    assert priced.group_seconds[far] > 2 * priced.group_seconds[near] > 0
+    assert priced.flops == 10 * 2 * 4096.0**3 + 4 * 16 * 2048.0**2 * 128
+    assert priced.hidden_step_seconds == max(priced.compute_seconds, priced.group_seconds[far])
+    assert priced.exposed_step_seconds == pytest.approx(
+        priced.compute_seconds + sum(priced.group_seconds.values())
+    )
+    peak = 312e12
+    assert priced.compute_seconds > 10 * 2 * 4096.0**3 / peak
+
+
+def test_attention_that_is_not_causal_takes_twice_as_long():
+    machine = load_machine("perlmutter")
+    causal = FusedAttention(8, 16, 4096, 128, True, True, "bf16")
+    seconds = [
+        price(Rehearsal({kernel: 1}, 1.0, {}, 1, 1.0), machine).compute_seconds
+        for kernel in (causal, replace(causal, causal=False))
+    ]
+    assert seconds[1] == pytest.approx(2 * seconds[0], rel=0.01)
+
+
+def test_a_product_of_a_type_without_a_price_is_refused():
+    with pytest.raises(InputError, match="multiplies in float64"):
+        price(
+            Rehearsal({Product(8, 8, 8, "NN", "float64"): 1}, 1.0, {}, 1, 1.0),
+            load_machine("perlmutter"),
+        )
+
+
+def test_the_price_of_a_script_is_shown(tmp_path, capsys):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch, torch.distributed as dist\n"
+        "w = torch.empty(256, 256, requires_grad=True)\n"
+        "def step():\n"
+        "    torch.mm(torch.empty(64, 256), w).sum().backward()\n"
+        "    dist.all_reduce(w.grad)\n"
+    )
+    code, out, _ = run_cli(capsys, "rehearse", "--script", str(path), "--ranks", "32")
+    assert code == 0
+    assert re.search(r"product NN +64 x 256 x 256 +fp32 +1 ", out)
+    assert "32 ranks 0, 1 .. 31, 1 apart" in out
+    code, out, _ = run_cli(
+        capsys, "rehearse", "--script", str(path), "--ranks", "32", "--format", "json"
+    )
+    document = json.loads(out)
+    priced = rehearse_script(str(path), 32)
+    assert document["exposed_step_seconds"] == pytest.approx(priced.exposed_step_seconds)
+    assert document["groups"][0]["ranks"] == list(range(32))
