@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from axonn_tune.errors import InputError
 from axonn_tune.runtime.axonn.engine import DTYPES
 from axonn_tune.runtime.ranks.session import DEVICES
+from axonn_tune.runtime.released.packages import require_installed
 from axonn_tune.spec.checks import require_choice, require_count
 from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import RECOMPUTES, Model
 
@@ -32,6 +34,8 @@ class RunRequest:
         Whether to print no progress.
     strategy
         One of `RUNNABLE`.
+    engine
+        The engine that carries it out; one with a package trains through this package.
 
     Raises
     ------
@@ -49,6 +53,7 @@ class RunRequest:
     timeout_seconds: float = 300.0
     quiet: bool = False
     strategy: str = "axonn"
+    engine: Engine = IDEAL
 
     def __post_init__(self) -> None:
         require_choice("run", "dtype", self.job.dtype, DTYPES)
@@ -57,7 +62,9 @@ class RunRequest:
         require_choice("run", "strategy", self.strategy, RUNNABLE)
         if self.job.dropout:
             raise InputError("run: dropout is not executed; allowed: a job without it")
-        if self.strategy != "axonn":
+        if self.engine.package:
+            require_installed(self.engine)
+        if self.strategy != "axonn" or self.engine.package:
             self._check_native()
         if self.goldfish is not None:
             require_count("run", "goldfish", self.goldfish, least=2)
@@ -74,12 +81,11 @@ class RunRequest:
             )
 
     def _check_native(self) -> None:
-        """Refuse what the runtime does not do through torch's own parallelism."""
+        """Refuse what the runtime does not do through torch's own parallelism or an engine."""
+        owner = f"engine {self.engine.name}" if self.engine.package else self.strategy
         if self.configuration.recompute == "selective":
-            raise InputError(
-                f"run: recompute is 'selective'; allowed with {self.strategy}: none, full"
-            )
+            raise InputError(f"run: recompute is 'selective'; allowed with {owner}: none, full")
         if self.model.parallel_block:
-            raise InputError(f"run: {self.strategy} does not run models with parallel blocks")
+            raise InputError(f"run: {owner} does not run models with parallel blocks")
         if self.goldfish is not None:
-            raise InputError(f"run: goldfish is of axonn; {self.strategy} does not have it")
+            raise InputError(f"run: goldfish is of the runtime's axonn; {owner} does not have it")

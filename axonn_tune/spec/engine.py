@@ -214,6 +214,8 @@ class Engine:
         Names of the strategies that it carries out.
     description
         Text for people.
+    package
+        Package on PyPI with which `run` and `validate` train; empty where they cannot.
     kernels
         Forms of kernels by name, one of `MEMORY_KERNELS`, or `EVERY_KERNEL` for all others.
     attention_rate
@@ -234,6 +236,7 @@ class Engine:
     title: str = ""
     strategies: tuple[str, ...] = ()
     description: str = ""
+    package: str = ""
     kernels: Mapping[str, KernelForm] = field(default_factory=dict)
     attention_rate: Quantity | None = None
     issue_seconds: Quantity | None = None

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
 from axonn_tune.errors import InputError
 from axonn_tune.search.rank import Ranking
+from axonn_tune.search.search import Search
+from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.layout import Axes
 from axonn_tune.spec.measurement import Measurement, Operation
+from axonn_tune.spec.model import RECOMPUTES
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.spec.validation import Validation
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.timeline import step_timeline
+from axonn_tune.strategies.axonn4d import AXONN
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3
 from axonn_tune.validation.outcomes import outcome_of
@@ -21,10 +26,28 @@ from axonn_tune.validation.outcomes import outcome_of
 
 @dataclass(frozen=True)
 class RunnableStrategy:
-    """A strategy as the bundled runtime executes it, and the axes that have a fixed size."""
+    """A strategy as it is executed here.
+
+    fixed_axes
+        Axes that have a fixed size.
+    recomputes
+        Kinds of recomputation that are executed.
+    """
 
     strategy: Strategy | str
     fixed_axes: Mapping[str, int]
+    recomputes: tuple[str, ...] = ("none", "full")
+
+    @property
+    def axes(self) -> Axes:
+        """The axes of the strategy."""
+        return AXONN.axes if isinstance(self.strategy, str) else self.strategy.axes
+
+    def search_of(self, search: Search) -> Search:
+        """Return a search without the recomputation that is not executed, unless one is given."""
+        is_given = len(search.recomputes) == 1
+        recomputes = search.recomputes if is_given else self.recomputes
+        return replace(search, recomputes=recomputes, partial_recompute=False)
 
 
 def runnable_strategies() -> dict[str, RunnableStrategy]:
@@ -41,24 +64,45 @@ def runnable_strategies() -> dict[str, RunnableStrategy]:
         n_virtual=(1,),
     )
     return {
-        "axonn": RunnableStrategy("axonn", {}),
+        "axonn": RunnableStrategy(AXONN.name, {}, RECOMPUTES),
         "zero3": RunnableStrategy(zero3(), {"replica": 1}),
         "hsdp": RunnableStrategy(zero3(), {}),
         "megatron-tp": RunnableStrategy(tensor_parallel, {"context": 1, "pipeline": 1}),
     }
 
 
-def runnable(name: str) -> RunnableStrategy:
+def released_strategies(engine: Engine) -> dict[str, RunnableStrategy]:
+    """Return what can be validated here through the package of an engine."""
+    runnable_with = {
+        "deepspeed": {"zero3": RunnableStrategy(zero3(engine), {"replica": 1})},
+    }
+    return runnable_with.get(engine.package, {})
+
+
+def runnable(name: str, engine: Engine | None = None) -> RunnableStrategy:
     """Return a strategy that can be validated here, by the name that users give it.
+
+    Parameters
+    ----------
+    engine : Engine, optional
+        A released engine that carries it out, instead of the runtime and torch.
 
     Raises
     ------
     InputError
-        The runtime does not execute it.
+        It is not executed here.
     """
-    known = runnable_strategies()
+    known = runnable_strategies() if engine is None else released_strategies(engine)
+    if engine is not None and not known:
+        raise InputError(
+            f"--engine {engine.name} cannot be run here; allowed: an engine of which "
+            "`axonn-tune engines show` says with which package it is run"
+        )
     if name not in known:
-        raise InputError(f"--strategy {name} cannot be run here; allowed: {', '.join(known)}")
+        through = "" if engine is None else f" with --engine {engine.name}"
+        raise InputError(
+            f"--strategy {name} cannot be run here{through}; allowed: {', '.join(known)}"
+        )
     return known[name]
 
 

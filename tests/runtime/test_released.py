@@ -1,0 +1,127 @@
+"""Training through released engines: the losses of torch's own, and the plan's collectives."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from build import number, operations, plan_of  # noqa: E402
+from runtime.ranks import on_ranks  # noqa: E402
+
+from axonn_tune.errors import InputError  # noqa: E402
+from axonn_tune.io.presets import load_engine  # noqa: E402
+from axonn_tune.runtime.released import packages  # noqa: E402
+from axonn_tune.runtime.released.torch_calls import axes_by_ranks  # noqa: E402
+from axonn_tune.runtime.request import RunRequest  # noqa: E402
+from axonn_tune.runtime.run import build_trainer  # noqa: E402
+from axonn_tune.spec import names  # noqa: E402
+from axonn_tune.spec.configuration import Configuration  # noqa: E402
+from axonn_tune.spec.engine import IDEAL  # noqa: E402
+from axonn_tune.spec.job import Job, Overlap  # noqa: E402
+from axonn_tune.spec.layout import Layout, grid_layout  # noqa: E402
+from axonn_tune.spec.model import Model  # noqa: E402
+from axonn_tune.spec.plan import COMPUTE, Collective  # noqa: E402
+from axonn_tune.strategies.zero import zero3  # noqa: E402
+
+GPT = Model("gpt", 2, 32, 4, 256, 16)
+SHARDED = Layout({"shard": 2, "replica": 1})
+N_STEPS = 3
+NORM = names.over_axis("all_reduce", "shard")
+
+
+def zero3_request(engine=IDEAL, recompute="none"):
+    return RunRequest(
+        model=GPT,
+        job=Job(2, 4, 16, dtype="fp32", overlap=Overlap(oar=True, ors=False, oag=True)),
+        configuration=Configuration(SHARDED, recompute=recompute),
+        n_steps=N_STEPS,
+        strategy="zero3",
+        engine=engine,
+    )
+
+
+def trained(request):
+    """The losses and norms of all steps, and the operations of the last one."""
+    trainer = build_trainer(request, torch.device("cpu"))
+    steps = [trainer.step(index) for index in range(request.n_steps)]
+    return [[s.loss, s.gradient_norm] for s in steps], trainer.last_operations
+
+
+def sent_bytes(recorded):
+    """The bytes of all recorded collectives by their names."""
+    sent = Counter()
+    for op in recorded:
+        if op.stream != COMPUTE:
+            sent[op.name] += op.nbytes
+    return sent
+
+
+def planned_bytes(strategy, request):
+    """The bytes of all collectives of the plan in a step, by the name of their kind and axis."""
+    configuration = request.configuration
+    plan = plan_of(
+        strategy,
+        request.model,
+        request.job,
+        configuration.micro_batch,
+        configuration.recompute,
+        **configuration.layout.sizes,
+    )
+    step = [*operations(plan.microstep)] * int(number(plan.n_microsteps))
+    planned = Counter()
+    for op in [*step, *operations(plan.step_end)]:
+        if isinstance(op, Collective) and request.configuration.layout.size(op.axis) > 1:
+            planned[names.over_axis(op.kind, op.axis)] += number(op.nbytes)
+    return planned
+
+
+def check_deepspeed(rank):
+    engine = load_engine("deepspeed")
+    for recompute in ("none", "full"):
+        expected, _ = trained(zero3_request(recompute=recompute))
+        request = zero3_request(engine, recompute)
+        curve, recorded = trained(request)
+        torch.testing.assert_close(torch.tensor(curve), torch.tensor(expected))
+        sent, planned = sent_bytes(recorded), planned_bytes(zero3(engine), request)
+        # The plan sums one norm of 4 bytes, DeepSpeed one of 8 for matrices and one for vectors.
+        assert (sent.pop(NORM), planned.pop(NORM)) == (16, 4)
+        assert sent == planned
+
+
+@pytest.mark.slow
+def test_deepspeed_learns_as_fsdp2_does_and_sends_what_the_plan_says():
+    pytest.importorskip("deepspeed")
+    on_ranks(2, check_deepspeed)
+
+
+def test_groups_of_ranks_are_named_after_their_axes():
+    groups = ("tensor", "data", "tensor*data")
+    found = axes_by_ranks(Layout({"tensor": 2, "data": 3}), groups, rank=3)
+    assert found == {(2, 3): "tensor", (1, 3, 5): "data", (0, 1, 2, 3, 4, 5): "tensor*data"}
+
+
+def test_a_group_of_one_axis_has_its_name():
+    found = axes_by_ranks(grid_layout(1, 2, 1, 2), ("x", "y", "z", "data"), rank=0)
+    assert found == {(0,): "x", (0, 1): "y", (0, 2): "data"}
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'axonn-tune\[engines\]'"):
+        zero3_request(load_engine("deepspeed"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"configuration": Configuration(SHARDED, recompute="selective")}, "none, full"),
+        ({"model": replace(GPT, parallel_block=True)}, "parallel blocks"),
+        ({"goldfish": 4}, "goldfish"),
+    ],
+)
+def test_what_an_engine_is_not_given_here_is_one_line(changed, said):
+    pytest.importorskip("deepspeed")
+    with pytest.raises(InputError, match=f"engine deepspeed.*{said}|{said}.*engine deepspeed"):
+        replace(zero3_request(load_engine("deepspeed")), **changed)
