@@ -404,7 +404,7 @@ _STRATEGY = Option(
     "Strategy: axonn, or through torch zero3 (FSDP2), hsdp (with replicas) or megatron-tp.", "axonn"
 )
 _ENGINE = Option(
-    "Released engine that trains instead, and whose facts are predicted: deepspeed (zero3).",
+    "Released engine that trains instead, and is predicted: axonn, or deepspeed (with zero3).",
     None,
     "the bundled runtime, or torch",
 )

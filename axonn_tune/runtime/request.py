@@ -88,4 +88,6 @@ class RunRequest:
         if self.model.parallel_block:
             raise InputError(f"run: {owner} does not run models with parallel blocks")
         if self.goldfish is not None:
-            raise InputError(f"run: goldfish is of the runtime's axonn; {owner} does not have it")
+            raise InputError(
+                f"run: goldfish is of axonn as the runtime has it; {owner} does not have it"
+            )

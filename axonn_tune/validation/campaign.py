@@ -18,7 +18,7 @@ from axonn_tune.spec.strategy import Strategy
 from axonn_tune.spec.validation import Validation
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.timeline import step_timeline
-from axonn_tune.strategies.axonn4d import AXONN
+from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3
 from axonn_tune.validation.outcomes import outcome_of
@@ -74,6 +74,7 @@ def runnable_strategies() -> dict[str, RunnableStrategy]:
 def released_strategies(engine: Engine) -> dict[str, RunnableStrategy]:
     """Return what can be validated here through the package of an engine."""
     runnable_with = {
+        "axonn": {"axonn": RunnableStrategy(Axonn4D(engine=engine), {})},
         "deepspeed": {"zero3": RunnableStrategy(zero3(engine), {"replica": 1})},
     }
     return runnable_with.get(engine.package, {})

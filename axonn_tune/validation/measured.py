@@ -22,7 +22,7 @@ def operation_times(
     predicted = {}
     if explanation is not None:
         predicted = {op.name: op for op in explanation.operations}
-        predicted |= _collectives_over_axes(explanation)
+        predicted |= _collectives_over_axes(measurement, explanation)
         predicted |= _all_kernels(measurement, predicted, explanation)
     measured = measurement.operation_seconds
     exposed = measurement.exposed_seconds
@@ -54,14 +54,17 @@ def operation_times(
     return [*times, host]
 
 
-def _collectives_over_axes(explanation: Explanation) -> dict[str, OperationCost]:
-    """Return the predicted time of all collectives of a kind over an axis.
+def _collectives_over_axes(
+    measurement: Measurement, explanation: Explanation
+) -> dict[str, OperationCost]:
+    """Return the predicted time of all collectives of a kind over an axis that have no other name.
 
     Its name is that under which a collective is recorded whose part in the plan is not known.
     """
+    recorded_names = {op.name for op in measurement.last_step}
     groups: dict[str, list[OperationCost]] = {}
     for op in explanation.operations:
-        if op.axis:
+        if op.axis and op.name not in recorded_names:
             groups.setdefault(names.over_axis(op.kind, op.axis), []).append(op)
     return {name: _sum(name, group) for name, group in groups.items()}
 

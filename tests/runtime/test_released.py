@@ -23,11 +23,13 @@ from axonn_tune.spec.job import Job, Overlap  # noqa: E402
 from axonn_tune.spec.layout import Layout, grid_layout  # noqa: E402
 from axonn_tune.spec.model import Model  # noqa: E402
 from axonn_tune.spec.plan import COMPUTE, Collective  # noqa: E402
+from axonn_tune.strategies.axonn4d import Axonn4D  # noqa: E402
 from axonn_tune.strategies.zero import zero3  # noqa: E402
 
 GPT = Model("gpt", 2, 32, 4, 256, 16)
 SHARDED = Layout({"shard": 2, "replica": 1})
 N_STEPS = 3
+NORM_BYTES = 4
 NORM = names.over_axis("all_reduce", "shard")
 
 
@@ -86,8 +88,58 @@ def check_deepspeed(rank):
         torch.testing.assert_close(torch.tensor(curve), torch.tensor(expected))
         sent, planned = sent_bytes(recorded), planned_bytes(zero3(engine), request)
         # The plan sums one norm of 4 bytes, DeepSpeed one of 8 for matrices and one for vectors.
-        assert (sent.pop(NORM), planned.pop(NORM)) == (16, 4)
+        assert (sent.pop(NORM), planned.pop(NORM)) == (16, NORM_BYTES)
         assert sent == planned
+
+
+def axonn_request(grid, recompute, tied_embeddings):
+    return RunRequest(
+        model=replace(GPT, tied_embeddings=tied_embeddings),
+        job=Job(4, 8, 16, dtype="fp32"),
+        configuration=Configuration(grid, recompute=recompute),
+        n_steps=N_STEPS,
+        engine=load_engine("axonn"),
+    )
+
+
+AXONN_CASES = [
+    (grid_layout(1, 1, 1, 4), "none"),
+    (grid_layout(2, 1, 2, 1), "none"),
+    (grid_layout(2, 1, 2, 1), "full"),
+    (grid_layout(1, 2, 1, 2), "full"),
+    (grid_layout(2, 2, 1, 1), "none"),
+]
+
+
+def check_axonn(rank):
+    for tied_embeddings in (True, False):
+        expected = None
+        for grid, recompute in AXONN_CASES:
+            request = axonn_request(grid, recompute, tied_embeddings)
+            curve, recorded = trained(request)
+            expected = expected or curve
+            close = {"rtol": 1e-4, "atol": 1e-5}
+            torch.testing.assert_close(torch.tensor(curve), torch.tensor(expected), **close)
+            check_axonn_bytes(request, recorded)
+
+
+def check_axonn_bytes(request, recorded):
+    """Hold what AxoNN and the runtime around it send against the plan, but for the norm."""
+    planned = planned_bytes(Axonn4D(engine=request.engine), request)
+    sent = Counter()
+    for op in recorded:
+        if op.stream != COMPUTE:
+            sent[names.over_axis(op.kind, op.stream)] += op.nbytes
+    sent.pop("all_reduce over 4 ranks", None)  # the norm of matrices that X and Y or Z split
+    assert sent.keys() == planned.keys()
+    for name, nbytes in planned.items():
+        assert abs(sent[name] - nbytes) <= NORM_BYTES * (name.startswith("all_reduce")), name
+
+
+@pytest.mark.slow
+def test_axonn_learns_the_same_on_every_grid_and_sends_what_the_plan_says():
+    pytest.importorskip("axonn")
+    on_ranks(4, check_axonn)
 
 
 @pytest.mark.slow

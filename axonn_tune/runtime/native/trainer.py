@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,8 +50,8 @@ class WaitRecorder:
         axis: str,
         issue: Callable[[], PendingCollective],
     ) -> PendingCollective:
-        """Issue a collective and record it."""
-        return self._recorder.collective(name, kind, nbytes, axis, issue)
+        """Issue a collective and record it, and how long the host waits for it."""
+        return _Awaited(self._recorder.collective(name, kind, nbytes, axis, issue), self)
 
     def wait(self, pending: PendingCollective) -> None:
         """Wait for a collective, and note how long that takes."""
@@ -62,6 +63,22 @@ class WaitRecorder:
         """Return the collectives and the computation of a step that took `seconds`."""
         operations = [*self._recorder.take_step(), *_computation(self._waits, seconds)]
         return sorted(operations, key=lambda operation: operation.start_seconds)
+
+
+class _Awaited:
+    """A collective under way, each wait for which is noted."""
+
+    def __init__(self, pending: PendingCollective, recorder: WaitRecorder) -> None:
+        self._pending = pending
+        self._recorder = recorder
+
+    def wait(self) -> None:
+        """Wait for the collective."""
+        self._recorder.wait(self._pending)
+
+    def get_future(self) -> Any:
+        """Return a future of its end."""
+        return self._pending.get_future()
 
 
 def _computation(waits: list[tuple[float, float]], seconds: float) -> list[Operation]:

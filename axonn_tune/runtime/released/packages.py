@@ -11,8 +11,11 @@ from axonn_tune.errors import InputError
 from axonn_tune.spec.engine import Engine
 
 # The module that each package installs, and what builds a trainer with it.
-_MODULES = {"deepspeed": "deepspeed"}
-_TRAINERS: Mapping[str, tuple[str, str]] = {"deepspeed": ("deepspeed", "DeepSpeedTrainer")}
+_MODULES = {"axonn": "axonn", "deepspeed": "deepspeed"}
+_TRAINERS: Mapping[str, tuple[str, str]] = {
+    "axonn": ("axonn", "AxonnTrainer"),
+    "deepspeed": ("deepspeed", "DeepSpeedTrainer"),
+}
 
 
 def require_installed(engine: Engine) -> None:

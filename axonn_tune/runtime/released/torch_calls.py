@@ -122,42 +122,37 @@ class TorchCalls:
         group = group or dist.group.WORLD
         assert group is not None
         ranks = tuple(dist.get_process_group_ranks(group))
+        if len(ranks) == 1:
+            return _alone(arguments)
         if ranks not in self._issuers:
             self._issuers[ranks] = issuer_of(group, self._device_type)
         start = partial(getattr(self._issuers[ranks], kind), *arguments)
-        pending = _Awaited(self._issue(kind, ranks, full, start), self._recorder)
+        axis = self._axes.get(ranks, f"{len(ranks)} ranks")
+        name = names.over_axis(kind, axis)
+        pending = self._recorder.collective(name, kind, full.nbytes, axis, start)
         if async_op:
             return pending
         pending.wait()
         return None
 
-    def _issue(
-        self,
-        kind: str,
-        ranks: tuple[int, ...],
-        full: torch.Tensor,
-        start: Callable[[], PendingCollective],
-    ) -> PendingCollective:
-        if len(ranks) == 1:  # nothing travels
-            return start()
-        axis = self._axes.get(ranks, f"{len(ranks)} ranks")
-        return self._recorder.collective(
-            names.over_axis(kind, axis), kind, full.nbytes, axis, start
-        )
 
+class _Done:
+    """A collective of one rank, which is done at once."""
 
-class _Awaited:
-    """A collective under way, whose wait is noted."""
+    def wait(self) -> None:
+        """Return."""
 
-    def __init__(self, pending: PendingCollective, recorder: WaitRecorder) -> None:
-        self._pending = pending
-        self._recorder = recorder
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Wait for the collective."""
-        self._recorder.wait(self._pending)
-        return True
-
-    def get_future(self) -> Any:
+    def get_future(self) -> torch.futures.Future[None]:
         """Return a future of its end."""
-        return self._pending.get_future()
+        future: torch.futures.Future[None] = torch.futures.Future()
+        future.set_result(None)
+        return future
+
+
+@torch.no_grad()
+def _alone(arguments: tuple[Any, ...]) -> PendingCollective:
+    """Copy what a rank sends to itself: the second tensor, where there is one, to the first."""
+    into, source = arguments
+    if isinstance(source, torch.Tensor):
+        into.copy_(source.view_as(into))
+    return _Done()
