@@ -16,7 +16,7 @@ from axonn_tune.api import DEFAULT_MACHINE, MachineLike, ModelLike, build_search
 from axonn_tune.errors import InputError
 from axonn_tune.io.journal import Journal, MeasurementJournal
 from axonn_tune.io.operating_system import drivers, relevant_variables
-from axonn_tune.io.presets import load_engine, load_machine, preset_machines
+from axonn_tune.io.presets import list_engines, load_engine, load_machine, preset_machines
 from axonn_tune.io.yaml_files import save_yaml
 from axonn_tune.options import (
     CALIBRATION,
@@ -120,7 +120,16 @@ def run_here(strategy: str, engine: str | None) -> RunnableStrategy:
     """
     from axonn_tune.validation.campaign import runnable
 
-    return runnable(strategy, None if engine is None else load_engine(engine))
+    if engine is None:
+        return runnable(strategy)
+    loaded = load_engine(engine)
+    if not loaded.package:
+        run = [name for name in list_engines() if load_engine(name).package]
+        raise InputError(
+            f"--engine {loaded.name} cannot be run here; allowed: {', '.join(run)}, or no --engine "
+            "for the bundled runtime and torch"
+        )
+    return runnable(strategy, loaded)
 
 
 def run_validation(

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from axonn_tune.errors import InputError
 from axonn_tune.runtime.axonn.engine import DTYPES
 from axonn_tune.runtime.ranks.session import DEVICES
-from axonn_tune.runtime.released.packages import require_installed
+from axonn_tune.runtime.released.packages import installed_package
 from axonn_tune.spec.checks import require_choice, require_count
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import PAPER_ORDER
 from axonn_tune.spec.model import RECOMPUTES, Model
 
 # Strategies that the runtime executes: AxoNN's own, and two through torch's own parallelism.
@@ -63,7 +64,7 @@ class RunRequest:
         if self.job.dropout:
             raise InputError("run: dropout is not executed; allowed: a job without it")
         if self.engine.package:
-            require_installed(self.engine)
+            self._check_engine()
         if self.strategy != "axonn" or self.engine.package:
             self._check_native()
         if self.goldfish is not None:
@@ -80,6 +81,13 @@ class RunRequest:
                 f"positions of model '{model.name}'"
             )
 
+    def _check_engine(self) -> None:
+        """Refuse an engine that is not installed, and what is not run through it."""
+        owner = f"run: engine {self.engine.name}"
+        package = installed_package(self.engine)
+        require_choice(owner, "dtype", self.job.dtype, package.dtypes)
+        require_choice(owner, "order", self.configuration.order, (PAPER_ORDER,))
+
     def _check_native(self) -> None:
         """Refuse what the runtime does not do through torch's own parallelism or an engine."""
         owner = f"engine {self.engine.name}" if self.engine.package else self.strategy
@@ -88,6 +96,4 @@ class RunRequest:
         if self.model.parallel_block:
             raise InputError(f"run: {owner} does not run models with parallel blocks")
         if self.goldfish is not None:
-            raise InputError(
-                f"run: goldfish is of axonn as the runtime has it; {owner} does not have it"
-            )
+            raise InputError(f"run: goldfish is of axonn here; {owner} does not have it")

@@ -86,7 +86,7 @@ def runnable(name: str, engine: Engine | None = None) -> RunnableStrategy:
     Parameters
     ----------
     engine : Engine, optional
-        A released engine that carries it out, instead of the runtime and torch.
+        A released engine with a package, which carries it out instead of the runtime and torch.
 
     Raises
     ------
@@ -94,11 +94,6 @@ def runnable(name: str, engine: Engine | None = None) -> RunnableStrategy:
         It is not executed here.
     """
     known = runnable_strategies() if engine is None else released_strategies(engine)
-    if engine is not None and not known:
-        raise InputError(
-            f"--engine {engine.name} cannot be run here; allowed: an engine of which "
-            "`axonn-tune engines show` says with which package it is run"
-        )
     if name not in known:
         through = "" if engine is None else f" with --engine {engine.name}"
         raise InputError(

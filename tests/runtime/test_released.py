@@ -171,9 +171,11 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch):
         ({"configuration": Configuration(SHARDED, recompute="selective")}, "none, full"),
         ({"model": replace(GPT, parallel_block=True)}, "parallel blocks"),
         ({"goldfish": 4}, "goldfish"),
+        ({"job": Job(2, 4, 16, dtype="bf16"), "engine": load_engine("axonn")}, "allowed: fp32"),
+        ({"configuration": Configuration(SHARDED, "zyxd")}, "allowed: xyzd"),
     ],
 )
 def test_what_an_engine_is_not_given_here_is_one_line(changed, said):
     pytest.importorskip("deepspeed")
-    with pytest.raises(InputError, match=f"engine deepspeed.*{said}|{said}.*engine deepspeed"):
+    with pytest.raises(InputError, match=f"engine (deepspeed|axonn).*{said}|{said}.*engine deep"):
         replace(zero3_request(load_engine("deepspeed")), **changed)

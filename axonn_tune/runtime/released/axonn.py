@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from axonn_tune.errors import InputError
 from axonn_tune.runtime.axonn.engine import Engine
 from axonn_tune.runtime.axonn.gpt import GPT
 from axonn_tune.runtime.axonn.mesh import Mesh
@@ -186,8 +185,6 @@ class AxonnTrainer(RecordedTrainer):
     def __init__(self, request: RunRequest, device: torch.device) -> None:
         job = request.job
         layout = request.configuration.layout
-        if job.dtype != "fp32":
-            raise InputError(f"run: dtype is {job.dtype}; allowed with AxoNN itself: fp32")
         if device.type == "cpu":
             replace_cuda_calls()
         groups = form_groups(layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -10,30 +11,48 @@ from typing import Any
 from axonn_tune.errors import InputError
 from axonn_tune.spec.engine import Engine
 
-# The module that each package installs, and what builds a trainer with it.
-_MODULES = {"axonn": "axonn", "deepspeed": "deepspeed"}
-_TRAINERS: Mapping[str, tuple[str, str]] = {
-    "axonn": ("axonn", "AxonnTrainer"),
-    "deepspeed": ("deepspeed", "DeepSpeedTrainer"),
+
+@dataclass(frozen=True)
+class Package:
+    """A package from PyPI.
+
+    module
+        The module that it installs.
+    trainer
+        The class that trains with it, behind the module of this room in which it is.
+    dtypes
+        The number types in which it trains here.
+    """
+
+    module: str
+    trainer: str
+    dtypes: tuple[str, ...] = ("bf16", "fp32")
+
+
+PACKAGES: Mapping[str, Package] = {
+    "axonn": Package("axonn", "axonn.AxonnTrainer", dtypes=("fp32",)),
+    "deepspeed": Package("deepspeed", "deepspeed.DeepSpeedTrainer"),
 }
 
 
-def require_installed(engine: Engine) -> None:
-    """Refuse an engine whose package is not installed.
+def installed_package(engine: Engine) -> Package:
+    """Return the package of an engine.
 
     Raises
     ------
     InputError
-        The message says how it is installed.
+        It is not installed; the message says how to install it.
     """
-    if find_spec(_MODULES[engine.package]) is None:
+    package = PACKAGES[engine.package]
+    if find_spec(package.module) is None:
         raise InputError(
             f"engine {engine.name} needs the package {engine.package}, which is not installed; "
             "pip install 'axonn-tune[engines]'"
         )
+    return package
 
 
 def trainer_of(engine: Engine) -> Any:
     """Return what builds a trainer of a request on a device through the engine's package."""
-    module, name = _TRAINERS[engine.package]
+    module, name = PACKAGES[engine.package].trainer.split(".")
     return getattr(import_module(f"axonn_tune.runtime.released.{module}"), name)
