@@ -86,6 +86,8 @@ class RunRequest:
         owner = f"run: engine {self.engine.name}"
         package = installed_package(self.engine)
         require_choice(owner, "dtype", self.job.dtype, package.dtypes)
+        require_choice(owner, "attention", self.job.attention, package.attentions)
+        require_choice(owner, "recompute", self.configuration.recompute, package.recomputes)
         require_choice(owner, "order", self.configuration.order, (PAPER_ORDER,))
 
     def _check_native(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from axonn_tune.errors import InputError
 from axonn_tune.search.rank import Ranking
 from axonn_tune.search.search import Search
-from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.layout import Axes
 from axonn_tune.spec.measurement import Measurement, Operation
 from axonn_tune.spec.model import RECOMPUTES
@@ -51,30 +51,40 @@ class RunnableStrategy:
 
 
 def runnable_strategies() -> dict[str, RunnableStrategy]:
-    """Return what can be validated here: AxoNN's grid, and two strategies through torch.
+    """Return what can be validated here: AxoNN's grid, and two strategies through torch."""
+    return {
+        "axonn": RunnableStrategy(AXONN.name, {}, RECOMPUTES),
+        "zero3": RunnableStrategy(zero3(), {"replica": 1}),
+        "hsdp": RunnableStrategy(zero3(), {}),
+        "megatron-tp": RunnableStrategy(_blocking_megatron(), {"context": 1, "pipeline": 1}),
+    }
 
-    Tensor parallelism through torch's DTensor has neither sequence parallelism nor a distributed
-    optimizer, and neither overlaps reductions nor fuses the accumulation of gradients.
+
+def _blocking_megatron(engine: Engine = IDEAL) -> Megatron3D:
+    """Return Megatron-LM's strategy as torch's DTensor and Megatron-Core's local layers run it.
+
+    There is neither sequence parallelism nor a distributed optimizer; reductions are not
+    overlapped, and the accumulation of gradients is not fused.
     """
-    tensor_parallel = Megatron3D(
+    return Megatron3D(
         sequence_parallel=False,
         distributed_optimizer=False,
         overlap_grad_reduce=False,
         fused_accumulation=False,
         n_virtual=(1,),
+        engine=engine,
     )
-    return {
-        "axonn": RunnableStrategy(AXONN.name, {}, RECOMPUTES),
-        "zero3": RunnableStrategy(zero3(), {"replica": 1}),
-        "hsdp": RunnableStrategy(zero3(), {}),
-        "megatron-tp": RunnableStrategy(tensor_parallel, {"context": 1, "pipeline": 1}),
-    }
 
 
 def released_strategies(engine: Engine) -> dict[str, RunnableStrategy]:
     """Return what can be validated here through the package of an engine."""
     runnable_with = {
         "axonn": {"axonn": RunnableStrategy(Axonn4D(engine=engine), {})},
+        "megatron-core": {
+            "megatron": RunnableStrategy(
+                _blocking_megatron(engine), {"context": 1, "pipeline": 1}, ("none",)
+            )
+        },
         "deepspeed": {"zero3": RunnableStrategy(zero3(engine), {"replica": 1})},
     }
     return runnable_with.get(engine.package, {})

@@ -2,6 +2,8 @@
 
 from collections import Counter
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
+from math import prod
 
 import pytest
 
@@ -25,6 +27,7 @@ from axonn_tune.spec.model import Model  # noqa: E402
 from axonn_tune.spec.plan import COMPUTE, Collective  # noqa: E402
 from axonn_tune.strategies.axonn4d import Axonn4D  # noqa: E402
 from axonn_tune.strategies.zero import zero3  # noqa: E402
+from axonn_tune.validation.campaign import runnable  # noqa: E402
 
 GPT = Model("gpt", 2, 32, 4, 256, 16)
 SHARDED = Layout({"shard": 2, "replica": 1})
@@ -71,10 +74,11 @@ def planned_bytes(strategy, request):
         configuration.recompute,
         **configuration.layout.sizes,
     )
+    layout = configuration.layout
     step = [*operations(plan.microstep)] * int(number(plan.n_microsteps))
     planned = Counter()
     for op in [*step, *operations(plan.step_end)]:
-        if isinstance(op, Collective) and request.configuration.layout.size(op.axis) > 1:
+        if isinstance(op, Collective) and prod(map(layout.size, op.axis.split("*"))) > 1:
             planned[names.over_axis(op.kind, op.axis)] += number(op.nbytes)
     return planned
 
@@ -142,6 +146,37 @@ def test_axonn_learns_the_same_on_every_grid_and_sends_what_the_plan_says():
     on_ranks(4, check_axonn)
 
 
+def megatron_request(sizes, tied_embeddings=True):
+    return RunRequest(
+        model=replace(GPT, tied_embeddings=tied_embeddings),
+        job=Job(4, 8, 16, dtype="fp32", attention="unfused"),
+        configuration=Configuration(Layout({"context": 1, "pipeline": 1, **sizes})),
+        n_steps=N_STEPS,
+        strategy="megatron",
+        engine=load_engine("megatron-core"),
+    )
+
+
+def check_megatron_core(rank):
+    for tied_embeddings in (True, False):
+        expected = None
+        for tensor in (1, 2, 4):
+            request = megatron_request({"tensor": tensor, "data": 4 // tensor}, tied_embeddings)
+            curve, recorded = trained(request)
+            expected = expected or curve
+            close = {"rtol": 1e-4, "atol": 1e-5}
+            torch.testing.assert_close(torch.tensor(curve), torch.tensor(expected), **close)
+            strategy = runnable("megatron", request.engine).strategy
+            sent, planned = sent_bytes(recorded), planned_bytes(strategy, request)
+            assert sent == planned, f"{tensor}, {sent}, {planned}"
+
+
+@pytest.mark.slow
+def test_megatron_core_learns_the_same_on_every_layout_and_sends_what_the_plan_says():
+    pytest.importorskip("megatron.core")
+    on_ranks(4, check_megatron_core)
+
+
 @pytest.mark.slow
 def test_deepspeed_learns_as_fsdp2_does_and_sends_what_the_plan_says():
     pytest.importorskip("deepspeed")
@@ -159,8 +194,12 @@ def test_a_group_of_one_axis_has_its_name():
     assert found == {(0,): "x", (0, 1): "y", (0, 2): "data"}
 
 
+def not_found(name):
+    raise PackageNotFoundError(name)
+
+
 def test_a_package_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages, "version", not_found)
     with pytest.raises(InputError, match=r"pip install 'axonn-tune\[engines\]'"):
         zero3_request(load_engine("deepspeed"))
 

@@ -5,33 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.job import ATTENTIONS
 
 
 @dataclass(frozen=True)
 class Package:
     """A package from PyPI.
 
-    module
-        The module that it installs.
     trainer
         The class that trains with it, behind the module of this room in which it is.
-    dtypes
-        The number types in which it trains here.
+    dtypes, attentions, recomputes
+        What it does here.
     """
 
-    module: str
     trainer: str
     dtypes: tuple[str, ...] = ("bf16", "fp32")
+    attentions: tuple[str, ...] = ATTENTIONS
+    recomputes: tuple[str, ...] = ("none", "full")
 
 
 PACKAGES: Mapping[str, Package] = {
-    "axonn": Package("axonn", "axonn.AxonnTrainer", dtypes=("fp32",)),
-    "deepspeed": Package("deepspeed", "deepspeed.DeepSpeedTrainer"),
+    "axonn": Package("axonn.AxonnTrainer", dtypes=("fp32",)),
+    "deepspeed": Package("deepspeed.DeepSpeedTrainer"),
+    "megatron-core": Package(
+        "megatron_core.MegatronCoreTrainer",
+        dtypes=("fp32",),
+        attentions=("unfused",),
+        recomputes=("none",),
+    ),
 }
 
 
@@ -44,11 +50,13 @@ def installed_package(engine: Engine) -> Package:
         It is not installed; the message says how to install it.
     """
     package = PACKAGES[engine.package]
-    if find_spec(package.module) is None:
+    try:
+        version(engine.package)
+    except PackageNotFoundError:
         raise InputError(
             f"engine {engine.name} needs the package {engine.package}, which is not installed; "
             "pip install 'axonn-tune[engines]'"
-        )
+        ) from None
     return package
 
 
