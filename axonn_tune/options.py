@@ -404,7 +404,8 @@ _STRATEGY = Option(
     "Strategy: axonn, or through torch zero3 (FSDP2), hsdp (with replicas) or megatron-tp.", "axonn"
 )
 _ENGINE = Option(
-    "Released engine that trains instead, and is predicted: axonn, or deepspeed (with zero3).",
+    "Released engine that trains instead, and is predicted: axonn, deepspeed (with zero3) or "
+    "megatron-core (with megatron).",
     None,
     "the bundled runtime, or torch",
 )

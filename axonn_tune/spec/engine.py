@@ -36,6 +36,8 @@ from axonn_tune.spec.plan import (
 BUCKETS, WHOLE, PARAMETERS = "buckets", "whole", "parameters"
 # No engine moves the bytes of a kernel so often, or cuts it into so many.
 LARGEST_FACTOR = 1000.0
+# The packages on PyPI with which engines are run.
+PACKAGES = ("axonn", "deepspeed", "megatron-core")
 # The form of the kernels that an engine does not name.
 EVERY_KERNEL = "every"
 
@@ -215,7 +217,7 @@ class Engine:
     description
         Text for people.
     package
-        Package on PyPI with which `run` and `validate` train; empty where they cannot.
+        Package with which `run` and `validate` train, one of `PACKAGES`; empty for none.
     kernels
         Forms of kernels by name, one of `MEMORY_KERNELS`, or `EVERY_KERNEL` for all others.
     attention_rate
@@ -250,6 +252,8 @@ class Engine:
         require_name("engine", self.name)
         require_name("engine", self.title)
         owner = f"engine '{self.name}'"
+        if self.package:
+            require_choice(owner, "package", self.package, PACKAGES)
         for kernel in self.kernels:
             require_choice(owner, "kernel", kernel, (EVERY_KERNEL, *MEMORY_KERNELS))
         if self.attention_rate is not None:

@@ -87,7 +87,8 @@ def released_strategies(engine: Engine) -> dict[str, RunnableStrategy]:
         },
         "deepspeed": {"zero3": RunnableStrategy(zero3(engine), {"replica": 1})},
     }
-    return runnable_with.get(engine.package, {})
+    known = runnable_with.get(engine.package, {})
+    return {name: strategy for name, strategy in known.items() if name in engine.strategies}
 
 
 def runnable(name: str, engine: Engine | None = None) -> RunnableStrategy:
@@ -144,6 +145,8 @@ class ValidationCampaign:
         return {
             "model": scenario.model.name,
             "machine": scenario.machine.name,
+            "strategy": scenario.strategy.name,
+            "engine": scenario.strategy.engine.name,
             "job": asdict(scenario.job),
             "steps": self.n_steps,
         }

@@ -29,7 +29,7 @@ class Package:
     recomputes: tuple[str, ...] = ("none", "full")
 
 
-PACKAGES: Mapping[str, Package] = {
+_PACKAGES: Mapping[str, Package] = {
     "axonn": Package("axonn.AxonnTrainer", dtypes=("fp32",)),
     "deepspeed": Package("deepspeed.DeepSpeedTrainer"),
     "megatron-core": Package(
@@ -49,7 +49,7 @@ def installed_package(engine: Engine) -> Package:
     InputError
         It is not installed; the message says how to install it.
     """
-    package = PACKAGES[engine.package]
+    package = _PACKAGES[engine.package]
     try:
         version(engine.package)
     except PackageNotFoundError:
@@ -62,5 +62,5 @@ def installed_package(engine: Engine) -> Package:
 
 def trainer_of(engine: Engine) -> Any:
     """Return what builds a trainer of a request on a device through the engine's package."""
-    module, name = PACKAGES[engine.package].trainer.split(".")
+    module, name = _PACKAGES[engine.package].trainer.split(".")
     return getattr(import_module(f"axonn_tune.runtime.released.{module}"), name)
