@@ -16,7 +16,7 @@ from axonn_tune.api import DEFAULT_MACHINE, MachineLike, ModelLike, build_search
 from axonn_tune.errors import InputError
 from axonn_tune.io.journal import Journal, MeasurementJournal
 from axonn_tune.io.operating_system import drivers, relevant_variables
-from axonn_tune.io.presets import load_machine, preset_machines
+from axonn_tune.io.presets import list_engines, load_engine, load_machine, preset_machines
 from axonn_tune.io.yaml_files import save_yaml
 from axonn_tune.options import (
     CALIBRATION,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from axonn_tune.runtime.run import TrainerFactory
     from axonn_tune.spec.machine import Machine
     from axonn_tune.spec.validation import Validation
-    from axonn_tune.validation.campaign import ValidationCampaign
+    from axonn_tune.validation.campaign import RunnableStrategy, ValidationCampaign
 
 
 @with_options(VALIDATION)
@@ -81,13 +81,13 @@ def validation_campaign(
     """Choose the configurations that a validation runs; see `validate`."""
     from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
     from axonn_tune.search.rank import rank_candidates
-    from axonn_tune.validation.campaign import ValidationCampaign, runnable
+    from axonn_tune.validation.campaign import ValidationCampaign
     from axonn_tune.validation.choice import choose, choose_grids
 
     given = {**defaults(VALIDATION), **options}
     device = given["device"]
     n_ranks = gpus or ranks_at_hand(device)
-    chosen = runnable(given["strategy"])
+    chosen = run_here(given["strategy"], given["engine"])
     of_search = {name: value for name, value in given.items() if name in declared(SearchOptions)}
     of_search |= {
         "strategy": chosen.strategy,
@@ -98,7 +98,7 @@ def validation_campaign(
     search = build_search(model, n_ranks, machine, **of_search)
     # A validation judges what the profile tells of this machine, not what runs elsewhere show.
     scenario = replace(search.scenario, track_records=NO_TRACK_RECORDS)
-    ranking = rank_candidates(replace(search, scenario=scenario, partial_recompute=False))
+    ranking = rank_candidates(chosen.search_of(replace(search, scenario=scenario)))
     grids = given["grid"]
     return ValidationCampaign(
         ranking=ranking,
@@ -108,6 +108,28 @@ def validation_campaign(
         timeout_seconds=given["timeout"],
         quiet=given["quiet"],
     )
+
+
+def run_here(strategy: str, engine: str | None) -> RunnableStrategy:
+    """Return what is executed for a strategy, through the runtime and torch or an engine.
+
+    Raises
+    ------
+    AxonnTuneError
+        The strategy or the engine is unknown, or is not executed here.
+    """
+    from axonn_tune.validation.campaign import runnable
+
+    if engine is None:
+        return runnable(strategy)
+    loaded = load_engine(engine)
+    if not loaded.package:
+        run = [name for name in list_engines() if load_engine(name).package]
+        raise InputError(
+            f"--engine {loaded.name} cannot be run here; allowed: {', '.join(run)}, or no --engine "
+            "for the bundled runtime and torch"
+        )
+    return runnable(strategy, loaded)
 
 
 def run_validation(
@@ -137,6 +159,7 @@ def run_validation(
             timeout_seconds=campaign.timeout_seconds,
             quiet=True,
             strategy=scenario.strategy.name,
+            engine=scenario.strategy.engine,
         )
         for prediction in campaign.chosen
     ]

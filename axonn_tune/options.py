@@ -237,15 +237,9 @@ class LayoutOptions(TypedDict, total=False):
     ]
 
 
-class RankingOptions(TypedDict, total=False):
-    """The options of a ranking: its rows and their order."""
+class ConfigurationsOptions(TypedDict, total=False):
+    """The option of a ranking that says what its rows are."""
 
-    cost_model: Annotated[
-        str, Option("Cost model: full, or paper (AxoNN's bandwidth-only equations).", "full")
-    ]
-    include_oom: Annotated[
-        bool, Option("Show what does not fit in memory, too.", False, is_flag=True)
-    ]
     every_configuration: Annotated[
         bool,
         Option(
@@ -253,6 +247,17 @@ class RankingOptions(TypedDict, total=False):
             False,
             is_flag=True,
         ),
+    ]
+
+
+class RankingOptions(ConfigurationsOptions, total=False):
+    """The options of a ranking: its rows and their order."""
+
+    cost_model: Annotated[
+        str, Option("Cost model: full, or paper (AxoNN's bandwidth-only equations).", "full")
+    ]
+    include_oom: Annotated[
+        bool, Option("Show what does not fit in memory, too.", False, is_flag=True)
     ]
 
 
@@ -400,11 +405,22 @@ _AT_HAND = "the ranks or GPUs at hand"
 _DTYPE = Option("Number type: bf16 or fp32.", None, "bf16 on a GPU, fp32 on a CPU")
 _MICRO_BATCH = "Number of sequences that a rank takes at once."
 _GLOBAL_BATCH = "Number of sequences per step."
+_STRATEGY = Option(
+    "Strategy: axonn, or through torch zero3 (FSDP2), hsdp (with replicas) or megatron-tp.", "axonn"
+)
+_ENGINE = Option(
+    "Released engine that trains instead, and is predicted: axonn, deepspeed (with zero3) or "
+    "megatron-core (with megatron).",
+    None,
+    "the bundled runtime, or torch",
+)
+_NO_SWITCHES = tuple(name for name in declared(SwitchOptions) if name not in ("max_tp", "engine"))
 
 RUN = declared(
     SubjectOptions,
     BatchOptions,
     ExecutionOptions,
+    SwitchOptions,
     LayoutOptions,
     RankOptions,
     changed={
@@ -419,12 +435,15 @@ RUN = declared(
             "none",
         ),
         "order": Option("Rank order, fastest varying axis first.", "xyzd"),
+        "strategy": _STRATEGY,
+        "engine": _ENGINE,
     },
-    without=(*_NOT_EXECUTED, "strategy"),
+    without=(*_NOT_EXECUTED, *_NO_SWITCHES, "max_tp"),
 )
 
 VALIDATION = declared(
     RunsOptions,
+    ConfigurationsOptions,
     SubjectOptions,
     BatchOptions,
     ExecutionOptions,
@@ -438,12 +457,10 @@ VALIDATION = declared(
         "micro_batch": Option(_MICRO_BATCH, None, "the best"),
         "dtype": _DTYPE,
         "order": Option("Rank order, fastest varying axis first; 'all' tries all.", "xyzd"),
-        "strategy": Option(
-            "Strategy: axonn, or through torch zero3 (FSDP2), hsdp (with replicas) or megatron-tp.",
-            "axonn",
-        ),
+        "strategy": _STRATEGY,
+        "engine": _ENGINE,
     },
-    without=(*_NOT_EXECUTED, *(name for name in declared(SwitchOptions) if name != "max_tp")),
+    without=(*_NOT_EXECUTED, *_NO_SWITCHES),
 )
 
 # A rehearsal runs what the runtime can run of a search's layouts; nothing is timed in it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,7 +22,9 @@ if TYPE_CHECKING:
 
 
 @click.command("run")
-@click.option("--grid", metavar="GRID", help="Grid G_x x G_y x G_z x G_data: 2x2x1x2.")
+@click.option(
+    "--grid", metavar="GRID", help="Grid G_x x G_y x G_z x G_data: 2x2x1x2; or shard=8 of zero3."
+)
 @click.option("--suggest", is_flag=True, help="Take the best grid, order and micro-batch.")
 @run_options
 @click.option(
@@ -69,6 +70,7 @@ def command(
     Examples:
       axonn-tune run --grid 2x2x1x2 --model tiny --steps 10
       axonn-tune run --suggest --model 5b --machine perlmutter
+      axonn-tune run --strategy zero3 --engine deepspeed --grid shard=2 --model tiny
       srun -N 2 --ntasks-per-node 4 axonn-tune run --grid 1x2x4x1 --model 5b --machine perlmutter
       torchrun --nproc-per-node 4 -m axonn_tune.cli.main run --grid 1x2x2x1 --model tiny
     """
@@ -92,6 +94,8 @@ def command(
             goldfish=goldfish,
             timeout_seconds=timeout,
             quiet=quiet,
+            strategy=search.scenario.strategy.name,
+            engine=search.scenario.strategy.engine,
         )
         measurement = launch(execute, request, chosen.layout.n_ranks, device)
     if measurement is None:
@@ -132,12 +136,15 @@ def _choose(
     **options: Unpack[SearchOptions],
 ) -> tuple[Search, Prediction]:
     """Return the search and the grid that was asked for or is the best, with how to train on it."""
+    from math import prod
+
     from axonn_tune.api import build_search
     from axonn_tune.errors import InputError
+    from axonn_tune.measuring import run_here
     from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
     from axonn_tune.search.one_layout import best_of_layout
     from axonn_tune.search.rank import rank_candidates
-    from axonn_tune.spec.layout import AXONN_AXES, parse_layout
+    from axonn_tune.spec.layout import parse_layout
 
     if (grid is not None) == suggest:
         raise InputError("give either --grid, such as 2x2x1x2, or --suggest")
@@ -147,23 +154,23 @@ def _choose(
         raise InputError("--recompute auto needs the profile of this machine: give --machine")
     if grid is not None and gpus is not None:
         raise InputError("--gpus goes with --suggest; --grid says how many ranks there are")
+    strategy = options["strategy"]
+    assert isinstance(strategy, str)
+    runnable = run_here(strategy, options["engine"])
+    options["strategy"], options["fix"] = runnable.strategy, runnable.fixed_axes
     options["dtype"] = options["dtype"] or default_dtype(device)
     if grid is None:
         n_ranks = gpus or ranks_at_hand(device)
         options["recompute"] = options["recompute"] or "auto"
         options["global_batch"] = options["global_batch"] or n_ranks
-        search = _runnable(build_search(model, n_ranks, machine, **options))
+        search = runnable.search_of(build_search(model, n_ranks, machine, **options))
         return search, rank_candidates(search).prediction(0)
-    wanted = parse_layout(grid, AXONN_AXES)
+    axes = runnable.axes
+    wanted = parse_layout(grid, axes)
     micro_batch = options["micro_batch"] or 1
     options["micro_batch"] = micro_batch
     options["recompute"] = options["recompute"] or "none"
-    one_micro_batch_each = wanted.size("z") * wanted.size("data") * micro_batch
-    options["global_batch"] = options["global_batch"] or one_micro_batch_each
-    search = _runnable(build_search(model, wanted.n_ranks, machine, **options))
+    n_shares = prod(wanted.size(axis) for axis in axes.batch)
+    options["global_batch"] = options["global_batch"] or n_shares * micro_batch
+    search = runnable.search_of(build_search(model, wanted.n_ranks, machine, **options))
     return search, best_of_layout(search, wanted)
-
-
-def _runnable(search: Search) -> Search:
-    """Return the search without recomputation of a part of the layers, which no runtime has."""
-    return replace(search, partial_recompute=False)

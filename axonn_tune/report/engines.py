@@ -12,7 +12,7 @@ from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.units import format_quantity
 
-_NOT_FACTS = ("name", "title", "strategies", "description")
+_NOT_FACTS = ("name", "title", "strategies", "description", "package")
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ def engine_text(engine: Engine) -> str:
     """Return what an engine is, and the facts in which it is not ideal."""
     head = [("engine", engine.name), ("is", engine.title)]
     head.append(("carries out", ", ".join(engine.strategies)))
+    if engine.package:
+        head.append(("run with", engine.package))
     parts = [key_values(head), engine.description.strip()]
     facts = stated_facts(engine)
     lines = [line for fact in facts for line in _fact_lines(fact)]

@@ -47,8 +47,7 @@ def run_text(
     whose_memory = " (whole process)" if measurement.memory_is_of_process else ""
     lines = [
         f"{model.name} ({format_count(model.parameters)} parameters) on {job.n_gpus} x "
-        f"{measurement.device_name} ({measurement.backend}), grid {measurement.layout} "
-        f"(x, y, z, data), order {measurement.order}",
+        f"{measurement.device_name} ({measurement.backend}), {_placement(measurement)}",
         f"global batch {job.global_batch} sequences of {job.seq_len}, "
         f"micro-batch {measurement.micro_batch}, {job.dtype}, {job.attention} attention, "
         f"recompute {measurement.recompute}, overlap {job.overlap}",
@@ -72,6 +71,14 @@ def run_text(
             f"({error:+.1f} % of the median), {gib(prediction.memory_bytes):.2f} GiB"
         )
     return "\n".join([*lines, "", _operations_text(operations, n_operations)])
+
+
+def _placement(measurement: Measurement) -> str:
+    """Return the layout, and the rank order where a layout may have several."""
+    layout = measurement.layout
+    if not layout.is_grid:
+        return f"layout {layout}"
+    return f"grid {layout} (x, y, z, data), order {measurement.order}"
 
 
 def _operations_text(operations: Sequence[OperationTime], limit: int | None) -> str:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from axonn_tune.errors import InputError
 from axonn_tune.runtime.axonn.engine import DTYPES
 from axonn_tune.runtime.ranks.session import DEVICES
+from axonn_tune.runtime.released.packages import installed_package
 from axonn_tune.spec.checks import require_choice, require_count
 from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import PAPER_ORDER
 from axonn_tune.spec.model import RECOMPUTES, Model
 
 # Strategies that the runtime executes: AxoNN's own, and two through torch's own parallelism.
@@ -32,6 +35,8 @@ class RunRequest:
         Whether to print no progress.
     strategy
         One of `RUNNABLE`.
+    engine
+        The engine that carries it out; one with a package trains through this package.
 
     Raises
     ------
@@ -49,6 +54,7 @@ class RunRequest:
     timeout_seconds: float = 300.0
     quiet: bool = False
     strategy: str = "axonn"
+    engine: Engine = IDEAL
 
     def __post_init__(self) -> None:
         require_choice("run", "dtype", self.job.dtype, DTYPES)
@@ -57,7 +63,9 @@ class RunRequest:
         require_choice("run", "strategy", self.strategy, RUNNABLE)
         if self.job.dropout:
             raise InputError("run: dropout is not executed; allowed: a job without it")
-        if self.strategy != "axonn":
+        if self.engine.package:
+            self._check_engine()
+        if self.strategy != "axonn" or self.engine.package:
             self._check_native()
         if self.goldfish is not None:
             require_count("run", "goldfish", self.goldfish, least=2)
@@ -73,13 +81,21 @@ class RunRequest:
                 f"positions of model '{model.name}'"
             )
 
+    def _check_engine(self) -> None:
+        """Refuse an engine that is not installed, and what is not run through it."""
+        owner = f"run: engine {self.engine.name}"
+        package = installed_package(self.engine)
+        require_choice(owner, "dtype", self.job.dtype, package.dtypes)
+        require_choice(owner, "attention", self.job.attention, package.attentions)
+        require_choice(owner, "recompute", self.configuration.recompute, package.recomputes)
+        require_choice(owner, "order", self.configuration.order, (PAPER_ORDER,))
+
     def _check_native(self) -> None:
-        """Refuse what the runtime does not do through torch's own parallelism."""
+        """Refuse what the runtime does not do through torch's own parallelism or an engine."""
+        owner = f"engine {self.engine.name}" if self.engine.package else self.strategy
         if self.configuration.recompute == "selective":
-            raise InputError(
-                f"run: recompute is 'selective'; allowed with {self.strategy}: none, full"
-            )
+            raise InputError(f"run: recompute is 'selective'; allowed with {owner}: none, full")
         if self.model.parallel_block:
-            raise InputError(f"run: {self.strategy} does not run models with parallel blocks")
+            raise InputError(f"run: {owner} does not run models with parallel blocks")
         if self.goldfish is not None:
-            raise InputError(f"run: goldfish is of axonn; {self.strategy} does not have it")
+            raise InputError(f"run: goldfish is of axonn here; {owner} does not have it")

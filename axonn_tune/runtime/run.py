@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Protocol, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.axonn.optimizer import Optimizer
 from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
 from axonn_tune.runtime.ranks.session import Place, joined, peak_memory_bytes, pick_device
+from axonn_tune.runtime.released.packages import trainer_of
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.spec.measurement import Measurement, Operation, Step
 
@@ -41,6 +43,8 @@ TrainerFactory: TypeAlias = Callable[[RunRequest, torch.device], StepTrainer]
 
 def build_trainer(request: RunRequest, device: torch.device) -> StepTrainer:
     """Build the model with the strategy of the request, and return what trains it."""
+    if request.engine.package:
+        return trainer_of(request.engine)(request, device)
     if request.strategy == "zero3":
         from axonn_tune.runtime.native.fsdp2 import sharded_trainer
 
@@ -114,6 +118,9 @@ def train(
     dist.all_reduce(peak, dist.ReduceOp.MAX)
     if place.rank != 0:
         return None
+    versions = software(device)
+    if request.engine.package:
+        versions[request.engine.package] = version(request.engine.package)
     return Measurement(
         layout=request.configuration.layout,
         order=request.configuration.order,
@@ -126,7 +133,7 @@ def train(
         gemm_modes=trainer.gemm_modes,
         device_name=device_name(device),
         backend=dist.get_backend(),
-        software=software(device),
+        software=versions,
     )
 
 

@@ -39,6 +39,8 @@ BUCKETS, WHOLE, PARAMETERS = "buckets", "whole", "parameters"
 LARGEST_FACTOR = 1000.0
 # The term of a rank's memory that only offload adds: copies that the host holds.
 HOST_COPIES = "host_copies"
+# The packages on PyPI with which engines are run.
+PACKAGES = ("axonn", "deepspeed", "megatron-core")
 # The form of the kernels that an engine does not name.
 EVERY_KERNEL = "every"
 
@@ -269,6 +271,8 @@ class Engine:
         Names of the strategies that it carries out.
     description
         Text for people.
+    package
+        Package with which `run` and `validate` train, one of `PACKAGES`; empty for none.
     kernels
         Forms of kernels by name, one of `MEMORY_KERNELS`, or `EVERY_KERNEL` for all others.
     attention_rate
@@ -291,6 +295,7 @@ class Engine:
     title: str = ""
     strategies: tuple[str, ...] = ()
     description: str = ""
+    package: str = ""
     kernels: Mapping[str, KernelForm] = field(default_factory=dict)
     attention_rate: Quantity | None = None
     issue_seconds: Quantity | None = None
@@ -305,6 +310,8 @@ class Engine:
         require_name("engine", self.name)
         require_name("engine", self.title)
         owner = f"engine '{self.name}'"
+        if self.package:
+            require_choice(owner, "package", self.package, PACKAGES)
         for kernel in self.kernels:
             require_choice(owner, "kernel", kernel, (EVERY_KERNEL, *MEMORY_KERNELS))
         if self.attention_rate is not None:

@@ -129,3 +129,8 @@ def reduce(owner: str) -> str:
 def norm_all_reduce(axis: str) -> str:
     """Return the name of the all-reduce of the gradients' norm over one axis."""
     return f"{GRADIENT_NORM}.all_reduce_{axis}"
+
+
+def over_axis(kind: str, axis: str) -> str:
+    """Return the name under which a collective is recorded whose part in the plan is not known."""
+    return f"{kind} over {axis}"

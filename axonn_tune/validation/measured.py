@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
+from axonn_tune.spec import names
 from axonn_tune.spec.measurement import COMPUTATION, HOST, Measurement, Operation
 from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.spec.validation import OperationTime
@@ -20,7 +22,8 @@ def operation_times(
     predicted = {}
     if explanation is not None:
         predicted = {op.name: op for op in explanation.operations}
-        predicted |= _all_kernels(measurement, explanation)
+        predicted |= _collectives_over_axes(measurement, explanation)
+        predicted |= _all_kernels(measurement, predicted, explanation)
     measured = measurement.operation_seconds
     exposed = measurement.exposed_seconds
     times = []
@@ -51,15 +54,41 @@ def operation_times(
     return [*times, host]
 
 
-def _all_kernels(measurement: Measurement, explanation: Explanation) -> dict[str, OperationCost]:
+def _collectives_over_axes(
+    measurement: Measurement, explanation: Explanation
+) -> dict[str, OperationCost]:
+    """Return the predicted time of all collectives of a kind over an axis that have no other name.
+
+    Its name is that under which a collective is recorded whose part in the plan is not known.
+    """
+    recorded_names = {op.name for op in measurement.last_step}
+    groups: dict[str, list[OperationCost]] = {}
+    for op in explanation.operations:
+        if op.axis and op.name not in recorded_names:
+            groups.setdefault(names.over_axis(op.kind, op.axis), []).append(op)
+    return {name: _sum(name, group) for name, group in groups.items()}
+
+
+def _sum(name: str, operations: list[OperationCost]) -> OperationCost:
+    return replace(
+        operations[0],
+        name=name,
+        total_seconds=sum(op.total_seconds for op in operations),
+        exposed_seconds=sum(op.exposed_seconds for op in operations),
+    )
+
+
+def _all_kernels(
+    measurement: Measurement, predicted: Mapping[str, OperationCost], explanation: Explanation
+) -> dict[str, OperationCost]:
     """Return the predicted time of all kernels, by name, if they were measured as one.
 
     It is the predicted step without the collectives that were recorded.
     """
-    names = {op.name for op in measurement.last_step}
-    if COMPUTATION not in names:
+    recorded_names = {op.name for op in measurement.last_step}
+    if COMPUTATION not in recorded_names:
         return {}
-    recorded = sum(op.exposed_seconds for op in explanation.operations if op.name in names)
+    recorded = sum(predicted[name].exposed_seconds for name in recorded_names & set(predicted))
     seconds = explanation.prediction.step_seconds - recorded
     cost = OperationCost(COMPUTATION, COMPUTATION, "", 0.0, 1, seconds, seconds, 0.0, 0.0, "", "")
     return {COMPUTATION: cost}

@@ -218,6 +218,9 @@ def test_no_rank_survives_a_kill(victim):
         (["--grid", "1x1x1x1", "--suggest"], "either --grid"),
         ([], "either --grid"),
         (["--grid", "1x1x1x1", "--gpus", "2"], "--gpus goes with --suggest"),
+        (["--grid", "shard=2", "--strategy", "zeropp"], "allowed: axonn, zero3, hsdp, megatron-tp"),
+        (["--grid", "1x1x2x1", "--engine", "nanotron"], "allowed: axonn, deepspeed, "),
+        (["--grid", "1x1x2x1", "--engine", "deepspeed"], "with --engine deepspeed; allowed: zero3"),
     ],
 )
 def test_bad_input_is_one_line_and_starts_nothing(arguments, named, capsys):

@@ -1,9 +1,5 @@
-"""DeepSpeed's ZeRO-3 on CPUs over gloo, without the kernel that DeepSpeed compiles for CPUs."""
+"""DeepSpeed's ZeRO-3 on CPUs over gloo, each collective of which is noted."""
 
-import importlib
-import logging
-import os
-import warnings
 from contextlib import contextmanager
 
 import torch
@@ -11,6 +7,7 @@ import torch.distributed as dist
 from engines.deepspeed_gpt import GPT
 from engines.events import recorded
 
+from axonn_tune.runtime.released.deepspeed import import_deepspeed
 from axonn_tune.spec.layout import grid_layout
 
 PASSES = ("forward", "backward", "step")
@@ -23,12 +20,7 @@ def recorded_deepspeed():
     DeepSpeed looks torch's functions up once in a process, so that all training of a process has
     one recorder.
     """
-    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": str(dist.get_rank())}
-    # DeepSpeed calls functions that torch has replaced since.
-    for category in (DeprecationWarning, FutureWarning):
-        warnings.simplefilter("ignore", category)
-    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    import_deepspeed(torch.device("cpu"))
     with recorded(grid_layout(1, 1, dist.get_world_size(), 1), products=()) as events:
         yield events
 

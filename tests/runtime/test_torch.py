@@ -111,7 +111,7 @@ SELECTIVE = replace(PLAIN, recompute="selective")
     ("options", "message"),
     [
         ({"configuration": SELECTIVE}, "recompute is 'selective'"),
-        ({"goldfish": 3}, "goldfish is of axonn"),
+        ({"goldfish": 3}, "goldfish is of axonn here"),
         ({"job": Job(4, 8, 16, dtype="fp32", dropout=True)}, "dropout is not executed"),
         ({"strategy": "zeropp"}, "strategy is 'zeropp'; allowed: axonn, zero3, megatron"),
         ({"model": Model("p", 2, 32, 4, 256, 16, parallel_block=True)}, "parallel blocks"),

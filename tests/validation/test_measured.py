@@ -11,7 +11,7 @@ from axonn_tune.report.run import run_document, run_text
 from axonn_tune.report.trace import trace_document
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.spec.machine import Quantity
-from axonn_tune.spec.measurement import Operation, exposed_seconds
+from axonn_tune.spec.measurement import COMPUTATION, Operation, exposed_seconds
 from axonn_tune.step.explain import explain
 from axonn_tune.step.timeline import step_timeline
 from axonn_tune.validation.measured import operation_times
@@ -40,6 +40,28 @@ def test_operations_are_joined_by_name_longest_first():
     assert gemm.predicted_seconds == pytest.approx(predicted["forward.qkv.gemm"], rel=1e-5)
     assert gemm.predicted_over_measured == pytest.approx(gemm.predicted_seconds / 0.4)
     assert unknown.predicted_seconds is None and unknown.predicted_over_measured is None
+
+
+def over_x(name, kind="all_reduce"):
+    return Operation(name, "x", kind, 1.0, 0.0, 0.0, 0.1)
+
+
+def test_collectives_without_a_name_of_the_plan_are_compared_by_kind_and_axis():
+    """What has a name of its own in the plan does not count among the others of its kind."""
+    named = "forward.qkv.all_reduce"
+    computation = Operation(COMPUTATION, "compute", COMPUTATION, 0.0, 0.0, 0.0, 0.1)
+    last_step = (over_x(named), over_x("all_reduce over x"), computation)
+    seconds = {op.name: 0.1 for op in last_step}
+    steps = tuple(replace(step, operation_seconds=seconds) for step in MEASUREMENT.steps)
+    measurement = replace(MEASUREMENT, last_step=last_step, steps=steps)
+    explanation = explain(best_of_layout(search(), "2x1x1x1"))
+    rows = {row.name: row for row in operation_times(measurement, explanation)}
+    others = [op for op in explanation.operations if op.axis == "x" and op.name != named]
+    predicted = rows["all_reduce over x"].predicted_seconds
+    assert predicted == pytest.approx(sum(op.total_seconds for op in others), rel=1e-5)
+    exposed = sum(op.exposed_seconds for op in explanation.operations)
+    kernels = explanation.prediction.step_seconds - exposed
+    assert rows[COMPUTATION].predicted_seconds == pytest.approx(kernels, rel=1e-5)
 
 
 def test_without_a_profile_nothing_is_predicted():

@@ -36,6 +36,8 @@ class Engine:
     record : bool
         Whether to note the start and the end of every operation. `Recorder.take_step` must then
         be called after each step, as `Trainer` does; otherwise the record fills the memory.
+    recorder : Recorder, optional
+        What notes the operations, instead of a recorder of its own.
 
     Raises
     ------
@@ -51,6 +53,7 @@ class Engine:
         keep_gathered_weights: bool = False,
         kernel_tuning: bool = True,
         record: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         if dtype not in DTYPES:
             raise InputError(
@@ -60,7 +63,7 @@ class Engine:
         self.mesh = mesh
         self.dtype = DTYPES[dtype]
         self.overlap = overlap or Overlap()
-        self.recorder = Recorder(mesh.device, record)
+        self.recorder = recorder or Recorder(mesh.device, record)
         self.collectives = Collectives(mesh, self.recorder)
         self.gemms = Gemms(self.recorder, kernel_tuning)
         self.gathers = WeightGathers(

@@ -121,8 +121,8 @@ class _Communication:
             lambda: issuer.all_gather(output, shard),
         )
         if self._gathers_ahead:
-            return _RecordedWork(pending, self._recorder)
-        self._recorder.wait(pending)
+            return _PendingWork(pending)
+        pending.wait()
         return None
 
     def scatter(self, unit: str, shard: torch.Tensor, full: torch.Tensor, op: Any) -> None:
@@ -136,22 +136,21 @@ class _Communication:
             "shard",
             lambda: issuer.reduce_scatter(shard, full),
         )
-        self._recorder.wait(pending)
+        pending.wait()
         if op == dist.ReduceOp.AVG:
             shard /= full.numel() // shard.numel()
 
 
-class _RecordedWork(dist.Work):
+class _PendingWork(dist.Work):
     """A pending collective in the form that FSDP2 expects."""
 
-    def __init__(self, pending: PendingCollective, recorder: WaitRecorder) -> None:
+    def __init__(self, pending: PendingCollective) -> None:
         super().__init__()
         self._pending = pending
-        self._recorder = recorder
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait for the collective, and note how long that takes."""
-        self._recorder.wait(self._pending)
+        """Wait for the collective."""
+        self._pending.wait()
         return True
 
 

@@ -95,7 +95,7 @@ class _GradientSum:
             "context*data",
             lambda: issuer.all_reduce(flat, dist.ReduceOp.SUM),
         )
-        self._recorder.wait(pending)
+        pending.wait()
         flat /= self._n_replicas
         pieces = flat.split([gradient.numel() for gradient in gradients])
         for gradient, piece in zip(gradients, pieces, strict=True):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -48,8 +50,8 @@ class WaitRecorder:
         axis: str,
         issue: Callable[[], PendingCollective],
     ) -> PendingCollective:
-        """Issue a collective and record it."""
-        return self._recorder.collective(name, kind, nbytes, axis, issue)
+        """Issue a collective and record it, and how long the host waits for it."""
+        return _Awaited(self._recorder.collective(name, kind, nbytes, axis, issue), self)
 
     def wait(self, pending: PendingCollective) -> None:
         """Wait for a collective, and note how long that takes."""
@@ -61,6 +63,22 @@ class WaitRecorder:
         """Return the collectives and the computation of a step that took `seconds`."""
         operations = [*self._recorder.take_step(), *_computation(self._waits, seconds)]
         return sorted(operations, key=lambda operation: operation.start_seconds)
+
+
+class _Awaited:
+    """A collective under way, each wait for which is noted."""
+
+    def __init__(self, pending: PendingCollective, recorder: WaitRecorder) -> None:
+        self._pending = pending
+        self._recorder = recorder
+
+    def wait(self) -> None:
+        """Wait for the collective."""
+        self._recorder.wait(self._pending)
+
+    def get_future(self) -> Any:
+        """Return a future of its end."""
+        return self._pending.get_future()
 
 
 def _computation(waits: list[tuple[float, float]], seconds: float) -> list[Operation]:
@@ -105,8 +123,8 @@ class ParallelModel:
     loss_context: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-class TorchTrainer:
-    """Trains a model that torch has made parallel, in step with all other ranks.
+class RecordedTrainer(ABC):
+    """Trains in step with all other ranks, and measures the steps.
 
     Attributes
     ----------
@@ -114,17 +132,77 @@ class TorchTrainer:
         The collectives and the computation of the last step.
     gemm_modes : dict
         Empty, since torch chooses how it multiplies.
+
+    Parameters
+    ----------
+    n_shares, share : int
+        The number of shares of the global batch, and the one on which this rank works.
     """
 
-    def __init__(self, parallel: ParallelModel, request: RunRequest, device: torch.device) -> None:
+    def __init__(
+        self,
+        recorder: WaitRecorder,
+        request: RunRequest,
+        device: torch.device,
+        n_shares: int,
+        share: int,
+    ) -> None:
         job = request.job
-        self._parallel = parallel
+        micro_batch = request.configuration.micro_batch
+        self._recorder = recorder
         self._device = device
+        self._n_shares = n_shares
+        self._share = share
         self._batches = RandomTokens(request.model.vocab_size, job.seq_len, request.seed)
-        self._micro_batch = request.configuration.micro_batch
-        self._n_microsteps = job.global_batch // (
-            parallel.n_shares * request.configuration.micro_batch
+        self._micro_batch = micro_batch
+        self._n_microsteps = job.global_batch // (n_shares * micro_batch)
+        self.last_operations: list[Operation] = []
+        self.gemm_modes: dict[str, str] = {}
+
+    @abstractmethod
+    def train(self, texts: list[torch.Tensor]) -> tuple[torch.Tensor, float]:
+        """Train on the micro-steps of this rank's share of a batch, each of shape (b, s + 1).
+
+        Returns
+        -------
+        tuple of Tensor and float
+            The mean of the losses, and the norm of all gradients.
+        """
+
+    def step(self, index: int) -> Step:
+        """Train on batch `index`; the loss that is returned is the mean over all ranks."""
+        recorder = self._recorder
+        texts = [self._text(index, i) for i in range(self._n_microsteps)]
+        synchronize(self._device)
+        start = time.perf_counter()
+        recorder.start_step(start)
+        loss, norm = self.train(texts)
+        synchronize(self._device)
+        seconds = time.perf_counter() - start
+        self.last_operations = recorder.take_step(seconds)
+        dist.all_reduce(loss)
+        loss /= dist.get_world_size()
+        return Step(
+            seconds,
+            loss.item(),
+            norm,
+            seconds_by_name(self.last_operations),
+            exposed_seconds(self.last_operations, seconds),
         )
+
+    def _text(self, step: int, microstep: int) -> torch.Tensor:
+        """Return the sequences of one micro-step on this rank, shape (b, s + 1)."""
+        n_before = microstep * self._n_shares + self._share
+        first = n_before * self._micro_batch
+        return self._batches.sequences(step, first, self._micro_batch, self._device)
+
+
+class TorchTrainer(RecordedTrainer):
+    """Trains a model that torch has made parallel."""
+
+    def __init__(self, parallel: ParallelModel, request: RunRequest, device: torch.device) -> None:
+        super().__init__(parallel.recorder, request, device, parallel.n_shares, parallel.share)
+        self._parallel = parallel
         self._groups = _grouped(parallel.model)
         decays = [WEIGHT_DECAY if group[0].dim() > 1 else 0.0 for group in self._groups]
         groups = [
@@ -132,45 +210,27 @@ class TorchTrainer:
             for group, decay in zip(self._groups, decays, strict=True)
         ]
         self._adamw = torch.optim.AdamW(groups, lr=LR, betas=BETAS, fused=True)
-        self.last_operations: list[Operation] = []
-        self.gemm_modes: dict[str, str] = {}
 
-    def step(self, index: int) -> Step:
-        """Train on batch `index`; the loss that is returned is the mean over all ranks."""
+    def train(self, texts: list[torch.Tensor]) -> tuple[torch.Tensor, float]:
+        """Train on the micro-steps of this rank's share; return their mean loss and the norm."""
         parallel = self._parallel
-        recorder = parallel.recorder
-        texts = [self._text(index, i) for i in range(self._n_microsteps)]
-        synchronize(self._device)
-        start = time.perf_counter()
-        recorder.start_step(start)
         total = torch.zeros((), device=self._device)
         for number, text in enumerate(texts, 1):
-            parallel.before_microstep(number == self._n_microsteps)
+            parallel.before_microstep(number == len(texts))
             with parallel.loss_context():
-                loss = self._loss(text)
+                loss = self._loss(text, len(texts))
                 loss.backward()
             total += _whole(loss.detach())
         parallel.after_microsteps()
         norm = self._clip()
         self._adamw.step()
         self._adamw.zero_grad()
-        synchronize(self._device)
-        seconds = time.perf_counter() - start
-        self.last_operations = recorder.take_step(seconds)
-        dist.all_reduce(total)
-        total /= dist.get_world_size()
-        return Step(
-            seconds,
-            total.item(),
-            norm.item(),
-            seconds_by_name(self.last_operations),
-            exposed_seconds(self.last_operations, seconds),
-        )
+        return total, norm.item()
 
-    def _loss(self, text: torch.Tensor) -> torch.Tensor:
+    def _loss(self, text: torch.Tensor, n_microsteps: int) -> torch.Tensor:
         """Return a micro-step's share of the loss; the logits are not held any longer."""
         logits = self._parallel.model(text[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()) / self._n_microsteps
+        return mean_loss(logits, text) / n_microsteps
 
     def _clip(self) -> torch.Tensor:
         """Clip the whole gradient, and return its norm before that."""
@@ -183,11 +243,10 @@ class TorchTrainer:
             nn.utils.clip_grads_with_norm_(group, CLIP_NORM, norm)
         return norm
 
-    def _text(self, step: int, microstep: int) -> torch.Tensor:
-        """Return the sequences of one micro-step on this rank, shape (b, s + 1)."""
-        n_before = microstep * self._parallel.n_shares + self._parallel.share
-        first = n_before * self._micro_batch
-        return self._batches.sequences(step, first, self._micro_batch, self._device)
+
+def mean_loss(logits: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy of logits (b, s, v) at the tokens of a text (b, s + 1)."""
+    return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
 
 
 def _grouped(model: nn.Module) -> list[list[nn.Parameter]]:

@@ -1,0 +1,158 @@
+"""Tensor and data parallelism through Megatron-Core, by its local layers (without other packages).
+
+Megatron-Core's optimizer and its norm of gradients ask for CUDA; torch's AdamW takes their place.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from axonn_tune.runtime.axonn.gpt import INITIAL_STD
+from axonn_tune.runtime.axonn.optimizer import BETAS, CLIP_NORM, LR, WEIGHT_DECAY
+from axonn_tune.runtime.native.trainer import RecordedTrainer, WaitRecorder
+from axonn_tune.runtime.released.torch_calls import TorchCalls
+from axonn_tune.runtime.request import RunRequest
+from axonn_tune.spec.model import Model
+from axonn_tune.strategies.megatron3d import Megatron3D
+
+_POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
+
+
+@functools.cache
+def _replace_cuda_calls() -> None:
+    """Let Megatron-Core allocate on a CPU in this process."""
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: torch.device("cpu")
+
+
+def form_groups(tensor_size: int) -> Any:
+    """Form Megatron-Core's groups anew, neighbours along the tensor axis, and return their module.
+
+    Nothing here draws random numbers in a layer, so that its tracker of CUDA's random numbers is
+    the one that does nothing.
+    """
+    parallel_state = import_module("megatron.core.parallel_state")
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tensor_size, create_gloo_process_groups=False
+    )
+    random = import_module("megatron.core.tensor_parallel.random")
+    random.initialize_rng_tracker(inference_rng_tracker=True)
+    return parallel_state
+
+
+def config_of(spec: Model, tensor_size: int) -> Any:
+    """Return Megatron-Core's description of the layers of a model."""
+    return import_module("megatron.core.transformer.transformer_config").TransformerConfig(
+        num_layers=spec.n_layers,
+        hidden_size=spec.hidden_size,
+        num_attention_heads=spec.n_heads,
+        num_query_groups=spec.n_kv_heads,
+        kv_channels=spec.head_dim,
+        ffn_hidden_size=spec.ffn_hidden_size,
+        normalization="RMSNorm" if spec.norm == "rms" else "LayerNorm",
+        gated_linear_unit=spec.gated_mlp,
+        activation_func=F.silu if spec.gated_mlp else functools.partial(F.gelu, approximate="tanh"),
+        add_bias_linear=spec.bias,
+        add_qkv_bias=spec.qkv_bias,
+        init_method_std=INITIAL_STD,
+        tensor_model_parallel_size=tensor_size,
+        use_cpu_initialization=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def parallel_gpt(request: RunRequest, device: torch.device) -> Any:
+    """Return Megatron-Core's model within its data parallelism, which sums gradients in the end."""
+    spec = request.model
+    config = config_of(spec, request.configuration.layout.size("tensor"))
+    torch.manual_seed(request.seed)
+    layers = import_module("megatron.core.models.gpt.gpt_layer_specs")
+    model = import_module("megatron.core.models.gpt.gpt_model").GPTModel(
+        config,
+        layers.get_gpt_layer_local_spec(),
+        vocab_size=spec.padded_vocab_size,
+        max_sequence_length=spec.seq_len,
+        share_embeddings_and_output_weights=spec.tied_embeddings,
+        position_embedding_type=_POSITIONS[spec.position],
+    )
+    distributed = import_module("megatron.core.distributed")
+    data_parallel = distributed.DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=False
+    )
+    return distributed.DistributedDataParallel(config, data_parallel, model.to(device))
+
+
+class MegatronCoreTrainer(RecordedTrainer):
+    """Trains Megatron-Core's GPT on `tensor` x `data` ranks."""
+
+    def __init__(self, request: RunRequest, device: torch.device) -> None:
+        # It names the packages that it can do without, and calls what torch has replaced.
+        for category in (UserWarning, DeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore", category)
+        if device.type == "cpu":
+            _replace_cuda_calls()
+        layout = request.configuration.layout
+        recorder = WaitRecorder(device)
+        groups = form_groups(layout.size("tensor"))
+        share = groups.get_data_parallel_rank()
+        super().__init__(recorder, request, device, layout.size("data"), share)
+        self._tensor_group = groups.get_tensor_model_parallel_group()
+        self._calls = TorchCalls(recorder, device.type, layout, Megatron3D().axes.groups)
+        self._model = parallel_gpt(request, device)
+        seq_len = request.job.seq_len
+        self._positions = torch.arange(seq_len, device=device).unsqueeze(0)
+        ahead = torch.ones(seq_len, seq_len, dtype=torch.bool, device=device).triu(1)
+        self._hidden = ahead.view(1, 1, seq_len, seq_len)
+        self._parameters = list(self._model.parameters())
+        groups_of_adamw = [
+            {"params": [weight], "weight_decay": WEIGHT_DECAY if weight.dim() > 1 else 0.0}
+            for weight in self._parameters
+        ]
+        self._adamw = torch.optim.AdamW(groups_of_adamw, lr=LR, betas=BETAS, fused=True)
+
+    def train(self, texts: list[torch.Tensor]) -> tuple[torch.Tensor, float]:
+        """Train on the micro-steps of this rank's share; return their mean loss and the norm."""
+        model = self._model
+        total = torch.zeros((), device=self._device)
+        with self._calls.recorded():
+            for text in texts:
+                losses = model(text[:, :-1], self._positions, self._hidden, labels=text[:, 1:])
+                loss = losses.mean() / len(texts)
+                loss.backward()
+                total += loss.detach()
+            model.finish_grad_sync()
+            norm = self._clip()
+        self._adamw.step()
+        self._adamw.zero_grad()
+        model.zero_grad_buffer()
+        return total, norm.item()
+
+    @torch.no_grad()
+    def _clip(self) -> torch.Tensor:
+        """Clip the whole gradient, and return its norm before that."""
+        is_first = dist.get_rank(self._tensor_group) == 0
+        square = torch.zeros((), device=self._device)
+        for weight in self._parameters:
+            if is_first or getattr(weight, "tensor_model_parallel", False):
+                square += weight.main_grad.square().sum()
+        dist.all_reduce(square, group=self._tensor_group)
+        norm = square.sqrt()
+        for weight in self._parameters:
+            weight.grad = weight.main_grad.mul_((CLIP_NORM / norm).clamp(max=1.0))
+        return norm

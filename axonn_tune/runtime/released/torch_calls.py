@@ -1,0 +1,158 @@
+"""The collectives that an engine calls in torch.distributed, issued and recorded by the runtime.
+
+An engine gives its collectives no names. Each is recorded under its kind and the axis of its ranks
+(`names.over_axis`), under which it is compared with all such collectives of the plan. On a CPU it
+goes through the runtime's own exchange, which calibration measured: gloo's does not use a slow link
+in both directions at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from axonn_tune.runtime.native.trainer import WaitRecorder
+from axonn_tune.runtime.ranks.collectives import Issuer, issuer_of
+from axonn_tune.runtime.ranks.recorder import PendingCollective
+from axonn_tune.spec import names
+from axonn_tune.spec.layout import Layout
+
+
+def axes_by_ranks(layout: Layout, groups: Sequence[str], rank: int) -> dict[tuple[int, ...], str]:
+    """Return the axis, or the product of axes, along which each group of this rank lies.
+
+    Parameters
+    ----------
+    groups : sequence of str
+        The groups over which a strategy communicates, such as ``context*data``.
+    """
+    axes = tuple(layout.sizes)
+    numbers = np.arange(layout.n_ranks).reshape([layout.sizes[axis] for axis in reversed(axes)])
+    place = dict(zip(reversed(axes), np.argwhere(numbers == rank)[0], strict=True))
+    found: dict[tuple[int, ...], str] = {}
+    for group in groups:
+        within = group.split("*")
+        index = tuple(slice(None) if axis in within else place[axis] for axis in reversed(axes))
+        found.setdefault(tuple(np.ravel(numbers[index]).tolist()), group)
+    return found
+
+
+class TorchCalls:
+    """Functions that take the place of torch's own while an engine trains on a layout."""
+
+    def __init__(
+        self, recorder: WaitRecorder, device_type: str, layout: Layout, groups: Sequence[str]
+    ) -> None:
+        self._recorder = recorder
+        self._device_type = device_type
+        self._axes = axes_by_ranks(layout, groups, dist.get_rank())
+        self._issuers: dict[tuple[int, ...], Issuer] = {}
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Let the collectives that are called within this context come here."""
+        replacements: Mapping[str, Callable[..., Any]] = {
+            "all_reduce": self._all_reduce,
+            "all_gather_into_tensor": self._all_gather_into_tensor,
+            "all_gather": self._all_gather,
+            "reduce_scatter_tensor": self._reduce_scatter_tensor,
+        }
+        with ExitStack() as patches:
+            for name, function in replacements.items():
+                patches.enter_context(patch.object(dist, name, function))
+            yield
+
+    def _all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: Any = dist.ReduceOp.SUM,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> PendingCollective | None:
+        return self._issued("all_reduce", group, async_op, tensor, tensor, op)
+
+    def _all_gather_into_tensor(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> PendingCollective | None:
+        arguments = (output_tensor, input_tensor)
+        return self._issued("all_gather", group, async_op, output_tensor, *arguments)
+
+    def _all_gather(
+        self,
+        tensor_list: list[torch.Tensor],
+        tensor: torch.Tensor,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        full = tensor.new_empty(len(tensor_list) * tensor.numel())
+        self._all_gather_into_tensor(full, tensor, group)
+        for part, gathered in zip(tensor_list, full.tensor_split(len(tensor_list)), strict=True):
+            part.copy_(gathered.view_as(part))
+
+    def _reduce_scatter_tensor(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: Any = dist.ReduceOp.SUM,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> PendingCollective | None:
+        assert op == dist.ReduceOp.SUM
+        return self._issued("reduce_scatter", group, async_op, input, output, input)
+
+    def _issued(
+        self,
+        kind: str,
+        group: dist.ProcessGroup | None,
+        async_op: bool,
+        full: torch.Tensor,
+        *arguments: Any,
+    ) -> PendingCollective | None:
+        """Issue a collective, and wait for it unless the engine waits itself."""
+        group = group or dist.group.WORLD
+        assert group is not None
+        ranks = tuple(dist.get_process_group_ranks(group))
+        if len(ranks) == 1:
+            return _alone(arguments)
+        if ranks not in self._issuers:
+            self._issuers[ranks] = issuer_of(group, self._device_type)
+        start = partial(getattr(self._issuers[ranks], kind), *arguments)
+        axis = self._axes.get(ranks, f"{len(ranks)} ranks")
+        name = names.over_axis(kind, axis)
+        pending = self._recorder.collective(name, kind, full.nbytes, axis, start)
+        if async_op:
+            return pending
+        pending.wait()
+        return None
+
+
+class _Done:
+    """A collective of one rank, which is done at once."""
+
+    def wait(self) -> None:
+        """Return."""
+
+    def get_future(self) -> torch.futures.Future[None]:
+        """Return a future of its end."""
+        future: torch.futures.Future[None] = torch.futures.Future()
+        future.set_result(None)
+        return future
+
+
+@torch.no_grad()
+def _alone(arguments: tuple[Any, ...]) -> PendingCollective:
+    """Copy what a rank sends to itself: the second tensor, where there is one, to the first."""
+    into, source = arguments
+    if isinstance(source, torch.Tensor):
+        into.copy_(source.view_as(into))
+    return _Done()
