@@ -92,10 +92,9 @@ def _moved(base: Prediction, best: Prediction | None) -> tuple[str, str]:
     if abs(change) < 0.005:
         change = 0.0  # not -0.00
     configuration = best.configuration
-    layout = (
-        f"{configuration.ordered_layout}, mbs {configuration.micro_batch}, "
-        f"{configuration.recompute}"
-    )
+    is_grid = configuration.layout.is_grid
+    name = configuration.ordered_layout if is_grid else configuration.layout.brief
+    layout = f"{name}, mbs {configuration.micro_batch} {configuration.recompute}"
     return f"{change:+.2f}", "same" if configuration == base.configuration else layout
 
 

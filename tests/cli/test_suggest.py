@@ -241,7 +241,7 @@ def test_tables_fit_a_hundred_characters(capsys, command):
     "command",
     [
         *("machines list", "engines list", "engines show nanotron"),
-        "whatif --gpus 8 --model llama2-7b --machine dgx-a100 --strategy zero3 --by 4",
+        "whatif --gpus 8 --model 5b --micro-batch 1 --recompute full --by 4",
     ],
 )
 def test_lists_fit_a_hundred_characters(capsys, command):

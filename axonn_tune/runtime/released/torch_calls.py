@@ -47,11 +47,8 @@ def axes_by_ranks(layout: Layout, groups: Sequence[str], rank: int) -> dict[tupl
 class TorchCalls:
     """Functions that take the place of torch's own while an engine trains on a layout."""
 
-    def __init__(
-        self, recorder: WaitRecorder, device_type: str, layout: Layout, groups: Sequence[str]
-    ) -> None:
+    def __init__(self, recorder: WaitRecorder, layout: Layout, groups: Sequence[str]) -> None:
         self._recorder = recorder
-        self._device_type = device_type
         self._axes = axes_by_ranks(layout, groups, dist.get_rank())
         self._issuers: dict[tuple[int, ...], Issuer] = {}
 
@@ -125,7 +122,7 @@ class TorchCalls:
         if len(ranks) == 1:
             return _alone(arguments)
         if ranks not in self._issuers:
-            self._issuers[ranks] = issuer_of(group, self._device_type)
+            self._issuers[ranks] = issuer_of(group)
         start = partial(getattr(self._issuers[ranks], kind), *arguments)
         axis = self._axes.get(ranks, f"{len(ranks)} ranks")
         name = names.over_axis(kind, axis)
