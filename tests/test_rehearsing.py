@@ -93,7 +93,7 @@ def test_the_grid_agrees_with_other_options(options):
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_fsdp2_of_any_model_agrees_but_for_the_last_product(model, recompute):
     """Torch's checkpoint stops before a block's last product, which nothing needs."""
-    gpus, _ = MODELS[model]
+    gpus = min(MODELS[model][0], 16)  # torch cuts a weight into its shards one by one
     comparison = rehearsed(
         model, gpus, f"shard={gpus}", n_layers=4, recompute=recompute, strategy="zero3"
     )
@@ -124,14 +124,18 @@ def test_shards_with_replicas_agree_in_memory(model, layout, recompute, per_rank
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [{"grid": "1x4x64x4"}, {"grid": "shard=1024", "engine": "fsdp2"}]
+    ("model", "gpus", "options"),
+    [
+        ("80b", 1024, {"grid": "1x4x64x4"}),
+        ("20b", 128, {"grid": "shard=128", "engine": "fsdp2"}),
+    ],
 )
-def test_eighty_billion_parameters_on_1024_ranks(options):
+def test_a_whole_model_on_many_ranks_agrees(model, gpus, options):
     _, comparison = rehearse(
-        "80b", 1024, micro_batch=1, recompute="none", global_batch=2048, **options
+        model, gpus, micro_batch=1, recompute="none", global_batch=2 * gpus, **options
     )
     assert_agrees(comparison)
-    assert comparison.rehearsal.n_ranks == 1024
+    assert comparison.rehearsal.n_ranks == gpus
 
 
 @pytest.fixture(scope="module")

@@ -192,7 +192,7 @@ def cases_of(n_ranks, n_for_each_grid):
 
 
 @pytest.mark.parametrize(
-    ("n_ranks", "n_for_each_grid"), [(4, 3), pytest.param(8, 3, marks=pytest.mark.slow)]
+    ("n_ranks", "n_for_each_grid"), [(4, 3), pytest.param(8, 1, marks=pytest.mark.slow)]
 )
 def test_axonn_does_what_the_plan_says(n_ranks, n_for_each_grid):
     on_axonn_ranks(n_ranks, check_events, list(cases_of(n_ranks, n_for_each_grid)))

@@ -1,5 +1,7 @@
 """Published results: the page in docs is up to date, no table is left out, errors keep to bars."""
 
+import csv
+import io
 import json
 import math
 from pathlib import Path
@@ -17,6 +19,7 @@ from axonn_tune.io.presets import (
 from axonn_tune.report.reproduce import (
     reproduction_document,
     reproduction_records,
+    reproduction_text,
     track_record_rows,
 )
 from axonn_tune.report.validation_page import reproduction_markdown
@@ -262,3 +265,23 @@ def test_a_record_follows_from_the_rows_that_users_see(reproduction, strategy):
     assert sum(r.n_far for r in records) == sum(abs(ratio - 1) > 0.2 for ratio in ratios)
     squares = sum(r.n_runs * r.spread**2 for r in records)
     assert squares == pytest.approx(sum(math.log(ratio) ** 2 for ratio in ratios), rel=1e-2)
+
+
+@pytest.mark.slow
+def test_the_command_prints_every_row(reproduce_command):
+    rows = list(csv.DictReader(io.StringIO(reproduce_command.csv)))
+    found = reproduce_command.reproduction
+    n_steps = sum(len(timed) for timed in found.steps.values())
+    n_collectives = sum(len(timed) for timed in found.collectives.values())
+    assert len(rows) == len(found.results) + len(found.links) + n_steps + n_collectives
+    assert n_steps == 55 + 360 + 133 + 12 + 69 + 814
+    assert n_collectives == 102 + 240
+    runs = [row for row in rows if row["known"]]
+    assert len(runs) == len(found.results) + n_steps
+
+
+@pytest.mark.slow
+def test_the_tables_of_text_fit_a_hundred_characters(reproduction):
+    text = reproduction_text(reproduction)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "near: mean %" in text and "predicted not to fit" in text
