@@ -45,3 +45,16 @@ class AxisGroups:
         block, offset = divmod(group, self.stride)
         first = block * self.stride * self.size + offset
         return range(first, first + self.stride * self.size, self.stride)
+
+
+def axes_by_ranks(placements: Placements, rank: int = 0) -> dict[tuple[int, ...], str]:
+    """Return the axis, or the product of axes, by the ranks of its group that a rank is in.
+
+    The groups are those of the first of the placements. Where two have the same ranks, the axis
+    that is named first holds.
+    """
+    found: dict[tuple[int, ...], str] = {}
+    for axis in placements.axes.groups:
+        groups = AxisGroups.of(placements, axis)
+        found.setdefault(tuple(groups.ranks(groups.group_of(rank))), axis)
+    return found

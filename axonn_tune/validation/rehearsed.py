@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from axonn_tune.spec.groups import axes_by_ranks
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound, Operation, StepPlan
 from axonn_tune.spec.rehearsal import (
     ACTIVATIONS,
@@ -141,7 +142,7 @@ def compare(prediction: Prediction, rehearsal: Rehearsal, n_microsteps: int) -> 
         for subject, n_calls in _planned(operation, plan):
             planned[subject] += round(count * n_calls)
             names[subject][operation.name] = None
-    done = _rehearsed(rehearsal, _groups(prediction), planned)
+    done = _rehearsed(rehearsal, axes_by_ranks(table.placements), planned)
     return Comparison(
         prediction,
         rehearsal,
@@ -208,19 +209,6 @@ def _product(m: int, n: int, k: int, batch: int = 1) -> Subject:
 def _attention(sequences: int, heads: int, seq_len: int, head_dim: int, backward: bool) -> Subject:
     kind = "attention backward" if backward else "attention"
     return Subject(kind, (sequences, heads, seq_len, head_dim))
-
-
-def _groups(prediction: Prediction) -> dict[tuple[int, ...], str]:
-    """Return the axis, or product of axes, by the ranks of the group that rank 0 is in."""
-    placements = candidate_table(prediction.scenario, prediction.configuration).placements
-    groups: dict[tuple[int, ...], str] = {}
-    for group in prediction.scenario.strategy.axes.groups:
-        ranks = [0]
-        for axis in group.split("*"):
-            stride, size = int(placements.stride(axis)[0]), int(placements.size(axis)[0])
-            ranks = [rank + i * stride for rank in ranks for i in range(size)]
-        groups.setdefault(tuple(sorted(ranks)), group)
-    return groups
 
 
 def _rehearsed(

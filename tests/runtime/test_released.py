@@ -15,7 +15,6 @@ from runtime.ranks import on_ranks  # noqa: E402
 from axonn_tune.errors import InputError  # noqa: E402
 from axonn_tune.io.presets import load_engine  # noqa: E402
 from axonn_tune.runtime.released import packages  # noqa: E402
-from axonn_tune.runtime.released.torch_calls import axes_by_ranks  # noqa: E402
 from axonn_tune.runtime.request import RunRequest  # noqa: E402
 from axonn_tune.runtime.run import build_trainer  # noqa: E402
 from axonn_tune.spec import names  # noqa: E402
@@ -181,17 +180,6 @@ def test_megatron_core_learns_the_same_on_every_layout_and_sends_what_the_plan_s
 def test_deepspeed_learns_as_fsdp2_does_and_sends_what_the_plan_says():
     pytest.importorskip("deepspeed")
     on_ranks(2, check_deepspeed)
-
-
-def test_groups_of_ranks_are_named_after_their_axes():
-    groups = ("tensor", "data", "tensor*data")
-    found = axes_by_ranks(Layout({"tensor": 2, "data": 3}), groups, rank=3)
-    assert found == {(2, 3): "tensor", (1, 3, 5): "data", (0, 1, 2, 3, 4, 5): "tensor*data"}
-
-
-def test_a_group_of_one_axis_has_its_name():
-    found = axes_by_ranks(grid_layout(1, 2, 1, 2), ("x", "y", "z", "data"), rank=0)
-    assert found == {(0,): "x", (0, 1): "y", (0, 2): "data"}
 
 
 def not_found(name):

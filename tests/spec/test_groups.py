@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from axonn_tune.spec.candidates import Placements
-from axonn_tune.spec.groups import AxisGroups
+from axonn_tune.spec.groups import AxisGroups, axes_by_ranks
 from axonn_tune.spec.layout import ORDERS, Axes, Layout, grid_layout
 
 LETTERS = {"x": "x", "y": "y", "z": "z", "d": "data"}
@@ -40,3 +40,15 @@ def test_a_product_of_axes_is_one_group():
         list(range(0, 24, 2)),
         list(range(1, 24, 2)),
     ]
+
+
+def test_groups_of_ranks_are_named_after_their_axes():
+    axes = Axes(("tensor", "data"), ("data",), ("tensor", "data", "tensor*data"))
+    placements = Placements.of([Layout({"tensor": 2, "data": 3})], axes=axes)
+    found = axes_by_ranks(placements, rank=3)
+    assert found == {(2, 3): "tensor", (1, 3, 5): "data", (0, 1, 2, 3, 4, 5): "tensor*data"}
+
+
+def test_a_group_of_one_axis_has_its_name():
+    found = axes_by_ranks(Placements.of([grid_layout(1, 2, 1, 2)]), rank=0)
+    assert found == {(0,): "x", (0, 1): "y", (0, 2): "data"}

@@ -192,7 +192,7 @@ class AxonnTrainer(RecordedTrainer):
         recorder = WaitRecorder(device)
         n_shares = mesh.size("z") * mesh.size("data")
         super().__init__(recorder, request, device, n_shares, mesh.batch_index)
-        self._calls = TorchCalls(recorder, layout, AXONN_AXES.groups)
+        self._calls = TorchCalls(recorder, layout, AXONN_AXES)
         self._n_shares = n_shares
         self._n_counted = job.tokens
         self._overlap = job.overlap

@@ -87,7 +87,7 @@ class DeepSpeedTrainer(RecordedTrainer):
     def __init__(self, request: RunRequest, device: torch.device) -> None:
         recorder = WaitRecorder(device)
         super().__init__(recorder, request, device, dist.get_world_size(), dist.get_rank())
-        self._calls = TorchCalls(recorder, request.configuration.layout, zero3().axes.groups)
+        self._calls = TorchCalls(recorder, request.configuration.layout, zero3().axes)
         model = PlainGPT(request.model, request.job.attention, request.configuration.recompute)
         model = model.initialise(request.seed)
         matrices = [weight for weight in model.parameters() if weight.dim() > 1]

@@ -113,7 +113,7 @@ class MegatronCoreTrainer(RecordedTrainer):
         share = groups.get_data_parallel_rank()
         super().__init__(recorder, request, device, layout.size("data"), share)
         self._tensor_group = groups.get_tensor_model_parallel_group()
-        self._calls = TorchCalls(recorder, layout, Megatron3D().axes.groups)
+        self._calls = TorchCalls(recorder, layout, Megatron3D().axes)
         self._model = parallel_gpt(request, device)
         seq_len = request.job.seq_len
         self._positions = torch.arange(seq_len, device=device).unsqueeze(0)

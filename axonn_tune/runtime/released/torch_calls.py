@@ -8,13 +8,12 @@ in both directions at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -22,34 +21,17 @@ from axonn_tune.runtime.native.trainer import WaitRecorder
 from axonn_tune.runtime.ranks.collectives import Issuer, issuer_of
 from axonn_tune.runtime.ranks.recorder import PendingCollective
 from axonn_tune.spec import names
-from axonn_tune.spec.layout import Layout
-
-
-def axes_by_ranks(layout: Layout, groups: Sequence[str], rank: int) -> dict[tuple[int, ...], str]:
-    """Return the axis, or the product of axes, along which each group of this rank lies.
-
-    Parameters
-    ----------
-    groups : sequence of str
-        The groups over which a strategy communicates, such as ``context*data``.
-    """
-    axes = tuple(layout.sizes)
-    numbers = np.arange(layout.n_ranks).reshape([layout.sizes[axis] for axis in reversed(axes)])
-    place = dict(zip(reversed(axes), np.argwhere(numbers == rank)[0], strict=True))
-    found: dict[tuple[int, ...], str] = {}
-    for group in groups:
-        within = group.split("*")
-        index = tuple(slice(None) if axis in within else place[axis] for axis in reversed(axes))
-        found.setdefault(tuple(np.ravel(numbers[index]).tolist()), group)
-    return found
+from axonn_tune.spec.candidates import Placements
+from axonn_tune.spec.groups import axes_by_ranks
+from axonn_tune.spec.layout import Axes, Layout
 
 
 class TorchCalls:
     """Functions that take the place of torch's own while an engine trains on a layout."""
 
-    def __init__(self, recorder: WaitRecorder, layout: Layout, groups: Sequence[str]) -> None:
+    def __init__(self, recorder: WaitRecorder, layout: Layout, axes: Axes) -> None:
         self._recorder = recorder
-        self._axes = axes_by_ranks(layout, groups, dist.get_rank())
+        self._axes = axes_by_ranks(Placements.of([layout], axes=axes), dist.get_rank())
         self._issuers: dict[tuple[int, ...], Issuer] = {}
 
     @contextmanager
