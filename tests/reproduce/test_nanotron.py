@@ -1,0 +1,28 @@
+"""How much the memory of nanotron's published runs scatters, which docs/validation.md states."""
+
+from pathlib import Path
+
+import numpy as np
+
+from axonn_tune.io.package_data import load_published
+from axonn_tune.reproduce.comparison import grouped
+
+PAGE = (Path(__file__).parents[2] / "docs/validation.md").read_text()
+
+
+def has_full_pipeline_and_replicas(row):
+    n_microsteps = int(row["global_batch"]) // (int(row["data"]) * int(row["micro_batch"]))
+    is_whole = row["sharded"] == "no" and int(row["data"]) > 1
+    return is_whole and n_microsteps >= int(row["pipeline"])
+
+
+def test_layouts_that_must_hold_the_same_were_measured_apart():
+    rows = filter(has_full_pipeline_and_replicas, load_published("nanotron_h100"))
+    layouts = ("model", "tensor", "pipeline", "micro_batch")
+    groups = grouped(rows, lambda row: tuple(row[name] for name in layouts)).values()
+    measured = [[float(row["memory_gib"]) for row in group] for group in groups if len(group) > 1]
+    apart = max(max(group) / min(group) for group in measured) - 1.0
+    from_median = [abs(gib / np.median(group) - 1.0) for group in measured for gib in group]
+    text = " ".join(PAGE.split())
+    assert f"were measured {100 * np.mean(from_median):.0f} % from their median" in text
+    assert f"up to {100 * apart:.0f} % apart" in text
