@@ -13,10 +13,11 @@ from functools import cached_property
 
 import numpy as np
 
+from axonn_tune.spec.blocks import Linear
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.engine import IDEAL, MemoryForm, value_or
 from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job
-from axonn_tune.spec.model import Linear, Model
+from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers
 
