@@ -16,7 +16,7 @@ import numpy as np
 from axonn_tune.spec import names
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.names import BACKWARD
-from axonn_tune.spec.plan import Array
+from axonn_tune.spec.plan import Array, GroupedGemm, Size
 from axonn_tune.strategies.communication import Communication
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
@@ -146,14 +146,26 @@ class Mixture:
         return float(self.sizes.experts.hidden_size), float(model.hidden_size)
 
     def _product(self, host: HostProgram, name: str, k: float, n: float, mode: str) -> None:
-        """Multiply the tokens of each local expert by its weight, in one kernel."""
-        host.gemm(name, self.sizes.rows, n, k, mode, self.sizes.n_local)
+        """Multiply the tokens of each local expert by its weight."""
+        host.launch(self._grouped(name, self.sizes.rows, n, k, mode))
+
+    def _grouped(
+        self, name: str, m: Size, n: Size, k: Size, mode: str, sum_bytes: float = 0.0
+    ) -> GroupedGemm:
+        """Return the products of all local experts, each with these sizes."""
+        at_once = self.sizes.shapes.experts_at_once
+        groups = self.sizes.n_local
+        return GroupedGemm(
+            name, m, n, k, mode, n_groups=groups, n_at_once=at_once, sum_bytes=sum_bytes
+        )
 
     def _product_backward(self, host: HostProgram, layer: str, k: float, n: float) -> None:
         """Form the gradients of the inputs and of the weights of all local experts."""
         owner = names.of_layer(BACKWARD, layer)
         self._product(host, names.gemm_input(owner), n, k, "NT")
-        host.gemm(names.gemm_weight(owner), k, n, self.sizes.rows, "TN", self.sizes.n_local)
+        sum_bytes = self.sizes.shapes.gradient_sum_bytes
+        name = names.gemm_weight(owner)
+        host.launch(self._grouped(name, k, n, self.sizes.rows, "TN", sum_bytes))
 
     def _route(self, host: HostProgram, chain: str, mode: str) -> None:
         """Form each token's score for each expert, and choose; or form the gradients of this."""

@@ -168,6 +168,8 @@ class Megatron3D:
             residual_split=tensor if self.sequence_parallel else 1.0,
             balances_stages=self.engine.megatron.balances_stages,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
+            experts_at_once=self.engine.megatron.experts_at_once,
+            gradient_sum_bytes=self.gradient_bytes(job) * self.fused_accumulation,
             memory=self.engine.memory,
         )
 
