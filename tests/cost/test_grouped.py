@@ -14,6 +14,7 @@ from axonn_tune.spec.plan import GroupedGemm
 from axonn_tune.spec.points import GroupedGemmPoint
 
 MACHINE = machine_of()
+BANDWIDTH = MACHINE.gpu.memory_bandwidth_bytes_per_s.value * MACHINE.kernels.memory_fraction.value
 
 
 def seconds_of(machine, m, n, k, mode="NN", **facts):
@@ -44,21 +45,17 @@ def test_products_that_share_the_gpu_leave_less_of_it_idle():
 def test_few_tokens_for_each_expert_cost_the_traffic_of_their_weights():
     n_groups, n, k = 64.0, 4096.0, 4096.0
     moved = n_groups * n * k * 2.0
-    bandwidth = (
-        MACHINE.gpu.memory_bandwidth_bytes_per_s.value * MACHINE.kernels.memory_fraction.value
     )
-    assert seconds_of(MACHINE, 1, n, k, n_groups=n_groups) > moved / bandwidth
+    assert seconds_of(MACHINE, 1, n, k, n_groups=n_groups) > moved / BANDWIDTH
 
 
 @pytest.mark.parametrize("sum_bytes", [0.0, 4.0])
 def test_sums_are_read_and_written(sum_bytes):
     """dW of an expert with one token: the bytes of the sums are nearly all that moves."""
     m, n, n_groups = 4096.0, 4096.0, 64.0
-    bandwidth = (
-        MACHINE.gpu.memory_bandwidth_bytes_per_s.value * MACHINE.kernels.memory_fraction.value
     )
     of_result = 2.0 * sum_bytes if sum_bytes else 2.0
-    expected = n_groups * (of_result * m * n + 2.0 * (m + n)) / bandwidth
+    expected = n_groups * (of_result * m * n + 2.0 * (m + n)) / BANDWIDTH
     launch = MACHINE.kernels.launch_seconds.value
     done = seconds_of(MACHINE, m, n, 1.0, "TN", n_groups=n_groups, sum_bytes=sum_bytes)
     assert done == pytest.approx(expected + launch, rel=1e-6)
