@@ -45,7 +45,6 @@ def test_products_that_share_the_gpu_leave_less_of_it_idle():
 def test_few_tokens_for_each_expert_cost_the_traffic_of_their_weights():
     n_groups, n, k = 64.0, 4096.0, 4096.0
     moved = n_groups * n * k * 2.0
-    )
     assert seconds_of(MACHINE, 1, n, k, n_groups=n_groups) > moved / BANDWIDTH
 
 
@@ -53,7 +52,6 @@ def test_few_tokens_for_each_expert_cost_the_traffic_of_their_weights():
 def test_sums_are_read_and_written(sum_bytes):
     """dW of an expert with one token: the bytes of the sums are nearly all that moves."""
     m, n, n_groups = 4096.0, 4096.0, 64.0
-    )
     of_result = 2.0 * sum_bytes if sum_bytes else 2.0
     expected = n_groups * (of_result * m * n + 2.0 * (m + n)) / BANDWIDTH
     launch = MACHINE.kernels.launch_seconds.value
