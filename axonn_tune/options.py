@@ -163,6 +163,14 @@ class SwitchOptions(TypedDict, total=False):
         bool | None,
         Option("Shard optimizer states over replicas.", None, "as the engine, axonn no"),
     ]
+    context_kind: Annotated[
+        str | None,
+        Option(
+            "Kind of context parallelism: ring, all_gather or ulysses (megatron).",
+            None,
+            "as the engine",
+        ),
+    ]
     virtual_stages: Annotated[
         int | None,
         Option("Number of virtual stages of a rank's pipeline (megatron).", None, "try 1, 2, 4"),

@@ -11,7 +11,7 @@ from axonn_tune.cost.gemm import Products
 from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.plan import Array, Attention
+from axonn_tune.spec.plan import Array, Attention, Size
 from axonn_tune.spec.points import AttentionPoint
 
 # Passes of the softmax over the scores: forward reads and writes them; backward reads them and
@@ -34,20 +34,21 @@ class AttentionPrices:
 
     def seconds(self, operation: Attention) -> Array:
         """Return the time of an operation, in the shape of its sizes."""
-        n_sequences, n_heads = (
+        n_sequences, n_heads, s = (
             np.asarray(size, dtype=np.float64)
-            for size in np.broadcast_arrays(operation.n_sequences, operation.n_heads)
+            for size in np.broadcast_arrays(
+                operation.n_sequences, operation.n_heads, operation.seq_len
+            )
         )
         batch = n_sequences * n_heads
-        s = float(operation.seq_len)
         d = float(operation.head_dim)
         seconds = self._formula(batch, s, d, operation.backward, operation.fused)
         correction = self._correction(operation.backward, operation.fused)
         if correction is not None:
             flat = batch.ravel()
-            points = _coordinates(flat, np.full(flat.shape, s), np.full(flat.shape, d))
+            points = _coordinates(flat, s.ravel(), np.full(flat.shape, d))
             seconds = seconds * np.exp(correction(points)).reshape(seconds.shape)
-        return seconds / operation.rate
+        return operation.n_launches * (seconds / operation.rate)
 
     def _correction(self, backward: bool, fused: bool) -> Spline | None:
         """Return the logarithm of measured over computed time, or None without measured points."""
@@ -71,8 +72,8 @@ class AttentionPrices:
         measured = np.array([p.seconds for p in points])
         return Spline(_coordinates(*sizes.T), np.log(measured / np.array(by_formula)))
 
-    def _formula(self, batch: Array, s: float, d: float, backward: bool, fused: bool) -> Array:
-        """Return the time for `batch` heads over all sequences.
+    def _formula(self, batch: Array, s: Size, d: float, backward: bool, fused: bool) -> Array:
+        """Return the time of one kernel for `batch` heads over all sequences.
 
         Flash attention (Dao, arXiv 2307.08691) computes the causal half of the score matrix
         and recomputes it in the backward pass: 4 b s^2 a d / 2 FLOPs forward, 2.5 times that

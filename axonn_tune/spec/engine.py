@@ -35,6 +35,9 @@ from axonn_tune.spec.plan import (
 # Ways in which gradients are summed: in buckets of some bytes, all of them in one call, or with a
 # call for each parameter.
 BUCKETS, WHOLE, PARAMETERS = "buckets", "whole", "parameters"
+# Kinds of context parallelism: keys and values travel around a ring, or are gathered; or tokens are
+# exchanged for heads.
+RING, ALL_GATHER, ULYSSES = CONTEXT_KINDS = ("ring", "all_gather", "ulysses")
 # No engine moves the bytes of a kernel so often, or cuts it into so many.
 LARGEST_FACTOR = 1000.0
 # The term of a rank's memory that only offload adds: copies that the host holds.
@@ -94,7 +97,7 @@ class MegatronProgram:
     (Megatron-Core, DistributedDataParallelConfig, bucket_size).
 
     sequence_parallel, distributed_optimizer, overlap_grad_reduce, fused_accumulation, \
-    fp32_gradients
+    fp32_gradients, context_kind
         Options of `Megatron3D` that hold unless a user says otherwise.
     bucket_elements
         Least number of elements of a bucket.
@@ -110,11 +113,13 @@ class MegatronProgram:
     overlap_grad_reduce: bool = True
     fused_accumulation: bool = True
     fp32_gradients: bool = True
+    context_kind: str = RING
     bucket_elements: float = 40e6
     bucket_elements_per_replica: float = 1e6
     balances_stages: bool = False
 
     def __post_init__(self) -> None:
+        require_choice("megatron", "context_kind", self.context_kind, CONTEXT_KINDS)
         require_amount("megatron", "bucket_elements", self.bucket_elements)
         per_replica = self.bucket_elements_per_replica
         require_between("megatron", "bucket_elements_per_replica", per_replica, 0, LARGEST_AMOUNT)

@@ -80,20 +80,22 @@ class Gemm:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Softmax attention over whole causal sequences with the rank's share of the heads.
+    """Softmax attention over causal sequences with the rank's share of the heads.
 
-    `rate` is the rate of the kernel over the rate that the machine reaches.
+    `n_launches` is the number of such kernels, which all have these sizes; `rate` is the rate of
+    the kernel over the rate that the machine reaches.
     """
 
     name: str
     n_sequences: Size
     n_heads: Size
-    seq_len: int
+    seq_len: Size
     head_dim: int
     backward: bool
     fused: bool
     waits_for: tuple[str, ...] = ()
     rate: float = 1.0
+    n_launches: Size = 1.0
     stream: ClassVar[str] = COMPUTE
 
     @property
@@ -102,7 +104,8 @@ class Attention:
 
         They are 4 b s^2 a d forward and twice that backward.
         """
-        forward = 4.0 * self.n_sequences * self.n_heads * (float(self.seq_len) ** 2 * self.head_dim)
+        n_sequences = self.n_launches * self.n_sequences
+        forward = 4.0 * n_sequences * self.n_heads * (self.seq_len**2 * float(self.head_dim))
         return forward * 2.0 if self.backward else forward
 
 

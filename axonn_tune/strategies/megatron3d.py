@@ -7,7 +7,7 @@ parallelism, selective recomputation, activation memory); Megatron Core for what
 
 The attention heads and the MLP's hidden units are split over the tensor group; between these
 the residual stream is replicated, or with sequence parallelism split by tokens. Context
-parallelism splits the sequence for everything, and brings keys and values together.
+parallelism splits the sequence for everything; `context` has what attention then needs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import IDEAL, Engine, value_or
+from axonn_tune.spec.engine import IDEAL, RING, ULYSSES, Engine, value_or
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Array, StepPlan
 from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.strategies.context import context_parallelism
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
@@ -69,6 +70,8 @@ class Megatron3D:
     fp32_gradients
         Whether gradients are summed and reduced in fp32 (--accumulate-allreduce-grads-in-fp32,
         which bf16 implies), not in the weights' dtype.
+    context_kind
+        Kind of context parallelism, one of `CONTEXT_KINDS` (--cp-comm-type p2p, all_gather, a2a).
     """
 
     sequence_parallel: bool = True
@@ -76,6 +79,7 @@ class Megatron3D:
     overlap_grad_reduce: bool = True
     fused_accumulation: bool = True
     fp32_gradients: bool = True
+    context_kind: str = RING
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
     engine: Engine = IDEAL
@@ -98,8 +102,13 @@ class Megatron3D:
             "vocabulary not divisible by tensor": model.padded_vocab_size % tensor != 0,
             "sequence not divisible by twice context": (context > 1)
             & (job.seq_len % (2 * context) != 0),
+            "unfused attention of split sequences": (context > 1) & (job.attention == "unfused"),
             "global batch not divisible by data": job.global_batch % placements.size("data") != 0,
         }
+        if self.context_kind == ULYSSES:
+            for heads, count in (("attention", model.n_heads), ("KV", model.n_kv_heads)):
+                reason = f"{heads} heads not divisible by tensor*context"
+                broken[reason] = count % (tensor * context) != 0
         if self.sequence_parallel:
             reason = "sequence not divisible by tensor*context"
             broken[reason] = job.seq_len % (tensor * context) != 0
@@ -163,7 +172,8 @@ class Megatron3D:
         bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
         n_dummies = shapes.model.block_matmul_parameters + last * shapes.model.head.parameters
         dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * self.fused_accumulation
-        without_scores = _saved_without_scores(shapes)
+        context = context_parallelism(self.context_kind, shapes)
+        without_scores = _saved_without_scores(shapes) + context.saved_bytes
         everything = without_scores + _saved_scores(shapes)
         saved = {
             "none": everything,
@@ -176,13 +186,15 @@ class Megatron3D:
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
             "activations": held * shapes.saved_by_layers(saved, chunk),
-            "working_set": shapes.working_set(everything, saved, last)
+            "working_set": np.maximum(
+                shapes.working_set(everything, saved, last), context.working_bytes
+            )
             + n_dummies * dummy_bytes / table.size("tensor"),
         }
 
 
 def megatron_of(
-    engine: Engine, n_virtual: Sequence[int] = (1, 2, 4), **options: bool | None
+    engine: Engine, n_virtual: Sequence[int] = (1, 2, 4), **options: bool | str | None
 ) -> Megatron3D:
     """Return the strategy as an engine runs it, with the options that are given and not None."""
     given = {name: value for name, value in options.items() if value is not None}
@@ -279,31 +291,12 @@ class MegatronCommunication(Communication):
 
     # Context and pipeline --------------------------------------------------------------------
 
-    def begin_attention(self, host: HostProgram, chain: str) -> None:
-        """Start to exchange keys and values within the context group (ring attention).
-
-        In the backward chain their gradients travel too.
-        """
-        name = names.of_layer(chain, "attention")
-        host.issue(names.all_gather(name), "all_gather", self._kv_bytes, "context")
-        if chain == BACKWARD:
-            host.issue(names.reduce_scatter(name), "reduce_scatter", self._kv_bytes, "context")
-
-    def end_attention(self, host: HostProgram, chain: str) -> None:
-        """Wait until all keys and values have come and all gradients have gone."""
-        name = names.of_layer(chain, "attention")
-        host.wait(names.all_gather(name))
-        if chain == BACKWARD:
-            host.wait(names.reduce_scatter(name))
-
-    @property
-    def _kv_bytes(self) -> Array:
-        """The bytes of the keys and values of the whole sequence for the rank's heads."""
-        shapes = self.shapes
-        model = shapes.model
-        table = shapes.table
-        width = 2.0 * model.n_kv_heads * model.head_dim / table.size("tensor")
-        return shapes.tokens * table.size("context") * (width * shapes.element_bytes)
+    def attend(self, host: HostProgram, chain: str) -> None:
+        """Run attention over sequences that the context group shares, if it is fused."""
+        if self.shapes.job.attention == "unfused":
+            super().attend(host, chain)
+        else:
+            context_parallelism(self.options.context_kind, self.shapes).attend(host, chain)
 
     @property
     def transfer_bytes(self) -> Array:

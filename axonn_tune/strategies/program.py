@@ -55,15 +55,25 @@ class HostProgram:
         name: str,
         n_sequences: Size,
         n_heads: Size,
-        seq_len: int,
+        seq_len: Size,
         head_dim: int,
         backward: bool,
         fused: bool,
+        n_launches: Size = 1.0,
     ) -> None:
-        """Launch attention of whole sequences with the rank's heads."""
-        waits_for = self._take_awaited()
+        """Launch attention of causal sequences with the rank's heads, some number of times."""
         self._operations.append(
-            Attention(name, n_sequences, n_heads, seq_len, head_dim, backward, fused, waits_for)
+            Attention(
+                name,
+                n_sequences,
+                n_heads,
+                seq_len,
+                head_dim,
+                backward,
+                fused,
+                self._take_awaited(),
+                n_launches=n_launches,
+            )
         )
 
     def issue(

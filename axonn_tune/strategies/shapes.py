@@ -178,6 +178,11 @@ class Shapes:
         )
 
     @property
+    def n_heads(self) -> Array:
+        """The rank's share of the attention heads."""
+        return self.model.n_heads / self.y
+
+    @property
     def embedding_bytes(self) -> Array:
         """The bytes of the gathered block of the embedding, which is as large as the head's."""
         return self.linears["head"].weight_bytes

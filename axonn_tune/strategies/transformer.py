@@ -101,25 +101,6 @@ class Transformer:
         if self.shapes.model.normalises_outputs:
             self._norm(host, chain, layer)
 
-    def _attention(self, host: HostProgram, chain: str) -> None:
-        """Run attention with the rank's heads, over its share of the queries."""
-        shapes = self.shapes
-        job = shapes.job
-        self.communication.begin_attention(host, chain)
-        host.attention(
-            names.of_layer(chain, "attention"),
-            shapes.tokens / job.seq_len,
-            shapes.model.n_heads / shapes.y,
-            job.seq_len,
-            shapes.model.head_dim,
-            chain == BACKWARD,
-            job.attention == "flash",
-        )
-        if job.dropout and job.attention == "unfused":
-            nbytes = shapes.score_bytes * (2.0 + MASK_BYTES / shapes.element_bytes)
-            host.memory_bound(names.of_layer(chain, "attention_dropout"), nbytes, "scale")
-        self.communication.end_attention(host, chain)
-
     def _rotary(self, host: HostProgram, chain: str) -> None:
         """Turn q and k by their positions, or turn their gradients back."""
         if self.shapes.model.position == "rotary":
@@ -167,7 +148,7 @@ class Transformer:
             self.communication.prefetch_block(host, chain)
         self._linear_forward(host, qkv, proj)
         self._rotary(host, chain)
-        self._attention(host, chain)
+        self.communication.attend(host, chain)
         self._linear_forward(host, proj, up)
         self._output_norm(host, chain, "attention_norm")
         self._residual(host, chain, "residual1")
@@ -203,8 +184,8 @@ class Transformer:
         self._output_norm(host, BACKWARD, "attention_norm")
         self._linear_backward(host, "proj", Weight(BACKWARD, "qkv"))
         if self.shapes.recomputes_attention:
-            self._attention(host, RECOMPUTE)
-        self._attention(host, BACKWARD)
+            self.communication.attend(host, RECOMPUTE)
+        self.communication.attend(host, BACKWARD)
         self._rotary(host, BACKWARD)
         self._linear_backward(host, "qkv", next_entry)
         self._norm(host, BACKWARD, "norm1")

@@ -1,0 +1,247 @@
+"""Context parallelism: attention over sequences of which every rank of a group has a part.
+
+A sequence is cut into twice as many chunks as the group has ranks. A rank takes one from the front
+and its counterpart from the back, so that all ranks have the same share of a causal mask. The kinds
+differ in how the ranks' queries meet all keys and values. They are those of Transformer Engine at
+d0067d0d (pytorch/attention/dot_product_attention/context_parallel.py), whose copies and buffers are
+counted here. Attention is fused: Transformer Engine splits no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from axonn_tune.spec import names
+from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
+from axonn_tune.spec.names import BACKWARD
+from axonn_tune.spec.plan import Array, Size
+from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.shapes import Shapes
+
+AXIS = "context"
+# Bytes that a copy moves for each byte of its result, and an addition for each byte of its sum.
+_COPY = 2.0
+_ADD = 3.0
+
+
+@dataclass(frozen=True, eq=False)
+class ContextParallelism:
+    """One kind of context parallelism with the sizes of the candidates, which it computes with."""
+
+    shapes: Shapes
+
+    def attend(self, host: HostProgram, chain: str) -> None:
+        """Run attention of a chain, with what is sent before, beside and after it."""
+        raise NotImplementedError
+
+    @property
+    def saved_bytes(self) -> Array | float:
+        """The bytes that a block saves in addition to what attention saves of whole sequences."""
+        return 0.0
+
+    @property
+    def working_bytes(self) -> Array:
+        """The bytes of the buffers that attention of one block holds at most."""
+        raise NotImplementedError
+
+    @cached_property
+    def n_ranks(self) -> Array:
+        """The number of ranks that share a sequence."""
+        return self.shapes.table.size(AXIS)
+
+    @property
+    def is_split(self) -> Array:
+        """1 where several ranks share a sequence, 0 where one has it alone."""
+        return (self.n_ranks > 1).astype(np.float64)
+
+    @property
+    def query_bytes(self) -> Array:
+        """The bytes of the rank's queries, which are those of attention's output, too."""
+        return self._bytes_of(self.shapes.model.n_heads)
+
+    @property
+    def key_bytes(self) -> Array:
+        """The bytes of the rank's keys, which are those of its values, too."""
+        return self._bytes_of(self.shapes.model.n_kv_heads)
+
+    @property
+    def all_key_value_bytes(self) -> Array:
+        """The bytes of the keys and values of the whole sequence for the rank's heads."""
+        return 2.0 * self.key_bytes * self.n_ranks
+
+    def _bytes_of(self, n_heads: int) -> Array:
+        """Return the bytes of the rank's tokens with the rank's share of some heads."""
+        shapes = self.shapes
+        return shapes.tokens * (n_heads * shapes.model.head_dim * shapes.element_bytes) / shapes.y
+
+    def _attention(
+        self,
+        host: HostProgram,
+        name: str,
+        chain: str,
+        n_sequences: Size,
+        seq_len: Size,
+        n_launches: Size,
+        heads_split: Size = 1.0,
+    ) -> None:
+        """Launch fused causal attention."""
+        shapes = self.shapes
+        host.attention(
+            name,
+            n_sequences,
+            shapes.n_heads / heads_split,
+            seq_len,
+            shapes.model.head_dim,
+            chain == BACKWARD,
+            True,
+            n_launches,
+        )
+
+
+class Ring(ContextParallelism):
+    """Keys and values travel around the ring of ranks, a step beside each step of attention.
+
+    Every step does the work of a causal sequence as long as the rank's part: the first step meets
+    the rank's own keys, with the mask; the others meet the first half of another rank's keys, or do
+    so with the second half of the queries.
+    """
+
+    def attend(self, host: HostProgram, chain: str) -> None:
+        """Run as many steps as there are ranks, and send beside them.
+
+        In the forward pass every step but the last one sends keys and values on. In the backward
+        pass the first step sends these, the last one the sums of their gradients, and the others
+        send both.
+        """
+        name = names.of_layer(chain, "attention")
+        ring = f"{name}.ring"
+        sent_bytes = 2.0 * self.key_bytes
+        host.memory_bound(f"{name}.pack", self.is_split * _COPY * sent_bytes, "copy")
+        if chain == BACKWARD:
+            n_outer = np.minimum(self.n_ranks, 2.0)
+            n_inner = self.n_ranks - n_outer
+            self._steps(host, name, chain, n_outer, n_outer * self.is_split, sent_bytes)
+            self._steps(host, ring, chain, n_inner, n_inner, 2.0 * sent_bytes)
+            summed_bytes = self.query_bytes + self.key_bytes
+        else:
+            n_first = self.n_ranks - 1.0
+            self._steps(host, ring, chain, n_first, n_first, sent_bytes)
+            self._steps(host, name, chain, np.ones_like(n_first), 0.0 * n_first, sent_bytes)
+            summed_bytes = self.query_bytes
+        # The last rank's steps have all of its queries, and half of the keys of another rank.
+        host.memory_bound(f"{name}.sum", (self.n_ranks - 1.0) * _ADD * summed_bytes, "add")
+
+    def _steps(
+        self,
+        host: HostProgram,
+        name: str,
+        chain: str,
+        n_steps: Array,
+        n_messages: Array,
+        message_bytes: Array,
+    ) -> None:
+        """Run equal steps of attention beside some messages to the next rank."""
+        if not n_steps.any():
+            return
+        shapes = self.shapes
+        sends = n_messages.any()
+        if sends:
+            nbytes = n_messages * message_bytes
+            host.issue(names.send_recv(name), "send_recv", nbytes, AXIS, n_messages)
+        seq_len = shapes.job.seq_len / self.n_ranks
+        self._attention(host, name, chain, shapes.table.sequences_at_once, seq_len, n_steps)
+        if sends:
+            host.wait(names.send_recv(name))
+
+    @property
+    def working_bytes(self) -> Array:
+        """The keys and values of every step, and its output: both are kept to the last step."""
+        return self.is_split * (self.all_key_value_bytes + self.n_ranks * self.query_bytes)
+
+
+class AllGather(ContextParallelism):
+    """Keys and values are gathered before attention; nothing hides it."""
+
+    def attend(self, host: HostProgram, chain: str) -> None:
+        """Gather, put the chunks in order, and run a kernel for each of the rank's two chunks.
+
+        The backward pass gathers again. It adds the gradients of both chunks to cleared sums, puts
+        these back into the order of the ranks, and scatters them.
+        """
+        shapes = self.shapes
+        name = names.of_layer(chain, "attention")
+        everything = self.all_key_value_bytes
+        host.run(names.all_gather(name), "all_gather", everything, AXIS, 2.0)
+        host.memory_bound(f"{name}.order", self.is_split * _COPY * everything, "copy")
+        n_chunks = 1.0 + self.is_split
+        n_sequences = shapes.table.sequences_at_once / (self.n_ranks * n_chunks)
+        self._attention(host, name, chain, n_sequences, shapes.job.seq_len, n_chunks)
+        if chain == BACKWARD:
+            summed_bytes = (1.0 + _ADD + _COPY) * everything
+            host.memory_bound(f"{name}.sum", self.is_split * summed_bytes, "add")
+            host.run(names.reduce_scatter(name), "reduce_scatter", everything, AXIS, 2.0)
+
+    @property
+    def working_bytes(self) -> Array:
+        """What is gathered, its gradient, and the part of the gradient that one chunk forms."""
+        return self.is_split * 3.0 * self.all_key_value_bytes
+
+
+class Ulysses(ContextParallelism):
+    """Tokens are exchanged for heads: attention sees whole sequences with a part of the heads.
+
+    Jacobs et al., arXiv 2309.14509.
+    """
+
+    def attend(self, host: HostProgram, chain: str) -> None:
+        """Exchange the queries, keys and values, run attention, and exchange its output.
+
+        The backward pass exchanges the output's gradient before, and the others after attention.
+        """
+        shapes = self.shapes
+        name = names.of_layer(chain, "attention")
+        inputs = (("q", self.query_bytes), ("k", self.key_bytes), ("v", self.key_bytes))
+        output = (("out", self.query_bytes),)
+        before, after = (output, inputs) if chain == BACKWARD else (inputs, output)
+        self._exchange(host, name, before)
+        n_sequences = shapes.table.sequences_at_once
+        self._attention(host, name, chain, n_sequences, shapes.job.seq_len, 1.0, self.n_ranks)
+        self._exchange(host, name, after)
+
+    def _exchange(self, host: HostProgram, name: str, tensors: Iterable[tuple[str, Array]]) -> None:
+        """Exchange some tensors, while the next one is packed and the one before is unpacked."""
+        for tensor, nbytes in tensors:
+            copied = self.is_split * _COPY * nbytes
+            host.memory_bound(f"{name}.{tensor}.pack", copied, "copy")
+            host.issue(names.all_to_all(f"{name}.{tensor}"), "all_to_all", nbytes, AXIS)
+        for tensor, nbytes in tensors:
+            host.wait(names.all_to_all(f"{name}.{tensor}"))
+            copied = self.is_split * _COPY * nbytes
+            host.memory_bound(f"{name}.{tensor}.unpack", copied, "copy")
+
+    @property
+    def saved_bytes(self) -> Array:
+        """The output as attention forms it; the projection saves it again, as it reads it."""
+        return self.is_split * self.query_bytes
+
+    @property
+    def working_bytes(self) -> Array:
+        """Four copies of the three gradients on their way, and the output's before and after."""
+        inputs = self.query_bytes + 2.0 * self.key_bytes
+        return self.is_split * (4.0 * inputs + 2.0 * self.query_bytes)
+
+
+_KINDS: dict[str, type[ContextParallelism]] = {
+    RING: Ring,
+    ALL_GATHER: AllGather,
+    ULYSSES: Ulysses,
+}
+
+
+def context_parallelism(kind: str, shapes: Shapes) -> ContextParallelism:
+    """Return a kind of context parallelism, one of `CONTEXT_KINDS`, with its sizes."""
+    return _KINDS[kind](shapes)
