@@ -39,7 +39,7 @@ from axonn_tune.spec.points import (
 )
 
 # The version grows when a profile gains fields that an older axonn-tune cannot read.
-PROFILE_VERSION = 6
+PROFILE_VERSION = 7
 ORIGINS = ("measured", "published", "fitted", "assumed")
 # What runs beside something else shares a machine with it, and is not stopped by it.
 LARGEST_SLOWDOWN = 100.0

@@ -82,8 +82,9 @@ class Gemm:
 class Attention:
     """Softmax attention over causal sequences with the rank's share of the heads.
 
-    `n_launches` is the number of such kernels, which all have these sizes; `rate` is the rate of
-    the kernel over the rate that the machine reaches.
+    `rate` is the rate of the kernel over the rate that the machine reaches; `n_launches` is the
+    number of such kernels, which all have these sizes. A kernel that is not `masked` does the work
+    of a causal one of this length without a mask: its queries or its keys are half as many.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Attention:
     waits_for: tuple[str, ...] = ()
     rate: float = 1.0
     n_launches: Size = 1.0
+    masked: bool = True
     stream: ClassVar[str] = COMPUTE
 
     @property

@@ -85,52 +85,54 @@ class ContextParallelism:
         chain: str,
         n_sequences: Size,
         seq_len: Size,
-        n_launches: Size,
         heads_split: Size = 1.0,
+        n_launches: Size = 1.0,
+        masked: bool = True,
     ) -> None:
         """Launch fused causal attention."""
-        shapes = self.shapes
         host.attention(
             name,
             n_sequences,
-            shapes.n_heads / heads_split,
+            self.shapes.n_heads / heads_split,
             seq_len,
-            shapes.model.head_dim,
-            chain == BACKWARD,
-            True,
-            n_launches,
+            self.shapes.model.head_dim,
+            backward=chain == BACKWARD,
+            fused=True,
+            n_launches=n_launches,
+            masked=masked,
         )
 
 
 class Ring(ContextParallelism):
     """Keys and values travel around the ring of ranks, a step beside each step of attention.
 
-    Every step does the work of a causal sequence as long as the rank's part: the first step meets
-    the rank's own keys, with the mask; the others meet the first half of another rank's keys, or do
-    so with the second half of the queries.
+    Every step does the work of a causal sequence as long as the rank's part. One of them meets the
+    rank's own keys and has the mask. The others meet the first half of another rank's keys, or meet
+    all of them with the second half of the queries.
     """
 
     def attend(self, host: HostProgram, chain: str) -> None:
         """Run as many steps as there are ranks, and send beside them.
 
-        In the forward pass every step but the last one sends keys and values on. In the backward
-        pass the first step sends these, the last one the sums of their gradients, and the others
-        send both.
+        The forward pass begins with the masked step; each step but the last one sends keys and
+        values on. The backward pass ends with it: the first step sends keys and values, the last
+        one the sums of their gradients, the others both.
         """
         name = names.of_layer(chain, "attention")
         ring = f"{name}.ring"
         sent_bytes = 2.0 * self.key_bytes
+        n_ends = self.is_split
+        n_inner = np.maximum(self.n_ranks - 2.0, 0.0)
         host.memory_bound(f"{name}.pack", self.is_split * _COPY * sent_bytes, "copy")
         if chain == BACKWARD:
-            n_outer = np.minimum(self.n_ranks, 2.0)
-            n_inner = self.n_ranks - n_outer
-            self._steps(host, name, chain, n_outer, n_outer * self.is_split, sent_bytes)
+            self._steps(host, f"{name}.first", chain, n_ends, n_ends, sent_bytes)
             self._steps(host, ring, chain, n_inner, n_inner, 2.0 * sent_bytes)
+            self._steps(host, name, chain, np.ones_like(n_ends), n_ends, sent_bytes, True)
             summed_bytes = self.query_bytes + self.key_bytes
         else:
-            n_first = self.n_ranks - 1.0
-            self._steps(host, ring, chain, n_first, n_first, sent_bytes)
-            self._steps(host, name, chain, np.ones_like(n_first), 0.0 * n_first, sent_bytes)
+            self._steps(host, name, chain, np.ones_like(n_ends), n_ends, sent_bytes, True)
+            self._steps(host, ring, chain, n_inner, n_inner, sent_bytes)
+            self._steps(host, f"{name}.last", chain, n_ends, 0.0 * n_ends, sent_bytes)
             summed_bytes = self.query_bytes
         # The last rank's steps have all of its queries, and half of the keys of another rank.
         host.memory_bound(f"{name}.sum", (self.n_ranks - 1.0) * _ADD * summed_bytes, "add")
@@ -143,6 +145,7 @@ class Ring(ContextParallelism):
         n_steps: Array,
         n_messages: Array,
         message_bytes: Array,
+        masked: bool = False,
     ) -> None:
         """Run equal steps of attention beside some messages to the next rank."""
         if not n_steps.any():
@@ -152,8 +155,15 @@ class Ring(ContextParallelism):
         if sends:
             nbytes = n_messages * message_bytes
             host.issue(names.send_recv(name), "send_recv", nbytes, AXIS, n_messages)
-        seq_len = shapes.job.seq_len / self.n_ranks
-        self._attention(host, name, chain, shapes.table.sequences_at_once, seq_len, n_steps)
+        self._attention(
+            host,
+            name,
+            chain,
+            shapes.table.sequences_at_once,
+            shapes.job.seq_len / self.n_ranks,
+            n_launches=n_steps,
+            masked=masked,
+        )
         if sends:
             host.wait(names.send_recv(name))
 
@@ -179,7 +189,7 @@ class AllGather(ContextParallelism):
         host.memory_bound(f"{name}.order", self.is_split * _COPY * everything, "copy")
         n_chunks = 1.0 + self.is_split
         n_sequences = shapes.table.sequences_at_once / (self.n_ranks * n_chunks)
-        self._attention(host, name, chain, n_sequences, shapes.job.seq_len, n_chunks)
+        self._attention(host, name, chain, n_sequences, shapes.job.seq_len, n_launches=n_chunks)
         if chain == BACKWARD:
             summed_bytes = (1.0 + _ADD + _COPY) * everything
             host.memory_bound(f"{name}.sum", self.is_split * summed_bytes, "add")
@@ -209,7 +219,9 @@ class Ulysses(ContextParallelism):
         before, after = (output, inputs) if chain == BACKWARD else (inputs, output)
         self._exchange(host, name, before)
         n_sequences = shapes.table.sequences_at_once
-        self._attention(host, name, chain, n_sequences, shapes.job.seq_len, 1.0, self.n_ranks)
+        self._attention(
+            host, name, chain, n_sequences, shapes.job.seq_len, heads_split=self.n_ranks
+        )
         self._exchange(host, name, after)
 
     def _exchange(self, host: HostProgram, name: str, tensors: Iterable[tuple[str, Array]]) -> None:

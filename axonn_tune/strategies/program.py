@@ -60,6 +60,7 @@ class HostProgram:
         backward: bool,
         fused: bool,
         n_launches: Size = 1.0,
+        masked: bool = True,
     ) -> None:
         """Launch attention of causal sequences with the rank's heads, some number of times."""
         self._operations.append(
@@ -73,6 +74,7 @@ class HostProgram:
                 fused,
                 self._take_awaited(),
                 n_launches=n_launches,
+                masked=masked,
             )
         )
 
