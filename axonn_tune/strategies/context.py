@@ -9,7 +9,8 @@ counted here. Attention is fused: Transformer Engine splits no other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -125,47 +126,40 @@ class Ring(ContextParallelism):
         n_inner = np.maximum(self.n_ranks - 2.0, 0.0)
         host.memory_bound(f"{name}.pack", self.is_split * _COPY * sent_bytes, "copy")
         if chain == BACKWARD:
-            self._steps(host, f"{name}.first", chain, n_ends, n_ends, sent_bytes)
-            self._steps(host, ring, chain, n_inner, n_inner, 2.0 * sent_bytes)
-            self._steps(host, name, chain, np.ones_like(n_ends), n_ends, sent_bytes, True)
+            with self._beside_messages(host, f"{name}.first", n_ends, sent_bytes):
+                self._steps(host, f"{name}.first", chain, n_ends)
+            with self._beside_messages(host, ring, n_inner, 2.0 * sent_bytes):
+                self._steps(host, ring, chain, n_inner)
+            with self._beside_messages(host, name, n_ends, sent_bytes):
+                self._steps(host, name, chain, 1.0, masked=True)
             summed_bytes = self.query_bytes + self.key_bytes
         else:
-            self._steps(host, name, chain, np.ones_like(n_ends), n_ends, sent_bytes, True)
-            self._steps(host, ring, chain, n_inner, n_inner, sent_bytes)
-            self._steps(host, f"{name}.last", chain, n_ends, 0.0 * n_ends, sent_bytes)
+            with self._beside_messages(host, name, n_ends, sent_bytes):
+                self._steps(host, name, chain, 1.0, masked=True)
+            with self._beside_messages(host, ring, n_inner, sent_bytes):
+                self._steps(host, ring, chain, n_inner)
+            self._steps(host, f"{name}.last", chain, n_ends)
             summed_bytes = self.query_bytes
         # The last rank's steps have all of its queries, and half of the keys of another rank.
         host.memory_bound(f"{name}.sum", (self.n_ranks - 1.0) * _ADD * summed_bytes, "add")
 
     def _steps(
-        self,
-        host: HostProgram,
-        name: str,
-        chain: str,
-        n_steps: Array,
-        n_messages: Array,
-        message_bytes: Array,
-        masked: bool = False,
+        self, host: HostProgram, name: str, chain: str, n_steps: Size, masked: bool = False
     ) -> None:
-        """Run equal steps of attention beside some messages to the next rank."""
-        if not n_steps.any():
-            return
-        shapes = self.shapes
-        sends = n_messages.any()
-        if sends:
-            nbytes = n_messages * message_bytes
-            host.issue(names.send_recv(name), "send_recv", nbytes, AXIS, n_messages)
-        self._attention(
-            host,
-            name,
-            chain,
-            shapes.table.sequences_at_once,
-            shapes.job.seq_len / self.n_ranks,
-            n_launches=n_steps,
-            masked=masked,
-        )
-        if sends:
-            host.wait(names.send_recv(name))
+        """Run equal steps of attention."""
+        n_sequences = self.shapes.table.sequences_at_once
+        seq_len = self.shapes.job.seq_len / self.n_ranks
+        self._attention(host, name, chain, n_sequences, seq_len, n_launches=n_steps, masked=masked)
+
+    @contextmanager
+    def _beside_messages(
+        self, host: HostProgram, name: str, n_messages: Array, message_bytes: Array
+    ) -> Iterator[None]:
+        """Send messages to the next rank while what is issued in this context runs."""
+        sent = names.send_recv(name)
+        host.issue(sent, "send_recv", n_messages * message_bytes, AXIS, n_messages)
+        yield
+        host.wait(sent)
 
     @property
     def working_bytes(self) -> Array:

@@ -195,7 +195,9 @@ def _planned_attention(operation: Attention) -> Iterator[tuple[Subject, float]]:
     sequences, heads = round(number(operation.n_sequences)), round(number(operation.n_heads))
     s, d = round(number(operation.seq_len)), operation.head_dim
     if operation.fused:
-        yield _attention(sequences, heads, s, d, operation.backward), number(operation.n_launches)
+        n_calls = number(operation.n_launches)
+        if n_calls:
+            yield _attention(sequences, heads, s, d, operation.backward), n_calls
         return
     n_of_scores, n_of_values = (1.0, 3.0) if operation.backward else (1.0, 1.0)
     yield _product(s, s, d, sequences * heads), n_of_scores
