@@ -53,7 +53,7 @@ class AttentionPrices:
             flat = batch.ravel()
             points = _coordinates(flat, s.ravel(), np.full(flat.shape, d))
             seconds = seconds * np.exp(correction(points)).reshape(seconds.shape)
-        return operation.n_launches * (seconds / operation.rate)
+        return operation.n_launches * seconds * operation.attended_fraction / operation.rate
 
     def _correction(self, kind: _Kind) -> Spline | None:
         """Return the logarithm of measured over computed time, or None without measured points.

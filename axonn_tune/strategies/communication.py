@@ -117,12 +117,22 @@ class Communication:
 
     # Attention ---------------------------------------------------------------------------------
 
-    def attend(self, host: HostProgram, chain: str) -> None:
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Run attention in a chain, with what is sent for it; sequences are whole by default.
 
-        Called in each chain, and where selective recomputation repeats unfused attention.
+        Called in each chain with the window of the block, 0 for none, and where selective
+        recomputation repeats unfused attention.
         """
-        whole_attention(host, self.shapes, chain)
+        whole_attention(host, self.shapes, chain, window)
+
+    # Experts -----------------------------------------------------------------------------------
+
+    def exchange(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Send copies of tokens to the ranks that hold their experts, or results back, and wait.
+
+        Called with the bytes that a rank sends, before the kernels that read what has come. Without
+        a group of experts every rank holds all of them.
+        """
 
     # Backward pass of a layer ------------------------------------------------------------------
 

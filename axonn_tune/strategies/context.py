@@ -9,9 +9,8 @@ counted here. Attention is fused: Transformer Engine splits no other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,7 +18,8 @@ import numpy as np
 from axonn_tune.spec import names
 from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
 from axonn_tune.spec.names import BACKWARD
-from axonn_tune.spec.plan import Array, Size
+from axonn_tune.spec.plan import Array, Attention, Size
+from axonn_tune.strategies.attention import attention_name, whole_attention
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
 
@@ -35,7 +35,7 @@ class ContextParallelism:
 
     shapes: Shapes
 
-    def attend(self, host: HostProgram, chain: str) -> None:
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Run attention of a chain, with what is sent before, beside and after it."""
         raise NotImplementedError
 
@@ -61,46 +61,45 @@ class ContextParallelism:
 
     @property
     def query_bytes(self) -> Array:
-        """The bytes of the rank's queries, which are those of attention's output, too."""
-        return self._bytes_of(self.shapes.model.n_heads)
+        """The bytes of the rank's queries."""
+        return self._bytes_of(self.shapes.model.query_width)
 
     @property
     def key_bytes(self) -> Array:
-        """The bytes of the rank's keys, which are those of its values, too."""
-        return self._bytes_of(self.shapes.model.n_kv_heads)
+        """The bytes of the rank's keys."""
+        return self._bytes_of(self.shapes.model.key_width)
+
+    @property
+    def value_bytes(self) -> Array:
+        """The bytes of the rank's values."""
+        return self._bytes_of(self.shapes.model.value_width)
+
+    @property
+    def output_bytes(self) -> Array:
+        """The bytes of what attention forms of the rank's queries."""
+        return self.shapes.linears["proj"].input_bytes
 
     @property
     def all_key_value_bytes(self) -> Array:
         """The bytes of the keys and values of the whole sequence for the rank's heads."""
-        return 2.0 * self.key_bytes * self.n_ranks
+        return (self.key_bytes + self.value_bytes) * self.n_ranks
 
-    def _bytes_of(self, n_heads: int) -> Array:
-        """Return the bytes of the rank's tokens with the rank's share of some heads."""
+    def _bytes_of(self, width: int) -> Array:
+        """Return the bytes of the rank's tokens with the rank's share of some width."""
         shapes = self.shapes
-        return shapes.tokens * (n_heads * shapes.model.head_dim * shapes.element_bytes) / shapes.y
+        return shapes.tokens * (width * shapes.element_bytes) / shapes.y
 
-    def _attention(
-        self,
-        host: HostProgram,
-        name: str,
-        chain: str,
-        n_sequences: Size,
-        seq_len: Size,
-        heads_split: Size = 1.0,
-        n_launches: Size = 1.0,
-        masked: bool = True,
-    ) -> None:
-        """Launch fused causal attention."""
-        host.attention(
-            name,
+    def _kernel(self, chain: str, window: int, n_sequences: Size, seq_len: Size) -> Attention:
+        """Return fused attention with the rank's heads."""
+        return Attention(
+            attention_name(chain, window),
             n_sequences,
-            self.shapes.n_heads / heads_split,
+            self.shapes.n_heads,
             seq_len,
-            self.shapes.model.head_dim,
+            self.shapes.attention_dim,
             backward=chain == BACKWARD,
             fused=True,
-            n_launches=n_launches,
-            masked=masked,
+            window=window,
         )
 
 
@@ -112,78 +111,71 @@ class Ring(ContextParallelism):
     all of them with the second half of the queries.
     """
 
-    def attend(self, host: HostProgram, chain: str) -> None:
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Run as many steps as there are ranks, and send beside them.
 
         The forward pass begins with the masked step; each step but the last one sends keys and
         values on. The backward pass ends with it: the first step sends keys and values, the last
-        one the sums of their gradients, the others both.
+        one the sums of their gradients, the others both. No ring splits attention with a window.
         """
-        name = names.of_layer(chain, "attention")
-        ring = f"{name}.ring"
-        sent_bytes = 2.0 * self.key_bytes
+        if window:
+            whole_attention(host, self.shapes, chain, window)
+            return
+        masked = self._kernel(
+            chain, 0, self.shapes.table.sequences_at_once, self.shapes.job.seq_len / self.n_ranks
+        )
+        name = masked.name
         n_ends = self.is_split
         n_inner = np.maximum(self.n_ranks - 2.0, 0.0)
+        inner = replace(masked, name=f"{name}.ring", n_launches=n_inner, masked=False)
+        end = replace(masked, name=f"{name}.end", n_launches=n_ends, masked=False)
+        sent_bytes = self.key_bytes + self.value_bytes
         host.memory_bound(f"{name}.pack", self.is_split * _COPY * sent_bytes, "copy")
         if chain == BACKWARD:
-            with self._beside_messages(host, f"{name}.first", n_ends, sent_bytes):
-                self._steps(host, f"{name}.first", chain, n_ends)
-            with self._beside_messages(host, ring, n_inner, 2.0 * sent_bytes):
-                self._steps(host, ring, chain, n_inner)
-            with self._beside_messages(host, name, n_ends, sent_bytes):
-                self._steps(host, name, chain, 1.0, masked=True)
-            summed_bytes = self.query_bytes + self.key_bytes
+            self._beside_messages(host, end, n_ends, sent_bytes)
+            self._beside_messages(host, inner, n_inner, 2.0 * sent_bytes)
+            self._beside_messages(host, masked, n_ends, sent_bytes)
+            summed_bytes = self.query_bytes + sent_bytes / 2.0
         else:
-            with self._beside_messages(host, name, n_ends, sent_bytes):
-                self._steps(host, name, chain, 1.0, masked=True)
-            with self._beside_messages(host, ring, n_inner, sent_bytes):
-                self._steps(host, ring, chain, n_inner)
-            self._steps(host, f"{name}.last", chain, n_ends)
-            summed_bytes = self.query_bytes
+            self._beside_messages(host, masked, n_ends, sent_bytes)
+            self._beside_messages(host, inner, n_inner, sent_bytes)
+            host.launch(end)
+            summed_bytes = self.output_bytes
         # The last rank's steps have all of its queries, and half of the keys of another rank.
         host.memory_bound(f"{name}.sum", (self.n_ranks - 1.0) * _ADD * summed_bytes, "add")
 
-    def _steps(
-        self, host: HostProgram, name: str, chain: str, n_steps: Size, masked: bool = False
-    ) -> None:
-        """Run equal steps of attention."""
-        n_sequences = self.shapes.table.sequences_at_once
-        seq_len = self.shapes.job.seq_len / self.n_ranks
-        self._attention(host, name, chain, n_sequences, seq_len, n_launches=n_steps, masked=masked)
-
-    @contextmanager
     def _beside_messages(
-        self, host: HostProgram, name: str, n_messages: Array, message_bytes: Array
-    ) -> Iterator[None]:
-        """Send messages to the next rank while what is issued in this context runs."""
-        sent = names.send_recv(name)
+        self, host: HostProgram, steps: Attention, n_messages: Array, message_bytes: Array
+    ) -> None:
+        """Run steps of attention while messages go to the next rank, and wait for these."""
+        sent = names.send_recv(steps.name)
         host.issue(sent, "send_recv", n_messages * message_bytes, AXIS, n_messages)
-        yield
+        host.launch(steps)
         host.wait(sent)
 
     @property
     def working_bytes(self) -> Array:
         """The keys and values of every step, and its output: both are kept to the last step."""
-        return self.is_split * (self.all_key_value_bytes + self.n_ranks * self.query_bytes)
+        return self.is_split * (self.all_key_value_bytes + self.n_ranks * self.output_bytes)
 
 
 class AllGather(ContextParallelism):
     """Keys and values are gathered before attention; nothing hides it."""
 
-    def attend(self, host: HostProgram, chain: str) -> None:
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Gather, put the chunks in order, and run a kernel for each of the rank's two chunks.
 
         The backward pass gathers again. It adds the gradients of both chunks to cleared sums, puts
         these back into the order of the ranks, and scatters them.
         """
-        shapes = self.shapes
-        name = names.of_layer(chain, "attention")
+        n_chunks = 1.0 + self.is_split
+        n_sequences = self.shapes.table.sequences_at_once / (self.n_ranks * n_chunks)
+        kernel = self._kernel(chain, window, n_sequences, self.shapes.job.seq_len)
+        name = kernel.name
         everything = self.all_key_value_bytes
         host.run(names.all_gather(name), "all_gather", everything, AXIS, 2.0)
         host.memory_bound(f"{name}.order", self.is_split * _COPY * everything, "copy")
-        n_chunks = 1.0 + self.is_split
-        n_sequences = shapes.table.sequences_at_once / (self.n_ranks * n_chunks)
-        self._attention(host, name, chain, n_sequences, shapes.job.seq_len, n_launches=n_chunks)
+        host.launch(replace(kernel, n_launches=n_chunks))
         if chain == BACKWARD:
             summed_bytes = (1.0 + _ADD + _COPY) * everything
             host.memory_bound(f"{name}.sum", self.is_split * summed_bytes, "add")
@@ -201,24 +193,23 @@ class Ulysses(ContextParallelism):
     Jacobs et al., arXiv 2309.14509.
     """
 
-    def attend(self, host: HostProgram, chain: str) -> None:
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Exchange the queries, keys and values, run attention, and exchange its output.
 
         The backward pass exchanges the output's gradient before, and the others after attention.
         """
         shapes = self.shapes
-        name = names.of_layer(chain, "attention")
-        inputs = (("q", self.query_bytes), ("k", self.key_bytes), ("v", self.key_bytes))
-        output = (("out", self.query_bytes),)
+        kernel = self._kernel(chain, window, shapes.table.sequences_at_once, shapes.job.seq_len)
+        inputs = (("q", self.query_bytes), ("k", self.key_bytes), ("v", self.value_bytes))
+        output = (("out", self.output_bytes),)
         before, after = (output, inputs) if chain == BACKWARD else (inputs, output)
-        self._exchange(host, name, before)
-        n_sequences = shapes.table.sequences_at_once
-        self._attention(
-            host, name, chain, n_sequences, shapes.job.seq_len, heads_split=self.n_ranks
-        )
-        self._exchange(host, name, after)
+        self._exchange(host, kernel.name, before)
+        host.launch(replace(kernel, n_heads=shapes.n_heads / self.n_ranks))
+        self._exchange(host, kernel.name, after)
 
-    def _exchange(self, host: HostProgram, name: str, tensors: Iterable[tuple[str, Array]]) -> None:
+    def _exchange(
+        self, host: HostProgram, name: str, tensors: Collection[tuple[str, Array]]
+    ) -> None:
         """Exchange some tensors, while the next one is packed and the one before is unpacked."""
         for tensor, nbytes in tensors:
             copied = self.is_split * _COPY * nbytes
@@ -232,13 +223,13 @@ class Ulysses(ContextParallelism):
     @property
     def saved_bytes(self) -> Array:
         """The output as attention forms it; the projection saves it again, as it reads it."""
-        return self.is_split * self.query_bytes
+        return self.is_split * self.output_bytes
 
     @property
     def working_bytes(self) -> Array:
         """Four copies of the three gradients on their way, and the output's before and after."""
-        inputs = self.query_bytes + 2.0 * self.key_bytes
-        return self.is_split * (4.0 * inputs + 2.0 * self.query_bytes)
+        inputs = self.query_bytes + self.key_bytes + self.value_bytes
+        return self.is_split * (4.0 * inputs + 2.0 * self.output_bytes)
 
 
 _KINDS: dict[str, type[ContextParallelism]] = {

@@ -7,10 +7,12 @@ that follows wait for it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from axonn_tune.spec.plan import (
     COMPUTE,
-    Attention,
     Collective,
+    Compute,
     Gemm,
     HostCopy,
     HostKernel,
@@ -33,6 +35,10 @@ class HostProgram:
         """Launch an (m x k) times (k x n) product; every kernel follows the kernels before it."""
         self._operations.append(Gemm(name, m, n, k, mode, self._take_awaited()))
 
+    def launch(self, operation: Compute) -> None:
+        """Launch a kernel that is ready but for what it waits for."""
+        self._operations.append(replace(operation, waits_for=self._take_awaited()))
+
     def memory_bound(self, name: str, nbytes: Size, kernel: str) -> None:
         """Launch a kernel, one of `MEMORY_KERNELS`, that reads and writes `nbytes` in all."""
         self._operations.append(MemoryBound(name, nbytes, kernel, self._take_awaited()))
@@ -49,34 +55,6 @@ class HostProgram:
         """Start a copy between GPU and host, which waits for the messages named in `after`, too."""
         waits_for = (COMPUTE, *self._awaited, *after)
         self._operations.append(HostCopy(name, nbytes, direction, waits_for))
-
-    def attention(
-        self,
-        name: str,
-        n_sequences: Size,
-        n_heads: Size,
-        seq_len: Size,
-        head_dim: int,
-        backward: bool,
-        fused: bool,
-        n_launches: Size = 1.0,
-        masked: bool = True,
-    ) -> None:
-        """Launch attention of causal sequences with the rank's heads, some number of times."""
-        self._operations.append(
-            Attention(
-                name,
-                n_sequences,
-                n_heads,
-                seq_len,
-                head_dim,
-                backward,
-                fused,
-                self._take_awaited(),
-                n_launches=n_launches,
-                masked=masked,
-            )
-        )
 
     def issue(
         self,
