@@ -237,6 +237,16 @@ class Shapes:
         return self.tokens / self.residual_split
 
     @property
+    def n_heads(self) -> Array:
+        """The rank's share of the attention heads."""
+        return self.model.n_heads / self.y
+
+    @property
+    def attention_dim(self) -> int:
+        """The mean number of features of a head's query and value."""
+        return round(self.model.attention_dim)
+
+    @property
     def embedding_bytes(self) -> Array:
         """The bytes of the gathered block of the embedding, which is as large as the head's."""
         return self.linears["head"].weight_bytes
