@@ -62,17 +62,20 @@ class EfficiencyCurve:
             element_bytes=BYTES_PER_ELEMENT[dtype],
         )
 
-    def seconds(self, m: Array, n: Array, k: Array, mode: str) -> Array:
-        """Return the time of (m x k) times (k x n) products, in the shape of the sizes."""
+    def seconds(self, m: Array, n: Array, k: Array, mode: str, n_groups: Size = 1.0) -> Array:
+        """Return the time of (m x k) times (k x n) products, in the shape of the sizes.
+
+        The tiles of `n_groups` such products share the multiprocessors.
+        """
         rate = self.sustained_flops_per_s * self.mode_fractions[MODES.index(mode)]
         per_tile = 2.0 * (k + self.k_overhead) / (rate / self.n_multiprocessors)
         best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
         for tile in self.tiles:
-            n_tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns)
+            n_tiles = n_groups * np.ceil(m / tile.rows) * np.ceil(n / tile.columns)
             waves = np.ceil(n_tiles / self.n_multiprocessors)
             area = tile.rows * tile.columns / tile.speed_fraction
             np.minimum(best, waves * (area * per_tile), out=best)
-        moved = self.element_bytes * (m * k + k * n + m * n) / self.bytes_per_s
+        moved = n_groups * self.element_bytes * (m * k + k * n + m * n) / self.bytes_per_s
         return self.launch_seconds + np.maximum(best, moved)
 
 
@@ -89,8 +92,10 @@ class Products:
         points = tuple(point for point in machine.gemm.points if point.dtype == dtype)
         self._correction = _correction(self._curve, points) if points else None
 
-    def seconds(self, m: Size, n: Size, k: Size, mode: str, kernel_tuning: bool) -> Array:
-        """Return the time of an (m x k) times (k x n) product.
+    def seconds(
+        self, m: Size, n: Size, k: Size, mode: str, kernel_tuning: bool, n_groups: Size = 1.0
+    ) -> Array:
+        """Return the time of an (m x k) times (k x n) product, or of several in one kernel.
 
         With kernel tuning the fastest of the three modes is taken; a mode other than the
         natural one pays for a transposed copy of the smaller operand.
@@ -99,26 +104,29 @@ class Products:
         ----------
         m, n, k : array_like, shape (K,)
             Rows, columns and inner length of the local product.
+        n_groups : array_like, shape (K,)
+            Number of equal products that one kernel forms. Their tiles share the multiprocessors;
+            what was measured of a single product with all their rows corrects the curve.
 
         Returns
         -------
         ndarray, shape (K,) [s]
         """
         m, n, k = (np.asarray(size, dtype=np.float64) for size in (m, n, k))
-        natural = self._mode_seconds(m, n, k, mode)
-        if not kernel_tuning:
+        natural = self._mode_seconds(m, n, k, mode, n_groups)
+        if not kernel_tuning or np.any(np.asarray(n_groups) > 1):
             return natural
         smaller_bytes = self._curve.element_bytes * np.minimum(m * k, k * n)
         copy = moved_copy_seconds(smaller_bytes, self._machine, self._dtype)
         others = [self._mode_seconds(m, n, k, other) + copy for other in MODES if other != mode]
         return np.minimum.reduce([natural, *others])
 
-    def _mode_seconds(self, m: Array, n: Array, k: Array, mode: str) -> Array:
+    def _mode_seconds(self, m: Array, n: Array, k: Array, mode: str, n_groups: Size = 1.0) -> Array:
         """Return the corrected time of products in one mode."""
-        seconds = self._curve.seconds(m, n, k, mode)
+        seconds = self._curve.seconds(m, n, k, mode, n_groups)
         if self._correction is None:
             return seconds
-        m, n, k = np.broadcast_arrays(m, n, k)
+        m, n, k = np.broadcast_arrays(*_joined(m, n, k, mode, n_groups))
         log_ratio = self._correction(_coordinates(m.ravel(), n.ravel(), k.ravel(), [mode] * m.size))
         return seconds * np.exp(log_ratio).reshape(m.shape)
 
@@ -129,6 +137,14 @@ class Products:
         It is found by leaving each measured product out; without any it is `CURVE_ERROR`.
         """
         return CURVE_ERROR if self._correction is None else self._correction.leave_one_out_error()
+
+
+def _joined(m: Array, n: Array, k: Array, mode: str, n_groups: Size) -> tuple[Array, Array, Array]:
+    """Return the sizes of the single product that is most like a group of products.
+
+    It has the rows of all of them, which are its inner length where it forms weights' gradients.
+    """
+    return (m, n, k * n_groups) if mode == "TN" else (m * n_groups, n, k)
 
 
 def gemm_seconds(

@@ -80,7 +80,12 @@ class KernelPrices:
         """Return the time of a kernel on a mean GPU, without the host's gap."""
         if isinstance(operation, Gemm):
             return self._products.seconds(
-                operation.m, operation.n, operation.k, operation.mode, self._job.kernel_tuning
+                operation.m,
+                operation.n,
+                operation.k,
+                operation.mode,
+                self._job.kernel_tuning,
+                operation.n_groups,
             )
         if isinstance(operation, Attention):
             return self._attention.seconds(operation)

@@ -147,3 +147,15 @@ class LatentAttention:
             Linear("kv_up", self.kv_rank, keys_and_values, False, False),
             Linear("proj", n_heads * self.value_dim, hidden_size, True, bias),
         )
+
+
+def attended_keys(seq_len: int, window: int) -> float:
+    """Return the keys that count for a query, where causal attention counts with all of them.
+
+    By convention causal attention counts with the full score matrix. A window of w tokens leaves
+    w - (w^2 - w) / (2 s) of s keys to a query on average, of the (s + 1) / 2 that causality
+    leaves; the same share of s counts, up to terms of 1 / s.
+    """
+    if not window or window >= seq_len:
+        return float(seq_len)
+    return 2.0 * window - window * window / seq_len

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.blocks import Block, Experts, LatentAttention, Linear
+from axonn_tune.spec.blocks import Block, Experts, LatentAttention, Linear, attended_keys
 from axonn_tune.spec.checks import require_choice, require_count, require_name
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by default
@@ -193,7 +194,7 @@ class Model:
         every = self.full_attention_every
         return bool(every) and (layer + 1) % every == 0
 
-    def counts(self, layers: range) -> dict[Block, int]:
+    def counts(self, layers: Iterable[int]) -> dict[Block, int]:
         """Return how many of some layers there are of each kind, in the order of their first."""
         counts: dict[Block, int] = {}
         for layer in layers:
@@ -407,15 +408,3 @@ class Model:
     def _head_flops(self, n_tokens: float) -> float:
         """Return the FLOPs of the logits in a forward pass."""
         return 2.0 * n_tokens * self.head.parameters
-
-
-def attended_keys(seq_len: int, window: int) -> float:
-    """Return the keys that count for a query, where causal attention counts with all of them.
-
-    By convention causal attention counts with the full score matrix. A window of w tokens leaves
-    w - (w^2 - w) / (2 s) of s keys to a query on average, of the (s + 1) / 2 that causality
-    leaves; the same share of s counts, up to terms of 1 / s.
-    """
-    if not window or window >= seq_len:
-        return float(seq_len)
-    return 2.0 * window - window * window / seq_len

@@ -20,6 +20,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from axonn_tune.spec.blocks import attended_keys
 from axonn_tune.spec.candidates import CandidateTable
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -62,7 +63,10 @@ GRADIENTS_IN_FLIGHT = 2
 
 @dataclass(frozen=True, eq=False)
 class Gemm:
-    """An (m x k) times (k x n) product; `mode` says which operand is stored transposed."""
+    """An (m x k) times (k x n) product; `mode` says which operand is stored transposed.
+
+    `n_groups` is the number of equal products with weights of their own that one kernel forms.
+    """
 
     name: str
     m: Size
@@ -70,19 +74,21 @@ class Gemm:
     k: Size
     mode: str
     waits_for: tuple[str, ...] = ()
+    n_groups: Size = 1.0
     stream: ClassVar[str] = COMPUTE
 
     @property
     def flops(self) -> Size:
-        """The FLOPs of the product, 2 m n k, shape (C,)."""
-        return 2.0 * self.m * self.n * self.k
+        """The FLOPs of all the products, 2 m n k each, shape (C,)."""
+        return 2.0 * self.n_groups * self.m * self.n * self.k
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
     """Softmax attention over whole causal sequences with the rank's share of the heads.
 
-    `rate` is the rate of the kernel over the rate that the machine reaches.
+    `rate` is the rate of the kernel over the rate that the machine reaches. With a `window` each
+    query attends to that many tokens, its own included; with 0 it attends to all earlier ones.
     """
 
     name: str
@@ -94,7 +100,13 @@ class Attention:
     fused: bool
     waits_for: tuple[str, ...] = ()
     rate: float = 1.0
+    window: int = 0
     stream: ClassVar[str] = COMPUTE
+
+    @property
+    def attended_fraction(self) -> float:
+        """The share of the score matrix's causal half that a window leaves."""
+        return attended_keys(self.seq_len, self.window) / self.seq_len
 
     @property
     def flops(self) -> Size:
@@ -102,7 +114,8 @@ class Attention:
 
         They are 4 b s^2 a d forward and twice that backward.
         """
-        forward = 4.0 * self.n_sequences * self.n_heads * (float(self.seq_len) ** 2 * self.head_dim)
+        n_scores = self.attended_fraction * float(self.seq_len) ** 2
+        forward = 4.0 * self.n_sequences * self.n_heads * (n_scores * self.head_dim)
         return forward * 2.0 if self.backward else forward
 
 

@@ -126,6 +126,15 @@ class Communication:
     def end_attention(self, host: HostProgram, chain: str) -> None:
         """Wait for what `begin_attention` has started; called after attention's last kernel."""
 
+    # Experts -----------------------------------------------------------------------------------
+
+    def exchange(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Send copies of tokens to the ranks that hold their experts, or results back, and wait.
+
+        Called with the bytes that a rank sends, before the kernels that read what has come. Without
+        a group of experts every rank holds all of them.
+        """
+
     # Backward pass of a layer ------------------------------------------------------------------
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:

@@ -69,8 +69,15 @@ def names_of_all(switches: Switches, every: bool) -> list[str]:
     return [name for name in STRATEGIES if every or not strategy_named(name, switches).caveat]
 
 
-def strategy_named(name: str, switches: Switches | None = None, engine: Engine = IDEAL) -> Strategy:
+def strategy_named(
+    name: str,
+    switches: Switches | None = None,
+    engine: Engine = IDEAL,
+    has_experts: bool = False,
+) -> Strategy:
     """Return the strategy with the given name and switches, as an engine carries it out.
+
+    With experts in the model, layouts of megatron have an axis for them.
 
     Raises
     ------
@@ -94,6 +101,7 @@ def strategy_named(name: str, switches: Switches | None = None, engine: Engine =
         return megatron_of(
             engine,
             (1, 2, 4) if stages is None else (stages,),
+            has_experts=has_experts,
             sequence_parallel=switches.sequence_parallel,
             distributed_optimizer=switches.distributed_optimizer,
             overlap_grad_reduce=switches.overlap_grad_reduce,

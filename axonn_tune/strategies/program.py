@@ -29,9 +29,12 @@ class HostProgram:
         self._operations: list[Operation] = []
         self._awaited: tuple[str, ...] = ()
 
-    def gemm(self, name: str, m: Size, n: Size, k: Size, mode: str) -> None:
-        """Launch an (m x k) times (k x n) product; every kernel follows the kernels before it."""
-        self._operations.append(Gemm(name, m, n, k, mode, self._take_awaited()))
+    def gemm(self, name: str, m: Size, n: Size, k: Size, mode: str, n_groups: Size = 1.0) -> None:
+        """Launch an (m x k) times (k x n) product; every kernel follows the kernels before it.
+
+        One kernel may form several such products with weights of their own.
+        """
+        self._operations.append(Gemm(name, m, n, k, mode, self._take_awaited(), n_groups))
 
     def memory_bound(self, name: str, nbytes: Size, kernel: str) -> None:
         """Launch a kernel, one of `MEMORY_KERNELS`, that reads and writes `nbytes` in all."""
@@ -59,11 +62,12 @@ class HostProgram:
         head_dim: int,
         backward: bool,
         fused: bool,
+        window: int = 0,
     ) -> None:
         """Launch attention of whole sequences with the rank's heads."""
-        waits_for = self._take_awaited()
+        sizes = (n_sequences, n_heads, seq_len, head_dim, backward, fused)
         self._operations.append(
-            Attention(name, n_sequences, n_heads, seq_len, head_dim, backward, fused, waits_for)
+            Attention(name, *sizes, waits_for=self._take_awaited(), window=window)
         )
 
     def issue(

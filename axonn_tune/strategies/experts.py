@@ -1,0 +1,197 @@
+"""The kernels of a mixture of experts: router, permutation, exchange, and the experts' products.
+
+Each token is copied once for each of its experts, the copies are sorted by expert and sent to the
+ranks that hold these, the experts' products run as grouped products over all local experts, and
+the results travel back and are added up (Megatron-Core, transformer/moe, token dispatcher
+``alltoall``, and SimuMax at 4dcaae51, core/transformer/moe_module.py, for the bytes of each step).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from axonn_tune.spec import names
+from axonn_tune.spec.blocks import Experts
+from axonn_tune.spec.names import BACKWARD
+from axonn_tune.spec.plan import Array
+from axonn_tune.strategies.communication import Communication
+from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
+
+_UP, _DOWN, _ROUTER = "experts_up", "experts_down", "router"
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertShapes:
+    """The sizes of the routed experts of one layer on one rank, arrays of shape (C,).
+
+    Attributes
+    ----------
+    shapes
+        Sizes of everything else.
+    experts
+        The model's experts.
+    """
+
+    shapes: Shapes
+    experts: Experts
+
+    @cached_property
+    def n_local(self) -> Array:
+        """The number of experts that the rank holds."""
+        n_experts = float(self.experts.n_experts)
+        return n_experts / (self.shapes.expert_split * np.ones(len(self.shapes.table)))
+
+    @property
+    def own_bytes(self) -> Array:
+        """The bytes of the residual stream of the tokens that the rank routes."""
+        model = self.shapes.model
+        return self.shapes.own_tokens * (model.hidden_size * self.shapes.element_bytes)
+
+    @property
+    def routed_tokens(self) -> Array:
+        """The copies of tokens that the busiest rank's experts take."""
+        job = self.shapes.job
+        return self.shapes.own_tokens * (self.experts.top_k * job.expert_imbalance)
+
+    @property
+    def routed_bytes(self) -> Array:
+        """The bytes of these copies."""
+        model = self.shapes.model
+        return self.routed_tokens * (model.hidden_size * self.shapes.element_bytes)
+
+    @property
+    def rows(self) -> Array:
+        """The tokens that each local expert takes."""
+        return self.routed_tokens / self.n_local
+
+    @property
+    def up_bytes(self) -> Array:
+        """The bytes of the local experts' inner features before the activation."""
+        return self.activated_bytes * self.shapes.model.gate_factor
+
+    @property
+    def activated_bytes(self) -> Array:
+        """The bytes of the local experts' inner features after the activation."""
+        return self.routed_tokens * (self.experts.hidden_size * self.shapes.element_bytes)
+
+    @property
+    def saved_bytes(self) -> Array:
+        """The bytes that a layer saves of its routed experts and of the router.
+
+        These are the copies of tokens that the experts take, their inner features before and after
+        the activation, and the router's probabilities in fp32. The shared experts save their inner
+        features, too.
+        """
+        probability_bytes = self.shapes.own_tokens * (self.experts.n_experts * FP32_BYTES)
+        saved = self.routed_bytes + self.up_bytes + self.activated_bytes + probability_bytes
+        return saved + self.shared_bytes
+
+    @property
+    def shared_bytes(self) -> Array | float:
+        """The bytes of the shared experts' inner features before and after the activation."""
+        shared = self.shapes.model.shared_linears
+        if not shared:
+            return 0.0
+        up, down = (self.shapes.linears[linear.name] for linear in shared)
+        return up.output_bytes + down.input_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """The passes over the routed experts of one layer."""
+
+    sizes: ExpertShapes
+    communication: Communication
+
+    def forward(self, host: HostProgram, chain: str) -> None:
+        """Route each token, send its copies to their experts, and bring the results back."""
+        self._route(host, chain, "NN")
+        self._permute(host, chain, "permute")
+        self._exchange(host, chain, "dispatch")
+        self._sort(host, chain, "sort")
+        self._product(host, names.gemm(names.of_layer(chain, _UP)), *self._up, "NN")
+        self._activate(host, chain)
+        self._product(host, names.gemm(names.of_layer(chain, _DOWN)), *self._down, "NN")
+        self._sort(host, chain, "unsort")
+        self._exchange(host, chain, "combine")
+        self._permute(host, chain, "unpermute")
+
+    def backward(self, host: HostProgram) -> None:
+        """Send the results' gradients to the experts, and bring those of the tokens back."""
+        self._permute(host, BACKWARD, "unpermute")
+        self._exchange(host, BACKWARD, "combine")
+        self._sort(host, BACKWARD, "unsort")
+        self._product_backward(host, _DOWN, *self._down)
+        self._activate(host, BACKWARD)
+        self._product_backward(host, _UP, *self._up)
+        self._sort(host, BACKWARD, "sort")
+        self._exchange(host, BACKWARD, "dispatch")
+        self._permute(host, BACKWARD, "permute")
+        self._route(host, BACKWARD, "NT")
+
+    @property
+    def _up(self) -> tuple[float, float]:
+        """The rows and columns of the weight of each expert's first product."""
+        model = self.sizes.shapes.model
+        return float(model.hidden_size), float(model.gate_factor * self.sizes.experts.hidden_size)
+
+    @property
+    def _down(self) -> tuple[float, float]:
+        """The rows and columns of the weight of each expert's second product."""
+        model = self.sizes.shapes.model
+        return float(self.sizes.experts.hidden_size), float(model.hidden_size)
+
+    def _product(self, host: HostProgram, name: str, k: float, n: float, mode: str) -> None:
+        """Multiply the tokens of each local expert by its weight, in one kernel."""
+        host.gemm(name, self.sizes.rows, n, k, mode, self.sizes.n_local)
+
+    def _product_backward(self, host: HostProgram, layer: str, k: float, n: float) -> None:
+        """Form the gradients of the inputs and of the weights of all local experts."""
+        owner = names.of_layer(BACKWARD, layer)
+        self._product(host, names.gemm_input(owner), n, k, "NT")
+        host.gemm(names.gemm_weight(owner), k, n, self.sizes.rows, "TN", self.sizes.n_local)
+
+    def _route(self, host: HostProgram, chain: str, mode: str) -> None:
+        """Form each token's score for each expert, and choose; or form the gradients of this."""
+        shapes = self.sizes.shapes
+        tokens = shapes.own_tokens
+        n_experts = float(self.sizes.experts.n_experts)
+        width = float(shapes.model.hidden_size)
+        owner = names.of_layer(chain, _ROUTER)
+        score_bytes = 2.0 * FP32_BYTES * tokens * n_experts
+        if chain != BACKWARD:
+            host.gemm(names.gemm(owner), tokens, n_experts, width, mode)
+            host.memory_bound(names.of_layer(chain, "choice"), score_bytes, "softmax")
+            return
+        host.memory_bound(names.of_layer(chain, "choice"), score_bytes, "softmax_backward")
+        host.gemm(names.gemm_input(owner), tokens, width, n_experts, mode)
+        host.gemm(names.gemm_weight(owner), width, n_experts, tokens, "TN")
+
+    def _permute(self, host: HostProgram, chain: str, action: str) -> None:
+        """Copy each token once for each of its experts, or add the copies up."""
+        own, routed = self.sizes.own_bytes, self.sizes.routed_bytes
+        host.memory_bound(names.of_layer(chain, action), own + routed, "copy")
+
+    def _sort(self, host: HostProgram, chain: str, action: str) -> None:
+        """Bring copies from several ranks into the order of the local experts, or back."""
+        sizes = self.sizes
+        is_sorted = (sizes.n_local > 1) & (sizes.n_local < sizes.experts.n_experts)
+        nbytes = np.where(is_sorted, 2.0 * sizes.routed_bytes, 0.0)
+        host.memory_bound(names.of_layer(chain, action), nbytes, "copy")
+
+    def _exchange(self, host: HostProgram, chain: str, action: str) -> None:
+        """Send the copies of tokens between the ranks that route them and those of the experts."""
+        self.communication.exchange(host, names.of_layer(chain, action), self.sizes.routed_bytes)
+
+    def _activate(self, host: HostProgram, chain: str) -> None:
+        """Apply the experts' nonlinearity with the router's weights, or form its gradient."""
+        sizes = self.sizes
+        kernel = sizes.shapes.activation_kernel
+        is_backward = chain == BACKWARD
+        nbytes = (2.0 if is_backward else 1.0) * sizes.up_bytes + sizes.activated_bytes
+        kernel = f"{kernel}_backward" if is_backward else kernel
+        host.memory_bound(names.of_layer(chain, "experts_activation"), nbytes, kernel)
