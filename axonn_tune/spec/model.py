@@ -58,8 +58,8 @@ class Model:
         Number of norms of a block: 1 where attention and MLP share one, 2, or 4 where the outputs
         of both are normalised, too.
     qk_norm
-        Norms of queries and keys: ``none``, ``head`` for those of each head, or ``all`` for one
-        norm over all heads together (OLMo).
+        Norms of queries and keys: ``head`` for those of each head, ``all`` for one norm over all
+        heads together (OLMo), empty where there are none.
     window
         Number of tokens, its own included, that a token attends to in layers with a sliding window;
         0 for models without one.
@@ -103,7 +103,7 @@ class Model:
     tied_embeddings: bool = True
     parallel_block: bool = False
     norms_per_block: int = 2
-    qk_norm: str = "none"
+    qk_norm: str = ""
     window: int = 0
     full_attention_every: int = 0
     experts: Experts | None = None
@@ -136,7 +136,8 @@ class Model:
             object.__setattr__(self, "qkv_bias", self.bias)
         require_choice(owner, "norm", self.norm, ("layer", "rms"))
         require_choice(owner, "position", self.position, ("learned", "rotary", "none"))
-        require_choice(owner, "qk_norm", self.qk_norm, ("none", "head", "all"))
+        if self.qk_norm:
+            require_choice(owner, "qk_norm", self.qk_norm, ("head", "all"))
         if self.n_layers > MOST_LAYERS:
             raise InputError(
                 f"{owner}: n_layers is {self.n_layers}; allowed: at most {MOST_LAYERS}"
