@@ -163,6 +163,10 @@ class SwitchOptions(TypedDict, total=False):
         bool | None,
         Option("Shard optimizer states over replicas.", None, "as the engine, axonn no"),
     ]
+    split_experts: Annotated[
+        bool,
+        Option("Split each expert over the tensor group, as the MLP is (megatron).", False),
+    ]
     virtual_stages: Annotated[
         int | None,
         Option("Number of virtual stages of a rank's pipeline (megatron).", None, "try 1, 2, 4"),

@@ -62,21 +62,46 @@ class EfficiencyCurve:
             element_bytes=BYTES_PER_ELEMENT[dtype],
         )
 
-    def seconds(self, m: Array, n: Array, k: Array, mode: str, n_groups: Size = 1.0) -> Array:
-        """Return the time of (m x k) times (k x n) products, in the shape of the sizes.
-
-        The tiles of `n_groups` such products share the multiprocessors.
-        """
+    def seconds(self, m: Array, n: Array, k: Array, mode: str) -> Array:
+        """Return the time of (m x k) times (k x n) products, in the shape of the sizes."""
         rate = self.sustained_flops_per_s * self.mode_fractions[MODES.index(mode)]
         per_tile = 2.0 * (k + self.k_overhead) / (rate / self.n_multiprocessors)
         best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
         for tile in self.tiles:
-            n_tiles = n_groups * np.ceil(m / tile.rows) * np.ceil(n / tile.columns)
+            n_tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns)
             waves = np.ceil(n_tiles / self.n_multiprocessors)
             area = tile.rows * tile.columns / tile.speed_fraction
             np.minimum(best, waves * (area * per_tile), out=best)
-        moved = n_groups * self.element_bytes * (m * k + k * n + m * n) / self.bytes_per_s
+        moved = self.element_bytes * (m * k + k * n + m * n) / self.bytes_per_s
         return self.launch_seconds + np.maximum(best, moved)
+
+    def grouped_seconds(
+        self,
+        m: Array,
+        n: Array,
+        k: Array,
+        mode: str,
+        n_groups: Array,
+        n_at_once: float,
+        sum_bytes: float,
+    ) -> Array:
+        """Return the time of `n_groups` products of (m x k) times (k x n), `n_at_once` at a time.
+
+        Those that run at a time share the multiprocessors. Where `sum_bytes` are given, the result
+        is added to sums with elements of so many bytes, which are read and written.
+        """
+        at_once = np.minimum(n_at_once, n_groups)
+        rate = self.sustained_flops_per_s * self.mode_fractions[MODES.index(mode)]
+        per_tile = 2.0 * (k + self.k_overhead) / (rate / self.n_multiprocessors)
+        best = np.full(m.shape, np.inf)
+        for tile in self.tiles:
+            n_tiles = at_once * np.ceil(m / tile.rows) * np.ceil(n / tile.columns)
+            waves = np.ceil(n_tiles / self.n_multiprocessors) * (n_groups / at_once)
+            area = tile.rows * tile.columns / tile.speed_fraction
+            np.minimum(best, waves * (area * per_tile), out=best)
+        written_bytes = 2.0 * sum_bytes if sum_bytes else self.element_bytes
+        moved_bytes = self.element_bytes * (m * k + k * n) + written_bytes * m * n
+        return self.launch_seconds + np.maximum(best, n_groups * moved_bytes / self.bytes_per_s)
 
 
 class Products:
@@ -92,10 +117,8 @@ class Products:
         points = tuple(point for point in machine.gemm.points if point.dtype == dtype)
         self._correction = _correction(self._curve, points) if points else None
 
-    def seconds(
-        self, m: Size, n: Size, k: Size, mode: str, kernel_tuning: bool, n_groups: Size = 1.0
-    ) -> Array:
-        """Return the time of an (m x k) times (k x n) product, or of several in one kernel.
+    def seconds(self, m: Size, n: Size, k: Size, mode: str, kernel_tuning: bool) -> Array:
+        """Return the time of an (m x k) times (k x n) product.
 
         With kernel tuning the fastest of the three modes is taken; a mode other than the
         natural one pays for a transposed copy of the smaller operand.
@@ -104,31 +127,31 @@ class Products:
         ----------
         m, n, k : array_like, shape (K,)
             Rows, columns and inner length of the local product.
-        n_groups : array_like, shape (K,)
-            Number of equal products that one kernel forms. Their tiles share the multiprocessors;
-            what was measured of a single product with all their rows corrects the curve.
 
         Returns
         -------
         ndarray, shape (K,) [s]
         """
         m, n, k = (np.asarray(size, dtype=np.float64) for size in (m, n, k))
-        natural = self._mode_seconds(m, n, k, mode, n_groups)
-        if not kernel_tuning or np.any(np.asarray(n_groups) > 1):
+        natural = self._mode_seconds(m, n, k, mode)
+        if not kernel_tuning:
             return natural
         smaller_bytes = self._curve.element_bytes * np.minimum(m * k, k * n)
         copy = moved_copy_seconds(smaller_bytes, self._machine, self._dtype)
         others = [self._mode_seconds(m, n, k, other) + copy for other in MODES if other != mode]
         return np.minimum.reduce([natural, *others])
 
-    def _mode_seconds(self, m: Array, n: Array, k: Array, mode: str, n_groups: Size = 1.0) -> Array:
+    def _mode_seconds(self, m: Array, n: Array, k: Array, mode: str) -> Array:
         """Return the corrected time of products in one mode."""
-        seconds = self._curve.seconds(m, n, k, mode, n_groups)
+        return self._curve.seconds(m, n, k, mode) * self.correction(m, n, k, mode)
+
+    def correction(self, m: Array, n: Array, k: Array, mode: str) -> Array | float:
+        """Return the time by measured points over that by the curve alone; 1 without points."""
         if self._correction is None:
-            return seconds
-        m, n, k = np.broadcast_arrays(*_joined(m, n, k, mode, n_groups))
-        log_ratio = self._correction(_coordinates(m.ravel(), n.ravel(), k.ravel(), [mode] * m.size))
-        return seconds * np.exp(log_ratio).reshape(m.shape)
+            return 1.0
+        m, n, k = np.broadcast_arrays(m, n, k)
+        log_ratio = self._correction(coordinates(m.ravel(), n.ravel(), k.ravel(), [mode] * m.size))
+        return np.exp(log_ratio).reshape(m.shape)
 
     @property
     def interpolation_error(self) -> float:
@@ -137,14 +160,6 @@ class Products:
         It is found by leaving each measured product out; without any it is `CURVE_ERROR`.
         """
         return CURVE_ERROR if self._correction is None else self._correction.leave_one_out_error()
-
-
-def _joined(m: Array, n: Array, k: Array, mode: str, n_groups: Size) -> tuple[Array, Array, Array]:
-    """Return the sizes of the single product that is most like a group of products.
-
-    It has the rows of all of them, which are its inner length where it forms weights' gradients.
-    """
-    return (m, n, k * n_groups) if mode == "TN" else (m * n_groups, n, k)
 
 
 def gemm_seconds(
@@ -163,10 +178,10 @@ def _correction(curve: EfficiencyCurve, points: tuple[GemmPoint, ...]) -> Spline
     for mode in set(modes):
         rows = np.array([other == mode for other in modes])
         by_curve[rows] = curve.seconds(m[rows], n[rows], k[rows], mode)
-    return Spline(_coordinates(m, n, k, modes), np.log(measured / by_curve))
+    return Spline(coordinates(m, n, k, modes), np.log(measured / by_curve))
 
 
-def _coordinates(m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
+def coordinates(m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
     """Return the point of each product among others: log2 of its sizes, and mode, shape (N, 6)."""
     is_mode = np.array([[mode == other for other in MODES] for mode in modes], dtype=np.float64)
     sizes = np.log2(np.stack([m, n, k], axis=1))

@@ -16,6 +16,7 @@ from axonn_tune.cost.attention import AttentionPrices
 from axonn_tune.cost.collectives import collective_seconds, moved_fraction
 from axonn_tune.cost.curve import measured_seconds
 from axonn_tune.cost.gemm import Products
+from axonn_tune.cost.grouped import GroupedProducts
 from axonn_tune.cost.host import copy_seconds, update_seconds
 from axonn_tune.cost.links import AxisLinks, KindLinks, axis_links
 from axonn_tune.cost.memory_bound import memory_bound_seconds
@@ -28,6 +29,7 @@ from axonn_tune.spec.plan import (
     Collective,
     Compute,
     Gemm,
+    GroupedGemm,
     HostCopy,
     HostKernel,
     HostWork,
@@ -55,6 +57,7 @@ class KernelPrices:
         self._machine = machine
         self._job = job
         self._products = Products(machine, job.dtype)
+        self._grouped = GroupedProducts(machine, job.dtype, self._products)
         self._attention = AttentionPrices(machine, job.dtype, self._products)
         self._slowest_rank = slowest_rank_factor(machine, job.n_gpus)
         self._n_on_node = min(machine.ranks_per_node, job.n_gpus)
@@ -78,14 +81,11 @@ class KernelPrices:
 
     def _device_seconds(self, operation: Gemm | Attention | MemoryBound) -> Array:
         """Return the time of a kernel on a mean GPU, without the host's gap."""
+        if isinstance(operation, GroupedGemm):
+            return self._grouped.seconds(operation)
         if isinstance(operation, Gemm):
             return self._products.seconds(
-                operation.m,
-                operation.n,
-                operation.k,
-                operation.mode,
-                self._job.kernel_tuning,
-                operation.n_groups,
+                operation.m, operation.n, operation.k, operation.mode, self._job.kernel_tuning
             )
         if isinstance(operation, Attention):
             return self._attention.seconds(operation)

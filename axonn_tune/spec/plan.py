@@ -13,6 +13,7 @@ FLOPs; numbers stand for arrays that hold the same value everywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
@@ -63,10 +64,7 @@ GRADIENTS_IN_FLIGHT = 2
 
 @dataclass(frozen=True, eq=False)
 class Gemm:
-    """An (m x k) times (k x n) product; `mode` says which operand is stored transposed.
-
-    `n_groups` is the number of equal products with weights of their own that one kernel forms.
-    """
+    """An (m x k) times (k x n) product; `mode` says which operand is stored transposed."""
 
     name: str
     m: Size
@@ -74,13 +72,36 @@ class Gemm:
     k: Size
     mode: str
     waits_for: tuple[str, ...] = ()
-    n_groups: Size = 1.0
     stream: ClassVar[str] = COMPUTE
 
     @property
     def flops(self) -> Size:
-        """The FLOPs of all the products, 2 m n k each, shape (C,)."""
-        return 2.0 * self.n_groups * self.m * self.n * self.k
+        """The FLOPs of the product, 2 m n k, shape (C,)."""
+        return 2.0 * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedGemm(Gemm):
+    """Equal products with weights of their own, one for each expert that a rank holds.
+
+    Sizes are those of one of the products.
+
+    n_groups
+        Number of products, shape (C,).
+    n_at_once
+        Number of products that run at the same time; infinite where one kernel forms all of them.
+    sum_bytes
+        Bytes of an element of the sums to which the results are added; 0 where they are not.
+    """
+
+    n_groups: Size = 1.0
+    n_at_once: float = math.inf
+    sum_bytes: float = 0.0
+
+    @property
+    def flops(self) -> Size:
+        """The FLOPs of all products, shape (C,)."""
+        return super().flops * self.n_groups
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,8 @@ The attention heads and the MLP's hidden units are split over the tensor group; 
 the residual stream is replicated, or with sequence parallelism split by tokens. Context
 parallelism splits the sequence for everything, and brings keys and values together. The experts of
 a mixture are spread over ranks of the tensor, context and data groups, whatever these are (Liu et
-al., arXiv 2504.14960, parallel folding), and no expert is split over ranks
-(--expert-tensor-parallel-size 1).
+al., arXiv 2504.14960, parallel folding). Each expert is whole, or split over the tensor group as
+the MLP is (--expert-tensor-parallel-size).
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ _EXPERT_AXES = replace(
     groups=(*_AXES.groups, EXPERT, EXPERT_REPLICAS),
     folded="tensor*context*data",
 )
+_SPLIT_EXPERT_AXES = replace(_EXPERT_AXES, folded="context*data")
 _UPDATED_BLOCK = "weights.block.all_gather"
 _UPDATED_EXPERTS = "weights.experts.all_gather"
 
@@ -90,6 +91,9 @@ class Megatron3D:
     has_experts
         Whether the model has experts, so that layouts have an axis for them
         (--expert-model-parallel-size).
+    splits_experts
+        Whether each expert is split over the tensor group, and not whole
+        (--expert-tensor-parallel-size).
     """
 
     sequence_parallel: bool = True
@@ -98,6 +102,7 @@ class Megatron3D:
     fused_accumulation: bool = True
     fp32_gradients: bool = True
     has_experts: bool = False
+    splits_experts: bool = False
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
     engine: Engine = IDEAL
@@ -112,7 +117,9 @@ class Megatron3D:
     @property
     def axes(self) -> Axes:
         """The axes tensor, context, data and pipeline, and that of experts where there are any."""
-        return _EXPERT_AXES if self.has_experts else _AXES
+        if not self.has_experts:
+            return _AXES
+        return _SPLIT_EXPERT_AXES if self.splits_experts else _EXPERT_AXES
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each of Megatron-LM's rules, the placements that break it, shape (P,)."""
@@ -127,6 +134,9 @@ class Megatron3D:
             & (job.seq_len % (2 * context) != 0),
             "global batch not divisible by data": job.global_batch % placements.size("data") != 0,
         }
+        if model.experts is not None and self.splits_experts:
+            reason = "experts' size not divisible by tensor"
+            broken[reason] = model.experts.hidden_size % tensor != 0
         if model.experts is not None and not self.sequence_parallel:
             broken["experts with tensor need sequence parallelism"] = tensor > 1
         if self.sequence_parallel:
@@ -168,6 +178,9 @@ class Megatron3D:
             residual_split=tensor if self.sequence_parallel else 1.0,
             balances_stages=self.engine.megatron.balances_stages,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
+            expert_tensor=tensor if self.splits_experts else 1.0,
+            experts_at_once=self.engine.megatron.experts_at_once,
+            gradient_sum_bytes=self.gradient_bytes(job) * self.fused_accumulation,
             memory=self.engine.memory,
         )
 
@@ -258,7 +271,7 @@ def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
     if not block.has_experts or experts is None:
         return shapes.gated_bytes
     sizes = ExpertShapes(shapes, experts)
-    return sizes.up_bytes + sizes.activated_bytes + sizes.routed_bytes
+    return sizes.up_bytes + sizes.activated_bytes + sizes.taken_bytes
 
 
 def _saved_without_scores(shapes: Shapes, block: Block) -> Array:
@@ -305,7 +318,7 @@ def _stored_experts(shapes: Shapes, layers: Iterable[int]) -> Array | float:
     counts = model.counts(layers)
     n_layers = sum(count for block, count in counts.items() if block.has_experts)
     of_layer = model.experts.n_experts * model.expert_parameters
-    return n_layers * of_layer / shapes.expert_split
+    return n_layers * of_layer / (shapes.expert_split * shapes.expert_tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,8 +382,19 @@ class MegatronCommunication(Communication):
 
     # Experts ---------------------------------------------------------------------------------
 
-    def exchange(self, host: HostProgram, name: str, nbytes: Array) -> None:
-        """Exchange copies of tokens within the group of ranks that hold all experts."""
+    def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Exchange within the group that holds all experts, then gather what parts of one take."""
+        if self.options.has_experts:
+            host.run(name, "all_to_all", nbytes, EXPERT)
+        if self.options.splits_experts:
+            gathered_bytes = nbytes * self.shapes.expert_tensor
+            host.run(names.all_gather(name), "all_gather", gathered_bytes, "tensor")
+
+    def bring_from_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Sum what parts of an expert have formed, then exchange within the group of experts."""
+        if self.options.splits_experts:
+            summed_bytes = nbytes * self.shapes.expert_tensor
+            host.run(names.reduce_scatter(name), "reduce_scatter", summed_bytes, "tensor")
         if self.options.has_experts:
             host.run(name, "all_to_all", nbytes, EXPERT)
 

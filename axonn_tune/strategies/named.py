@@ -33,6 +33,8 @@ class Switches:
     distributed_optimizer
         Whether optimizer states are sharded over the replicas; None for what the engine does, which
         is off for AxoNN.
+    split_experts
+        Whether each expert is split over the tensor group, and not whole; for Megatron-LM.
     virtual_stages
         Number of virtual stages of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
     qwz, hpz, qgz
@@ -43,6 +45,7 @@ class Switches:
     sequence_parallel: bool | None = None
     overlap_grad_reduce: bool | None = None
     distributed_optimizer: bool | None = None
+    split_experts: bool = False
     virtual_stages: int | None = None
     qwz: bool = True
     hpz: bool = True
@@ -102,6 +105,7 @@ def strategy_named(
             engine,
             (1, 2, 4) if stages is None else (stages,),
             has_experts=has_experts,
+            splits_experts=has_experts and switches.split_experts,
             sequence_parallel=switches.sequence_parallel,
             distributed_optimizer=switches.distributed_optimizer,
             overlap_grad_reduce=switches.overlap_grad_reduce,

@@ -7,10 +7,13 @@ that follows wait for it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from axonn_tune.spec.plan import (
     COMPUTE,
     Attention,
     Collective,
+    Compute,
     Gemm,
     HostCopy,
     HostKernel,
@@ -29,12 +32,13 @@ class HostProgram:
         self._operations: list[Operation] = []
         self._awaited: tuple[str, ...] = ()
 
-    def gemm(self, name: str, m: Size, n: Size, k: Size, mode: str, n_groups: Size = 1.0) -> None:
-        """Launch an (m x k) times (k x n) product; every kernel follows the kernels before it.
+    def gemm(self, name: str, m: Size, n: Size, k: Size, mode: str) -> None:
+        """Launch an (m x k) times (k x n) product; every kernel follows the kernels before it."""
+        self._operations.append(Gemm(name, m, n, k, mode, self._take_awaited()))
 
-        One kernel may form several such products with weights of their own.
-        """
-        self._operations.append(Gemm(name, m, n, k, mode, self._take_awaited(), n_groups))
+    def launch(self, operation: Compute) -> None:
+        """Launch a kernel that is ready but for what it waits for."""
+        self._operations.append(replace(operation, waits_for=self._take_awaited()))
 
     def memory_bound(self, name: str, nbytes: Size, kernel: str) -> None:
         """Launch a kernel, one of `MEMORY_KERNELS`, that reads and writes `nbytes` in all."""
@@ -66,9 +70,7 @@ class HostProgram:
     ) -> None:
         """Launch attention of whole sequences with the rank's heads."""
         sizes = (n_sequences, n_heads, seq_len, head_dim, backward, fused)
-        self._operations.append(
-            Attention(name, *sizes, waits_for=self._take_awaited(), window=window)
-        )
+        self.launch(Attention(name, *sizes, window=window))
 
     def issue(
         self,

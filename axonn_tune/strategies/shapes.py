@@ -99,6 +99,13 @@ class Shapes:
         Whether the stages of a pipeline have equal products and not equal numbers of layers.
     expert_split : array, shape (C,), or float
         Number of ranks over which the experts of a layer are spread.
+    expert_tensor : array, shape (C,), or float
+        Number of ranks over which the inner features of each expert are split.
+    experts_at_once : float
+        Number of experts whose products run at the same time on a rank.
+    gradient_sum_bytes : float
+        Bytes of an element of the sums to which the products that form the experts' dW add; 0
+        where they do not add.
     memory : MemoryForm
         What the engine holds where that is not what fused kernels hold.
     """
@@ -115,6 +122,9 @@ class Shapes:
     recomputes_inputs: bool = False
     balances_stages: bool = False
     expert_split: Array | float = 1.0
+    expert_tensor: Array | float = 1.0
+    experts_at_once: float = math.inf
+    gradient_sum_bytes: float = 0.0
     memory: MemoryForm = IDEAL.memory
 
     @property
