@@ -290,17 +290,37 @@ def _held_by_blocks(
         }[shapes.recompute]
         total = total + count * saved
         in_mlp = _mlp_bytes(shapes, block)
-        working = np.maximum(working, shapes.working_set(everything, saved, last, in_mlp))
+        in_head = _final_norm_bytes(shapes) + _input_bytes(shapes)
+        working = np.maximum(working, shapes.working_set(everything, saved, last, in_mlp, in_head))
     return total / max(sum(counts.values()), 1), working
 
 
 def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
-    """Return the bytes that a block's MLP, or its experts, hold before and after the activation."""
+    """Return the bytes of gradients in work in a block's MLP, or in its experts, at the peak.
+
+    Beside the gradient of the residual stream these are the gradients before and after the
+    activation, or later the one before it with that of the MLP's input.
+    """
     experts = shapes.model.experts
     if not block.has_experts or experts is None:
-        return shapes.gated_bytes
+        before = shapes.linears["up"].output_bytes
+        in_work = np.maximum(shapes.gated_bytes, before + _input_bytes(shapes))
+        return shapes.residual_bytes + in_work
     sizes = ExpertShapes(shapes, experts)
     return sizes.up_bytes + sizes.activated_bytes + sizes.taken_bytes
+
+
+def _final_norm_bytes(shapes: Shapes) -> Array:
+    """Return the bytes of the input and the output of the final norm, which are saved."""
+    return 2.0 * shapes.residual_bytes
+
+
+def _input_bytes(shapes: Shapes) -> Array:
+    """Return the bytes of the gradient of a product's input before it is summed.
+
+    With sequence parallelism the gathered input is beside it.
+    """
+    return shapes.stream_bytes * (1.0 + (np.asarray(shapes.residual_split) > 1.0))
 
 
 def _saved_without_scores(shapes: Shapes, block: Block) -> Array:
