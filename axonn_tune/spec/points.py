@@ -16,8 +16,8 @@ from axonn_tune.spec.checks import (
     require_fraction,
     require_positive,
 )
-from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.plan import KINDS, MEMORY_KERNELS, MODES, RING_KINDS
+from axonn_tune.spec.precision import BYTES_PER_ELEMENT, PRODUCT_FORMATS
 
 
 class _Timed:
@@ -32,7 +32,7 @@ class _Timed:
 
 @dataclass(frozen=True)
 class GemmPoint(_Timed):
-    """One measured product, (m x k) times (k x n)."""
+    """One measured product, (m x k) times (k x n); `dtype` is the format of its operands."""
 
     m: int
     n: int
@@ -46,7 +46,7 @@ class GemmPoint(_Timed):
         owner = f"gemm point {self.m}x{self.n}x{self.k}"
         _check(owner, self, ("m", "n", "k"))
         require_choice(owner, "mode", self.mode, MODES)
-        require_choice(owner, "dtype", self.dtype, BYTES_PER_ELEMENT)
+        require_choice(owner, "dtype", self.dtype, PRODUCT_FORMATS)
 
 
 @dataclass(frozen=True)

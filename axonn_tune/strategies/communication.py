@@ -54,6 +54,14 @@ class Communication:
 
     # Weights -----------------------------------------------------------------------------
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether weights stay with the rank, which casts them when they are updated.
+
+        Others are cast whenever they have been gathered.
+        """
+        return True
+
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the first weight of a pass; nothing has been issued before it.
 

@@ -25,7 +25,8 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
-from axonn_tune.spec.plan import Array, StepPlan
+from axonn_tune.spec.plan import Array, Size, StepPlan
+from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
@@ -69,6 +70,9 @@ class Megatron3D:
     fp32_gradients
         Whether gradients are summed and reduced in fp32 (--accumulate-allreduce-grads-in-fp32,
         which bf16 implies), not in the weights' dtype.
+    low_weights
+        Whether weights of low products are stored and gathered in their format only
+        (--fp8-param-gather, --fp4-param-gather).
     """
 
     sequence_parallel: bool = True
@@ -76,6 +80,7 @@ class Megatron3D:
     overlap_grad_reduce: bool = True
     fused_accumulation: bool = True
     fp32_gradients: bool = True
+    low_weights: bool = False
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
     engine: Engine = IDEAL
@@ -149,6 +154,14 @@ class Megatron3D:
         """Return the bytes of a gradient element as it is summed and reduced."""
         return FP32_BYTES if self.fp32_gradients else job.element_bytes
 
+    def stores_low_weights(self, job: Job) -> bool:
+        """Return whether a job's weights of blocks are stored and gathered in a low format only."""
+        return self.low_weights and job.recipe is not None
+
+    def gathered_bytes(self, job: Job) -> float:
+        """Return the bytes of an element of a block's updated weights as they are gathered."""
+        return job.operand_bytes if self.stores_low_weights(job) else job.element_bytes
+
     def _stage_memory(
         self, shapes: Shapes, n_layers: int, first: bool, last: bool, held: Array
     ) -> dict[str, Array]:
@@ -157,6 +170,8 @@ class Megatron3D:
         table = shapes.table
         chunk = -(-n_layers // shapes.n_virtual)
         stored = _stored_parameters(shapes, n_layers, first, last)
+        matrices = n_layers * shapes.model.block_matmul_parameters / table.size("tensor")
+        uncast = stored - matrices if self.stores_low_weights(job) else stored
         replicas = table.size(_REPLICAS)
         owned = stored / replicas if self.distributed_optimizer else stored
         memory = self.engine.memory
@@ -171,7 +186,7 @@ class Megatron3D:
             "full": shapes.residual_bytes,
         }[shapes.recompute]
         return {
-            "weights": stored * job.element_bytes,
+            "weights": uncast * job.element_bytes + matrices * kept_weight_bytes(job),
             "gradients": stored * (self.gradient_bytes(job) + bucket_bytes),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
@@ -255,7 +270,7 @@ class MegatronCommunication(Communication):
         shape = self.shapes.linears[weight.layer]
         if self.options.sequence_parallel and not shape.linear.transposed:
             name = names.all_gather(weight.name)
-            host.run(name, "all_gather", shape.input_bytes, "tensor")
+            host.run(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
         """Gather dO, or start to gather the input for dW (sequence parallelism).
@@ -267,9 +282,9 @@ class MegatronCommunication(Communication):
         shape = self.shapes.linears[weight.layer]
         name = names.all_gather(weight.name)
         if shape.linear.transposed:
-            host.run(name, "all_gather", shape.output_bytes, "tensor")
+            host.run(name, "all_gather", shape.gathered_gradient_bytes, "tensor")
         else:
-            host.issue(name, "all_gather", shape.input_bytes, "tensor")
+            host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
         """Wait for the gathered input."""
@@ -342,7 +357,7 @@ class MegatronCommunication(Communication):
         the first block's weights.
         """
         if self._gathers_updated and weight == Weight(FORWARD, "qkv"):
-            element = self.shapes.element_bytes
+            element = self.options.gathered_bytes(self.shapes.job)
             self._over_replicas(host, _UPDATED_BLOCK, "all_gather", self._block_parameters, element)
 
     def end_block(self, host: HostProgram) -> None:
@@ -358,7 +373,7 @@ class MegatronCommunication(Communication):
         name: str,
         kind: str,
         n_elements: Array,
-        element_bytes: float,
+        element_bytes: Size,
         after: tuple[str, ...] = (),
     ) -> None:
         """Start a collective over the replicas, in buckets, after some copies."""
@@ -409,6 +424,7 @@ class MegatronCommunication(Communication):
         options = self.options
         gradient_bytes = self._gradient_bytes
         n_layers, stored = self._largest_stage()
+        matrices = n_layers * model.block_matmul_parameters / shapes.y
         if model.tied_embeddings and shapes.table.n_stages > 1:
             shared_bytes = model.head.parameters * gradient_bytes / shapes.y
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shared_bytes, PIPELINE)
@@ -437,7 +453,14 @@ class MegatronCommunication(Communication):
         )
         if options.distributed_optimizer:
             name = names.WEIGHTS_ALL_GATHER
-            element = shapes.element_bytes
+            element: Size = shapes.element_bytes
+            if not options.overlap_grad_reduce:
+                saved = shapes.element_bytes - options.gathered_bytes(shapes.job)
+                element = element - saved * matrices / stored
             self._over_replicas(host, name, "all_gather", remaining, element, updated)
             host.wait(names.WEIGHTS_ALL_GATHER)
-            host.memory_bound("weights.copy", 2.0 * remaining * shapes.element_bytes, "copy")
+            host.memory_bound("weights.copy", 2.0 * remaining * element, "copy")
+        if options.stores_low_weights(shapes.job):
+            Casts(shapes).transpose_kept_weights(host, matrices)
+        else:
+            Casts(shapes).cast_kept_weights(host, matrices)

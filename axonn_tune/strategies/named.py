@@ -28,7 +28,7 @@ class Switches:
 
     Attributes
     ----------
-    sequence_parallel, overlap_grad_reduce
+    sequence_parallel, overlap_grad_reduce, low_weights
         Flags of Megatron-LM, see `Megatron3D`; None for those of the engine.
     distributed_optimizer
         Whether optimizer states are sharded over the replicas; None for what the engine does, which
@@ -42,6 +42,7 @@ class Switches:
 
     sequence_parallel: bool | None = None
     overlap_grad_reduce: bool | None = None
+    low_weights: bool | None = None
     distributed_optimizer: bool | None = None
     virtual_stages: int | None = None
     qwz: bool = True
@@ -97,6 +98,7 @@ def strategy_named(name: str, switches: Switches | None = None, engine: Engine =
             sequence_parallel=switches.sequence_parallel,
             distributed_optimizer=switches.distributed_optimizer,
             overlap_grad_reduce=switches.overlap_grad_reduce,
+            low_weights=switches.low_weights,
         )
     if name == "zeropp":
         return zeropp(switches.qwz, switches.hpz, switches.qgz, engine)

@@ -15,9 +15,10 @@ import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.engine import IDEAL, MemoryForm, value_or
-from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Linear, Model
 from axonn_tune.spec.plan import Array
+from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers
 
 FP32_BYTES = BYTES_PER_ELEMENT["fp32"]
@@ -41,6 +42,9 @@ class LinearShape:
         Rows and columns of the gathered weight block.
     weight_bytes, input_bytes, output_bytes
         Sizes of the gathered weight block, of the layer's input and of its output.
+    gathered_input_bytes, gathered_gradient_bytes
+        Sizes of the layer's input and of the gradient of its output in the format of the operands,
+        in which ranks gather them.
     input_axis
         Axis that splits k; outputs are summed over it. It is empty where k is not split.
     output_axis
@@ -56,6 +60,8 @@ class LinearShape:
     weight_bytes: Array
     input_bytes: Array
     output_bytes: Array
+    gathered_input_bytes: Array
+    gathered_gradient_bytes: Array
     input_axis: str
     output_axis: str
     is_stored_transposed: bool
@@ -165,6 +171,8 @@ class Shapes:
         k = linear.n_in / input_split
         n = linear.n_out / output_split
         column_bytes = self.tokens * self.element_bytes
+        is_low = linear.name != "head"
+        gathered_bytes = self.tokens * (self.job.operand_bytes if is_low else self.element_bytes)
         return LinearShape(
             linear,
             k,
@@ -172,6 +180,8 @@ class Shapes:
             weight_bytes=k * n * self.element_bytes,
             input_bytes=column_bytes * k,
             output_bytes=column_bytes * n,
+            gathered_input_bytes=gathered_bytes * k,
+            gathered_gradient_bytes=gathered_bytes * n,
             input_axis=input_axis,
             output_axis=output_axis,
             is_stored_transposed=linear.name == "head" and self.model.tied_embeddings,
@@ -203,7 +213,12 @@ class Shapes:
     @property
     def norm_output_bytes(self) -> Array:
         """The bytes that a block saves of its norms' outputs, which are inputs of products."""
-        return min(self.model.norms_per_block, 2) * self.residual_bytes
+        return min(self.model.norms_per_block, 2) * self.residual_bytes * self._saved_share
+
+    @property
+    def _saved_share(self) -> float:
+        """The bytes of an input of a block's product over those of the uncast tensor."""
+        return self.job.operand_bytes / self.element_bytes
 
     @cached_property
     def mlp_bytes(self) -> Array:
@@ -214,11 +229,15 @@ class Shapes:
     def inner_bytes(self) -> Array:
         """The bytes that a block's layers save at its inner widths.
 
-        These are q, k and v, the attention's output, and the MLP before and after its
-        activation.
+        These are q, k and v, the attention's output, and the MLP before and after its activation.
+        Inputs of low products are saved cast. Attention saves its output for itself, too, which
+        some recipes use for the product.
         """
         attention = self.linears["qkv"].output_bytes + self.linears["proj"].input_bytes
-        mlp = self.linears["up"].output_bytes + self.mlp_bytes
+        recipe = self.job.recipe
+        if recipe is not None and recipe.saves_attention_cast:
+            attention = attention + self.linears["proj"].gathered_input_bytes
+        mlp = self.linears["up"].output_bytes + self.mlp_bytes * self._saved_share
         attention_factor, mlp_factor = self.memory.attention_factor, self.memory.mlp_factor
         return attention * value_or(attention_factor, 1.0) + mlp * value_or(mlp_factor, 1.0)
 

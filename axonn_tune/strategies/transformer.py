@@ -7,10 +7,12 @@ split. What has to be communicated between them is decided by a strategy's `Comm
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from axonn_tune.spec import names
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
 from axonn_tune.spec.plan import Phase
+from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes
@@ -33,14 +35,28 @@ class Transformer:
     shapes: Shapes
     communication: Communication
 
+    @cached_property
+    def casts(self) -> Casts:
+        """The casts of the job's precision."""
+        return Casts(self.shapes)
+
     # Linear layers -----------------------------------------------------------------------
+
+    def _take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
+        """Wait for a layer's weight, and cast it unless it stays with the rank."""
+        self.communication.take_weight(host, weight, following)
+        if not self.communication.keeps_weights:
+            self.casts.cast_weight(host, weight.chain, weight.layer)
 
     def _linear_forward(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
         """Multiply, and sum the output over the axis that splits k."""
         shape = self.shapes.linears[weight.layer]
-        self.communication.take_weight(host, weight, following)
+        number_format = self.casts.number_format(weight.layer)
+        self._take_weight(host, weight, following)
+        self.casts.cast_input(host, weight.chain, weight.layer)
         self.communication.gather_input(host, weight)
-        host.gemm(names.gemm(weight.name), self.shapes.tokens, shape.n, shape.k, shape.modes[0])
+        name = names.gemm(weight.name)
+        host.gemm(name, self.shapes.tokens, shape.n, shape.k, shape.modes[0], number_format)
         self.communication.sum_output(host, weight)
 
     def _linear_backward(self, host: HostProgram, layer: str, following: Weight | None) -> None:
@@ -49,14 +65,19 @@ class Transformer:
         tokens = self.shapes.tokens
         weight = Weight(BACKWARD, layer)
         _, input_mode, weight_mode = shape.modes
-        self.communication.take_weight(host, weight, following)
+        number_format = self.casts.number_format(layer)
+        self._take_weight(host, weight, following)
+        self.casts.cast_gradient(host, layer)
         self.communication.gather_for_gradients(host, weight)
-        host.gemm(names.gemm_input(weight.name), tokens, shape.k, shape.n, input_mode)
+        name = names.gemm_input(weight.name)
+        host.gemm(name, tokens, shape.k, shape.n, input_mode, number_format)
         pending_sum = self.communication.sum_input_gradient(host, weight)
         self._recompute_input(host, layer)
         self.communication.before_weight_gradient(host, layer)
+        self.casts.form_columns(host, layer)
         rows, columns = shape.stored_sides
-        host.gemm(names.gemm_weight(weight.name), rows, columns, tokens, weight_mode)
+        name = names.gemm_weight(weight.name)
+        host.gemm(name, rows, columns, tokens, weight_mode, number_format)
         if shape.linear.bias:
             host.memory_bound(names.bias(weight.name), shape.output_bytes, "reduce")
         self.communication.send_gradient(host, layer)
