@@ -9,6 +9,7 @@ import pytest
 from axonn_tune.calibration.fit.assemble import with_link_points
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.gemm import Products
+from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.io.logs import LogOptions, read_logs
 from axonn_tune.io.presets import load_machine
@@ -68,6 +69,26 @@ def test_products_that_the_profile_does_not_hold(name, bar):
     )
     assert error < bar
     assert error < without
+
+
+@pytest.mark.parametrize("number_format", ["fp8", "fp8_block"])
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "dgx-a100"])
+def test_low_products_are_met_once_they_cast_what_they_multiply(name, number_format):
+    """The table times the cast of the m x k operand with the product; no profile holds its rows.
+
+    The time of a cast is fitted, a number for each machine and format. It must be near what the
+    memory allows: a cast reads two bytes of an element once or more often, and writes one.
+    """
+    machine = load_machine(name)
+    options = LogOptions(where={"system": SYSTEMS[name], "gemm_dtype": number_format})
+    points = read_logs([str(DATA / "low_products_one_gpu.csv")], machine, options).gemm_points
+    m, n, k, seconds = np.array([(p.m, p.n, p.k, p.seconds) for p in points]).T
+    product = Products(machine, number_format).seconds(m, n, k, "NN", False)
+    bytes_moved = np.arange(0.0, 20.0, 0.1)
+    casts = np.outer(bytes_moved, m * k) / achieved_memory_bandwidth(machine)
+    error = np.abs((product + casts) / seconds - 1.0).mean(axis=1)
+    assert error.min() < 0.11
+    assert 2.0 < bytes_moved[error.argmin()] < 12.0
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -146,7 +167,9 @@ NVL72 = ("gb200-nvl72", "gb300-nvl72")
 @pytest.mark.parametrize("name", NVL72)
 def test_sixty_four_gpus_of_each_rack_are_otherwise_the_whole_racks(name):
     whole, part = load_machine(name), load_machine(f"{name}-64")
-    per_gpu = [m.links[1].bandwidth_bytes_per_s.value / m.links[1].unit_ranks for m in (whole, part)]
+    per_gpu = [
+        m.links[1].bandwidth_bytes_per_s.value / m.links[1].unit_ranks for m in (whole, part)
+    ]
     assert per_gpu[0] == per_gpu[1]
     within = [p for p in part.link_points if p.size <= 8]
     assert whole.link_points == tuple(within)
@@ -181,7 +204,7 @@ def test_dispatches_of_tokens_inside_a_rack():
 
 
 def test_groups_that_no_dispatch_was_measured_on_follow_the_law():
-    """Whole racks know of no group of 16, 32 or 64 GPUs; large messages are met by the bandwidth."""
+    """The profile of whole racks knows of no group of 16, 32 or 64 GPUs."""
     machine = load_machine("gb200-nvl72")
     gpus, nbytes, seconds = dispatches()
     large = (gpus > 8) & (nbytes > 2**28)
