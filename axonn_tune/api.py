@@ -86,10 +86,11 @@ def build_search(
     strategy = given["strategy"]
     order = given["order"]
     if isinstance(strategy, str):
-        strategy = strategy_named(strategy, _switches(given), _engine(given["engine"], strategy))
+        engine = _engine(given["engine"], strategy)
+        strategy = strategy_named(strategy, _switches(given), engine, not loaded_model.is_dense)
     axes = _fixed_axes(given)
     for axis in axes:
-        require_choice(f"strategy {strategy.name}", "axis", axis, strategy.axes.names)
+        require_choice(f"strategy {strategy.name}", "axis", axis, strategy.axes.sized)
     counts = {**axes, "micro_batch": given["micro_batch"], "max_tp": given["max_tp"]}
     for name, count in counts.items():
         if count is not None:

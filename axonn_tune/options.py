@@ -171,6 +171,10 @@ class SwitchOptions(TypedDict, total=False):
         bool | None,
         Option("Shard optimizer states over replicas.", None, "as the engine, axonn no"),
     ]
+    split_experts: Annotated[
+        bool,
+        Option("Split each expert over the tensor group, as the MLP is (megatron).", False),
+    ]
     low_weights: Annotated[
         bool | None,
         Option(

@@ -47,7 +47,7 @@ class AttentionPrices:
             flat = batch.ravel()
             points = _coordinates(flat, np.full(flat.shape, s), np.full(flat.shape, d))
             seconds = seconds * np.exp(correction(points)).reshape(seconds.shape)
-        return seconds / operation.rate
+        return seconds * operation.attended_fraction / operation.rate
 
     def _correction(self, backward: bool, fused: bool) -> Spline | None:
         """Return the logarithm of measured over computed time, or None without measured points."""

@@ -16,6 +16,7 @@ from axonn_tune.cost.attention import AttentionPrices
 from axonn_tune.cost.collectives import collective_seconds, moved_fraction
 from axonn_tune.cost.curve import measured_seconds
 from axonn_tune.cost.gemm import Products
+from axonn_tune.cost.grouped import GroupedProducts
 from axonn_tune.cost.host import copy_seconds, update_seconds
 from axonn_tune.cost.links import AxisLinks, KindLinks, axis_links
 from axonn_tune.cost.memory_bound import memory_bound_seconds
@@ -28,6 +29,7 @@ from axonn_tune.spec.plan import (
     Collective,
     Compute,
     Gemm,
+    GroupedGemm,
     HostCopy,
     HostKernel,
     HostWork,
@@ -56,6 +58,7 @@ class KernelPrices:
         self._job = job
         self._products = Products(machine, job.dtype)
         self._low_products = Products(machine, job.product_format) if job.recipe else None
+        self._grouped: dict[str, GroupedProducts] = {}
         self._attention = AttentionPrices(machine, job.dtype, self._products)
         self._slowest_rank = slowest_rank_factor(machine, job.n_gpus)
         self._n_on_node = min(machine.ranks_per_node, job.n_gpus)
@@ -79,6 +82,8 @@ class KernelPrices:
 
     def _device_seconds(self, operation: Gemm | Attention | MemoryBound) -> Array:
         """Return the time of a kernel on a mean GPU, without the host's gap."""
+        if isinstance(operation, GroupedGemm):
+            return self._grouped_products(operation.number_format).seconds(operation)
         if isinstance(operation, Gemm):
             return self._product_seconds(operation)
         if isinstance(operation, Attention):
@@ -100,6 +105,15 @@ class KernelPrices:
             return self._products.seconds(gemm.m, gemm.n, gemm.k, gemm.mode, is_tuned)
         assert self._low_products is not None, "only a job with a recipe has low products"
         return self._low_products.seconds(gemm.m, gemm.n, gemm.k, gemm.mode, kernel_tuning=False)
+
+    def _grouped_products(self, number_format: str) -> GroupedProducts:
+        """Return the prices of grouped products in a format; they are made once."""
+        if number_format not in self._grouped:
+            products = self._low_products if number_format else self._products
+            assert products is not None, "only a job with a recipe has low products"
+            dtype = number_format or self._job.dtype
+            self._grouped[number_format] = GroupedProducts(self._machine, dtype, products)
+        return self._grouped[number_format]
 
     @property
     def interpolation_error(self) -> float:

@@ -15,6 +15,7 @@ from axonn_tune.spec.checks import (
     require_amount,
     require_between,
     require_choice,
+    require_count,
     require_name,
     require_wait,
 )
@@ -104,6 +105,9 @@ class MegatronProgram:
     balances_stages
         Whether layers are spread over the stages of a pipeline so that their products are equal,
         with the head's counted, and not their numbers.
+    experts_at_once
+        Number of experts whose products run at the same time on a rank: Transformer Engine's
+        GroupedLinear has four streams for cuBLAS (common/util/multi_stream.cpp at d0067d0d).
     """
 
     sequence_parallel: bool = True
@@ -115,8 +119,10 @@ class MegatronProgram:
     bucket_elements: float = 40e6
     bucket_elements_per_replica: float = 1e6
     balances_stages: bool = False
+    experts_at_once: int = 4
 
     def __post_init__(self) -> None:
+        require_count("megatron", "experts_at_once", self.experts_at_once)
         require_amount("megatron", "bucket_elements", self.bucket_elements)
         per_replica = self.bucket_elements_per_replica
         require_between("megatron", "bucket_elements_per_replica", per_replica, 0, LARGEST_AMOUNT)

@@ -13,6 +13,7 @@ FLOPs; numbers stand for arrays that hold the same value everywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
@@ -20,6 +21,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from axonn_tune.spec.blocks import attended_keys
 from axonn_tune.spec.candidates import CandidateTable
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -84,10 +86,35 @@ class Gemm:
 
 
 @dataclass(frozen=True, eq=False)
+class GroupedGemm(Gemm):
+    """Equal products with weights of their own, one for each expert that a rank holds.
+
+    Sizes are those of one of the products.
+
+    n_groups
+        Number of products, shape (C,).
+    n_at_once
+        Number of products that run at the same time; infinite where one kernel forms all of them.
+    sum_bytes
+        Bytes of an element of the sums to which the results are added; 0 where they are not.
+    """
+
+    n_groups: Size = 1.0
+    n_at_once: float = math.inf
+    sum_bytes: float = 0.0
+
+    @property
+    def flops(self) -> Size:
+        """The FLOPs of all products, shape (C,)."""
+        return super().flops * self.n_groups
+
+
+@dataclass(frozen=True, eq=False)
 class Attention:
     """Softmax attention over whole causal sequences with the rank's share of the heads.
 
-    `rate` is the rate of the kernel over the rate that the machine reaches.
+    `rate` is the rate of the kernel over the rate that the machine reaches. With a `window` each
+    query attends to that many tokens, its own included; with 0 it attends to all earlier ones.
     """
 
     name: str
@@ -99,7 +126,13 @@ class Attention:
     fused: bool
     waits_for: tuple[str, ...] = ()
     rate: float = 1.0
+    window: int = 0
     stream: ClassVar[str] = COMPUTE
+
+    @property
+    def attended_fraction(self) -> float:
+        """The share of the score matrix's causal half that a window leaves."""
+        return attended_keys(self.seq_len, self.window) / self.seq_len
 
     @property
     def flops(self) -> Size:
@@ -107,7 +140,8 @@ class Attention:
 
         They are 4 b s^2 a d forward and twice that backward.
         """
-        forward = 4.0 * self.n_sequences * self.n_heads * (float(self.seq_len) ** 2 * self.head_dim)
+        n_scores = self.attended_fraction * float(self.seq_len) ** 2
+        forward = 4.0 * self.n_sequences * self.n_heads * (n_scores * self.head_dim)
         return forward * 2.0 if self.backward else forward
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from axonn_tune.spec.checks import (
+    require_between,
     require_choice,
     require_count,
     require_duration,
@@ -47,6 +48,33 @@ class GemmPoint(_Timed):
         _check(owner, self, ("m", "n", "k"))
         require_choice(owner, "mode", self.mode, MODES)
         require_choice(owner, "dtype", self.dtype, PRODUCT_FORMATS)
+
+
+@dataclass(frozen=True)
+class GroupedGemmPoint(_Timed):
+    """Measured equal products, `n_groups` of (m x k) times (k x n) with weights of their own.
+
+    `n_at_once` of them ran at the same time. Where `sum_bytes` are given, the results were added to
+    sums with elements of so many bytes.
+    """
+
+    n_groups: int
+    m: int
+    n: int
+    k: int
+    mode: str
+    dtype: str
+    n_at_once: int
+    sum_bytes: float
+    seconds: float
+    spread_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        owner = f"grouped gemm point {self.n_groups}x{self.m}x{self.n}x{self.k}"
+        _check(owner, self, ("n_groups", "m", "n", "k", "n_at_once"))
+        require_choice(owner, "mode", self.mode, MODES)
+        require_choice(owner, "dtype", self.dtype, PRODUCT_FORMATS)
+        require_between(owner, "sum_bytes", self.sum_bytes, 0, 8)
 
 
 @dataclass(frozen=True)

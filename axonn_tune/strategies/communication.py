@@ -134,6 +134,20 @@ class Communication:
     def end_attention(self, host: HostProgram, chain: str) -> None:
         """Wait for what `begin_attention` has started; called after attention's last kernel."""
 
+    # Experts -----------------------------------------------------------------------------------
+
+    def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Send copies of tokens, or gradients of results, to the ranks of their experts, and wait.
+
+        Called with the bytes that a rank sends. Without a group of experts every rank holds all.
+        """
+
+    def bring_from_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Bring results, or gradients of copies, from the ranks of the experts back, and wait.
+
+        Called with the bytes that a rank receives.
+        """
+
     # Backward pass of a layer ------------------------------------------------------------------
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:

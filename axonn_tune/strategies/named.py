@@ -33,6 +33,8 @@ class Switches:
     distributed_optimizer
         Whether optimizer states are sharded over the replicas; None for what the engine does, which
         is off for AxoNN.
+    split_experts
+        Whether each expert is split over the tensor group, and not whole; for Megatron-LM.
     virtual_stages
         Number of virtual stages of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
     qwz, hpz, qgz
@@ -44,6 +46,7 @@ class Switches:
     overlap_grad_reduce: bool | None = None
     low_weights: bool | None = None
     distributed_optimizer: bool | None = None
+    split_experts: bool = False
     virtual_stages: int | None = None
     qwz: bool = True
     hpz: bool = True
@@ -70,8 +73,15 @@ def names_of_all(switches: Switches, every: bool) -> list[str]:
     return [name for name in STRATEGIES if every or not strategy_named(name, switches).caveat]
 
 
-def strategy_named(name: str, switches: Switches | None = None, engine: Engine = IDEAL) -> Strategy:
+def strategy_named(
+    name: str,
+    switches: Switches | None = None,
+    engine: Engine = IDEAL,
+    has_experts: bool = False,
+) -> Strategy:
     """Return the strategy with the given name and switches, as an engine carries it out.
+
+    With experts in the model, layouts of megatron have an axis for them.
 
     Raises
     ------
@@ -95,6 +105,8 @@ def strategy_named(name: str, switches: Switches | None = None, engine: Engine =
         return megatron_of(
             engine,
             (1, 2, 4) if stages is None else (stages,),
+            has_experts=has_experts,
+            splits_experts=has_experts and switches.split_experts,
             sequence_parallel=switches.sequence_parallel,
             distributed_optimizer=switches.distributed_optimizer,
             overlap_grad_reduce=switches.overlap_grad_reduce,

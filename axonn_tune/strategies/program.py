@@ -7,10 +7,13 @@ that follows wait for it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from axonn_tune.spec.plan import (
     COMPUTE,
     Attention,
     Collective,
+    Compute,
     Gemm,
     HostCopy,
     HostKernel,
@@ -35,6 +38,10 @@ class HostProgram:
         """Launch an (m x k) times (k x n) product; every kernel follows the kernels before it."""
         awaited = self._take_awaited()
         self._operations.append(Gemm(name, m, n, k, mode, awaited, number_format))
+
+    def launch(self, operation: Compute) -> None:
+        """Launch a kernel that is ready but for what it waits for."""
+        self._operations.append(replace(operation, waits_for=self._take_awaited()))
 
     def memory_bound(self, name: str, nbytes: Size, kernel: str) -> None:
         """Launch a kernel, one of `MEMORY_KERNELS`, that reads and writes `nbytes` in all."""
@@ -62,12 +69,11 @@ class HostProgram:
         head_dim: int,
         backward: bool,
         fused: bool,
+        window: int = 0,
     ) -> None:
         """Launch attention of whole sequences with the rank's heads."""
-        waits_for = self._take_awaited()
-        self._operations.append(
-            Attention(name, n_sequences, n_heads, seq_len, head_dim, backward, fused, waits_for)
-        )
+        sizes = (n_sequences, n_heads, seq_len, head_dim, backward, fused)
+        self.launch(Attention(name, *sizes, window=window))
 
     def issue(
         self,
