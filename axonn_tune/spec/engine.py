@@ -24,6 +24,7 @@ from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.plan import (
     MEMORY_KERNELS,
     Attention,
+    GroupedGemm,
     MemoryBound,
     Operation,
     Part,
@@ -99,7 +100,7 @@ class MegatronProgram:
     (Megatron-Core, DistributedDataParallelConfig, bucket_size).
 
     sequence_parallel, distributed_optimizer, overlap_grad_reduce, fused_accumulation, \
-    fp32_gradients, low_weights, context_kind
+    fp32_gradients, low_weights, context_kind, sends_once, overlaps_experts
         Options of `Megatron3D` that hold unless a user says otherwise.
     bucket_elements
         Least number of elements of a bucket.
@@ -108,6 +109,11 @@ class MegatronProgram:
     balances_stages
         Whether layers are spread over the stages of a pipeline so that their products are equal,
         with the head's counted, and not their numbers.
+    sends_once
+        Whether a token is sent once to each rank that holds any of its experts, as DeepEP does, and
+        not once for each expert.
+    overlaps_experts
+        Whether tokens travel to and from experts while another micro-batch computes.
     experts_at_once
         Number of experts whose products run at the same time on a rank: Transformer Engine's
         GroupedLinear has four streams for cuBLAS (common/util/multi_stream.cpp at d0067d0d).
@@ -123,6 +129,8 @@ class MegatronProgram:
     bucket_elements: float = 40e6
     bucket_elements_per_replica: float = 1e6
     balances_stages: bool = False
+    sends_once: bool = False
+    overlaps_experts: bool = False
     experts_at_once: int = 4
 
     def __post_init__(self) -> None:
@@ -365,7 +373,7 @@ class Engine:
 
     def as_run(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the kernels that the engine really launches."""
-        if not self.kernels and self.attention_rate is None:
+        if not self.kernels and self.attention_rate is None and not self._holds_experts_up(plan):
             return plan
         return replace(
             plan,
@@ -373,6 +381,13 @@ class Engine:
             step_end=self._part(plan.step_end),
             sync_microstep=plan.sync_microstep and self._part(plan.sync_microstep),
             pipeline=plan.pipeline and self._pipeline(plan.pipeline),
+        )
+
+    def _holds_experts_up(self, plan: StepPlan) -> bool:
+        """Return whether the host issues products of experts one by one while the device waits."""
+        operations = (op for phase in plan.microstep.phases for op in phase.operations)
+        return self.issue_seconds is not None and any(
+            isinstance(operation, GroupedGemm) for operation in operations
         )
 
     def _pipeline(self, pipeline: Pipeline) -> Pipeline:
@@ -397,6 +412,9 @@ class Engine:
         if isinstance(operation, MemoryBound):
             form = self.kernels.get(operation.kernel) or self.kernels.get(EVERY_KERNEL)
             return form.of(operation) if form else operation
+        if isinstance(operation, GroupedGemm) and operation.mode == "NN" and self.issue_seconds:
+            # The host has just waited for the numbers of tokens that the experts take.
+            return replace(operation, issue_seconds=self.issue_seconds.value)
         if isinstance(operation, Attention) and operation.fused and self.attention_rate:
             return replace(operation, rate=operation.rate * self.attention_rate.value)
         return operation

@@ -98,6 +98,12 @@ class Megatron3D:
     splits_experts
         Whether each expert is split over the tensor group, and not whole
         (--expert-tensor-parallel-size).
+    sends_once
+        Whether a token is sent once to each rank that holds any of its experts, and not once for
+        each expert (--moe-token-dispatcher-type flex).
+    overlaps_experts
+        Whether tokens travel to and from experts while another micro-batch computes
+        (--overlap-moe-expert-parallel-comm).
     low_weights
         Whether weights of low products are stored and gathered in their format only
         (--fp8-param-gather, --fp4-param-gather).
@@ -111,6 +117,8 @@ class Megatron3D:
     context_kind: str = RING
     has_experts: bool = False
     splits_experts: bool = False
+    sends_once: bool = False
+    overlaps_experts: bool = False
     low_weights: bool = False
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
@@ -194,6 +202,7 @@ class Megatron3D:
             residual_split=tensor if self.sequence_parallel else 1.0,
             balances_stages=self.engine.megatron.balances_stages,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
+            sends_once=self.sends_once,
             expert_tensor=tensor if self.splits_experts else 1.0,
             experts_at_once=self.engine.megatron.experts_at_once,
             gradient_sum_bytes=self.gradient_bytes(job) * self.fused_accumulation,
@@ -446,8 +455,7 @@ class MegatronCommunication(Communication):
 
     def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
         """Exchange within the group that holds all experts, then gather what parts of one take."""
-        if self.options.has_experts:
-            host.run(name, "all_to_all", nbytes, EXPERT)
+        self._exchange(host, name, nbytes)
         if self.options.splits_experts:
             gathered_bytes = nbytes * self.shapes.expert_tensor
             host.run(names.all_gather(name), "all_gather", gathered_bytes, "tensor")
@@ -457,8 +465,15 @@ class MegatronCommunication(Communication):
         if self.options.splits_experts:
             summed_bytes = nbytes * self.shapes.expert_tensor
             host.run(names.reduce_scatter(name), "reduce_scatter", summed_bytes, "tensor")
-        if self.options.has_experts:
-            host.run(name, "all_to_all", nbytes, EXPERT)
+        self._exchange(host, name, nbytes)
+
+    def _exchange(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Exchange tokens within the group of experts; wait unless another micro-batch computes."""
+        if not self.options.has_experts:
+            return
+        host.issue(name, "all_to_all", nbytes, EXPERT)
+        if not self.options.overlaps_experts:
+            host.wait(name)
 
     # Context and pipeline --------------------------------------------------------------------
 

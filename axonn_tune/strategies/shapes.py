@@ -107,6 +107,9 @@ class Shapes:
         Number of ranks over which the experts of a layer are spread.
     expert_tensor : array, shape (C,), or float
         Number of ranks over which the inner features of each expert are split.
+    sends_once : bool
+        Whether a token is sent once to each rank that holds any of its experts, and not once for
+        each expert.
     experts_at_once : float
         Number of experts whose products run at the same time on a rank.
     gradient_sum_bytes : float
@@ -129,6 +132,7 @@ class Shapes:
     balances_stages: bool = False
     expert_split: Array | float = 1.0
     expert_tensor: Array | float = 1.0
+    sends_once: bool = False
     experts_at_once: float = math.inf
     gradient_sum_bytes: float = 0.0
     memory: MemoryForm = IDEAL.memory
