@@ -143,9 +143,7 @@ def host_seconds(
                 n_awaited_ranks += phase.repeats * n_ranks * (n_ranks > 1)
             elif isinstance(op, MemoryBound):
                 count += phase.repeats * op.n_launches * (np.asarray(op.nbytes) > 0)
-            elif isinstance(op, Attention):
-                count += phase.repeats * op.n_launches
-            elif isinstance(op, GroupedGemm):
+            elif isinstance(op, Attention | GroupedGemm):
                 count += phase.repeats * op.n_launches
             elif not isinstance(op, HostWork | HostKernel):
                 count += phase.repeats
