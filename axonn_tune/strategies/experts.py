@@ -17,6 +17,7 @@ from axonn_tune.spec import names
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array, GroupedGemm, Size
+from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
@@ -105,7 +106,8 @@ class ExpertShapes:
         features, too.
         """
         probability_bytes = self.shapes.own_tokens * (self.experts.n_experts * FP32_BYTES)
-        saved = self.taken_bytes + self.up_bytes + self.activated_bytes + probability_bytes
+        inputs = (self.taken_bytes + self.activated_bytes) * self.shapes.saved_share
+        saved = inputs + self.up_bytes + probability_bytes
         return saved + self.shared_bytes
 
     @property
@@ -124,6 +126,7 @@ class Mixture:
 
     sizes: ExpertShapes
     communication: Communication
+    casts: Casts
 
     def forward(self, host: HostProgram, chain: str) -> None:
         """Route each token, send its copies to their experts, and bring the results back."""
@@ -131,9 +134,9 @@ class Mixture:
         self._permute(host, chain, "permute")
         self._send(host, chain, "dispatch")
         self._sort(host, chain, "sort")
-        self._product(host, names.gemm(names.of_layer(chain, _UP)), *self._up, "NN")
+        self._product_forward(host, chain, _UP, *self._up)
         self._activate(host, chain)
-        self._product(host, names.gemm(names.of_layer(chain, _DOWN)), *self._down, "NN")
+        self._product_forward(host, chain, _DOWN, *self._down)
         self._sort(host, chain, "unsort")
         self._bring(host, chain, "combine")
         self._permute(host, chain, "unpermute")
@@ -162,27 +165,40 @@ class Mixture:
         """The rows and columns of the weight of each expert's second product."""
         return self.sizes.width, float(self.sizes.shapes.model.hidden_size)
 
-    def _product(self, host: HostProgram, name: str, k: Size, n: Size, mode: str) -> None:
+    def _product_forward(self, host: HostProgram, chain: str, layer: str, k: Size, n: Size) -> None:
         """Multiply the tokens of each local expert by its weight."""
-        host.launch(self._grouped(name, self.sizes.rows, n, k, mode))
+        self.casts.cast_of_experts(host, chain, layer, self.sizes.taken_tokens * k)
+        name = names.gemm(names.of_layer(chain, layer))
+        host.launch(self._grouped(layer, name, self.sizes.rows, n, k, "NN"))
 
     def _grouped(
-        self, name: str, m: Size, n: Size, k: Size, mode: str, sum_bytes: float = 0.0
+        self, layer: str, name: str, m: Size, n: Size, k: Size, mode: str, sum_bytes: float = 0.0
     ) -> GroupedGemm:
         """Return the products of all local experts, each with these sizes."""
         at_once = self.sizes.shapes.experts_at_once
         groups = self.sizes.n_local
+        number_format = self.casts.number_format(layer)
         return GroupedGemm(
-            name, m, n, k, mode, n_groups=groups, n_at_once=at_once, sum_bytes=sum_bytes
+            name,
+            m,
+            n,
+            k,
+            mode,
+            number_format=number_format,
+            n_groups=groups,
+            n_at_once=at_once,
+            sum_bytes=sum_bytes,
         )
 
     def _product_backward(self, host: HostProgram, layer: str, k: Size, n: Size) -> None:
         """Form the gradients of the inputs and of the weights of all local experts."""
         owner = names.of_layer(BACKWARD, layer)
-        self._product(host, names.gemm_input(owner), n, k, "NT")
+        rows = self.sizes.rows
+        self.casts.cast_of_experts(host, BACKWARD, layer, self.sizes.taken_tokens * n)
+        host.launch(self._grouped(layer, names.gemm_input(owner), rows, k, n, "NT"))
         sum_bytes = self.sizes.shapes.gradient_sum_bytes
         name = names.gemm_weight(owner)
-        host.launch(self._grouped(name, k, n, self.sizes.rows, "TN", sum_bytes))
+        host.launch(self._grouped(layer, name, k, n, rows, "TN", sum_bytes))
 
     def _route(self, host: HostProgram, chain: str, mode: str) -> None:
         """Form each token's score for each expert, and choose; or form the gradients of this.

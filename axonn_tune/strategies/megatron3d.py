@@ -7,10 +7,10 @@ parallelism, selective recomputation, activation memory); Megatron Core for what
 
 The attention heads and the MLP's hidden units are split over the tensor group; between these
 the residual stream is replicated, or with sequence parallelism split by tokens. Context
-parallelism splits the sequence for everything, and brings keys and values together. The experts of
-a mixture are spread over ranks of the tensor, context and data groups, whatever these are (Liu et
-al., arXiv 2504.14960, parallel folding). Each expert is whole, or split over the tensor group as
-the MLP is (--expert-tensor-parallel-size).
+parallelism splits the sequence for everything; `context` has what attention then needs. The
+experts of a mixture are spread over ranks of the tensor, context and data groups, whatever these
+are (Liu et al., arXiv 2504.14960, parallel folding). Each expert is whole, or split over the tensor
+group as the MLP is (--expert-tensor-parallel-size).
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ import numpy as np
 from axonn_tune.spec import names
 from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import IDEAL, Engine, value_or
+from axonn_tune.spec.engine import IDEAL, RING, ULYSSES, Engine, value_or
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
-from axonn_tune.spec.plan import Array, StepPlan
+from axonn_tune.spec.plan import Array, Size, StepPlan
+from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.strategies.context import ContextParallelism, context_parallelism
 from axonn_tune.strategies.experts import ExpertShapes
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
@@ -88,12 +90,17 @@ class Megatron3D:
     fp32_gradients
         Whether gradients are summed and reduced in fp32 (--accumulate-allreduce-grads-in-fp32,
         which bf16 implies), not in the weights' dtype.
+    context_kind
+        Kind of context parallelism, one of `CONTEXT_KINDS` (--cp-comm-type p2p, all_gather, a2a).
     has_experts
         Whether the model has experts, so that layouts have an axis for them
         (--expert-model-parallel-size).
     splits_experts
         Whether each expert is split over the tensor group, and not whole
         (--expert-tensor-parallel-size).
+    low_weights
+        Whether weights of low products are stored and gathered in their format only
+        (--fp8-param-gather, --fp4-param-gather).
     """
 
     sequence_parallel: bool = True
@@ -101,8 +108,10 @@ class Megatron3D:
     overlap_grad_reduce: bool = True
     fused_accumulation: bool = True
     fp32_gradients: bool = True
+    context_kind: str = RING
     has_experts: bool = False
     splits_experts: bool = False
+    low_weights: bool = False
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
     engine: Engine = IDEAL
@@ -132,11 +141,18 @@ class Megatron3D:
             "vocabulary not divisible by tensor": model.padded_vocab_size % tensor != 0,
             "sequence not divisible by twice context": (context > 1)
             & (job.seq_len % (2 * context) != 0),
+            "unfused attention of split sequences": (context > 1) & (job.attention == "unfused"),
             "global batch not divisible by data": job.global_batch % placements.size("data") != 0,
         }
         if model.experts is not None and self.splits_experts:
             reason = "experts' size not divisible by tensor"
             broken[reason] = model.experts.hidden_size % tensor != 0
+        if self.context_kind == ULYSSES:
+            for heads, count in (("attention", model.n_heads), ("KV", model.n_kv_heads)):
+                reason = f"{heads} heads not divisible by tensor*context"
+                broken[reason] = count % (tensor * context) != 0
+        if self.context_kind == RING and model.window:
+            broken["sliding windows of sequences that a ring splits"] = context > 1
         if model.experts is not None and not self.sequence_parallel:
             broken["experts with tensor need sequence parallelism"] = tensor > 1
         if self.sequence_parallel:
@@ -192,6 +208,14 @@ class Megatron3D:
         """Return the bytes of a gradient element as it is summed and reduced."""
         return FP32_BYTES if self.fp32_gradients else job.element_bytes
 
+    def stores_low_weights(self, job: Job) -> bool:
+        """Return whether a job's weights of blocks are stored and gathered in a low format only."""
+        return self.low_weights and job.recipe is not None
+
+    def gathered_bytes(self, job: Job) -> float:
+        """Return the bytes of an element of a block's updated weights as they are gathered."""
+        return job.operand_bytes if self.stores_low_weights(job) else job.element_bytes
+
     def _stage_memory(
         self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool, held: Array
     ) -> dict[str, Array]:
@@ -203,6 +227,8 @@ class Megatron3D:
         stored = _stored_parameters(shapes, layers, first, last)
         experts = _stored_experts(shapes, layers)
         everywhere = stored + experts
+        matrices = _stored_matrices(shapes, layers)
+        uncast = everywhere - matrices if self.stores_low_weights(job) else everywhere
         owned = everywhere
         replicas = shapes.table.size(_REPLICAS)
         if self.distributed_optimizer:
@@ -211,9 +237,10 @@ class Megatron3D:
         bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
         n_dummies = model.block_matmul_parameters + last * model.head.parameters
         dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * self.fused_accumulation
-        saved, working = _held_by_blocks(shapes, layers, last)
+        context = context_parallelism(self.context_kind, shapes)
+        saved, working = _held_by_blocks(shapes, layers, last, context)
         return {
-            "weights": everywhere * job.element_bytes,
+            "weights": uncast * job.element_bytes + matrices * kept_weight_bytes(job),
             "gradients": everywhere * (self.gradient_bytes(job) + bucket_bytes),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
@@ -227,7 +254,7 @@ class Megatron3D:
 
 
 def megatron_of(
-    engine: Engine, n_virtual: Sequence[int] = (1, 2, 4), **options: bool | None
+    engine: Engine, n_virtual: Sequence[int] = (1, 2, 4), **options: bool | str | None
 ) -> Megatron3D:
     """Return the strategy as an engine runs it, with the options that are given and not None."""
     given = {name: value for name, value in options.items() if value is not None}
@@ -243,16 +270,18 @@ def _mlp_sizes(model: Model) -> int:
     return math.gcd(model.ffn_hidden_size, shared)
 
 
-def _held_by_blocks(shapes: Shapes, layers: Sequence[int], last: bool) -> tuple[Array, Array]:
+def _held_by_blocks(
+    shapes: Shapes, layers: Sequence[int], last: bool, context: ContextParallelism
+) -> tuple[Array, Array]:
     """Return what a block saves on the average, and what is in work at the peak, shape (C,) each.
 
     A block that is recomputed as a whole saves its input; partial recomputation counts elsewhere.
     """
     counts = shapes.model.counts(layers)
     total = np.zeros(len(shapes.table))
-    working = np.zeros(len(shapes.table))
+    working = context.working_bytes
     for block, count in counts.items():
-        without_scores = _saved_without_scores(shapes, block)
+        without_scores = _saved_without_scores(shapes, block) + context.saved_bytes
         everything = without_scores + _saved_scores(shapes)
         saved = {
             "none": everything,
@@ -261,17 +290,37 @@ def _held_by_blocks(shapes: Shapes, layers: Sequence[int], last: bool) -> tuple[
         }[shapes.recompute]
         total = total + count * saved
         in_mlp = _mlp_bytes(shapes, block)
-        working = np.maximum(working, shapes.working_set(everything, saved, last, in_mlp))
+        in_head = _final_norm_bytes(shapes) + _input_bytes(shapes)
+        working = np.maximum(working, shapes.working_set(everything, saved, last, in_mlp, in_head))
     return total / max(sum(counts.values()), 1), working
 
 
 def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
-    """Return the bytes that a block's MLP, or its experts, hold before and after the activation."""
+    """Return the bytes of gradients in work in a block's MLP, or in its experts, at the peak.
+
+    Beside the gradient of the residual stream these are the gradients before and after the
+    activation, or later the one before it with that of the MLP's input.
+    """
     experts = shapes.model.experts
     if not block.has_experts or experts is None:
-        return shapes.gated_bytes
+        before = shapes.linears["up"].output_bytes
+        in_work = np.maximum(shapes.gated_bytes, before + _input_bytes(shapes))
+        return shapes.residual_bytes + in_work
     sizes = ExpertShapes(shapes, experts)
     return sizes.up_bytes + sizes.activated_bytes + sizes.taken_bytes
+
+
+def _final_norm_bytes(shapes: Shapes) -> Array:
+    """Return the bytes of the input and the output of the final norm, which are saved."""
+    return 2.0 * shapes.residual_bytes
+
+
+def _input_bytes(shapes: Shapes) -> Array:
+    """Return the bytes of the gradient of a product's input before it is summed.
+
+    With sequence parallelism the gathered input is beside it.
+    """
+    return shapes.stream_bytes * (1.0 + (np.asarray(shapes.residual_split) > 1.0))
 
 
 def _saved_without_scores(shapes: Shapes, block: Block) -> Array:
@@ -308,6 +357,19 @@ def _stored_parameters(shapes: Shapes, layers: Iterable[int], first: bool, last:
     """
     matrices, whole, split = stage_parameters(shapes.model, layers, first, last)
     return (matrices + split) / shapes.table.size("tensor") + whole
+
+
+def _stored_matrices(shapes: Shapes, layers: Iterable[int]) -> Array:
+    """Return how many elements a rank stores of the matrices of some layers, experts included.
+
+    These are the weights that low precisions cast.
+    """
+    tensor = shapes.table.size("tensor")
+    total = _stored_experts(shapes, layers) * np.ones(len(shapes.table))
+    for block, count in shapes.model.counts(layers).items():
+        for linear in shapes.model.linears_of(block):
+            total = total + count * linear.parameters / (tensor if linear.is_split else 1.0)
+    return total
 
 
 def _stored_experts(shapes: Shapes, layers: Iterable[int]) -> Array | float:
@@ -358,7 +420,7 @@ class MegatronCommunication(Communication):
         shape = self.shapes.linears[weight.layer]
         if self._gathers_tokens(shape):
             name = names.all_gather(weight.name)
-            host.run(name, "all_gather", shape.input_bytes, "tensor")
+            host.run(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
         """Gather dO, or start to gather the input for dW (sequence parallelism).
@@ -370,9 +432,9 @@ class MegatronCommunication(Communication):
         shape = self.shapes.linears[weight.layer]
         name = names.all_gather(weight.name)
         if shape.linear.transposed:
-            host.run(name, "all_gather", shape.output_bytes, "tensor")
+            host.run(name, "all_gather", shape.gathered_gradient_bytes, "tensor")
         elif shape.linear.is_split:
-            host.issue(name, "all_gather", shape.input_bytes, "tensor")
+            host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
         """Wait for the gathered input."""
@@ -400,31 +462,13 @@ class MegatronCommunication(Communication):
 
     # Context and pipeline --------------------------------------------------------------------
 
-    def begin_attention(self, host: HostProgram, chain: str) -> None:
-        """Start to exchange keys and values within the context group (ring attention).
-
-        In the backward chain their gradients travel too.
-        """
-        name = names.of_layer(chain, "attention")
-        host.issue(names.all_gather(name), "all_gather", self._kv_bytes, "context")
-        if chain == BACKWARD:
-            host.issue(names.reduce_scatter(name), "reduce_scatter", self._kv_bytes, "context")
-
-    def end_attention(self, host: HostProgram, chain: str) -> None:
-        """Wait until all keys and values have come and all gradients have gone."""
-        name = names.of_layer(chain, "attention")
-        host.wait(names.all_gather(name))
-        if chain == BACKWARD:
-            host.wait(names.reduce_scatter(name))
-
-    @property
-    def _kv_bytes(self) -> Array:
-        """The bytes of the keys and values of the whole sequence for the rank's heads."""
-        shapes = self.shapes
-        model = shapes.model
-        table = shapes.table
-        width = 2.0 * model.n_kv_heads * model.head_dim / table.size("tensor")
-        return shapes.tokens * table.size("context") * (width * shapes.element_bytes)
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run attention over sequences that the context group shares, if it is fused."""
+        if self.shapes.job.attention == "unfused":
+            super().attend(host, chain, window)
+        else:
+            kind = self.options.context_kind
+            context_parallelism(kind, self.shapes).attend(host, chain, window)
 
     @property
     def transfer_bytes(self) -> Array:
@@ -466,7 +510,7 @@ class MegatronCommunication(Communication):
         """
         first_layer = self.shapes.model.attention_linears[0].name
         if self._gathers_updated and weight == Weight(FORWARD, first_layer):
-            element = self.shapes.element_bytes
+            element = self.options.gathered_bytes(self.shapes.job)
             self._over_replicas(host, _UPDATED_BLOCK, "all_gather", self._block_parameters, element)
             if self.options.has_experts:
                 name, experts = _UPDATED_EXPERTS, self._block_experts
@@ -489,7 +533,7 @@ class MegatronCommunication(Communication):
         name: str,
         kind: str,
         n_elements: Array,
-        element_bytes: float,
+        element_bytes: Size,
         axis: str = _REPLICAS,
         after: tuple[str, ...] = (),
     ) -> None:
@@ -556,6 +600,7 @@ class MegatronCommunication(Communication):
         outside = self._stored_outside()
         in_blocks = n_layers * self._block_parameters
         experts = n_layers * self._block_experts
+        matrices = _stored_matrices(shapes, self._first_layers)
         if model.tied_embeddings and shapes.table.n_stages > 1:
             shared_bytes = model.head.parameters * gradient_bytes / shapes.y
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shared_bytes, PIPELINE)
@@ -591,11 +636,19 @@ class MegatronCommunication(Communication):
         )
         if options.distributed_optimizer:
             name = names.WEIGHTS_ALL_GATHER
-            element = shapes.element_bytes
+            element: Size = shapes.element_bytes
+            gathered = options.gathered_bytes(shapes.job)
+            if not options.overlap_grad_reduce:
+                saved = shapes.element_bytes - gathered
+                element = element - saved * (matrices - experts) / (outside + in_blocks)
             self._over_replicas(host, name, "all_gather", remaining, element, after=updated)
             host.wait(names.WEIGHTS_ALL_GATHER)
             if options.has_experts and not options.overlap_grad_reduce:
                 name, axis = _UPDATED_EXPERTS, EXPERT_REPLICAS
-                self._over_replicas(host, name, "all_gather", experts, element, axis, updated)
+                self._over_replicas(host, name, "all_gather", experts, gathered, axis, updated)
                 host.wait(name)
-            host.memory_bound("weights.copy", 2.0 * remaining * shapes.element_bytes, "copy")
+            host.memory_bound("weights.copy", 2.0 * remaining * element, "copy")
+        if options.stores_low_weights(shapes.job):
+            Casts(shapes).transpose_kept_weights(host, matrices)
+        else:
+            Casts(shapes).cast_kept_weights(host, matrices)

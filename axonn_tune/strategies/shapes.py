@@ -17,9 +17,10 @@ import numpy as np
 from axonn_tune.spec.blocks import Linear
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.engine import IDEAL, MemoryForm, value_or
-from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array
+from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers
 
 FP32_BYTES = BYTES_PER_ELEMENT["fp32"]
@@ -46,6 +47,9 @@ class LinearShape:
         Rows and columns of the gathered weight block.
     weight_bytes, input_bytes, output_bytes
         Sizes of the gathered weight block, of the layer's input and of its output.
+    gathered_input_bytes, gathered_gradient_bytes
+        Sizes of the layer's input and of the gradient of its output in the format of the operands,
+        in which ranks gather them.
     input_axis
         Axis that splits k; outputs are summed over it. It is empty where k is not split.
     output_axis
@@ -62,6 +66,8 @@ class LinearShape:
     weight_bytes: Array
     input_bytes: Array
     output_bytes: Array
+    gathered_input_bytes: Array
+    gathered_gradient_bytes: Array
     input_axis: str
     output_axis: str
     is_stored_transposed: bool
@@ -186,6 +192,8 @@ class Shapes:
         k = linear.n_in / input_split
         n = linear.n_out / output_split
         column_bytes = self.tokens * self.element_bytes
+        is_low = linear.name != "head"
+        gathered_bytes = self.tokens * (self.job.operand_bytes if is_low else self.element_bytes)
         return LinearShape(
             linear,
             self.tokens,
@@ -194,6 +202,8 @@ class Shapes:
             weight_bytes=k * n * self.element_bytes,
             input_bytes=column_bytes * k,
             output_bytes=column_bytes * n,
+            gathered_input_bytes=gathered_bytes * k,
+            gathered_gradient_bytes=gathered_bytes * n,
             input_axis=input_axis,
             output_axis=output_axis,
             is_stored_transposed=linear.name == "head" and self.model.tied_embeddings,
@@ -204,16 +214,37 @@ class Shapes:
         tokens = self.own_tokens
         k = np.full(len(self.table), float(linear.n_in))
         n = np.full(len(self.table), float(linear.n_out))
-        weight_bytes = k * n * self.element_bytes
         column_bytes = tokens * self.element_bytes
+        low_column_bytes = tokens * self.job.operand_bytes
         return LinearShape(
-            linear, tokens, k, n, weight_bytes, column_bytes * k, column_bytes * n, "", "", False
+            linear,
+            tokens,
+            k,
+            n,
+            weight_bytes=k * n * self.element_bytes,
+            input_bytes=column_bytes * k,
+            output_bytes=column_bytes * n,
+            gathered_input_bytes=low_column_bytes * k,
+            gathered_gradient_bytes=low_column_bytes * n,
+            input_axis="",
+            output_axis="",
+            is_stored_transposed=False,
         )
 
     @property
     def own_tokens(self) -> Array:
         """The tokens of a micro-batch that the rank holds between blocks."""
         return self.tokens / self.residual_split
+
+    @property
+    def n_heads(self) -> Array:
+        """The rank's share of the attention heads."""
+        return self.model.n_heads / self.y
+
+    @property
+    def attention_dim(self) -> int:
+        """The mean number of features of a head's query and value."""
+        return round(self.model.attention_dim)
 
     @property
     def embedding_bytes(self) -> Array:
@@ -241,7 +272,12 @@ class Shapes:
     @property
     def norm_output_bytes(self) -> Array:
         """The bytes that a block saves of its norms' outputs, which are inputs of products."""
-        return min(self.model.norms_per_block, 2) * self.residual_bytes
+        return min(self.model.norms_per_block, 2) * self.residual_bytes * self.saved_share
+
+    @property
+    def saved_share(self) -> float:
+        """The bytes of an input of a block's product over those of the uncast tensor."""
+        return self.job.operand_bytes / self.element_bytes
 
     @cached_property
     def mlp_bytes(self) -> Array:
@@ -252,10 +288,11 @@ class Shapes:
     def inner_bytes(self) -> Array:
         """The bytes that the layers of a block without experts save at its inner widths.
 
-        These are q, k and v, the attention's output, and the MLP before and after its
-        activation.
+        These are q, k and v, the attention's output, and the MLP before and after its activation.
+        Inputs of low products are saved cast. Attention saves its output for itself, too, which
+        some recipes use for the product.
         """
-        mlp = self.linears["up"].output_bytes + self.mlp_bytes
+        mlp = self.linears["up"].output_bytes + self.mlp_bytes * self.saved_share
         return self.attention_bytes + mlp * value_or(self.memory.mlp_factor, 1.0)
 
     @cached_property
@@ -266,6 +303,9 @@ class Shapes:
         keys and values as they are formed from these.
         """
         saved = self.linears["proj"].input_bytes
+        recipe = self.job.recipe
+        if recipe is not None and recipe.saves_attention_cast:
+            saved = saved + self.linears["proj"].gathered_input_bytes
         latent = self.model.latent_attention
         if latent is None:
             saved = saved + self.linears["qkv"].output_bytes
@@ -340,7 +380,12 @@ class Shapes:
         return self.linears["up"].output_bytes + self.mlp_bytes
 
     def working_set(
-        self, everything: Array, saved: Array, last: bool, mlp_bytes: Array | None = None
+        self,
+        everything: Array,
+        saved: Array,
+        last: bool,
+        mlp_bytes: Array | None = None,
+        head_bytes: Array | float = 0.0,
     ) -> Array:
         """Return the bytes in work at the peak, in addition to what each block has saved.
 
@@ -357,12 +402,16 @@ class Shapes:
             Whether the rank computes the logits.
         mlp_bytes : array, shape (C,), optional
             Bytes of the MLP before and after its activation; by default of a block without experts.
+        head_bytes : array, shape (C,), or float
+            Bytes that are held beside the gradient of the logits when the gradient of the head's
+            input is formed.
         """
         mlp_bytes = self.gated_bytes if mlp_bytes is None else mlp_bytes
         working = everything - saved + mlp_bytes
         if last:
             logit_bytes = value_or(self.memory.logit_bytes, self.element_bytes + FP32_BYTES)
             working = np.maximum(working, self.logits * logit_bytes)
+            working = np.maximum(working, self.logits * self.element_bytes + head_bytes)
         return working
 
     # Kernels ---------------------------------------------------------------------------
