@@ -27,23 +27,16 @@ class Contender:
 
 def strategies_of(model: Model, strategies: Sequence[str]) -> list[str]:
     """Return those of some strategies that predict a model."""
-    return [name for name in strategies if name in _OF_ALL_MODELS or not _special_parts(model)]
+    return [name for name in strategies if name in _OF_ALL_MODELS or not model.placed_parts]
 
 
 def require_predicted(model: Model, strategy: str) -> None:
     """Raise InputError if a strategy does not predict a model."""
     if not strategies_of(model, [strategy]):
         raise InputError(
-            f"model {model.name} has {_special_parts(model)}: --strategy {strategy} predicts only "
-            f"models without; allowed: {', '.join(_OF_ALL_MODELS)}"
+            f"model {model.name} has {' and '.join(model.placed_parts)}: --strategy {strategy} "
+            f"predicts only models without; allowed: {', '.join(_OF_ALL_MODELS)}"
         )
-
-
-def _special_parts(model: Model) -> str:
-    """Name what of a model only some strategies predict; return an empty text if it is nothing."""
-    experts = [] if model.experts is None else ["experts"]
-    latent_attention = [] if model.latent_attention is None else ["latent attention"]
-    return " and ".join(experts + latent_attention)
 
 
 def contenders_of(

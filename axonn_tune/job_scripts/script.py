@@ -61,7 +61,13 @@ def launch_files(
         raise InputError(
             f"--framework {framework} does not run {name}; allowed: {', '.join(allowed)}"
         )
-    model = prediction.scenario.model
+    model, job = prediction.scenario.model, prediction.scenario.job
+    parts = model.special_parts(job.seq_len)
+    if parts:
+        raise InputError(
+            f"model {model.name} has {' and '.join(parts)}; allowed where a script is written: a "
+            "model without"
+        )
     if model.norms_per_block != _NORMS_PER_BLOCK:
         raise InputError(
             f"model {model.name} has {model.norms_per_block} norms in each block; allowed where a "

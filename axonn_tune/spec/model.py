@@ -207,6 +207,20 @@ class Model:
         """Whether no layer has experts."""
         return self.experts is None
 
+    @property
+    def placed_parts(self) -> list[str]:
+        """The names of the parts for which a strategy must say where they lie."""
+        experts = [] if self.experts is None else ["experts"]
+        latent_attention = [] if self.latent_attention is None else ["latent attention"]
+        return experts + latent_attention
+
+    def special_parts(self, seq_len: int) -> list[str]:
+        """Name what GPT and Llama lack and a model has, with sequences of a length."""
+        has_window = 0 < self.window < seq_len
+        window = [f"a sliding window of {self.window} tokens"] if has_window else []
+        norms = ["norms of queries and keys"] if self.qk_norm else []
+        return self.placed_parts + window + norms
+
     # Weights -----------------------------------------------------------------------------
 
     @property
