@@ -108,8 +108,10 @@ def emit_comparison(
 
 
 def left_out_of(searches: Sequence[Search]) -> list[str]:
-    """Return the names of the strategies that no search has."""
+    """Return the names of the strategies that no search has, though they predict its model."""
+    from axonn_tune.contenders import strategies_of
     from axonn_tune.strategies.named import STRATEGIES
 
     searched = {search.scenario.strategy.name for search in searches}
-    return [name for name in STRATEGIES if name not in searched]
+    able = strategies_of(searches[0].scenario.model, list(STRATEGIES))
+    return [name for name in able if name not in searched]
