@@ -118,6 +118,7 @@ def build_search(
         keep_gathered_weights=given["keep_gathered_weights"],
         dropout=given["dropout"],
         offload=given["offload"],
+        expert_imbalance=given["expert_imbalance"],
     )
     if job.offloads_optimizer:
         loaded_machine.require_host()
