@@ -109,9 +109,8 @@ def emit_comparison(
 
 def left_out_of(searches: Sequence[Search]) -> list[str]:
     """Return the names of the strategies that no search has, though they predict its model."""
-    from axonn_tune.contenders import strategies_of
-    from axonn_tune.strategies.named import STRATEGIES
+    from axonn_tune.api import names_of_all_strategies
 
     searched = {search.scenario.strategy.name for search in searches}
-    able = strategies_of(searches[0].scenario.model, list(STRATEGIES))
-    return [name for name in able if name not in searched]
+    names = names_of_all_strategies(searches[0].scenario.model, every_strategy=True)
+    return [name for name in names if name not in searched]

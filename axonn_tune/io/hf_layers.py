@@ -46,7 +46,7 @@ def _listed_as_full(config: Mapping[str, Any]) -> list[bool] | None:
         return None
     if not isinstance(kinds, list) or len(kinds) != n_layers:
         raise InputError(
-            f"layer_types has no list of {n_layers} kinds; allowed: one for each layer"
+            f"layer_types holds no list of {n_layers} kinds; allowed: one for each layer"
         )
     return [kind == "full_attention" for kind in kinds]
 
