@@ -183,6 +183,14 @@ class SwitchOptions(TypedDict, total=False):
             "as the engine",
         ),
     ]
+    context_kind: Annotated[
+        str | None,
+        Option(
+            "Kind of context parallelism: ring, all_gather or ulysses (megatron).",
+            None,
+            "as the engine",
+        ),
+    ]
     virtual_stages: Annotated[
         int | None,
         Option("Number of virtual stages of a rank's pipeline (megatron).", None, "try 1, 2, 4"),

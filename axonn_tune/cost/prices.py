@@ -141,6 +141,8 @@ def host_seconds(
                 n_awaited_ranks += phase.repeats * n_ranks * (n_ranks > 1)
             elif isinstance(op, MemoryBound):
                 count += phase.repeats * op.n_launches * (np.asarray(op.nbytes) > 0)
+            elif isinstance(op, Attention):
+                count += phase.repeats * op.n_launches
             elif not isinstance(op, HostWork | HostKernel):
                 count += phase.repeats
     return count * issue_seconds + n_awaited_ranks * wait_seconds_per_rank
@@ -183,7 +185,7 @@ class CollectivePrices:
         links = self._links[operation.axis].kinds[operation.kind]
         n_ranks = self._table.size(operation.axis)
         rows = self._table.placement
-        call_bytes = np.asarray(operation.nbytes) / operation.n_calls
+        call_bytes = _call_bytes(operation)
         seconds = collective_seconds(
             operation.kind,
             operation.nbytes,
@@ -231,17 +233,23 @@ class CollectivePrices:
         return self._terms[key]
 
 
+def _call_bytes(operation: Collective) -> Array:
+    """Return the bytes of one call; there may be candidates without any."""
+    n_calls = np.asarray(operation.n_calls, dtype=np.float64)
+    return np.asarray(operation.nbytes) / np.where(n_calls > 0, n_calls, 1.0)
+
+
 def _take_measured(seconds: Array, links: KindLinks, curve_of: Ints, operation: Collective) -> None:
     """Replace, in place, the times of groups that were measured.
 
     `curve_of` holds the index of each candidate's curve, shape (C,).
     """
     n_calls = np.broadcast_to(np.asarray(operation.n_calls, dtype=np.float64), seconds.shape)
-    nbytes = np.broadcast_to(np.asarray(operation.nbytes, dtype=np.float64), seconds.shape)
+    nbytes = np.broadcast_to(_call_bytes(operation), seconds.shape)
     for number in np.unique(curve_of[curve_of >= 0]):
         rows = curve_of == number
         curve = links.curves[number]
-        call_seconds = measured_seconds(nbytes[rows] / n_calls[rows], curve.nbytes, curve.seconds)
+        call_seconds = measured_seconds(nbytes[rows], curve.nbytes, curve.seconds)
         seconds[rows] = n_calls[rows] * call_seconds
 
 

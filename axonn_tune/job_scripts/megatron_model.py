@@ -1,8 +1,8 @@
 """The flags by which ``pretrain_gpt.py`` of Megatron-LM builds a model.
 
-Names and meanings as in NVIDIA/Megatron-LM at d98e8a64 (August 2026): megatron/training/arguments.py,
-and the configurations of megatron/core/transformer/transformer_config.py from which it builds its
-arguments.
+Names and meanings as in NVIDIA/Megatron-LM at d98e8a64 (August 2026):
+megatron/training/arguments.py, and the configurations of
+megatron/core/transformer/transformer_config.py from which it builds its arguments.
 """
 
 from __future__ import annotations

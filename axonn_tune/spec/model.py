@@ -386,6 +386,31 @@ class Model:
         return self.model_flops(n_tokens, seq_len) + recomputed_share * repeated
 
     @property
+    def query_width(self) -> int:
+        """The number of features of all queries of a token."""
+        return self.n_heads * self._query_dim
+
+    @property
+    def key_width(self) -> int:
+        """The number of features of all keys of a token, as attention reads them."""
+        n_keys = self.n_kv_heads if self.latent_attention is None else self.n_heads
+        return n_keys * self._query_dim
+
+    @property
+    def value_width(self) -> int:
+        """The number of features of all values of a token, as attention reads them."""
+        latent = self.latent_attention
+        if latent is None:
+            return self.n_kv_heads * self.head_dim
+        return self.n_heads * latent.value_dim
+
+    @property
+    def _query_dim(self) -> int:
+        """The number of features of a head's query, and of its key."""
+        latent = self.latent_attention
+        return self.head_dim if latent is None else latent.query_dim
+
+    @property
     def attention_dim(self) -> float:
         """The mean number of features of a head's query and value, which attention's FLOPs need."""
         latent = self.latent_attention

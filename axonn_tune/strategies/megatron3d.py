@@ -7,10 +7,10 @@ parallelism, selective recomputation, activation memory); Megatron Core for what
 
 The attention heads and the MLP's hidden units are split over the tensor group; between these
 the residual stream is replicated, or with sequence parallelism split by tokens. Context
-parallelism splits the sequence for everything, and brings keys and values together. The experts of
-a mixture are spread over ranks of the tensor, context and data groups, whatever these are (Liu et
-al., arXiv 2504.14960, parallel folding). Each expert is whole, or split over the tensor group as
-the MLP is (--expert-tensor-parallel-size).
+parallelism splits the sequence for everything; `context` has what attention then needs. The
+experts of a mixture are spread over ranks of the tensor, context and data groups, whatever these
+are (Liu et al., arXiv 2504.14960, parallel folding). Each expert is whole, or split over the tensor
+group as the MLP is (--expert-tensor-parallel-size).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from axonn_tune.spec import names
 from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import IDEAL, Engine, value_or
+from axonn_tune.spec.engine import IDEAL, RING, ULYSSES, Engine, value_or
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE, Axes
 from axonn_tune.spec.model import Model
@@ -33,6 +33,7 @@ from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Array, Size, StepPlan
 from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.strategies.context import ContextParallelism, context_parallelism
 from axonn_tune.strategies.experts import ExpertShapes
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
@@ -89,6 +90,8 @@ class Megatron3D:
     fp32_gradients
         Whether gradients are summed and reduced in fp32 (--accumulate-allreduce-grads-in-fp32,
         which bf16 implies), not in the weights' dtype.
+    context_kind
+        Kind of context parallelism, one of `CONTEXT_KINDS` (--cp-comm-type p2p, all_gather, a2a).
     has_experts
         Whether the model has experts, so that layouts have an axis for them
         (--expert-model-parallel-size).
@@ -105,6 +108,7 @@ class Megatron3D:
     overlap_grad_reduce: bool = True
     fused_accumulation: bool = True
     fp32_gradients: bool = True
+    context_kind: str = RING
     has_experts: bool = False
     splits_experts: bool = False
     low_weights: bool = False
@@ -137,11 +141,18 @@ class Megatron3D:
             "vocabulary not divisible by tensor": model.padded_vocab_size % tensor != 0,
             "sequence not divisible by twice context": (context > 1)
             & (job.seq_len % (2 * context) != 0),
+            "unfused attention of split sequences": (context > 1) & (job.attention == "unfused"),
             "global batch not divisible by data": job.global_batch % placements.size("data") != 0,
         }
         if model.experts is not None and self.splits_experts:
             reason = "experts' size not divisible by tensor"
             broken[reason] = model.experts.hidden_size % tensor != 0
+        if self.context_kind == ULYSSES:
+            for heads, count in (("attention", model.n_heads), ("KV", model.n_kv_heads)):
+                reason = f"{heads} heads not divisible by tensor*context"
+                broken[reason] = count % (tensor * context) != 0
+        if self.context_kind == RING and model.window:
+            broken["sliding windows of sequences that a ring splits"] = context > 1
         if model.experts is not None and not self.sequence_parallel:
             broken["experts with tensor need sequence parallelism"] = tensor > 1
         if self.sequence_parallel:
@@ -226,7 +237,8 @@ class Megatron3D:
         bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
         n_dummies = model.block_matmul_parameters + last * model.head.parameters
         dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * self.fused_accumulation
-        saved, working = _held_by_blocks(shapes, layers, last)
+        context = context_parallelism(self.context_kind, shapes)
+        saved, working = _held_by_blocks(shapes, layers, last, context)
         return {
             "weights": uncast * job.element_bytes + matrices * kept_weight_bytes(job),
             "gradients": everywhere * (self.gradient_bytes(job) + bucket_bytes),
@@ -242,7 +254,7 @@ class Megatron3D:
 
 
 def megatron_of(
-    engine: Engine, n_virtual: Sequence[int] = (1, 2, 4), **options: bool | None
+    engine: Engine, n_virtual: Sequence[int] = (1, 2, 4), **options: bool | str | None
 ) -> Megatron3D:
     """Return the strategy as an engine runs it, with the options that are given and not None."""
     given = {name: value for name, value in options.items() if value is not None}
@@ -258,16 +270,18 @@ def _mlp_sizes(model: Model) -> int:
     return math.gcd(model.ffn_hidden_size, shared)
 
 
-def _held_by_blocks(shapes: Shapes, layers: Sequence[int], last: bool) -> tuple[Array, Array]:
+def _held_by_blocks(
+    shapes: Shapes, layers: Sequence[int], last: bool, context: ContextParallelism
+) -> tuple[Array, Array]:
     """Return what a block saves on the average, and what is in work at the peak, shape (C,) each.
 
     A block that is recomputed as a whole saves its input; partial recomputation counts elsewhere.
     """
     counts = shapes.model.counts(layers)
     total = np.zeros(len(shapes.table))
-    working = np.zeros(len(shapes.table))
+    working = context.working_bytes
     for block, count in counts.items():
-        without_scores = _saved_without_scores(shapes, block)
+        without_scores = _saved_without_scores(shapes, block) + context.saved_bytes
         everything = without_scores + _saved_scores(shapes)
         saved = {
             "none": everything,
@@ -276,17 +290,37 @@ def _held_by_blocks(shapes: Shapes, layers: Sequence[int], last: bool) -> tuple[
         }[shapes.recompute]
         total = total + count * saved
         in_mlp = _mlp_bytes(shapes, block)
-        working = np.maximum(working, shapes.working_set(everything, saved, last, in_mlp))
+        in_head = _final_norm_bytes(shapes) + _input_bytes(shapes)
+        working = np.maximum(working, shapes.working_set(everything, saved, last, in_mlp, in_head))
     return total / max(sum(counts.values()), 1), working
 
 
 def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
-    """Return the bytes that a block's MLP, or its experts, hold before and after the activation."""
+    """Return the bytes of gradients in work in a block's MLP, or in its experts, at the peak.
+
+    Beside the gradient of the residual stream these are the gradients before and after the
+    activation, or later the one before it with that of the MLP's input.
+    """
     experts = shapes.model.experts
     if not block.has_experts or experts is None:
-        return shapes.gated_bytes
+        before = shapes.linears["up"].output_bytes
+        in_work = np.maximum(shapes.gated_bytes, before + _input_bytes(shapes))
+        return shapes.residual_bytes + in_work
     sizes = ExpertShapes(shapes, experts)
     return sizes.up_bytes + sizes.activated_bytes + sizes.taken_bytes
+
+
+def _final_norm_bytes(shapes: Shapes) -> Array:
+    """Return the bytes of the input and the output of the final norm, which are saved."""
+    return 2.0 * shapes.residual_bytes
+
+
+def _input_bytes(shapes: Shapes) -> Array:
+    """Return the bytes of the gradient of a product's input before it is summed.
+
+    With sequence parallelism the gathered input is beside it.
+    """
+    return shapes.stream_bytes * (1.0 + (np.asarray(shapes.residual_split) > 1.0))
 
 
 def _saved_without_scores(shapes: Shapes, block: Block) -> Array:
@@ -428,31 +462,13 @@ class MegatronCommunication(Communication):
 
     # Context and pipeline --------------------------------------------------------------------
 
-    def begin_attention(self, host: HostProgram, chain: str) -> None:
-        """Start to exchange keys and values within the context group (ring attention).
-
-        In the backward chain their gradients travel too.
-        """
-        name = names.of_layer(chain, "attention")
-        host.issue(names.all_gather(name), "all_gather", self._kv_bytes, "context")
-        if chain == BACKWARD:
-            host.issue(names.reduce_scatter(name), "reduce_scatter", self._kv_bytes, "context")
-
-    def end_attention(self, host: HostProgram, chain: str) -> None:
-        """Wait until all keys and values have come and all gradients have gone."""
-        name = names.of_layer(chain, "attention")
-        host.wait(names.all_gather(name))
-        if chain == BACKWARD:
-            host.wait(names.reduce_scatter(name))
-
-    @property
-    def _kv_bytes(self) -> Array:
-        """The bytes of the keys and values of the whole sequence for the rank's heads."""
-        shapes = self.shapes
-        model = shapes.model
-        table = shapes.table
-        width = 2.0 * model.n_kv_heads * model.head_dim / table.size("tensor")
-        return shapes.tokens * table.size("context") * (width * shapes.element_bytes)
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run attention over sequences that the context group shares, if it is fused."""
+        if self.shapes.job.attention == "unfused":
+            super().attend(host, chain, window)
+        else:
+            kind = self.options.context_kind
+            context_parallelism(kind, self.shapes).attend(host, chain, window)
 
     @property
     def transfer_bytes(self) -> Array:

@@ -237,6 +237,16 @@ class Shapes:
         return self.tokens / self.residual_split
 
     @property
+    def n_heads(self) -> Array:
+        """The rank's share of the attention heads."""
+        return self.model.n_heads / self.y
+
+    @property
+    def attention_dim(self) -> int:
+        """The mean number of features of a head's query and value."""
+        return round(self.model.attention_dim)
+
+    @property
     def embedding_bytes(self) -> Array:
         """The bytes of the gathered block of the embedding, which is as large as the head's."""
         return self.linears["head"].weight_bytes
@@ -370,7 +380,12 @@ class Shapes:
         return self.linears["up"].output_bytes + self.mlp_bytes
 
     def working_set(
-        self, everything: Array, saved: Array, last: bool, mlp_bytes: Array | None = None
+        self,
+        everything: Array,
+        saved: Array,
+        last: bool,
+        mlp_bytes: Array | None = None,
+        head_bytes: Array | float = 0.0,
     ) -> Array:
         """Return the bytes in work at the peak, in addition to what each block has saved.
 
@@ -387,12 +402,16 @@ class Shapes:
             Whether the rank computes the logits.
         mlp_bytes : array, shape (C,), optional
             Bytes of the MLP before and after its activation; by default of a block without experts.
+        head_bytes : array, shape (C,), or float
+            Bytes that are held beside the gradient of the logits when the gradient of the head's
+            input is formed.
         """
         mlp_bytes = self.gated_bytes if mlp_bytes is None else mlp_bytes
         working = everything - saved + mlp_bytes
         if last:
             logit_bytes = value_or(self.memory.logit_bytes, self.element_bytes + FP32_BYTES)
             working = np.maximum(working, self.logits * logit_bytes)
+            working = np.maximum(working, self.logits * self.element_bytes + head_bytes)
         return working
 
     # Kernels ---------------------------------------------------------------------------

@@ -153,26 +153,6 @@ class Transformer:
         n_passes = 3.0 if is_backward else 2.0
         host.memory_bound(names.of_layer(chain, "head_norms"), n_passes * nbytes, kernel)
 
-    def _attention(self, host: HostProgram, chain: str, window: int) -> None:
-        """Run attention with the rank's heads, over its share of the queries."""
-        shapes = self.shapes
-        job = shapes.job
-        self.communication.begin_attention(host, chain)
-        host.attention(
-            names.of_layer(chain, "windowed_attention" if window else "attention"),
-            shapes.tokens / job.seq_len,
-            shapes.model.n_heads / shapes.y,
-            job.seq_len,
-            round(shapes.model.attention_dim),
-            chain == BACKWARD,
-            job.attention == "flash",
-            window,
-        )
-        if job.dropout and job.attention == "unfused":
-            nbytes = shapes.score_bytes * (2.0 + MASK_BYTES / shapes.element_bytes)
-            host.memory_bound(names.of_layer(chain, "attention_dropout"), nbytes, "scale")
-        self.communication.end_attention(host, chain)
-
     def _rotary(self, host: HostProgram, chain: str) -> None:
         """Turn q and k by their positions, or turn their gradients back."""
         if self.shapes.model.position == "rotary":
@@ -229,7 +209,7 @@ class Transformer:
             self._linear_forward(host, weight, followings[weight])
         self._head_norms(host, chain)
         self._rotary(host, chain)
-        self._attention(host, chain, block.window)
+        self.communication.attend(host, chain, block.window)
         self._linear_forward(host, proj, followings[proj])
         self._output_norm(host, chain, "attention_norm")
         self._residual(host, chain, "residual1")
@@ -278,8 +258,8 @@ class Transformer:
         self._output_norm(host, BACKWARD, "attention_norm")
         self._linear_backward(host, proj, previous[proj])
         if self.shapes.recomputes_attention:
-            self._attention(host, RECOMPUTE, block.window)
-        self._attention(host, BACKWARD, block.window)
+            self.communication.attend(host, RECOMPUTE, block.window)
+        self.communication.attend(host, BACKWARD, block.window)
         self._rotary(host, BACKWARD)
         self._head_norms(host, BACKWARD)
         for layer in reversed(before_attention):

@@ -44,12 +44,12 @@ CASES = {
         {"recompute": "full", "dropout": True, "attention": "unfused"},
     ),
     "megatron-experts": (
-        "deepseek-v3",
-        2048,
+        "deepseek-v2",
+        256,
         "dgx-h100",
         "megatron",
-        "tensor=4,pipeline=16,data=32,expert=64",
-        {"virtual_stages": 1, "global_batch": 15360},
+        "tensor=2,pipeline=4,data=32,expert=32",
+        {"virtual_stages": 1, "global_batch": 1024},
     ),
     "megatron-windows": (
         "gpt-oss-120b",
