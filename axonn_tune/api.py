@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from axonn_tune.contenders import (
     Contender,
+    able_of,
     contenders_of,
     named_layout,
     require_predicted,
@@ -120,6 +121,7 @@ def build_search(
         keep_gathered_weights=given["keep_gathered_weights"],
         dropout=given["dropout"],
         offload=given["offload"],
+        expert_imbalance=given["expert_imbalance"],
     )
     if job.offloads_optimizer:
         loaded_machine.require_host()
@@ -377,6 +379,7 @@ def comparison(
         else:
             names = strategies or names_of_all_strategies(model, **options)
             contenders = contenders_of(names, changed.get("engine"), is_named=bool(strategies))
+            contenders = able_of(loaded(model), contenders) or contenders
             best += compare_searches([search_of(contender) for contender in contenders], each)
     return best
 

@@ -5,7 +5,7 @@ Not every strategy says where the parts of every model lie.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from axonn_tune.errors import InputError
@@ -15,6 +15,10 @@ from axonn_tune.strategies.named import STRATEGIES
 
 # The strategies that say where experts and the products of latent attention lie.
 _OF_ALL_MODELS = ("megatron",)
+NOT_ASKED_FOR = (
+    "which change the numerics or have no released implementation; --every-strategy compares "
+    "them, too"
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,23 @@ class Contender:
 def strategies_of(model: Model, strategies: Sequence[str]) -> list[str]:
     """Return those of some strategies that predict a model."""
     return [name for name in strategies if name in _OF_ALL_MODELS or not model.placed_parts]
+
+
+def able_of(model: Model, contenders: Sequence[Contender]) -> list[Contender]:
+    """Return those of some contenders that predict a model, and those of unknown strategies."""
+    unable = set(STRATEGIES) - set(strategies_of(model, list(STRATEGIES)))
+    return [contender for contender in contenders if contender.strategy not in unable]
+
+
+def left_out_of(
+    model: Model, searched: Collection[str], wanted: Collection[str] | None
+) -> dict[str, list[str]]:
+    """Return by reason the strategies that were wanted and not searched; None wants all."""
+    missing = [name for name in (STRATEGIES if wanted is None else wanted) if name not in searched]
+    able = strategies_of(model, missing)
+    unable = [name for name in missing if name not in able]
+    reasons = {NOT_ASKED_FOR: able, f"which predict no models with {_special_parts(model)}": unable}
+    return {reason: names for reason, names in reasons.items() if names}
 
 
 def require_predicted(model: Model, strategy: str) -> None:

@@ -224,6 +224,10 @@ class SwitchOptions(TypedDict, total=False):
     hpz: Annotated[bool, Option("Keep a second copy of the weights (zeropp).", True)]
     qgz: Annotated[bool, Option("Reduce gradients in INT4 (zeropp, zero-topo).", True)]
     dropout: Annotated[bool, Option("Train with dropout.", False)]
+    expert_imbalance: Annotated[
+        float,
+        Option("Tokens of the busiest rank's experts, over the mean (models with experts).", 1.0),
+    ]
 
 
 class MemoryOptions(TypedDict, total=False):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import N_STEPS, Start
+from axonn_tune.job_scripts.megatron_model import model_flags
 from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
-from axonn_tune.spec.layout import PIPELINE
-from axonn_tune.spec.model import Model
+from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.recomputation import is_partial
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.megatron3d import Megatron3D
@@ -40,11 +40,15 @@ def start(prediction: Prediction, train: str | None) -> Start:
     """Return how Megatron-LM is started; `train` is the path of its pretrain_gpt.py."""
     program = train or PROGRAM
     command = (("python", program), *(tuple(line.split()) for line in flags(prediction)))
-    to_fill_in = (
+    to_fill_in: tuple[str, ...] = (
         "Activate an environment in which python finds what Megatron-LM needs.",
         f"Clone Megatron-LM so that {program} exists (--train names another path).",
         "It trains on mock data; replace --mock-data by --data-path, and the tokenizer by yours.",
     )
+    if prediction.scenario.model.qk_norm == "all":
+        to_fill_in += (
+            "Megatron-LM normalises each head's query and key; the model all heads at once.",
+        )
     return Start({}, command, to_fill_in, _ENVIRONMENT)
 
 
@@ -58,11 +62,12 @@ def flags(prediction: Prediction) -> list[str]:
     sizes = prediction.layout.sizes
     assert isinstance(strategy, Megatron3D)
     lines = [
-        *_model_flags(model, job.seq_len),
+        *model_flags(model, job.seq_len),
         *_TRAINING_FLAGS,
         f"--tensor-model-parallel-size {sizes['tensor']}",
         f"--pipeline-model-parallel-size {sizes[PIPELINE]}",
         f"--context-parallel-size {sizes['context']}",
+        *_expert_flags(prediction, strategy),
         f"--micro-batch-size {configuration.micro_batch}",
         f"--global-batch-size {job.global_batch}",
     ]
@@ -101,6 +106,21 @@ def flags(prediction: Prediction) -> list[str]:
     return [*lines, f"--attention-dropout {rate}", f"--hidden-dropout {rate}"]
 
 
+def _expert_flags(prediction: Prediction, strategy: Megatron3D) -> tuple[str, ...]:
+    """Return the flags that spread experts over ranks and exchange tokens, as predicted."""
+    if not strategy.has_experts:
+        return ()
+    layout = prediction.layout
+    tensor = layout.size("tensor") if strategy.splits_experts else 1
+    return (
+        f"--expert-model-parallel-size {layout.size(EXPERT)}",
+        f"--expert-tensor-parallel-size {tensor}",
+        "--moe-token-dispatcher-type alltoall",
+        "--moe-grouped-gemm",
+        "--moe-permute-fusion",
+    )
+
+
 def _offload_flags(strategy: Megatron3D) -> tuple[str, ...]:
     """Return the flags of offload; copies run one after another, as predicted.
 
@@ -117,33 +137,3 @@ def _offload_flags(strategy: Megatron3D) -> tuple[str, ...]:
         "--optimizer-offload-fraction 1.0",
         "--use-precision-aware-optimizer",
     )
-
-
-def _model_flags(model: Model, seq_len: int) -> list[str]:
-    lines = [
-        f"--num-layers {model.n_layers}",
-        f"--hidden-size {model.hidden_size}",
-        f"--ffn-hidden-size {model.ffn_hidden_size}",
-        f"--num-attention-heads {model.n_heads}",
-        f"--kv-channels {model.head_dim}",
-        f"--seq-length {seq_len}",
-        f"--max-position-embeddings {max(seq_len, model.seq_len)}",
-        f"--tokenizer-type NullTokenizer --vocab-size {model.vocab_size}",
-    ]
-    if model.n_kv_heads < model.n_heads:
-        lines.append(f"--group-query-attention --num-query-groups {model.n_kv_heads}")
-    if model.gated_mlp:
-        lines.append("--swiglu")
-    if model.norm == "rms":
-        lines.append("--normalization RMSNorm")
-    if not model.bias:
-        lines.append("--disable-bias-linear")
-    if model.qkv_bias and not model.bias:
-        lines.append("--add-qkv-bias")
-    if model.position == "rotary":
-        lines.append("--position-embedding-type rope")
-    elif model.position == "none":
-        lines.append("--position-embedding-type none")
-    if not model.tied_embeddings:
-        lines.append("--untie-embeddings-and-output-weights")
-    return lines

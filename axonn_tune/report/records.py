@@ -41,6 +41,7 @@ def assumptions(search: Search) -> dict[str, Any]:
         "keep_gathered_weights": job.keep_gathered_weights,
         "dropout": job.dropout,
         "offload": job.offload,
+        "expert_imbalance": job.expert_imbalance,
         "strategy": scenario.strategy.name,
         "orders": list(search.constraints.orders),
         "recompute": list(search.recomputes),
