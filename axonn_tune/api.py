@@ -21,10 +21,11 @@ from axonn_tune.search.rank import Best, Each, rank_candidates, with_best_batch
 from axonn_tune.search.search import COST_MODELS, Constraints, Search
 from axonn_tune.spec.checks import LARGEST_COUNT, require_choice, require_count, whole_number
 from axonn_tune.spec.engine import Engine
-from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job, Overlap
+from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, Layout, check_order
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.recomputation import recompute_code
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
@@ -105,6 +106,7 @@ def build_search(
         global_batch=batches[0],
         seq_len=seq_len,
         dtype=given["dtype"] or _default_dtype(loaded_machine),
+        precision=strategy.engine.precision_named(given["precision"]),
         attention=given["attention"],
         overlap=_overlap(given),
         kernel_tuning=given["kernel_tuning"],
@@ -116,6 +118,7 @@ def build_search(
         loaded_machine.require_host()
     orders = ORDERS if order == "all" else (check_order(order),)
     loaded_machine.peak_flops_per_s(job.dtype)
+    loaded_machine.require_precision(job.precision)
     search = Search(
         Scenario(
             loaded_model,
@@ -584,6 +587,7 @@ def changed_machine(search: Search, changes: Sequence[str]) -> Machine:
             raise InputError(f"--set {change}: {error}") from None
         machine = with_gpu(machine, other)
     machine.peak_flops_per_s(dtype)
+    machine.require_precision(search.scenario.job.precision)
     settings = [change for change in changes if change not in gpu_changes]
     return with_settings(machine, settings, dtype)
 

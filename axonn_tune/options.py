@@ -121,6 +121,14 @@ class BatchOptions(TypedDict, total=False):
         str | None,
         Option("Number type: bf16, fp16 or fp32.", None, "the first of these that the machine has"),
     ]
+    precision: Annotated[
+        str,
+        Option(
+            "Format of the products of blocks: bf16 (which stands for --dtype), fp8-delayed, "
+            "fp8-current, fp8-block, mxfp8, nvfp4, or fp8 for the engine's usual one.",
+            "bf16",
+        ),
+    ]
     recompute: Annotated[
         str,
         Option(
@@ -167,6 +175,18 @@ class SwitchOptions(TypedDict, total=False):
         str | None,
         Option(
             "Kind of context parallelism: ring, all_gather or ulysses (megatron).",
+            None,
+            "as the engine",
+        ),
+    ]
+    split_experts: Annotated[
+        bool,
+        Option("Split each expert over the tensor group, as the MLP is (megatron).", False),
+    ]
+    low_weights: Annotated[
+        bool | None,
+        Option(
+            "Store and gather weights in the format of --precision only (megatron).",
             None,
             "as the engine",
         ),
@@ -408,7 +428,7 @@ SEARCH = declared(SubjectOptions, SearchOptions)
 CALIBRATION = declared(ProfileOptions, CalibrationOptions)
 
 # A run and a validation execute a step: their defaults are a run's, not a search's.
-_NOT_EXECUTED = ("global_batch_tokens", "within", "gx", "gy", "gz", "gdata", "fix")
+_NOT_EXECUTED = ("global_batch_tokens", "within", "precision", "gx", "gy", "gz", "gdata", "fix")
 _AT_HAND = "the ranks or GPUs at hand"
 _DTYPE = Option("Number type: bf16 or fp32.", None, "bf16 on a GPU, fp32 on a CPU")
 _MICRO_BATCH = "Number of sequences that a rank takes at once."
@@ -488,7 +508,7 @@ REHEARSAL = declared(
             "that of --engine, or axonn",
         ),
     },
-    without=("within", "kernel_tuning", "gx", "gy", "gz", "gdata", "fix"),
+    without=("within", "precision", "kernel_tuning", "gx", "gy", "gz", "gdata", "fix"),
 ) | {
     "engine": (
         str | None,

@@ -10,10 +10,10 @@ import numpy as np
 from axonn_tune.cost.curve import Spline
 from axonn_tune.cost.gemm import Products
 from axonn_tune.cost.memory_bound import memory_bound_seconds
-from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Array, Attention, Size
 from axonn_tune.spec.points import AttentionPoint
+from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 
 # Passes of the softmax over the scores: forward reads and writes them; backward reads them and
 # their gradient and writes one. The time of a product includes its own reads and writes.

@@ -11,10 +11,10 @@ import numpy as np
 
 from axonn_tune.cost.curve import Spline
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth, moved_copy_seconds
-from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine, Tile
 from axonn_tune.spec.plan import MODES, Array, Size
 from axonn_tune.spec.points import GemmPoint
+from axonn_tune.spec.precision import FORMATS, operand_bytes, result_bytes
 
 # Distance between modes, in doublings of a size: a product tells more about the same sizes in
 # another mode than about other sizes. Held-out products on a CPU were met equally well from 0.3
@@ -27,7 +27,7 @@ CURVE_ERROR = 0.10
 
 @dataclass(frozen=True)
 class EfficiencyCurve:
-    """The speed at which a GPU forms products of one dtype, by the sizes alone.
+    """The speed at which a GPU forms products of one number format, by the sizes alone.
 
     A product of m x n is cut into tiles; the multiprocessors work on one tile each, in
     waves, and a last wave that is not full costs as much as a full one. Each tile loses
@@ -46,10 +46,11 @@ class EfficiencyCurve:
     launch_seconds: float
     bytes_per_s: float
     element_bytes: float
+    result_bytes: float
 
     @classmethod
     def of(cls, machine: Machine, dtype: str) -> EfficiencyCurve:
-        """Return the curve of a machine."""
+        """Return the curve of a machine; `dtype` is the format of both operands."""
         gemm = machine.gemm
         return cls(
             sustained_flops_per_s=machine.peak_flops_per_s(dtype) * gemm.sustained_fraction.value,
@@ -59,7 +60,8 @@ class EfficiencyCurve:
             tiles=gemm.tiles,
             launch_seconds=machine.kernels.launch_seconds.value,
             bytes_per_s=achieved_memory_bandwidth(machine),
-            element_bytes=BYTES_PER_ELEMENT[dtype],
+            element_bytes=operand_bytes(dtype),
+            result_bytes=result_bytes(dtype),
         )
 
     def seconds(self, m: Array, n: Array, k: Array, mode: str) -> Array:
@@ -72,8 +74,8 @@ class EfficiencyCurve:
             waves = np.ceil(n_tiles / self.n_multiprocessors)
             area = tile.rows * tile.columns / tile.speed_fraction
             np.minimum(best, waves * (area * per_tile), out=best)
-        moved = self.element_bytes * (m * k + k * n + m * n) / self.bytes_per_s
-        return self.launch_seconds + np.maximum(best, moved)
+        moved_bytes = self.element_bytes * (m * k + k * n) + self.result_bytes * (m * n)
+        return self.launch_seconds + np.maximum(best, moved_bytes / self.bytes_per_s)
 
     def grouped_seconds(
         self,
@@ -99,23 +101,24 @@ class EfficiencyCurve:
             waves = np.ceil(n_tiles / self.n_multiprocessors) * (n_groups / at_once)
             area = tile.rows * tile.columns / tile.speed_fraction
             np.minimum(best, waves * (area * per_tile), out=best)
-        written_bytes = 2.0 * sum_bytes if sum_bytes else self.element_bytes
+        written_bytes = 2.0 * sum_bytes if sum_bytes else self.result_bytes
         moved_bytes = self.element_bytes * (m * k + k * n) + written_bytes * m * n
         return self.launch_seconds + np.maximum(best, n_groups * moved_bytes / self.bytes_per_s)
 
 
 class Products:
-    """The prices of matrix products of one dtype on a machine.
+    """The prices of matrix products of one number format on a machine.
 
-    The efficiency curve gives the time, and measured points correct it.
+    The efficiency curve gives the time, and measured points correct it. In a low format without
+    points, the points of the nearest format that has some correct it: products are assumed to reach
+    the same share of their peak.
     """
 
     def __init__(self, machine: Machine, dtype: str) -> None:
         self._machine = machine
         self._dtype = dtype
         self._curve = EfficiencyCurve.of(machine, dtype)
-        points = tuple(point for point in machine.gemm.points if point.dtype == dtype)
-        self._correction = _correction(self._curve, points) if points else None
+        self._correction = _nearest_correction(machine, dtype)
 
     def seconds(self, m: Size, n: Size, k: Size, mode: str, kernel_tuning: bool) -> Array:
         """Return the time of an (m x k) times (k x n) product.
@@ -167,6 +170,21 @@ def gemm_seconds(
 ) -> Array:
     """Return the time of a product on a machine; see `Products.seconds`."""
     return Products(machine, dtype).seconds(m, n, k, mode, kernel_tuning)
+
+
+def formats_to_try(dtype: str) -> tuple[str, ...]:
+    """Return a format, then the others whose measured products tell of it, the nearest first."""
+    low = FORMATS.get(dtype)
+    return (dtype, *(low.nearest if low else ()))
+
+
+def _nearest_correction(machine: Machine, dtype: str) -> Spline | None:
+    """Return the correction by points of a format, or of the nearest one that has points."""
+    for known in formats_to_try(dtype):
+        points = tuple(point for point in machine.gemm.points if point.dtype == known)
+        if points and known in machine.gpu.peak_flops_per_s:
+            return _correction(EfficiencyCurve.of(machine, known), points)
+    return None
 
 
 @lru_cache(maxsize=64)

@@ -7,25 +7,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from axonn_tune.cost.curve import Spline
-from axonn_tune.cost.gemm import EfficiencyCurve, Products, coordinates
+from axonn_tune.cost.gemm import EfficiencyCurve, Products, coordinates, formats_to_try
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Array, GroupedGemm
 from axonn_tune.spec.points import GroupedGemmPoint
 
 
 class GroupedProducts:
-    """The prices of grouped products of one dtype on a machine.
+    """The prices of grouped products of one number format on a machine.
 
     The tiles of the products that run at the same time share the multiprocessors, so that few rows
     for each expert leave multiprocessors idle. Where grouped products were measured, the ratio to
-    this formula corrects it; elsewhere that of a single product with all their rows does.
+    this formula corrects it; elsewhere that of a single product with all their rows does. A low
+    format without points takes those of the nearest format that has some.
     """
 
     def __init__(self, machine: Machine, dtype: str, products: Products) -> None:
         self._products = products
         self._curve = EfficiencyCurve.of(machine, dtype)
-        points = [point for point in machine.gemm.grouped_points if point.dtype == dtype]
-        self._correction = self._fitted(points) if points else None
+        self._correction = _nearest_correction(machine, dtype)
 
     def seconds(self, operation: GroupedGemm) -> Array:
         """Return the time of an operation, in the shape of its sizes."""
@@ -41,22 +41,28 @@ class GroupedProducts:
         points = _coordinates(*flat, n_groups.ravel(), [mode] * m.size)
         return seconds * np.exp(self._correction(points)).reshape(m.shape)
 
-    def _fitted(self, points: Sequence[GroupedGemmPoint]) -> Spline:
-        """Return the correction that goes through the measured points."""
-        m, n, k, n_groups = np.array([[p.m, p.n, p.k, p.n_groups] for p in points], float).T
-        by_curve = np.array(
-            [
-                float(
-                    self._curve.grouped_seconds(
-                        m[[i]], n[[i]], k[[i]], p.mode, n_groups[[i]], p.n_at_once, p.sum_bytes
-                    )[0]
-                )
-                for i, p in enumerate(points)
-            ]
-        )
-        measured = np.array([p.seconds for p in points])
-        modes = [p.mode for p in points]
-        return Spline(_coordinates(m, n, k, n_groups, modes), np.log(measured / by_curve))
+
+def _nearest_correction(machine: Machine, dtype: str) -> Spline | None:
+    """Return the correction by points of a format, or of the nearest one that has points."""
+    for known in formats_to_try(dtype):
+        points = [point for point in machine.gemm.grouped_points if point.dtype == known]
+        if points and known in machine.gpu.peak_flops_per_s:
+            return _fitted(EfficiencyCurve.of(machine, known), points)
+    return None
+
+
+def _fitted(curve: EfficiencyCurve, points: Sequence[GroupedGemmPoint]) -> Spline:
+    """Return the logarithm of the measured time over the curve's, by a group's coordinates."""
+    m, n, k, n_groups = np.array([[p.m, p.n, p.k, p.n_groups] for p in points], float).T
+    by_curve = [
+        curve.grouped_seconds(
+            m[[i]], n[[i]], k[[i]], p.mode, n_groups[[i]], p.n_at_once, p.sum_bytes
+        ).item()
+        for i, p in enumerate(points)
+    ]
+    measured = np.array([p.seconds for p in points])
+    modes = [p.mode for p in points]
+    return Spline(_coordinates(m, n, k, n_groups, modes), np.log(measured / np.array(by_curve)))
 
 
 def _coordinates(m: Array, n: Array, k: Array, n_groups: Array, modes: Sequence[str]) -> Array:

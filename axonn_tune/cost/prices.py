@@ -57,7 +57,8 @@ class KernelPrices:
         self._machine = machine
         self._job = job
         self._products = Products(machine, job.dtype)
-        self._grouped = GroupedProducts(machine, job.dtype, self._products)
+        self._low_products = Products(machine, job.product_format) if job.recipe else None
+        self._grouped: dict[str, GroupedProducts] = {}
         self._attention = AttentionPrices(machine, job.dtype, self._products)
         self._slowest_rank = slowest_rank_factor(machine, job.n_gpus)
         self._n_on_node = min(machine.ranks_per_node, job.n_gpus)
@@ -82,11 +83,9 @@ class KernelPrices:
     def _device_seconds(self, operation: Gemm | Attention | MemoryBound) -> Array:
         """Return the time of a kernel on a mean GPU, without the host's gap."""
         if isinstance(operation, GroupedGemm):
-            return self._grouped.seconds(operation)
+            return self._grouped_products(operation.number_format).seconds(operation)
         if isinstance(operation, Gemm):
-            return self._products.seconds(
-                operation.m, operation.n, operation.k, operation.mode, self._job.kernel_tuning
-            )
+            return self._product_seconds(operation)
         if isinstance(operation, Attention):
             return self._attention.seconds(operation)
         n_launches = operation.n_launches
@@ -95,10 +94,31 @@ class KernelPrices:
         )
         return n_launches * each
 
+    def _product_seconds(self, gemm: Gemm) -> Array:
+        """Return the time of a product in its number format.
+
+        The operands of low products are cast into the layout that they need: these products have no
+        other modes to choose from.
+        """
+        if not gemm.number_format:
+            is_tuned = self._job.kernel_tuning
+            return self._products.seconds(gemm.m, gemm.n, gemm.k, gemm.mode, is_tuned)
+        assert self._low_products is not None, "only a job with a recipe has low products"
+        return self._low_products.seconds(gemm.m, gemm.n, gemm.k, gemm.mode, kernel_tuning=False)
+
+    def _grouped_products(self, number_format: str) -> GroupedProducts:
+        """Return the prices of grouped products in a format; they are made once."""
+        if number_format not in self._grouped:
+            products = self._low_products if number_format else self._products
+            assert products is not None, "only a job with a recipe has low products"
+            dtype = number_format or self._job.dtype
+            self._grouped[number_format] = GroupedProducts(self._machine, dtype, products)
+        return self._grouped[number_format]
+
     @property
     def interpolation_error(self) -> float:
         """The relative standard deviation of the error for a product that was not timed."""
-        return self._products.interpolation_error
+        return (self._low_products or self._products).interpolation_error
 
 
 def host_seconds(

@@ -29,11 +29,16 @@ def assumption_line(*searches: Search) -> str:
     ]
     line = (
         f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, "
-        f"{_sequences_text(searches)}{_seq_len_remark(scenario)}, {job.dtype}, {job.attention} "
-        f"attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}{engine_text}"
+        f"{_sequences_text(searches)}{_seq_len_remark(scenario)}, {types_text(job)}, "
+        f"{job.attention} attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}{engine_text}"
         f"{_offload_text(scenario)}."
     )
     return " ".join([line, *(remark for remark in remarks if remark)])
+
+
+def types_text(job: Job) -> str:
+    """Name the type of weights and activations, and the precision of products that are cast."""
+    return job.dtype if job.recipe is None else f"{job.dtype} with products in {job.precision}"
 
 
 def _offload_text(scenario: Scenario) -> str:

@@ -33,6 +33,7 @@ def assumptions(search: Search) -> dict[str, Any]:
         "global_batch_remark": batch_remark(search),
         "seq_len": job.seq_len,
         "dtype": job.dtype,
+        "precision": job.precision,
         "attention": job.attention,
         "overlap": {"oar": overlap.oar, "ors": overlap.ors, "oag": overlap.oag},
         "kernel_tuning": job.kernel_tuning,

@@ -18,7 +18,7 @@ from typing import Any
 from axonn_tune.errors import InputError
 from axonn_tune.report.explain import DRAWN_LAYERS, operation_rate, operation_size, step_parts
 from axonn_tune.report.memory import memory_lines, memory_mark
-from axonn_tune.report.phrases import assumption_line, grid_form, model_on_gpus
+from axonn_tune.report.phrases import assumption_line, grid_form, model_on_gpus, types_text
 from axonn_tune.report.suggest import tie_lines
 from axonn_tune.report.trust import left_out_lines, marked_name, trust_lines
 from axonn_tune.search.pareto import pareto_front
@@ -159,7 +159,8 @@ def _subtitle(scenario: Scenario) -> str:
     written = f". A grid is written {grid_form(axes)}" if axes.is_grid else ""
     return (
         f"{format_count(scenario.model.parameters)} parameters, machine {scenario.machine.name}, "
-        f"global batch {job.global_batch} sequences of {job.seq_len} tokens, {job.dtype}{written}."
+        f"global batch {job.global_batch} sequences of {job.seq_len} tokens, "
+        f"{types_text(job)}{written}."
     )
 
 

@@ -32,6 +32,7 @@ from axonn_tune.spec.plan import (
     Stage,
     StepPlan,
 )
+from axonn_tune.spec.precision import FULL, PRECISIONS, USUAL_LOW
 
 # Ways in which gradients are summed: in buckets of some bytes, all of them in one call, or with a
 # call for each parameter.
@@ -98,7 +99,7 @@ class MegatronProgram:
     (Megatron-Core, DistributedDataParallelConfig, bucket_size).
 
     sequence_parallel, distributed_optimizer, overlap_grad_reduce, fused_accumulation, \
-    fp32_gradients, context_kind
+    fp32_gradients, context_kind, low_weights
         Options of `Megatron3D` that hold unless a user says otherwise.
     bucket_elements
         Least number of elements of a bucket.
@@ -118,6 +119,7 @@ class MegatronProgram:
     fused_accumulation: bool = True
     fp32_gradients: bool = True
     context_kind: str = RING
+    low_weights: bool = False
     bucket_elements: float = 40e6
     bucket_elements_per_replica: float = 1e6
     balances_stages: bool = False
@@ -284,6 +286,8 @@ class Engine:
         Text for people.
     package
         Package with which `run` and `validate` train, one of `PACKAGES`; empty for none.
+    precisions
+        Precisions of products that it has, of `PRECISIONS`; of the low ones the usual comes first.
     kernels
         Forms of kernels by name, one of `MEMORY_KERNELS`, or `EVERY_KERNEL` for all others.
     attention_rate
@@ -307,6 +311,7 @@ class Engine:
     strategies: tuple[str, ...] = ()
     description: str = ""
     package: str = ""
+    precisions: tuple[str, ...] = (FULL,)
     kernels: Mapping[str, KernelForm] = field(default_factory=dict)
     attention_rate: Quantity | None = None
     issue_seconds: Quantity | None = None
@@ -323,6 +328,8 @@ class Engine:
         owner = f"engine '{self.name}'"
         if self.package:
             require_choice(owner, "package", self.package, PACKAGES)
+        for precision in self.precisions:
+            require_choice(owner, "precisions", precision, PRECISIONS)
         for kernel in self.kernels:
             require_choice(owner, "kernel", kernel, (EVERY_KERNEL, *MEMORY_KERNELS))
         if self.attention_rate is not None:
@@ -333,6 +340,24 @@ class Engine:
                 require_wait(owner, name, quantity.value)
         if self.name and not self.strategies:
             raise InputError(f"{owner}: strategies is empty; name at least one")
+
+    def precision_named(self, name: str) -> str:
+        """Return the precision that a user's word means, such as the usual one of 8 bits.
+
+        Raises
+        ------
+        InputError
+            The engine does not have it.
+        """
+        low = [precision for precision in self.precisions if precision != FULL]
+        if name == USUAL_LOW and low:
+            return low[0]
+        if name not in self.precisions:
+            allowed = ", ".join((*self.precisions, USUAL_LOW) if low else self.precisions)
+            raise InputError(
+                f"job: precision is '{name[:40]}'; allowed: {allowed}, which engine {self.name} has"
+            )
+        return name
 
     def offload_in(self, job: Job) -> OffloadProgram | None:
         """Return how the engine offloads a job's optimizer states; None if they stay on the GPU."""
@@ -378,4 +403,4 @@ class Engine:
 
 
 # What a strategy is predicted to cost where no engine is named.
-IDEAL = Engine()
+IDEAL = Engine(precisions=PRECISIONS)

@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from axonn_tune.spec.checks import require_between, require_choice, require_count
+from axonn_tune.spec.precision import (
+    BYTES_PER_ELEMENT,
+    FULL,
+    PRECISIONS,
+    RECIPES,
+    Recipe,
+    operand_bytes,
+)
 
-BYTES_PER_ELEMENT = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
 ATTENTIONS = ("flash", "unfused")
 # What may move to the host's memory.
 OFFLOADS = ("none", "optimizer")
@@ -47,6 +54,11 @@ class Job:
         Number of tokens of a sequence.
     dtype
         Type of weights and activations, a key of `BYTES_PER_ELEMENT`.
+    precision
+        Recipe of the products of blocks, one of `PRECISIONS`; "bf16" runs them in `dtype`.
+    transposes_operands
+        Whether the GPU reads the operands of low products along their rows only, so that the
+        backward pass needs transposed copies. The scenario says it of its machine.
     attention
         Implementation of softmax attention, one of `ATTENTIONS`.
     overlap
@@ -68,6 +80,8 @@ class Job:
     global_batch: int
     seq_len: int
     dtype: str = "bf16"
+    precision: str = FULL
+    transposes_operands: bool = False
     attention: str = "flash"
     overlap: Overlap = field(default_factory=Overlap)
     kernel_tuning: bool = True
@@ -80,6 +94,7 @@ class Job:
         for name in ("n_gpus", "global_batch", "seq_len"):
             require_count("job", name, getattr(self, name))
         require_choice("job", "dtype", self.dtype, BYTES_PER_ELEMENT)
+        require_choice("job", "precision", self.precision, PRECISIONS)
         require_choice("job", "attention", self.attention, ATTENTIONS)
         require_choice("job", "offload", self.offload, OFFLOADS)
         most = LARGEST_IMBALANCE
@@ -89,6 +104,22 @@ class Job:
     def element_bytes(self) -> float:
         """The number of bytes of a weight or activation element."""
         return BYTES_PER_ELEMENT[self.dtype]
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """How operands of low products are cast; None where all products have the job's type."""
+        return RECIPES.get(self.precision)
+
+    @property
+    def product_format(self) -> str:
+        """The number format of the operands of the products of blocks."""
+        recipe = self.recipe
+        return self.dtype if recipe is None else recipe.number_format
+
+    @property
+    def operand_bytes(self) -> float:
+        """The number of bytes of an element of an operand of the products of blocks."""
+        return operand_bytes(self.product_format)
 
     @property
     def offloads_optimizer(self) -> bool:

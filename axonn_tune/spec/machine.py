@@ -38,6 +38,7 @@ from axonn_tune.spec.points import (
     MemoryPoint,
     StepPoint,
 )
+from axonn_tune.spec.precision import FULL, PRECISIONS, PRODUCT_FORMATS, RECIPES
 
 # The version grows when a profile gains fields that an older axonn-tune cannot read.
 PROFILE_VERSION = 7
@@ -94,7 +95,9 @@ class Gpu:
     memory_bandwidth_bytes_per_s
         Advertised bandwidth of its memory.
     peak_flops_per_s
-        Advertised dense peak by dtype.
+        Advertised dense peak by dtype, and by format of low products (`FORMATS`).
+    transposes_operands
+        Whether low products read their operands along rows only, so that others are transposed.
     """
 
     name: str
@@ -102,12 +105,24 @@ class Gpu:
     memory_bytes: Quantity
     memory_bandwidth_bytes_per_s: Quantity
     peak_flops_per_s: Mapping[str, Quantity]
+    transposes_operands: bool = False
 
     def __post_init__(self) -> None:
         owner = f"gpu '{self.name}'"
         require_name("gpu", self.name)
         require_count(owner, "n_multiprocessors", self.n_multiprocessors)
+        for dtype in self.peak_flops_per_s:
+            require_choice(owner, "peak_flops_per_s", dtype, PRODUCT_FORMATS)
         _all_positive(owner, self)
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions whose format has a peak, with the one that casts nothing."""
+        return tuple(
+            name
+            for name in PRECISIONS
+            if name == FULL or RECIPES[name].number_format in self.peak_flops_per_s
+        )
 
     @property
     def family(self) -> str:
@@ -666,6 +681,21 @@ class Machine:
             known = ", ".join(self.gpu.peak_flops_per_s)
             raise InputError(f"machine '{self.name}' has no peak for dtype {dtype}; known: {known}")
         return self.gpu.peak_flops_per_s[dtype].value
+
+    def require_precision(self, precision: str) -> None:
+        """Refuse a precision in whose format the GPU cannot form products.
+
+        Raises
+        ------
+        InputError
+            The message names the precisions that are allowed.
+        """
+        if precision not in self.gpu.precisions:
+            number_format = RECIPES[precision].number_format
+            raise InputError(
+                f"machine '{self.name}' has no peak_flops_per_s.{number_format}, which precision "
+                f"{precision} needs; allowed: {', '.join(self.gpu.precisions)}"
+            )
 
     def require_host(self) -> Host:
         """Return the host of a node.

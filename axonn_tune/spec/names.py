@@ -32,6 +32,7 @@ GRADIENT_CLEAR = "gradient.clear"
 GRADIENT_TO_HOST = "gradient.to_host"
 OPTIMIZER_STEP = "optimizer.step"
 WEIGHTS_FROM_HOST = "weights.from_host"
+WEIGHTS_CAST = "weights.cast"
 WEIGHTS_ALL_GATHER = "weights.all_gather"
 VECTORS_ALL_GATHER = "weights.vectors.all_gather"
 
@@ -69,6 +70,26 @@ def sums(owner: str) -> str:
 def convert(owner: str) -> str:
     """Return the name of the kernel that converts a gathered weight to the job's type."""
     return f"{owner}.convert"
+
+
+def cast(owner: str) -> str:
+    """Return the name of the kernel that casts a layer's input, or the gradient of its output."""
+    return f"{owner}.cast"
+
+
+def cast_again(owner: str) -> str:
+    """Return the name of the kernel that casts a layer's input for dW, which was saved uncast."""
+    return f"{owner}.cast_again"
+
+
+def cast_weight(owner: str) -> str:
+    """Return the name of the kernel that casts a layer's gathered weight."""
+    return f"{owner}.cast_weight"
+
+
+def transposed(owner: str) -> str:
+    """Return the name of the kernel that transposes what was gathered in a low format for dW."""
+    return f"{owner}.transposed"
 
 
 def views(owner: str) -> str:

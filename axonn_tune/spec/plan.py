@@ -52,6 +52,7 @@ MEMORY_KERNELS = (
     "rotary",
     "softmax",
     "softmax_backward",
+    "cast",
 )
 COMPUTE = "compute"
 COMMUNICATION = "communication"
@@ -64,7 +65,10 @@ GRADIENTS_IN_FLIGHT = 2
 
 @dataclass(frozen=True, eq=False)
 class Gemm:
-    """An (m x k) times (k x n) product; `mode` says which operand is stored transposed."""
+    """An (m x k) times (k x n) product; `mode` says which operand is stored transposed.
+
+    `number_format` is the format of both operands, one of `FORMATS`, or empty for the job's type.
+    """
 
     name: str
     m: Size
@@ -72,6 +76,7 @@ class Gemm:
     k: Size
     mode: str
     waits_for: tuple[str, ...] = ()
+    number_format: str = ""
     stream: ClassVar[str] = COMPUTE
 
     @property

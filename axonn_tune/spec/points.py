@@ -17,8 +17,8 @@ from axonn_tune.spec.checks import (
     require_fraction,
     require_positive,
 )
-from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.plan import KINDS, MEMORY_KERNELS, MODES, RING_KINDS
+from axonn_tune.spec.precision import BYTES_PER_ELEMENT, PRODUCT_FORMATS
 
 
 class _Timed:
@@ -33,7 +33,7 @@ class _Timed:
 
 @dataclass(frozen=True)
 class GemmPoint(_Timed):
-    """One measured product, (m x k) times (k x n)."""
+    """One measured product, (m x k) times (k x n); `dtype` is the format of its operands."""
 
     m: int
     n: int
@@ -47,7 +47,7 @@ class GemmPoint(_Timed):
         owner = f"gemm point {self.m}x{self.n}x{self.k}"
         _check(owner, self, ("m", "n", "k"))
         require_choice(owner, "mode", self.mode, MODES)
-        require_choice(owner, "dtype", self.dtype, BYTES_PER_ELEMENT)
+        require_choice(owner, "dtype", self.dtype, PRODUCT_FORMATS)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class GroupedGemmPoint(_Timed):
         owner = f"grouped gemm point {self.n_groups}x{self.m}x{self.n}x{self.k}"
         _check(owner, self, ("n_groups", "m", "n", "k", "n_at_once"))
         require_choice(owner, "mode", self.mode, MODES)
-        require_choice(owner, "dtype", self.dtype, BYTES_PER_ELEMENT)
+        require_choice(owner, "dtype", self.dtype, PRODUCT_FORMATS)
         require_between(owner, "sum_bytes", self.sum_bytes, 0, 8)
 
 

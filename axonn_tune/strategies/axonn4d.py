@@ -375,6 +375,11 @@ class AxonnCommunication(Communication):
             return self.shapes.job.overlap
         return Overlap(False, False, False)
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether weights stay with the rank: they are gathered whenever they are used."""
+        return False
+
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the weight, unless it is gathered when it is taken."""
         if self._is_gathered(weight) and not self._is_late(weight):

@@ -55,6 +55,14 @@ class Communication:
 
     # Weights -----------------------------------------------------------------------------
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether weights stay with the rank, which casts them when they are updated.
+
+        Others are cast whenever they have been gathered.
+        """
+        return True
+
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the first weight of a pass; nothing has been issued before it.
 
@@ -127,11 +135,16 @@ class Communication:
 
     # Experts -----------------------------------------------------------------------------------
 
-    def exchange(self, host: HostProgram, name: str, nbytes: Array) -> None:
-        """Send copies of tokens to the ranks that hold their experts, or results back, and wait.
+    def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Send copies of tokens, or gradients of results, to the ranks of their experts, and wait.
 
-        Called with the bytes that a rank sends, before the kernels that read what has come. Without
-        a group of experts every rank holds all of them.
+        Called with the bytes that a rank sends. Without a group of experts every rank holds all.
+        """
+
+    def bring_from_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Bring results, or gradients of copies, from the ranks of the experts back, and wait.
+
+        Called with the bytes that a rank receives.
         """
 
     # Backward pass of a layer ------------------------------------------------------------------

@@ -9,8 +9,8 @@ The attention heads and the MLP's hidden units are split over the tensor group; 
 the residual stream is replicated, or with sequence parallelism split by tokens. Context
 parallelism splits the sequence for everything; `context` has what attention then needs. The
 experts of a mixture are spread over ranks of the tensor, context and data groups, whatever these
-are (Liu et al., arXiv 2504.14960, parallel folding), and no expert is split over ranks
-(--expert-tensor-parallel-size 1).
+are (Liu et al., arXiv 2504.14960, parallel folding). Each expert is whole, or split over the
+tensor group as the MLP is (--expert-tensor-parallel-size).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
-from axonn_tune.spec.plan import Array, StepPlan
+from axonn_tune.spec.plan import Array, Size, StepPlan
+from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.context import ContextParallelism, context_parallelism
 from axonn_tune.strategies.experts import ExpertShapes
@@ -64,6 +65,7 @@ _EXPERT_AXES = replace(
     groups=(*_AXES.groups, EXPERT, EXPERT_REPLICAS),
     folded="tensor*context*data",
 )
+_SPLIT_EXPERT_AXES = replace(_EXPERT_AXES, folded="context*data")
 _UPDATED_BLOCK = "weights.block.all_gather"
 _UPDATED_EXPERTS = "weights.experts.all_gather"
 
@@ -93,6 +95,12 @@ class Megatron3D:
     has_experts
         Whether the model has experts, so that layouts have an axis for them
         (--expert-model-parallel-size).
+    splits_experts
+        Whether each expert is split over the tensor group, and not whole
+        (--expert-tensor-parallel-size).
+    low_weights
+        Whether weights of low products are stored and gathered in their format only
+        (--fp8-param-gather, --fp4-param-gather).
     """
 
     sequence_parallel: bool = True
@@ -102,6 +110,8 @@ class Megatron3D:
     fp32_gradients: bool = True
     context_kind: str = RING
     has_experts: bool = False
+    splits_experts: bool = False
+    low_weights: bool = False
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
     engine: Engine = IDEAL
@@ -116,7 +126,9 @@ class Megatron3D:
     @property
     def axes(self) -> Axes:
         """The axes tensor, context, data and pipeline, and that of experts where there are any."""
-        return _EXPERT_AXES if self.has_experts else _AXES
+        if not self.has_experts:
+            return _AXES
+        return _SPLIT_EXPERT_AXES if self.splits_experts else _EXPERT_AXES
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each of Megatron-LM's rules, the placements that break it, shape (P,)."""
@@ -138,6 +150,9 @@ class Megatron3D:
                 broken[reason] = count % (tensor * context) != 0
         if self.context_kind == RING and model.window:
             broken["sliding windows of sequences that a ring splits"] = context > 1
+        if model.experts is not None and self.splits_experts:
+            reason = "experts' size not divisible by tensor"
+            broken[reason] = model.experts.hidden_size % tensor != 0
         if model.experts is not None and not self.sequence_parallel:
             broken["experts with tensor need sequence parallelism"] = tensor > 1
         if self.sequence_parallel:
@@ -179,6 +194,7 @@ class Megatron3D:
             residual_split=tensor if self.sequence_parallel else 1.0,
             balances_stages=self.engine.megatron.balances_stages,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
+            expert_tensor=tensor if self.splits_experts else 1.0,
             experts_at_once=self.engine.megatron.experts_at_once,
             gradient_sum_bytes=self.gradient_bytes(job) * self.fused_accumulation,
             memory=self.engine.memory,
@@ -192,6 +208,14 @@ class Megatron3D:
         """Return the bytes of a gradient element as it is summed and reduced."""
         return FP32_BYTES if self.fp32_gradients else job.element_bytes
 
+    def stores_low_weights(self, job: Job) -> bool:
+        """Return whether a job's weights of blocks are stored and gathered in a low format only."""
+        return self.low_weights and job.recipe is not None
+
+    def gathered_bytes(self, job: Job) -> float:
+        """Return the bytes of an element of a block's updated weights as they are gathered."""
+        return job.operand_bytes if self.stores_low_weights(job) else job.element_bytes
+
     def _stage_memory(
         self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool, held: Array
     ) -> dict[str, Array]:
@@ -203,6 +227,8 @@ class Megatron3D:
         stored = _stored_parameters(shapes, layers, first, last)
         experts = _stored_experts(shapes, layers)
         everywhere = stored + experts
+        matrices = _stored_matrices(shapes, layers)
+        uncast = everywhere - matrices if self.stores_low_weights(job) else everywhere
         owned = everywhere
         replicas = shapes.table.size(_REPLICAS)
         if self.distributed_optimizer:
@@ -214,7 +240,7 @@ class Megatron3D:
         context = context_parallelism(self.context_kind, shapes)
         saved, working = _held_by_blocks(shapes, layers, last, context)
         return {
-            "weights": everywhere * job.element_bytes,
+            "weights": uncast * job.element_bytes + matrices * kept_weight_bytes(job),
             "gradients": everywhere * (self.gradient_bytes(job) + bucket_bytes),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
@@ -281,7 +307,7 @@ def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
         in_work = np.maximum(shapes.gated_bytes, before + _input_bytes(shapes))
         return shapes.residual_bytes + in_work
     sizes = ExpertShapes(shapes, experts)
-    return sizes.up_bytes + sizes.activated_bytes + sizes.routed_bytes
+    return sizes.up_bytes + sizes.activated_bytes + sizes.taken_bytes
 
 
 def _final_norm_bytes(shapes: Shapes) -> Array:
@@ -333,6 +359,19 @@ def _stored_parameters(shapes: Shapes, layers: Iterable[int], first: bool, last:
     return (matrices + split) / shapes.table.size("tensor") + whole
 
 
+def _stored_matrices(shapes: Shapes, layers: Iterable[int]) -> Array:
+    """Return how many elements a rank stores of the matrices of some layers, experts included.
+
+    These are the weights that low precisions cast.
+    """
+    tensor = shapes.table.size("tensor")
+    total = _stored_experts(shapes, layers) * np.ones(len(shapes.table))
+    for block, count in shapes.model.counts(layers).items():
+        for linear in shapes.model.linears_of(block):
+            total = total + count * linear.parameters / (tensor if linear.is_split else 1.0)
+    return total
+
+
 def _stored_experts(shapes: Shapes, layers: Iterable[int]) -> Array | float:
     """Return how many parameters of routed experts a rank of a stage stores, shape (C,)."""
     model = shapes.model
@@ -341,7 +380,7 @@ def _stored_experts(shapes: Shapes, layers: Iterable[int]) -> Array | float:
     counts = model.counts(layers)
     n_layers = sum(count for block, count in counts.items() if block.has_experts)
     of_layer = model.experts.n_experts * model.expert_parameters
-    return n_layers * of_layer / shapes.expert_split
+    return n_layers * of_layer / (shapes.expert_split * shapes.expert_tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,7 +420,7 @@ class MegatronCommunication(Communication):
         shape = self.shapes.linears[weight.layer]
         if self._gathers_tokens(shape):
             name = names.all_gather(weight.name)
-            host.run(name, "all_gather", shape.input_bytes, "tensor")
+            host.run(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
         """Gather dO, or start to gather the input for dW (sequence parallelism).
@@ -393,9 +432,9 @@ class MegatronCommunication(Communication):
         shape = self.shapes.linears[weight.layer]
         name = names.all_gather(weight.name)
         if shape.linear.transposed:
-            host.run(name, "all_gather", shape.output_bytes, "tensor")
+            host.run(name, "all_gather", shape.gathered_gradient_bytes, "tensor")
         elif shape.linear.is_split:
-            host.issue(name, "all_gather", shape.input_bytes, "tensor")
+            host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
         """Wait for the gathered input."""
@@ -405,8 +444,19 @@ class MegatronCommunication(Communication):
 
     # Experts ---------------------------------------------------------------------------------
 
-    def exchange(self, host: HostProgram, name: str, nbytes: Array) -> None:
-        """Exchange copies of tokens within the group of ranks that hold all experts."""
+    def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Exchange within the group that holds all experts, then gather what parts of one take."""
+        if self.options.has_experts:
+            host.run(name, "all_to_all", nbytes, EXPERT)
+        if self.options.splits_experts:
+            gathered_bytes = nbytes * self.shapes.expert_tensor
+            host.run(names.all_gather(name), "all_gather", gathered_bytes, "tensor")
+
+    def bring_from_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Sum what parts of an expert have formed, then exchange within the group of experts."""
+        if self.options.splits_experts:
+            summed_bytes = nbytes * self.shapes.expert_tensor
+            host.run(names.reduce_scatter(name), "reduce_scatter", summed_bytes, "tensor")
         if self.options.has_experts:
             host.run(name, "all_to_all", nbytes, EXPERT)
 
@@ -460,7 +510,7 @@ class MegatronCommunication(Communication):
         """
         first_layer = self.shapes.model.attention_linears[0].name
         if self._gathers_updated and weight == Weight(FORWARD, first_layer):
-            element = self.shapes.element_bytes
+            element = self.options.gathered_bytes(self.shapes.job)
             self._over_replicas(host, _UPDATED_BLOCK, "all_gather", self._block_parameters, element)
             if self.options.has_experts:
                 name, experts = _UPDATED_EXPERTS, self._block_experts
@@ -483,7 +533,7 @@ class MegatronCommunication(Communication):
         name: str,
         kind: str,
         n_elements: Array,
-        element_bytes: float,
+        element_bytes: Size,
         axis: str = _REPLICAS,
         after: tuple[str, ...] = (),
     ) -> None:
@@ -550,6 +600,7 @@ class MegatronCommunication(Communication):
         outside = self._stored_outside()
         in_blocks = n_layers * self._block_parameters
         experts = n_layers * self._block_experts
+        matrices = _stored_matrices(shapes, self._first_layers)
         if model.tied_embeddings and shapes.table.n_stages > 1:
             shared_bytes = model.head.parameters * gradient_bytes / shapes.y
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shared_bytes, PIPELINE)
@@ -585,11 +636,19 @@ class MegatronCommunication(Communication):
         )
         if options.distributed_optimizer:
             name = names.WEIGHTS_ALL_GATHER
-            element = shapes.element_bytes
+            element: Size = shapes.element_bytes
+            gathered = options.gathered_bytes(shapes.job)
+            if not options.overlap_grad_reduce:
+                saved = shapes.element_bytes - gathered
+                element = element - saved * (matrices - experts) / (outside + in_blocks)
             self._over_replicas(host, name, "all_gather", remaining, element, after=updated)
             host.wait(names.WEIGHTS_ALL_GATHER)
             if options.has_experts and not options.overlap_grad_reduce:
                 name, axis = _UPDATED_EXPERTS, EXPERT_REPLICAS
-                self._over_replicas(host, name, "all_gather", experts, element, axis, updated)
+                self._over_replicas(host, name, "all_gather", experts, gathered, axis, updated)
                 host.wait(name)
-            host.memory_bound("weights.copy", 2.0 * remaining * shapes.element_bytes, "copy")
+            host.memory_bound("weights.copy", 2.0 * remaining * element, "copy")
+        if options.stores_low_weights(shapes.job):
+            Casts(shapes).transpose_kept_weights(host, matrices)
+        else:
+            Casts(shapes).cast_kept_weights(host, matrices)

@@ -28,13 +28,15 @@ class Switches:
 
     Attributes
     ----------
-    sequence_parallel, overlap_grad_reduce
+    sequence_parallel, overlap_grad_reduce, low_weights
         Flags of Megatron-LM, see `Megatron3D`; None for those of the engine.
     distributed_optimizer
         Whether optimizer states are sharded over the replicas; None for what the engine does, which
         is off for AxoNN.
     context_kind
         Kind of context parallelism, one of `CONTEXT_KINDS`; None for that of the engine.
+    split_experts
+        Whether each expert is split over the tensor group, and not whole; for Megatron-LM.
     virtual_stages
         Number of virtual stages of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
     qwz, hpz, qgz
@@ -44,8 +46,10 @@ class Switches:
 
     sequence_parallel: bool | None = None
     overlap_grad_reduce: bool | None = None
+    low_weights: bool | None = None
     distributed_optimizer: bool | None = None
     context_kind: str | None = None
+    split_experts: bool = False
     virtual_stages: int | None = None
     qwz: bool = True
     hpz: bool = True
@@ -107,10 +111,12 @@ def strategy_named(
             engine,
             (1, 2, 4) if stages is None else (stages,),
             has_experts=has_experts,
+            splits_experts=has_experts and switches.split_experts,
             sequence_parallel=switches.sequence_parallel,
             distributed_optimizer=switches.distributed_optimizer,
             overlap_grad_reduce=switches.overlap_grad_reduce,
             context_kind=switches.context_kind,
+            low_weights=switches.low_weights,
         )
     if name == "zeropp":
         return zeropp(switches.qwz, switches.hpz, switches.qgz, engine)

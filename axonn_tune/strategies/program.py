@@ -31,9 +31,12 @@ class HostProgram:
         self._operations: list[Operation] = []
         self._awaited: tuple[str, ...] = ()
 
-    def gemm(self, name: str, m: Size, n: Size, k: Size, mode: str) -> None:
+    def gemm(
+        self, name: str, m: Size, n: Size, k: Size, mode: str, number_format: str = ""
+    ) -> None:
         """Launch an (m x k) times (k x n) product; every kernel follows the kernels before it."""
-        self._operations.append(Gemm(name, m, n, k, mode, self._take_awaited()))
+        awaited = self._take_awaited()
+        self._operations.append(Gemm(name, m, n, k, mode, awaited, number_format))
 
     def launch(self, operation: Compute) -> None:
         """Launch a kernel that is ready but for what it waits for."""

@@ -17,9 +17,10 @@ import numpy as np
 from axonn_tune.spec.blocks import Linear
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.engine import IDEAL, MemoryForm, value_or
-from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array
+from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers
 
 FP32_BYTES = BYTES_PER_ELEMENT["fp32"]
@@ -46,6 +47,9 @@ class LinearShape:
         Rows and columns of the gathered weight block.
     weight_bytes, input_bytes, output_bytes
         Sizes of the gathered weight block, of the layer's input and of its output.
+    gathered_input_bytes, gathered_gradient_bytes
+        Sizes of the layer's input and of the gradient of its output in the format of the operands,
+        in which ranks gather them.
     input_axis
         Axis that splits k; outputs are summed over it. It is empty where k is not split.
     output_axis
@@ -62,6 +66,8 @@ class LinearShape:
     weight_bytes: Array
     input_bytes: Array
     output_bytes: Array
+    gathered_input_bytes: Array
+    gathered_gradient_bytes: Array
     input_axis: str
     output_axis: str
     is_stored_transposed: bool
@@ -99,6 +105,8 @@ class Shapes:
         Whether the stages of a pipeline have equal products and not equal numbers of layers.
     expert_split : array, shape (C,), or float
         Number of ranks over which the experts of a layer are spread.
+    expert_tensor : array, shape (C,), or float
+        Number of ranks over which the inner features of each expert are split.
     experts_at_once : float
         Number of experts whose products run at the same time on a rank.
     gradient_sum_bytes : float
@@ -120,6 +128,7 @@ class Shapes:
     recomputes_inputs: bool = False
     balances_stages: bool = False
     expert_split: Array | float = 1.0
+    expert_tensor: Array | float = 1.0
     experts_at_once: float = math.inf
     gradient_sum_bytes: float = 0.0
     memory: MemoryForm = IDEAL.memory
@@ -183,6 +192,8 @@ class Shapes:
         k = linear.n_in / input_split
         n = linear.n_out / output_split
         column_bytes = self.tokens * self.element_bytes
+        is_low = linear.name != "head"
+        gathered_bytes = self.tokens * (self.job.operand_bytes if is_low else self.element_bytes)
         return LinearShape(
             linear,
             self.tokens,
@@ -191,6 +202,8 @@ class Shapes:
             weight_bytes=k * n * self.element_bytes,
             input_bytes=column_bytes * k,
             output_bytes=column_bytes * n,
+            gathered_input_bytes=gathered_bytes * k,
+            gathered_gradient_bytes=gathered_bytes * n,
             input_axis=input_axis,
             output_axis=output_axis,
             is_stored_transposed=linear.name == "head" and self.model.tied_embeddings,
@@ -201,10 +214,21 @@ class Shapes:
         tokens = self.own_tokens
         k = np.full(len(self.table), float(linear.n_in))
         n = np.full(len(self.table), float(linear.n_out))
-        weight_bytes = k * n * self.element_bytes
         column_bytes = tokens * self.element_bytes
+        low_column_bytes = tokens * self.job.operand_bytes
         return LinearShape(
-            linear, tokens, k, n, weight_bytes, column_bytes * k, column_bytes * n, "", "", False
+            linear,
+            tokens,
+            k,
+            n,
+            weight_bytes=k * n * self.element_bytes,
+            input_bytes=column_bytes * k,
+            output_bytes=column_bytes * n,
+            gathered_input_bytes=low_column_bytes * k,
+            gathered_gradient_bytes=low_column_bytes * n,
+            input_axis="",
+            output_axis="",
+            is_stored_transposed=False,
         )
 
     @property
@@ -248,7 +272,12 @@ class Shapes:
     @property
     def norm_output_bytes(self) -> Array:
         """The bytes that a block saves of its norms' outputs, which are inputs of products."""
-        return min(self.model.norms_per_block, 2) * self.residual_bytes
+        return min(self.model.norms_per_block, 2) * self.residual_bytes * self.saved_share
+
+    @property
+    def saved_share(self) -> float:
+        """The bytes of an input of a block's product over those of the uncast tensor."""
+        return self.job.operand_bytes / self.element_bytes
 
     @cached_property
     def mlp_bytes(self) -> Array:
@@ -259,10 +288,11 @@ class Shapes:
     def inner_bytes(self) -> Array:
         """The bytes that the layers of a block without experts save at its inner widths.
 
-        These are q, k and v, the attention's output, and the MLP before and after its
-        activation.
+        These are q, k and v, the attention's output, and the MLP before and after its activation.
+        Inputs of low products are saved cast. Attention saves its output for itself, too, which
+        some recipes use for the product.
         """
-        mlp = self.linears["up"].output_bytes + self.mlp_bytes
+        mlp = self.linears["up"].output_bytes + self.mlp_bytes * self.saved_share
         return self.attention_bytes + mlp * value_or(self.memory.mlp_factor, 1.0)
 
     @cached_property
@@ -273,6 +303,9 @@ class Shapes:
         keys and values as they are formed from these.
         """
         saved = self.linears["proj"].input_bytes
+        recipe = self.job.recipe
+        if recipe is not None and recipe.saves_attention_cast:
+            saved = saved + self.linears["proj"].gathered_input_bytes
         latent = self.model.latent_attention
         if latent is None:
             saved = saved + self.linears["qkv"].output_bytes

@@ -17,6 +17,7 @@ from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
 from axonn_tune.spec.plan import Phase
+from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.experts import ExpertShapes, Mixture
 from axonn_tune.strategies.program import HostProgram
@@ -47,21 +48,35 @@ class Transformer:
         return self.shapes.model
 
     @cached_property
+    def casts(self) -> Casts:
+        """The casts of the job's precision."""
+        return Casts(self.shapes)
+
+    @cached_property
     def _mixture(self) -> Mixture | None:
         """The routed experts of a layer, in models that have them."""
         experts = self._model.experts
         if experts is None:
             return None
-        return Mixture(ExpertShapes(self.shapes, experts), self.communication)
+        return Mixture(ExpertShapes(self.shapes, experts), self.communication, self.casts)
 
     # Linear layers -----------------------------------------------------------------------
+
+    def _take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
+        """Wait for a layer's weight, and cast it unless it stays with the rank."""
+        self.communication.take_weight(host, weight, following)
+        if not self.communication.keeps_weights:
+            self.casts.cast_weight(host, weight.chain, weight.layer)
 
     def _linear_forward(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
         """Multiply, and sum the output over the axis that splits k."""
         shape = self.shapes.linears[weight.layer]
-        self.communication.take_weight(host, weight, following)
+        number_format = self.casts.number_format(weight.layer)
+        self._take_weight(host, weight, following)
+        self.casts.cast_input(host, weight.chain, weight.layer)
         self.communication.gather_input(host, weight)
-        host.gemm(names.gemm(weight.name), shape.tokens, shape.n, shape.k, shape.modes[0])
+        name = names.gemm(weight.name)
+        host.gemm(name, shape.tokens, shape.n, shape.k, shape.modes[0], number_format)
         self.communication.sum_output(host, weight)
 
     def _linear_backward(self, host: HostProgram, layer: str, following: Weight | None) -> None:
@@ -70,14 +85,19 @@ class Transformer:
         tokens = shape.tokens
         weight = Weight(BACKWARD, layer)
         _, input_mode, weight_mode = shape.modes
-        self.communication.take_weight(host, weight, following)
+        number_format = self.casts.number_format(layer)
+        self._take_weight(host, weight, following)
+        self.casts.cast_gradient(host, layer)
         self.communication.gather_for_gradients(host, weight)
-        host.gemm(names.gemm_input(weight.name), tokens, shape.k, shape.n, input_mode)
+        name = names.gemm_input(weight.name)
+        host.gemm(name, tokens, shape.k, shape.n, input_mode, number_format)
         pending_sum = self.communication.sum_input_gradient(host, weight)
         self._recompute_input(host, layer)
         self.communication.before_weight_gradient(host, layer)
+        self.casts.form_columns(host, layer)
         rows, columns = shape.stored_sides
-        host.gemm(names.gemm_weight(weight.name), rows, columns, tokens, weight_mode)
+        name = names.gemm_weight(weight.name)
+        host.gemm(name, rows, columns, tokens, weight_mode, number_format)
         if shape.linear.bias:
             host.memory_bound(names.bias(weight.name), shape.output_bytes, "reduce")
         self.communication.send_gradient(host, layer)

@@ -346,6 +346,11 @@ class ZeroCommunication(Communication):
 
     # Weights -----------------------------------------------------------------------------
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether weights stay with the rank: they are gathered whenever they are used."""
+        return False
+
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the root before the embedding."""
         if weight.layer == "embedding" and self._overlap.oag:
