@@ -99,7 +99,7 @@ class MegatronProgram:
     (Megatron-Core, DistributedDataParallelConfig, bucket_size).
 
     sequence_parallel, distributed_optimizer, overlap_grad_reduce, fused_accumulation, \
-    fp32_gradients, context_kind, low_weights
+    fp32_gradients, low_weights, context_kind
         Options of `Megatron3D` that hold unless a user says otherwise.
     bucket_elements
         Least number of elements of a bucket.
@@ -118,8 +118,8 @@ class MegatronProgram:
     overlap_grad_reduce: bool = True
     fused_accumulation: bool = True
     fp32_gradients: bool = True
-    context_kind: str = RING
     low_weights: bool = False
+    context_kind: str = RING
     bucket_elements: float = 40e6
     bucket_elements_per_replica: float = 1e6
     balances_stages: bool = False

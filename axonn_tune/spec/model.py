@@ -13,6 +13,7 @@ from axonn_tune.spec.checks import require_choice, require_count, require_name
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by default
 RECOMPUTES = ("none", "selective", "full")
+MOST_LAYERS = 10_000  # Each layer is looked at, and no model has a tenth of these.
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Model:
         Number of norms of a block: 1 where attention and MLP share one, 2, or 4 where the outputs
         of both are normalised, too.
     qk_norm
-        Whether the query and the key of each head are normalised.
+        Norms of queries and keys: ``head`` for those of each head, ``all`` for one norm over all
+        heads together (OLMo), empty where there are none.
     window
         Number of tokens, its own included, that a token attends to in layers with a sliding window;
         0 for models without one.
@@ -101,7 +103,7 @@ class Model:
     tied_embeddings: bool = True
     parallel_block: bool = False
     norms_per_block: int = 2
-    qk_norm: bool = False
+    qk_norm: str = ""
     window: int = 0
     full_attention_every: int = 0
     experts: Experts | None = None
@@ -134,6 +136,12 @@ class Model:
             object.__setattr__(self, "qkv_bias", self.bias)
         require_choice(owner, "norm", self.norm, ("layer", "rms"))
         require_choice(owner, "position", self.position, ("learned", "rotary", "none"))
+        if self.qk_norm:
+            require_choice(owner, "qk_norm", self.qk_norm, ("head", "all"))
+        if self.n_layers > MOST_LAYERS:
+            raise InputError(
+                f"{owner}: n_layers is {self.n_layers}; allowed: at most {MOST_LAYERS}"
+            )
         if self.norms_per_block not in (1, 2, 4):
             raise InputError(
                 f"{owner}: norms_per_block is {self.norms_per_block!r}; allowed: 1, 2 or 4"
@@ -152,13 +160,17 @@ class Model:
             )
 
     def check_possible(self) -> None:
-        """Raise InputError if the source states another number of parameters."""
-        published = self.published_parameters
-        if published is not None and not (0.5 <= published / self.parameters <= 2.0):
-            raise InputError(
-                f"model '{self.name}': published_parameters is {published:.4g}, and the sizes give "
-                f"{self.parameters:.4g}; allowed: half to twice what the sizes give"
-            )
+        """Raise InputError if the source states other numbers of parameters."""
+        for field, counted in (
+            ("published_parameters", self.parameters),
+            ("published_active_parameters", self.active_parameters),
+        ):
+            published = getattr(self, field)
+            if published is not None and not (0.5 <= published / counted <= 2.0):
+                raise InputError(
+                    f"model '{self.name}': {field} is {published:.4g}, and the sizes give "
+                    f"{counted:.4g}; allowed: half to twice what the sizes give"
+                )
 
     @property
     def padded_vocab_size(self) -> int:
@@ -303,7 +315,9 @@ class Model:
         latent = self.latent_attention
         if latent is not None:
             return latent.q_rank + latent.kv_rank
-        return 2 * self.head_dim if self.qk_norm else 0
+        if self.qk_norm == "all":
+            return (self.n_heads + self.n_kv_heads) * self.head_dim
+        return 2 * self.head_dim if self.qk_norm == "head" else 0
 
     @property
     def n_vectors(self) -> int:

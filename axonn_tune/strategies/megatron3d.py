@@ -9,8 +9,8 @@ The attention heads and the MLP's hidden units are split over the tensor group; 
 the residual stream is replicated, or with sequence parallelism split by tokens. Context
 parallelism splits the sequence for everything; `context` has what attention then needs. The
 experts of a mixture are spread over ranks of the tensor, context and data groups, whatever these
-are (Liu et al., arXiv 2504.14960, parallel folding). Each expert is whole, or split over the
-tensor group as the MLP is (--expert-tensor-parallel-size).
+are (Liu et al., arXiv 2504.14960, parallel folding). Each expert is whole, or split over the tensor
+group as the MLP is (--expert-tensor-parallel-size).
 """
 
 from __future__ import annotations
@@ -144,15 +144,15 @@ class Megatron3D:
             "unfused attention of split sequences": (context > 1) & (job.attention == "unfused"),
             "global batch not divisible by data": job.global_batch % placements.size("data") != 0,
         }
+        if model.experts is not None and self.splits_experts:
+            reason = "experts' size not divisible by tensor"
+            broken[reason] = model.experts.hidden_size % tensor != 0
         if self.context_kind == ULYSSES:
             for heads, count in (("attention", model.n_heads), ("KV", model.n_kv_heads)):
                 reason = f"{heads} heads not divisible by tensor*context"
                 broken[reason] = count % (tensor * context) != 0
         if self.context_kind == RING and model.window:
             broken["sliding windows of sequences that a ring splits"] = context > 1
-        if model.experts is not None and self.splits_experts:
-            reason = "experts' size not divisible by tensor"
-            broken[reason] = model.experts.hidden_size % tensor != 0
         if model.experts is not None and not self.sequence_parallel:
             broken["experts with tensor need sequence parallelism"] = tensor > 1
         if self.sequence_parallel:

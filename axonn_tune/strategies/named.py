@@ -33,10 +33,10 @@ class Switches:
     distributed_optimizer
         Whether optimizer states are sharded over the replicas; None for what the engine does, which
         is off for AxoNN.
-    context_kind
-        Kind of context parallelism, one of `CONTEXT_KINDS`; None for that of the engine.
     split_experts
         Whether each expert is split over the tensor group, and not whole; for Megatron-LM.
+    context_kind
+        Kind of context parallelism, one of `CONTEXT_KINDS`; None for that of the engine.
     virtual_stages
         Number of virtual stages of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
     qwz, hpz, qgz
@@ -48,8 +48,8 @@ class Switches:
     overlap_grad_reduce: bool | None = None
     low_weights: bool | None = None
     distributed_optimizer: bool | None = None
-    context_kind: str | None = None
     split_experts: bool = False
+    context_kind: str | None = None
     virtual_stages: int | None = None
     qwz: bool = True
     hpz: bool = True
@@ -115,8 +115,8 @@ def strategy_named(
             sequence_parallel=switches.sequence_parallel,
             distributed_optimizer=switches.distributed_optimizer,
             overlap_grad_reduce=switches.overlap_grad_reduce,
-            context_kind=switches.context_kind,
             low_weights=switches.low_weights,
+            context_kind=switches.context_kind,
         )
     if name == "zeropp":
         return zeropp(switches.qwz, switches.hpz, switches.qgz, engine)
