@@ -16,9 +16,11 @@ from axonn_tune.strategies.megatron3d import megatron_of
 
 _N_GPUS = 8
 _AXES = ("tensor", "context", "pipeline", "data")
-# Transformer Engine at d0067d0d, pytorch/triton/cross_entropy.py: the gradient of a logit takes the
-# place of the logit, in bf16.
-_LOGIT_BYTES = Quantity(2.0, "published", "Transformer Engine's fused cross entropy works in place")
+_LOGIT_BYTES = Quantity(
+    2.0,
+    "published",
+    "Transformer Engine 2.11, common/triton/cross_entropy.py: a gradient takes its logit's place",
+)
 
 
 def simumax(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
