@@ -112,7 +112,11 @@ def build_search(
         kernel_tuning=given["kernel_tuning"],
         keep_gathered_weights=given["keep_gathered_weights"],
         dropout=given["dropout"],
+        moments=given["moments"],
         offload=given["offload"],
+    )
+    require_choice(
+        f"engine {strategy.engine.name}", "moments", job.moments, strategy.engine.moments
     )
     if job.offloads_optimizer:
         loaded_machine.require_host()
@@ -152,9 +156,15 @@ def _default_dtype(machine: Machine) -> str:
 
 
 def names_of_all_strategies(**options: Unpack[SearchOptions]) -> list[str]:
-    """Return the names of the strategies that are compared where the user names none."""
+    """Return the names of the strategies that are compared where the user names none.
+
+    These are the ones whose usual engine has the precision, if there are any.
+    """
     given = {**defaults(SEARCH), **options}
-    return names_of_all(_switches(given), given["every_strategy"])
+    names = names_of_all(_switches(given), given["every_strategy"])
+    precision = given["precision"]
+    able = [name for name in names if _engine(None, name).has_precision(precision)]
+    return able or names
 
 
 def _switches(given: Mapping[str, Any]) -> Switches:

@@ -33,6 +33,17 @@ _TRAINING_FLAGS = (
 )
 
 
+# Transformer Engine's own formats of each recipe: gradients have e5m2 where a tensor has one scale.
+_PRECISION_FLAGS = {
+    "bf16": (),
+    "fp8-delayed": ("--fp8-format hybrid", "--fp8-recipe delayed"),
+    "fp8-current": ("--fp8-format hybrid", "--fp8-recipe tensorwise"),
+    "fp8-block": ("--fp8-format e4m3", "--fp8-recipe blockwise"),
+    "mxfp8": ("--fp8-format e4m3", "--fp8-recipe mxfp8"),
+    "nvfp4": ("--fp4-format e2m1", "--fp4-recipe nvfp4"),
+}
+
+
 def start(prediction: Prediction, train: str | None) -> Start:
     """Return how Megatron-LM is started; `train` is the path of its pretrain_gpt.py."""
     program = train or PROGRAM
@@ -78,6 +89,10 @@ def flags(prediction: Prediction) -> list[str]:
         lines.append("--overlap-param-gather")
     if job.offloads_optimizer:
         lines += _offload_flags(strategy)
+    if job.moments != "fp32":
+        _require_distributed_optimizer(strategy, "has other moments than fp32", "--moments")
+        lines.append("--use-precision-aware-optimizer")
+        lines += [f"--exp-avg-dtype {job.moments}", f"--exp-avg-sq-dtype {job.moments}"]
     if not strategy.fused_accumulation:
         lines.append("--no-gradient-accumulation-fusion")
     if configuration.recompute == "full":
@@ -91,27 +106,35 @@ def flags(prediction: Prediction) -> list[str]:
         lines.append("--recompute-granularity selective")
     if job.dtype != "fp32":
         lines.append(f"--{job.dtype}")
+    lines += _PRECISION_FLAGS[job.precision]
+    if strategy.stores_low_weights(job):
+        lines.append("--fp4-param-gather" if job.precision == "nvfp4" else "--fp8-param-gather")
     lines.append(f"--attention-backend {'flash' if job.attention == 'flash' else 'unfused'}")
     rate = 0.1 if job.dropout else 0.0
     return [*lines, f"--attention-dropout {rate}", f"--hidden-dropout {rate}"]
 
 
 def _offload_flags(strategy: Megatron3D) -> tuple[str, ...]:
-    """Return the flags of offload; copies run one after another, as predicted.
-
-    OptimizerConfig asserts the distributed optimizer with a precision-aware one, which offload
-    needs.
-    """
-    if not strategy.distributed_optimizer:
-        raise InputError(
-            "--no-distributed-optimizer: Megatron-Core offloads the optimizer states of its "
-            "distributed optimizer only; leave out the one or --offload"
-        )
+    """Return the flags of offload; copies run one after another, as predicted."""
+    _require_distributed_optimizer(strategy, "offloads the optimizer states", "--offload")
     return (
         "--optimizer-cpu-offload",
         "--optimizer-offload-fraction 1.0",
         "--use-precision-aware-optimizer",
     )
+
+
+def _require_distributed_optimizer(strategy: Megatron3D, what: str, option: str) -> None:
+    """Raise InputError without the distributed optimizer.
+
+    OptimizerConfig asserts it with a precision-aware one, which offload and other types of moments
+    need.
+    """
+    if not strategy.distributed_optimizer:
+        raise InputError(
+            f"--no-distributed-optimizer: Megatron-Core {what} of its distributed optimizer only; "
+            f"leave out the one or {option}"
+        )
 
 
 def _model_flags(model: Model, seq_len: int) -> list[str]:

@@ -39,6 +39,7 @@ def assumptions(search: Search) -> dict[str, Any]:
         "kernel_tuning": job.kernel_tuning,
         "keep_gathered_weights": job.keep_gathered_weights,
         "dropout": job.dropout,
+        "moments": job.moments,
         "offload": job.offload,
         "strategy": scenario.strategy.name,
         "orders": list(search.constraints.orders),

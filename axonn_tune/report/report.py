@@ -129,7 +129,7 @@ def page_document(
             *memory_lines([row.prediction for row in rows]),
             *_tie_lines(rankings),
             *trust_lines(*searches),
-            *left_out_lines(left_out),
+            *left_out_lines(left_out, scenario.job.precision),
         ],
         "assumptions": assumption_line(*searches),
         "evaluated": sum(ranking.n_evaluated for ranking in rankings),

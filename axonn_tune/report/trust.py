@@ -7,6 +7,7 @@ from typing import Any
 
 from axonn_tune.report.phrases import percent
 from axonn_tune.search.search import Search
+from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.spec.track_record import FAR_FRACTION
@@ -76,10 +77,15 @@ def track_record_document(scenario: Scenario) -> dict[str, Any] | None:
     }
 
 
-def left_out_lines(left_out: Sequence[str]) -> list[str]:
+def left_out_lines(left_out: Sequence[str], precision: str = FULL) -> list[str]:
     """Return a line that names the strategies that are not compared, if there are any."""
     if not left_out:
         return []
+    if precision != FULL:
+        return [
+            f"Left out: {', '.join(left_out)}, which change the numerics, have no released "
+            f"implementation, or whose usual engine lacks products in {precision}."
+        ]
     return [
         f"Left out: {', '.join(left_out)}, which change the numerics or have no released "
         "implementation; --every-strategy compares them, too."
