@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import list_engines, load_engine
 from axonn_tune.spec.model import Model
-from axonn_tune.strategies.named import STRATEGIES
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES
 
 # The strategies that say where experts and the products of latent attention lie.
 _OF_ALL_MODELS = ("megatron",)
@@ -40,14 +41,27 @@ def able_of(model: Model, contenders: Sequence[Contender]) -> list[Contender]:
     return [contender for contender in contenders if contender.strategy not in unable]
 
 
+def with_precision(precision: str, strategies: Sequence[str]) -> list[str]:
+    """Return those of some strategies whose usual engine has a precision."""
+    engines = {name: load_engine(USUAL_ENGINES[name]) for name in strategies}
+    return [name for name, engine in engines.items() if engine.has_precision(precision)]
+
+
 def left_out_of(
-    model: Model, searched: Collection[str], wanted: Collection[str] | None
+    scenario: Scenario, searched: Collection[str], wanted: Collection[str] | None
 ) -> dict[str, list[str]]:
     """Return by reason the strategies that were wanted and not searched; None wants all."""
+    model, precision = scenario.model, scenario.job.precision
     missing = [name for name in (STRATEGIES if wanted is None else wanted) if name not in searched]
-    able = strategies_of(model, missing)
-    unable = [name for name in missing if name not in able]
-    reasons = {NOT_ASKED_FOR: able, f"which predict no models with {_special_parts(model)}": unable}
+    placing = strategies_of(model, missing)
+    able = with_precision(precision, placing)
+    reasons = {
+        NOT_ASKED_FOR: able,
+        f"whose usual engine lacks products in {precision}": [n for n in placing if n not in able],
+        f"which predict no models with {' or '.join(model.placed_parts)}": [
+            name for name in missing if name not in placing
+        ],
+    }
     return {reason: names for reason, names in reasons.items() if names}
 
 

@@ -233,6 +233,10 @@ class SwitchOptions(TypedDict, total=False):
 class MemoryOptions(TypedDict, total=False):
     """The options of the memory that a rank may take."""
 
+    moments: Annotated[
+        str,
+        Option("Type of the optimizer's moments: fp32, bf16 or fp8, as the engine has.", "fp32"),
+    ]
     offload: Annotated[
         str, Option("What moves to the host's memory: none, or optimizer (its states).", "none")
     ]

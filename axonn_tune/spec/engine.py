@@ -19,7 +19,7 @@ from axonn_tune.spec.checks import (
     require_name,
     require_wait,
 )
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import MOMENT_BYTES, Job
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.plan import (
     MEMORY_KERNELS,
@@ -296,6 +296,8 @@ class Engine:
         Package with which `run` and `validate` train, one of `PACKAGES`; empty for none.
     precisions
         Precisions of products that it has, of `PRECISIONS`; of the low ones the usual comes first.
+    moments
+        Types in which its optimizer stores moments, of `MOMENT_BYTES`.
     kernels
         Forms of kernels by name, one of `MEMORY_KERNELS`, or `EVERY_KERNEL` for all others.
     attention_rate
@@ -320,6 +322,7 @@ class Engine:
     description: str = ""
     package: str = ""
     precisions: tuple[str, ...] = (FULL,)
+    moments: tuple[str, ...] = ("fp32",)
     kernels: Mapping[str, KernelForm] = field(default_factory=dict)
     attention_rate: Quantity | None = None
     issue_seconds: Quantity | None = None
@@ -338,6 +341,8 @@ class Engine:
             require_choice(owner, "package", self.package, PACKAGES)
         for precision in self.precisions:
             require_choice(owner, "precisions", precision, PRECISIONS)
+        for moment in self.moments:
+            require_choice(owner, "moments", moment, MOMENT_BYTES)
         for kernel in self.kernels:
             require_choice(owner, "kernel", kernel, (EVERY_KERNEL, *MEMORY_KERNELS))
         if self.attention_rate is not None:
@@ -357,15 +362,22 @@ class Engine:
         InputError
             The engine does not have it.
         """
-        low = [precision for precision in self.precisions if precision != FULL]
-        if name == USUAL_LOW and low:
-            return low[0]
-        if name not in self.precisions:
-            allowed = ", ".join((*self.precisions, USUAL_LOW) if low else self.precisions)
+        if not self.has_precision(name):
+            alias = (USUAL_LOW,) if self.has_precision(USUAL_LOW) else ()
             raise InputError(
-                f"job: precision is '{name[:40]}'; allowed: {allowed}, which engine {self.name} has"
+                f"job: precision is '{name[:40]}'; allowed with engine {self.name or 'ideal'}: "
+                f"{', '.join((*self.precisions, *alias))}"
             )
-        return name
+        return self._low_precisions[0] if name == USUAL_LOW else name
+
+    def has_precision(self, name: str) -> bool:
+        """Return whether the engine has the precision that a user's word means."""
+        return name in self.precisions or (name == USUAL_LOW and bool(self._low_precisions))
+
+    @property
+    def _low_precisions(self) -> list[str]:
+        """The precisions that cast operands, the usual one first."""
+        return [precision for precision in self.precisions if precision != FULL]
 
     def offload_in(self, job: Job) -> OffloadProgram | None:
         """Return how the engine offloads a job's optimizer states; None if they stay on the GPU."""
@@ -421,4 +433,4 @@ class Engine:
 
 
 # What a strategy is predicted to cost where no engine is named.
-IDEAL = Engine(precisions=PRECISIONS)
+IDEAL = Engine(precisions=PRECISIONS, moments=tuple(MOMENT_BYTES))

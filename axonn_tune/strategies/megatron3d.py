@@ -218,8 +218,11 @@ class Megatron3D:
         return FP32_BYTES if self.fp32_gradients else job.element_bytes
 
     def stores_low_weights(self, job: Job) -> bool:
-        """Return whether a job's weights of blocks are stored and gathered in a low format only."""
-        return self.low_weights and job.recipe is not None
+        """Return whether a job's weights of blocks are stored and gathered in a low format only.
+
+        Megatron-Core asserts the distributed optimizer with it.
+        """
+        return self.low_weights and self.distributed_optimizer and job.recipe is not None
 
     def gathered_bytes(self, job: Job) -> float:
         """Return the bytes of an element of a block's updated weights as they are gathered."""
