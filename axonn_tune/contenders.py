@@ -1,4 +1,7 @@
-"""What a comparison sets side by side: strategies, and the engines that carry them out."""
+"""What a comparison sets side by side: strategies, and the engines that carry them out.
+
+Not every strategy says where the parts of every model lie.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,11 @@ from dataclasses import dataclass
 
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import list_engines, load_engine
+from axonn_tune.spec.model import Model
 from axonn_tune.strategies.named import STRATEGIES
+
+# The strategies that say where experts and the products of latent attention lie.
+_OF_ALL_MODELS = ("megatron",)
 
 
 @dataclass(frozen=True)
@@ -16,6 +23,27 @@ class Contender:
 
     strategy: str
     engine: str | None
+
+
+def strategies_of(model: Model, strategies: Sequence[str]) -> list[str]:
+    """Return those of some strategies that predict a model."""
+    return [name for name in strategies if name in _OF_ALL_MODELS or not _special_parts(model)]
+
+
+def require_predicted(model: Model, strategy: str) -> None:
+    """Raise InputError if a strategy does not predict a model."""
+    if not strategies_of(model, [strategy]):
+        raise InputError(
+            f"model {model.name} has {_special_parts(model)}: --strategy {strategy} predicts only "
+            f"models without; allowed: {', '.join(_OF_ALL_MODELS)}"
+        )
+
+
+def _special_parts(model: Model) -> str:
+    """Name what of a model only some strategies predict; return an empty text if it is nothing."""
+    experts = [] if model.experts is None else ["experts"]
+    latent_attention = [] if model.latent_attention is None else ["latent attention"]
+    return " and ".join(experts + latent_attention)
 
 
 def contenders_of(

@@ -171,10 +171,22 @@ class SwitchOptions(TypedDict, total=False):
         bool | None,
         Option("Shard optimizer states over replicas.", None, "as the engine, axonn no"),
     ]
+    split_experts: Annotated[
+        bool,
+        Option("Split each expert over the tensor group, as the MLP is (megatron).", False),
+    ]
     low_weights: Annotated[
         bool | None,
         Option(
             "Store and gather weights in the format of --precision only (megatron).",
+            None,
+            "as the engine",
+        ),
+    ]
+    context_kind: Annotated[
+        str | None,
+        Option(
+            "Kind of context parallelism: ring, all_gather or ulysses (megatron).",
             None,
             "as the engine",
         ),

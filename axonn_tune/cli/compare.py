@@ -108,8 +108,9 @@ def emit_comparison(
 
 
 def left_out_of(searches: Sequence[Search]) -> list[str]:
-    """Return the names of the strategies that no search has."""
-    from axonn_tune.strategies.named import STRATEGIES
+    """Return the names of the strategies that no search has, though they predict its model."""
+    from axonn_tune.api import names_of_all_strategies
 
     searched = {search.scenario.strategy.name for search in searches}
-    return [name for name in STRATEGIES if name not in searched]
+    names = names_of_all_strategies(searches[0].scenario.model, every_strategy=True)
+    return [name for name in names if name not in searched]

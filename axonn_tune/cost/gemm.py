@@ -77,6 +77,34 @@ class EfficiencyCurve:
         moved_bytes = self.element_bytes * (m * k + k * n) + self.result_bytes * (m * n)
         return self.launch_seconds + np.maximum(best, moved_bytes / self.bytes_per_s)
 
+    def grouped_seconds(
+        self,
+        m: Array,
+        n: Array,
+        k: Array,
+        mode: str,
+        n_groups: Array,
+        n_at_once: float,
+        sum_bytes: float,
+    ) -> Array:
+        """Return the time of `n_groups` products of (m x k) times (k x n), `n_at_once` at a time.
+
+        Those that run at a time share the multiprocessors. Where `sum_bytes` are given, the result
+        is added to sums with elements of so many bytes, which are read and written.
+        """
+        at_once = np.minimum(n_at_once, n_groups)
+        rate = self.sustained_flops_per_s * self.mode_fractions[MODES.index(mode)]
+        per_tile = 2.0 * (k + self.k_overhead) / (rate / self.n_multiprocessors)
+        best = np.full(m.shape, np.inf)
+        for tile in self.tiles:
+            n_tiles = at_once * np.ceil(m / tile.rows) * np.ceil(n / tile.columns)
+            waves = np.ceil(n_tiles / self.n_multiprocessors) * (n_groups / at_once)
+            area = tile.rows * tile.columns / tile.speed_fraction
+            np.minimum(best, waves * (area * per_tile), out=best)
+        written_bytes = 2.0 * sum_bytes if sum_bytes else self.result_bytes
+        moved_bytes = self.element_bytes * (m * k + k * n) + written_bytes * m * n
+        return self.launch_seconds + np.maximum(best, n_groups * moved_bytes / self.bytes_per_s)
+
 
 class Products:
     """The prices of matrix products of one number format on a machine.
@@ -118,12 +146,15 @@ class Products:
 
     def _mode_seconds(self, m: Array, n: Array, k: Array, mode: str) -> Array:
         """Return the corrected time of products in one mode."""
-        seconds = self._curve.seconds(m, n, k, mode)
+        return self._curve.seconds(m, n, k, mode) * self.correction(m, n, k, mode)
+
+    def correction(self, m: Array, n: Array, k: Array, mode: str) -> Array | float:
+        """Return the time by measured points over that by the curve alone; 1 without points."""
         if self._correction is None:
-            return seconds
+            return 1.0
         m, n, k = np.broadcast_arrays(m, n, k)
-        log_ratio = self._correction(_coordinates(m.ravel(), n.ravel(), k.ravel(), [mode] * m.size))
-        return seconds * np.exp(log_ratio).reshape(m.shape)
+        log_ratio = self._correction(coordinates(m.ravel(), n.ravel(), k.ravel(), [mode] * m.size))
+        return np.exp(log_ratio).reshape(m.shape)
 
     @property
     def interpolation_error(self) -> float:
@@ -141,10 +172,15 @@ def gemm_seconds(
     return Products(machine, dtype).seconds(m, n, k, mode, kernel_tuning)
 
 
+def formats_to_try(dtype: str) -> tuple[str, ...]:
+    """Return a format, then the others whose measured products tell of it, the nearest first."""
+    low = FORMATS.get(dtype)
+    return (dtype, *(low.nearest if low else ()))
+
+
 def _nearest_correction(machine: Machine, dtype: str) -> Spline | None:
     """Return the correction by points of a format, or of the nearest one that has points."""
-    low = FORMATS.get(dtype)
-    for known in (dtype, *(low.nearest if low else ())):
+    for known in formats_to_try(dtype):
         points = tuple(point for point in machine.gemm.points if point.dtype == known)
         if points and known in machine.gpu.peak_flops_per_s:
             return _correction(EfficiencyCurve.of(machine, known), points)
@@ -160,10 +196,10 @@ def _correction(curve: EfficiencyCurve, points: tuple[GemmPoint, ...]) -> Spline
     for mode in set(modes):
         rows = np.array([other == mode for other in modes])
         by_curve[rows] = curve.seconds(m[rows], n[rows], k[rows], mode)
-    return Spline(_coordinates(m, n, k, modes), np.log(measured / by_curve))
+    return Spline(coordinates(m, n, k, modes), np.log(measured / by_curve))
 
 
-def _coordinates(m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
+def coordinates(m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
     """Return the point of each product among others: log2 of its sizes, and mode, shape (N, 6)."""
     is_mode = np.array([[mode == other for other in MODES] for mode in modes], dtype=np.float64)
     sizes = np.log2(np.stack([m, n, k], axis=1))

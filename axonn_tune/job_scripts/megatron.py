@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import N_STEPS, Start
+from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
 from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.recomputation import is_partial
@@ -18,6 +19,8 @@ PROGRAM = "Megatron-LM/pretrain_gpt.py"
 # validate_args asserts it with tensor or context parallelism on GPUs before Blackwell, so that
 # kernels run in the order in which they were issued.
 _ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+# The names of Transformer Engine, which Megatron-Core passes on.
+_CONTEXT_KINDS = {RING: "p2p", ALL_GATHER: "all_gather", ULYSSES: "a2a"}
 
 _TRAINING_FLAGS = (
     "--mock-data",
@@ -68,6 +71,8 @@ def flags(prediction: Prediction) -> list[str]:
     if model.n_layers % (sizes[PIPELINE] * configuration.n_virtual):
         lines.append("--account-for-embedding-in-pipeline-split")
         lines.append("--account-for-loss-in-pipeline-split")
+    if sizes["context"] > 1:
+        lines.append(f"--cp-comm-type {_CONTEXT_KINDS[strategy.context_kind]}")
     if strategy.sequence_parallel and sizes["tensor"] > 1:
         lines.append("--sequence-parallel")
     if strategy.distributed_optimizer:

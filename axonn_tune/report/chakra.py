@@ -194,7 +194,7 @@ def _n_elements(operation: Gemm | Attention) -> Size:
         return m * k + k * n + m * n
     n_tensors = 8.0 if operation.backward else 4.0
     per_sequence = operation.n_heads * (operation.seq_len * operation.head_dim)
-    return n_tensors * operation.n_sequences * per_sequence
+    return n_tensors * operation.n_launches * operation.n_sequences * per_sequence
 
 
 def _place_fields(place: int, node: Node) -> bytes:

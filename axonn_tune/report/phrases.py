@@ -30,8 +30,8 @@ def assumption_line(*searches: Search) -> str:
     line = (
         f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, "
         f"{_sequences_text(searches)}{_seq_len_remark(scenario)}, {types_text(job)}, "
-        f"{job.attention} attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}{engine_text}"
-        f"{_offload_text(scenario)}."
+        f"{job.attention} attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}"
+        f"{engine_text}{_offload_text(scenario)}."
     )
     return " ".join([line, *(remark for remark in remarks if remark)])
 

@@ -21,6 +21,7 @@ def assumptions(search: Search) -> dict[str, Any]:
     return {
         "model": scenario.model.name,
         "parameters": scenario.model.parameters,
+        "active_parameters": scenario.model.active_parameters,
         "not_modelled": scenario.model.not_modelled or None,
         "gpus": job.n_gpus,
         "machine": machine.name,

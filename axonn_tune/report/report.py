@@ -197,7 +197,7 @@ def page_html(document: Mapping[str, Any], parts: Mapping[str, str]) -> str:
 def _columns(rows: Sequence[Candidate], strategies: Sequence[str]) -> dict[str, Any]:
     predictions = [row.prediction for row in rows]
     axes = list(
-        dict.fromkeys(axis for row in rows for axis in row.search.scenario.strategy.axes.names)
+        dict.fromkeys(axis for row in rows for axis in row.search.scenario.strategy.axes.sized)
     )
     terms = list(dict.fromkeys(term for p in predictions for term in p.memory_terms_bytes))
     intervals = [p.step_seconds_interval or (None, None) for p in predictions]

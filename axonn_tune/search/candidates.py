@@ -12,8 +12,9 @@ from axonn_tune.errors import NoCandidateError
 from axonn_tune.search.batches import nearest_multiples, nearest_shared_batch
 from axonn_tune.search.factors import divisors, factorisations
 from axonn_tune.search.search import Search
-from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.layout import AXES
+from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
+from axonn_tune.spec.layout import AXES, Axes
+from axonn_tune.spec.model import Model
 from axonn_tune.spec.recomputation import partial_recomputes
 
 # Largest distance at which another number of GPUs is looked for, if this one admits no grid.
@@ -30,6 +31,8 @@ def legal_placements(search: Search) -> tuple[Placements, dict[str, int]]:
     """
     axes = search.scenario.strategy.axes
     sizes = factorisations(search.scenario.job.n_gpus, len(axes.names))
+    if axes.folded:
+        sizes = _with_folded(sizes, axes, search.scenario.model)
     placements = Placements.of_sizes(sizes, search.constraints.orders, axes)
     legal = np.ones(len(placements), dtype=bool)
     rejected: dict[str, int] = {}
@@ -39,6 +42,17 @@ def legal_placements(search: Search) -> tuple[Placements, dict[str, int]]:
             rejected[reason] = n_rejected
         legal &= ~mask
     return placements.take(legal), rejected
+
+
+def _with_folded(sizes: Ints, axes: Axes, model: Model) -> Ints:
+    """Return each column with every size of the folded axis that divides the model's experts."""
+    n_experts = model.experts.n_experts if model.experts is not None else 1
+    choices = divisors(n_experts)
+    rows = [axes.names.index(axis) for axis in axes.folded.split("*")]
+    all_sizes = np.concatenate(
+        [np.repeat(sizes, choices.size, axis=1), np.tile(choices, sizes.shape[1])[None]]
+    )
+    return all_sizes[:, all_sizes[rows].prod(axis=0) % all_sizes[-1] == 0]
 
 
 def broken_rules(search: Search, placements: Placements) -> Mapping[str, np.ndarray]:

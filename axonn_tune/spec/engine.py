@@ -15,6 +15,7 @@ from axonn_tune.spec.checks import (
     require_amount,
     require_between,
     require_choice,
+    require_count,
     require_name,
     require_wait,
 )
@@ -36,6 +37,9 @@ from axonn_tune.spec.precision import FULL, PRECISIONS, USUAL_LOW
 # Ways in which gradients are summed: in buckets of some bytes, all of them in one call, or with a
 # call for each parameter.
 BUCKETS, WHOLE, PARAMETERS = "buckets", "whole", "parameters"
+# Kinds of context parallelism: keys and values travel around a ring, or are gathered; or tokens are
+# exchanged for heads.
+RING, ALL_GATHER, ULYSSES = CONTEXT_KINDS = ("ring", "all_gather", "ulysses")
 # No engine moves the bytes of a kernel so often, or cuts it into so many.
 LARGEST_FACTOR = 1000.0
 # The term of a rank's memory that only offload adds: copies that the host holds.
@@ -95,7 +99,7 @@ class MegatronProgram:
     (Megatron-Core, DistributedDataParallelConfig, bucket_size).
 
     sequence_parallel, distributed_optimizer, overlap_grad_reduce, fused_accumulation, \
-    fp32_gradients, low_weights
+    fp32_gradients, low_weights, context_kind
         Options of `Megatron3D` that hold unless a user says otherwise.
     bucket_elements
         Least number of elements of a bucket.
@@ -104,6 +108,9 @@ class MegatronProgram:
     balances_stages
         Whether layers are spread over the stages of a pipeline so that their products are equal,
         with the head's counted, and not their numbers.
+    experts_at_once
+        Number of experts whose products run at the same time on a rank: Transformer Engine's
+        GroupedLinear has four streams for cuBLAS (common/util/multi_stream.cpp at d0067d0d).
     """
 
     sequence_parallel: bool = True
@@ -112,11 +119,15 @@ class MegatronProgram:
     fused_accumulation: bool = True
     fp32_gradients: bool = True
     low_weights: bool = False
+    context_kind: str = RING
     bucket_elements: float = 40e6
     bucket_elements_per_replica: float = 1e6
     balances_stages: bool = False
+    experts_at_once: int = 4
 
     def __post_init__(self) -> None:
+        require_choice("megatron", "context_kind", self.context_kind, CONTEXT_KINDS)
+        require_count("megatron", "experts_at_once", self.experts_at_once)
         require_amount("megatron", "bucket_elements", self.bucket_elements)
         per_replica = self.bucket_elements_per_replica
         require_between("megatron", "bucket_elements_per_replica", per_replica, 0, LARGEST_AMOUNT)

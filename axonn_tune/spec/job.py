@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from axonn_tune.spec.checks import require_choice, require_count
+from axonn_tune.spec.checks import require_between, require_choice, require_count
 from axonn_tune.spec.precision import (
     BYTES_PER_ELEMENT,
     FULL,
@@ -17,6 +17,8 @@ from axonn_tune.spec.precision import (
 ATTENTIONS = ("flash", "unfused")
 # What may move to the host's memory.
 OFFLOADS = ("none", "optimizer")
+# No rank takes more than all tokens, and no layer is spread over more ranks than this.
+LARGEST_IMBALANCE = 1000.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ class Job:
         Whether dropout follows attention's softmax and precedes both additions of a block.
     offload
         What moves to the host's memory, one of `OFFLOADS`.
+    expert_imbalance
+        Tokens that the busiest rank's experts take, over the mean of all ranks; 1 where every
+        expert takes as many tokens as any other.
     """
 
     n_gpus: int
@@ -83,6 +88,7 @@ class Job:
     keep_gathered_weights: bool = False
     dropout: bool = False
     offload: str = "none"
+    expert_imbalance: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("n_gpus", "global_batch", "seq_len"):
@@ -91,6 +97,8 @@ class Job:
         require_choice("job", "precision", self.precision, PRECISIONS)
         require_choice("job", "attention", self.attention, ATTENTIONS)
         require_choice("job", "offload", self.offload, OFFLOADS)
+        most = LARGEST_IMBALANCE
+        require_between("job", "expert_imbalance", self.expert_imbalance, 1.0, most)
 
     @property
     def element_bytes(self) -> float:

@@ -33,6 +33,7 @@ from axonn_tune.spec.points import (
     ANY_KIND,
     AttentionPoint,
     GemmPoint,
+    GroupedGemmPoint,
     LinkPoint,
     MemoryPoint,
     StepPoint,
@@ -174,6 +175,8 @@ class GemmRates:
         Rate of each mode relative to the best one.
     points
         Measured products, which correct the curve.
+    grouped_points
+        Measured grouped products, which correct the curve for these.
     """
 
     sustained_fraction: Quantity
@@ -181,6 +184,7 @@ class GemmRates:
     tiles: tuple[Tile, ...]
     mode_fraction: Mapping[str, Quantity]
     points: tuple[GemmPoint, ...] = ()
+    grouped_points: tuple[GroupedGemmPoint, ...] = ()
 
     def __post_init__(self) -> None:
         require_positive("gemm", "sustained_fraction", self.sustained_fraction.value)

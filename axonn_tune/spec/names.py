@@ -117,6 +117,16 @@ def all_gather(owner: str) -> str:
     return collective(owner, "all_gather")
 
 
+def all_to_all(owner: str) -> str:
+    """Return the name of the exchange of `owner` between the ranks of a group."""
+    return collective(owner, "all_to_all")
+
+
+def send_recv(owner: str) -> str:
+    """Return the name of the message to the next rank beside which `owner` runs."""
+    return collective(owner, "send_recv")
+
+
 def to_host(owner: str) -> str:
     """Return the name of the copy of what `owner` has formed to the host."""
     return f"{owner}.to_host"

@@ -253,8 +253,10 @@ def _kind_and_shape(operation: Gemm | Attention) -> tuple[str, str]:
         return f"GEMM {operation.mode}", " x ".join(f"{number(size):.0f}" for size in sizes)
     n_sequences = number(operation.n_sequences)
     n_heads = number(operation.n_heads)
-    head = f"{operation.seq_len} x {operation.head_dim}"
-    return "attention", f"{n_sequences:g} x {n_heads:.0f} heads x {head}"
+    head = f"{number(operation.seq_len):.0f} x {operation.head_dim}"
+    n_launches = number(operation.n_launches)
+    times = f"{n_launches:.0f} times " if n_launches != 1 else ""
+    return "attention", f"{times}{n_sequences:g} x {n_heads:g} heads x {head}"
 
 
 def _sensitivities(prediction: Prediction) -> tuple[Sensitivity, ...]:

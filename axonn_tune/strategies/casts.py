@@ -25,7 +25,7 @@ from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
 
 # Layers whose input a norm has written.
-_AFTER_NORM = ("qkv", "up")
+_AFTER_NORM = ("qkv", "q_up", "kv_up", "up")
 
 
 def kept_weight_bytes(job: Job) -> float:
@@ -56,8 +56,8 @@ class Casts:
         if recipe is None:
             return
         shape = self.shapes.linears[layer]
-        split = self._split(is_gathered=not shape.linear.transposed)
-        n_elements = self.shapes.tokens * shape.k / split
+        split = self._split(shape.linear.is_split and not shape.linear.transposed)
+        n_elements = shape.tokens * shape.k / split
         n_copies = self._n_copies_at_once(recipe, split)
         n_reads = recipe.reads
         if layer in _AFTER_NORM:
@@ -76,10 +76,10 @@ class Casts:
         if recipe is None:
             return
         shape = self.shapes.linears[layer]
-        split = self._split(is_gathered=shape.linear.transposed)
+        split = self._split(shape.linear.transposed)
         n_copies = self._n_copies_at_once(recipe, split)
         name = names.cast(names.of_layer(BACKWARD, layer))
-        self._cast(host, name, self.shapes.tokens * shape.n / split, recipe.reads, n_copies)
+        self._cast(host, name, shape.tokens * shape.n / split, recipe.reads, n_copies)
 
     def form_columns(self, host: HostProgram, layer: str) -> None:
         """Form the copies along the columns that dW still lacks.
@@ -92,14 +92,25 @@ class Casts:
             return
         shape = self.shapes.linears[layer]
         owner = names.of_layer(BACKWARD, layer)
-        tokens = self.shapes.tokens
+        tokens = shape.tokens
         width = shape.n if shape.linear.transposed else shape.k
         missing = _n_copies(self.shapes.job, recipe) - self._n_copies_at_once(
-            recipe, self._split(is_gathered=True)
+            recipe, self._split(shape.linear.is_split)
         )
         self._transpose(host, names.transposed(owner), tokens * width * missing)
         if self._is_cast_again(layer, recipe):
             self._cast(host, names.cast_again(owner), tokens * shape.k, recipe.reads, 1.0)
+
+    def cast_of_experts(self, host: HostProgram, chain: str, layer: str, n_elements: Size) -> None:
+        """Cast the input of experts' products, or in the backward chain the gradient of a result.
+
+        All copies are formed at once.
+        """
+        recipe = self._recipe(layer)
+        if recipe is not None:
+            name = names.cast(names.of_layer(chain, layer))
+            n_copies = _n_copies(self.shapes.job, recipe)
+            self._cast(host, name, n_elements, recipe.reads, n_copies)
 
     def cast_weight(self, host: HostProgram, chain: str, layer: str) -> None:
         """Cast a weight that has just been gathered, along the side that the chain needs."""

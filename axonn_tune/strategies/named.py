@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_choice
-from axonn_tune.spec.engine import IDEAL, Engine
+from axonn_tune.spec.engine import CONTEXT_KINDS, IDEAL, Engine
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.megatron3d import megatron_of
@@ -33,6 +33,10 @@ class Switches:
     distributed_optimizer
         Whether optimizer states are sharded over the replicas; None for what the engine does, which
         is off for AxoNN.
+    split_experts
+        Whether each expert is split over the tensor group, and not whole; for Megatron-LM.
+    context_kind
+        Kind of context parallelism, one of `CONTEXT_KINDS`; None for that of the engine.
     virtual_stages
         Number of virtual stages of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
     qwz, hpz, qgz
@@ -44,6 +48,8 @@ class Switches:
     overlap_grad_reduce: bool | None = None
     low_weights: bool | None = None
     distributed_optimizer: bool | None = None
+    split_experts: bool = False
+    context_kind: str | None = None
     virtual_stages: int | None = None
     qwz: bool = True
     hpz: bool = True
@@ -70,8 +76,15 @@ def names_of_all(switches: Switches, every: bool) -> list[str]:
     return [name for name in STRATEGIES if every or not strategy_named(name, switches).caveat]
 
 
-def strategy_named(name: str, switches: Switches | None = None, engine: Engine = IDEAL) -> Strategy:
+def strategy_named(
+    name: str,
+    switches: Switches | None = None,
+    engine: Engine = IDEAL,
+    has_experts: bool = False,
+) -> Strategy:
     """Return the strategy with the given name and switches, as an engine carries it out.
+
+    With experts in the model, layouts of megatron have an axis for them.
 
     Raises
     ------
@@ -84,6 +97,8 @@ def strategy_named(name: str, switches: Switches | None = None, engine: Engine =
         raise InputError(f"engine {engine.name} carries out {carried_out}, not {name}")
     _check_offload(name, engine)
     switches = switches or Switches()
+    if switches.context_kind is not None:
+        require_choice("search", "context_kind", switches.context_kind, CONTEXT_KINDS)
     if name in ("axonn", "axonn-pipeline"):
         return Axonn4D(
             pipelined=name == "axonn-pipeline",
@@ -95,10 +110,13 @@ def strategy_named(name: str, switches: Switches | None = None, engine: Engine =
         return megatron_of(
             engine,
             (1, 2, 4) if stages is None else (stages,),
+            has_experts=has_experts,
+            splits_experts=has_experts and switches.split_experts,
             sequence_parallel=switches.sequence_parallel,
             distributed_optimizer=switches.distributed_optimizer,
             overlap_grad_reduce=switches.overlap_grad_reduce,
             low_weights=switches.low_weights,
+            context_kind=switches.context_kind,
         )
     if name == "zeropp":
         return zeropp(switches.qwz, switches.hpz, switches.qgz, engine)

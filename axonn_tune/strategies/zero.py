@@ -237,7 +237,7 @@ class Zero:
     def _unit(self, model: Model, name: str, n_layers: int, n_calls: float) -> GatherUnit:
         """Return the unit of some layers; that of none is embedding, final norm and head."""
         is_root = n_layers == 0
-        matrices, over_x, over_y = stage_parameters(model, n_layers, is_root, is_root)
+        matrices, over_x, over_y = stage_parameters(model, range(n_layers), is_root, is_root)
         parameters = matrices + over_x + over_y
         gathered = parameters
         if self.engine.zero.keeps_vectors:
