@@ -26,7 +26,7 @@ from axonn_tune.spec.layout import PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Array, StepPlan
-from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
@@ -36,6 +36,7 @@ from axonn_tune.strategies.pipeline import (
     step_plan,
 )
 from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.sequence_parallel import SequenceParallel, broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes, stage_parameters
 from axonn_tune.strategies.transformer import Transformer
 
@@ -92,10 +93,7 @@ class Megatron3D:
         tensor = placements.size("tensor")
         context = placements.size("context")
         broken = {
-            "attention heads not divisible by tensor": model.n_heads % tensor != 0,
-            "KV heads not divisible by tensor": model.n_kv_heads % tensor != 0,
-            "MLP size not divisible by tensor": model.ffn_hidden_size % tensor != 0,
-            "vocabulary not divisible by tensor": model.padded_vocab_size % tensor != 0,
+            **broken_tensor_rules(model, tensor),
             "sequence not divisible by twice context": (context > 1)
             & (job.seq_len % (2 * context) != 0),
             "global batch not divisible by data": job.global_batch % placements.size("data") != 0,
@@ -224,7 +222,7 @@ def _stored_parameters(shapes: Shapes, n_layers: int, first: bool, last: bool) -
 
 
 @dataclass(frozen=True, eq=False)
-class MegatronCommunication(Communication):
+class MegatronCommunication(SequenceParallel):
     """The communication of Megatron-LM.
 
     Weights stay where they are, partial sums are reduced over the tensor group, and gradients are
@@ -241,34 +239,19 @@ class MegatronCommunication(Communication):
     # Sums over the tensor group ------------------------------------------------------------
 
     @property
-    def sum_kind(self) -> str:
-        """The collective that sums: with sequence parallelism each rank keeps its tokens only."""
-        return "reduce_scatter" if self.options.sequence_parallel else "all_reduce"
-
-    @property
-    def embedding_sum(self) -> str:
-        """The name of the collective that sums the rows found by ranks of the tensor group."""
-        return "forward.embedding.sum"
-
-    def gather_input(self, host: HostProgram, weight: Weight) -> None:
-        """Bring all tokens together before their columns are split (sequence parallelism)."""
-        shape = self.shapes.linears[weight.layer]
-        if self.options.sequence_parallel and not shape.linear.transposed:
-            name = names.all_gather(weight.name)
-            host.run(name, "all_gather", shape.input_bytes, "tensor")
+    def _splits_tokens(self) -> bool:
+        """Whether there is sequence parallelism."""
+        return self.options.sequence_parallel
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
         """Gather dO, or start to gather the input for dW (sequence parallelism).
 
         The input is gathered while dI is formed (Korthikanti et al., section 4.2.2).
         """
-        if not self.options.sequence_parallel:
-            return
+        super().gather_for_gradients(host, weight)
         shape = self.shapes.linears[weight.layer]
-        name = names.all_gather(weight.name)
-        if shape.linear.transposed:
-            host.run(name, "all_gather", shape.output_bytes, "tensor")
-        else:
+        if self._splits_tokens and not shape.linear.transposed:
+            name = names.all_gather(weight.name)
             host.issue(name, "all_gather", shape.input_bytes, "tensor")
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:

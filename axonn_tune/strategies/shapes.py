@@ -89,6 +89,8 @@ class Shapes:
     recomputes_inputs : bool
         Whether selective recomputation repeats the kernels that form inputs of products without
         a weight or a collective (norms, activation), in addition to unfused attention.
+    recomputes_products : bool
+        Whether selective recomputation repeats all but attention and every second product.
     balances_stages : bool
         Whether the stages of a pipeline have equal products and not equal numbers of layers.
     memory : MemoryForm
@@ -105,6 +107,7 @@ class Shapes:
     y_axis: str = ""
     residual_split: Array | float = 1.0
     recomputes_inputs: bool = False
+    recomputes_products: bool = False
     balances_stages: bool = False
     memory: MemoryForm = IDEAL.memory
 
@@ -292,6 +295,11 @@ class Shapes:
     def recomputes_attention(self) -> bool:
         """Whether the backward pass of a block forms unfused attention again."""
         return self.recompute == "selective" and self.job.attention == "unfused"
+
+    @property
+    def recomputes_by_product(self) -> bool:
+        """Whether the backward pass of a block forms every second product again."""
+        return self.recompute == "selective" and self.recomputes_products
 
 
 def stage_parameters(

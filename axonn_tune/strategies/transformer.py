@@ -13,6 +13,7 @@ from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
 from axonn_tune.spec.plan import Phase
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.selective import recomputed_shares
 from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes
 
 _EMBEDDING = Weight(FORWARD, "embedding")
@@ -74,6 +75,32 @@ class Transformer:
         if layer in norms:
             name = names.of_layer(RECOMPUTE, norms[layer])
             host.memory_bound(name, 2.0 * self.shapes.residual_bytes, self.shapes.norm_kernel)
+
+    def _recompute_products(self, host: HostProgram) -> None:
+        """Form again what a block has not kept of every second product and of the kernels between.
+
+        Attention has been kept.
+        """
+        shares = recomputed_shares(self.shapes.model)
+        self._norm(host, RECOMPUTE, "norm1")
+        self._part_again(host, "qkv", shares["qkv"])
+        self._rotary(host, RECOMPUTE)
+        self._part_again(host, "proj", shares["proj"])
+        self._output_norm(host, RECOMPUTE, "attention_norm")
+        self._residual(host, RECOMPUTE, "residual1")
+        if not self.shapes.model.shares_norm:
+            self._norm(host, RECOMPUTE, "norm2")
+        self._part_again(host, "up", shares["up"])
+        self._activation(host, RECOMPUTE)
+
+    def _part_again(self, host: HostProgram, layer: str, share: float) -> None:
+        """Form a share of a layer's output again; its sum over ranks has been kept."""
+        shape = self.shapes.linears[layer]
+        weight = Weight(RECOMPUTE, layer)
+        self.communication.gather_input(host, weight)
+        if share:
+            name = names.gemm(weight.name)
+            host.gemm(name, self.shapes.tokens, share * shape.n, shape.k, shape.modes[0])
 
     # Other kernels -----------------------------------------------------------------------
 
@@ -191,6 +218,8 @@ class Transformer:
             self._block_forward(host, RECOMPUTE, Weight(BACKWARD, "down"), has_next_block)
         else:
             self.communication.begin_block(host, BACKWARD)
+        if self.shapes.recomputes_by_product:
+            self._recompute_products(host)
         self._output_norm(host, BACKWARD, "mlp_norm")
         self._linear_backward(host, "down", Weight(BACKWARD, "up"))
         self._activation_backward(host)

@@ -1,0 +1,58 @@
+"""Tensor parallelism with the residual stream split by tokens.
+
+Korthikanti et al., arXiv 2205.05198: between the layers that are split over the tensor group each
+rank keeps its tokens only, which sequence parallelism brings together before columns are split, and
+which the sum of the rows' products leaves behind.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from axonn_tune.spec import names
+from axonn_tune.spec.model import Model
+from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.strategies.program import HostProgram
+
+
+def broken_tensor_rules(model: Model, tensor: np.ndarray) -> dict[str, np.ndarray]:
+    """Return, for each size that a tensor group splits, where it cannot, in the shape of `tensor`."""
+    return {
+        "attention heads not divisible by tensor": model.n_heads % tensor != 0,
+        "KV heads not divisible by tensor": model.n_kv_heads % tensor != 0,
+        "MLP size not divisible by tensor": model.ffn_hidden_size % tensor != 0,
+        "vocabulary not divisible by tensor": model.padded_vocab_size % tensor != 0,
+    }
+
+
+class SequenceParallel(Communication):
+    """The communication within the tensor group, which is the group of `shapes.y_axis`."""
+
+    @property
+    def _splits_tokens(self) -> bool:
+        """Whether the residual stream is split; otherwise every rank of the group has all of it."""
+        return True
+
+    @property
+    def sum_kind(self) -> str:
+        """The collective that sums: with sequence parallelism each rank keeps its tokens only."""
+        return "reduce_scatter" if self._splits_tokens else "all_reduce"
+
+    @property
+    def embedding_sum(self) -> str:
+        """The name of the collective that sums the rows found by ranks of the tensor group."""
+        return "forward.embedding.sum"
+
+    def gather_input(self, host: HostProgram, weight: Weight) -> None:
+        """Bring all tokens together before their columns are split."""
+        shape = self.shapes.linears[weight.layer]
+        if self._splits_tokens and not shape.linear.transposed:
+            name = names.all_gather(weight.name)
+            host.run(name, "all_gather", shape.input_bytes, self.shapes.y_axis)
+
+    def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
+        """Gather the gradient of an output whose sum has left each rank its tokens."""
+        shape = self.shapes.linears[weight.layer]
+        if self._splits_tokens and shape.linear.transposed:
+            name = names.all_gather(weight.name)
+            host.run(name, "all_gather", shape.output_bytes, self.shapes.y_axis)
