@@ -152,11 +152,17 @@ class ZeroProgram:
         Whether the last block stays gathered from its forward to its backward pass.
     recomputes_products
         Whether selective recomputation keeps the outputs of every second product of a block and of
-        attention, and forms everything else again (`strategies.selective`).
+        attention, and forms everything else again.
+    separates_products
+        Whether query, key, value and an MLP's gate have weights of their own, and kernels sum the
+        gradients of their common inputs.
     splits_layers
         Whether it can also split each layer over a tensor group, with the residual stream split by
         tokens. Each message within the group is awaited at once, and recomputation keeps what it
         has gathered for the gradients.
+    orders_tokens
+        Whether a copy brings tokens into the order of their ranks before they are summed over the
+        tensor group, and another one out of it after they are gathered.
     reserves_by_stream
         Whether the memory of a rank is what torch's allocator has reserved: the largest amount of
         each stream, where weights are received and gradients reduced in streams of their own.
@@ -173,7 +179,9 @@ class ZeroProgram:
     reduced_element_bytes: float | None = None
     keeps_last_block: bool = False
     recomputes_products: bool = False
+    separates_products: bool = False
     splits_layers: bool = False
+    orders_tokens: bool = False
     reserves_by_stream: bool = False
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_choice, require_count, require_name
@@ -36,6 +37,22 @@ class Linear:
     def parameters(self) -> float:
         """The number of elements of the weight, without the bias."""
         return float(self.n_in) * self.n_out
+
+
+class Product(NamedTuple):
+    """A product of a block where query, key, value and an MLP's gate have weights of their own.
+
+    name
+        Name of the product.
+    layer
+        Name of the weight of `Model.block_linears` to which its weight belongs.
+    share
+        Share of that weight's columns.
+    """
+
+    name: str
+    layer: str
+    share: float
 
 
 @dataclass(frozen=True)
@@ -177,6 +194,34 @@ class Model:
         )
 
     @property
+    def block_products(self) -> tuple[Product, ...]:
+        """The products of a block in forward order if none of them are formed together."""
+        query = self.n_heads / (self.n_heads + 2 * self.n_kv_heads)
+        key = 0.5 * (1.0 - query)
+        gate = (Product("gate", "up", 0.5), Product("up", "up", 0.5))
+        return (
+            Product("query", "qkv", query),
+            Product("key", "qkv", key),
+            Product("value", "qkv", key),
+            Product("proj", "proj", 1.0),
+            *(gate if self.gated_mlp else (Product("up", "up", 1.0),)),
+            Product("down", "down", 1.0),
+        )
+
+    @property
+    def recomputed_shares(self) -> dict[str, float]:
+        """The share of each layer's output that recomputation of every second product forms again.
+
+        The first product of a block is kept, the second one is formed again, and so on. No backward
+        pass reads the output of the last product, which is not formed again in any case.
+        """
+        products = self.block_products
+        shares = {product.layer: 0.0 for product in products}
+        for product in products[1:-1:2]:
+            shares[product.layer] += product.share
+        return shares
+
+    @property
     def head(self) -> Linear:
         """The projection onto the (padded) vocabulary."""
         return Linear("head", self.hidden_size, self.padded_vocab_size, False, False)
@@ -252,6 +297,12 @@ class Model:
         require_choice("job", "recompute", recompute, RECOMPUTES)
         repeated = self._block_forward_flops(n_tokens, seq_len) if recompute == "full" else 0.0
         return self.model_flops(n_tokens, seq_len) + recomputed_share * repeated
+
+    def recomputed_product_flops(self, n_tokens: float) -> float:
+        """Return the FLOPs of recomputation that forms every second product again."""
+        shares = self.recomputed_shares
+        elements = sum(shares[linear.name] * linear.parameters for linear in self.block_linears)
+        return n_tokens * self.n_layers * 2.0 * elements
 
     def _block_forward_flops(self, n_tokens: float, seq_len: int) -> float:
         """Return the FLOPs of all blocks in a forward pass."""

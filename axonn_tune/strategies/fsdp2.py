@@ -18,7 +18,6 @@ import numpy as np
 
 from axonn_tune.spec.engine import ZeroProgram, value_or
 from axonn_tune.spec.plan import Array, Size
-from axonn_tune.strategies import selective
 from axonn_tune.strategies.optimizer import MOMENT_BYTES
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 
@@ -64,7 +63,7 @@ def fsdp2_memory(shapes: Shapes, block: Size, root: Size, program: ZeroProgram) 
         "full": shapes.residual_bytes,
     }[shapes.recompute]
     if shapes.recomputes_by_product:
-        saved = selective.saved_bytes(shapes, keeps_output=program.runs_eagerly)
+        saved = _saved_beside_products(shapes, program.runs_eagerly)
     accumulates = np.where(shapes.table.n_microsteps(shapes.job.global_batch) > 1, 1.0, 0.0)
     stored = (n_layers * block + root) * FP32_BYTES / n_shards
     one_each = np.ones(len(shapes.table))
@@ -119,6 +118,23 @@ def _saved_by_block(shapes: Shapes, runs_eagerly: bool) -> Array:
     norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
     saved = norm_bytes + shapes.inner_bytes + shapes.saved_score_bytes
     return saved + _kept_by_eager_kernels(shapes) if runs_eagerly else saved
+
+
+def _saved_beside_products(shapes: Shapes, runs_eagerly: bool) -> Array:
+    """Return the bytes that a block saves if every second product is formed again.
+
+    These are its input, the outputs of attention and of the other products, and sums of products
+    over a tensor group. A compiler leaves out the last product's, which no backward pass reads.
+    """
+    products = shapes.model.block_products
+    shares = shapes.model.recomputed_shares
+    saved = shapes.residual_bytes + shapes.linears["proj"].input_bytes
+    for name in ("qkv", "up"):
+        saved = saved + (1.0 - shares[name]) * shapes.linears[name].output_bytes
+    if shapes.y_axis:
+        saved = saved + (shapes.y > 1) * shapes.residual_bytes
+    is_last_kept = len(products) % 2 == 1
+    return saved + (runs_eagerly and is_last_kept) * shapes.residual_bytes
 
 
 def _kept_by_eager_kernels(shapes: Shapes) -> Array:

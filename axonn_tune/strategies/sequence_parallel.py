@@ -11,12 +11,13 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Size
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.program import HostProgram
 
 
 def broken_tensor_rules(model: Model, tensor: np.ndarray) -> dict[str, np.ndarray]:
-    """Return, for each size that a tensor group splits, where it cannot, in the shape of `tensor`."""
+    """Return, for each size that a tensor group splits, the groups that do not divide it."""
     return {
         "attention heads not divisible by tensor": model.n_heads % tensor != 0,
         "KV heads not divisible by tensor": model.n_kv_heads % tensor != 0,
@@ -49,6 +50,7 @@ class SequenceParallel(Communication):
         if self._splits_tokens and not shape.linear.transposed:
             name = names.all_gather(weight.name)
             host.run(name, "all_gather", shape.input_bytes, self.shapes.y_axis)
+            self._order_tokens(host, name, shape.input_bytes)
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
         """Gather the gradient of an output whose sum has left each rank its tokens."""
@@ -56,3 +58,7 @@ class SequenceParallel(Communication):
         if self._splits_tokens and shape.linear.transposed:
             name = names.all_gather(weight.name)
             host.run(name, "all_gather", shape.output_bytes, self.shapes.y_axis)
+            self._order_tokens(host, name, shape.output_bytes)
+
+    def _order_tokens(self, host: HostProgram, message: str, nbytes: Size) -> None:
+        """Copy what a message has brought, or will take, where its ranks' tokens do not adjoin."""

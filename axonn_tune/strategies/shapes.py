@@ -48,6 +48,8 @@ class LinearShape:
         split.
     is_stored_transposed
         Whether the weight is stored n x k.
+    products
+        Names of the products that form the output, each with its columns.
     """
 
     linear: Linear
@@ -59,16 +61,16 @@ class LinearShape:
     input_axis: str
     output_axis: str
     is_stored_transposed: bool
+    products: tuple[tuple[str, Array], ...]
 
     @property
     def modes(self) -> tuple[str, str, str]:
         """The modes of the products that form the output, dI and dW."""
         return _TRANSPOSED_MODES if self.is_stored_transposed else _MODES
 
-    @property
-    def stored_sides(self) -> tuple[Array, Array]:
-        """The numbers of rows and columns of the block as it is stored, which dW has too."""
-        return (self.n, self.k) if self.is_stored_transposed else (self.k, self.n)
+    def stored_sides(self, n: Array) -> tuple[Array, Array]:
+        """Return the rows and columns of n columns of the block as it is stored, as dW has them."""
+        return (n, self.k) if self.is_stored_transposed else (self.k, n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +93,8 @@ class Shapes:
         a weight or a collective (norms, activation), in addition to unfused attention.
     recomputes_products : bool
         Whether selective recomputation repeats all but attention and every second product.
+    separates_products : bool
+        Whether query, key, value and an MLP's gate have weights of their own.
     balances_stages : bool
         Whether the stages of a pipeline have equal products and not equal numbers of layers.
     memory : MemoryForm
@@ -108,6 +112,7 @@ class Shapes:
     residual_split: Array | float = 1.0
     recomputes_inputs: bool = False
     recomputes_products: bool = False
+    separates_products: bool = False
     balances_stages: bool = False
     memory: MemoryForm = IDEAL.memory
 
@@ -178,7 +183,14 @@ class Shapes:
             input_axis=input_axis,
             output_axis=output_axis,
             is_stored_transposed=linear.name == "head" and self.model.tied_embeddings,
+            products=self._products(linear, n),
         )
+
+    def _products(self, linear: Linear, n: Array) -> tuple[tuple[str, Array], ...]:
+        """Return the names of a layer's products with the columns of each."""
+        products = self.model.block_products if self.separates_products else ()
+        parts = tuple((each.name, each.share * n) for each in products if each.layer == linear.name)
+        return parts or ((linear.name, n),)
 
     @property
     def embedding_bytes(self) -> Array:

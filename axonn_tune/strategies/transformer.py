@@ -13,7 +13,6 @@ from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
 from axonn_tune.spec.plan import Phase
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.selective import recomputed_shares
 from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes
 
 _EMBEDDING = Weight(FORWARD, "embedding")
@@ -41,7 +40,9 @@ class Transformer:
         shape = self.shapes.linears[weight.layer]
         self.communication.take_weight(host, weight, following)
         self.communication.gather_input(host, weight)
-        host.gemm(names.gemm(weight.name), self.shapes.tokens, shape.n, shape.k, shape.modes[0])
+        for name, n in shape.products:
+            owner = names.of_layer(weight.chain, name)
+            host.gemm(names.gemm(owner), self.shapes.tokens, n, shape.k, shape.modes[0])
         self.communication.sum_output(host, weight)
 
     def _linear_backward(self, host: HostProgram, layer: str, following: Weight | None) -> None:
@@ -52,12 +53,19 @@ class Transformer:
         _, input_mode, weight_mode = shape.modes
         self.communication.take_weight(host, weight, following)
         self.communication.gather_for_gradients(host, weight)
-        host.gemm(names.gemm_input(weight.name), tokens, shape.k, shape.n, input_mode)
+        for name, n in shape.products:
+            owner = names.of_layer(BACKWARD, name)
+            host.gemm(names.gemm_input(owner), tokens, shape.k, n, input_mode)
+        n_sums = len(shape.products) - 1
+        if n_sums:
+            name = names.input_gradient(weight.name)
+            host.memory_bound(name, n_sums * 3.0 * shape.input_bytes, "add")
         pending_sum = self.communication.sum_input_gradient(host, weight)
         self._recompute_input(host, layer)
         self.communication.before_weight_gradient(host, layer)
-        rows, columns = shape.stored_sides
-        host.gemm(names.gemm_weight(weight.name), rows, columns, tokens, weight_mode)
+        for name, n in shape.products:
+            owner = names.of_layer(BACKWARD, name)
+            host.gemm(names.gemm_weight(owner), *shape.stored_sides(n), tokens, weight_mode)
         if shape.linear.bias:
             host.memory_bound(names.bias(weight.name), shape.output_bytes, "reduce")
         self.communication.send_gradient(host, layer)
@@ -81,7 +89,7 @@ class Transformer:
 
         Attention has been kept.
         """
-        shares = recomputed_shares(self.shapes.model)
+        shares = self.shapes.model.recomputed_shares
         self._norm(host, RECOMPUTE, "norm1")
         self._part_again(host, "qkv", shares["qkv"])
         self._rotary(host, RECOMPUTE)

@@ -249,6 +249,7 @@ class Zero:
             y_axis=self.tensor_axis,
             residual_split=tensor,
             recomputes_products=self.engine.zero.recomputes_products,
+            separates_products=self.engine.zero.separates_products,
             memory=self.engine.memory,
         )
 
@@ -386,6 +387,28 @@ class ZeroCommunication(SequenceParallel):
     def _root(self) -> GatherUnit:
         """The unit of embedding, final norm and head."""
         return self.options.units(self.shapes)[1]
+
+    # Tokens of a tensor group ----------------------------------------------------------------
+
+    def sum_output(self, host: HostProgram, weight: Weight) -> None:
+        """Bring tokens into the order of their ranks before the sum."""
+        shape = self.shapes.linears[weight.layer]
+        if shape.input_axis:
+            self._order_tokens(host, f"{weight.name}.sum", shape.output_bytes)
+        super().sum_output(host, weight)
+
+    def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
+        """Bring tokens into the order of their ranks before the sum."""
+        shape = self.shapes.linears[weight.layer]
+        if shape.output_axis:
+            self._order_tokens(host, f"{weight.name}.sum", shape.input_bytes)
+        return super().sum_input_gradient(host, weight)
+
+    def _order_tokens(self, host: HostProgram, message: str, nbytes: Size) -> None:
+        """Copy a message within a tensor group if the engine does so."""
+        if self.options.engine.zero.orders_tokens and self.options.tensor_axis:
+            moved = np.where(self.shapes.y > 1, 2.0 * nbytes, 0.0)
+            host.memory_bound(f"{message}.copy", moved, "copy")
 
     # Weights -----------------------------------------------------------------------------
 
