@@ -100,7 +100,7 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         paper = Paper("FSDP of torchtitan", source, machine, assumed=assumed)
         model = loaders.model(row["model"])
         engine = loaders.engine(row["engine"])
-        sizes = {"replica": 1}
+        sizes = {"shard": int(row["shard"]), "replica": 1}
         layout = f"FSDP {row['shard']}"
         if int(row["tensor"]) > 1:
             sizes["tensor"] = int(row["tensor"])
