@@ -3,6 +3,8 @@
 torchtitan's modules are written here again, after their descriptions in its engines' files.
 """
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, silu
@@ -146,7 +148,7 @@ class Pool:
         edges = sorted([(0, 0), *self.held.values(), (self.end, self.end)])
         gaps = [
             (second[0] - first[1], first[1])
-            for first, second in zip(edges, edges[1:], strict=False)
+            for first, second in pairwise(edges)
             if second[0] - first[1] >= size
         ]
         start = min(gaps)[1] if gaps else max(stop for _, stop in edges[:-1])
