@@ -167,6 +167,26 @@ class ZeroProgram:
     runs_eagerly
         Whether there is no compiler, so that blocks also keep rotated queries and keys, attention's
         output in another order, and what a gate lets through.
+    reduced_element_bytes
+        Bytes of an element of a gradient as it is reduced; None for those of the job's type.
+    keeps_last_block
+        Whether the last block stays gathered from its forward to its backward pass.
+    recomputes_products
+        Whether selective recomputation keeps the outputs of every second product of a block and of
+        attention, and forms everything else again.
+    separates_products
+        Whether query, key, value and an MLP's gate have weights of their own, and kernels sum the
+        gradients of their common inputs.
+    splits_layers
+        Whether it can also split each layer over a tensor group, with the residual stream split by
+        tokens. Each message within the group is awaited at once, and recomputation keeps what it
+        has gathered for the gradients.
+    orders_tokens
+        Whether a copy brings tokens into the order of their ranks before they are summed over the
+        tensor group, and another one out of it after they are gathered.
+    reserves_by_stream
+        Whether the memory of a rank is what torch's allocator has reserved: the largest amount of
+        each stream, where weights are received and gradients reduced in streams of their own.
     """
 
     gathers_blocks: bool = True
@@ -177,12 +197,25 @@ class ZeroProgram:
     view_seconds: Quantity | None = None
     is_fsdp2: bool = False
     runs_eagerly: bool = False
+    reduced_element_bytes: float | None = None
+    keeps_last_block: bool = False
+    recomputes_products: bool = False
+    separates_products: bool = False
+    splits_layers: bool = False
+    orders_tokens: bool = False
+    reserves_by_stream: bool = False
 
     def __post_init__(self) -> None:
         for name in ("live_elements", "bucket_elements"):
             require_between("zero", name, getattr(self, name), 0, LARGEST_AMOUNT)
+        if self.reduced_element_bytes is not None:
+            require_between("zero", "reduced_element_bytes", self.reduced_element_bytes, 0.5, 8)
         if self.view_seconds is not None:
             require_wait("zero", "view_seconds", self.view_seconds.value)
+
+    def message_bytes(self, element_bytes: float) -> float:
+        """Return the bytes of an element of a reduced gradient, from those of the job's type."""
+        return element_bytes if self.reduced_element_bytes is None else self.reduced_element_bytes
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,17 @@ def test_deepspeed_keeps_no_replicas():
         files_of("fsdp2-hybrid", framework="deepspeed")
 
 
+@pytest.mark.parametrize("framework", ["fsdp2", "deepspeed"])
+def test_programs_that_split_no_layers_refuse_to(framework):
+    search = build_search(
+        "20b", 64, "dgx-h100", strategy="zero3", engine="torchtitan", recompute="full"
+    )
+    chosen = best_of_layout(search, "tensor=4,shard=16")
+    with pytest.raises(InputError, match=r"splits no layers, .* or a layout with tensor=1"):
+        launch_files(chosen, framework)
+    assert any("mine.py" in text for text in launch_files(chosen, framework, "mine.py").values())
+
+
 def test_the_command_writes_into_a_directory(tmp_path, capsys):
     folder = tmp_path / "new" / "run"
     main(["launch", "--gpus", "64", "--model", "20b", "--output", str(folder)])
