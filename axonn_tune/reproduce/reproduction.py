@@ -10,7 +10,7 @@ from axonn_tune.reproduce.axonn import compare_links, compare_runs
 from axonn_tune.reproduce.collectives import TimedCollective, across_nodes, inside_node
 from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.nanotron import nanotron
-from axonn_tune.reproduce.nemo import nemo
+from axonn_tune.reproduce.nemo import mlperf, nemo
 from axonn_tune.reproduce.ratios import compare_ratios
 from axonn_tune.reproduce.results import compare_published
 from axonn_tune.reproduce.runs import Loaders, Row, Run
@@ -82,5 +82,6 @@ def measured_steps(
         "FSDP": list(fsdp.llm_foundry(load("llm_foundry"), loaders)),
         "B200": list(simumax(load("simumax_b200"), loaders)),
         "NeMo": list(nemo(load("dgxc_h100"), loaders)),
+        "MLPerf": list(mlperf(load("mlperf_h100"), loaders)),
         "nanotron": list(nanotron(load("nanotron_h100"), loaders)),
     }
