@@ -10,7 +10,15 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from axonn_tune.contenders import Contender, contenders_of, named_layout
+from axonn_tune.contenders import (
+    Contender,
+    able_of,
+    contenders_of,
+    named_layout,
+    require_predicted,
+    strategies_of,
+    with_precision,
+)
 from axonn_tune.errors import InputError
 from axonn_tune.io.package_data import load_track_records
 from axonn_tune.io.presets import load_engine, load_machine, load_model, machine_of_gpu
@@ -74,7 +82,7 @@ def build_search(
     """
     given: dict[str, Any] = {**defaults(SEARCH), **options}
     require_count("job", "n_gpus", gpus)
-    loaded_model = model if isinstance(model, Model) else load_model(model)
+    loaded_model = loaded(model)
     machine = DEFAULT_MACHINE if machine is None else machine
     loaded_machine = machine if isinstance(machine, Machine) else load_machine(machine)
     seq_len = loaded_model.seq_len if given["seq_len"] is None else given["seq_len"]
@@ -88,6 +96,7 @@ def build_search(
     if isinstance(strategy, str):
         engine = _engine(given["engine"], strategy)
         strategy = strategy_named(strategy, _switches(given), engine, not loaded_model.is_dense)
+    require_predicted(loaded_model, strategy.name)
     axes = _fixed_axes(given)
     for axis in axes:
         require_choice(f"strategy {strategy.name}", "axis", axis, strategy.axes.sized)
@@ -114,6 +123,7 @@ def build_search(
         dropout=given["dropout"],
         moments=given["moments"],
         offload=given["offload"],
+        expert_imbalance=given["expert_imbalance"],
     )
     require_choice(
         f"engine {strategy.engine.name}", "moments", job.moments, strategy.engine.moments
@@ -143,6 +153,11 @@ def build_search(
     return search.on_batches(batches)
 
 
+def loaded(model: ModelLike) -> Model:
+    """Return a model that may be given by its name or its file."""
+    return model if isinstance(model, Model) else load_model(model)
+
+
 def _engine(name: str | None, strategy: str) -> Engine:
     """Return the engine of a name, or else the usual one of a strategy."""
     require_choice("search", "strategy", strategy, tuple(STRATEGIES))
@@ -155,16 +170,16 @@ def _default_dtype(machine: Machine) -> str:
     return known[0] if known else "bf16"
 
 
-def names_of_all_strategies(**options: Unpack[SearchOptions]) -> list[str]:
+def names_of_all_strategies(model: ModelLike, **options: Unpack[SearchOptions]) -> list[str]:
     """Return the names of the strategies that are compared where the user names none.
 
-    These are the ones whose usual engine has the precision, if there are any.
+    These are the ones that predict the model and whose usual engine has the precision, if there
+    are any.
     """
     given = {**defaults(SEARCH), **options}
     names = names_of_all(_switches(given), given["every_strategy"])
-    precision = given["precision"]
-    able = [name for name in names if _engine(None, name).has_precision(precision)]
-    return able or names
+    able = strategies_of(loaded(model), names)
+    return with_precision(given["precision"], able) or able
 
 
 def _switches(given: Mapping[str, Any]) -> Switches:
@@ -373,8 +388,9 @@ def comparison(
             layouts = [(search_of(contender), layout) for contender, layout in named]
             best += compare_layouts(layouts, each)
         else:
-            names = strategies or names_of_all_strategies(**options)
+            names = strategies or names_of_all_strategies(model, **options)
             contenders = contenders_of(names, changed.get("engine"), is_named=bool(strategies))
+            contenders = able_of(loaded(model), contenders) or contenders
             best += compare_searches([search_of(contender) for contender in contenders], each)
     return best
 

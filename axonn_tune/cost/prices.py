@@ -83,7 +83,8 @@ class KernelPrices:
     def _device_seconds(self, operation: Gemm | Attention | MemoryBound) -> Array:
         """Return the time of a kernel on a mean GPU, without the host's gap."""
         if isinstance(operation, GroupedGemm):
-            return self._grouped_products(operation.number_format).seconds(operation)
+            seconds = self._grouped_products(operation.number_format).seconds(operation)
+            return np.maximum(seconds, operation.n_launches * operation.issue_seconds)
         if isinstance(operation, Gemm):
             return self._product_seconds(operation)
         if isinstance(operation, Attention):
@@ -129,7 +130,8 @@ def host_seconds(
 ) -> Array:
     """Return how long the host needs to issue all operations of the phases, shape (C,).
 
-    It waits in each collective for a time that grows with the ranks of the group.
+    Grouped products take an issue for each product that is not formed in a common kernel. The host
+    waits in each collective for a time that grows with the ranks of the group.
     """
     count = np.zeros(len(table))
     n_awaited_ranks = np.zeros(len(table))
@@ -141,6 +143,8 @@ def host_seconds(
                 n_awaited_ranks += phase.repeats * n_ranks * (n_ranks > 1)
             elif isinstance(op, MemoryBound):
                 count += phase.repeats * op.n_launches * (np.asarray(op.nbytes) > 0)
+            elif isinstance(op, Attention | GroupedGemm):
+                count += phase.repeats * op.n_launches
             elif not isinstance(op, HostWork | HostKernel):
                 count += phase.repeats
     return count * issue_seconds + n_awaited_ranks * wait_seconds_per_rank
@@ -183,7 +187,7 @@ class CollectivePrices:
         links = self._links[operation.axis].kinds[operation.kind]
         n_ranks = self._table.size(operation.axis)
         rows = self._table.placement
-        call_bytes = np.asarray(operation.nbytes) / operation.n_calls
+        call_bytes = _call_bytes(operation)
         seconds = collective_seconds(
             operation.kind,
             operation.nbytes,
@@ -231,17 +235,23 @@ class CollectivePrices:
         return self._terms[key]
 
 
+def _call_bytes(operation: Collective) -> Array:
+    """Return the bytes of one call; there may be candidates without any."""
+    n_calls = np.asarray(operation.n_calls, dtype=np.float64)
+    return np.asarray(operation.nbytes) / np.where(n_calls > 0, n_calls, 1.0)
+
+
 def _take_measured(seconds: Array, links: KindLinks, curve_of: Ints, operation: Collective) -> None:
     """Replace, in place, the times of groups that were measured.
 
     `curve_of` holds the index of each candidate's curve, shape (C,).
     """
     n_calls = np.broadcast_to(np.asarray(operation.n_calls, dtype=np.float64), seconds.shape)
-    nbytes = np.broadcast_to(np.asarray(operation.nbytes, dtype=np.float64), seconds.shape)
+    nbytes = np.broadcast_to(_call_bytes(operation), seconds.shape)
     for number in np.unique(curve_of[curve_of >= 0]):
         rows = curve_of == number
         curve = links.curves[number]
-        call_seconds = measured_seconds(nbytes[rows] / n_calls[rows], curve.nbytes, curve.seconds)
+        call_seconds = measured_seconds(nbytes[rows], curve.nbytes, curve.seconds)
         seconds[rows] = n_calls[rows] * call_seconds
 
 

@@ -21,6 +21,7 @@ def assumptions(search: Search) -> dict[str, Any]:
     return {
         "model": scenario.model.name,
         "parameters": scenario.model.parameters,
+        "active_parameters": scenario.model.active_parameters,
         "not_modelled": scenario.model.not_modelled or None,
         "gpus": job.n_gpus,
         "machine": machine.name,
@@ -41,6 +42,7 @@ def assumptions(search: Search) -> dict[str, Any]:
         "dropout": job.dropout,
         "moments": job.moments,
         "offload": job.offload,
+        "expert_imbalance": job.expert_imbalance,
         "strategy": scenario.strategy.name,
         "orders": list(search.constraints.orders),
         "recompute": list(search.recomputes),

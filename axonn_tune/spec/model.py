@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import Block, Experts, LatentAttention, Linear, attended_keys
@@ -13,6 +14,23 @@ from axonn_tune.spec.checks import require_choice, require_count, require_name
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by default
 RECOMPUTES = ("none", "selective", "full")
+MOST_LAYERS = 10_000  # Each layer is looked at, and no model has a tenth of these.
+
+
+class Product(NamedTuple):
+    """A product of a block where query, key, value and an MLP's gate have weights of their own.
+
+    name
+        Name of the product.
+    layer
+        Name of the weight of `Model.block_linears` to which its weight belongs.
+    share
+        Share of that weight's columns.
+    """
+
+    name: str
+    layer: str
+    share: float
 
 
 @dataclass(frozen=True)
@@ -57,7 +75,8 @@ class Model:
         Number of norms of a block: 1 where attention and MLP share one, 2, or 4 where the outputs
         of both are normalised, too.
     qk_norm
-        Whether the query and the key of each head are normalised.
+        Norms of queries and keys: ``head`` for those of each head, ``all`` for one norm over all
+        heads together (OLMo), empty where there are none.
     window
         Number of tokens, its own included, that a token attends to in layers with a sliding window;
         0 for models without one.
@@ -101,7 +120,7 @@ class Model:
     tied_embeddings: bool = True
     parallel_block: bool = False
     norms_per_block: int = 2
-    qk_norm: bool = False
+    qk_norm: str = ""
     window: int = 0
     full_attention_every: int = 0
     experts: Experts | None = None
@@ -134,6 +153,12 @@ class Model:
             object.__setattr__(self, "qkv_bias", self.bias)
         require_choice(owner, "norm", self.norm, ("layer", "rms"))
         require_choice(owner, "position", self.position, ("learned", "rotary", "none"))
+        if self.qk_norm:
+            require_choice(owner, "qk_norm", self.qk_norm, ("head", "all"))
+        if self.n_layers > MOST_LAYERS:
+            raise InputError(
+                f"{owner}: n_layers is {self.n_layers}; allowed: at most {MOST_LAYERS}"
+            )
         if self.norms_per_block not in (1, 2, 4):
             raise InputError(
                 f"{owner}: norms_per_block is {self.norms_per_block!r}; allowed: 1, 2 or 4"
@@ -152,13 +177,17 @@ class Model:
             )
 
     def check_possible(self) -> None:
-        """Raise InputError if the source states another number of parameters."""
-        published = self.published_parameters
-        if published is not None and not (0.5 <= published / self.parameters <= 2.0):
-            raise InputError(
-                f"model '{self.name}': published_parameters is {published:.4g}, and the sizes give "
-                f"{self.parameters:.4g}; allowed: half to twice what the sizes give"
-            )
+        """Raise InputError if the source states other numbers of parameters."""
+        for field, counted in (
+            ("published_parameters", self.parameters),
+            ("published_active_parameters", self.active_parameters),
+        ):
+            published = getattr(self, field)
+            if published is not None and not (0.5 <= published / counted <= 2.0):
+                raise InputError(
+                    f"model '{self.name}': {field} is {published:.4g}, and the sizes give "
+                    f"{counted:.4g}; allowed: half to twice what the sizes give"
+                )
 
     @property
     def padded_vocab_size(self) -> int:
@@ -194,6 +223,20 @@ class Model:
     def is_dense(self) -> bool:
         """Whether no layer has experts."""
         return self.experts is None
+
+    @property
+    def placed_parts(self) -> list[str]:
+        """The names of the parts for which a strategy must say where they lie."""
+        experts = [] if self.experts is None else ["experts"]
+        latent_attention = [] if self.latent_attention is None else ["latent attention"]
+        return experts + latent_attention
+
+    def special_parts(self, seq_len: int) -> list[str]:
+        """Name what GPT and Llama lack and a model has, with sequences of a length."""
+        has_window = 0 < self.window < seq_len
+        window = [f"a sliding window of {self.window} tokens"] if has_window else []
+        norms = ["norms of queries and keys"] if self.qk_norm else []
+        return self.placed_parts + window + norms
 
     # Weights -----------------------------------------------------------------------------
 
@@ -264,6 +307,34 @@ class Model:
         return float((self.gate_factor + 1) * self.hidden_size) * inner + biases
 
     @property
+    def block_products(self) -> tuple[Product, ...]:
+        """The products of a block in forward order if none of them are formed together."""
+        query = self.n_heads / (self.n_heads + 2 * self.n_kv_heads)
+        key = 0.5 * (1.0 - query)
+        gate = (Product("gate", "up", 0.5), Product("up", "up", 0.5))
+        return (
+            Product("query", "qkv", query),
+            Product("key", "qkv", key),
+            Product("value", "qkv", key),
+            Product("proj", "proj", 1.0),
+            *(gate if self.gated_mlp else (Product("up", "up", 1.0),)),
+            Product("down", "down", 1.0),
+        )
+
+    @property
+    def recomputed_shares(self) -> dict[str, float]:
+        """The share of each layer's output that recomputation of every second product forms again.
+
+        The first product of a block is kept, the second one is formed again, and so on. No backward
+        pass reads the output of the last product, which is not formed again in any case.
+        """
+        products = self.block_products
+        shares = {product.layer: 0.0 for product in products}
+        for product in products[1:-1:2]:
+            shares[product.layer] += product.share
+        return shares
+
+    @property
     def head(self) -> Linear:
         """The projection onto the (padded) vocabulary."""
         return Linear("head", self.hidden_size, self.padded_vocab_size, False, False)
@@ -303,7 +374,9 @@ class Model:
         latent = self.latent_attention
         if latent is not None:
             return latent.q_rank + latent.kv_rank
-        return 2 * self.head_dim if self.qk_norm else 0
+        if self.qk_norm == "all":
+            return (self.n_heads + self.n_kv_heads) * self.head_dim
+        return 2 * self.head_dim if self.qk_norm == "head" else 0
 
     @property
     def n_vectors(self) -> int:
@@ -372,12 +445,43 @@ class Model:
         return self.model_flops(n_tokens, seq_len) + recomputed_share * repeated
 
     @property
+    def query_width(self) -> int:
+        """The number of features of all queries of a token."""
+        return self.n_heads * self._query_dim
+
+    @property
+    def key_width(self) -> int:
+        """The number of features of all keys of a token, as attention reads them."""
+        n_keys = self.n_kv_heads if self.latent_attention is None else self.n_heads
+        return n_keys * self._query_dim
+
+    @property
+    def value_width(self) -> int:
+        """The number of features of all values of a token, as attention reads them."""
+        latent = self.latent_attention
+        if latent is None:
+            return self.n_kv_heads * self.head_dim
+        return self.n_heads * latent.value_dim
+
+    @property
+    def _query_dim(self) -> int:
+        """The number of features of a head's query, and of its key."""
+        latent = self.latent_attention
+        return self.head_dim if latent is None else latent.query_dim
+
+    @property
     def attention_dim(self) -> float:
         """The mean number of features of a head's query and value, which attention's FLOPs need."""
         latent = self.latent_attention
         if latent is None:
             return float(self.head_dim)
         return (latent.query_dim + latent.value_dim) / 2.0
+
+    def recomputed_product_flops(self, n_tokens: float) -> float:
+        """Return the FLOPs of recomputation that forms every second product again."""
+        shares = self.recomputed_shares
+        elements = sum(shares[linear.name] * linear.parameters for linear in self.block_linears)
+        return n_tokens * self.n_layers * 2.0 * elements
 
     def _block_forward_flops(self, n_tokens: float, seq_len: int) -> float:
         """Return the FLOPs of all blocks in a forward pass."""

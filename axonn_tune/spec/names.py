@@ -52,6 +52,11 @@ def gemm_input(owner: str) -> str:
     return f"{owner}.gemm_input"
 
 
+def input_gradient(owner: str) -> str:
+    """Return the name of the kernel that sums the gradients of an input of several products."""
+    return f"{owner}.input_gradient"
+
+
 def gemm_weight(owner: str) -> str:
     """Return the name of the product that forms the gradient of a layer's weight."""
     return f"{owner}.gemm_weight"
@@ -115,6 +120,16 @@ def collective(owner: str, kind: str) -> str:
 def all_gather(owner: str) -> str:
     """Return the name of the all-gather that brings what `owner` needs."""
     return collective(owner, "all_gather")
+
+
+def all_to_all(owner: str) -> str:
+    """Return the name of the exchange of `owner` between the ranks of a group."""
+    return collective(owner, "all_to_all")
+
+
+def send_recv(owner: str) -> str:
+    """Return the name of the message to the next rank beside which `owner` runs."""
+    return collective(owner, "send_recv")
 
 
 def to_host(owner: str) -> str:

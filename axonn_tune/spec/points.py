@@ -79,7 +79,7 @@ class GroupedGemmPoint(_Timed):
 
 @dataclass(frozen=True)
 class AttentionPoint(_Timed):
-    """One measured causal softmax attention over whole sequences."""
+    """One measured softmax attention over whole sequences, with a causal mask or without one."""
 
     n_sequences: int
     n_heads: int
@@ -90,6 +90,7 @@ class AttentionPoint(_Timed):
     dtype: str
     seconds: float
     spread_fraction: float = 0.0
+    masked: bool = True
 
     def __post_init__(self) -> None:
         owner = f"attention point {self.n_sequences}x{self.n_heads}x{self.seq_len}x{self.head_dim}"

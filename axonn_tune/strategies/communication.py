@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from axonn_tune.spec import names
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.plan import Array
+from axonn_tune.strategies.attention import whole_attention
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
 
@@ -124,15 +125,13 @@ class Communication:
 
     # Attention ---------------------------------------------------------------------------------
 
-    def begin_attention(self, host: HostProgram, chain: str) -> None:
-        """Start to exchange keys and values, or their gradients.
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run attention in a chain, with what is sent for it; sequences are whole by default.
 
-        Called before attention in each chain, and before unfused attention that selective
-        recomputation repeats.
+        Called in each chain with the window of the block, 0 for none, and where selective
+        recomputation repeats unfused attention.
         """
-
-    def end_attention(self, host: HostProgram, chain: str) -> None:
-        """Wait for what `begin_attention` has started; called after attention's last kernel."""
+        whole_attention(host, self.shapes, chain, window)
 
     # Experts -----------------------------------------------------------------------------------
 

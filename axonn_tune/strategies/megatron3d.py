@@ -7,15 +7,14 @@ parallelism, selective recomputation, activation memory); Megatron Core for what
 
 The attention heads and the MLP's hidden units are split over the tensor group; between these
 the residual stream is replicated, or with sequence parallelism split by tokens. Context
-parallelism splits the sequence for everything, and brings keys and values together. The experts of
-a mixture are spread over ranks of the tensor, context and data groups, whatever these are (Liu et
-al., arXiv 2504.14960, parallel folding). Each expert is whole, or split over the tensor group as
-the MLP is (--expert-tensor-parallel-size).
+parallelism splits the sequence for everything; `context` has what attention then needs. The
+experts of a mixture are spread over ranks of the tensor, context and data groups, whatever these
+are (Liu et al., arXiv 2504.14960, parallel folding). Each expert is whole, or split over the tensor
+group as the MLP is (--expert-tensor-parallel-size).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
@@ -25,14 +24,15 @@ import numpy as np
 from axonn_tune.spec import names
 from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import IDEAL, Engine, value_or
+from axonn_tune.spec.engine import IDEAL, RING, ULYSSES, Engine, value_or
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Array, Size, StepPlan
 from axonn_tune.strategies.casts import Casts, kept_weight_bytes
-from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.strategies.communication import Weight
+from axonn_tune.strategies.context import ContextParallelism, context_parallelism
 from axonn_tune.strategies.experts import ExpertShapes
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
@@ -43,13 +43,8 @@ from axonn_tune.strategies.pipeline import (
     step_plan,
 )
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.shapes import (
-    FP32_BYTES,
-    MASK_BYTES,
-    LinearShape,
-    Shapes,
-    stage_parameters,
-)
+from axonn_tune.strategies.sequence_parallel import SequenceParallel, broken_tensor_rules
+from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes, stage_parameters
 from axonn_tune.strategies.transformer import Transformer
 
 # Tensor is the fastest axis of the rank number, pipeline the slowest (--use-tp-pp-dp-mapping off).
@@ -89,12 +84,20 @@ class Megatron3D:
     fp32_gradients
         Whether gradients are summed and reduced in fp32 (--accumulate-allreduce-grads-in-fp32,
         which bf16 implies), not in the weights' dtype.
+    context_kind
+        Kind of context parallelism, one of `CONTEXT_KINDS` (--cp-comm-type p2p, all_gather, a2a).
     has_experts
         Whether the model has experts, so that layouts have an axis for them
         (--expert-model-parallel-size).
     splits_experts
         Whether each expert is split over the tensor group, and not whole
         (--expert-tensor-parallel-size).
+    sends_once
+        Whether a token is sent once to each rank that holds any of its experts, and not once for
+        each expert (--moe-token-dispatcher-type flex).
+    overlaps_experts
+        Whether tokens travel to and from experts while another micro-batch computes
+        (--overlap-moe-expert-parallel-comm).
     low_weights
         Whether weights of low products are stored and gathered in their format only
         (--fp8-param-gather, --fp4-param-gather).
@@ -105,8 +108,11 @@ class Megatron3D:
     overlap_grad_reduce: bool = True
     fused_accumulation: bool = True
     fp32_gradients: bool = True
+    context_kind: str = RING
     has_experts: bool = False
     splits_experts: bool = False
+    sends_once: bool = False
+    overlaps_experts: bool = False
     low_weights: bool = False
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
@@ -131,17 +137,21 @@ class Megatron3D:
         tensor = placements.size("tensor")
         context = placements.size("context")
         broken = {
-            "attention heads not divisible by tensor": model.n_heads % tensor != 0,
-            "KV heads not divisible by tensor": model.n_kv_heads % tensor != 0,
-            "MLP size not divisible by tensor": _mlp_sizes(model) % tensor != 0,
-            "vocabulary not divisible by tensor": model.padded_vocab_size % tensor != 0,
+            **broken_tensor_rules(model, tensor),
             "sequence not divisible by twice context": (context > 1)
             & (job.seq_len % (2 * context) != 0),
+            "unfused attention of split sequences": (context > 1) & (job.attention == "unfused"),
             "global batch not divisible by data": job.global_batch % placements.size("data") != 0,
         }
         if model.experts is not None and self.splits_experts:
             reason = "experts' size not divisible by tensor"
             broken[reason] = model.experts.hidden_size % tensor != 0
+        if self.context_kind == ULYSSES:
+            for heads, count in (("attention", model.n_heads), ("KV", model.n_kv_heads)):
+                reason = f"{heads} heads not divisible by tensor*context"
+                broken[reason] = count % (tensor * context) != 0
+        if self.context_kind == RING and model.window:
+            broken["sliding windows of sequences that a ring splits"] = context > 1
         if model.experts is not None and not self.sequence_parallel:
             broken["experts with tensor need sequence parallelism"] = tensor > 1
         if self.sequence_parallel:
@@ -183,6 +193,7 @@ class Megatron3D:
             residual_split=tensor if self.sequence_parallel else 1.0,
             balances_stages=self.engine.megatron.balances_stages,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
+            sends_once=self.sends_once,
             expert_tensor=tensor if self.splits_experts else 1.0,
             experts_at_once=self.engine.megatron.experts_at_once,
             gradient_sum_bytes=self.gradient_bytes(job) * self.fused_accumulation,
@@ -229,7 +240,8 @@ class Megatron3D:
         bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
         n_dummies = model.block_matmul_parameters + last * model.head.parameters
         dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * self.fused_accumulation
-        saved, working = _held_by_blocks(shapes, layers, last)
+        context = context_parallelism(self.context_kind, shapes)
+        saved, working = _held_by_blocks(shapes, layers, last, context)
         return {
             "weights": uncast * job.element_bytes + matrices * kept_weight_bytes(job),
             "gradients": everywhere * (self.gradient_bytes(job) + bucket_bytes),
@@ -245,7 +257,7 @@ class Megatron3D:
 
 
 def megatron_of(
-    engine: Engine, n_virtual: Sequence[int] = (1, 2, 4), **options: bool | None
+    engine: Engine, n_virtual: Sequence[int] = (1, 2, 4), **options: bool | str | None
 ) -> Megatron3D:
     """Return the strategy as an engine runs it, with the options that are given and not None."""
     given = {name: value for name, value in options.items() if value is not None}
@@ -254,23 +266,18 @@ def megatron_of(
     return Megatron3D(**{**usual, **given}, n_virtual=n_virtual, engine=engine)
 
 
-def _mlp_sizes(model: Model) -> int:
-    """Return a number that tensor divides if it divides the inner features of every split MLP."""
-    experts = model.experts
-    shared = experts.shared_hidden_size if experts is not None else 0
-    return math.gcd(model.ffn_hidden_size, shared)
-
-
-def _held_by_blocks(shapes: Shapes, layers: Sequence[int], last: bool) -> tuple[Array, Array]:
+def _held_by_blocks(
+    shapes: Shapes, layers: Sequence[int], last: bool, context: ContextParallelism
+) -> tuple[Array, Array]:
     """Return what a block saves on the average, and what is in work at the peak, shape (C,) each.
 
     A block that is recomputed as a whole saves its input; partial recomputation counts elsewhere.
     """
     counts = shapes.model.counts(layers)
     total = np.zeros(len(shapes.table))
-    working = np.zeros(len(shapes.table))
+    working = context.working_bytes
     for block, count in counts.items():
-        without_scores = _saved_without_scores(shapes, block)
+        without_scores = _saved_without_scores(shapes, block) + context.saved_bytes
         everything = without_scores + _saved_scores(shapes)
         saved = {
             "none": everything,
@@ -279,17 +286,37 @@ def _held_by_blocks(shapes: Shapes, layers: Sequence[int], last: bool) -> tuple[
         }[shapes.recompute]
         total = total + count * saved
         in_mlp = _mlp_bytes(shapes, block)
-        working = np.maximum(working, shapes.working_set(everything, saved, last, in_mlp))
+        in_head = _final_norm_bytes(shapes) + _input_bytes(shapes)
+        working = np.maximum(working, shapes.working_set(everything, saved, last, in_mlp, in_head))
     return total / max(sum(counts.values()), 1), working
 
 
 def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
-    """Return the bytes that a block's MLP, or its experts, hold before and after the activation."""
+    """Return the bytes of gradients in work in a block's MLP, or in its experts, at the peak.
+
+    Beside the gradient of the residual stream these are the gradients before and after the
+    activation, or later the one before it with that of the MLP's input.
+    """
     experts = shapes.model.experts
     if not block.has_experts or experts is None:
-        return shapes.gated_bytes
+        before = shapes.linears["up"].output_bytes
+        in_work = np.maximum(shapes.gated_bytes, before + _input_bytes(shapes))
+        return shapes.residual_bytes + in_work
     sizes = ExpertShapes(shapes, experts)
     return sizes.up_bytes + sizes.activated_bytes + sizes.taken_bytes
+
+
+def _final_norm_bytes(shapes: Shapes) -> Array:
+    """Return the bytes of the input and the output of the final norm, which are saved."""
+    return 2.0 * shapes.residual_bytes
+
+
+def _input_bytes(shapes: Shapes) -> Array:
+    """Return the bytes of the gradient of a product's input before it is summed.
+
+    With sequence parallelism the gathered input is beside it.
+    """
+    return shapes.stream_bytes * (1.0 + (np.asarray(shapes.residual_split) > 1.0))
 
 
 def _saved_without_scores(shapes: Shapes, block: Block) -> Array:
@@ -353,7 +380,7 @@ def _stored_experts(shapes: Shapes, layers: Iterable[int]) -> Array | float:
 
 
 @dataclass(frozen=True, eq=False)
-class MegatronCommunication(Communication):
+class MegatronCommunication(SequenceParallel):
     """The communication of Megatron-LM.
 
     Weights stay where they are, partial sums are reduced over the tensor group, and gradients are
@@ -370,39 +397,19 @@ class MegatronCommunication(Communication):
     # Sums over the tensor group ------------------------------------------------------------
 
     @property
-    def sum_kind(self) -> str:
-        """The collective that sums: with sequence parallelism each rank keeps its tokens only."""
-        return "reduce_scatter" if self.options.sequence_parallel else "all_reduce"
-
-    @property
-    def embedding_sum(self) -> str:
-        """The name of the collective that sums the rows found by ranks of the tensor group."""
-        return "forward.embedding.sum"
-
-    def _gathers_tokens(self, shape: LinearShape) -> bool:
-        """Return whether the tokens of a product come together before it (sequence parallelism)."""
-        linear = shape.linear
-        return self.options.sequence_parallel and linear.is_split and not linear.transposed
-
-    def gather_input(self, host: HostProgram, weight: Weight) -> None:
-        """Bring all tokens together before their columns are split (sequence parallelism)."""
-        shape = self.shapes.linears[weight.layer]
-        if self._gathers_tokens(shape):
-            name = names.all_gather(weight.name)
-            host.run(name, "all_gather", shape.gathered_input_bytes, "tensor")
+    def _splits_tokens(self) -> bool:
+        """Whether there is sequence parallelism."""
+        return self.options.sequence_parallel
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
         """Gather dO, or start to gather the input for dW (sequence parallelism).
 
         The input is gathered while dI is formed (Korthikanti et al., section 4.2.2).
         """
-        if not self.options.sequence_parallel:
-            return
+        super().gather_for_gradients(host, weight)
         shape = self.shapes.linears[weight.layer]
-        name = names.all_gather(weight.name)
-        if shape.linear.transposed:
-            host.run(name, "all_gather", shape.gathered_gradient_bytes, "tensor")
-        elif shape.linear.is_split:
+        if self._gathers_tokens(shape):
+            name = names.all_gather(weight.name)
             host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
@@ -415,8 +422,7 @@ class MegatronCommunication(Communication):
 
     def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
         """Exchange within the group that holds all experts, then gather what parts of one take."""
-        if self.options.has_experts:
-            host.run(name, "all_to_all", nbytes, EXPERT)
+        self._exchange(host, name, nbytes)
         if self.options.splits_experts:
             gathered_bytes = nbytes * self.shapes.expert_tensor
             host.run(names.all_gather(name), "all_gather", gathered_bytes, "tensor")
@@ -426,36 +432,25 @@ class MegatronCommunication(Communication):
         if self.options.splits_experts:
             summed_bytes = nbytes * self.shapes.expert_tensor
             host.run(names.reduce_scatter(name), "reduce_scatter", summed_bytes, "tensor")
-        if self.options.has_experts:
-            host.run(name, "all_to_all", nbytes, EXPERT)
+        self._exchange(host, name, nbytes)
+
+    def _exchange(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Exchange tokens within the group of experts; wait unless another micro-batch computes."""
+        if not self.options.has_experts:
+            return
+        host.issue(name, "all_to_all", nbytes, EXPERT)
+        if not self.options.overlaps_experts:
+            host.wait(name)
 
     # Context and pipeline --------------------------------------------------------------------
 
-    def begin_attention(self, host: HostProgram, chain: str) -> None:
-        """Start to exchange keys and values within the context group (ring attention).
-
-        In the backward chain their gradients travel too.
-        """
-        name = names.of_layer(chain, "attention")
-        host.issue(names.all_gather(name), "all_gather", self._kv_bytes, "context")
-        if chain == BACKWARD:
-            host.issue(names.reduce_scatter(name), "reduce_scatter", self._kv_bytes, "context")
-
-    def end_attention(self, host: HostProgram, chain: str) -> None:
-        """Wait until all keys and values have come and all gradients have gone."""
-        name = names.of_layer(chain, "attention")
-        host.wait(names.all_gather(name))
-        if chain == BACKWARD:
-            host.wait(names.reduce_scatter(name))
-
-    @property
-    def _kv_bytes(self) -> Array:
-        """The bytes of the keys and values of the whole sequence for the rank's heads."""
-        shapes = self.shapes
-        model = shapes.model
-        table = shapes.table
-        width = 2.0 * model.n_kv_heads * model.head_dim / table.size("tensor")
-        return shapes.tokens * table.size("context") * (width * shapes.element_bytes)
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run attention over sequences that the context group shares, if it is fused."""
+        if self.shapes.job.attention == "unfused":
+            super().attend(host, chain, window)
+        else:
+            kind = self.options.context_kind
+            context_parallelism(kind, self.shapes).attend(host, chain, window)
 
     @property
     def transfer_bytes(self) -> Array:

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from axonn_tune.spec.plan import (
     COMPUTE,
-    Attention,
     Collective,
     Compute,
     Gemm,
@@ -59,21 +58,6 @@ class HostProgram:
         """Start a copy between GPU and host, which waits for the messages named in `after`, too."""
         waits_for = (COMPUTE, *self._awaited, *after)
         self._operations.append(HostCopy(name, nbytes, direction, waits_for))
-
-    def attention(
-        self,
-        name: str,
-        n_sequences: Size,
-        n_heads: Size,
-        seq_len: int,
-        head_dim: int,
-        backward: bool,
-        fused: bool,
-        window: int = 0,
-    ) -> None:
-        """Launch attention of whole sequences with the rank's heads."""
-        sizes = (n_sequences, n_heads, seq_len, head_dim, backward, fused)
-        self.launch(Attention(name, *sizes, window=window))
 
     def issue(
         self,
