@@ -80,7 +80,7 @@ def page_document(
     most_details: int,
     validation: Validation | None = None,
     each: Each = iter,
-    left_out: Sequence[str] = (),
+    left_out: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Return everything that the page shows, as plain data.
 
@@ -103,8 +103,8 @@ def page_document(
         Measurements to show next to the predictions.
     each : callable
         Wraps the loop that takes long, to show progress.
-    left_out : sequence of str
-        Strategies that are not compared.
+    left_out : mapping of str to sequence of str, or None
+        Strategies that are not compared, by reason.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def page_document(
             *memory_lines([row.prediction for row in rows]),
             *_tie_lines(rankings),
             *trust_lines(*searches),
-            *left_out_lines(left_out),
+            *left_out_lines(left_out or {}),
         ],
         "assumptions": assumption_line(*searches),
         "evaluated": sum(ranking.n_evaluated for ranking in rankings),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_between, require_choice, require_count
 from axonn_tune.spec.precision import (
     BYTES_PER_ELEMENT,
@@ -15,6 +16,8 @@ from axonn_tune.spec.precision import (
 )
 
 ATTENTIONS = ("flash", "unfused")
+# Bytes of each of the optimizer's two moments of a parameter, by its type.
+MOMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 # What may move to the host's memory.
 OFFLOADS = ("none", "optimizer")
 # No rank takes more than all tokens, and no layer is spread over more ranks than this.
@@ -69,6 +72,8 @@ class Job:
         Whether the backward pass reuses the weights that the forward pass gathered.
     dropout
         Whether dropout follows attention's softmax and precedes both additions of a block.
+    moments
+        Type in which the optimizer's two moments are stored, a key of `MOMENT_BYTES`.
     offload
         What moves to the host's memory, one of `OFFLOADS`.
     expert_imbalance
@@ -87,6 +92,7 @@ class Job:
     kernel_tuning: bool = True
     keep_gathered_weights: bool = False
     dropout: bool = False
+    moments: str = "fp32"
     offload: str = "none"
     expert_imbalance: float = 1.0
 
@@ -96,7 +102,10 @@ class Job:
         require_choice("job", "dtype", self.dtype, BYTES_PER_ELEMENT)
         require_choice("job", "precision", self.precision, PRECISIONS)
         require_choice("job", "attention", self.attention, ATTENTIONS)
+        require_choice("job", "moments", self.moments, MOMENT_BYTES)
         require_choice("job", "offload", self.offload, OFFLOADS)
+        if self.offloads_optimizer and self.moments != "fp32":
+            raise InputError(f"job: moments is {self.moments}; allowed with offload: fp32")
         most = LARGEST_IMBALANCE
         require_between("job", "expert_imbalance", self.expert_imbalance, 1.0, most)
 

@@ -43,6 +43,22 @@ CASES = {
         "tensor=8,pipeline=8,data=8",
         {"recompute": "full", "dropout": True, "attention": "unfused"},
     ),
+    "megatron-experts": (
+        "deepseek-v2",
+        256,
+        "dgx-h100",
+        "megatron",
+        "tensor=2,pipeline=4,data=32,expert=32",
+        {"virtual_stages": 1, "global_batch": 1024},
+    ),
+    "megatron-windows": (
+        "gpt-oss-120b",
+        64,
+        "dgx-h100",
+        "megatron",
+        "tensor=2,data=32,expert=32",
+        {"split_experts": True, "global_batch": 512},
+    ),
     "fsdp2": ("20b", 64, "jean-zay", "zero3", "shard=64", {}),
     "fsdp2-hybrid": ("20b", 64, "perlmutter", "zero3", "shard=16,replica=4", {}),
     "zeropp": ("20b", 384, "frontier", "zeropp", "secondary=8,across=48", {"global_batch": 1536}),
@@ -211,6 +227,17 @@ def test_a_framework_that_does_not_run_the_strategy_is_refused():
 def test_deepspeed_keeps_no_replicas():
     with pytest.raises(InputError, match=r"DeepSpeed keeps no replicas .*: --framework fsdp2"):
         files_of("fsdp2-hybrid", framework="deepspeed")
+
+
+@pytest.mark.parametrize("framework", ["fsdp2", "deepspeed"])
+def test_programs_that_split_no_layers_refuse_to(framework):
+    search = build_search(
+        "20b", 64, "dgx-h100", strategy="zero3", engine="torchtitan", recompute="full"
+    )
+    chosen = best_of_layout(search, "tensor=4,shard=16")
+    with pytest.raises(InputError, match=r"splits no layers, .* or a layout with tensor=1"):
+        launch_files(chosen, framework)
+    assert any("mine.py" in text for text in launch_files(chosen, framework, "mine.py").values())
 
 
 def test_the_command_writes_into_a_directory(tmp_path, capsys):
