@@ -10,7 +10,15 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from axonn_tune.contenders import Contender, contenders_of, named_layout
+from axonn_tune.contenders import (
+    Contender,
+    able_of,
+    contenders_of,
+    named_layout,
+    require_predicted,
+    strategies_of,
+    with_precision,
+)
 from axonn_tune.errors import InputError
 from axonn_tune.io.package_data import load_track_records
 from axonn_tune.io.presets import load_engine, load_machine, load_model, machine_of_gpu
@@ -21,10 +29,11 @@ from axonn_tune.search.rank import Best, Each, rank_candidates, with_best_batch
 from axonn_tune.search.search import COST_MODELS, Constraints, Search
 from axonn_tune.spec.checks import LARGEST_COUNT, require_choice, require_count, whole_number
 from axonn_tune.spec.engine import Engine
-from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job, Overlap
+from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, Layout, check_order
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.recomputation import recompute_code
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
@@ -73,7 +82,7 @@ def build_search(
     """
     given: dict[str, Any] = {**defaults(SEARCH), **options}
     require_count("job", "n_gpus", gpus)
-    loaded_model = model if isinstance(model, Model) else load_model(model)
+    loaded_model = loaded(model)
     machine = DEFAULT_MACHINE if machine is None else machine
     loaded_machine = machine if isinstance(machine, Machine) else load_machine(machine)
     seq_len = loaded_model.seq_len if given["seq_len"] is None else given["seq_len"]
@@ -85,10 +94,12 @@ def build_search(
     strategy = given["strategy"]
     order = given["order"]
     if isinstance(strategy, str):
-        strategy = strategy_named(strategy, _switches(given), _engine(given["engine"], strategy))
+        engine = _engine(given["engine"], strategy)
+        strategy = strategy_named(strategy, _switches(given), engine, not loaded_model.is_dense)
+    require_predicted(loaded_model, strategy.name)
     axes = _fixed_axes(given)
     for axis in axes:
-        require_choice(f"strategy {strategy.name}", "axis", axis, strategy.axes.names)
+        require_choice(f"strategy {strategy.name}", "axis", axis, strategy.axes.sized)
     counts = {**axes, "micro_batch": given["micro_batch"], "max_tp": given["max_tp"]}
     for name, count in counts.items():
         if count is not None:
@@ -104,17 +115,24 @@ def build_search(
         global_batch=batches[0],
         seq_len=seq_len,
         dtype=given["dtype"] or _default_dtype(loaded_machine),
+        precision=strategy.engine.precision_named(given["precision"]),
         attention=given["attention"],
         overlap=_overlap(given),
         kernel_tuning=given["kernel_tuning"],
         keep_gathered_weights=given["keep_gathered_weights"],
         dropout=given["dropout"],
+        moments=given["moments"],
         offload=given["offload"],
+        expert_imbalance=given["expert_imbalance"],
+    )
+    require_choice(
+        f"engine {strategy.engine.name}", "moments", job.moments, strategy.engine.moments
     )
     if job.offloads_optimizer:
         loaded_machine.require_host()
     orders = ORDERS if order == "all" else (check_order(order),)
     loaded_machine.peak_flops_per_s(job.dtype)
+    loaded_machine.require_precision(job.precision)
     search = Search(
         Scenario(
             loaded_model,
@@ -135,6 +153,11 @@ def build_search(
     return search.on_batches(batches)
 
 
+def loaded(model: ModelLike) -> Model:
+    """Return a model that may be given by its name or its file."""
+    return model if isinstance(model, Model) else load_model(model)
+
+
 def _engine(name: str | None, strategy: str) -> Engine:
     """Return the engine of a name, or else the usual one of a strategy."""
     require_choice("search", "strategy", strategy, tuple(STRATEGIES))
@@ -147,10 +170,16 @@ def _default_dtype(machine: Machine) -> str:
     return known[0] if known else "bf16"
 
 
-def names_of_all_strategies(**options: Unpack[SearchOptions]) -> list[str]:
-    """Return the names of the strategies that are compared where the user names none."""
+def names_of_all_strategies(model: ModelLike, **options: Unpack[SearchOptions]) -> list[str]:
+    """Return the names of the strategies that are compared where the user names none.
+
+    These are the ones that predict the model and whose usual engine has the precision, if there
+    are any.
+    """
     given = {**defaults(SEARCH), **options}
-    return names_of_all(_switches(given), given["every_strategy"])
+    names = names_of_all(_switches(given), given["every_strategy"])
+    able = strategies_of(loaded(model), names)
+    return with_precision(given["precision"], able) or able
 
 
 def _switches(given: Mapping[str, Any]) -> Switches:
@@ -359,8 +388,9 @@ def comparison(
             layouts = [(search_of(contender), layout) for contender, layout in named]
             best += compare_layouts(layouts, each)
         else:
-            names = strategies or names_of_all_strategies(**options)
+            names = strategies or names_of_all_strategies(model, **options)
             contenders = contenders_of(names, changed.get("engine"), is_named=bool(strategies))
+            contenders = able_of(loaded(model), contenders) or contenders
             best += compare_searches([search_of(contender) for contender in contenders], each)
     return best
 
@@ -583,6 +613,7 @@ def changed_machine(search: Search, changes: Sequence[str]) -> Machine:
             raise InputError(f"--set {change}: {error}") from None
         machine = with_gpu(machine, other)
     machine.peak_flops_per_s(dtype)
+    machine.require_precision(search.scenario.job.precision)
     settings = [change for change in changes if change not in gpu_changes]
     return with_settings(machine, settings, dtype)
 

@@ -1,13 +1,25 @@
-"""What a comparison sets side by side: strategies, and the engines that carry them out."""
+"""What a comparison sets side by side: strategies, and the engines that carry them out.
+
+Not every strategy says where the parts of every model lie.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import list_engines, load_engine
-from axonn_tune.strategies.named import STRATEGIES
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES
+
+# The strategies that say where experts and the products of latent attention lie.
+_OF_ALL_MODELS = ("megatron",)
+NOT_ASKED_FOR = (
+    "which change the numerics or have no released implementation; --every-strategy compares "
+    "them, too"
+)
 
 
 @dataclass(frozen=True)
@@ -16,6 +28,50 @@ class Contender:
 
     strategy: str
     engine: str | None
+
+
+def strategies_of(model: Model, strategies: Sequence[str]) -> list[str]:
+    """Return those of some strategies that predict a model."""
+    return [name for name in strategies if name in _OF_ALL_MODELS or not model.placed_parts]
+
+
+def able_of(model: Model, contenders: Sequence[Contender]) -> list[Contender]:
+    """Return those of some contenders that predict a model, and those of unknown strategies."""
+    unable = set(STRATEGIES) - set(strategies_of(model, list(STRATEGIES)))
+    return [contender for contender in contenders if contender.strategy not in unable]
+
+
+def with_precision(precision: str, strategies: Sequence[str]) -> list[str]:
+    """Return those of some strategies whose usual engine has a precision."""
+    engines = {name: load_engine(USUAL_ENGINES[name]) for name in strategies}
+    return [name for name, engine in engines.items() if engine.has_precision(precision)]
+
+
+def left_out_of(
+    scenario: Scenario, searched: Collection[str], wanted: Collection[str] | None
+) -> dict[str, list[str]]:
+    """Return by reason the strategies that were wanted and not searched; None wants all."""
+    model, precision = scenario.model, scenario.job.precision
+    missing = [name for name in (STRATEGIES if wanted is None else wanted) if name not in searched]
+    placing = strategies_of(model, missing)
+    able = with_precision(precision, placing)
+    reasons = {
+        NOT_ASKED_FOR: able,
+        f"whose usual engine lacks products in {precision}": [n for n in placing if n not in able],
+        f"which predict no models with {' or '.join(model.placed_parts)}": [
+            name for name in missing if name not in placing
+        ],
+    }
+    return {reason: names for reason, names in reasons.items() if names}
+
+
+def require_predicted(model: Model, strategy: str) -> None:
+    """Raise InputError if a strategy does not predict a model."""
+    if not strategies_of(model, [strategy]):
+        raise InputError(
+            f"model {model.name} has {' and '.join(model.placed_parts)}: --strategy {strategy} "
+            f"predicts only models without; allowed: {', '.join(_OF_ALL_MODELS)}"
+        )
 
 
 def contenders_of(

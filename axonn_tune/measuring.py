@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from axonn_tune.api import DEFAULT_MACHINE, MachineLike, ModelLike, build_search
+from axonn_tune.api import DEFAULT_MACHINE, MachineLike, ModelLike, build_search, loaded
 from axonn_tune.errors import InputError
 from axonn_tune.io.journal import Journal, MeasurementJournal
 from axonn_tune.io.operating_system import drivers, relevant_variables
@@ -80,6 +80,7 @@ def validation_campaign(
 ) -> ValidationCampaign:
     """Choose the configurations that a validation runs; see `validate`."""
     from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
+    from axonn_tune.runtime.request import require_built
     from axonn_tune.search.rank import rank_candidates
     from axonn_tune.validation.campaign import ValidationCampaign
     from axonn_tune.validation.choice import choose, choose_grids
@@ -88,6 +89,7 @@ def validation_campaign(
     device = given["device"]
     n_ranks = gpus or ranks_at_hand(device)
     chosen = run_here(given["strategy"], given["engine"])
+    require_built(loaded(model), given["seq_len"])
     of_search = {name: value for name, value in given.items() if name in declared(SearchOptions)}
     of_search |= {
         "strategy": chosen.strategy,

@@ -121,6 +121,14 @@ class BatchOptions(TypedDict, total=False):
         str | None,
         Option("Number type: bf16, fp16 or fp32.", None, "the first of these that the machine has"),
     ]
+    precision: Annotated[
+        str,
+        Option(
+            "Format of the products of blocks: bf16 (which stands for --dtype), fp8-delayed, "
+            "fp8-current, fp8-block, mxfp8, nvfp4, or fp8 for the engine's usual one.",
+            "bf16",
+        ),
+    ]
     recompute: Annotated[
         str,
         Option(
@@ -163,6 +171,42 @@ class SwitchOptions(TypedDict, total=False):
         bool | None,
         Option("Shard optimizer states over replicas.", None, "as the engine, axonn no"),
     ]
+    split_experts: Annotated[
+        bool,
+        Option("Split each expert over the tensor group, as the MLP is (megatron).", False),
+    ]
+    sends_once: Annotated[
+        bool | None,
+        Option(
+            "Send a token once to each rank that holds any of its experts (megatron).",
+            None,
+            "as the engine",
+        ),
+    ]
+    overlaps_experts: Annotated[
+        bool | None,
+        Option(
+            "Let tokens travel to and from experts while another micro-batch computes (megatron).",
+            None,
+            "as the engine",
+        ),
+    ]
+    low_weights: Annotated[
+        bool | None,
+        Option(
+            "Store and gather weights in the format of --precision only (megatron).",
+            None,
+            "as the engine",
+        ),
+    ]
+    context_kind: Annotated[
+        str | None,
+        Option(
+            "Kind of context parallelism: ring, all_gather or ulysses (megatron).",
+            None,
+            "as the engine",
+        ),
+    ]
     virtual_stages: Annotated[
         int | None,
         Option("Number of virtual stages of a rank's pipeline (megatron).", None, "try 1, 2, 4"),
@@ -180,11 +224,19 @@ class SwitchOptions(TypedDict, total=False):
     hpz: Annotated[bool, Option("Keep a second copy of the weights (zeropp).", True)]
     qgz: Annotated[bool, Option("Reduce gradients in INT4 (zeropp, zero-topo).", True)]
     dropout: Annotated[bool, Option("Train with dropout.", False)]
+    expert_imbalance: Annotated[
+        float,
+        Option("Tokens of the busiest rank's experts, over the mean (models with experts).", 1.0),
+    ]
 
 
 class MemoryOptions(TypedDict, total=False):
     """The options of the memory that a rank may take."""
 
+    moments: Annotated[
+        str,
+        Option("Type of the optimizer's moments: fp32, bf16 or fp8, as the engine has.", "fp32"),
+    ]
     offload: Annotated[
         str, Option("What moves to the host's memory: none, or optimizer (its states).", "none")
     ]
@@ -400,7 +452,7 @@ SEARCH = declared(SubjectOptions, SearchOptions)
 CALIBRATION = declared(ProfileOptions, CalibrationOptions)
 
 # A run and a validation execute a step: their defaults are a run's, not a search's.
-_NOT_EXECUTED = ("global_batch_tokens", "within", "gx", "gy", "gz", "gdata", "fix")
+_NOT_EXECUTED = ("global_batch_tokens", "within", "precision", "gx", "gy", "gz", "gdata", "fix")
 _AT_HAND = "the ranks or GPUs at hand"
 _DTYPE = Option("Number type: bf16 or fp32.", None, "bf16 on a GPU, fp32 on a CPU")
 _MICRO_BATCH = "Number of sequences that a rank takes at once."
@@ -480,7 +532,7 @@ REHEARSAL = declared(
             "that of --engine, or axonn",
         ),
     },
-    without=("within", "kernel_tuning", "gx", "gy", "gz", "gdata", "fix"),
+    without=("within", "precision", "kernel_tuning", "gx", "gy", "gz", "gdata", "fix"),
 ) | {
     "engine": (
         str | None,

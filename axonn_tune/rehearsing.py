@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from axonn_tune.api import DEFAULT_MACHINE, ModelLike, build_search
+from axonn_tune.api import DEFAULT_MACHINE, ModelLike, build_search, loaded
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine
 from axonn_tune.options import REHEARSAL, defaults
@@ -73,9 +73,11 @@ def rehearse(
 
 def _search(model: ModelLike, gpus: int, given: Mapping[str, Any]) -> Search:
     """Return the search of a strategy that the runtime carries out, with what it can do."""
+    from axonn_tune.runtime.request import require_built
     from axonn_tune.validation.campaign import runnable
 
     options = dict(given)
+    require_built(loaded(model), options["seq_len"])
     engine, strategy = options["engine"], options["strategy"]
     if engine is not None:
         require_choice("rehearse", "engine", engine, tuple(_OF_ENGINE))

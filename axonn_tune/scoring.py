@@ -21,7 +21,7 @@ from axonn_tune.spec.layout import Layout
 REQUIRED_COLUMNS = ("model", "gpus", "layout", "global_batch", "step_seconds")
 # Columns of whole numbers, and of texts, that are options of a search.
 _COUNTS = ("gpus", "global_batch", "micro_batch", "seq_len", "virtual_stages")
-_TEXTS = ("strategy", "engine", "dtype", "attention", "recompute")
+_TEXTS = ("strategy", "engine", "dtype", "precision", "attention", "recompute")
 OPTIONAL_COLUMNS = (*_COUNTS[2:], *_TEXTS, "machine", "memory_gib", "status")
 _STATUSES = ("ok", "oom")
 

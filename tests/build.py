@@ -28,7 +28,7 @@ def number(value):
 
 def layout_of(strategy, **sizes):
     """Sizes of a strategy's axes, those left out 1."""
-    whole = {axis: sizes.pop(axis, 1) for axis in strategy.axes.names}
+    whole = {axis: sizes.pop(axis, 1) for axis in strategy.axes.sized}
     assert not sizes, f"{strategy.name} has no axes {sorted(sizes)}"
     return Layout(whole)
 

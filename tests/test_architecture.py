@@ -46,7 +46,7 @@ BELOW = {
         "validation",
         "reproduce",
     },
-    "contenders": {"errors", "io", "strategies"},
+    "contenders": {"errors", "io", "spec", "strategies"},
     "api": {
         "contenders",
         "errors",

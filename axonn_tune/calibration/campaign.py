@@ -33,8 +33,8 @@ from axonn_tune.runtime.ranks.launch import default_dtype, launch
 from axonn_tune.search.search import Search
 from axonn_tune.spec.calibration import PARTS, Calibration
 from axonn_tune.spec.checks import require_choice
-from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 
 # Products of a search that are measured, unless the user says how many.
 MOST_SHAPES_QUICK = 60

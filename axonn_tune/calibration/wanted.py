@@ -41,9 +41,9 @@ def kernels_of(search: Search) -> tuple[list[Product], list[AttentionSizes]]:
                 for mode in modes:
                     products[m, n, k, mode] = min(row, products.get((m, n, k, mode), row))
         elif operation.fused:
-            sizes = (operation.n_sequences, operation.n_heads)
-            for row, (n_sequences, n_heads) in _first_rows(len(table), *sizes):
-                attentions[n_sequences, n_heads, operation.seq_len, operation.head_dim] = row
+            sizes = (operation.n_sequences, operation.n_heads, operation.seq_len)
+            for row, (n_sequences, n_heads, seq_len) in _first_rows(len(table), *sizes):
+                attentions[n_sequences, n_heads, seq_len, operation.head_dim] = row
     return sorted(products, key=products.__getitem__), sorted(
         attentions, key=attentions.__getitem__
     )

@@ -41,6 +41,12 @@ if TYPE_CHECKING:
     type=NumberRange(min=0),
     help="Leave out imported collectives that the sizes around them tell within this error in %.",
 )
+@click.option(
+    "--without-casts",
+    is_flag=True,
+    help="Take out of imported products in 8 or 4 bits the cast of an operand that their times "
+    "include, as those of serving libraries do.",
+)
 @calibrate_options
 @click.pass_obj
 def command(
@@ -55,6 +61,7 @@ def command(
     log_ranks_per_node: int | None,
     where: tuple[str, ...],
     thin_percent: float | None,
+    without_casts: bool,
     **options: Any,
 ) -> None:
     """Measure this machine, or the nodes of a job, and write a hardware profile.
@@ -81,7 +88,7 @@ def command(
 
         log_options = LogOptions(kind, log_ranks, log_ranks_per_node, conditions(where))
         thin_fraction = None if thin_percent is None else 0.01 * thin_percent
-        kept = Kept(thin_fraction, options["most_shapes"])
+        kept = Kept(thin_fraction, options["most_shapes"], without_casts)
         import_logs(imports, options["machine"], output, name, log_options, kept)
         return
     from axonn_tune.cli.interrupts import resumable

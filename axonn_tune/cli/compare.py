@@ -78,8 +78,22 @@ def command(
         each=Progress("Searching", quiet),
         **options,
     )
-    is_of_all = not (strategies or grids or options["engine"])
-    emit_comparison(contenders, machine, output_format, output, is_of_all)
+    emit_comparison(
+        contenders, machine, output_format, output, _wanted(names, grids, options["engine"])
+    )
+
+
+def _wanted(
+    names: list[str] | None, grids: Sequence[str], engines: str | None
+) -> Sequence[str] | None:
+    """Return the strategies that a comparison was asked for; None for all."""
+    from axonn_tune.contenders import contenders_of
+
+    if grids:
+        return []
+    if engines is None:
+        return names
+    return [c.strategy for c in contenders_of(names or [], engines, is_named=names is not None)]
 
 
 def emit_comparison(
@@ -87,16 +101,16 @@ def emit_comparison(
     machine: str | None,
     output_format: str,
     output: str | None,
-    is_of_all: bool,
+    wanted: Sequence[str] | None,
 ) -> None:
     """Show the best answers to several searches, on the machine that the user named.
 
-    Where they are of all strategies, those that are left out are named.
+    Of the strategies that were wanted, None for all, those that are left out are named.
     """
     from axonn_tune.cli.output import emit_as, with_machine_remark
     from axonn_tune.report import compare as report
 
-    left_out = left_out_of([best.search for best in contenders]) if is_of_all else []
+    left_out = left_out_of([best.search for best in contenders], wanted)
     emit_as(
         output_format,
         output,
@@ -107,9 +121,9 @@ def emit_comparison(
     )
 
 
-def left_out_of(searches: Sequence[Search]) -> list[str]:
-    """Return the names of the strategies that no search has."""
-    from axonn_tune.strategies.named import STRATEGIES
+def left_out_of(searches: Sequence[Search], wanted: Sequence[str] | None) -> dict[str, list[str]]:
+    """Return by reason the strategies that were wanted, None for all, and that no search has."""
+    from axonn_tune.contenders import left_out_of as left_out
 
     searched = {search.scenario.strategy.name for search in searches}
-    return [name for name in STRATEGIES if name not in searched]
+    return left_out(searches[0].scenario, searched, wanted)

@@ -24,10 +24,13 @@ class Kept:
         Collectives that lines between other sizes meet within this error are left out.
     most_products : int, optional
         Largest number of products of each dtype.
+    without_casts : bool
+        Whether the casts of operands are taken out of products in low formats.
     """
 
     thin_fraction: float | None = None
     most_products: int | None = None
+    without_casts: bool = False
 
 
 def conditions(texts: Sequence[str]) -> dict[str, str]:
@@ -77,6 +80,7 @@ def import_logs(
     """
     from axonn_tune.calibration.expected import expected, groups_of
     from axonn_tune.calibration.fit.assemble import with_gemm_points, with_link_points
+    from axonn_tune.calibration.fit.casts import without_casts
     from axonn_tune.calibration.fit.thin import spread_products, thinned_collectives
     from axonn_tune.io.logs import read_logs
     from axonn_tune.io.presets import load_machine
@@ -90,6 +94,8 @@ def import_logs(
     for warning in imported.warnings:
         click.echo(f"axonn-tune: {one_line(warning)}", err=True)
     products = imported.gemm_points
+    if kept.without_casts:
+        products = without_casts(products)
     if kept.most_products is not None:
         products = spread_products(products, kept.most_products)
     machine = with_gemm_points(base, products)

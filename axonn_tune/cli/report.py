@@ -165,7 +165,7 @@ def write_report(
         n_details,
         measured,
         Progress("Playing candidates", quiet),
-        left_out_of(searches) if is_of_all else (),
+        left_out_of(searches, None) if is_of_all else {},
     )
     emit(page_html(document, page_parts()), output)
     n_rows = len(document["rows"]["layout"])

@@ -138,10 +138,11 @@ def _choose(
     """Return the search and the grid that was asked for or is the best, with how to train on it."""
     from math import prod
 
-    from axonn_tune.api import build_search
+    from axonn_tune.api import build_search, loaded
     from axonn_tune.errors import InputError
     from axonn_tune.measuring import run_here
     from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
+    from axonn_tune.runtime.request import require_built
     from axonn_tune.search.one_layout import best_of_layout
     from axonn_tune.search.rank import rank_candidates
     from axonn_tune.spec.layout import parse_layout
@@ -157,6 +158,7 @@ def _choose(
     strategy = options["strategy"]
     assert isinstance(strategy, str)
     runnable = run_here(strategy, options["engine"])
+    require_built(loaded(model), options["seq_len"])
     options["strategy"], options["fix"] = runnable.strategy, runnable.fixed_axes
     options["dtype"] = options["dtype"] or default_dtype(device)
     if grid is None:

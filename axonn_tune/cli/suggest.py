@@ -101,7 +101,7 @@ def command(
         from axonn_tune.cli.progress import Progress
 
         contenders = comparison(each=Progress("Searching", quiet), **options)
-        emit_comparison(contenders, options["machine"], output_format, output, is_of_all=True)
+        emit_comparison(contenders, options["machine"], output_format, output, wanted=None)
         return
     search = build_search(**options)
     if why_not is not None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from axonn_tune.cost.curve import Spline
 from axonn_tune.cost.gemm import Products
 from axonn_tune.cost.memory_bound import memory_bound_seconds
-from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.plan import Array, Attention
+from axonn_tune.spec.plan import Array, Attention, Size
 from axonn_tune.spec.points import AttentionPoint
+from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 
 # Passes of the softmax over the scores: forward reads and writes them; backward reads them and
 # their gradient and writes one. The time of a product includes its own reads and writes.
 UNFUSED_FORWARD_PASSES = 2.0
 UNFUSED_BACKWARD_PASSES = 3.0
+
+
+# Whether attention is of the backward pass, fused and masked.
+_Kind: TypeAlias = tuple[bool, bool, bool]
 
 
 class AttentionPrices:
@@ -30,49 +35,62 @@ class AttentionPrices:
         self._machine = machine
         self._dtype = dtype
         self._products = products
-        self._corrections: dict[tuple[bool, bool], Spline | None] = {}
+        self._corrections: dict[_Kind, Spline | None] = {}
 
     def seconds(self, operation: Attention) -> Array:
         """Return the time of an operation, in the shape of its sizes."""
-        n_sequences, n_heads = (
+        n_sequences, n_heads, s = (
             np.asarray(size, dtype=np.float64)
-            for size in np.broadcast_arrays(operation.n_sequences, operation.n_heads)
+            for size in np.broadcast_arrays(
+                operation.n_sequences, operation.n_heads, operation.seq_len
+            )
         )
         batch = n_sequences * n_heads
-        s = float(operation.seq_len)
         d = float(operation.head_dim)
         seconds = self._formula(batch, s, d, operation.backward, operation.fused)
-        correction = self._correction(operation.backward, operation.fused)
+        correction = self._correction((operation.backward, operation.fused, operation.masked))
         if correction is not None:
             flat = batch.ravel()
-            points = _coordinates(flat, np.full(flat.shape, s), np.full(flat.shape, d))
+            points = _coordinates(flat, s.ravel(), np.full(flat.shape, d))
             seconds = seconds * np.exp(correction(points)).reshape(seconds.shape)
-        return seconds / operation.rate
+        return operation.n_launches * seconds * operation.attended_fraction / operation.rate
 
-    def _correction(self, backward: bool, fused: bool) -> Spline | None:
-        """Return the logarithm of measured over computed time, or None without measured points."""
-        key = (backward, fused)
-        if key not in self._corrections:
-            kind = (backward, fused, self._dtype)
+    def _correction(self, kind: _Kind) -> Spline | None:
+        """Return the logarithm of measured over computed time, or None without measured points.
+
+        Where attention was not measured without a mask, it is as fast as with one.
+        """
+        if kind not in self._corrections:
+            backward, fused, masked = kind
             points = [
                 p
                 for p in self._machine.kernels.attention_points
-                if (p.backward, p.fused, p.dtype) == kind
+                if (p.backward, p.fused, p.masked, p.dtype) == (*kind, self._dtype)
             ]
-            self._corrections[key] = self._fitted(points, backward, fused) if points else None
-        return self._corrections[key]
+            if points:
+                self._corrections[kind] = self._fitted(points)
+            else:
+                causal = (backward, fused, True)
+                self._corrections[kind] = None if masked else self._correction(causal)
+        return self._corrections[kind]
 
-    def _fitted(self, points: Sequence[AttentionPoint], backward: bool, fused: bool) -> Spline:
-        """Return the correction that goes through the measured points."""
+    def _fitted(self, points: Sequence[AttentionPoint]) -> Spline:
+        """Return the correction that goes through the measured points of one kind.
+
+        Without a mask there is twice the work.
+        """
         sizes = np.array(
             [[p.n_sequences * p.n_heads, p.seq_len, p.head_dim] for p in points], float
         )
-        by_formula = [self._formula(batch, s, d, backward, fused) for batch, s, d in sizes]
+        by_formula = [
+            (1.0 if p.masked else 2.0) * self._formula(batch, s, d, p.backward, p.fused)
+            for p, (batch, s, d) in zip(points, sizes, strict=True)
+        ]
         measured = np.array([p.seconds for p in points])
         return Spline(_coordinates(*sizes.T), np.log(measured / np.array(by_formula)))
 
-    def _formula(self, batch: Array, s: float, d: float, backward: bool, fused: bool) -> Array:
-        """Return the time for `batch` heads over all sequences.
+    def _formula(self, batch: Array, s: Size, d: float, backward: bool, fused: bool) -> Array:
+        """Return the time of one kernel for `batch` heads over all sequences.
 
         Flash attention (Dao, arXiv 2307.08691) computes the causal half of the score matrix
         and recomputes it in the backward pass: 4 b s^2 a d / 2 FLOPs forward, 2.5 times that
@@ -104,5 +122,8 @@ def attention_seconds(operation: Attention, machine: Machine, dtype: str) -> Arr
 
 
 def _coordinates(batch: Array, seq_len: Array, head_dim: Array) -> Array:
-    """Return the point of each attention among others, log2 of its sizes, shape (N, 3)."""
-    return np.log2(np.stack([batch, seq_len, head_dim], axis=1))
+    """Return the point of each attention among others, log2 of its sizes, shape (N, 3).
+
+    The length comes first: where it was varied together with the batch, it stands for both.
+    """
+    return np.log2(np.stack([seq_len, batch, head_dim], axis=1))

@@ -11,10 +11,10 @@ import numpy as np
 
 from axonn_tune.cost.curve import Spline
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth, moved_copy_seconds
-from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine, Tile
 from axonn_tune.spec.plan import MODES, Array, Size
 from axonn_tune.spec.points import GemmPoint
+from axonn_tune.spec.precision import FORMATS, operand_bytes, result_bytes
 
 # Distance between modes, in doublings of a size: a product tells more about the same sizes in
 # another mode than about other sizes. Held-out products on a CPU were met equally well from 0.3
@@ -27,7 +27,7 @@ CURVE_ERROR = 0.10
 
 @dataclass(frozen=True)
 class EfficiencyCurve:
-    """The speed at which a GPU forms products of one dtype, by the sizes alone.
+    """The speed at which a GPU forms products of one number format, by the sizes alone.
 
     A product of m x n is cut into tiles; the multiprocessors work on one tile each, in
     waves, and a last wave that is not full costs as much as a full one. Each tile loses
@@ -46,10 +46,11 @@ class EfficiencyCurve:
     launch_seconds: float
     bytes_per_s: float
     element_bytes: float
+    result_bytes: float
 
     @classmethod
     def of(cls, machine: Machine, dtype: str) -> EfficiencyCurve:
-        """Return the curve of a machine."""
+        """Return the curve of a machine; `dtype` is the format of both operands."""
         gemm = machine.gemm
         return cls(
             sustained_flops_per_s=machine.peak_flops_per_s(dtype) * gemm.sustained_fraction.value,
@@ -59,7 +60,8 @@ class EfficiencyCurve:
             tiles=gemm.tiles,
             launch_seconds=machine.kernels.launch_seconds.value,
             bytes_per_s=achieved_memory_bandwidth(machine),
-            element_bytes=BYTES_PER_ELEMENT[dtype],
+            element_bytes=operand_bytes(dtype),
+            result_bytes=result_bytes(dtype),
         )
 
     def seconds(self, m: Array, n: Array, k: Array, mode: str) -> Array:
@@ -72,22 +74,51 @@ class EfficiencyCurve:
             waves = np.ceil(n_tiles / self.n_multiprocessors)
             area = tile.rows * tile.columns / tile.speed_fraction
             np.minimum(best, waves * (area * per_tile), out=best)
-        moved = self.element_bytes * (m * k + k * n + m * n) / self.bytes_per_s
-        return self.launch_seconds + np.maximum(best, moved)
+        moved_bytes = self.element_bytes * (m * k + k * n) + self.result_bytes * (m * n)
+        return self.launch_seconds + np.maximum(best, moved_bytes / self.bytes_per_s)
+
+    def grouped_seconds(
+        self,
+        m: Array,
+        n: Array,
+        k: Array,
+        mode: str,
+        n_groups: Array,
+        n_at_once: float,
+        sum_bytes: float,
+    ) -> Array:
+        """Return the time of `n_groups` products of (m x k) times (k x n), `n_at_once` at a time.
+
+        Those that run at a time share the multiprocessors. Where `sum_bytes` are given, the result
+        is added to sums with elements of so many bytes, which are read and written.
+        """
+        at_once = np.minimum(n_at_once, n_groups)
+        rate = self.sustained_flops_per_s * self.mode_fractions[MODES.index(mode)]
+        per_tile = 2.0 * (k + self.k_overhead) / (rate / self.n_multiprocessors)
+        best = np.full(m.shape, np.inf)
+        for tile in self.tiles:
+            n_tiles = at_once * np.ceil(m / tile.rows) * np.ceil(n / tile.columns)
+            waves = np.ceil(n_tiles / self.n_multiprocessors) * (n_groups / at_once)
+            area = tile.rows * tile.columns / tile.speed_fraction
+            np.minimum(best, waves * (area * per_tile), out=best)
+        written_bytes = 2.0 * sum_bytes if sum_bytes else self.result_bytes
+        moved_bytes = self.element_bytes * (m * k + k * n) + written_bytes * m * n
+        return self.launch_seconds + np.maximum(best, n_groups * moved_bytes / self.bytes_per_s)
 
 
 class Products:
-    """The prices of matrix products of one dtype on a machine.
+    """The prices of matrix products of one number format on a machine.
 
-    The efficiency curve gives the time, and measured points correct it.
+    The efficiency curve gives the time, and measured points correct it. In a low format without
+    points, the points of the nearest format that has some correct it: products are assumed to reach
+    the same share of their peak.
     """
 
     def __init__(self, machine: Machine, dtype: str) -> None:
         self._machine = machine
         self._dtype = dtype
         self._curve = EfficiencyCurve.of(machine, dtype)
-        points = tuple(point for point in machine.gemm.points if point.dtype == dtype)
-        self._correction = _correction(self._curve, points) if points else None
+        self._correction = _nearest_correction(machine, dtype)
 
     def seconds(self, m: Size, n: Size, k: Size, mode: str, kernel_tuning: bool) -> Array:
         """Return the time of an (m x k) times (k x n) product.
@@ -115,12 +146,15 @@ class Products:
 
     def _mode_seconds(self, m: Array, n: Array, k: Array, mode: str) -> Array:
         """Return the corrected time of products in one mode."""
-        seconds = self._curve.seconds(m, n, k, mode)
+        return self._curve.seconds(m, n, k, mode) * self.correction(m, n, k, mode)
+
+    def correction(self, m: Array, n: Array, k: Array, mode: str) -> Array | float:
+        """Return the time by measured points over that by the curve alone; 1 without points."""
         if self._correction is None:
-            return seconds
+            return 1.0
         m, n, k = np.broadcast_arrays(m, n, k)
-        log_ratio = self._correction(_coordinates(m.ravel(), n.ravel(), k.ravel(), [mode] * m.size))
-        return seconds * np.exp(log_ratio).reshape(m.shape)
+        log_ratio = self._correction(coordinates(m.ravel(), n.ravel(), k.ravel(), [mode] * m.size))
+        return np.exp(log_ratio).reshape(m.shape)
 
     @property
     def interpolation_error(self) -> float:
@@ -138,6 +172,21 @@ def gemm_seconds(
     return Products(machine, dtype).seconds(m, n, k, mode, kernel_tuning)
 
 
+def formats_to_try(dtype: str) -> tuple[str, ...]:
+    """Return a format, then the others whose measured products tell of it, the nearest first."""
+    low = FORMATS.get(dtype)
+    return (dtype, *(low.nearest if low else ()))
+
+
+def _nearest_correction(machine: Machine, dtype: str) -> Spline | None:
+    """Return the correction by points of a format, or of the nearest one that has points."""
+    for known in formats_to_try(dtype):
+        points = tuple(point for point in machine.gemm.points if point.dtype == known)
+        if points and known in machine.gpu.peak_flops_per_s:
+            return _correction(EfficiencyCurve.of(machine, known), points)
+    return None
+
+
 @lru_cache(maxsize=64)
 def _correction(curve: EfficiencyCurve, points: tuple[GemmPoint, ...]) -> Spline:
     """Return the logarithm of the measured time over the curve's, by a product's coordinates."""
@@ -147,10 +196,10 @@ def _correction(curve: EfficiencyCurve, points: tuple[GemmPoint, ...]) -> Spline
     for mode in set(modes):
         rows = np.array([other == mode for other in modes])
         by_curve[rows] = curve.seconds(m[rows], n[rows], k[rows], mode)
-    return Spline(_coordinates(m, n, k, modes), np.log(measured / by_curve))
+    return Spline(coordinates(m, n, k, modes), np.log(measured / by_curve))
 
 
-def _coordinates(m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
+def coordinates(m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
     """Return the point of each product among others: log2 of its sizes, and mode, shape (N, 6)."""
     is_mode = np.array([[mode == other for other in MODES] for mode in modes], dtype=np.float64)
     sizes = np.log2(np.stack([m, n, k], axis=1))

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from axonn_tune.cost.links import AxisLinks
+from axonn_tune.spec.blocks import Linear
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import AXES
-from axonn_tune.spec.model import Linear, Model
+from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array
 
 ELEMENT_BYTES = 2.0

@@ -16,6 +16,7 @@ from axonn_tune.cost.attention import AttentionPrices
 from axonn_tune.cost.collectives import collective_seconds, moved_fraction
 from axonn_tune.cost.curve import measured_seconds
 from axonn_tune.cost.gemm import Products
+from axonn_tune.cost.grouped import GroupedProducts
 from axonn_tune.cost.host import copy_seconds, update_seconds
 from axonn_tune.cost.links import AxisLinks, KindLinks, axis_links
 from axonn_tune.cost.memory_bound import memory_bound_seconds
@@ -28,6 +29,7 @@ from axonn_tune.spec.plan import (
     Collective,
     Compute,
     Gemm,
+    GroupedGemm,
     HostCopy,
     HostKernel,
     HostWork,
@@ -55,6 +57,8 @@ class KernelPrices:
         self._machine = machine
         self._job = job
         self._products = Products(machine, job.dtype)
+        self._low_products = Products(machine, job.product_format) if job.recipe else None
+        self._grouped: dict[str, GroupedProducts] = {}
         self._attention = AttentionPrices(machine, job.dtype, self._products)
         self._slowest_rank = slowest_rank_factor(machine, job.n_gpus)
         self._n_on_node = min(machine.ranks_per_node, job.n_gpus)
@@ -78,10 +82,11 @@ class KernelPrices:
 
     def _device_seconds(self, operation: Gemm | Attention | MemoryBound) -> Array:
         """Return the time of a kernel on a mean GPU, without the host's gap."""
+        if isinstance(operation, GroupedGemm):
+            seconds = self._grouped_products(operation.number_format).seconds(operation)
+            return np.maximum(seconds, operation.n_launches * operation.issue_seconds)
         if isinstance(operation, Gemm):
-            return self._products.seconds(
-                operation.m, operation.n, operation.k, operation.mode, self._job.kernel_tuning
-            )
+            return self._product_seconds(operation)
         if isinstance(operation, Attention):
             return self._attention.seconds(operation)
         n_launches = operation.n_launches
@@ -90,10 +95,31 @@ class KernelPrices:
         )
         return n_launches * each
 
+    def _product_seconds(self, gemm: Gemm) -> Array:
+        """Return the time of a product in its number format.
+
+        The operands of low products are cast into the layout that they need: these products have no
+        other modes to choose from.
+        """
+        if not gemm.number_format:
+            is_tuned = self._job.kernel_tuning
+            return self._products.seconds(gemm.m, gemm.n, gemm.k, gemm.mode, is_tuned)
+        assert self._low_products is not None, "only a job with a recipe has low products"
+        return self._low_products.seconds(gemm.m, gemm.n, gemm.k, gemm.mode, kernel_tuning=False)
+
+    def _grouped_products(self, number_format: str) -> GroupedProducts:
+        """Return the prices of grouped products in a format; they are made once."""
+        if number_format not in self._grouped:
+            products = self._low_products if number_format else self._products
+            assert products is not None, "only a job with a recipe has low products"
+            dtype = number_format or self._job.dtype
+            self._grouped[number_format] = GroupedProducts(self._machine, dtype, products)
+        return self._grouped[number_format]
+
     @property
     def interpolation_error(self) -> float:
         """The relative standard deviation of the error for a product that was not timed."""
-        return self._products.interpolation_error
+        return (self._low_products or self._products).interpolation_error
 
 
 def host_seconds(
@@ -104,7 +130,8 @@ def host_seconds(
 ) -> Array:
     """Return how long the host needs to issue all operations of the phases, shape (C,).
 
-    It waits in each collective for a time that grows with the ranks of the group.
+    Grouped products take an issue for each product that is not formed in a common kernel. The host
+    waits in each collective for a time that grows with the ranks of the group.
     """
     count = np.zeros(len(table))
     n_awaited_ranks = np.zeros(len(table))
@@ -116,6 +143,8 @@ def host_seconds(
                 n_awaited_ranks += phase.repeats * n_ranks * (n_ranks > 1)
             elif isinstance(op, MemoryBound):
                 count += phase.repeats * op.n_launches * (np.asarray(op.nbytes) > 0)
+            elif isinstance(op, Attention | GroupedGemm):
+                count += phase.repeats * op.n_launches
             elif not isinstance(op, HostWork | HostKernel):
                 count += phase.repeats
     return count * issue_seconds + n_awaited_ranks * wait_seconds_per_rank
@@ -158,7 +187,7 @@ class CollectivePrices:
         links = self._links[operation.axis].kinds[operation.kind]
         n_ranks = self._table.size(operation.axis)
         rows = self._table.placement
-        call_bytes = np.asarray(operation.nbytes) / operation.n_calls
+        call_bytes = _call_bytes(operation)
         seconds = collective_seconds(
             operation.kind,
             operation.nbytes,
@@ -206,17 +235,23 @@ class CollectivePrices:
         return self._terms[key]
 
 
+def _call_bytes(operation: Collective) -> Array:
+    """Return the bytes of one call; there may be candidates without any."""
+    n_calls = np.asarray(operation.n_calls, dtype=np.float64)
+    return np.asarray(operation.nbytes) / np.where(n_calls > 0, n_calls, 1.0)
+
+
 def _take_measured(seconds: Array, links: KindLinks, curve_of: Ints, operation: Collective) -> None:
     """Replace, in place, the times of groups that were measured.
 
     `curve_of` holds the index of each candidate's curve, shape (C,).
     """
     n_calls = np.broadcast_to(np.asarray(operation.n_calls, dtype=np.float64), seconds.shape)
-    nbytes = np.broadcast_to(np.asarray(operation.nbytes, dtype=np.float64), seconds.shape)
+    nbytes = np.broadcast_to(_call_bytes(operation), seconds.shape)
     for number in np.unique(curve_of[curve_of >= 0]):
         rows = curve_of == number
         curve = links.curves[number]
-        call_seconds = measured_seconds(nbytes[rows] / n_calls[rows], curve.nbytes, curve.seconds)
+        call_seconds = measured_seconds(nbytes[rows], curve.nbytes, curve.seconds)
         seconds[rows] = n_calls[rows] * call_seconds
 
 

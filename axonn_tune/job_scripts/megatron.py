@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import N_STEPS, Start
-from axonn_tune.spec.layout import PIPELINE
-from axonn_tune.spec.model import Model
+from axonn_tune.job_scripts.megatron_model import model_flags
+from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
+from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.recomputation import is_partial
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.pipeline import cut_layers
 
 PROGRAM = "Megatron-LM/pretrain_gpt.py"
 # validate_args asserts it with tensor or context parallelism on GPUs before Blackwell, so that
 # kernels run in the order in which they were issued.
 _ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+# The names of Transformer Engine, which Megatron-Core passes on.
+_CONTEXT_KINDS = {RING: "p2p", ALL_GATHER: "all_gather", ULYSSES: "a2a"}
 
 _TRAINING_FLAGS = (
     "--mock-data",
@@ -33,15 +37,30 @@ _TRAINING_FLAGS = (
 )
 
 
+# Transformer Engine's own formats of each recipe: gradients have e5m2 where a tensor has one scale.
+_PRECISION_FLAGS = {
+    "bf16": (),
+    "fp8-delayed": ("--fp8-format hybrid", "--fp8-recipe delayed"),
+    "fp8-current": ("--fp8-format hybrid", "--fp8-recipe tensorwise"),
+    "fp8-block": ("--fp8-format e4m3", "--fp8-recipe blockwise"),
+    "mxfp8": ("--fp8-format e4m3", "--fp8-recipe mxfp8"),
+    "nvfp4": ("--fp4-format e2m1", "--fp4-recipe nvfp4"),
+}
+
+
 def start(prediction: Prediction, train: str | None) -> Start:
     """Return how Megatron-LM is started; `train` is the path of its pretrain_gpt.py."""
     program = train or PROGRAM
     command = (("python", program), *(tuple(line.split()) for line in flags(prediction)))
-    to_fill_in = (
+    to_fill_in: tuple[str, ...] = (
         "Activate an environment in which python finds what Megatron-LM needs.",
         f"Clone Megatron-LM so that {program} exists (--train names another path).",
         "It trains on mock data; replace --mock-data by --data-path, and the tokenizer by yours.",
     )
+    if prediction.scenario.model.qk_norm == "all":
+        to_fill_in += (
+            "Megatron-LM normalises each head's query and key; the model all heads at once.",
+        )
     return Start({}, command, to_fill_in, _ENVIRONMENT)
 
 
@@ -55,19 +74,18 @@ def flags(prediction: Prediction) -> list[str]:
     sizes = prediction.layout.sizes
     assert isinstance(strategy, Megatron3D)
     lines = [
-        *_model_flags(model, job.seq_len),
+        *model_flags(model, job.seq_len),
         *_TRAINING_FLAGS,
         f"--tensor-model-parallel-size {sizes['tensor']}",
         f"--pipeline-model-parallel-size {sizes[PIPELINE]}",
         f"--context-parallel-size {sizes['context']}",
+        *_expert_flags(prediction, strategy),
         f"--micro-batch-size {configuration.micro_batch}",
         f"--global-batch-size {job.global_batch}",
     ]
-    if configuration.n_virtual > 1:
-        lines.append(f"--num-virtual-stages-per-pipeline-rank {configuration.n_virtual}")
-    if model.n_layers % (sizes[PIPELINE] * configuration.n_virtual):
-        lines.append("--account-for-embedding-in-pipeline-split")
-        lines.append("--account-for-loss-in-pipeline-split")
+    lines += _stage_flags(model.n_layers, sizes[PIPELINE], configuration.n_virtual)
+    if sizes["context"] > 1:
+        lines.append(f"--cp-comm-type {_CONTEXT_KINDS[strategy.context_kind]}")
     if strategy.sequence_parallel and sizes["tensor"] > 1:
         lines.append("--sequence-parallel")
     if strategy.distributed_optimizer:
@@ -78,6 +96,10 @@ def flags(prediction: Prediction) -> list[str]:
         lines.append("--overlap-param-gather")
     if job.offloads_optimizer:
         lines += _offload_flags(strategy)
+    if job.moments != "fp32":
+        _require_distributed_optimizer(strategy, "has other moments than fp32", "--moments")
+        lines.append("--use-precision-aware-optimizer")
+        lines += [f"--exp-avg-dtype {job.moments}", f"--exp-avg-sq-dtype {job.moments}"]
     if not strategy.fused_accumulation:
         lines.append("--no-gradient-accumulation-fusion")
     if configuration.recompute == "full":
@@ -91,22 +113,62 @@ def flags(prediction: Prediction) -> list[str]:
         lines.append("--recompute-granularity selective")
     if job.dtype != "fp32":
         lines.append(f"--{job.dtype}")
+    lines += _PRECISION_FLAGS[job.precision]
+    if strategy.stores_low_weights(job):
+        lines.append("--fp4-param-gather" if job.precision == "nvfp4" else "--fp8-param-gather")
     lines.append(f"--attention-backend {'flash' if job.attention == 'flash' else 'unfused'}")
     rate = 0.1 if job.dropout else 0.0
     return [*lines, f"--attention-dropout {rate}", f"--hidden-dropout {rate}"]
 
 
-def _offload_flags(strategy: Megatron3D) -> tuple[str, ...]:
-    """Return the flags of offload; copies run one after another, as predicted.
+def _expert_flags(prediction: Prediction, strategy: Megatron3D) -> tuple[str, ...]:
+    """Return the flags that spread experts over ranks and exchange tokens, as predicted."""
+    if not strategy.has_experts:
+        return ()
+    layout = prediction.layout
+    tensor = layout.size("tensor") if strategy.splits_experts else 1
+    return (
+        f"--expert-model-parallel-size {layout.size(EXPERT)}",
+        f"--expert-tensor-parallel-size {tensor}",
+        *_dispatcher_flags(strategy),
+        "--moe-grouped-gemm",
+        "--moe-permute-fusion",
+    )
 
-    OptimizerConfig asserts the distributed optimizer with a precision-aware one, which offload
-    needs.
+
+def _stage_flags(n_layers: int, n_stages: int, n_virtual: int) -> tuple[str, ...]:
+    """Return the flags that cut layers into virtual stages.
+
+    A layout states what the other flags cannot: a last stage that is shorter than all others.
     """
-    if not strategy.distributed_optimizer:
-        raise InputError(
-            "--no-distributed-optimizer: Megatron-Core offloads the optimizer states of its "
-            "distributed optimizer only; leave out the one or --offload"
+    n_chunks = n_stages * n_virtual
+    interleaved = (f"--num-virtual-stages-per-pipeline-rank {n_virtual}",) if n_virtual > 1 else ()
+    if n_layers % n_chunks == 0:
+        return interleaved
+    if (n_layers + 2) % n_chunks == 0:
+        return (
+            *interleaved,
+            "--account-for-embedding-in-pipeline-split",
+            "--account-for-loss-in-pipeline-split",
         )
+    first, *middle, last = ("t" * layers for layers in cut_layers(n_layers, n_chunks))
+    layout = "|".join(("E" + first, *middle, last + "L"))
+    return (f"--pipeline-model-parallel-layout '{layout}'",)
+
+
+def _dispatcher_flags(strategy: Megatron3D) -> tuple[str, ...]:
+    """Return the flags that say how tokens travel to and from experts."""
+    flags: tuple[str, ...] = ("--moe-token-dispatcher-type alltoall",)
+    if strategy.sends_once:
+        flags = ("--moe-token-dispatcher-type flex", "--moe-flex-dispatcher-backend deepep")
+    if strategy.overlaps_experts:
+        flags = (*flags, "--overlap-moe-expert-parallel-comm")
+    return flags
+
+
+def _offload_flags(strategy: Megatron3D) -> tuple[str, ...]:
+    """Return the flags of offload; copies run one after another, as predicted."""
+    _require_distributed_optimizer(strategy, "offloads the optimizer states", "--offload")
     return (
         "--optimizer-cpu-offload",
         "--optimizer-offload-fraction 1.0",
@@ -114,31 +176,14 @@ def _offload_flags(strategy: Megatron3D) -> tuple[str, ...]:
     )
 
 
-def _model_flags(model: Model, seq_len: int) -> list[str]:
-    lines = [
-        f"--num-layers {model.n_layers}",
-        f"--hidden-size {model.hidden_size}",
-        f"--ffn-hidden-size {model.ffn_hidden_size}",
-        f"--num-attention-heads {model.n_heads}",
-        f"--kv-channels {model.head_dim}",
-        f"--seq-length {seq_len}",
-        f"--max-position-embeddings {max(seq_len, model.seq_len)}",
-        f"--tokenizer-type NullTokenizer --vocab-size {model.vocab_size}",
-    ]
-    if model.n_kv_heads < model.n_heads:
-        lines.append(f"--group-query-attention --num-query-groups {model.n_kv_heads}")
-    if model.gated_mlp:
-        lines.append("--swiglu")
-    if model.norm == "rms":
-        lines.append("--normalization RMSNorm")
-    if not model.bias:
-        lines.append("--disable-bias-linear")
-    if model.qkv_bias and not model.bias:
-        lines.append("--add-qkv-bias")
-    if model.position == "rotary":
-        lines.append("--position-embedding-type rope")
-    elif model.position == "none":
-        lines.append("--position-embedding-type none")
-    if not model.tied_embeddings:
-        lines.append("--untie-embeddings-and-output-weights")
-    return lines
+def _require_distributed_optimizer(strategy: Megatron3D, what: str, option: str) -> None:
+    """Raise InputError without the distributed optimizer.
+
+    OptimizerConfig asserts it with a precision-aware one, which offload and other types of moments
+    need.
+    """
+    if not strategy.distributed_optimizer:
+        raise InputError(
+            f"--no-distributed-optimizer: Megatron-Core {what} of its distributed optimizer only; "
+            f"leave out the one or {option}"
+        )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts import axonn, deepspeed, fsdp2, megatron, rank, sbatch
 from axonn_tune.job_scripts.framework import Start
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 
 # Frameworks that run each strategy, the usual one first.
@@ -24,10 +25,6 @@ _STARTS: dict[str, Callable[[Prediction, str | None], Start]] = {
     "fsdp2": fsdp2.start,
     "megatron": megatron.start,
 }
-
-# The programs and Megatron-LM's flags form blocks with one norm before attention and one before
-# the MLP.
-_NORMS_PER_BLOCK = 2
 
 
 def launch_files(
@@ -61,15 +58,37 @@ def launch_files(
         raise InputError(
             f"--framework {framework} does not run {name}; allowed: {', '.join(allowed)}"
         )
-    model = prediction.scenario.model
-    if model.norms_per_block != _NORMS_PER_BLOCK:
-        raise InputError(
-            f"model {model.name} has {model.norms_per_block} norms in each block; allowed where a "
-            f"script is written: {_NORMS_PER_BLOCK}"
-        )
+    _require_built(prediction.scenario, framework)
     start = _STARTS[framework](prediction, train)
     return {
         sbatch.NAME: sbatch.job_script(prediction, start, sbatch_options),
         rank.NAME: rank.rank_script(start.rank_lines),
         **start.files,
     }
+
+
+def _require_built(scenario: Scenario, framework: str) -> None:
+    """Raise InputError if the program of a framework does not build the model.
+
+    All have one norm before attention and one before the MLP. The programs that are written here
+    have neither sliding windows nor norms of queries and keys.
+    """
+    model = scenario.model
+    if model.norms_per_block != 2:
+        raise InputError(
+            f"model {model.name} has {model.norms_per_block} norms in each block; allowed where a "
+            "script is written: 2"
+        )
+    special = [
+        part
+        for part, is_there in (
+            ("sliding windows", 0 < model.window < scenario.job.seq_len),
+            ("norms of queries and keys", bool(model.qk_norm)),
+        )
+        if is_there
+    ]
+    if special and framework != "megatron":
+        raise InputError(
+            f"model {model.name} has {' and '.join(special)}; allowed where a script of "
+            f"{framework} is written: a model without"
+        )

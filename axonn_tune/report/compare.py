@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from axonn_tune.report.memory import memory_lines, memory_text
@@ -27,10 +27,10 @@ from axonn_tune.units import gib
 _DROPPABLE = ("tokens/s", "TFLOP/s", "bubble", "exposed", "MFU %", "mbs")
 
 
-def comparison_text(contenders: Sequence[Best], left_out: Sequence[str] = ()) -> str:
+def comparison_text(contenders: Sequence[Best], left_out: Mapping[str, Sequence[str]]) -> str:
     """Return a table with one row per strategy or layout, and what was assumed.
 
-    Strategies that were left out are named, and so are rows that repeat others.
+    Strategies that were left out are named by reason, and so are rows that repeat others.
     """
     searches = [contender.search for contender in contenders]
     predictions = without_twins(_predictions(contenders))
@@ -45,7 +45,8 @@ def comparison_text(contenders: Sequence[Best], left_out: Sequence[str] = ()) ->
             lines.append(f"{_contender_name(contender, searches)}: {contender.reason}")
     lines += _twin_lines(contenders, predictions)
     lines += memory_lines(predictions)
-    lines += [*trust_lines(*searches), *left_out_lines(left_out), assumption_line(*searches)]
+    lines += [*trust_lines(*searches), *left_out_lines(left_out)]
+    lines.append(assumption_line(*searches))
     return "\n".join(lines)
 
 
@@ -123,11 +124,13 @@ def _seconds_to_beat(predictions: Sequence[Prediction]) -> float:
     return min(p.seconds_per_token for p in usual or predictions)
 
 
-def comparison_document(contenders: Sequence[Best], left_out: Sequence[str] = ()) -> dict[str, Any]:
+def comparison_document(
+    contenders: Sequence[Best], left_out: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     """Return what ``compare --format json`` prints."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "left_out": list(left_out),
+        "left_out": [name for names in left_out.values() for name in names],
         "strategies": [
             {
                 "strategy": c.search.scenario.strategy.name,

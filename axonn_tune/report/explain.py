@@ -14,6 +14,7 @@ from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.table import fitted_table, table
 from axonn_tune.report.trust import trust_lines
 from axonn_tune.search.search import Search
+from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS
 from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.step.explain import Explanation, OperationCost
 from axonn_tune.step.prediction import Prediction
@@ -25,6 +26,10 @@ OPTIMIZER = "optimizer.step"
 DRAWN_LAYERS = 3
 # Number of micro-batches of a pipeline that a timeline draws.
 DRAWN_MICROBATCHES = 8
+_EXPERT_GROUPS = (
+    f"({EXPERT}: the ranks that share the experts of a layer; {EXPERT_REPLICAS}: those that hold "
+    "the same experts)"
+)
 
 
 def explanation_text(search: Search, explanation: Explanation, n_operations: int | None) -> str:
@@ -137,7 +142,8 @@ def operation_rate(operation: OperationCost) -> str:
 def _axes_text(explanation: Explanation) -> str:
     exposed = explanation.exposed_seconds_by_axis
     parts = (f"{axis} {seconds:.4f} s" for axis, seconds in exposed.items())
-    return "Exposed communication by axis: " + ", ".join(parts)
+    line = "Exposed communication by axis: " + ", ".join(parts)
+    return f"{line}\n{_EXPERT_GROUPS}" if EXPERT in exposed else line
 
 
 def _memory_text(p: Prediction) -> str:

@@ -18,9 +18,9 @@ from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.report.figure import new_figure
 from axonn_tune.report.table import Column, fitted_table_of, key_values, table
-from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import MODES
+from axonn_tune.spec.precision import operand_bytes, result_bytes
 from axonn_tune.spec.provenance import quantities
 from axonn_tune.units import format_quantity, format_seconds, gib
 
@@ -208,10 +208,11 @@ def _draw_products(axes: Any, machine: Machine) -> None:
         for marker, mode in zip("ov^", MODES, strict=True):
             points = [p for p in machine.gemm.points if (p.dtype, p.mode) == (dtype, mode)]
             flops = np.array([2.0 * p.m * p.n * p.k for p in points])
-            elements = np.array([p.m * p.k + p.k * p.n + p.m * p.n for p in points])
+            read = np.array([p.m * p.k + p.k * p.n for p in points]) * operand_bytes(dtype)
+            written = np.array([p.m * p.n for p in points]) * result_bytes(dtype)
             seconds = np.array([p.seconds for p in points])
             axes.plot(
-                flops / (elements * BYTES_PER_ELEMENT[dtype]),
+                flops / (read + written),
                 flops / seconds * 1e-12,
                 marker,
                 color=f"C{color}",

@@ -29,11 +29,30 @@ def assumption_line(*searches: Search) -> str:
     ]
     line = (
         f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, "
-        f"{_sequences_text(searches)}{_seq_len_remark(scenario)}, {job.dtype}, {job.attention} "
-        f"attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}{engine_text}"
-        f"{_offload_text(scenario)}."
+        f"{_sequences_text(searches)}{_seq_len_remark(scenario)}, {types_text(job)}, "
+        f"{job.attention} attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}"
+        f"{engine_text}{_experts_text(scenario)}{_offload_text(scenario)}."
     )
     return " ".join([line, *(remark for remark in remarks if remark)])
+
+
+def _experts_text(scenario: Scenario) -> str:
+    """Say how busy experts are, as the end of a sentence, if the model has experts."""
+    if scenario.model.is_dense:
+        return ""
+    imbalance = scenario.job.expert_imbalance
+    if imbalance == 1.0:
+        return ", experts equally busy"
+    return f", the busiest experts take {imbalance:g} times the mean"
+
+
+def types_text(job: Job) -> str:
+    """Name the type of weights and activations, and what has another one."""
+    others = [
+        *([] if job.recipe is None else [f"products in {job.precision}"]),
+        *([] if job.moments == "fp32" else [f"moments in {job.moments}"]),
+    ]
+    return f"{job.dtype} with {' and '.join(others)}" if others else job.dtype
 
 
 def _offload_text(scenario: Scenario) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from axonn_tune.errors import InputError
 from axonn_tune.report.explain import DRAWN_LAYERS, operation_rate, operation_size, step_parts
 from axonn_tune.report.memory import memory_lines, memory_mark
-from axonn_tune.report.phrases import assumption_line, grid_form, model_on_gpus
+from axonn_tune.report.phrases import assumption_line, grid_form, model_on_gpus, types_text
 from axonn_tune.report.suggest import tie_lines
 from axonn_tune.report.trust import left_out_lines, marked_name, trust_lines
 from axonn_tune.search.pareto import pareto_front
@@ -80,7 +80,7 @@ def page_document(
     most_details: int,
     validation: Validation | None = None,
     each: Each = iter,
-    left_out: Sequence[str] = (),
+    left_out: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Return everything that the page shows, as plain data.
 
@@ -103,8 +103,8 @@ def page_document(
         Measurements to show next to the predictions.
     each : callable
         Wraps the loop that takes long, to show progress.
-    left_out : sequence of str
-        Strategies that are not compared.
+    left_out : mapping of str to sequence of str, or None
+        Strategies that are not compared, by reason.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def page_document(
             *memory_lines([row.prediction for row in rows]),
             *_tie_lines(rankings),
             *trust_lines(*searches),
-            *left_out_lines(left_out),
+            *left_out_lines(left_out or {}),
         ],
         "assumptions": assumption_line(*searches),
         "evaluated": sum(ranking.n_evaluated for ranking in rankings),
@@ -159,7 +159,8 @@ def _subtitle(scenario: Scenario) -> str:
     written = f". A grid is written {grid_form(axes)}" if axes.is_grid else ""
     return (
         f"{format_count(scenario.model.parameters)} parameters, machine {scenario.machine.name}, "
-        f"global batch {job.global_batch} sequences of {job.seq_len} tokens, {job.dtype}{written}."
+        f"global batch {job.global_batch} sequences of {job.seq_len} tokens, "
+        f"{types_text(job)}{written}."
     )
 
 
@@ -196,7 +197,7 @@ def page_html(document: Mapping[str, Any], parts: Mapping[str, str]) -> str:
 def _columns(rows: Sequence[Candidate], strategies: Sequence[str]) -> dict[str, Any]:
     predictions = [row.prediction for row in rows]
     axes = list(
-        dict.fromkeys(axis for row in rows for axis in row.search.scenario.strategy.axes.names)
+        dict.fromkeys(axis for row in rows for axis in row.search.scenario.strategy.axes.sized)
     )
     terms = list(dict.fromkeys(term for p in predictions for term in p.memory_terms_bytes))
     intervals = [p.step_seconds_interval or (None, None) for p in predictions]

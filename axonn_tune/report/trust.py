@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from axonn_tune.report.phrases import percent
@@ -76,11 +76,6 @@ def track_record_document(scenario: Scenario) -> dict[str, Any] | None:
     }
 
 
-def left_out_lines(left_out: Sequence[str]) -> list[str]:
-    """Return a line that names the strategies that are not compared, if there are any."""
-    if not left_out:
-        return []
-    return [
-        f"Left out: {', '.join(left_out)}, which change the numerics or have no released "
-        "implementation; --every-strategy compares them, too."
-    ]
+def left_out_lines(left_out: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a line for each reason why strategies are not compared."""
+    return [f"Left out: {', '.join(names)}, {reason}." for reason, names in left_out.items()]

@@ -11,6 +11,7 @@ from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
 
@@ -26,15 +27,24 @@ def nemo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         model = replace(loaders.model(row["model"]), n_layers=layers)
         subject = f"{row['model']}, {layers} layers, {row['gpus']} GPUs"
         published = {"step_seconds": float(row["step_seconds"])}
-        yield paper.run(row["model"], subject, _search(row, model, machine, engine), published)
+        group = row["model"] if row["precision"] == FULL else f"{row['model']} in 8 bits"
+        yield paper.run(group, subject, _search(row, model, machine, engine), published)
 
 
 def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
     """Return the search that is held to a row's layout."""
-    strategy = megatron_of(engine, n_virtual=(int(row["virtual"]),), fp32_gradients=False)
+    strategy = megatron_of(
+        engine, n_virtual=(int(row["virtual"]),), fp32_gradients=False, low_weights=True
+    )
     gpus = int(row["gpus"])
     dropout = row["dropout"] == "yes"
-    job = Job(gpus, int(row["global_batch"]), int(row["seq_len"]), dropout=dropout)
+    job = Job(
+        gpus,
+        int(row["global_batch"]),
+        int(row["seq_len"]),
+        precision=row["precision"],
+        dropout=dropout,
+    )
     axes = {axis: int(row[axis]) for axis in ("tensor", "context", "pipeline")}
     constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
     return Search(Scenario(model, job, machine, strategy), constraints, ("none",), include_oom=True)

@@ -7,34 +7,46 @@ from dataclasses import replace
 
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
 from axonn_tune.search.search import Constraints, Search
-from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.engine import ULYSSES, Engine
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.machine import Machine, Quantity
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
 
 _N_GPUS = 8
-_SEQ_LEN = 4096
+_AXES = ("tensor", "context", "pipeline", "data")
+_LOGIT_BYTES = Quantity(
+    2.0,
+    "published",
+    "Transformer Engine 2.11, common/triton/cross_entropy.py: a gradient takes its logit's place",
+)
 
 
 def simumax(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield measured steps of models with fewer layers, and the memory that the allocator held."""
-    engine = loaders.engine("megatron-core")
+    engine = _with_fused_loss(loaders.engine("megatron-core"))
     machine = loaders.machine("b200-simumax")
     paper = Paper("Megatron-Core on B200", "MooreThreads/SimuMax (Apache-2.0)", machine)
     for row in rows:
         model = replace(loaders.model(row["model"]), n_layers=int(row["layers"]))
-        layout = f"TP {row['tensor']}, PP {row['pipeline']}, DP {row['data']}"
+        short = {"tensor": "TP", "context": "CP", "pipeline": "PP", "data": "DP"}
+        layout = ", ".join(f"{short[axis]} {row[axis]}" for axis in _AXES)
         published = {name: float(row[name]) for name in ("step_seconds", "memory_gib")}
-        subject = f"{row['model']}, {layout}, batch {row['global_batch']}"
-        yield paper.run(row["model"], subject, _search(row, model, machine, engine), published)
+        length = "long sequences" if row["context"] != "1" else "4096 tokens"
+        subject = f"{row['model']}, {layout}, {row['seq_len']} tokens, batch {row['global_batch']}"
+        search = _search(row, model, machine, engine)
+        yield paper.run(f"{row['model']}, {length}", subject, search, published)
+
+
+def _with_fused_loss(engine: Engine) -> Engine:
+    """Return the engine with the loss that the runs chose (--cross-entropy-fusion-impl te)."""
+    return replace(engine, memory=replace(engine.memory, logit_bytes=_LOGIT_BYTES))
 
 
 def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
     """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself."""
-    strategy = megatron_of(engine, n_virtual=(1,), overlap_grad_reduce=False)
-    job = Job(_N_GPUS, int(row["global_batch"]), _SEQ_LEN, kernel_tuning=False)
-    axes = {axis: int(row[axis]) for axis in ("tensor", "pipeline", "data")}
-    constraints = Constraints({**axes, "context": 1}, micro_batch=1)
+    strategy = megatron_of(engine, n_virtual=(1,), overlap_grad_reduce=False, context_kind=ULYSSES)
+    job = Job(_N_GPUS, int(row["global_batch"]), int(row["seq_len"]), kernel_tuning=False)
+    constraints = Constraints({axis: int(row[axis]) for axis in _AXES}, micro_batch=1)
     return Search(Scenario(model, job, machine, strategy), constraints, ("none",), include_oom=True)

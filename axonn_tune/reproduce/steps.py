@@ -92,7 +92,7 @@ def time_runs(runs: Sequence[Run], each: Each = iter) -> list[TimedRun]:
 def beside_baseline(predicted: Sequence[tuple[Run, Prediction]]) -> list[TimedRun]:
     """Fit the naive baseline's one parameter to all measured steps, and set both beside them."""
     comparisons = [compare_number(run, "step_seconds", p) for run, p in predicted]
-    at_peak = [_seconds_at_peak(run, p) for run, p in predicted]
+    at_peak = [_seconds_at_peak(p) for _, p in predicted]
     hfu = _fitted_hfu(np.array(at_peak), np.array([c.published for c in comparisons]))
     return [
         TimedRun(run, prediction, comparison, seconds / hfu)
@@ -102,13 +102,9 @@ def beside_baseline(predicted: Sequence[tuple[Run, Prediction]]) -> list[TimedRu
     ]
 
 
-def _seconds_at_peak(run: Run, p: Prediction) -> float:
+def _seconds_at_peak(p: Prediction) -> float:
     """Return the time of a step at the peak rate, with the bubble of the pipeline."""
-    scenario = run.search.scenario
-    job = run.search.scenario.job
-    flops = scenario.model.hardware_flops(job.tokens, job.seq_len, p.configuration.recompute)
-    seconds = flops / (job.n_gpus * scenario.machine.peak_flops_per_s(job.dtype))
-    return seconds * (1.0 + (p.layout.n_stages - 1) / p.n_microsteps)
+    return p.hfu * p.step_seconds * (1.0 + (p.layout.n_stages - 1) / p.n_microsteps)
 
 
 def _fitted_hfu(at_peak: np.ndarray, measured: np.ndarray) -> float:

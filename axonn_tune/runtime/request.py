@@ -69,12 +69,8 @@ class RunRequest:
             self._check_native()
         if self.goldfish is not None:
             require_count("run", "goldfish", self.goldfish, least=2)
-        model = self.model
-        if model.norms_per_block != 2:
-            raise InputError(
-                f"run: model '{model.name}' has norms_per_block {model.norms_per_block}; allowed: 2"
-            )
-        seq_len = self.job.seq_len
+        model, seq_len = self.model, self.job.seq_len
+        require_built(model, seq_len)
         if model.position == "learned" and seq_len > model.seq_len:
             raise InputError(
                 f"run: seq_len is {seq_len}; allowed: at most {model.seq_len}, the learned "
@@ -99,3 +95,20 @@ class RunRequest:
             raise InputError(f"run: {owner} does not run models with parallel blocks")
         if self.goldfish is not None:
             raise InputError(f"run: goldfish is of axonn here; {owner} does not have it")
+
+
+def require_built(model: Model, seq_len: int | None = None) -> None:
+    """Raise InputError if the runtime does not build a model for sequences of a length.
+
+    Without a length, it is the model's.
+    """
+    parts = model.special_parts(seq_len or model.seq_len)
+    if parts:
+        raise InputError(
+            f"run: model '{model.name}' has {' and '.join(parts)}, which the runtime does not "
+            "build; allowed: a model without"
+        )
+    if model.norms_per_block != 2:
+        raise InputError(
+            f"run: model '{model.name}' has norms_per_block {model.norms_per_block}; allowed: 2"
+        )

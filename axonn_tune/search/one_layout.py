@@ -91,7 +91,7 @@ def why_not(search: Search, layout: Layout | str) -> str:
     if shortage is not None:
         return shortage
     ranking = rank_candidates(search)
-    names = search.scenario.strategy.axes.names
+    names = search.scenario.strategy.axes.sized
     wanted = np.array([[layout.size(axis)] for axis in names])
     is_layout = (ranking.table.placements.sizes == wanted).all(axis=0)
     row = int(np.flatnonzero(is_layout[ranking.table.placement])[0])

@@ -99,6 +99,6 @@ class Search:
 
     def of_layout(self, layout: Layout) -> Search:
         """Return the search of one layout, whether it fits in memory or not."""
-        axes = {axis: layout.size(axis) for axis in self.scenario.strategy.axes.names}
+        axes = {axis: layout.size(axis) for axis in self.scenario.strategy.axes.sized}
         constraints = replace(self.constraints, axes=axes)
         return replace(self, constraints=constraints, include_oom=True)

@@ -13,6 +13,8 @@ from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import (
     AXES,
     AXONN_AXES,
+    EXPERT,
+    EXPERT_REPLICAS,
     LETTERS,
     ORDERS,
     PAPER_ORDER,
@@ -41,7 +43,8 @@ def _axes_before(axes: Axes) -> npt.NDArray[np.bool_]:
 class Placements:
     """Layouts with a rank order each, as columns of shape (P,).
 
-    `sizes` has shape (A, P) in the order in which the axes are listed; `order` indexes `ORDERS`.
+    `sizes` has shape (A, P) in the order in which the axes are listed, the folded one being last;
+    `order` indexes `ORDERS`.
     """
 
     sizes: Ints
@@ -60,8 +63,8 @@ class Placements:
         An axis of size one has no place, so of the orders that differ only in where such
         axes stand only the first one listed is kept.
         """
-        columns = [[layout.size(axis) for axis in axes.names] for layout in layouts]
-        sizes = np.array(columns, dtype=np.int64).reshape(-1, len(axes.names)).T
+        columns = [[layout.size(axis) for axis in axes.sized] for layout in layouts]
+        sizes = np.array(columns, dtype=np.int64).reshape(-1, len(axes.sized)).T
         return cls.of_sizes(sizes, orders, axes)
 
     @classmethod
@@ -88,16 +91,27 @@ class Placements:
 
     @cached_property
     def strides(self) -> Ints:
-        """The distance in rank numbers between neighbours of each axis's group, shape (A, P)."""
+        """The distance in rank numbers between neighbours of each axis's group, shape (A, P).
+
+        The folded axis is not among them.
+        """
         before = _axes_before(self.axes)[self.order]  # (P, axis, other)
-        return np.where(before, self.sizes.T[:, None, :], 1).prod(axis=2).T
+        arranging = self.sizes[: len(self.axes.names)]
+        return np.where(before, arranging.T[:, None, :], 1).prod(axis=2).T
 
     def size(self, group: str) -> Ints:
         """Return the number of ranks in each group of an axis or product of axes, shape (P,)."""
+        if group == EXPERT:
+            return self.sizes[-1]
+        if group == EXPERT_REPLICAS:
+            return self.size(self.axes.folded) // self.sizes[-1]
         return self.sizes[self._rows(group)].prod(axis=0)
 
     def stride(self, group: str) -> Ints:
         """Return the distance in rank numbers between neighbours of each group, shape (P,)."""
+        if group in (EXPERT, EXPERT_REPLICAS):
+            first = self.stride(self.axes.folded)
+            return first if group == EXPERT else first * self.sizes[-1]
         return self.strides[self._rows(group)].min(axis=0)
 
     def _rows(self, group: str) -> list[int]:
@@ -106,7 +120,7 @@ class Placements:
 
     def layout(self, row: int) -> Layout:
         """Return the layout of one row."""
-        sizes = dict(zip(self.axes.names, self.sizes[:, row].tolist(), strict=True))
+        sizes = dict(zip(self.axes.sized, self.sizes[:, row].tolist(), strict=True))
         if self.axes.is_grid:
             sizes = {axis: sizes.get(axis, 1) for axis in (*AXES, PIPELINE)}
         return Layout(sizes)

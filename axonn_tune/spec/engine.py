@@ -15,14 +15,16 @@ from axonn_tune.spec.checks import (
     require_amount,
     require_between,
     require_choice,
+    require_count,
     require_name,
     require_wait,
 )
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import MOMENT_BYTES, Job
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.plan import (
     MEMORY_KERNELS,
     Attention,
+    GroupedGemm,
     MemoryBound,
     Operation,
     Part,
@@ -31,10 +33,14 @@ from axonn_tune.spec.plan import (
     Stage,
     StepPlan,
 )
+from axonn_tune.spec.precision import FULL, PRECISIONS, USUAL_LOW
 
 # Ways in which gradients are summed: in buckets of some bytes, all of them in one call, or with a
 # call for each parameter.
 BUCKETS, WHOLE, PARAMETERS = "buckets", "whole", "parameters"
+# Kinds of context parallelism: keys and values travel around a ring, or are gathered; or tokens are
+# exchanged for heads.
+RING, ALL_GATHER, ULYSSES = CONTEXT_KINDS = ("ring", "all_gather", "ulysses")
 # No engine moves the bytes of a kernel so often, or cuts it into so many.
 LARGEST_FACTOR = 1000.0
 # The term of a rank's memory that only offload adds: copies that the host holds.
@@ -94,7 +100,7 @@ class MegatronProgram:
     (Megatron-Core, DistributedDataParallelConfig, bucket_size).
 
     sequence_parallel, distributed_optimizer, overlap_grad_reduce, fused_accumulation, \
-    fp32_gradients
+    fp32_gradients, low_weights, context_kind, sends_once, overlaps_experts
         Options of `Megatron3D` that hold unless a user says otherwise.
     bucket_elements
         Least number of elements of a bucket.
@@ -103,6 +109,14 @@ class MegatronProgram:
     balances_stages
         Whether layers are spread over the stages of a pipeline so that their products are equal,
         with the head's counted, and not their numbers.
+    sends_once
+        Whether a token is sent once to each rank that holds any of its experts, as DeepEP does, and
+        not once for each expert.
+    overlaps_experts
+        Whether tokens travel to and from experts while another micro-batch computes.
+    experts_at_once
+        Number of experts whose products run at the same time on a rank: Transformer Engine's
+        GroupedLinear has four streams for cuBLAS (common/util/multi_stream.cpp at d0067d0d).
     """
 
     sequence_parallel: bool = True
@@ -110,11 +124,18 @@ class MegatronProgram:
     overlap_grad_reduce: bool = True
     fused_accumulation: bool = True
     fp32_gradients: bool = True
+    low_weights: bool = False
+    context_kind: str = RING
     bucket_elements: float = 40e6
     bucket_elements_per_replica: float = 1e6
     balances_stages: bool = False
+    sends_once: bool = False
+    overlaps_experts: bool = False
+    experts_at_once: int = 4
 
     def __post_init__(self) -> None:
+        require_choice("megatron", "context_kind", self.context_kind, CONTEXT_KINDS)
+        require_count("megatron", "experts_at_once", self.experts_at_once)
         require_amount("megatron", "bucket_elements", self.bucket_elements)
         per_replica = self.bucket_elements_per_replica
         require_between("megatron", "bucket_elements_per_replica", per_replica, 0, LARGEST_AMOUNT)
@@ -306,6 +327,10 @@ class Engine:
         Text for people.
     package
         Package with which `run` and `validate` train, one of `PACKAGES`; empty for none.
+    precisions
+        Precisions of products that it has, of `PRECISIONS`; of the low ones the usual comes first.
+    moments
+        Types in which its optimizer stores moments, of `MOMENT_BYTES`.
     kernels
         Forms of kernels by name, one of `MEMORY_KERNELS`, or `EVERY_KERNEL` for all others.
     attention_rate
@@ -329,6 +354,8 @@ class Engine:
     strategies: tuple[str, ...] = ()
     description: str = ""
     package: str = ""
+    precisions: tuple[str, ...] = (FULL,)
+    moments: tuple[str, ...] = ("fp32",)
     kernels: Mapping[str, KernelForm] = field(default_factory=dict)
     attention_rate: Quantity | None = None
     issue_seconds: Quantity | None = None
@@ -345,6 +372,10 @@ class Engine:
         owner = f"engine '{self.name}'"
         if self.package:
             require_choice(owner, "package", self.package, PACKAGES)
+        for precision in self.precisions:
+            require_choice(owner, "precisions", precision, PRECISIONS)
+        for moment in self.moments:
+            require_choice(owner, "moments", moment, MOMENT_BYTES)
         for kernel in self.kernels:
             require_choice(owner, "kernel", kernel, (EVERY_KERNEL, *MEMORY_KERNELS))
         if self.attention_rate is not None:
@@ -356,13 +387,38 @@ class Engine:
         if self.name and not self.strategies:
             raise InputError(f"{owner}: strategies is empty; name at least one")
 
+    def precision_named(self, name: str) -> str:
+        """Return the precision that a user's word means, such as the usual one of 8 bits.
+
+        Raises
+        ------
+        InputError
+            The engine does not have it.
+        """
+        if not self.has_precision(name):
+            alias = (USUAL_LOW,) if self.has_precision(USUAL_LOW) else ()
+            raise InputError(
+                f"job: precision is '{name[:40]}'; allowed with engine {self.name or 'ideal'}: "
+                f"{', '.join((*self.precisions, *alias))}"
+            )
+        return self._low_precisions[0] if name == USUAL_LOW else name
+
+    def has_precision(self, name: str) -> bool:
+        """Return whether the engine has the precision that a user's word means."""
+        return name in self.precisions or (name == USUAL_LOW and bool(self._low_precisions))
+
+    @property
+    def _low_precisions(self) -> list[str]:
+        """The precisions that cast operands, the usual one first."""
+        return [precision for precision in self.precisions if precision != FULL]
+
     def offload_in(self, job: Job) -> OffloadProgram | None:
         """Return how the engine offloads a job's optimizer states; None if they stay on the GPU."""
         return self.offload if job.offloads_optimizer else None
 
     def as_run(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the kernels that the engine really launches."""
-        if not self.kernels and self.attention_rate is None:
+        if not self.kernels and self.attention_rate is None and not self._holds_experts_up(plan):
             return plan
         return replace(
             plan,
@@ -370,6 +426,13 @@ class Engine:
             step_end=self._part(plan.step_end),
             sync_microstep=plan.sync_microstep and self._part(plan.sync_microstep),
             pipeline=plan.pipeline and self._pipeline(plan.pipeline),
+        )
+
+    def _holds_experts_up(self, plan: StepPlan) -> bool:
+        """Return whether the host issues products of experts one by one while the device waits."""
+        operations = (op for phase in plan.microstep.phases for op in phase.operations)
+        return self.issue_seconds is not None and any(
+            isinstance(operation, GroupedGemm) for operation in operations
         )
 
     def _pipeline(self, pipeline: Pipeline) -> Pipeline:
@@ -394,10 +457,13 @@ class Engine:
         if isinstance(operation, MemoryBound):
             form = self.kernels.get(operation.kernel) or self.kernels.get(EVERY_KERNEL)
             return form.of(operation) if form else operation
+        if isinstance(operation, GroupedGemm) and operation.mode == "NN" and self.issue_seconds:
+            # The host has just waited for the numbers of tokens that the experts take.
+            return replace(operation, issue_seconds=self.issue_seconds.value)
         if isinstance(operation, Attention) and operation.fused and self.attention_rate:
             return replace(operation, rate=operation.rate * self.attention_rate.value)
         return operation
 
 
 # What a strategy is predicted to cost where no engine is named.
-IDEAL = Engine()
+IDEAL = Engine(precisions=PRECISIONS, moments=tuple(MOMENT_BYTES))

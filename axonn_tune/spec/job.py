@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from axonn_tune.spec.checks import require_choice, require_count
+from axonn_tune.errors import InputError
+from axonn_tune.spec.checks import require_between, require_choice, require_count
+from axonn_tune.spec.precision import (
+    BYTES_PER_ELEMENT,
+    FULL,
+    PRECISIONS,
+    RECIPES,
+    Recipe,
+    operand_bytes,
+)
 
-BYTES_PER_ELEMENT = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
 ATTENTIONS = ("flash", "unfused")
+# Bytes of each of the optimizer's two moments of a parameter, by its type.
+MOMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 # What may move to the host's memory.
 OFFLOADS = ("none", "optimizer")
+# No rank takes more than all tokens, and no layer is spread over more ranks than this.
+LARGEST_IMBALANCE = 1000.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,11 @@ class Job:
         Number of tokens of a sequence.
     dtype
         Type of weights and activations, a key of `BYTES_PER_ELEMENT`.
+    precision
+        Recipe of the products of blocks, one of `PRECISIONS`; "bf16" runs them in `dtype`.
+    transposes_operands
+        Whether the GPU reads the operands of low products along their rows only, so that the
+        backward pass needs transposed copies. The scenario says it of its machine.
     attention
         Implementation of softmax attention, one of `ATTENTIONS`.
     overlap
@@ -55,32 +72,63 @@ class Job:
         Whether the backward pass reuses the weights that the forward pass gathered.
     dropout
         Whether dropout follows attention's softmax and precedes both additions of a block.
+    moments
+        Type in which the optimizer's two moments are stored, a key of `MOMENT_BYTES`.
     offload
         What moves to the host's memory, one of `OFFLOADS`.
+    expert_imbalance
+        Tokens that the busiest rank's experts take, over the mean of all ranks; 1 where every
+        expert takes as many tokens as any other.
     """
 
     n_gpus: int
     global_batch: int
     seq_len: int
     dtype: str = "bf16"
+    precision: str = FULL
+    transposes_operands: bool = False
     attention: str = "flash"
     overlap: Overlap = field(default_factory=Overlap)
     kernel_tuning: bool = True
     keep_gathered_weights: bool = False
     dropout: bool = False
+    moments: str = "fp32"
     offload: str = "none"
+    expert_imbalance: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("n_gpus", "global_batch", "seq_len"):
             require_count("job", name, getattr(self, name))
         require_choice("job", "dtype", self.dtype, BYTES_PER_ELEMENT)
+        require_choice("job", "precision", self.precision, PRECISIONS)
         require_choice("job", "attention", self.attention, ATTENTIONS)
+        require_choice("job", "moments", self.moments, MOMENT_BYTES)
         require_choice("job", "offload", self.offload, OFFLOADS)
+        if self.offloads_optimizer and self.moments != "fp32":
+            raise InputError(f"job: moments is {self.moments}; allowed with offload: fp32")
+        most = LARGEST_IMBALANCE
+        require_between("job", "expert_imbalance", self.expert_imbalance, 1.0, most)
 
     @property
     def element_bytes(self) -> float:
         """The number of bytes of a weight or activation element."""
         return BYTES_PER_ELEMENT[self.dtype]
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """How operands of low products are cast; None where all products have the job's type."""
+        return RECIPES.get(self.precision)
+
+    @property
+    def product_format(self) -> str:
+        """The number format of the operands of the products of blocks."""
+        recipe = self.recipe
+        return self.dtype if recipe is None else recipe.number_format
+
+    @property
+    def operand_bytes(self) -> float:
+        """The number of bytes of an element of an operand of the products of blocks."""
+        return operand_bytes(self.product_format)
 
     @property
     def offloads_optimizer(self) -> bool:

@@ -14,8 +14,12 @@ from axonn_tune.errors import InputError
 AXES = ("x", "y", "z", "data")
 PIPELINE = "pipeline"
 TENSOR = "tensor"
+# The axis that divides the ranks of other axes anew, for experts, and the group of ranks that hold
+# the same experts.
+EXPERT = "expert"
+EXPERT_REPLICAS = "expert_replicas"
 # Other names that users give to axes.
-ALIASES = {"tp": TENSOR, "cp": "context", "dp": "data", "pp": PIPELINE}
+ALIASES = {"tp": TENSOR, "cp": "context", "dp": "data", "pp": PIPELINE, "ep": EXPERT}
 PAPER_ORDER = "xyzd"
 # Letter of each axis of a grid in the text of a rank order.
 LETTERS = {"x": "x", "y": "y", "z": "z", "data": "d"}
@@ -34,11 +38,21 @@ class Axes:
     groups
         The groups over which collectives run: axes, or products of neighbouring axes such as
         ``context*data``.
+    folded
+        The product of neighbouring axes whose ranks the axis `EXPERT` divides anew, beginning with
+        the fastest varying of them (Megatron's parallel folding, arXiv 2504.14960); empty where
+        there is no such axis. `EXPERT` is a group then, and so is `EXPERT_REPLICAS`.
     """
 
     names: tuple[str, ...]
     batch: tuple[str, ...]
     groups: tuple[str, ...]
+    folded: str = ""
+
+    @property
+    def sized(self) -> tuple[str, ...]:
+        """The axes that have a size in a layout: those that arrange ranks, and the folded one."""
+        return (*self.names, EXPERT) if self.folded else self.names
 
     @property
     def is_grid(self) -> bool:
@@ -69,6 +83,8 @@ class Layout:
         sizes = dict(self.sizes)
         if self.is_grid and sizes.get(PIPELINE) == 1:
             del sizes[PIPELINE]
+        if sizes.get(EXPERT) == 1:
+            del sizes[EXPERT]
         object.__setattr__(self, "sizes", MappingProxyType(sizes))
 
     def __hash__(self) -> int:
@@ -84,8 +100,8 @@ class Layout:
 
     @property
     def n_ranks(self) -> int:
-        """The number of ranks, the product of the sizes."""
-        return math.prod(self.sizes.values())
+        """The number of ranks, the product of the sizes but that of the folded axis."""
+        return math.prod(size for axis, size in self.sizes.items() if axis != EXPERT)
 
     @property
     def n_stages(self) -> int:
@@ -141,19 +157,19 @@ def parse_layout(text: str, axes: Axes = AXONN_AXES) -> Layout:
     for part in re.split(r"[,\s]+", text.strip()):
         name, _, size = (word.strip() for word in part.partition("="))
         name = ALIASES.get(name, name)
-        if name.isalpha() and name not in axes.names:
+        if name.isalpha() and name not in axes.sized:
             raise InputError(
                 f"layout '{text}': there is no axis '{name}'; the axes of the strategy are "
-                f"{', '.join(axes.names)} (another --strategy has others)"
+                f"{', '.join(axes.sized)} (another --strategy has others)"
             )
-        if name not in axes.names or not _SIZE.fullmatch(size):
-            example = ",".join(f"{axis}=2" for axis in axes.names)
+        if name not in axes.sized or not _SIZE.fullmatch(size):
+            example = ",".join(f"{axis}=2" for axis in axes.sized)
             raise InputError(
                 f"layout '{text}': '{part}' is not the size of an axis; for example {example}"
             )
         if given.setdefault(name, int(size)) != int(size):
             raise InputError(f"layout '{text}': {name} has two sizes; give one")
-    return Layout({axis: given.get(axis, 1) for axis in axes.names})
+    return Layout({axis: given.get(axis, 1) for axis in axes.sized})
 
 
 def parse_ordered_layout(text: str, axes: Axes = AXONN_AXES) -> tuple[Layout, str | None]:

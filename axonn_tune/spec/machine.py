@@ -33,13 +33,15 @@ from axonn_tune.spec.points import (
     ANY_KIND,
     AttentionPoint,
     GemmPoint,
+    GroupedGemmPoint,
     LinkPoint,
     MemoryPoint,
     StepPoint,
 )
+from axonn_tune.spec.precision import FULL, PRECISIONS, PRODUCT_FORMATS, RECIPES
 
 # The version grows when a profile gains fields that an older axonn-tune cannot read.
-PROFILE_VERSION = 6
+PROFILE_VERSION = 7
 ORIGINS = ("measured", "published", "fitted", "assumed")
 # What runs beside something else shares a machine with it, and is not stopped by it.
 LARGEST_SLOWDOWN = 100.0
@@ -93,7 +95,9 @@ class Gpu:
     memory_bandwidth_bytes_per_s
         Advertised bandwidth of its memory.
     peak_flops_per_s
-        Advertised dense peak by dtype.
+        Advertised dense peak by dtype, and by format of low products (`FORMATS`).
+    transposes_operands
+        Whether low products read their operands along rows only, so that others are transposed.
     """
 
     name: str
@@ -101,12 +105,24 @@ class Gpu:
     memory_bytes: Quantity
     memory_bandwidth_bytes_per_s: Quantity
     peak_flops_per_s: Mapping[str, Quantity]
+    transposes_operands: bool = False
 
     def __post_init__(self) -> None:
         owner = f"gpu '{self.name}'"
         require_name("gpu", self.name)
         require_count(owner, "n_multiprocessors", self.n_multiprocessors)
+        for dtype in self.peak_flops_per_s:
+            require_choice(owner, "peak_flops_per_s", dtype, PRODUCT_FORMATS)
         _all_positive(owner, self)
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions whose format has a peak, with the one that casts nothing."""
+        return tuple(
+            name
+            for name in PRECISIONS
+            if name == FULL or RECIPES[name].number_format in self.peak_flops_per_s
+        )
 
     @property
     def family(self) -> str:
@@ -159,6 +175,8 @@ class GemmRates:
         Rate of each mode relative to the best one.
     points
         Measured products, which correct the curve.
+    grouped_points
+        Measured grouped products, which correct the curve for these.
     """
 
     sustained_fraction: Quantity
@@ -166,6 +184,7 @@ class GemmRates:
     tiles: tuple[Tile, ...]
     mode_fraction: Mapping[str, Quantity]
     points: tuple[GemmPoint, ...] = ()
+    grouped_points: tuple[GroupedGemmPoint, ...] = ()
 
     def __post_init__(self) -> None:
         require_positive("gemm", "sustained_fraction", self.sustained_fraction.value)
@@ -662,6 +681,21 @@ class Machine:
             known = ", ".join(self.gpu.peak_flops_per_s)
             raise InputError(f"machine '{self.name}' has no peak for dtype {dtype}; known: {known}")
         return self.gpu.peak_flops_per_s[dtype].value
+
+    def require_precision(self, precision: str) -> None:
+        """Refuse a precision in whose format the GPU cannot form products.
+
+        Raises
+        ------
+        InputError
+            The message names the precisions that are allowed.
+        """
+        if precision not in self.gpu.precisions:
+            number_format = RECIPES[precision].number_format
+            raise InputError(
+                f"machine '{self.name}' has no peak_flops_per_s.{number_format}, which precision "
+                f"{precision} needs; allowed: {', '.join(self.gpu.precisions)}"
+            )
 
     def require_host(self) -> Host:
         """Return the host of a node.

@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from axonn_tune.errors import InputError
+from axonn_tune.spec.blocks import Block, Experts, LatentAttention, Linear, attended_keys
 from axonn_tune.spec.checks import require_choice, require_count, require_name
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by default
 RECOMPUTES = ("none", "selective", "full")
-
-
-@dataclass(frozen=True)
-class Linear:
-    """One weight of a transformer block.
-
-    name
-        Name of the layer.
-    n_in, n_out
-        Numbers of rows and columns of the weight.
-    transposed
-        Whether the layer exchanges the X and Y axes of the grid.
-    bias
-        Whether the layer has a bias.
-    """
-
-    name: str
-    n_in: int
-    n_out: int
-    transposed: bool
-    bias: bool
-
-    @property
-    def parameters(self) -> float:
-        """The number of elements of the weight, without the bias."""
-        return float(self.n_in) * self.n_out
+MOST_LAYERS = 10_000  # Each layer is looked at, and no model has a tenth of these.
 
 
 class Product(NamedTuple):
@@ -96,8 +74,21 @@ class Model:
     norms_per_block
         Number of norms of a block: 1 where attention and MLP share one, 2, or 4 where the outputs
         of both are normalised, too.
-    published_parameters
-        Number of parameters that the source states.
+    qk_norm
+        Norms of queries and keys: ``head`` for those of each head, ``all`` for one norm over all
+        heads together (OLMo), empty where there are none.
+    window
+        Number of tokens, its own included, that a token attends to in layers with a sliding window;
+        0 for models without one.
+    full_attention_every
+        Distance between the layers that attend to all earlier tokens in spite of `window`, of which
+        the last layer of each period is one; 0 where no layer does.
+    experts
+        The mixture of experts in the place of the MLP, in models that have one.
+    latent_attention
+        The sizes of multi-head latent attention, in models that have it.
+    published_parameters, published_active_parameters
+        Numbers of parameters that the source states: all, and those that a token passes through.
     source
         Publication of the sizes.
     seq_len_key
@@ -129,7 +120,13 @@ class Model:
     tied_embeddings: bool = True
     parallel_block: bool = False
     norms_per_block: int = 2
+    qk_norm: str = ""
+    window: int = 0
+    full_attention_every: int = 0
+    experts: Experts | None = None
+    latent_attention: LatentAttention | None = None
     published_parameters: float | None = None
+    published_active_parameters: float | None = None
     source: str = ""
     seq_len_key: str = ""
     not_modelled: str = ""
@@ -156,6 +153,12 @@ class Model:
             object.__setattr__(self, "qkv_bias", self.bias)
         require_choice(owner, "norm", self.norm, ("layer", "rms"))
         require_choice(owner, "position", self.position, ("learned", "rotary", "none"))
+        if self.qk_norm:
+            require_choice(owner, "qk_norm", self.qk_norm, ("head", "all"))
+        if self.n_layers > MOST_LAYERS:
+            raise InputError(
+                f"{owner}: n_layers is {self.n_layers}; allowed: at most {MOST_LAYERS}"
+            )
         if self.norms_per_block not in (1, 2, 4):
             raise InputError(
                 f"{owner}: norms_per_block is {self.norms_per_block!r}; allowed: 1, 2 or 4"
@@ -165,33 +168,143 @@ class Model:
                 f"{owner}: n_kv_heads is {self.n_kv_heads}; allowed: a divisor of "
                 f"n_heads ({self.n_heads})"
             )
+        for name in ("window", "full_attention_every"):
+            require_count(owner, name, getattr(self, name), least=0)
+        if self.experts is not None and self.experts.first_layer >= self.n_layers:
+            raise InputError(
+                f"{owner}: experts.first_layer is {self.experts.first_layer}; allowed: less than "
+                f"n_layers ({self.n_layers})"
+            )
 
     def check_possible(self) -> None:
-        """Raise InputError if the source states another number of parameters."""
-        published = self.published_parameters
-        if published is not None and not (0.5 <= published / self.parameters <= 2.0):
-            raise InputError(
-                f"model '{self.name}': published_parameters is {published:.4g}, and the sizes give "
-                f"{self.parameters:.4g}; allowed: half to twice what the sizes give"
-            )
+        """Raise InputError if the source states other numbers of parameters."""
+        for field, counted in (
+            ("published_parameters", self.parameters),
+            ("published_active_parameters", self.active_parameters),
+        ):
+            published = getattr(self, field)
+            if published is not None and not (0.5 <= published / counted <= 2.0):
+                raise InputError(
+                    f"model '{self.name}': {field} is {published:.4g}, and the sizes give "
+                    f"{counted:.4g}; allowed: half to twice what the sizes give"
+                )
 
     @property
     def padded_vocab_size(self) -> int:
         """The vocabulary rounded up to a multiple of 128, so that it divides over the grid."""
         return math.ceil(self.vocab_size / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
+    # Layers ------------------------------------------------------------------------------
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """What distinguishes each layer, in order."""
+        return tuple(
+            Block(
+                has_experts=self.experts is not None and self.experts.are_in(layer),
+                window=0 if self._attends_to_all(layer) else self.window,
+            )
+            for layer in range(self.n_layers)
+        )
+
+    def _attends_to_all(self, layer: int) -> bool:
+        """Return whether the window does not hold for a layer."""
+        every = self.full_attention_every
+        return bool(every) and (layer + 1) % every == 0
+
+    def counts(self, layers: Iterable[int]) -> dict[Block, int]:
+        """Return how many of some layers there are of each kind, in the order of their first."""
+        counts: dict[Block, int] = {}
+        for layer in layers:
+            counts[self.blocks[layer]] = counts.get(self.blocks[layer], 0) + 1
+        return counts
+
     @property
-    def block_linears(self) -> tuple[Linear, Linear, Linear, Linear]:
-        """The four weights of a block in forward order: qkv, proj, up, down."""
+    def is_dense(self) -> bool:
+        """Whether no layer has experts."""
+        return self.experts is None
+
+    @property
+    def placed_parts(self) -> list[str]:
+        """The names of the parts for which a strategy must say where they lie."""
+        experts = [] if self.experts is None else ["experts"]
+        latent_attention = [] if self.latent_attention is None else ["latent attention"]
+        return experts + latent_attention
+
+    def special_parts(self, seq_len: int) -> list[str]:
+        """Name what GPT and Llama lack and a model has, with sequences of a length."""
+        has_window = 0 < self.window < seq_len
+        window = [f"a sliding window of {self.window} tokens"] if has_window else []
+        norms = ["norms of queries and keys"] if self.qk_norm else []
+        return self.placed_parts + window + norms
+
+    # Weights -----------------------------------------------------------------------------
+
+    @property
+    def attention_linears(self) -> tuple[Linear, ...]:
+        """The weights of attention in forward order; the projection of its output comes last."""
+        if self.latent_attention is not None:
+            bias = bool(self.qkv_bias)
+            return self.latent_attention.linears(self.hidden_size, self.n_heads, bias)
         heads = self.n_heads * self.head_dim
         kv = self.n_kv_heads * self.head_dim
-        up = self.ffn_hidden_size * (2 if self.gated_mlp else 1)
         return (
             Linear("qkv", self.hidden_size, heads + 2 * kv, False, bool(self.qkv_bias)),
             Linear("proj", heads, self.hidden_size, True, self.bias),
-            Linear("up", self.hidden_size, up, False, self.bias),
-            Linear("down", self.ffn_hidden_size, self.hidden_size, True, self.bias),
         )
+
+    @property
+    def mlp_linears(self) -> tuple[Linear, Linear]:
+        """The weights up and down of the MLP of a layer without experts."""
+        return self._mlp("up", "down", self.ffn_hidden_size)
+
+    @property
+    def shared_linears(self) -> tuple[Linear, ...]:
+        """The weights of the experts that every token passes through, if there are any."""
+        if self.experts is None or not self.experts.shared_hidden_size:
+            return ()
+        return self._mlp("shared_up", "shared_down", self.experts.shared_hidden_size)
+
+    def _mlp(self, up: str, down: str, inner: int) -> tuple[Linear, Linear]:
+        """Return the weights of an MLP with some inner features."""
+        return (
+            Linear(up, self.hidden_size, inner * self.gate_factor, False, self.bias),
+            Linear(down, inner, self.hidden_size, True, self.bias),
+        )
+
+    @property
+    def gate_factor(self) -> int:
+        """The width of an MLP before its activation over that after it: 2 with a gate, else 1."""
+        return 2 if self.gated_mlp else 1
+
+    def linears_of(self, block: Block) -> tuple[Linear, ...]:
+        """Return the weights of a layer in forward order, without router and routed experts."""
+        mlp = self.shared_linears if block.has_experts else self.mlp_linears
+        return (*self.attention_linears, *mlp)
+
+    @property
+    def block_linears(self) -> tuple[Linear, ...]:
+        """The weights of a layer without experts in forward order, such as qkv, proj, up, down."""
+        return (*self.attention_linears, *self.mlp_linears)
+
+    @property
+    def router_parameters(self) -> float:
+        """The number of elements of a layer's router, and of the gate of its shared experts."""
+        experts = self.experts
+        if experts is None:
+            return 0.0
+        bias = experts.n_experts if experts.bias else 0
+        return float((experts.n_experts + experts.shared_gate) * self.hidden_size + bias)
+
+    @property
+    def expert_parameters(self) -> float:
+        """The number of elements of one routed expert."""
+        experts = self.experts
+        if experts is None:
+            return 0.0
+        inner = experts.hidden_size
+        biases = self.gate_factor * inner + self.hidden_size if experts.bias else 0
+        return float((self.gate_factor + 1) * self.hidden_size) * inner + biases
 
     @property
     def block_products(self) -> tuple[Product, ...]:
@@ -228,8 +341,12 @@ class Model:
 
     @property
     def block_matmul_parameters(self) -> float:
-        """The number of weight elements of one block's four linear layers."""
-        return sum(linear.parameters for linear in self.block_linears)
+        """The number of weight elements of the linear layers of a block without experts."""
+        return self.matmul_parameters_of(Block())
+
+    def matmul_parameters_of(self, block: Block) -> float:
+        """Return the number of elements of a layer's matrices that no router chooses."""
+        return sum(linear.parameters for linear in self.linears_of(block))
 
     @property
     def norm_parameters(self) -> int:
@@ -252,10 +369,22 @@ class Model:
         return self.norms_per_block == 4
 
     @property
+    def head_norm_parameters(self) -> int:
+        """The number of elements of a block's norms of queries, keys and latent vectors."""
+        latent = self.latent_attention
+        if latent is not None:
+            return latent.q_rank + latent.kv_rank
+        if self.qk_norm == "all":
+            return (self.n_heads + self.n_kv_heads) * self.head_dim
+        return 2 * self.head_dim if self.qk_norm == "head" else 0
+
+    @property
     def n_vectors(self) -> int:
-        """The number of gains, shifts and biases in a whole model."""
+        """The number of gains, shifts and biases in a whole model without experts."""
         n_biases = sum(linear.bias for linear in self.block_linears)
-        return self.n_norms * (2 if self.norm == "layer" else 1) + self.n_layers * n_biases
+        n_head_norms = 2 if self.head_norm_parameters else 0
+        of_norms = self.n_norms * (2 if self.norm == "layer" else 1)
+        return of_norms + self.n_layers * (n_biases + n_head_norms)
 
     @property
     def position_parameters(self) -> int:
@@ -265,14 +394,31 @@ class Model:
     @property
     def parameters(self) -> float:
         """The number of trainable elements, with the vocabulary as published (not padded)."""
+        n_experts = self.experts.n_experts if self.experts is not None else 0
+        return self._parameters_with(n_experts)
+
+    @property
+    def active_parameters(self) -> float:
+        """The number of trainable elements that one token passes through; embeddings count."""
+        top_k = self.experts.top_k if self.experts is not None else 0
+        return self._parameters_with(top_k)
+
+    def _parameters_with(self, n_experts: int) -> float:
+        """Return the number of elements with some experts in each layer that has any."""
         embedding = float(self.vocab_size) * self.hidden_size
-        biases = sum(linear.n_out for linear in self.block_linears if linear.bias)
-        return (
-            self.n_layers * (self.block_matmul_parameters + biases)
-            + self.n_norms * self.norm_parameters
+        total = (
+            self.n_norms * self.norm_parameters
+            + self.n_layers * self.head_norm_parameters
             + embedding * (1 if self.tied_embeddings else 2)
             + self.position_parameters
         )
+        for block, count in self.counts(range(self.n_layers)).items():
+            linears = self.linears_of(block)
+            elements = sum(linear.parameters + linear.bias * linear.n_out for linear in linears)
+            if block.has_experts:
+                elements += self.router_parameters + n_experts * self.expert_parameters
+            total += count * elements
+        return total
 
     def model_flops(self, n_tokens: float, seq_len: int) -> float:
         """Return the FLOPs of a forward and a backward pass, without recomputation (for MFU).
@@ -298,6 +444,39 @@ class Model:
         repeated = self._block_forward_flops(n_tokens, seq_len) if recompute == "full" else 0.0
         return self.model_flops(n_tokens, seq_len) + recomputed_share * repeated
 
+    @property
+    def query_width(self) -> int:
+        """The number of features of all queries of a token."""
+        return self.n_heads * self._query_dim
+
+    @property
+    def key_width(self) -> int:
+        """The number of features of all keys of a token, as attention reads them."""
+        n_keys = self.n_kv_heads if self.latent_attention is None else self.n_heads
+        return n_keys * self._query_dim
+
+    @property
+    def value_width(self) -> int:
+        """The number of features of all values of a token, as attention reads them."""
+        latent = self.latent_attention
+        if latent is None:
+            return self.n_kv_heads * self.head_dim
+        return self.n_heads * latent.value_dim
+
+    @property
+    def _query_dim(self) -> int:
+        """The number of features of a head's query, and of its key."""
+        latent = self.latent_attention
+        return self.head_dim if latent is None else latent.query_dim
+
+    @property
+    def attention_dim(self) -> float:
+        """The mean number of features of a head's query and value, which attention's FLOPs need."""
+        latent = self.latent_attention
+        if latent is None:
+            return float(self.head_dim)
+        return (latent.query_dim + latent.value_dim) / 2.0
+
     def recomputed_product_flops(self, n_tokens: float) -> float:
         """Return the FLOPs of recomputation that forms every second product again."""
         shares = self.recomputed_shares
@@ -306,8 +485,16 @@ class Model:
 
     def _block_forward_flops(self, n_tokens: float, seq_len: int) -> float:
         """Return the FLOPs of all blocks in a forward pass."""
-        attention = 4.0 * seq_len * self.n_heads * self.head_dim
-        return n_tokens * self.n_layers * (2.0 * self.block_matmul_parameters + attention)
+        total = 0.0
+        top_k = self.experts.top_k if self.experts is not None else 0
+        for block, count in self.counts(range(self.n_layers)).items():
+            parameters = self.matmul_parameters_of(block)
+            if block.has_experts:
+                parameters += self.router_parameters + top_k * self.expert_parameters
+            keys = attended_keys(seq_len, block.window)
+            attention = 4.0 * keys * self.n_heads * self.attention_dim
+            total += count * (2.0 * parameters + attention)
+        return n_tokens * total
 
     def _head_flops(self, n_tokens: float) -> float:
         """Return the FLOPs of the logits in a forward pass."""

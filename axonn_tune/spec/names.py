@@ -32,6 +32,7 @@ GRADIENT_CLEAR = "gradient.clear"
 GRADIENT_TO_HOST = "gradient.to_host"
 OPTIMIZER_STEP = "optimizer.step"
 WEIGHTS_FROM_HOST = "weights.from_host"
+WEIGHTS_CAST = "weights.cast"
 WEIGHTS_ALL_GATHER = "weights.all_gather"
 VECTORS_ALL_GATHER = "weights.vectors.all_gather"
 
@@ -76,6 +77,26 @@ def convert(owner: str) -> str:
     return f"{owner}.convert"
 
 
+def cast(owner: str) -> str:
+    """Return the name of the kernel that casts a layer's input, or the gradient of its output."""
+    return f"{owner}.cast"
+
+
+def cast_again(owner: str) -> str:
+    """Return the name of the kernel that casts a layer's input for dW, which was saved uncast."""
+    return f"{owner}.cast_again"
+
+
+def cast_weight(owner: str) -> str:
+    """Return the name of the kernel that casts a layer's gathered weight."""
+    return f"{owner}.cast_weight"
+
+
+def transposed(owner: str) -> str:
+    """Return the name of the kernel that transposes what was gathered in a low format for dW."""
+    return f"{owner}.transposed"
+
+
 def views(owner: str) -> str:
     """Return the name of the host's work on the views into which a unit is gathered."""
     return f"{owner}.views"
@@ -99,6 +120,16 @@ def collective(owner: str, kind: str) -> str:
 def all_gather(owner: str) -> str:
     """Return the name of the all-gather that brings what `owner` needs."""
     return collective(owner, "all_gather")
+
+
+def all_to_all(owner: str) -> str:
+    """Return the name of the exchange of `owner` between the ranks of a group."""
+    return collective(owner, "all_to_all")
+
+
+def send_recv(owner: str) -> str:
+    """Return the name of the message to the next rank beside which `owner` runs."""
+    return collective(owner, "send_recv")
 
 
 def to_host(owner: str) -> str:

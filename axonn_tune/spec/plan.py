@@ -13,6 +13,7 @@ FLOPs; numbers stand for arrays that hold the same value everywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
@@ -20,6 +21,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from axonn_tune.spec.blocks import attended_keys
 from axonn_tune.spec.candidates import CandidateTable
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -50,6 +52,7 @@ MEMORY_KERNELS = (
     "rotary",
     "softmax",
     "softmax_backward",
+    "cast",
 )
 COMPUTE = "compute"
 COMMUNICATION = "communication"
@@ -62,7 +65,10 @@ GRADIENTS_IN_FLIGHT = 2
 
 @dataclass(frozen=True, eq=False)
 class Gemm:
-    """An (m x k) times (k x n) product; `mode` says which operand is stored transposed."""
+    """An (m x k) times (k x n) product; `mode` says which operand is stored transposed.
+
+    `number_format` is the format of both operands, one of `FORMATS`, or empty for the job's type.
+    """
 
     name: str
     m: Size
@@ -70,6 +76,7 @@ class Gemm:
     k: Size
     mode: str
     waits_for: tuple[str, ...] = ()
+    number_format: str = ""
     stream: ClassVar[str] = COMPUTE
 
     @property
@@ -79,22 +86,69 @@ class Gemm:
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
-    """Softmax attention over whole causal sequences with the rank's share of the heads.
+class GroupedGemm(Gemm):
+    """Equal products with weights of their own, one for each expert that a rank holds.
 
-    `rate` is the rate of the kernel over the rate that the machine reaches.
+    Sizes are those of one of the products.
+
+    n_groups
+        Number of products, shape (C,).
+    n_at_once
+        Number of products that run at the same time; infinite where one kernel forms all of them.
+    sum_bytes
+        Bytes of an element of the sums to which the results are added; 0 where they are not.
+    issue_seconds
+        Time in which the host issues each of the products, if it cannot run ahead of the device.
+    """
+
+    n_groups: Size = 1.0
+    n_at_once: float = math.inf
+    sum_bytes: float = 0.0
+    issue_seconds: float = 0.0
+
+    @property
+    def n_launches(self) -> Size:
+        """The number of kernels, shape (C,)."""
+        return 1.0 if math.isinf(self.n_at_once) else self.n_groups
+
+    @property
+    def flops(self) -> Size:
+        """The FLOPs of all products, shape (C,)."""
+        return super().flops * self.n_groups
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Softmax attention over causal sequences with the rank's share of the heads.
+
+    `rate` is the rate of the kernel over the rate that the machine reaches. With a `window` each
+    query attends to that many tokens, its own included; with 0 it attends to all earlier ones.
+    `n_launches` is the number of such kernels, which all have these sizes. A kernel that is not
+    `masked` does the work of a causal one of this length without a mask: its queries or its keys
+    are half as many.
     """
 
     name: str
     n_sequences: Size
     n_heads: Size
-    seq_len: int
+    seq_len: Size
     head_dim: int
     backward: bool
     fused: bool
     waits_for: tuple[str, ...] = ()
     rate: float = 1.0
+    window: int = 0
+    n_launches: Size = 1.0
+    masked: bool = True
     stream: ClassVar[str] = COMPUTE
+
+    @property
+    def attended_fraction(self) -> float:
+        """The share of the score matrix's causal half that a window leaves; lengths are equal."""
+        if not self.window:
+            return 1.0
+        seq_len = int(self.seq_len)
+        return attended_keys(seq_len, self.window) / seq_len
 
     @property
     def flops(self) -> Size:
@@ -102,7 +156,9 @@ class Attention:
 
         They are 4 b s^2 a d forward and twice that backward.
         """
-        forward = 4.0 * self.n_sequences * self.n_heads * (float(self.seq_len) ** 2 * self.head_dim)
+        n_scores = self.attended_fraction * self.seq_len**2
+        n_sequences = self.n_launches * self.n_sequences
+        forward = 4.0 * n_sequences * self.n_heads * (n_scores * float(self.head_dim))
         return forward * 2.0 if self.backward else forward
 
 

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from axonn_tune.spec.checks import (
+    require_between,
     require_choice,
     require_count,
     require_duration,
     require_fraction,
     require_positive,
 )
-from axonn_tune.spec.job import BYTES_PER_ELEMENT
 from axonn_tune.spec.plan import KINDS, MEMORY_KERNELS, MODES, RING_KINDS
+from axonn_tune.spec.precision import BYTES_PER_ELEMENT, PRODUCT_FORMATS
 
 
 class _Timed:
@@ -32,7 +33,7 @@ class _Timed:
 
 @dataclass(frozen=True)
 class GemmPoint(_Timed):
-    """One measured product, (m x k) times (k x n)."""
+    """One measured product, (m x k) times (k x n); `dtype` is the format of its operands."""
 
     m: int
     n: int
@@ -46,12 +47,39 @@ class GemmPoint(_Timed):
         owner = f"gemm point {self.m}x{self.n}x{self.k}"
         _check(owner, self, ("m", "n", "k"))
         require_choice(owner, "mode", self.mode, MODES)
-        require_choice(owner, "dtype", self.dtype, BYTES_PER_ELEMENT)
+        require_choice(owner, "dtype", self.dtype, PRODUCT_FORMATS)
+
+
+@dataclass(frozen=True)
+class GroupedGemmPoint(_Timed):
+    """Measured equal products, `n_groups` of (m x k) times (k x n) with weights of their own.
+
+    `n_at_once` of them ran at the same time. Where `sum_bytes` are given, the results were added to
+    sums with elements of so many bytes.
+    """
+
+    n_groups: int
+    m: int
+    n: int
+    k: int
+    mode: str
+    dtype: str
+    n_at_once: int
+    sum_bytes: float
+    seconds: float
+    spread_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        owner = f"grouped gemm point {self.n_groups}x{self.m}x{self.n}x{self.k}"
+        _check(owner, self, ("n_groups", "m", "n", "k", "n_at_once"))
+        require_choice(owner, "mode", self.mode, MODES)
+        require_choice(owner, "dtype", self.dtype, PRODUCT_FORMATS)
+        require_between(owner, "sum_bytes", self.sum_bytes, 0, 8)
 
 
 @dataclass(frozen=True)
 class AttentionPoint(_Timed):
-    """One measured causal softmax attention over whole sequences."""
+    """One measured softmax attention over whole sequences, with a causal mask or without one."""
 
     n_sequences: int
     n_heads: int
@@ -62,6 +90,7 @@ class AttentionPoint(_Timed):
     dtype: str
     seconds: float
     spread_fraction: float = 0.0
+    masked: bool = True
 
     def __post_init__(self) -> None:
         owner = f"attention point {self.n_sequences}x{self.n_heads}x{self.seq_len}x{self.head_dim}"

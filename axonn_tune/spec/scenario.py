@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Part, Size, StepPlan
+from axonn_tune.spec.plan import Array, Part, Size, StepPlan
 from axonn_tune.spec.resources import Resource, host_resources, resources
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.spec.track_record import NO_TRACK_RECORDS, TrackRecord, TrackRecords
@@ -37,7 +37,17 @@ class Scenario:
 
     def plan(self, table: CandidateTable) -> StepPlan:
         """Return what the engine does in one training step of candidates that are alike."""
-        return self.strategy.engine.as_run(self.strategy.plan(self.model, self.job, table))
+        plan = self.strategy.plan(self.model, self._job_here, table)
+        return self.strategy.engine.as_run(plan)
+
+    def memory_terms(self, table: CandidateTable) -> dict[str, Array]:
+        """Return the strategy's terms of a rank's peak memory, of candidates that are alike."""
+        return self.strategy.memory(self.model, self._job_here, table)
+
+    @property
+    def _job_here(self) -> Job:
+        """The job with what the machine's GPU asks of low products."""
+        return replace(self.job, transposes_operands=self.machine.gpu.transposes_operands)
 
     @property
     def issue_seconds(self) -> float:

@@ -15,6 +15,7 @@ from axonn_tune.spec.plan import (
     Attention,
     Collective,
     Gemm,
+    GroupedGemm,
     HostCopy,
     HostKernel,
     HostWork,
@@ -40,7 +41,8 @@ class OperationCost:
     kind
         Kind of kernel or collective.
     shape
-        Sizes of a product (m x n x k) or of attention; empty for other operations.
+        Sizes of a product (m x n x k), of the products of several experts, or of attention; empty
+        for other operations.
     nbytes
         Full buffer of a collective, bytes of a copy, or traffic of a kernel that memory bounds; 0
         for others.
@@ -250,11 +252,16 @@ def _kind_and_shape(operation: Gemm | Attention) -> tuple[str, str]:
     """Return the kind and the sizes of a product or of attention, as text."""
     if isinstance(operation, Gemm):
         sizes = (operation.m, operation.n, operation.k)
-        return f"GEMM {operation.mode}", " x ".join(f"{number(size):.0f}" for size in sizes)
+        shape = " x ".join(f"{number(size):.0f}" for size in sizes)
+        if isinstance(operation, GroupedGemm):
+            shape = f"{number(operation.n_groups):.0f} of {shape}"
+        return f"GEMM {operation.mode}", shape
     n_sequences = number(operation.n_sequences)
     n_heads = number(operation.n_heads)
-    head = f"{operation.seq_len} x {operation.head_dim}"
-    return "attention", f"{n_sequences:g} x {n_heads:.0f} heads x {head}"
+    head = f"{number(operation.seq_len):.0f} x {operation.head_dim}"
+    n_launches = number(operation.n_launches)
+    times = f"{n_launches:.0f} times " if n_launches != 1 else ""
+    return "attention", f"{times}{n_sequences:g} x {n_heads:g} heads x {head}"
 
 
 def _sensitivities(prediction: Prediction) -> tuple[Sensitivity, ...]:

@@ -31,7 +31,7 @@ def memory_bytes(scenario: Scenario, table: CandidateTable) -> tuple[Array, dict
         Each term by its name.
     """
     reserve = scenario.machine.memory_reserve
-    terms = scenario.strategy.memory(scenario.model, scenario.job, table)
+    terms = scenario.memory_terms(table)
     offload = scenario.strategy.engine.offload_in(scenario.job)
     if offload is not None:
         terms |= {term: np.zeros(len(table)) for term in offload.moved}
@@ -51,7 +51,7 @@ def host_memory_bytes(scenario: Scenario, table: CandidateTable) -> Array:
     nbytes = np.zeros(len(table))
     if offload is None:
         return nbytes
-    terms = scenario.strategy.memory(scenario.model, scenario.job, table)
+    terms = scenario.memory_terms(table)
     of_rank = sum((size for term, size in terms.items() if term in offload.terms), start=nbytes)
     return scenario.ranks_on_node * of_rank
 

@@ -12,9 +12,10 @@ from functools import cached_property
 
 from axonn_tune.cost.prices import KernelPrices, group_seconds
 from axonn_tune.errors import InputError
-from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Attention, Compute, Gemm, MemoryBound
+from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.rehearsal import (
     FusedAttention,
     Message,

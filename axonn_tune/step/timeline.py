@@ -24,6 +24,7 @@ from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.measurement import Operation as MeasuredOperation
 from axonn_tune.spec.plan import (
     COMPUTE,
+    Attention,
     Collective,
     Gemm,
     HostCopy,
@@ -197,9 +198,11 @@ def waits_of(plan: StepPlan) -> dict[str, tuple[str, ...]]:
 
 
 def is_launched(operation: Operation) -> bool:
-    """Return whether an operation runs at all: a kernel or a copy of nothing is not launched."""
-    if isinstance(operation, MemoryBound | HostKernel | HostCopy):
+    """Return whether an operation runs at all: what has nothing to do is not launched."""
+    if isinstance(operation, MemoryBound | HostKernel | HostCopy | Collective):
         return number(operation.nbytes) > 0
+    if isinstance(operation, Attention):
+        return number(operation.n_launches) > 0
     return True
 
 

@@ -151,7 +151,7 @@ class Axonn4D:
         return AxonnCommunication(shapes, sync, self)
 
     def _stage_memory(
-        self, shapes: Shapes, n_layers: int, first: bool, last: bool, held: Array
+        self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool, held: Array
     ) -> dict[str, Array]:
         """Return the bytes by term of one stage, which holds `held` layers' activations at once.
 
@@ -162,6 +162,7 @@ class Axonn4D:
         the activation and the softmax again.
         """
         job = shapes.job
+        n_layers = len(layers)
         chunk = -(-n_layers // shapes.n_virtual)
         sharded, replicated = stored_parameters(shapes.model, shapes.table, n_layers, first, last)
         stored = sharded + replicated
@@ -210,7 +211,7 @@ def stored_parameters(
         Matrices are split over X, Y and Z; vectors over X or Y only.
     """
     n_layers = model.n_layers if n_layers is None else n_layers
-    matrices, over_x, over_y = stage_parameters(model, n_layers, first, last)
+    matrices, over_x, over_y = stage_parameters(model, range(n_layers), first, last)
     x = table.size("x")
     y = table.size("y")
     return matrices / (x * y * table.size("z")), over_x / x + over_y / y
@@ -373,6 +374,11 @@ class AxonnCommunication(Communication):
         if self.options.engine.axonn.overlaps_backward:
             return self.shapes.job.overlap
         return Overlap(False, False, False)
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether weights stay with the rank: they are gathered whenever they are used."""
+        return False
 
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the weight, unless it is gathered when it is taken."""

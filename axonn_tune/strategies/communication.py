@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from axonn_tune.spec import names
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.plan import Array
+from axonn_tune.strategies.attention import whole_attention
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
 
@@ -53,6 +54,14 @@ class Communication:
     sync: bool
 
     # Weights -----------------------------------------------------------------------------
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether weights stay with the rank, which casts them when they are updated.
+
+        Others are cast whenever they have been gathered.
+        """
+        return True
 
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the first weight of a pass; nothing has been issued before it.
@@ -116,15 +125,27 @@ class Communication:
 
     # Attention ---------------------------------------------------------------------------------
 
-    def begin_attention(self, host: HostProgram, chain: str) -> None:
-        """Start to exchange keys and values, or their gradients.
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run attention in a chain, with what is sent for it; sequences are whole by default.
 
-        Called before attention in each chain, and before unfused attention that selective
-        recomputation repeats.
+        Called in each chain with the window of the block, 0 for none, and where selective
+        recomputation repeats unfused attention.
+        """
+        whole_attention(host, self.shapes, chain, window)
+
+    # Experts -----------------------------------------------------------------------------------
+
+    def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Send copies of tokens, or gradients of results, to the ranks of their experts, and wait.
+
+        Called with the bytes that a rank sends. Without a group of experts every rank holds all.
         """
 
-    def end_attention(self, host: HostProgram, chain: str) -> None:
-        """Wait for what `begin_attention` has started; called after attention's last kernel."""
+    def bring_from_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Bring results, or gradients of copies, from the ranks of the experts back, and wait.
+
+        Called with the bytes that a rank receives.
+        """
 
     # Backward pass of a layer ------------------------------------------------------------------
 

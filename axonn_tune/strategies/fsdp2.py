@@ -18,7 +18,7 @@ import numpy as np
 
 from axonn_tune.spec.engine import ZeroProgram, value_or
 from axonn_tune.spec.plan import Array, Size
-from axonn_tune.strategies.optimizer import MOMENT_BYTES
+from axonn_tune.strategies.optimizer import FP32_MOMENT_BYTES
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 
 # The backward pass of torch's loss holds the logarithm of the softmax, its gradient and that of the
@@ -78,7 +78,7 @@ def fsdp2_memory(shapes: Shapes, block: Size, root: Size, program: ZeroProgram) 
             {
                 "weights": stored,
                 "gradients": _gradient_bytes(shapes, stored, reduced, accumulates),
-                "optimizer_states": stored * (MOMENT_BYTES / FP32_BYTES),
+                "optimizer_states": stored * (FP32_MOMENT_BYTES / FP32_BYTES),
                 "gathered_weights": gathered * shapes.element_bytes * one_each,
                 "activations": left + shapes.residual_bytes,
                 "working_set": moment.working * one_each,

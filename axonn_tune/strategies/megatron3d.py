@@ -7,31 +7,38 @@ parallelism, selective recomputation, activation memory); Megatron Core for what
 
 The attention heads and the MLP's hidden units are split over the tensor group; between these
 the residual stream is replicated, or with sequence parallelism split by tokens. Context
-parallelism splits the sequence for everything, and brings keys and values together.
+parallelism splits the sequence for everything; `context` has what attention then needs. The
+experts of a mixture are spread over ranks of the tensor, context and data groups, whatever these
+are (Liu et al., arXiv 2504.14960, parallel folding). Each expert is whole, or split over the tensor
+group as the MLP is (--expert-tensor-parallel-size).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 
 import numpy as np
 
 from axonn_tune.spec import names
+from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import IDEAL, Engine, value_or
+from axonn_tune.spec.engine import IDEAL, RING, ULYSSES, Engine, value_or
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.layout import PIPELINE, Axes
+from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
-from axonn_tune.spec.plan import Array, StepPlan
+from axonn_tune.spec.plan import Array, Size, StepPlan
+from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Weight
+from axonn_tune.strategies.context import ContextParallelism, context_parallelism
+from axonn_tune.strategies.experts import ExpertShapes
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_pipeline_rules,
-    chunk_layers,
+    layers_of_stage,
     stage_memory,
     step_plan,
 )
@@ -47,7 +54,14 @@ _AXES = Axes(
     ("data",),
     ("tensor", "context", PIPELINE, _REPLICAS),
 )
+_EXPERT_AXES = replace(
+    _AXES,
+    groups=(*_AXES.groups, EXPERT, EXPERT_REPLICAS),
+    folded="tensor*context*data",
+)
+_SPLIT_EXPERT_AXES = replace(_EXPERT_AXES, folded="context*data")
 _UPDATED_BLOCK = "weights.block.all_gather"
+_UPDATED_EXPERTS = "weights.experts.all_gather"
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,23 @@ class Megatron3D:
     fp32_gradients
         Whether gradients are summed and reduced in fp32 (--accumulate-allreduce-grads-in-fp32,
         which bf16 implies), not in the weights' dtype.
+    context_kind
+        Kind of context parallelism, one of `CONTEXT_KINDS` (--cp-comm-type p2p, all_gather, a2a).
+    has_experts
+        Whether the model has experts, so that layouts have an axis for them
+        (--expert-model-parallel-size).
+    splits_experts
+        Whether each expert is split over the tensor group, and not whole
+        (--expert-tensor-parallel-size).
+    sends_once
+        Whether a token is sent once to each rank that holds any of its experts, and not once for
+        each expert (--moe-token-dispatcher-type flex).
+    overlaps_experts
+        Whether tokens travel to and from experts while another micro-batch computes
+        (--overlap-moe-expert-parallel-comm).
+    low_weights
+        Whether weights of low products are stored and gathered in their format only
+        (--fp8-param-gather, --fp4-param-gather).
     """
 
     sequence_parallel: bool = True
@@ -77,16 +108,29 @@ class Megatron3D:
     overlap_grad_reduce: bool = True
     fused_accumulation: bool = True
     fp32_gradients: bool = True
+    context_kind: str = RING
+    has_experts: bool = False
+    splits_experts: bool = False
+    sends_once: bool = False
+    overlaps_experts: bool = False
+    low_weights: bool = False
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
     engine: Engine = IDEAL
     caveat: str = ""
-    compute_key: tuple[str, ...] = ("tensor", "context", "micro_batch")
+
+    @property
+    def compute_key(self) -> tuple[str, ...]:
+        """The columns on which the sizes of a micro-step's kernels depend."""
+        key = ("tensor", "context", "micro_batch")
+        return (*key, EXPERT) if self.has_experts else key
 
     @property
     def axes(self) -> Axes:
-        """The axes tensor, context, data and pipeline."""
-        return _AXES
+        """The axes tensor, context, data and pipeline, and that of experts where there are any."""
+        if not self.has_experts:
+            return _AXES
+        return _SPLIT_EXPERT_AXES if self.splits_experts else _EXPERT_AXES
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each of Megatron-LM's rules, the placements that break it, shape (P,)."""
@@ -96,8 +140,20 @@ class Megatron3D:
             **broken_tensor_rules(model, tensor),
             "sequence not divisible by twice context": (context > 1)
             & (job.seq_len % (2 * context) != 0),
+            "unfused attention of split sequences": (context > 1) & (job.attention == "unfused"),
             "global batch not divisible by data": job.global_batch % placements.size("data") != 0,
         }
+        if model.experts is not None and self.splits_experts:
+            reason = "experts' size not divisible by tensor"
+            broken[reason] = model.experts.hidden_size % tensor != 0
+        if self.context_kind == ULYSSES:
+            for heads, count in (("attention", model.n_heads), ("KV", model.n_kv_heads)):
+                reason = f"{heads} heads not divisible by tensor*context"
+                broken[reason] = count % (tensor * context) != 0
+        if self.context_kind == RING and model.window:
+            broken["sliding windows of sequences that a ring splits"] = context > 1
+        if model.experts is not None and not self.sequence_parallel:
+            broken["experts with tensor need sequence parallelism"] = tensor > 1
         if self.sequence_parallel:
             reason = "sequence not divisible by tensor*context"
             broken[reason] = job.seq_len % (tensor * context) != 0
@@ -136,6 +192,11 @@ class Megatron3D:
             y_axis="tensor",
             residual_split=tensor if self.sequence_parallel else 1.0,
             balances_stages=self.engine.megatron.balances_stages,
+            expert_split=table.size(EXPERT) if self.has_experts else 1.0,
+            sends_once=self.sends_once,
+            expert_tensor=tensor if self.splits_experts else 1.0,
+            experts_at_once=self.engine.megatron.experts_at_once,
+            gradient_sum_bytes=self.gradient_bytes(job) * self.fused_accumulation,
             memory=self.engine.memory,
         )
 
@@ -147,40 +208,56 @@ class Megatron3D:
         """Return the bytes of a gradient element as it is summed and reduced."""
         return FP32_BYTES if self.fp32_gradients else job.element_bytes
 
+    def stores_low_weights(self, job: Job) -> bool:
+        """Return whether a job's weights of blocks are stored and gathered in a low format only.
+
+        Megatron-Core asserts the distributed optimizer with it.
+        """
+        return self.low_weights and self.distributed_optimizer and job.recipe is not None
+
+    def gathered_bytes(self, job: Job) -> float:
+        """Return the bytes of an element of a block's updated weights as they are gathered."""
+        return job.operand_bytes if self.stores_low_weights(job) else job.element_bytes
+
     def _stage_memory(
-        self, shapes: Shapes, n_layers: int, first: bool, last: bool, held: Array
+        self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool, held: Array
     ) -> dict[str, Array]:
         """Return the bytes by term of one stage, which holds `held` layers' activations at once."""
         job = shapes.job
-        table = shapes.table
+        model = shapes.model
+        n_layers = len(layers)
         chunk = -(-n_layers // shapes.n_virtual)
-        stored = _stored_parameters(shapes, n_layers, first, last)
-        replicas = table.size(_REPLICAS)
-        owned = stored / replicas if self.distributed_optimizer else stored
+        stored = _stored_parameters(shapes, layers, first, last)
+        experts = _stored_experts(shapes, layers)
+        everywhere = stored + experts
+        matrices = _stored_matrices(shapes, layers)
+        uncast = everywhere - matrices if self.stores_low_weights(job) else everywhere
+        owned = everywhere
+        replicas = shapes.table.size(_REPLICAS)
+        if self.distributed_optimizer:
+            owned = stored / replicas + experts / self._expert_replicas(shapes)
         memory = self.engine.memory
         bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
-        n_dummies = shapes.model.block_matmul_parameters + last * shapes.model.head.parameters
+        n_dummies = model.block_matmul_parameters + last * model.head.parameters
         dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * self.fused_accumulation
-        without_scores = _saved_without_scores(shapes)
-        everything = without_scores + _saved_scores(shapes)
-        saved = {
-            "none": everything,
-            "selective": without_scores,
-            "full": shapes.residual_bytes,
-        }[shapes.recompute]
+        context = context_parallelism(self.context_kind, shapes)
+        saved, working = _held_by_blocks(shapes, layers, last, context)
         return {
-            "weights": stored * job.element_bytes,
-            "gradients": stored * (self.gradient_bytes(job) + bucket_bytes),
+            "weights": uncast * job.element_bytes + matrices * kept_weight_bytes(job),
+            "gradients": everywhere * (self.gradient_bytes(job) + bucket_bytes),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
             "activations": held * shapes.saved_by_layers(saved, chunk),
-            "working_set": shapes.working_set(everything, saved, last)
-            + n_dummies * dummy_bytes / table.size("tensor"),
+            "working_set": working + n_dummies * dummy_bytes / shapes.table.size("tensor"),
         }
+
+    def _expert_replicas(self, shapes: Shapes) -> Array | float:
+        """Return the number of ranks that hold the same experts."""
+        return shapes.table.size(EXPERT_REPLICAS) if self.has_experts else 1.0
 
 
 def megatron_of(
-    engine: Engine, n_virtual: Sequence[int] = (1, 2, 4), **options: bool | None
+    engine: Engine, n_virtual: Sequence[int] = (1, 2, 4), **options: bool | str | None
 ) -> Megatron3D:
     """Return the strategy as an engine runs it, with the options that are given and not None."""
     given = {name: value for name, value in options.items() if value is not None}
@@ -189,16 +266,73 @@ def megatron_of(
     return Megatron3D(**{**usual, **given}, n_virtual=n_virtual, engine=engine)
 
 
-def _saved_without_scores(shapes: Shapes) -> Array:
+def _held_by_blocks(
+    shapes: Shapes, layers: Sequence[int], last: bool, context: ContextParallelism
+) -> tuple[Array, Array]:
+    """Return what a block saves on the average, and what is in work at the peak, shape (C,) each.
+
+    A block that is recomputed as a whole saves its input; partial recomputation counts elsewhere.
+    """
+    counts = shapes.model.counts(layers)
+    total = np.zeros(len(shapes.table))
+    working = context.working_bytes
+    for block, count in counts.items():
+        without_scores = _saved_without_scores(shapes, block) + context.saved_bytes
+        everything = without_scores + _saved_scores(shapes)
+        saved = {
+            "none": everything,
+            "selective": without_scores,
+            "full": shapes.residual_bytes,
+        }[shapes.recompute]
+        total = total + count * saved
+        in_mlp = _mlp_bytes(shapes, block)
+        in_head = _final_norm_bytes(shapes) + _input_bytes(shapes)
+        working = np.maximum(working, shapes.working_set(everything, saved, last, in_mlp, in_head))
+    return total / max(sum(counts.values()), 1), working
+
+
+def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
+    """Return the bytes of gradients in work in a block's MLP, or in its experts, at the peak.
+
+    Beside the gradient of the residual stream these are the gradients before and after the
+    activation, or later the one before it with that of the MLP's input.
+    """
+    experts = shapes.model.experts
+    if not block.has_experts or experts is None:
+        before = shapes.linears["up"].output_bytes
+        in_work = np.maximum(shapes.gated_bytes, before + _input_bytes(shapes))
+        return shapes.residual_bytes + in_work
+    sizes = ExpertShapes(shapes, experts)
+    return sizes.up_bytes + sizes.activated_bytes + sizes.taken_bytes
+
+
+def _final_norm_bytes(shapes: Shapes) -> Array:
+    """Return the bytes of the input and the output of the final norm, which are saved."""
+    return 2.0 * shapes.residual_bytes
+
+
+def _input_bytes(shapes: Shapes) -> Array:
+    """Return the bytes of the gradient of a product's input before it is summed.
+
+    With sequence parallelism the gathered input is beside it.
+    """
+    return shapes.stream_bytes * (1.0 + (np.asarray(shapes.residual_split) > 1.0))
+
+
+def _saved_without_scores(shapes: Shapes, block: Block) -> Array:
     """Return the bytes that a block saves apart from attention's scores.
 
     These are inputs and outputs of the norms and two dropout masks of the residual stream; q, k,
     v, the input of proj, the MLP before and after its activation (Korthikanti et al., equations
-    1 to 4).
+    1 to 4), or what the experts save.
     """
     n_masks = 2.0 * MASK_BYTES / shapes.element_bytes if shapes.job.dropout else 0.0
     norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
-    return norm_bytes + n_masks * shapes.residual_bytes + shapes.inner_bytes
+    inner_bytes = shapes.inner_bytes
+    if block.has_experts and shapes.model.experts is not None:
+        saved = ExpertShapes(shapes, shapes.model.experts).saved_bytes
+        inner_bytes = shapes.attention_bytes + saved
+    return norm_bytes + n_masks * shapes.residual_bytes + inner_bytes
 
 
 def _saved_scores(shapes: Shapes) -> Array | float:
@@ -212,13 +346,37 @@ def _saved_scores(shapes: Shapes) -> Array | float:
     return n_of_scores * shapes.saved_score_bytes
 
 
-def _stored_parameters(shapes: Shapes, n_layers: int, first: bool, last: bool) -> Array:
-    """Return how many parameters a rank of a stage stores, shape (C,).
+def _stored_parameters(shapes: Shapes, layers: Iterable[int], first: bool, last: bool) -> Array:
+    """Return how many parameters a rank of a stage stores besides routed experts, shape (C,).
 
     Matrices and their biases are split over the tensor group, other vectors are not.
     """
-    matrices, whole, split = stage_parameters(shapes.model, n_layers, first, last)
+    matrices, whole, split = stage_parameters(shapes.model, layers, first, last)
     return (matrices + split) / shapes.table.size("tensor") + whole
+
+
+def _stored_matrices(shapes: Shapes, layers: Iterable[int]) -> Array:
+    """Return how many elements a rank stores of the matrices of some layers, experts included.
+
+    These are the weights that low precisions cast.
+    """
+    tensor = shapes.table.size("tensor")
+    total = _stored_experts(shapes, layers) * np.ones(len(shapes.table))
+    for block, count in shapes.model.counts(layers).items():
+        for linear in shapes.model.linears_of(block):
+            total = total + count * linear.parameters / (tensor if linear.is_split else 1.0)
+    return total
+
+
+def _stored_experts(shapes: Shapes, layers: Iterable[int]) -> Array | float:
+    """Return how many parameters of routed experts a rank of a stage stores, shape (C,)."""
+    model = shapes.model
+    if model.experts is None:
+        return 0.0
+    counts = model.counts(layers)
+    n_layers = sum(count for block, count in counts.items() if block.has_experts)
+    of_layer = model.experts.n_experts * model.expert_parameters
+    return n_layers * of_layer / (shapes.expert_split * shapes.expert_tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,43 +408,49 @@ class MegatronCommunication(SequenceParallel):
         """
         super().gather_for_gradients(host, weight)
         shape = self.shapes.linears[weight.layer]
-        if self._splits_tokens and not shape.linear.transposed:
+        if self._gathers_tokens(shape):
             name = names.all_gather(weight.name)
-            host.issue(name, "all_gather", shape.input_bytes, "tensor")
+            host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
         """Wait for the gathered input."""
         shape = self.shapes.linears.get(layer)
-        if self.options.sequence_parallel and shape is not None and not shape.linear.transposed:
+        if shape is not None and self._gathers_tokens(shape):
             host.wait(names.all_gather(names.of_layer(BACKWARD, layer)))
+
+    # Experts ---------------------------------------------------------------------------------
+
+    def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Exchange within the group that holds all experts, then gather what parts of one take."""
+        self._exchange(host, name, nbytes)
+        if self.options.splits_experts:
+            gathered_bytes = nbytes * self.shapes.expert_tensor
+            host.run(names.all_gather(name), "all_gather", gathered_bytes, "tensor")
+
+    def bring_from_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Sum what parts of an expert have formed, then exchange within the group of experts."""
+        if self.options.splits_experts:
+            summed_bytes = nbytes * self.shapes.expert_tensor
+            host.run(names.reduce_scatter(name), "reduce_scatter", summed_bytes, "tensor")
+        self._exchange(host, name, nbytes)
+
+    def _exchange(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Exchange tokens within the group of experts; wait unless another micro-batch computes."""
+        if not self.options.has_experts:
+            return
+        host.issue(name, "all_to_all", nbytes, EXPERT)
+        if not self.options.overlaps_experts:
+            host.wait(name)
 
     # Context and pipeline --------------------------------------------------------------------
 
-    def begin_attention(self, host: HostProgram, chain: str) -> None:
-        """Start to exchange keys and values within the context group (ring attention).
-
-        In the backward chain their gradients travel too.
-        """
-        name = names.of_layer(chain, "attention")
-        host.issue(names.all_gather(name), "all_gather", self._kv_bytes, "context")
-        if chain == BACKWARD:
-            host.issue(names.reduce_scatter(name), "reduce_scatter", self._kv_bytes, "context")
-
-    def end_attention(self, host: HostProgram, chain: str) -> None:
-        """Wait until all keys and values have come and all gradients have gone."""
-        name = names.of_layer(chain, "attention")
-        host.wait(names.all_gather(name))
-        if chain == BACKWARD:
-            host.wait(names.reduce_scatter(name))
-
-    @property
-    def _kv_bytes(self) -> Array:
-        """The bytes of the keys and values of the whole sequence for the rank's heads."""
-        shapes = self.shapes
-        model = shapes.model
-        table = shapes.table
-        width = 2.0 * model.n_kv_heads * model.head_dim / table.size("tensor")
-        return shapes.tokens * table.size("context") * (width * shapes.element_bytes)
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run attention over sequences that the context group shares, if it is fused."""
+        if self.shapes.job.attention == "unfused":
+            super().attend(host, chain, window)
+        else:
+            kind = self.options.context_kind
+            context_parallelism(kind, self.shapes).attend(host, chain, window)
 
     @property
     def transfer_bytes(self) -> Array:
@@ -317,6 +481,8 @@ class MegatronCommunication(SequenceParallel):
         """Wait for the updated weights of the block."""
         if self._gathers_updated and chain == FORWARD:
             host.wait(_UPDATED_BLOCK)
+            if self.options.has_experts:
+                host.wait(_UPDATED_EXPERTS)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
         """Start to gather updated weights of the next block with a block's first weight.
@@ -324,9 +490,13 @@ class MegatronCommunication(SequenceParallel):
         There are as many gathers as blocks: the gather in the last block stands for the gather of
         the first block's weights.
         """
-        if self._gathers_updated and weight == Weight(FORWARD, "qkv"):
-            element = self.shapes.element_bytes
+        first_layer = self.shapes.model.attention_linears[0].name
+        if self._gathers_updated and weight == Weight(FORWARD, first_layer):
+            element = self.options.gathered_bytes(self.shapes.job)
             self._over_replicas(host, _UPDATED_BLOCK, "all_gather", self._block_parameters, element)
+            if self.options.has_experts:
+                name, experts = _UPDATED_EXPERTS, self._block_experts
+                self._over_replicas(host, name, "all_gather", experts, element, EXPERT_REPLICAS)
 
     def end_block(self, host: HostProgram) -> None:
         """Start to reduce the block's gradients, while earlier blocks form theirs."""
@@ -334,6 +504,10 @@ class MegatronCommunication(SequenceParallel):
             name = "gradient.block.reduce"
             parameters = self._block_parameters
             self._over_replicas(host, name, self._reduce_kind, parameters, self._gradient_bytes)
+            if self.options.has_experts:
+                name, experts = "gradient.experts.reduce", self._block_experts
+                kind, element = self._reduce_kind, self._gradient_bytes
+                self._over_replicas(host, name, kind, experts, element, EXPERT_REPLICAS)
 
     def _over_replicas(
         self,
@@ -341,17 +515,18 @@ class MegatronCommunication(SequenceParallel):
         name: str,
         kind: str,
         n_elements: Array,
-        element_bytes: float,
+        element_bytes: Size,
+        axis: str = _REPLICAS,
         after: tuple[str, ...] = (),
     ) -> None:
-        """Start a collective over the replicas, in buckets, after some copies."""
+        """Start a collective over replicas, in buckets, after some copies."""
         program = self.options.engine.megatron
-        n_replicas = self.shapes.table.size(_REPLICAS)
+        n_replicas = self.shapes.table.size(axis)
         bucket_elements = np.maximum(
             program.bucket_elements, program.bucket_elements_per_replica * n_replicas
         )
         n_calls = np.ceil(n_elements / bucket_elements)
-        host.issue(name, kind, n_elements * element_bytes, _REPLICAS, n_calls, after)
+        host.issue(name, kind, n_elements * element_bytes, axis, n_calls, after)
 
     @property
     def _reduce_kind(self) -> str:
@@ -360,25 +535,37 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _block_parameters(self) -> Array:
-        """The number of parameters that a rank stores of each block."""
-        return _stored_parameters(self.shapes, 1, False, False)
+        """The number of parameters besides experts that a rank stores of a block on the average."""
+        n_layers = self.shapes.model.n_layers
+        return _stored_parameters(self.shapes, range(n_layers), False, False) / n_layers
+
+    @property
+    def _block_experts(self) -> Array:
+        """The number of experts' parameters that a rank stores of a block on the average."""
+        n_layers = self.shapes.model.n_layers
+        stored = _stored_experts(self.shapes, range(n_layers)) / n_layers
+        return stored * np.ones(len(self.shapes.table))
+
+    def _stored_in_blocks(self) -> Array:
+        """Return how many parameters the first stage stores in blocks, experts included."""
+        return len(self._first_layers) * (self._block_parameters + self._block_experts)
 
     # Once per micro-step and once per step -----------------------------------------------------
 
-    def _largest_stage(self) -> tuple[int, Array]:
-        """Return the numbers of layers and of stored parameters of the first stage.
+    @cached_property
+    def _first_layers(self) -> list[int]:
+        """The layers of the first stage, which stores most, since it has the embedding."""
+        return layers_of_stage(self.shapes, 0)
 
-        It has the embedding, so that no stage stores more.
-        """
-        n_stages = self.shapes.table.n_stages
-        n_layers = sum(chunk_layers(self.shapes, 0))
-        return n_layers, _stored_parameters(self.shapes, n_layers, True, n_stages == 1)
+    def _stored_outside(self) -> Array:
+        """Return how many parameters the first stage stores outside blocks."""
+        return _stored_parameters(self.shapes, (), True, self.shapes.table.n_stages == 1)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
         """Without fused accumulation, add the micro-step's gradients to the fp32 sums."""
         if self.options.fused_accumulation:
             return
-        _, stored = self._largest_stage()
+        stored = self._stored_outside() + self._stored_in_blocks()
         nbytes = stored * (self.shapes.element_bytes + 2.0 * self._gradient_bytes)
         host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes / self.shapes.n_virtual, "add")
 
@@ -391,7 +578,11 @@ class MegatronCommunication(SequenceParallel):
         model = shapes.model
         options = self.options
         gradient_bytes = self._gradient_bytes
-        n_layers, stored = self._largest_stage()
+        n_layers = len(self._first_layers)
+        outside = self._stored_outside()
+        in_blocks = n_layers * self._block_parameters
+        experts = n_layers * self._block_experts
+        matrices = _stored_matrices(shapes, self._first_layers)
         if model.tied_embeddings and shapes.table.n_stages > 1:
             shared_bytes = model.head.parameters * gradient_bytes / shapes.y
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shared_bytes, PIPELINE)
@@ -399,16 +590,23 @@ class MegatronCommunication(SequenceParallel):
             n_elements = float(model.norms_per_block * n_layers * model.norm_parameters)
             norm_bytes = np.full(len(shapes.table), n_elements * gradient_bytes)
             host.run("gradient.norms.all_reduce", "all_reduce", norm_bytes, "tensor")
-        remaining = stored
-        if options.overlap_grad_reduce:
-            remaining = stored - n_layers * self._block_parameters
+        remaining = outside
+        if not options.overlap_grad_reduce:
+            remaining = outside + in_blocks
+            if options.has_experts:
+                name, kind = "gradient.experts.reduce", self._reduce_kind
+                self._over_replicas(host, name, kind, experts, gradient_bytes, EXPERT_REPLICAS)
+                host.wait(name)
         self._over_replicas(
             host, names.GRADIENT_REDUCE, self._reduce_kind, remaining, gradient_bytes
         )
         host.wait(names.GRADIENT_REDUCE)
+        stored = outside + in_blocks + experts
         owned = stored
         if options.distributed_optimizer:
-            owned = stored / shapes.table.size(_REPLICAS)
+            owned = (outside + in_blocks) / shapes.table.size(_REPLICAS)
+            if options.has_experts:
+                owned = owned + experts / shapes.table.size(EXPERT_REPLICAS)
         updated = clip_and_update(
             host,
             shapes.job,
@@ -420,7 +618,19 @@ class MegatronCommunication(SequenceParallel):
         )
         if options.distributed_optimizer:
             name = names.WEIGHTS_ALL_GATHER
-            element = shapes.element_bytes
-            self._over_replicas(host, name, "all_gather", remaining, element, updated)
+            element: Size = shapes.element_bytes
+            gathered = options.gathered_bytes(shapes.job)
+            if not options.overlap_grad_reduce:
+                saved = shapes.element_bytes - gathered
+                element = element - saved * (matrices - experts) / (outside + in_blocks)
+            self._over_replicas(host, name, "all_gather", remaining, element, after=updated)
             host.wait(names.WEIGHTS_ALL_GATHER)
-            host.memory_bound("weights.copy", 2.0 * remaining * shapes.element_bytes, "copy")
+            if options.has_experts and not options.overlap_grad_reduce:
+                name, axis = _UPDATED_EXPERTS, EXPERT_REPLICAS
+                self._over_replicas(host, name, "all_gather", experts, gathered, axis, updated)
+                host.wait(name)
+            host.memory_bound("weights.copy", 2.0 * remaining * element, "copy")
+        if options.stores_low_weights(shapes.job):
+            Casts(shapes).transpose_kept_weights(host, matrices)
+        else:
+            Casts(shapes).cast_kept_weights(host, matrices)

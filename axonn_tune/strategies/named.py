@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_choice
-from axonn_tune.spec.engine import IDEAL, Engine
+from axonn_tune.spec.engine import CONTEXT_KINDS, IDEAL, Engine
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.megatron3d import megatron_of
@@ -28,11 +28,15 @@ class Switches:
 
     Attributes
     ----------
-    sequence_parallel, overlap_grad_reduce
+    sequence_parallel, overlap_grad_reduce, low_weights, sends_once, overlaps_experts
         Flags of Megatron-LM, see `Megatron3D`; None for those of the engine.
     distributed_optimizer
         Whether optimizer states are sharded over the replicas; None for what the engine does, which
         is off for AxoNN.
+    split_experts
+        Whether each expert is split over the tensor group, and not whole; for Megatron-LM.
+    context_kind
+        Kind of context parallelism, one of `CONTEXT_KINDS`; None for that of the engine.
     virtual_stages
         Number of virtual stages of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
     qwz, hpz, qgz
@@ -42,7 +46,12 @@ class Switches:
 
     sequence_parallel: bool | None = None
     overlap_grad_reduce: bool | None = None
+    low_weights: bool | None = None
+    sends_once: bool | None = None
+    overlaps_experts: bool | None = None
     distributed_optimizer: bool | None = None
+    split_experts: bool = False
+    context_kind: str | None = None
     virtual_stages: int | None = None
     qwz: bool = True
     hpz: bool = True
@@ -69,8 +78,15 @@ def names_of_all(switches: Switches, every: bool) -> list[str]:
     return [name for name in STRATEGIES if every or not strategy_named(name, switches).caveat]
 
 
-def strategy_named(name: str, switches: Switches | None = None, engine: Engine = IDEAL) -> Strategy:
+def strategy_named(
+    name: str,
+    switches: Switches | None = None,
+    engine: Engine = IDEAL,
+    has_experts: bool = False,
+) -> Strategy:
     """Return the strategy with the given name and switches, as an engine carries it out.
+
+    With experts in the model, layouts of megatron have an axis for them.
 
     Raises
     ------
@@ -83,6 +99,8 @@ def strategy_named(name: str, switches: Switches | None = None, engine: Engine =
         raise InputError(f"engine {engine.name} carries out {carried_out}, not {name}")
     _check_offload(name, engine)
     switches = switches or Switches()
+    if switches.context_kind is not None:
+        require_choice("search", "context_kind", switches.context_kind, CONTEXT_KINDS)
     if name in ("axonn", "axonn-pipeline"):
         return Axonn4D(
             pipelined=name == "axonn-pipeline",
@@ -94,9 +112,15 @@ def strategy_named(name: str, switches: Switches | None = None, engine: Engine =
         return megatron_of(
             engine,
             (1, 2, 4) if stages is None else (stages,),
+            has_experts=has_experts,
+            splits_experts=has_experts and switches.split_experts,
             sequence_parallel=switches.sequence_parallel,
             distributed_optimizer=switches.distributed_optimizer,
             overlap_grad_reduce=switches.overlap_grad_reduce,
+            low_weights=switches.low_weights,
+            sends_once=switches.sends_once,
+            overlaps_experts=switches.overlaps_experts,
+            context_kind=switches.context_kind,
         )
     if name == "zeropp":
         return zeropp(switches.qwz, switches.hpz, switches.qgz, engine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,10 +18,31 @@ from axonn_tune.strategies.transformer import Transformer
 
 
 def _are_cut(n_layers: int, n_chunks: np.ndarray | int) -> np.ndarray:
-    """Return whether layers can be cut evenly, embedding and head counted as layers or not."""
+    """Return whether layers can be cut: evenly, embedding and head counted as layers or not.
+
+    An odd number of layers is cut evenly but for the last part, which takes what remains.
+    """
     layers = np.asarray(n_layers)
     is_even = (layers % n_chunks == 0) & (layers >= n_chunks)
-    return is_even | ((layers + 2) % n_chunks == 0)
+    leaves_a_rest = (n_layers % 2 == 1) & (-(-layers // n_chunks) * (n_chunks - 1) < layers)
+    return is_even | ((layers + 2) % n_chunks == 0) | leaves_a_rest
+
+
+def cut_layers(n_layers: int, n_chunks: int) -> list[int]:
+    """Return the number of layers of each part into which layers can be cut.
+
+    Where embedding and head count as layers, the first and the last part have one layer less.
+    """
+    most = math.ceil(n_layers / n_chunks)
+    layers = [most] * n_chunks
+    if n_layers % n_chunks == 0:
+        return layers
+    if (n_layers + 2) % n_chunks == 0:
+        layers[0] -= 1
+        layers[-1] -= 1
+    else:
+        layers[-1] = n_layers - most * (n_chunks - 1)
+    return layers
 
 
 def broken_pipeline_rules(
@@ -51,23 +72,31 @@ def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
 
 
 def chunk_layers(shapes: Shapes, stage: int) -> list[int]:
-    """Return the number of layers of each virtual stage of one rank.
-
-    Where embedding and head count as layers, the first and the last stage have one layer less.
-    """
+    """Return the number of layers of each virtual stage of one rank."""
     model = shapes.model
     n_stages = shapes.table.n_stages
-    n_virtual = shapes.n_virtual
     if shapes.balances_stages:
         return [_balanced_layers(model, n_stages)[stage]]
-    n_chunks = n_stages * n_virtual
-    layers = [math.ceil(model.n_layers / n_chunks)] * n_virtual
-    if model.n_layers % n_chunks:
-        if stage == 0:
-            layers[0] -= 1
-        if stage == n_stages - 1:
-            layers[-1] -= 1
-    return layers
+    return cut_layers(model.n_layers, n_stages * shapes.n_virtual)[stage::n_stages]
+
+
+def stage_layers(shapes: Shapes, stage: int) -> list[range]:
+    """Return the layers of each virtual stage of one rank, counted from 0."""
+    n_stages = shapes.table.n_stages
+    by_stage = [chunk_layers(shapes, each) for each in range(n_stages)]
+    ranges = []
+    first = 0
+    for virtual in range(len(by_stage[0])):
+        for each, counts in enumerate(by_stage):
+            if each == stage:
+                ranges.append(range(first, first + counts[virtual]))
+            first += counts[virtual]
+    return ranges
+
+
+def layers_of_stage(shapes: Shapes, stage: int) -> list[int]:
+    """Return all layers of one rank."""
+    return [layer for layers in stage_layers(shapes, stage) for layer in layers]
 
 
 def _balanced_layers(model: Model, n_stages: int) -> list[int]:
@@ -117,13 +146,15 @@ def _pipelined_plan(
     n_stages = table.n_stages
     n_virtual = shapes.n_virtual
     transfer_bytes = transformer.communication.transfer_bytes
-    n_first = chunk_layers(shapes, 0)[0]
+    first_layers = stage_layers(shapes, 0)[0]
+    last_layers = stage_layers(shapes, n_stages - 1)[-1]
     n_middle = math.ceil(model.n_layers / (n_stages * n_virtual))
     if shapes.balances_stages:
-        n_middle = max([n_first, *(chunk_layers(shapes, i)[0] for i in range(1, n_stages - 1))])
-    n_last = chunk_layers(shapes, n_stages - 1)[-1]
-    middle = _stage("middle", transformer, n_middle, first=False, last=False)
-    last = _stage("last", transformer, n_last, first=False, last=True)
+        n_others = (chunk_layers(shapes, i)[0] for i in range(1, n_stages - 1))
+        n_middle = max([len(first_layers), *n_others])
+    middle_layers = _middle_layers(model, n_middle, first_layers)
+    middle = _stage("middle", transformer, middle_layers, first=False, last=False)
+    last = _stage("last", transformer, last_layers, first=False, last=True)
     others = (middle.forward.phases + middle.backward.phases) * (n_virtual - 1)
     return StepPlan(
         table,
@@ -133,25 +164,36 @@ def _pipelined_plan(
         pipeline=Pipeline(
             n_stages,
             n_virtual,
-            first=_stage("first", transformer, n_first, first=True, last=False),
+            first=_stage("first", transformer, first_layers, first=True, last=False),
             middle=middle,
             last=last,
-            sync=_stage("sync", synchronising, n_first, first=True, last=False),
+            sync=_stage("sync", synchronising, first_layers, first=True, last=False),
             transfer=Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE),
         ),
     )
 
 
-def _stage(name: str, transformer: Transformer, n_layers: int, first: bool, last: bool) -> Stage:
+def _middle_layers(model: Model, n_layers: int, first_layers: range) -> range:
+    """Return the layers that stand for those of any virtual stage but the first and the last.
+
+    They follow the first virtual stage's, as far as the model has so many.
+    """
+    start = min(first_layers.stop, model.n_layers - n_layers)
+    return range(start, start + n_layers)
+
+
+def _stage(
+    name: str, transformer: Transformer, layers: Sequence[int], first: bool, last: bool
+) -> Stage:
     """Return the passes of one virtual stage."""
-    forward = transformer.forward_pass(n_layers, first, last)
-    backward = transformer.backward_pass(n_layers, first, last)
+    forward = transformer.forward_pass(layers, first, last)
+    backward = transformer.backward_pass(layers, first, last)
     return Stage(Part(f"{name}.forward", forward), Part(f"{name}.backward", backward))
 
 
-# A function from a stage's number of layers, whether it is the first and the last, and the number
-# of layers whose activations are held at once, to the stage's bytes by term.
-StageMemory = Callable[[int, bool, bool, Array], dict[str, Array]]
+# A function from a stage's layers, whether it is the first and the last, and the number of layers
+# whose activations are held at once, to the stage's bytes by term.
+StageMemory = Callable[[Sequence[int], bool, bool, Array], dict[str, Array]]
 
 
 def stage_memory(
@@ -170,16 +212,18 @@ def stage_memory(
     n_stages = table.n_stages
     n_virtual = shapes.n_virtual
     if n_stages == 1:
-        return memory_of(model.n_layers, True, True, np.full(len(table), float(model.n_layers)))
+        n_held = np.full(len(table), float(model.n_layers))
+        return memory_of(range(model.n_layers), True, True, n_held)
     n_micro = table.n_microsteps(shapes.job.global_batch)
-    n_first = sum(chunk_layers(shapes, 0))
-    n_last = sum(chunk_layers(shapes, n_stages - 1))
+    first_layers = layers_of_stage(shapes, 0)
+    last_layers = layers_of_stage(shapes, n_stages - 1)
+    n_first, n_last = len(first_layers), len(last_layers)
     in_flight = float(n_stages)
     if n_virtual > 1:
         in_flight *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
-    terms = memory_of(n_first, True, False, n_first * np.minimum(n_micro, in_flight))
+    terms = memory_of(first_layers, True, False, n_first * np.minimum(n_micro, in_flight))
     held_by_last = 1.0 if n_virtual == 1 else 1.0 + (n_virtual - 1) / n_virtual * n_stages
-    last_terms = memory_of(n_last, False, True, n_last * np.minimum(n_micro, held_by_last))
+    last_terms = memory_of(last_layers, False, True, n_last * np.minimum(n_micro, held_by_last))
     kept = [term for term in terms if offload is None or term not in offload.terms]
     zero = np.zeros(len(table))
     is_last = sum((last_terms[term] for term in kept), start=zero) > sum(

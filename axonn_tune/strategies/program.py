@@ -7,10 +7,12 @@ that follows wait for it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from axonn_tune.spec.plan import (
     COMPUTE,
-    Attention,
     Collective,
+    Compute,
     Gemm,
     HostCopy,
     HostKernel,
@@ -29,9 +31,16 @@ class HostProgram:
         self._operations: list[Operation] = []
         self._awaited: tuple[str, ...] = ()
 
-    def gemm(self, name: str, m: Size, n: Size, k: Size, mode: str) -> None:
+    def gemm(
+        self, name: str, m: Size, n: Size, k: Size, mode: str, number_format: str = ""
+    ) -> None:
         """Launch an (m x k) times (k x n) product; every kernel follows the kernels before it."""
-        self._operations.append(Gemm(name, m, n, k, mode, self._take_awaited()))
+        awaited = self._take_awaited()
+        self._operations.append(Gemm(name, m, n, k, mode, awaited, number_format))
+
+    def launch(self, operation: Compute) -> None:
+        """Launch a kernel that is ready but for what it waits for."""
+        self._operations.append(replace(operation, waits_for=self._take_awaited()))
 
     def memory_bound(self, name: str, nbytes: Size, kernel: str) -> None:
         """Launch a kernel, one of `MEMORY_KERNELS`, that reads and writes `nbytes` in all."""
@@ -49,22 +58,6 @@ class HostProgram:
         """Start a copy between GPU and host, which waits for the messages named in `after`, too."""
         waits_for = (COMPUTE, *self._awaited, *after)
         self._operations.append(HostCopy(name, nbytes, direction, waits_for))
-
-    def attention(
-        self,
-        name: str,
-        n_sequences: Size,
-        n_heads: Size,
-        seq_len: int,
-        head_dim: int,
-        backward: bool,
-        fused: bool,
-    ) -> None:
-        """Launch attention of whole sequences with the rank's heads."""
-        waits_for = self._take_awaited()
-        self._operations.append(
-            Attention(name, n_sequences, n_heads, seq_len, head_dim, backward, fused, waits_for)
-        )
 
     def issue(
         self,

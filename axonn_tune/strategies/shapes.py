@@ -8,16 +8,19 @@ it left it. A strategy that does not split a width sets the size to one and the 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from axonn_tune.spec.blocks import Linear
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.engine import IDEAL, MemoryForm, value_or
-from axonn_tune.spec.job import BYTES_PER_ELEMENT, Job
-from axonn_tune.spec.model import Linear, Model
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array
+from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers
 
 FP32_BYTES = BYTES_PER_ELEMENT["fp32"]
@@ -37,10 +40,16 @@ class LinearShape:
     ----------
     linear
         The layer.
+    tokens
+        Tokens that the layer takes: those of the micro-batch, or where the weight is not split the
+        rank's own part of them.
     k, n
         Rows and columns of the gathered weight block.
     weight_bytes, input_bytes, output_bytes
         Sizes of the gathered weight block, of the layer's input and of its output.
+    gathered_input_bytes, gathered_gradient_bytes
+        Sizes of the layer's input and of the gradient of its output in the format of the operands,
+        in which ranks gather them.
     input_axis
         Axis that splits k; outputs are summed over it. It is empty where k is not split.
     output_axis
@@ -53,11 +62,14 @@ class LinearShape:
     """
 
     linear: Linear
+    tokens: Array
     k: Array
     n: Array
     weight_bytes: Array
     input_bytes: Array
     output_bytes: Array
+    gathered_input_bytes: Array
+    gathered_gradient_bytes: Array
     input_axis: str
     output_axis: str
     is_stored_transposed: bool
@@ -97,6 +109,18 @@ class Shapes:
         Whether query, key, value and an MLP's gate have weights of their own.
     balances_stages : bool
         Whether the stages of a pipeline have equal products and not equal numbers of layers.
+    expert_split : array, shape (C,), or float
+        Number of ranks over which the experts of a layer are spread.
+    expert_tensor : array, shape (C,), or float
+        Number of ranks over which the inner features of each expert are split.
+    sends_once : bool
+        Whether a token is sent once to each rank that holds any of its experts, and not once for
+        each expert.
+    experts_at_once : float
+        Number of experts whose products run at the same time on a rank.
+    gradient_sum_bytes : float
+        Bytes of an element of the sums to which the products that form the experts' dW add; 0
+        where they do not add.
     memory : MemoryForm
         What the engine holds where that is not what fused kernels hold.
     """
@@ -114,6 +138,11 @@ class Shapes:
     recomputes_products: bool = False
     separates_products: bool = False
     balances_stages: bool = False
+    expert_split: Array | float = 1.0
+    expert_tensor: Array | float = 1.0
+    sends_once: bool = False
+    experts_at_once: float = math.inf
+    gradient_sum_bytes: float = 0.0
     memory: MemoryForm = IDEAL.memory
 
     @property
@@ -158,11 +187,13 @@ class Shapes:
     @cached_property
     def linears(self) -> dict[str, LinearShape]:
         """The shapes of the linear layers of a block and of the head, by name."""
-        linears = (*self.model.block_linears, self.model.head)
+        linears = (*self.model.block_linears, *self.model.shared_linears, self.model.head)
         return {linear.name: self._linear_shape(linear) for linear in linears}
 
     def _linear_shape(self, linear: Linear) -> LinearShape:
         """Return the shape of one linear layer."""
+        if not linear.is_split:
+            return self._whole_linear_shape(linear)
         input_split = self.x
         input_axis = self.x_axis
         output_split = self.y
@@ -173,18 +204,61 @@ class Shapes:
         k = linear.n_in / input_split
         n = linear.n_out / output_split
         column_bytes = self.tokens * self.element_bytes
+        is_low = linear.name != "head"
+        gathered_bytes = self.tokens * (self.job.operand_bytes if is_low else self.element_bytes)
         return LinearShape(
             linear,
+            self.tokens,
             k,
             n,
             weight_bytes=k * n * self.element_bytes,
             input_bytes=column_bytes * k,
             output_bytes=column_bytes * n,
+            gathered_input_bytes=gathered_bytes * k,
+            gathered_gradient_bytes=gathered_bytes * n,
             input_axis=input_axis,
             output_axis=output_axis,
             is_stored_transposed=linear.name == "head" and self.model.tied_embeddings,
             products=self._products(linear, n),
         )
+
+    def _whole_linear_shape(self, linear: Linear) -> LinearShape:
+        """Return the shape of a linear layer whose weight every rank of the group holds."""
+        tokens = self.own_tokens
+        k = np.full(len(self.table), float(linear.n_in))
+        n = np.full(len(self.table), float(linear.n_out))
+        column_bytes = tokens * self.element_bytes
+        low_column_bytes = tokens * self.job.operand_bytes
+        return LinearShape(
+            linear,
+            tokens,
+            k,
+            n,
+            weight_bytes=k * n * self.element_bytes,
+            input_bytes=column_bytes * k,
+            output_bytes=column_bytes * n,
+            gathered_input_bytes=low_column_bytes * k,
+            gathered_gradient_bytes=low_column_bytes * n,
+            input_axis="",
+            output_axis="",
+            is_stored_transposed=False,
+            products=((linear.name, n),),
+        )
+
+    @property
+    def own_tokens(self) -> Array:
+        """The tokens of a micro-batch that the rank holds between blocks."""
+        return self.tokens / self.residual_split
+
+    @property
+    def n_heads(self) -> Array:
+        """The rank's share of the attention heads."""
+        return self.model.n_heads / self.y
+
+    @property
+    def attention_dim(self) -> int:
+        """The mean number of features of a head's query and value."""
+        return round(self.model.attention_dim)
 
     def _products(self, linear: Linear, n: Array) -> tuple[tuple[str, Array], ...]:
         """Return the names of a layer's products with the columns of each."""
@@ -218,7 +292,12 @@ class Shapes:
     @property
     def norm_output_bytes(self) -> Array:
         """The bytes that a block saves of its norms' outputs, which are inputs of products."""
-        return min(self.model.norms_per_block, 2) * self.residual_bytes
+        return min(self.model.norms_per_block, 2) * self.residual_bytes * self.saved_share
+
+    @property
+    def saved_share(self) -> float:
+        """The bytes of an input of a block's product over those of the uncast tensor."""
+        return self.job.operand_bytes / self.element_bytes
 
     @cached_property
     def mlp_bytes(self) -> Array:
@@ -227,15 +306,43 @@ class Shapes:
 
     @cached_property
     def inner_bytes(self) -> Array:
-        """The bytes that a block's layers save at its inner widths.
+        """The bytes that the layers of a block without experts save at its inner widths.
 
-        These are q, k and v, the attention's output, and the MLP before and after its
-        activation.
+        These are q, k and v, the attention's output, and the MLP before and after its activation.
+        Inputs of low products are saved cast. Attention saves its output for itself, too, which
+        some recipes use for the product.
         """
-        attention = self.linears["qkv"].output_bytes + self.linears["proj"].input_bytes
-        mlp = self.linears["up"].output_bytes + self.mlp_bytes
-        attention_factor, mlp_factor = self.memory.attention_factor, self.memory.mlp_factor
-        return attention * value_or(attention_factor, 1.0) + mlp * value_or(mlp_factor, 1.0)
+        mlp = self.linears["up"].output_bytes + self.mlp_bytes * self.saved_share
+        return self.attention_bytes + mlp * value_or(self.memory.mlp_factor, 1.0)
+
+    @cached_property
+    def attention_bytes(self) -> Array:
+        """The bytes that attention saves at its inner widths: q, k, v and its output.
+
+        With latent attention these are also the latent vectors, before and after their norms, and
+        keys and values as they are formed from these.
+        """
+        saved = self.linears["proj"].input_bytes
+        recipe = self.job.recipe
+        if recipe is not None and recipe.saves_attention_cast:
+            saved = saved + self.linears["proj"].gathered_input_bytes
+        latent = self.model.latent_attention
+        if latent is None:
+            saved = saved + self.linears["qkv"].output_bytes
+        else:
+            keys = self.tokens * (self.model.n_heads * latent.query_dim * self.element_bytes)
+            saved = saved + self.linears["q_up"].output_bytes + keys / self.y
+            saved = saved + self.linears["kv_up"].output_bytes + 2.0 * self.latent_bytes
+        return saved * value_or(self.memory.attention_factor, 1.0)
+
+    @cached_property
+    def latent_bytes(self) -> Array | float:
+        """The bytes of the latent vectors of the rank's own tokens, 0 without latent attention."""
+        latent = self.model.latent_attention
+        if latent is None:
+            return 0.0
+        width = latent.q_rank + latent.kv_rank + latent.position_dim
+        return self.own_tokens * (width * self.element_bytes)
 
     @property
     def grouped_query_bytes(self) -> Array | float:
@@ -266,11 +373,40 @@ class Shapes:
 
     @cached_property
     def rotary_bytes(self) -> Array:
-        """The bytes that rotary position embedding reads and writes of q and k."""
-        rotated = (self.model.n_heads + self.model.n_kv_heads) * self.model.head_dim
+        """The bytes that rotary position embedding reads and writes of q and k.
+
+        Latent attention writes whole queries and keys, of which a part is turned.
+        """
+        model = self.model
+        rotated = (model.n_heads + model.n_kv_heads) * model.head_dim
+        if model.latent_attention is not None:
+            rotated = 2 * model.n_heads * model.latent_attention.query_dim
         return self.tokens * (2.0 * rotated * self.element_bytes) / self.y
 
-    def working_set(self, everything: Array, saved: Array, last: bool) -> Array:
+    @property
+    def head_norm_bytes(self) -> Array | float:
+        """The bytes of the queries and keys, or of the latent vectors, that have norms."""
+        model = self.model
+        if model.latent_attention is not None:
+            return self.latent_bytes
+        if not model.qk_norm:
+            return 0.0
+        width = (model.n_heads + model.n_kv_heads) * model.head_dim
+        return self.tokens * (width * self.element_bytes) / self.y
+
+    @property
+    def gated_bytes(self) -> Array:
+        """The bytes of the MLP of a block without experts before and after its activation."""
+        return self.linears["up"].output_bytes + self.mlp_bytes
+
+    def working_set(
+        self,
+        everything: Array,
+        saved: Array,
+        last: bool,
+        mlp_bytes: Array | None = None,
+        head_bytes: Array | float = 0.0,
+    ) -> Array:
         """Return the bytes in work at the peak, in addition to what each block has saved.
 
         These are one block's activations and gradients or, if larger, the logits in all their
@@ -284,11 +420,18 @@ class Shapes:
             Bytes that a block saves.
         last : bool
             Whether the rank computes the logits.
+        mlp_bytes : array, shape (C,), optional
+            Bytes of the MLP before and after its activation; by default of a block without experts.
+        head_bytes : array, shape (C,), or float
+            Bytes that are held beside the gradient of the logits when the gradient of the head's
+            input is formed.
         """
-        working = everything - saved + self.linears["up"].output_bytes + self.mlp_bytes
+        mlp_bytes = self.gated_bytes if mlp_bytes is None else mlp_bytes
+        working = everything - saved + mlp_bytes
         if last:
             logit_bytes = value_or(self.memory.logit_bytes, self.element_bytes + FP32_BYTES)
             working = np.maximum(working, self.logits * logit_bytes)
+            working = np.maximum(working, self.logits * self.element_bytes + head_bytes)
         return working
 
     # Kernels ---------------------------------------------------------------------------
@@ -315,32 +458,44 @@ class Shapes:
 
 
 def stage_parameters(
-    model: Model, n_layers: int, first: bool, last: bool
+    model: Model, layers: Iterable[int], first: bool, last: bool
 ) -> tuple[float, float, float]:
     """Return the number of parameters of one stage of a pipeline, or of parts of a model.
 
+    Those of routed experts are not among them.
+
     Parameters
     ----------
-    n_layers : int
-        Number of its layers.
+    layers : iterable of int
+        Its layers.
     first, last : bool
         Whether it has the embedding, and whether it has the final norm and the head.
 
     Returns
     -------
-    matrices, over_x, over_y : float
-        Elements of matrices, of vectors along the residual stream, which X splits, and of vectors
-        along the widths that Y splits.
+    split, over_x, over_y : float
+        Elements of matrices that the grid splits, of vectors along the residual stream, which X
+        splits, and of vectors along the widths that Y splits. Matrices that are not split count
+        with the vectors along the residual stream.
     """
     is_shared = model.tied_embeddings and first and last
     n_embeddings = first + last - is_shared
-    matrices = n_layers * model.block_matmul_parameters + n_embeddings * model.head.parameters
-    n_norms = model.norms_per_block * n_layers + last
+    split = n_embeddings * model.head.parameters
+    counts = model.counts(layers)
+    n_norms = model.norms_per_block * sum(counts.values()) + last
     over_x = float(n_norms * model.norm_parameters + first * model.position_parameters)
     over_y = 0.0
-    for linear in model.block_linears:
-        if linear.bias and linear.transposed:
-            over_x += n_layers * linear.n_out
-        elif linear.bias:
-            over_y += n_layers * linear.n_out
-    return matrices, over_x, over_y
+    for block, count in counts.items():
+        over_x += count * model.head_norm_parameters
+        if block.has_experts:
+            over_x += count * model.router_parameters
+        for linear in model.linears_of(block):
+            if linear.is_split:
+                split += count * linear.parameters
+            else:
+                over_x += count * linear.parameters
+            if linear.bias and linear.is_split and not linear.transposed:
+                over_y += count * linear.n_out
+            elif linear.bias:
+                over_x += count * linear.n_out
+    return split, over_x, over_y

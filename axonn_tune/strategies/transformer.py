@@ -6,24 +6,33 @@ split. What has to be communicated between them is decided by a strategy's `Comm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeAlias
 
 from axonn_tune.spec import names
+from axonn_tune.spec.blocks import Block
+from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
 from axonn_tune.spec.plan import Phase
+from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.strategies.experts import ExpertShapes, Mixture
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes
 
+# A kind of block, and how many of it follow one another.
+Blocks: TypeAlias = tuple[Block, int]
+
 _EMBEDDING = Weight(FORWARD, "embedding")
-_FIRST_OF_FORWARD = Weight(FORWARD, "qkv")
-# The weights that the backward pass of a block uses first, without and with full recomputation.
-_BACKWARD_ENTRY = Weight(BACKWARD, "down")
-_RECOMPUTED_ENTRY = Weight(RECOMPUTE, "qkv")
 # Norms whose output is the input of a linear layer, and those of a block with one norm, which is
 # formed again once, in the backward pass of the layer that comes last.
 _NORM_BEFORE = {"qkv": "norm1", "up": "norm2"}
 _SHARED_NORM_BEFORE = {"up": "norm1"}
+# The kernel that follows a weight at the entrance of an MLP.
+_ACTIVATIONS = {"up": "activation", "shared_up": "shared_activation"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,29 +42,57 @@ class Transformer:
     shapes: Shapes
     communication: Communication
 
+    @property
+    def _model(self) -> Model:
+        """The model."""
+        return self.shapes.model
+
+    @cached_property
+    def casts(self) -> Casts:
+        """The casts of the job's precision."""
+        return Casts(self.shapes)
+
+    @cached_property
+    def _mixture(self) -> Mixture | None:
+        """The routed experts of a layer, in models that have them."""
+        experts = self._model.experts
+        if experts is None:
+            return None
+        return Mixture(ExpertShapes(self.shapes, experts), self.communication, self.casts)
+
     # Linear layers -----------------------------------------------------------------------
+
+    def _take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
+        """Wait for a layer's weight, and cast it unless it stays with the rank."""
+        self.communication.take_weight(host, weight, following)
+        if not self.communication.keeps_weights:
+            self.casts.cast_weight(host, weight.chain, weight.layer)
 
     def _linear_forward(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
         """Multiply, and sum the output over the axis that splits k."""
         shape = self.shapes.linears[weight.layer]
-        self.communication.take_weight(host, weight, following)
+        number_format = self.casts.number_format(weight.layer)
+        self._take_weight(host, weight, following)
+        self.casts.cast_input(host, weight.chain, weight.layer)
         self.communication.gather_input(host, weight)
         for name, n in shape.products:
-            owner = names.of_layer(weight.chain, name)
-            host.gemm(names.gemm(owner), self.shapes.tokens, n, shape.k, shape.modes[0])
+            owner = names.gemm(names.of_layer(weight.chain, name))
+            host.gemm(owner, shape.tokens, n, shape.k, shape.modes[0], number_format)
         self.communication.sum_output(host, weight)
 
     def _linear_backward(self, host: HostProgram, layer: str, following: Weight | None) -> None:
         """Form dI = dO W^T, summed over the axis that splits n, and dW = I^T dO."""
         shape = self.shapes.linears[layer]
-        tokens = self.shapes.tokens
+        tokens = shape.tokens
         weight = Weight(BACKWARD, layer)
         _, input_mode, weight_mode = shape.modes
-        self.communication.take_weight(host, weight, following)
+        number_format = self.casts.number_format(layer)
+        self._take_weight(host, weight, following)
+        self.casts.cast_gradient(host, layer)
         self.communication.gather_for_gradients(host, weight)
         for name, n in shape.products:
-            owner = names.of_layer(BACKWARD, name)
-            host.gemm(names.gemm_input(owner), tokens, shape.k, n, input_mode)
+            owner = names.gemm_input(names.of_layer(BACKWARD, name))
+            host.gemm(owner, tokens, shape.k, n, input_mode, number_format)
         n_sums = len(shape.products) - 1
         if n_sums:
             name = names.input_gradient(weight.name)
@@ -63,9 +100,11 @@ class Transformer:
         pending_sum = self.communication.sum_input_gradient(host, weight)
         self._recompute_input(host, layer)
         self.communication.before_weight_gradient(host, layer)
+        self.casts.form_columns(host, layer)
         for name, n in shape.products:
-            owner = names.of_layer(BACKWARD, name)
-            host.gemm(names.gemm_weight(owner), *shape.stored_sides(n), tokens, weight_mode)
+            owner = names.gemm_weight(names.of_layer(BACKWARD, name))
+            rows, columns = shape.stored_sides(n)
+            host.gemm(owner, rows, columns, tokens, weight_mode, number_format)
         if shape.linear.bias:
             host.memory_bound(names.bias(weight.name), shape.output_bytes, "reduce")
         self.communication.send_gradient(host, layer)
@@ -77,7 +116,7 @@ class Transformer:
         if not (self.shapes.recomputes_inputs and self.shapes.recompute == "selective"):
             return
         if layer == "down":
-            self._activation(host, RECOMPUTE)
+            self._activation(host, RECOMPUTE, "up", "down")
             return
         norms = _SHARED_NORM_BEFORE if self.shapes.model.shares_norm else _NORM_BEFORE
         if layer in norms:
@@ -99,7 +138,7 @@ class Transformer:
         if not self.shapes.model.shares_norm:
             self._norm(host, RECOMPUTE, "norm2")
         self._part_again(host, "up", shares["up"])
-        self._activation(host, RECOMPUTE)
+        self._activation(host, RECOMPUTE, "up", "down")
 
     def _part_again(self, host: HostProgram, layer: str, share: float) -> None:
         """Form a share of a layer's output again; its sum over ranks has been kept."""
@@ -108,7 +147,7 @@ class Transformer:
         self.communication.gather_input(host, weight)
         if share:
             name = names.gemm(weight.name)
-            host.gemm(name, self.shapes.tokens, share * shape.n, shape.k, shape.modes[0])
+            host.gemm(name, shape.tokens, share * shape.n, shape.k, shape.modes[0])
 
     # Other kernels -----------------------------------------------------------------------
 
@@ -136,42 +175,35 @@ class Transformer:
         if self.shapes.model.normalises_outputs:
             self._norm(host, chain, layer)
 
-    def _attention(self, host: HostProgram, chain: str) -> None:
-        """Run attention with the rank's heads, over its share of the queries."""
-        shapes = self.shapes
-        job = shapes.job
-        self.communication.begin_attention(host, chain)
-        host.attention(
-            names.of_layer(chain, "attention"),
-            shapes.tokens / job.seq_len,
-            shapes.model.n_heads / shapes.y,
-            job.seq_len,
-            shapes.model.head_dim,
-            chain == BACKWARD,
-            job.attention == "flash",
-        )
-        if job.dropout and job.attention == "unfused":
-            nbytes = shapes.score_bytes * (2.0 + MASK_BYTES / shapes.element_bytes)
-            host.memory_bound(names.of_layer(chain, "attention_dropout"), nbytes, "scale")
-        self.communication.end_attention(host, chain)
+    def _head_norms(self, host: HostProgram, chain: str) -> None:
+        """Normalise queries and keys, or the latent vectors, in models that do so."""
+        nbytes = self.shapes.head_norm_bytes
+        if not self._model.head_norm_parameters:
+            return
+        is_backward = chain == BACKWARD
+        kernel = self.shapes.norm_kernel
+        kernel = f"{kernel}_backward" if is_backward else kernel
+        n_passes = 3.0 if is_backward else 2.0
+        host.memory_bound(names.of_layer(chain, "head_norms"), n_passes * nbytes, kernel)
 
     def _rotary(self, host: HostProgram, chain: str) -> None:
         """Turn q and k by their positions, or turn their gradients back."""
         if self.shapes.model.position == "rotary":
             host.memory_bound(names.of_layer(chain, "rotary"), self.shapes.rotary_bytes, "rotary")
 
-    def _activation(self, host: HostProgram, chain: str) -> None:
-        """Apply the MLP's nonlinearity."""
-        shapes = self.shapes
-        nbytes = shapes.linears["up"].output_bytes + shapes.mlp_bytes
-        host.memory_bound(names.of_layer(chain, "activation"), nbytes, shapes.activation_kernel)
+    def _activation(self, host: HostProgram, chain: str, up: str, down: str) -> None:
+        """Apply the nonlinearity of the MLP between two weights."""
+        linears = self.shapes.linears
+        nbytes = linears[up].output_bytes + linears[down].input_bytes
+        name = names.of_layer(chain, _ACTIVATIONS[up])
+        host.memory_bound(name, nbytes, self.shapes.activation_kernel)
 
-    def _activation_backward(self, host: HostProgram) -> None:
+    def _activation_backward(self, host: HostProgram, up: str, down: str) -> None:
         """Read the MLP before its activation and dO, and write dI."""
-        shapes = self.shapes
-        nbytes = 2.0 * shapes.linears["up"].output_bytes + shapes.mlp_bytes
-        kernel = f"{shapes.activation_kernel}_backward"
-        host.memory_bound(names.of_layer(BACKWARD, "activation"), nbytes, kernel)
+        linears = self.shapes.linears
+        nbytes = 2.0 * linears[up].output_bytes + linears[down].input_bytes
+        name = names.of_layer(BACKWARD, _ACTIVATIONS[up])
+        host.memory_bound(name, nbytes, f"{self.shapes.activation_kernel}_backward")
 
     def _residual(self, host: HostProgram, chain: str, layer: str) -> None:
         """Add to the residual stream; with dropout, draw and keep a mask, or apply it again."""
@@ -186,74 +218,103 @@ class Transformer:
     # A block -----------------------------------------------------------------------------
 
     def _block_forward(
-        self, host: HostProgram, chain: str, following: Weight | None, has_next_block: bool
+        self,
+        host: HostProgram,
+        chain: str,
+        block: Block,
+        following: Weight | None,
+        has_next_block: bool,
     ) -> None:
         """Run attention and MLP in the forward or the recomputed chain.
 
         `following` is the weight that is used next after the block, in any chain; `has_next_block`
         says whether another block of this chain follows.
         """
-        qkv, proj, up, down = (
-            Weight(chain, linear.name) for linear in self.shapes.model.block_linears
-        )
+        weights = [Weight(chain, linear.name) for linear in self._model.linears_of(block)]
+        followings = dict(zip(weights, [*weights[1:], following], strict=True))
+        n_attention = len(self._model.attention_linears)
+        *before_attention, proj = weights[:n_attention]
         self.communication.begin_block(host, chain)
         self._norm(host, chain, "norm1")
         if has_next_block:
             self.communication.prefetch_block(host, chain)
-        self._linear_forward(host, qkv, proj)
+        for weight in before_attention:
+            self._linear_forward(host, weight, followings[weight])
+        self._head_norms(host, chain)
         self._rotary(host, chain)
-        self._attention(host, chain)
-        self._linear_forward(host, proj, up)
+        self.communication.attend(host, chain, block.window)
+        self._linear_forward(host, proj, followings[proj])
         self._output_norm(host, chain, "attention_norm")
         self._residual(host, chain, "residual1")
-        if not self.shapes.model.shares_norm:
+        if not self._model.shares_norm:
             self._norm(host, chain, "norm2")
-        self._linear_forward(host, up, down)
-        self._activation(host, chain)
-        self._linear_forward(host, down, following)
+        if mlp := weights[n_attention:]:
+            up, down = mlp
+            self._linear_forward(host, up, followings[up])
+            self._activation(host, chain, up.layer, down.layer)
+            self._linear_forward(host, down, followings[down])
+        if block.has_experts and self._mixture is not None:
+            self._mixture.forward(host, chain)
         self._output_norm(host, chain, "mlp_norm")
         self._residual(host, chain, "residual2")
 
     def _block_backward(
-        self, host: HostProgram, recomputes: bool, next_entry: Weight | None
+        self, host: HostProgram, block: Block, recomputes: bool, next_entry: Weight | None
     ) -> None:
         """Recompute the forward pass if told so, then form the gradients of MLP and attention.
 
         `next_entry` is the weight that the next block of the backward pass uses first.
         """
+        layers = [linear.name for linear in self._model.linears_of(block)]
+        previous = {layer: Weight(BACKWARD, before) for before, layer in pairwise(layers)}
+        n_attention = len(self._model.attention_linears)
+        *before_attention, proj = layers[:n_attention]
         if recomputes:
             has_next_block = next_entry is not None
-            self._block_forward(host, RECOMPUTE, Weight(BACKWARD, "down"), has_next_block)
+            following = Weight(BACKWARD, layers[-1])
+            self._block_forward(host, RECOMPUTE, block, following, has_next_block)
         else:
             self.communication.begin_block(host, BACKWARD)
         if self.shapes.recomputes_by_product:
             self._recompute_products(host)
         self._output_norm(host, BACKWARD, "mlp_norm")
-        self._linear_backward(host, "down", Weight(BACKWARD, "up"))
-        self._activation_backward(host)
-        if next_entry is not None and not recomputes:
-            self.communication.prefetch_block(host, next_entry.chain)
-        self._linear_backward(host, "up", Weight(BACKWARD, "proj"))
-        if not self.shapes.model.shares_norm:
+        if block.has_experts and self._mixture is not None:
+            self._mixture.backward(host)
+        if mlp := layers[n_attention:]:
+            up, down = mlp
+            self._linear_backward(host, down, previous[down])
+            self._activation_backward(host, up, down)
+            if next_entry is not None and not recomputes:
+                self.communication.prefetch_block(host, next_entry.chain)
+            self._linear_backward(host, up, previous[up])
+        if not self._model.shares_norm:
             self._norm(host, BACKWARD, "norm2")
         self._residual(host, BACKWARD, "residual2")
         self._output_norm(host, BACKWARD, "attention_norm")
-        self._linear_backward(host, "proj", Weight(BACKWARD, "qkv"))
+        self._linear_backward(host, proj, previous[proj])
         if self.shapes.recomputes_attention:
-            self._attention(host, RECOMPUTE)
-        self._attention(host, BACKWARD)
+            self.communication.attend(host, RECOMPUTE, block.window)
+        self.communication.attend(host, BACKWARD, block.window)
         self._rotary(host, BACKWARD)
-        self._linear_backward(host, "qkv", next_entry)
+        self._head_norms(host, BACKWARD)
+        for layer in reversed(before_attention):
+            self._linear_backward(host, layer, previous.get(layer, next_entry))
         self._norm(host, BACKWARD, "norm1")
         self._residual(host, BACKWARD, "residual1")
         self.communication.end_block(host)
 
-    def _backward_entry(self, n_layers: int) -> Weight:
+    def _entry(self, chain: str, block: Block) -> Weight:
+        """Return the weight that a chain's pass over a block uses first."""
+        linears = self._model.linears_of(block)
+        return Weight(chain, linears[-1 if chain == BACKWARD else 0].name)
+
+    def _backward_entry(self, layers: Sequence[int]) -> Weight:
         """Return the weight that the backward pass over some layers uses first."""
+        last = self._model.blocks[layers[-1]] if layers else Block()
+        n_layers = len(layers)
         recomputes_last = 0 < n_layers == self.shapes.n_recomputed(n_layers)
-        if recomputes_last or self.shapes.recompute == "full":
-            return _RECOMPUTED_ENTRY
-        return _BACKWARD_ENTRY
+        recomputes = recomputes_last or self.shapes.recompute == "full"
+        return self._entry(RECOMPUTE if recomputes else BACKWARD, last)
 
     # Phases ------------------------------------------------------------------------------
 
@@ -262,7 +323,7 @@ class Transformer:
         host = HostProgram()
         shapes = self.shapes
         self.communication.prefetch_weight(host, _EMBEDDING)
-        self.communication.take_weight(host, _EMBEDDING, _FIRST_OF_FORWARD)
+        self.communication.take_weight(host, _EMBEDDING, self._first_of_forward)
         self.communication.prefetch_block(host, FORWARD)
         host.memory_bound(names.lookup(_EMBEDDING.name), 2.0 * shapes.residual_bytes, "lookup")
         host.issue(
@@ -289,14 +350,20 @@ class Transformer:
         self.communication.prefetch_weight(host, entry)
         return host.phase("start")
 
+    @property
+    def _first_of_forward(self) -> Weight:
+        """The weight that every block's forward pass uses first."""
+        return self._entry(FORWARD, Block())
+
     def _blocks_forward(
-        self, name: str, n_blocks: int, following: Weight | None, has_next_block: bool
+        self, name: str, blocks: Blocks, following: Weight | None, has_next_block: bool
     ) -> Phase:
         """Run the forward pass of some equal blocks."""
+        block, n_blocks = blocks
         host = HostProgram()
         if self.shapes.model.position != "learned":
             self._wait_for_embedding(host)
-        self._block_forward(host, FORWARD, following, has_next_block)
+        self._block_forward(host, FORWARD, block, following, has_next_block)
         return host.phase(name, n_blocks)
 
     def _head(self, backward_entry: Weight) -> Phase:
@@ -323,21 +390,22 @@ class Transformer:
         return host.phase("head")
 
     def _blocks_backward(
-        self, name: str, n_blocks: int, recomputes: bool, following: Weight | None
+        self, name: str, layers: Sequence[int], recomputes: bool, following: Weight | None
     ) -> list[Phase]:
-        """Run the backward pass of some blocks, which are all recomputed as a whole or all not.
+        """Run the backward pass of some layers, which are all recomputed as a whole or all not.
 
         `following` is the weight that is used after them.
         """
-        entry = _RECOMPUTED_ENTRY if recomputes else _BACKWARD_ENTRY
+        chain = RECOMPUTE if recomputes else BACKWARD
+        kinds = [*reversed(self._model.counts(layers).items())]
         phases = []
-        for end, repeats, next_entry in (
-            ("", n_blocks - 1, entry),
-            ("_last", min(n_blocks, 1), following),
-        ):
-            host = HostProgram()
-            self._block_backward(host, recomputes, next_entry)
-            phases.append(host.phase(f"{name}{end}", repeats))
+        for number, (block, n_blocks) in enumerate(kinds):
+            entry = self._entry(chain, block)
+            after = self._entry(chain, kinds[number + 1][0]) if kinds[number + 1 :] else following
+            for end, repeats, next_entry in (("", n_blocks - 1, entry), ("_last", 1, after)):
+                host = HostProgram()
+                self._block_backward(host, block, recomputes, next_entry)
+                phases.append(host.phase(f"{name}{_kind_suffix(block)}{end}", repeats))
         return phases
 
     def _embedding_backward(self) -> Phase:
@@ -361,52 +429,67 @@ class Transformer:
         self.communication.accumulate(host, last_layer)
         return host.phase("accumulate", over_storage=True)
 
-    def forward_pass(self, n_layers: int, first: bool, last: bool) -> tuple[Phase, ...]:
+    def forward_pass(self, layers: Sequence[int], first: bool, last: bool) -> tuple[Phase, ...]:
         """Return the forward pass over some layers of the model.
 
-        With `first` the embedding comes before them; with `last` the head comes after them.
+        With `first` the embedding comes before them; with `last` the head comes after them. Layers
+        of one kind are played one after another.
         """
         after = Weight(FORWARD, "head") if last else None
-        phases = [
-            self._embedding() if first else self._start(_FIRST_OF_FORWARD),
-            self._blocks_forward("forward", n_layers - 1, _FIRST_OF_FORWARD, True),
-            self._blocks_forward("forward_last", min(n_layers, 1), after, False),
+        entry = self._first_of_forward
+        phases = [self._embedding() if first else self._start(entry)]
+        *kinds, (block, n_blocks) = [*self._model.counts(layers).items()] or [(Block(), 0)]
+        for blocks in kinds:
+            name = f"forward{_kind_suffix(blocks[0])}"
+            phases.append(self._blocks_forward(name, blocks, entry, True))
+        name = f"forward{_kind_suffix(block)}"
+        phases += [
+            self._blocks_forward(name, (block, n_blocks - 1), entry, True),
+            self._blocks_forward(f"{name}_last", (block, min(n_blocks, 1)), after, False),
         ]
         if last:
-            phases.append(self._head(self._backward_entry(n_layers)))
+            phases.append(self._head(self._backward_entry(layers)))
         return _without_empty(phases)
 
-    def backward_pass(self, n_layers: int, first: bool, last: bool) -> tuple[Phase, ...]:
+    def backward_pass(self, layers: Sequence[int], first: bool, last: bool) -> tuple[Phase, ...]:
         """Return the backward pass over some layers; it ends by adding up their gradients.
 
         With `first` the embedding's gradient is among them; with `last` the backward pass of the
         head came before, as a part of `forward_pass`. The layers that are recomputed as a whole are
         the first ones, so that they come last.
         """
-        phases = [] if last else [self._start(self._backward_entry(n_layers))]
-        n_recomputed = self.shapes.n_recomputed(n_layers)
-        n_kept = n_layers - n_recomputed
-        if n_kept:
-            following = _RECOMPUTED_ENTRY if n_recomputed else None
-            phases += self._blocks_backward("backward", n_kept, False, following)
-        if n_recomputed:
-            name = "backward_recomputed" if n_kept else "backward"
-            phases += self._blocks_backward(name, n_recomputed, True, None)
+        phases = [] if last else [self._start(self._backward_entry(layers))]
+        n_recomputed = self.shapes.n_recomputed(len(layers))
+        recomputed, kept = layers[:n_recomputed], layers[n_recomputed:]
+        if kept:
+            following = None
+            if recomputed:
+                following = self._entry(RECOMPUTE, self._model.blocks[recomputed[-1]])
+            phases += self._blocks_backward("backward", kept, False, following)
+        if recomputed:
+            name = "backward_recomputed" if kept else "backward"
+            phases += self._blocks_backward(name, recomputed, True, None)
         if first:
             phases.append(self._embedding_backward())
-        phases.append(self._accumulate("embedding" if first else "qkv"))
+        last_layer = "embedding" if first else self._first_of_forward.layer
+        phases.append(self._accumulate(last_layer))
         return _without_empty(phases)
 
     def microstep(self) -> tuple[Phase, ...]:
         """Return the forward and the backward pass of the whole model over one micro-batch."""
-        n_layers = self.shapes.model.n_layers
-        return self.forward_pass(n_layers, True, True) + self.backward_pass(n_layers, True, True)
+        layers = range(self._model.n_layers)
+        return self.forward_pass(layers, True, True) + self.backward_pass(layers, True, True)
 
     def step_end(self) -> tuple[Phase, ...]:
         """Return what happens once per step, after all micro-steps."""
         host = HostProgram()
         self.communication.step_end(host)
         return (host.phase("step_end", over_storage=True),)
+
+
+def _kind_suffix(block: Block) -> str:
+    """Return how the names of phases tell a kind of block from a dense one without a window."""
+    return "_experts" * block.has_experts + "_window" * bool(block.window)
 
 
 def _without_empty(phases: list[Phase]) -> tuple[Phase, ...]:

@@ -267,7 +267,7 @@ class Zero:
         """Return the unit of some layers; that of none is embedding, final norm and head."""
         model = shapes.model
         is_root = n_layers == 0
-        matrices, over_x, over_y = stage_parameters(model, n_layers, is_root, is_root)
+        matrices, over_x, over_y = stage_parameters(model, range(n_layers), is_root, is_root)
         parameters: Size = matrices + over_x + over_y
         if self.tensor_axis:
             parameters = (matrices + over_y) / shapes.y + over_x
@@ -411,6 +411,11 @@ class ZeroCommunication(SequenceParallel):
             host.memory_bound(f"{message}.copy", moved, "copy")
 
     # Weights -----------------------------------------------------------------------------
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether weights stay with the rank: they are gathered whenever they are used."""
+        return False
 
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the root before the embedding."""

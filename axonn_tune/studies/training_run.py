@@ -215,7 +215,7 @@ def _counts(search: Search, tokens: float, deadline_seconds: float) -> list[int]
     machine = scenario.machine
     job = scenario.job
     flops = scenario.model.model_flops(tokens, job.seq_len)
-    peak = machine.peak_flops_per_s(job.dtype)
+    peak = machine.peak_flops_per_s(job.product_format)
     most = LARGEST_GPU_COUNT
     if machine.facility.n_nodes is not None:
         most = min(most, int(machine.facility.n_nodes.value) * machine.ranks_per_node)

@@ -193,9 +193,11 @@ def _planned(operation: Operation, plan: StepPlan) -> Iterator[tuple[Subject, fl
 def _planned_attention(operation: Attention) -> Iterator[tuple[Subject, float]]:
     """Yield a fused kernel, or the products of unfused attention, two forward and four backward."""
     sequences, heads = round(number(operation.n_sequences)), round(number(operation.n_heads))
-    s, d = operation.seq_len, operation.head_dim
+    s, d = round(number(operation.seq_len)), operation.head_dim
     if operation.fused:
-        yield _attention(sequences, heads, s, d, operation.backward), 1.0
+        n_calls = number(operation.n_launches)
+        if n_calls:
+            yield _attention(sequences, heads, s, d, operation.backward), n_calls
         return
     n_of_scores, n_of_values = (1.0, 3.0) if operation.backward else (1.0, 1.0)
     yield _product(s, s, d, sequences * heads), n_of_scores

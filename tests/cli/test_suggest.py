@@ -164,7 +164,7 @@ def test_a_job_larger_than_the_machine_is_called_so(capsys):
 
 def test_a_config_states_its_sequence_length_and_what_is_left_out(capsys, tmp_path):
     config = {
-        "model_type": "mistral",
+        "model_type": "gemma2",
         "hidden_size": 1024,
         "num_hidden_layers": 4,
         "num_attention_heads": 8,
@@ -172,14 +172,14 @@ def test_a_config_states_its_sequence_length_and_what_is_left_out(capsys, tmp_pa
         "intermediate_size": 4096,
         "vocab_size": 32000,
         "max_position_embeddings": 4096,
-        "sliding_window": 512,
+        "attn_logit_softcapping": 50.0,
     }
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     suggest = ["suggest", "--gpus", "8", "--model", path, "--top-n", "1"]
     _, out, _ = run_cli(capsys, *suggest)
     assert "4096 (max_position_embeddings of the config; choose with --seq-len)" in out
-    assert "Predictions leave out the sliding window of 512 tokens" in out
+    assert "Predictions leave out soft caps of logits." in out
     _, out, _ = run_cli(capsys, *suggest, "--seq-len", "2048")
     assert "sequence length 2048, bf16" in out
 
@@ -251,7 +251,7 @@ def test_lists_fit_a_hundred_characters(capsys, command):
 
 @pytest.mark.parametrize("strategy", ["axonn", "megatron", "zeropp"])
 def test_a_layout_of_any_table_can_be_typed(capsys, strategy):
-    given = ["--gpus", "64", "--model", "20b", "--strategy", strategy]
+    given = ["--gpus", "64", "--model", "20b", "--strategy", strategy, "--recompute", "full"]
     _, out, _ = run_cli(capsys, "suggest", *given, "--top-n", "1")
     layout = out.splitlines()[4].split()[1]
     _, out, _ = run_cli(capsys, "suggest", *given, "--why-not", layout)

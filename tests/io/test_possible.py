@@ -75,6 +75,36 @@ def test_a_published_count_that_contradicts_the_sizes_is_refused(tmp_path, param
         load_model(path)
 
 
+def test_a_published_count_of_active_parameters_that_contradicts_the_sizes_is_refused(tmp_path):
+    changes = ["published_active_parameters"], 300e9
+    path = changed(tmp_path, ROOT / "models" / "deepseek-v3.yaml", *changes)
+    with pytest.raises(FileError, match=r"line \d+: published_active_parameters: .*3\.755e\+10"):
+        load_model(path)
+
+
+def test_a_model_with_more_layers_than_any_is_refused(tmp_path):
+    path = changed(tmp_path, ROOT / "models" / "gpt-5b.yaml", ["n_layers"], 10_001)
+    with pytest.raises(FileError, match=r"n_layers: is 10001; allowed: at most 10000"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "allowed"),
+    [
+        (["experts", "top_k"], 257, "at most n_experts"),
+        (["experts", "first_layer"], 61, "less than n_layers"),
+        (["experts", "every"], 0, "a whole number"),
+        (["latent_attention", "kv_rank"], 0, "a whole number"),
+        (["qk_norm"], "both", "head, all"),
+        (["window"], -1, "a whole number"),
+    ],
+)
+def test_parts_of_a_model_that_cannot_be_are_refused_by_their_field(tmp_path, keys, value, allowed):
+    path = changed(tmp_path, ROOT / "models" / "deepseek-v3.yaml", keys, value)
+    with pytest.raises(FileError, match=rf"line \d+: {'.'.join(keys)}: .*allowed: .*{allowed}"):
+        load_model(path)
+
+
 @pytest.mark.parametrize("name", ["a\x1b[31mb", "a\x07", "a\nb", "x" * 1000, "a\u202eb"])
 def test_a_name_that_cannot_be_printed_is_refused(tmp_path, name):
     path = changed(tmp_path, ROOT / "models" / "gpt-5b.yaml", ["name"], name)

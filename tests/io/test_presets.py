@@ -25,6 +25,12 @@ PUBLISHED = {
     "megatron-530b": 529.6e9,
     "megatron-1t": 1008e9,
 }
+# Their parameters are held against the makers' in test_published_models.py.
+MODERN = {
+    *("deepseek-v2", "deepseek-v3", "gemma3-27b", "gpt-oss-120b", "kimi-k2", "llama4-maverick"),
+    *("llama4-scout", "mixtral-8x7b", "mixtral-8x22b", "olmoe-1b-7b", "qwen2.5-7b", "qwen2.5-72b"),
+    *("qwen3-8b", "qwen3-32b", "qwen3-30b-a3b", "qwen3-235b-a22b"),
+}
 # The name of an AxoNN model is rounded: 42 layers of 12288 are 76.8e9, called 80B.
 NOMINAL = {f"gpt-{size}b": size * 1e9 for size in (5, 10, 20, 40, 60, 80, 160, 320, 640)}
 
@@ -101,7 +107,7 @@ def test_parameters_of_axonn_models_are_near_their_names(name: str) -> None:
 
 def test_the_presets_are_complete_and_named_as_their_files() -> None:
     names = list_models()
-    assert set(names) == {*PUBLISHED, *NOMINAL, "tiny"}
+    assert set(names) == {*PUBLISHED, *NOMINAL, *MODERN, "tiny"}
     assert names.index("gpt-5b") < names.index("gpt-10b") < names.index("gpt-640b")
     for name in names:
         assert load_model(name).name == name
@@ -128,7 +134,9 @@ def test_the_tiny_model_divides_over_eight_ranks() -> None:
         ("gpt3", "gpt3-175b"),
         ("1t", "megatron-1t"),
         ("405b", "llama3-405b"),
-        ("7b", "llama2-7b"),
+        ("DeepSeek-V3", "deepseek-v3"),
+        ("qwen3-30b", "qwen3-30b-a3b"),
+        ("scout", "llama4-scout"),
         ("tiny", "tiny"),
     ],
 )
@@ -140,6 +148,7 @@ def test_names_are_found_by_their_parts(asked: str, found: str) -> None:
     ("asked", "parts"),
     [
         ("70b", ["ambiguous", "llama2-70b", "llama3-70b"]),
+        ("7b", ["ambiguous", "llama2-7b, qwen2.5-7b"]),
         ("llama2", ["ambiguous", "llama2-7b, llama2-13b, llama2-70b"]),
         ("gpt-8b", ["unknown model 'gpt-8b'", "did you mean", "gpt-80b"]),
         ("0b", ["unknown"]),
@@ -283,7 +292,7 @@ def test_a_model_and_a_machine_load_in_milliseconds(tmp_path: Path) -> None:
 def test_a_profile_for_a_newer_version_is_refused_before_its_unknown_keys(tmp_path):
     path = tmp_path / "future.yaml"
     path.write_text("profile_version: 99\nranks_per_node: 4\nwarp_drive: true\n")
-    with pytest.raises(FileError, match=r"profile_version 99 is newer .* up to 6; upgrade"):
+    with pytest.raises(FileError, match=r"profile_version 99 is newer .* up to 7; upgrade"):
         load_machine(path)
 
 

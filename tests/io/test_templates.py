@@ -9,6 +9,7 @@ from command_line import run_cli
 from axonn_tune.io.package_data import template
 from axonn_tune.io.presets import load_machine, load_model
 from axonn_tune.io.yaml_files import parse_yaml
+from axonn_tune.spec.blocks import Experts, LatentAttention
 from axonn_tune.spec.model import Model
 
 # What is filled in when a config is read, not by people.
@@ -41,8 +42,13 @@ def test_the_template_of_a_model_states_the_defaults_and_names_every_key(tmp_pat
     assert all(
         stated[name] == defaults[name] for name in stated.keys() & defaults.keys() - {"source"}
     )
-    everything = re.sub(r"^# (\w+:)", r"\1", text, flags=re.MULTILINE)
-    named = parse_yaml(everything, "template").keys()
-    assert named == {item.name for item in fields(Model)} - _FROM_CONFIGS
+    everything = re.sub(r"^# ( *\w+:)", r"\1", text, flags=re.MULTILINE)
+    named = parse_yaml(everything, "template")
+    assert named.keys() == {item.name for item in fields(Model)} - _FROM_CONFIGS
+    assert named["latent_attention"].keys() == {item.name for item in fields(LatentAttention)}
+    assert named["experts"].keys() == {item.name for item in fields(Experts)}
+    optional = {item.name: item.default for item in fields(Experts) if item.default is not MISSING}
+    assert {name: named["experts"][name] for name in optional} == optional
     (tmp_path / "all.yaml").write_text(everything)
-    assert load_model(tmp_path / "all.yaml").n_kv_heads == 8
+    model = load_model(tmp_path / "all.yaml")
+    assert (model.n_kv_heads, model.experts.top_k, model.latent_attention.q_rank) == (8, 2, 1536)

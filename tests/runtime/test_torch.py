@@ -14,6 +14,7 @@ from axonn_tune.io.presets import load_model  # noqa: E402
 from axonn_tune.runtime.request import RunRequest  # noqa: E402
 from axonn_tune.runtime.run import build_trainer  # noqa: E402
 from axonn_tune.search.one_layout import best_of_layout  # noqa: E402
+from axonn_tune.spec.blocks import Experts, LatentAttention  # noqa: E402
 from axonn_tune.spec.candidates import Layout  # noqa: E402
 from axonn_tune.spec.configuration import Configuration  # noqa: E402
 from axonn_tune.spec.job import Job, Overlap  # noqa: E402
@@ -105,6 +106,7 @@ def test_collectives_have_the_names_of_the_step_plan(recompute):
 
 PLAIN = Configuration(Layout({"shard": 4, "replica": 1}))
 SELECTIVE = replace(PLAIN, recompute="selective")
+LATENT = LatentAttention(kv_rank=8, q_rank=0, content_dim=8, position_dim=4, value_dim=8)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,10 @@ SELECTIVE = replace(PLAIN, recompute="selective")
         ({"job": Job(4, 8, 16, dtype="fp32", dropout=True)}, "dropout is not executed"),
         ({"strategy": "zeropp"}, "strategy is 'zeropp'; allowed: axonn, zero3, megatron"),
         ({"model": Model("p", 2, 32, 4, 256, 16, parallel_block=True)}, "parallel blocks"),
+        ({"model": Model("p", 2, 32, 4, 256, 16, experts=Experts(4, 2, 32))}, "has experts, which"),
+        ({"model": Model("p", 2, 32, 4, 256, 16, latent_attention=LATENT)}, "latent attention"),
+        ({"model": Model("p", 2, 32, 4, 256, 16, window=8)}, "a sliding window of 8 tokens"),
+        ({"model": Model("p", 2, 32, 4, 256, 16, qk_norm="head")}, "norms of queries and keys"),
     ],
 )
 def test_what_torch_does_not_run_is_refused(options, message):
@@ -128,3 +134,9 @@ def test_what_torch_does_not_run_is_refused(options, message):
     }
     with pytest.raises(InputError, match=message):
         RunRequest(**arguments)
+
+
+def test_a_window_that_no_sequence_exceeds_is_built():
+    model = Model("p", 2, 32, 4, 256, 16, window=16)
+    request = RunRequest(model, Job(4, 8, 16, dtype="fp32"), PLAIN, 1, strategy="zero3")
+    assert request.model is model

@@ -132,8 +132,29 @@ def working_bytes(model, job, tokens, saved_share, x=1, y=1):
     up = model.ffn_hidden_size * (2 if model.gated_mlp else 1)
     gradients = (up + model.ffn_hidden_size) / y
     block = tokens * element * (kept + cheap - saved_share + gradients)
-    logits = tokens * math.ceil(model.vocab_size / 128) * 128 / y * (element + 4.0)
-    return max(block, logits)
+    return max(block, logit_bytes(model, job, tokens, y, element + 4.0))
+
+
+def logit_bytes(model, job, tokens, y, each):
+    """The logits of a rank's part of the vocabulary, padded to a multiple of 128."""
+    return tokens * math.ceil(model.vocab_size / 128) * 128 / y * each
+
+
+def megatron_working_bytes(model, job, tokens, split):
+    """One block's gradients beside that of the residual stream, or the logits beside the head's.
+
+    Those before and after the activation; or that before it, and the whole stream's, with which
+    sequence parallelism gathers the whole input.
+    """
+    element = 4.0 if job.dtype == "fp32" else 2.0
+    h, ffn = model.hidden_size, model.ffn_hidden_size
+    up = ffn * (2 if model.gated_mlp else 1) / 4
+    whole = h * (2 if split > 1 else 1)
+    block = tokens * element * (h / split + up + max(ffn / 4, whole))
+    saved_by_the_final_norm = 2 * h / split
+    at_head = tokens * element * (whole + saved_by_the_final_norm)
+    at_head += logit_bytes(model, job, tokens, 4, element)
+    return max(block, at_head, logit_bytes(model, job, tokens, 4, element + 4.0))
 
 
 DTYPES = pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -341,8 +362,7 @@ def test_working_set_of_megatron(model, attention, sequence_parallel, vocabulary
     job = replace(JOB, attention=attention)
     strategy = replace(PLAIN, sequence_parallel=sequence_parallel)
     terms = memory_terms(strategy, model, job, 2, "none", tensor=4, context=2, data=8)
-    kept, cheap = saved_elements(model, job, 4 if sequence_parallel else 1, 4)
-    working = working_bytes(model, job, 2 * 64, kept + cheap, 4 if sequence_parallel else 1, 4)
+    working = megatron_working_bytes(model, job, 2 * 64, 4 if sequence_parallel else 1)
     assert terms["working_set"] == pytest.approx(working, rel=1e-12)
 
 

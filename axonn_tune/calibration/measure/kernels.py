@@ -140,7 +140,7 @@ def points_by_name(workload: Workload) -> dict[str, KernelPoint]:
                 points[op.name] = AttentionPoint(
                     n_sequences=int(_number(op.n_sequences)),
                     n_heads=int(_number(op.n_heads)),
-                    seq_len=op.seq_len,
+                    seq_len=int(_number(op.seq_len)),
                     head_dim=op.head_dim,
                     backward=op.backward,
                     fused=op.fused,

@@ -19,9 +19,10 @@ from axonn_tune.runtime.axonn.loss import cross_entropy
 from axonn_tune.runtime.axonn.norm import Norm
 from axonn_tune.runtime.axonn.weights import Matrix, Vector
 from axonn_tune.spec import names
+from axonn_tune.spec.blocks import Linear
 from axonn_tune.spec.checks import require_choice
 from axonn_tune.spec.job import ATTENTIONS
-from axonn_tune.spec.model import RECOMPUTES, Linear, Model
+from axonn_tune.spec.model import RECOMPUTES, Model
 
 # GPT-2's (Radford et al., 2019); weights whose output is added to the residual stream get less.
 INITIAL_STD = 0.02

@@ -28,9 +28,9 @@ from axonn_tune.runtime.native.trainer import RecordedTrainer, WaitRecorder
 from axonn_tune.runtime.ranks.recorder import PendingCollective, Recorder
 from axonn_tune.runtime.released.torch_calls import TorchCalls
 from axonn_tune.runtime.request import RunRequest
+from axonn_tune.spec.blocks import Linear
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.layout import AXONN_AXES, Layout
-from axonn_tune.spec.model import Linear
 
 
 @functools.cache

@@ -16,7 +16,7 @@ PRODUCTS = """\
 system,gemm_dtype,m,n,k,latency_ms
 h100_sxm,bfloat16,16384,1024,1024,0.05094
 h100_sxm,bfloat16,16384,1024,1024,0.05109
-h100_sxm,fp8,16384,1024,1024,0.0307
+h100_sxm,int8,16384,1024,1024,0.0307
 """
 H100 = {"system": "h100_sxm"}
 BF16 = {"gemm_dtype": "bfloat16"}
@@ -84,7 +84,7 @@ def test_rows_that_are_not_chosen_well_are_refused(read, text, where, complaint)
         ("kind,n_ranks,nbytes,ms\nall_gather,2,8\n", "line 2: 'ms'"),
         ("kind,n_ranks,nbytes,ms\nall_gather,2,8,-1\n", "line 2: .*seconds"),
         ("kind,n_ranks,nbytes,ms\n", "no whole row"),
-        (PRODUCTS, "line 4: .*dtype is 'fp8'"),
+        (PRODUCTS, "line 4: .*dtype is 'int8'"),
     ],
 )
 def test_bad_tables_are_named(read, text, complaint):

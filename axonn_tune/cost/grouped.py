@@ -1,0 +1,78 @@
+"""The time of grouped products: equal products with weights of their own, as experts have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from axonn_tune.cost.curve import Spline
+from axonn_tune.cost.gemm import EfficiencyCurve, Products, coordinates, formats_to_try
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.plan import Array, GroupedGemm
+from axonn_tune.spec.points import GroupedGemmPoint
+
+
+class GroupedProducts:
+    """The prices of grouped products of one number format on a machine.
+
+    The tiles of the products that run at the same time share the multiprocessors, so that few rows
+    for each expert leave multiprocessors idle. Where grouped products were measured, the ratio to
+    this formula corrects it; elsewhere that of a single product with all their rows does. A low
+    format without points takes those of the nearest format that has some.
+    """
+
+    def __init__(self, machine: Machine, dtype: str, products: Products) -> None:
+        self._products = products
+        self._curve = EfficiencyCurve.of(machine, dtype)
+        self._correction = _nearest_correction(machine, dtype)
+
+    def seconds(self, operation: GroupedGemm) -> Array:
+        """Return the time of an operation, in the shape of its sizes."""
+        sizes = np.broadcast_arrays(operation.m, operation.n, operation.k, operation.n_groups)
+        m, n, k, n_groups = (np.asarray(size, dtype=np.float64) for size in sizes)
+        mode = operation.mode
+        seconds = self._curve.grouped_seconds(
+            m, n, k, mode, n_groups, operation.n_at_once, operation.sum_bytes
+        )
+        if self._correction is None:
+            return seconds * self._products.correction(*_joined(m, n, k, n_groups, mode), mode)
+        flat = m.ravel(), n.ravel(), k.ravel()
+        points = _coordinates(*flat, n_groups.ravel(), [mode] * m.size)
+        return seconds * np.exp(self._correction(points)).reshape(m.shape)
+
+
+def _nearest_correction(machine: Machine, dtype: str) -> Spline | None:
+    """Return the correction by points of a format, or of the nearest one that has points."""
+    for known in formats_to_try(dtype):
+        points = [point for point in machine.gemm.grouped_points if point.dtype == known]
+        if points and known in machine.gpu.peak_flops_per_s:
+            return _fitted(EfficiencyCurve.of(machine, known), points)
+    return None
+
+
+def _fitted(curve: EfficiencyCurve, points: Sequence[GroupedGemmPoint]) -> Spline:
+    """Return the logarithm of the measured time over the curve's, by a group's coordinates."""
+    m, n, k, n_groups = np.array([[p.m, p.n, p.k, p.n_groups] for p in points], float).T
+    by_curve = [
+        curve.grouped_seconds(
+            m[[i]], n[[i]], k[[i]], p.mode, n_groups[[i]], p.n_at_once, p.sum_bytes
+        ).item()
+        for i, p in enumerate(points)
+    ]
+    measured = np.array([p.seconds for p in points])
+    modes = [p.mode for p in points]
+    return Spline(_coordinates(m, n, k, n_groups, modes), np.log(measured / np.array(by_curve)))
+
+
+def _coordinates(m: Array, n: Array, k: Array, n_groups: Array, modes: Sequence[str]) -> Array:
+    """Return the point of each group of products among others, shape (N, 7)."""
+    return np.concatenate([coordinates(m, n, k, modes), np.log2(n_groups)[:, None]], axis=1)
+
+
+def _joined(m: Array, n: Array, k: Array, n_groups: Array, mode: str) -> tuple[Array, Array, Array]:
+    """Return the sizes of the single product that is most like a group of products.
+
+    It has the rows of all of them, which are its inner length where it forms weights' gradients.
+    """
+    return (m, n, k * n_groups) if mode == "TN" else (m * n_groups, n, k)

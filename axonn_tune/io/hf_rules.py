@@ -1,0 +1,127 @@
+"""What follows from the keys of a Hugging Face config, architecture by architecture.
+
+Each rule takes a checked config and returns fields of `Model`; `hf_architectures` says whose it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from axonn_tune.io.hf_layers import expert_fields, listed_layers, window_fields
+
+Config: TypeAlias = Mapping[str, Any]
+Fields: TypeAlias = dict[str, Any]
+
+
+def falcon(config: Config) -> Fields:
+    """Return what follows from the switches of a Falcon config."""
+    is_parallel = config["parallel_attn"]
+    is_new = config["new_decoder_architecture"]
+    n_norms = config.get("num_ln_in_parallel_attn") or (2 if is_new else 1)
+    fields: Fields = {
+        "parallel_block": is_parallel,
+        "norms_per_block": n_norms if is_parallel else 2,
+        "position": "none" if config["alibi"] else "rotary",
+    }
+    if not is_new:  # The numbers of heads of keys and values count in the new architecture only.
+        fields["n_kv_heads"] = 1 if config["multi_query"] else config["num_attention_heads"]
+    return fields
+
+
+def window_everywhere(config: Config) -> Fields:
+    """Return the window of all layers."""
+    return window_fields(config, lambda layer: False)
+
+
+def window_in_every_other_layer(config: Config) -> Fields:
+    """Return the window of the first, the third, the fifth layer and so on."""
+    return window_fields(config, lambda layer: layer % 2 == 1)
+
+
+def gemma3_window(config: Config) -> Fields:
+    """Return the window of all layers but each sixth, or another one that the config states."""
+    period = config["sliding_window_pattern"]
+    return window_fields(config, lambda layer: (layer + 1) % period == 0)
+
+
+def qwen_window(config: Config) -> Fields:
+    """Return the window of the layers from `max_window_layers` on, if it is switched on."""
+    if not config["use_sliding_window"]:
+        return {}
+    return window_fields(config, lambda layer: layer < config["max_window_layers"])
+
+
+def qwen_moe_window(config: Config) -> Fields:
+    """Return the window of all layers, if it is switched on."""
+    return window_everywhere(config) if config["use_sliding_window"] else {}
+
+
+def qwen_moe_experts(config: Config) -> Fields:
+    """Return the layers with experts: every `decoder_sparse_step`-th, unless it is excepted."""
+    excepted = listed_layers(config, "mlp_only_layers") or ()
+    step = config["decoder_sparse_step"]
+    return expert_fields(config, lambda layer: (layer + 1) % step == 0 and layer not in excepted)
+
+
+def qwen2_shared_experts(config: Config) -> Fields:
+    """Return the experts that every token passes through, whose output a gate scales."""
+    shared = config["shared_expert_intermediate_size"]
+    return {"experts.shared_hidden_size": shared, "experts.shared_gate": shared > 0}
+
+
+def deepseek_experts(config: Config) -> Fields:
+    """Return the layers with experts, and the experts that every token passes through."""
+    first, period = config["first_k_dense_replace"], config["moe_layer_freq"]
+    shared = config["n_shared_experts"] * config["moe_intermediate_size"]
+    return expert_fields(config, lambda layer: layer >= first and layer % period == 0) | {
+        "experts.shared_hidden_size": shared
+    }
+
+
+def deepseek_queries(config: Config) -> Fields:
+    """Return the size of the latent vector of queries, which small models lack."""
+    return {"latent_attention.q_rank": config["q_lora_rank"]}
+
+
+def multi_token_prediction(config: Config) -> Fields:
+    """Return what the layers that predict further tokens are called among what is left out."""
+    n_layers = config["num_nextn_predict_layers"]
+    layers = "1 more layer" if n_layers == 1 else f"{n_layers} more layers"
+    return {"not_modelled": (f"multi-token prediction ({layers})",) if n_layers else ()}
+
+
+def glm_norms(config: Config) -> Fields:
+    """Return which norms queries and keys have."""
+    return {"qk_norm": "head" if config["use_qk_norm"] else ""}
+
+
+def llama4_experts(config: Config) -> Fields:
+    """Return the layers with experts; an expert for all tokens is as large as each of the others.
+
+    The layers are every `interleave_moe_layer_step`-th, unless the config lists them.
+    """
+    listed = listed_layers(config, "moe_layers")
+    step = config["interleave_moe_layer_step"]
+    return expert_fields(
+        config, lambda layer: (layer + 1) % step == 0 if listed is None else layer in listed
+    ) | {"experts.shared_hidden_size": config["intermediate_size"]}
+
+
+def llama4_attention(config: Config) -> Fields:
+    """Return what of attention predictions leave out."""
+    left_out = []
+    if config["attention_chunk_size"]:
+        chunks = f"attention in chunks of {config['attention_chunk_size']} tokens"
+        left_out.append(f"{chunks} (it sees all earlier tokens)")
+    if config["use_qk_norm"]:
+        left_out.append("norms of queries and keys, which have no weights")
+    return {"not_modelled": tuple(left_out)}
+
+
+def phimoe_biases(config: Config) -> Fields:
+    """Return the biases of attention; experts have none, and there is no other MLP."""
+    return {
+        "bias": config["attention_bias"],
+        "not_modelled": ("the bias of the head",) if config["lm_head_bias"] else (),
+    }

@@ -1,0 +1,161 @@
+"""What the blocks of a transformer are made of: weights, experts, latent attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from axonn_tune.errors import InputError
+from axonn_tune.spec.checks import require_count
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One weight of a transformer block.
+
+    name
+        Name of the layer.
+    n_in, n_out
+        Numbers of rows and columns of the weight.
+    transposed
+        Whether the layer exchanges the X and Y axes of the grid.
+    bias
+        Whether the layer has a bias.
+    is_split
+        Whether tensor parallelism splits the weight; otherwise every rank of the group holds it.
+    """
+
+    name: str
+    n_in: int
+    n_out: int
+    transposed: bool
+    bias: bool
+    is_split: bool = True
+
+    @property
+    def parameters(self) -> float:
+        """The number of elements of the weight, without the bias."""
+        return float(self.n_in) * self.n_out
+
+
+@dataclass(frozen=True)
+class Block:
+    """What distinguishes one layer of a model from its other layers.
+
+    has_experts
+        Whether a mixture of experts stands in the place of the MLP.
+    window
+        Number of tokens, its own included, that a token attends to; 0 for all earlier ones.
+    """
+
+    has_experts: bool = False
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The mixture of experts that stands in the place of the MLP in some layers.
+
+    n_experts
+        Number of experts of a layer among which a router chooses.
+    top_k
+        Number of experts that each token passes through.
+    hidden_size
+        Number of inner features of an expert.
+    shared_hidden_size
+        Number of inner features of the experts that every token passes through, together; 0 for
+        none.
+    shared_gate
+        Whether a gate scales the output of the shared experts (Qwen 2).
+    bias
+        Whether the router and the experts' products have biases.
+    first_layer
+        Number of layers before the first one with experts.
+    every
+        Distance between layers with experts; 1 where all layers after the first one have them.
+    """
+
+    n_experts: int
+    top_k: int
+    hidden_size: int
+    shared_hidden_size: int = 0
+    shared_gate: bool = False
+    bias: bool = False
+    first_layer: int = 0
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("n_experts", "top_k", "hidden_size", "every"):
+            require_count("experts", name, getattr(self, name))
+        for name in ("shared_hidden_size", "first_layer"):
+            require_count("experts", name, getattr(self, name), least=0)
+        if self.top_k > self.n_experts:
+            raise InputError(
+                f"experts: top_k is {self.top_k}; allowed: at most n_experts ({self.n_experts})"
+            )
+        if self.shared_gate and not self.shared_hidden_size:
+            raise InputError("experts: shared_gate is true; allowed: only with shared_hidden_size")
+
+    def are_in(self, layer: int) -> bool:
+        """Return whether a layer, counted from 0, has experts."""
+        return layer >= self.first_layer and (layer - self.first_layer) % self.every == 0
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+    Keys and values are formed from one latent vector of a token, and queries from another. A part
+    of each query and key carries the position; that part of the key is the same for all heads.
+
+    kv_rank
+        Number of features of the latent vector of keys and values.
+    q_rank
+        Number of features of the latent vector of queries; 0 where queries have none.
+    content_dim, position_dim
+        Features of a head's query and key without and with the position.
+    value_dim
+        Features of a head's value.
+    """
+
+    kv_rank: int
+    q_rank: int
+    content_dim: int
+    position_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        for name in ("kv_rank", "content_dim", "position_dim", "value_dim"):
+            require_count("latent_attention", name, getattr(self, name))
+        require_count("latent_attention", "q_rank", self.q_rank, least=0)
+
+    @property
+    def query_dim(self) -> int:
+        """The number of features of a head's query, and of its key."""
+        return self.content_dim + self.position_dim
+
+    def linears(self, hidden_size: int, n_heads: int, bias: bool) -> tuple[Linear, ...]:
+        """Return the weights that form queries, keys and values, and the one that follows."""
+        queries = n_heads * self.query_dim
+        keys_and_values = n_heads * (self.content_dim + self.value_dim)
+        latent = self.kv_rank + self.position_dim
+        query_input = self.q_rank or hidden_size
+        query_down = Linear("q_down", hidden_size, self.q_rank, False, bias, is_split=False)
+        return (
+            *((query_down,) if self.q_rank else ()),
+            Linear("kv_down", hidden_size, latent, False, bias, is_split=False),
+            Linear("q_up", query_input, queries, False, False),
+            Linear("kv_up", self.kv_rank, keys_and_values, False, False),
+            Linear("proj", n_heads * self.value_dim, hidden_size, True, bias),
+        )
+
+
+def attended_keys(seq_len: int, window: int) -> float:
+    """Return the keys that count for a query, where causal attention counts with all of them.
+
+    By convention causal attention counts with the full score matrix. A window of w tokens leaves
+    w - (w^2 - w) / (2 s) of s keys to a query on average, of the (s + 1) / 2 that causality
+    leaves; the same share of s counts, up to terms of 1 / s.
+    """
+    if not window or window >= seq_len:
+        return float(seq_len)
+    return 2.0 * window - window * window / seq_len

@@ -1,0 +1,34 @@
+"""Attention of whole sequences, as every strategy runs it that does not split sequences."""
+
+from __future__ import annotations
+
+from axonn_tune.spec import names
+from axonn_tune.spec.names import BACKWARD
+from axonn_tune.spec.plan import Attention
+from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.shapes import MASK_BYTES, Shapes
+
+
+def attention_name(chain: str, window: int) -> str:
+    """Return the name of a block's attention; kernels of one name are alike."""
+    return names.of_layer(chain, "windowed_attention" if window else "attention")
+
+
+def whole_attention(host: HostProgram, shapes: Shapes, chain: str, window: int) -> None:
+    """Run attention with the rank's heads, over its share of the queries."""
+    job = shapes.job
+    host.launch(
+        Attention(
+            attention_name(chain, window),
+            shapes.tokens / job.seq_len,
+            shapes.n_heads,
+            job.seq_len,
+            shapes.attention_dim,
+            backward=chain == BACKWARD,
+            fused=job.attention == "flash",
+            window=window,
+        )
+    )
+    if job.dropout and job.attention == "unfused":
+        nbytes = shapes.score_bytes * (2.0 + MASK_BYTES / shapes.element_bytes)
+        host.memory_bound(names.of_layer(chain, "attention_dropout"), nbytes, "scale")

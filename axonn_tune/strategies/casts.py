@@ -1,0 +1,170 @@
+"""Casts of low precisions: what is cast, what is transposed, and what the copies take.
+
+The operands of the products of a block's linear layers are cast to the recipe's format
+(`spec.precision.Recipe`): a layer's input and the gradient of its output in every micro-step, its
+weight whenever it has changed or was gathered. Activations are gathered once they are cast. Other
+products and all other kernels stay in the job's type.
+
+The backward pass needs copies along the columns. They are cast from the original tensor by the
+kernel that forms the copies along the rows, or they are transposed from these: by the same kernel
+or, where ranks have gathered the tensor since, by one of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from axonn_tune.spec import names
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.names import BACKWARD
+from axonn_tune.spec.plan import Array, Size
+from axonn_tune.spec.precision import Recipe
+from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.shapes import Shapes
+
+# Layers whose input a norm has written.
+_AFTER_NORM = ("qkv", "q_up", "kv_up", "up")
+
+
+def kept_weight_bytes(job: Job) -> float:
+    """Return the bytes of an element's copies that a rank keeps of a weight for low products."""
+    recipe = job.recipe
+    return 0.0 if recipe is None else _n_copies(job, recipe) * job.operand_bytes
+
+
+def _n_copies(job: Job, recipe: Recipe) -> float:
+    """Return 2 where the backward pass needs copies of its own, and else 1."""
+    return 2.0 if recipe.quantises_columns or job.transposes_operands else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Casts:
+    """The casts of a step; without a recipe there are none."""
+
+    shapes: Shapes
+
+    def number_format(self, layer: str) -> str:
+        """Return the format of the operands of a layer's products; empty for the job's type."""
+        recipe = self._recipe(layer)
+        return "" if recipe is None else recipe.number_format
+
+    def cast_input(self, host: HostProgram, chain: str, layer: str) -> None:
+        """Cast a layer's input; the copy along its columns is saved for the backward pass."""
+        recipe = self._recipe(layer)
+        if recipe is None:
+            return
+        shape = self.shapes.linears[layer]
+        split = self._split(shape.linear.is_split and not shape.linear.transposed)
+        n_elements = shape.tokens * shape.k / split
+        n_copies = self._n_copies_at_once(recipe, split)
+        n_reads = recipe.reads
+        if layer in _AFTER_NORM:
+            n_reads = recipe.reads_after_norm
+        elif self._is_cast_again(layer, recipe):
+            n_copies = 1.0
+        name = names.cast(names.of_layer(chain, layer))
+        if n_reads:
+            self._cast(host, name, n_elements, n_reads, n_copies)
+        else:
+            self._transpose(host, name, n_elements * (n_copies - 1.0))
+
+    def cast_gradient(self, host: HostProgram, layer: str) -> None:
+        """Cast the gradient of a layer's output."""
+        recipe = self._recipe(layer)
+        if recipe is None:
+            return
+        shape = self.shapes.linears[layer]
+        split = self._split(shape.linear.transposed)
+        n_copies = self._n_copies_at_once(recipe, split)
+        name = names.cast(names.of_layer(BACKWARD, layer))
+        self._cast(host, name, shape.tokens * shape.n / split, recipe.reads, n_copies)
+
+    def form_columns(self, host: HostProgram, layer: str) -> None:
+        """Form the copies along the columns that dW still lacks.
+
+        These are transposed copies of what was gathered, and a copy of an input that was saved
+        uncast.
+        """
+        recipe = self._recipe(layer)
+        if recipe is None:
+            return
+        shape = self.shapes.linears[layer]
+        owner = names.of_layer(BACKWARD, layer)
+        tokens = shape.tokens
+        width = shape.n if shape.linear.transposed else shape.k
+        missing = _n_copies(self.shapes.job, recipe) - self._n_copies_at_once(
+            recipe, self._split(shape.linear.is_split)
+        )
+        self._transpose(host, names.transposed(owner), tokens * width * missing)
+        if self._is_cast_again(layer, recipe):
+            self._cast(host, names.cast_again(owner), tokens * shape.k, recipe.reads, 1.0)
+
+    def cast_of_experts(self, host: HostProgram, chain: str, layer: str, n_elements: Size) -> None:
+        """Cast the input of experts' products, or in the backward chain the gradient of a result.
+
+        All copies are formed at once.
+        """
+        recipe = self._recipe(layer)
+        if recipe is not None:
+            name = names.cast(names.of_layer(chain, layer))
+            n_copies = _n_copies(self.shapes.job, recipe)
+            self._cast(host, name, n_elements, recipe.reads, n_copies)
+
+    def cast_weight(self, host: HostProgram, chain: str, layer: str) -> None:
+        """Cast a weight that has just been gathered, along the side that the chain needs."""
+        recipe = self._recipe(layer)
+        if recipe is not None:
+            shape = self.shapes.linears[layer]
+            name = names.cast_weight(names.of_layer(chain, layer))
+            self._cast(host, name, shape.k * shape.n, recipe.reads, 1.0)
+
+    def cast_kept_weights(self, host: HostProgram, n_elements: Array) -> None:
+        """Cast weights that stay where they are, once they are updated."""
+        job = self.shapes.job
+        if job.recipe is not None:
+            n_copies = _n_copies(job, job.recipe)
+            self._cast(host, names.WEIGHTS_CAST, n_elements, job.recipe.reads, n_copies)
+
+    def transpose_kept_weights(self, host: HostProgram, n_elements: Array) -> None:
+        """Transpose weights that were gathered in the recipe's format."""
+        job = self.shapes.job
+        if job.recipe is not None and not job.recipe.quantises_columns:
+            n_missing = _n_copies(job, job.recipe) - 1.0
+            self._transpose(host, names.WEIGHTS_CAST, n_elements * n_missing)
+
+    def _recipe(self, layer: str) -> Recipe | None:
+        """Return the recipe of a layer's products: the head's have the job's type."""
+        return None if layer == "head" else self.shapes.job.recipe
+
+    def _split(self, is_gathered: bool) -> Size:
+        """Return over how many ranks a tensor is split by tokens when it is cast."""
+        return self.shapes.residual_split if is_gathered else 1.0
+
+    def _n_copies_at_once(self, recipe: Recipe, split: Size) -> Size:
+        """Return how many copies the kernel that casts forms, for each candidate.
+
+        Copies that are transposed are formed where all tokens are.
+        """
+        n_copies = _n_copies(self.shapes.job, recipe)
+        if recipe.quantises_columns:
+            return n_copies
+        return np.where(np.asarray(split) > 1, 1.0, n_copies)
+
+    def _is_cast_again(self, layer: str, recipe: Recipe) -> bool:
+        """Return whether the backward pass casts a layer's input again."""
+        return layer == "proj" and not recipe.saves_attention_cast
+
+    def _cast(
+        self, host: HostProgram, name: str, n_elements: Size, n_reads: float, n_copies: Size
+    ) -> None:
+        """Read elements in the job's type, and write some copies in the recipe's format."""
+        job = self.shapes.job
+        element_bytes = n_reads * job.element_bytes + n_copies * job.operand_bytes
+        host.memory_bound(name, n_elements * element_bytes, "cast")
+
+    def _transpose(self, host: HostProgram, name: str, n_elements: Array) -> None:
+        """Read and write elements in the recipe's format, if there are any."""
+        if np.any(n_elements > 0):
+            host.memory_bound(name, n_elements * (2.0 * self.shapes.job.operand_bytes), "cast")

@@ -1,0 +1,244 @@
+"""Context parallelism: attention over sequences of which every rank of a group has a part.
+
+A sequence is cut into twice as many chunks as the group has ranks. A rank takes one from the front
+and its counterpart from the back, so that all ranks have the same share of a causal mask. The kinds
+differ in how the ranks' queries meet all keys and values. They are those of Transformer Engine at
+d0067d0d (pytorch/attention/dot_product_attention/context_parallel.py), whose copies and buffers are
+counted here. Attention is fused: Transformer Engine splits no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from axonn_tune.spec import names
+from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
+from axonn_tune.spec.names import BACKWARD
+from axonn_tune.spec.plan import Array, Attention, Size
+from axonn_tune.strategies.attention import attention_name, whole_attention
+from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.shapes import Shapes
+
+AXIS = "context"
+# Bytes that a copy moves for each byte of its result, and an addition for each byte of its sum.
+_COPY = 2.0
+_ADD = 3.0
+
+
+@dataclass(frozen=True, eq=False)
+class ContextParallelism:
+    """One kind of context parallelism with the sizes of the candidates, which it computes with."""
+
+    shapes: Shapes
+
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run attention of a chain, with what is sent before, beside and after it."""
+        raise NotImplementedError
+
+    @property
+    def saved_bytes(self) -> Array | float:
+        """The bytes that a block saves in addition to what attention saves of whole sequences."""
+        return 0.0
+
+    @property
+    def working_bytes(self) -> Array:
+        """The bytes of the buffers that attention of one block holds at most."""
+        raise NotImplementedError
+
+    @cached_property
+    def n_ranks(self) -> Array:
+        """The number of ranks that share a sequence."""
+        return self.shapes.table.size(AXIS)
+
+    @property
+    def is_split(self) -> Array:
+        """1 where several ranks share a sequence, 0 where one has it alone."""
+        return (self.n_ranks > 1).astype(np.float64)
+
+    @property
+    def query_bytes(self) -> Array:
+        """The bytes of the rank's queries."""
+        return self._bytes_of(self.shapes.model.query_width)
+
+    @property
+    def key_bytes(self) -> Array:
+        """The bytes of the rank's keys."""
+        return self._bytes_of(self.shapes.model.key_width)
+
+    @property
+    def value_bytes(self) -> Array:
+        """The bytes of the rank's values."""
+        return self._bytes_of(self.shapes.model.value_width)
+
+    @property
+    def output_bytes(self) -> Array:
+        """The bytes of what attention forms of the rank's queries."""
+        return self.shapes.linears["proj"].input_bytes
+
+    @property
+    def all_key_value_bytes(self) -> Array:
+        """The bytes of the keys and values of the whole sequence for the rank's heads."""
+        return (self.key_bytes + self.value_bytes) * self.n_ranks
+
+    def _bytes_of(self, width: int) -> Array:
+        """Return the bytes of the rank's tokens with the rank's share of some width."""
+        shapes = self.shapes
+        return shapes.tokens * (width * shapes.element_bytes) / shapes.y
+
+    def _kernel(self, chain: str, window: int, n_sequences: Size, seq_len: Size) -> Attention:
+        """Return fused attention with the rank's heads."""
+        return Attention(
+            attention_name(chain, window),
+            n_sequences,
+            self.shapes.n_heads,
+            seq_len,
+            self.shapes.attention_dim,
+            backward=chain == BACKWARD,
+            fused=True,
+            window=window,
+        )
+
+
+class Ring(ContextParallelism):
+    """Keys and values travel around the ring of ranks, a step beside each step of attention.
+
+    Every step does the work of a causal sequence as long as the rank's part. One of them meets the
+    rank's own keys and has the mask. The others meet the first half of another rank's keys, or meet
+    all of them with the second half of the queries.
+    """
+
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run as many steps as there are ranks, and send beside them.
+
+        The forward pass begins with the masked step; each step but the last one sends keys and
+        values on. The backward pass ends with it: the first step sends keys and values, the last
+        one the sums of their gradients, the others both. No ring splits attention with a window.
+        """
+        if window:
+            whole_attention(host, self.shapes, chain, window)
+            return
+        masked = self._kernel(
+            chain, 0, self.shapes.table.sequences_at_once, self.shapes.job.seq_len / self.n_ranks
+        )
+        name = masked.name
+        n_ends = self.is_split
+        n_inner = np.maximum(self.n_ranks - 2.0, 0.0)
+        inner = replace(masked, name=f"{name}.ring", n_launches=n_inner, masked=False)
+        end = replace(masked, name=f"{name}.end", n_launches=n_ends, masked=False)
+        sent_bytes = self.key_bytes + self.value_bytes
+        host.memory_bound(f"{name}.pack", self.is_split * _COPY * sent_bytes, "copy")
+        if chain == BACKWARD:
+            self._beside_messages(host, end, n_ends, sent_bytes)
+            self._beside_messages(host, inner, n_inner, 2.0 * sent_bytes)
+            self._beside_messages(host, masked, n_ends, sent_bytes)
+            summed_bytes = self.query_bytes + sent_bytes / 2.0
+        else:
+            self._beside_messages(host, masked, n_ends, sent_bytes)
+            self._beside_messages(host, inner, n_inner, sent_bytes)
+            host.launch(end)
+            summed_bytes = self.output_bytes
+        # The last rank's steps have all of its queries, and half of the keys of another rank.
+        host.memory_bound(f"{name}.sum", (self.n_ranks - 1.0) * _ADD * summed_bytes, "add")
+
+    def _beside_messages(
+        self, host: HostProgram, steps: Attention, n_messages: Array, message_bytes: Array
+    ) -> None:
+        """Run steps of attention while messages go to the next rank, and wait for these."""
+        sent = names.send_recv(steps.name)
+        host.issue(sent, "send_recv", n_messages * message_bytes, AXIS, n_messages)
+        host.launch(steps)
+        host.wait(sent)
+
+    @property
+    def working_bytes(self) -> Array:
+        """The keys and values of every step, and its output: both are kept to the last step."""
+        return self.is_split * (self.all_key_value_bytes + self.n_ranks * self.output_bytes)
+
+
+class AllGather(ContextParallelism):
+    """Keys and values are gathered before attention; nothing hides it."""
+
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Gather, put the chunks in order, and run a kernel for each of the rank's two chunks.
+
+        The backward pass gathers again. It adds the gradients of both chunks to cleared sums, puts
+        these back into the order of the ranks, and scatters them.
+        """
+        n_chunks = 1.0 + self.is_split
+        n_sequences = self.shapes.table.sequences_at_once / (self.n_ranks * n_chunks)
+        kernel = self._kernel(chain, window, n_sequences, self.shapes.job.seq_len)
+        name = kernel.name
+        everything = self.all_key_value_bytes
+        host.run(names.all_gather(name), "all_gather", everything, AXIS, 2.0)
+        host.memory_bound(f"{name}.order", self.is_split * _COPY * everything, "copy")
+        host.launch(replace(kernel, n_launches=n_chunks))
+        if chain == BACKWARD:
+            summed_bytes = (1.0 + _ADD + _COPY) * everything
+            host.memory_bound(f"{name}.sum", self.is_split * summed_bytes, "add")
+            host.run(names.reduce_scatter(name), "reduce_scatter", everything, AXIS, 2.0)
+
+    @property
+    def working_bytes(self) -> Array:
+        """What is gathered, its gradient, and the part of the gradient that one chunk forms."""
+        return self.is_split * 3.0 * self.all_key_value_bytes
+
+
+class Ulysses(ContextParallelism):
+    """Tokens are exchanged for heads: attention sees whole sequences with a part of the heads.
+
+    Jacobs et al., arXiv 2309.14509.
+    """
+
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Exchange the queries, keys and values, run attention, and exchange its output.
+
+        The backward pass exchanges the output's gradient before, and the others after attention.
+        """
+        shapes = self.shapes
+        kernel = self._kernel(chain, window, shapes.table.sequences_at_once, shapes.job.seq_len)
+        inputs = (("q", self.query_bytes), ("k", self.key_bytes), ("v", self.value_bytes))
+        output = (("out", self.output_bytes),)
+        before, after = (output, inputs) if chain == BACKWARD else (inputs, output)
+        self._exchange(host, kernel.name, before)
+        host.launch(replace(kernel, n_heads=shapes.n_heads / self.n_ranks))
+        self._exchange(host, kernel.name, after)
+
+    def _exchange(
+        self, host: HostProgram, name: str, tensors: Collection[tuple[str, Array]]
+    ) -> None:
+        """Exchange some tensors, while the next one is packed and the one before is unpacked."""
+        for tensor, nbytes in tensors:
+            copied = self.is_split * _COPY * nbytes
+            host.memory_bound(f"{name}.{tensor}.pack", copied, "copy")
+            host.issue(names.all_to_all(f"{name}.{tensor}"), "all_to_all", nbytes, AXIS)
+        for tensor, nbytes in tensors:
+            host.wait(names.all_to_all(f"{name}.{tensor}"))
+            copied = self.is_split * _COPY * nbytes
+            host.memory_bound(f"{name}.{tensor}.unpack", copied, "copy")
+
+    @property
+    def saved_bytes(self) -> Array:
+        """The output as attention forms it; the projection saves it again, as it reads it."""
+        return self.is_split * self.output_bytes
+
+    @property
+    def working_bytes(self) -> Array:
+        """Four copies of the three gradients on their way, and the output's before and after."""
+        inputs = self.query_bytes + self.key_bytes + self.value_bytes
+        return self.is_split * (4.0 * inputs + 2.0 * self.output_bytes)
+
+
+_KINDS: dict[str, type[ContextParallelism]] = {
+    RING: Ring,
+    ALL_GATHER: AllGather,
+    ULYSSES: Ulysses,
+}
+
+
+def context_parallelism(kind: str, shapes: Shapes) -> ContextParallelism:
+    """Return a kind of context parallelism, one of `CONTEXT_KINDS`, with its sizes."""
+    return _KINDS[kind](shapes)

@@ -1,0 +1,283 @@
+"""The kernels of a mixture of experts: router, permutation, exchange, and the experts' products.
+
+Each token is copied once for each of its experts, the copies are sorted by expert and sent to the
+ranks that hold these, the experts' products run as grouped products over all local experts, and
+the results travel back and are added up (Megatron-Core, transformer/moe, token dispatcher
+``alltoall``, and SimuMax at 4dcaae51, core/transformer/moe_module.py, for the bytes of each step).
+Other dispatchers send a token once to each rank that holds any of its experts (DeepEP).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from axonn_tune.spec import names
+from axonn_tune.spec.blocks import Experts
+from axonn_tune.spec.names import BACKWARD
+from axonn_tune.spec.plan import Array, GroupedGemm, Size
+from axonn_tune.strategies.casts import Casts
+from axonn_tune.strategies.communication import Communication
+from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
+
+_UP, _DOWN, _ROUTER = "experts_up", "experts_down", "router"
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertShapes:
+    """The sizes of the routed experts of one layer on one rank, arrays of shape (C,).
+
+    Attributes
+    ----------
+    shapes
+        Sizes of everything else.
+    experts
+        The model's experts.
+    """
+
+    shapes: Shapes
+    experts: Experts
+
+    @cached_property
+    def n_local(self) -> Array:
+        """The number of experts that the rank holds."""
+        n_experts = float(self.experts.n_experts)
+        return n_experts / (self.shapes.expert_split * np.ones(len(self.shapes.table)))
+
+    @property
+    def own_bytes(self) -> Array:
+        """The bytes of the residual stream of the tokens that the rank routes."""
+        model = self.shapes.model
+        return self.shapes.own_tokens * (model.hidden_size * self.shapes.element_bytes)
+
+    @property
+    def routed_tokens(self) -> Array:
+        """The copies of tokens that the busiest rank's experts take."""
+        job = self.shapes.job
+        return self.shapes.own_tokens * (self.experts.top_k * job.expert_imbalance)
+
+    @property
+    def routed_bytes(self) -> Array:
+        """The bytes of these copies."""
+        model = self.shapes.model
+        return self.routed_tokens * (model.hidden_size * self.shapes.element_bytes)
+
+    @property
+    def sent_bytes(self) -> Array:
+        """The bytes that a rank sends to the ranks of the experts, and receives from them."""
+        if not self.shapes.sends_once:
+            return self.routed_bytes
+        return self.routed_bytes * (self._n_reached_ranks / self.experts.top_k)
+
+    @property
+    def _n_reached_ranks(self) -> Array:
+        """The mean number of ranks that hold any expert of a token, if all choices are as likely.
+
+        Of the ways to choose top_k of n experts, those that leave out the n_local of one rank miss
+        this rank.
+        """
+        n_experts, top_k = self.experts.n_experts, self.experts.top_k
+        missed = np.ones(len(self.n_local))
+        for chosen in range(top_k):
+            left = np.maximum(n_experts - self.n_local - chosen, 0.0)
+            missed = missed * left / (n_experts - chosen)
+        return n_experts / self.n_local * (1.0 - missed)
+
+    @property
+    def taken_tokens(self) -> Array:
+        """The copies that the rank's experts, or its parts of them, take.
+
+        Ranks that share an expert all take what comes to any of them.
+        """
+        return self.routed_tokens * self.shapes.expert_tensor
+
+    @property
+    def taken_bytes(self) -> Array:
+        """The bytes of these copies."""
+        return self.routed_bytes * self.shapes.expert_tensor
+
+    @property
+    def rows(self) -> Array:
+        """The tokens that each local expert takes."""
+        return self.taken_tokens / self.n_local
+
+    @property
+    def width(self) -> Array | float:
+        """The number of inner features of an expert that the rank holds."""
+        return self.experts.hidden_size / self.shapes.expert_tensor
+
+    @property
+    def up_bytes(self) -> Array:
+        """The bytes of the local experts' inner features before the activation."""
+        return self.activated_bytes * self.shapes.model.gate_factor
+
+    @property
+    def activated_bytes(self) -> Array:
+        """The bytes of the local experts' inner features after the activation."""
+        return self.taken_tokens * self.width * self.shapes.element_bytes
+
+    @property
+    def saved_bytes(self) -> Array:
+        """The bytes that a layer saves of its routed experts and of the router.
+
+        These are the copies of tokens that the experts take, their inner features before and after
+        the activation, and the router's probabilities in fp32. The shared experts save their inner
+        features, too.
+        """
+        probability_bytes = self.shapes.own_tokens * (self.experts.n_experts * FP32_BYTES)
+        inputs = (self.taken_bytes + self.activated_bytes) * self.shapes.saved_share
+        saved = inputs + self.up_bytes + probability_bytes
+        return saved + self.shared_bytes
+
+    @property
+    def shared_bytes(self) -> Array | float:
+        """The bytes of the shared experts' inner features before and after the activation."""
+        shared = self.shapes.model.shared_linears
+        if not shared:
+            return 0.0
+        up, down = (self.shapes.linears[linear.name] for linear in shared)
+        return up.output_bytes + down.input_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """The passes over the routed experts of one layer."""
+
+    sizes: ExpertShapes
+    communication: Communication
+    casts: Casts
+
+    def forward(self, host: HostProgram, chain: str) -> None:
+        """Route each token, send its copies to their experts, and bring the results back."""
+        self._route(host, chain, "NN")
+        self._permute(host, chain, "permute")
+        self._send(host, chain, "dispatch")
+        self._sort(host, chain, "sort")
+        self._product_forward(host, chain, _UP, *self._up)
+        self._activate(host, chain)
+        self._product_forward(host, chain, _DOWN, *self._down)
+        self._sort(host, chain, "unsort")
+        self._bring(host, chain, "combine")
+        self._permute(host, chain, "unpermute")
+
+    def backward(self, host: HostProgram) -> None:
+        """Send the results' gradients to the experts, and bring those of the tokens back."""
+        self._permute(host, BACKWARD, "unpermute")
+        self._send(host, BACKWARD, "combine")
+        self._sort(host, BACKWARD, "unsort")
+        self._product_backward(host, _DOWN, *self._down)
+        self._activate(host, BACKWARD)
+        self._product_backward(host, _UP, *self._up)
+        self._sort(host, BACKWARD, "sort")
+        self._bring(host, BACKWARD, "dispatch")
+        self._permute(host, BACKWARD, "permute")
+        self._route(host, BACKWARD, "NT")
+
+    @property
+    def _up(self) -> tuple[Size, Size]:
+        """The rows and columns of the weight of each expert's first product."""
+        model = self.sizes.shapes.model
+        return float(model.hidden_size), model.gate_factor * self.sizes.width
+
+    @property
+    def _down(self) -> tuple[Size, Size]:
+        """The rows and columns of the weight of each expert's second product."""
+        return self.sizes.width, float(self.sizes.shapes.model.hidden_size)
+
+    def _product_forward(self, host: HostProgram, chain: str, layer: str, k: Size, n: Size) -> None:
+        """Multiply the tokens of each local expert by its weight."""
+        self.casts.cast_of_experts(host, chain, layer, self.sizes.taken_tokens * k)
+        name = names.gemm(names.of_layer(chain, layer))
+        host.launch(self._grouped(layer, name, self.sizes.rows, n, k, "NN"))
+
+    def _grouped(
+        self, layer: str, name: str, m: Size, n: Size, k: Size, mode: str, sum_bytes: float = 0.0
+    ) -> GroupedGemm:
+        """Return the products of all local experts, each with these sizes."""
+        at_once = self.sizes.shapes.experts_at_once
+        groups = self.sizes.n_local
+        number_format = self.casts.number_format(layer)
+        return GroupedGemm(
+            name,
+            m,
+            n,
+            k,
+            mode,
+            number_format=number_format,
+            n_groups=groups,
+            n_at_once=at_once,
+            sum_bytes=sum_bytes,
+        )
+
+    def _product_backward(self, host: HostProgram, layer: str, k: Size, n: Size) -> None:
+        """Form the gradients of the inputs and of the weights of all local experts."""
+        owner = names.of_layer(BACKWARD, layer)
+        rows = self.sizes.rows
+        self.casts.cast_of_experts(host, BACKWARD, layer, self.sizes.taken_tokens * n)
+        host.launch(self._grouped(layer, names.gemm_input(owner), rows, k, n, "NT"))
+        sum_bytes = self.sizes.shapes.gradient_sum_bytes
+        name = names.gemm_weight(owner)
+        host.launch(self._grouped(layer, name, k, n, rows, "TN", sum_bytes))
+
+    def _route(self, host: HostProgram, chain: str, mode: str) -> None:
+        """Form each token's score for each expert, and choose; or form the gradients of this.
+
+        The gate of shared experts is one column more.
+        """
+        shapes = self.sizes.shapes
+        tokens = shapes.own_tokens
+        n_columns = float(self.sizes.experts.n_experts + self.sizes.experts.shared_gate)
+        width = float(shapes.model.hidden_size)
+        owner = names.of_layer(chain, _ROUTER)
+        score_bytes = 2.0 * FP32_BYTES * tokens * n_columns
+        if chain != BACKWARD:
+            host.gemm(names.gemm(owner), tokens, n_columns, width, mode)
+            host.memory_bound(names.of_layer(chain, "choice"), score_bytes, "softmax")
+            return
+        host.memory_bound(names.of_layer(chain, "choice"), score_bytes, "softmax_backward")
+        host.gemm(names.gemm_input(owner), tokens, width, n_columns, mode)
+        host.gemm(names.gemm_weight(owner), width, n_columns, tokens, "TN")
+
+    def _permute(self, host: HostProgram, chain: str, action: str) -> None:
+        """Copy each token once for each of its experts, or add the copies up.
+
+        A kernel that sends tokens once does so itself.
+        """
+        if not self.sizes.shapes.sends_once:
+            nbytes = self.sizes.own_bytes + self.sizes.routed_bytes
+            host.memory_bound(names.of_layer(chain, action), nbytes, "copy")
+
+    def _sort(self, host: HostProgram, chain: str, action: str) -> None:
+        """Bring copies from several ranks into the order of the local experts, or back.
+
+        Tokens that came once are copied for each of their local experts.
+        """
+        sizes = self.sizes
+        if sizes.shapes.sends_once:
+            nbytes = sizes.sent_bytes * sizes.shapes.expert_tensor + sizes.taken_bytes
+        else:
+            is_sorted = (sizes.n_local > 1) & (sizes.n_local < sizes.experts.n_experts)
+            nbytes = np.where(is_sorted, 2.0 * sizes.taken_bytes, 0.0)
+        host.memory_bound(names.of_layer(chain, action), nbytes, "copy")
+
+    def _send(self, host: HostProgram, chain: str, action: str) -> None:
+        """Send what the rank has for each expert to the ranks that hold it."""
+        name = names.of_layer(chain, action)
+        self.communication.send_to_experts(host, name, self.sizes.sent_bytes)
+
+    def _bring(self, host: HostProgram, chain: str, action: str) -> None:
+        """Bring what the experts have formed of the rank's tokens back."""
+        name = names.of_layer(chain, action)
+        self.communication.bring_from_experts(host, name, self.sizes.sent_bytes)
+
+    def _activate(self, host: HostProgram, chain: str) -> None:
+        """Apply the experts' nonlinearity with the router's weights, or form its gradient."""
+        sizes = self.sizes
+        kernel = sizes.shapes.activation_kernel
+        is_backward = chain == BACKWARD
+        nbytes = (2.0 if is_backward else 1.0) * sizes.up_bytes + sizes.activated_bytes
+        kernel = f"{kernel}_backward" if is_backward else kernel
+        host.memory_bound(names.of_layer(chain, "experts_activation"), nbytes, kernel)

@@ -1,0 +1,107 @@
+"""What `models` shows of experts and windows, and which commands refuse such models."""
+
+import json
+
+import pytest
+from command_line import assert_refused, run_cli
+
+
+def shown(capsys, name):
+    """Return what `models show` says, by the name of each line."""
+    _, out, _ = run_cli(capsys, "models", "show", name)
+    return dict(line.split(maxsplit=1) for line in out.splitlines())
+
+
+def line_of(text, name):
+    """Return the words of the row that begins with a name."""
+    return next(line.split() for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+def test_the_list_has_active_parameters_and_experts(capsys):
+    _, out, _ = run_cli(capsys, "models", "list")
+    v3 = " ".join(line_of(out, "deepseek-v3"))
+    assert v3 == "deepseek-v3 671B 37.55B 61 7168 128 latent - 8 of 256 x 2048 129280 4096"
+    assert line_of(out, "gemma3-27b")[2] == "-"  # All its parameters are active.
+    assert "1024" in line_of(out, "gemma3-27b")
+
+
+def test_a_mixture_is_shown_with_its_experts(capsys):
+    _, out, _ = run_cli(capsys, "models", "show", "deepseek-v3")
+    assert "n_experts 256, top_k 8, hidden_size 2048, shared_hidden_size 2048" in out
+    assert "kv_rank 512, q_rank 1536, content_dim 128, position_dim 64, value_dim 128" in out
+    assert "active parameters            37552282624 (37.55B)" in out
+    assert "layers with experts          58 of 61" in out
+    assert "window" not in out
+
+
+def test_a_dense_model_is_shown_with_its_windows_alone(capsys):
+    says = shown(capsys, "gemma3-27b")
+    assert (says["window"], says["full_attention_every"]) == ("1024", "6")
+    _, out, _ = run_cli(capsys, "models", "show", "gemma3-27b")
+    assert "layers with a window   52 of 62" in out
+    assert "experts" not in out and "active" not in out and "latent" not in out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["suggest", "--gpus", 64],
+        ["suggest", "--gpus", 64, "--strategy", "axonn"],
+        ["suggest", "--gpus", 64, "--strategy", "zero3"],
+        ["explain", "--gpus", 64, "--grid", "1x8x8x1"],
+        ["scale", "--gpus", "64..128"],
+        ["compare", "--gpus", 64, "--strategies", "megatron,axonn"],
+    ],
+)
+def test_strategies_that_do_not_place_experts_refuse_them(capsys, command):
+    culprit = "predicts only models without; allowed: megatron"
+    assert_refused(capsys, *command, "--model", "olmoe-1b-7b", culprit=culprit)
+
+
+def test_the_parts_that_are_not_placed_are_named(capsys):
+    culprit = "model deepseek-v3 has experts and latent attention: --strategy axonn predicts only"
+    assert_refused(capsys, "suggest", "--gpus", 64, "--model", "deepseek-v3", culprit=culprit)
+
+
+def test_a_comparison_of_all_strategies_has_those_that_place_experts(capsys):
+    job = ["--gpus", 64, "--model", "olmoe-1b-7b", "--global-batch", 64, "--recompute", "full"]
+    _, out, _ = run_cli(capsys, "compare", *job, "--every-strategy", "--format", "json")
+    document = json.loads(out)
+    assert [each["strategy"] for each in document["strategies"]] == ["megatron"]
+    assert document["left_out"] == []
+
+
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [
+        ("olmoe-1b-7b", "experts and norms of queries and keys"),
+        ("gemma3-27b", "a sliding window of 1024 tokens and norms of queries and keys"),
+        ("qwen3-8b", "norms of queries and keys"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "--grid", "1x1x1x1"],
+        ["rehearse", "--gpus", 2, "--grid", "1x1x1x2"],
+        ["validate", "--gpus", 2, "--machine", "perlmutter"],
+    ],
+)
+def test_the_runtime_refuses_what_it_does_not_build(capsys, command, model, part):
+    culprit = f"run: model '{model}' has {part}, which the runtime does not build"
+    assert_refused(capsys, *command, "--model", model, culprit=culprit)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "parts"),
+    [
+        ("mixtral-8x7b", "megatron", "experts"),
+        ("qwen3-8b", "zero3", "norms of queries and keys"),
+        ("gemma3-27b", "axonn", "a sliding window of 1024 tokens and norms of queries and keys"),
+    ],
+)
+def test_no_script_is_written_for_what_it_would_not_train(capsys, model, strategy, parts):
+    job = ["--gpus", 64, "--machine", "dgx-h100", "--global-batch", 64, "--recompute", "full"]
+    culprit = f"model {model} has {parts}; allowed where a script is written: a model without"
+    command = ["launch", "--model", model, "--strategy", strategy, *job]
+    assert_refused(capsys, *command, culprit=culprit)

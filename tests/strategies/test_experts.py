@@ -1,0 +1,242 @@
+"""Mixtures of experts: what ranks compute and send together is what the model is."""
+
+from dataclasses import replace
+from functools import partial
+from itertools import combinations
+
+import numpy as np
+import pytest
+from build import collectives, group_size, memory_terms, number, operations, plan_of, table_of
+from worlds import machine_of, quantity
+
+from axonn_tune.cost.prices import KernelPrices
+from axonn_tune.search.candidates import legal_placements
+from axonn_tune.search.search import Constraints, Search
+from axonn_tune.spec.blocks import Experts, LatentAttention, attended_keys
+from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Attention, Collective, Gemm, GroupedGemm
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.pipeline import cut_layers
+
+approx = partial(pytest.approx, rel=1e-9)
+
+DENSE = Model(
+    "dense", n_layers=4, hidden_size=256, n_heads=8, vocab_size=1024, seq_len=128,
+    ffn_hidden_size=512, gated_mlp=True, norm="rms", position="rotary", bias=False,
+    tied_embeddings=False,
+)  # fmt: skip
+EXPERTS = Experts(8, 2, 128)
+MIXTURE = replace(DENSE, experts=EXPERTS)
+LATENT = LatentAttention(kv_rank=64, q_rank=96, content_dim=32, position_dim=16, value_dim=32)
+MODELS = {
+    "mixture": MIXTURE,
+    "shared": replace(MIXTURE, experts=replace(EXPERTS, shared_hidden_size=64, shared_gate=True)),
+    "one dense layer": replace(MIXTURE, experts=replace(EXPERTS, first_layer=1)),
+    "every other layer": replace(MIXTURE, experts=replace(EXPERTS, first_layer=1, every=2)),
+    "latent attention": replace(MIXTURE, latent_attention=LATENT),
+    "whole queries": replace(DENSE, latent_attention=replace(LATENT, q_rank=0)),
+    "windows": replace(DENSE, window=32, full_attention_every=2),
+    "head norms": replace(MIXTURE, qk_norm="head"),
+}
+JOB = Job(16, 32, 128)
+WHOLE = Megatron3D(has_experts=True)
+SPLIT = Megatron3D(has_experts=True, splits_experts=True)
+LAYOUTS = [
+    {"data": 16},
+    {"data": 16, "expert": 8},
+    {"tensor": 2, "data": 8, "expert": 4},
+    {"tensor": 2, "context": 2, "data": 2, "pipeline": 2, "expert": 4},
+    {"tensor": 4, "data": 4, "expert": 2},
+]
+
+
+def of_kind(ops, kind):
+    """The operations of a class."""
+    return [op for op in ops if isinstance(op, kind)]
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("strategy", [WHOLE, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize("sizes", LAYOUTS, ids=str)
+def test_ranks_together_do_the_models_products(model, strategy, sizes):
+    """Latent vectors and routers, whose weights are not split, take each rank's own tokens."""
+    sizes = {
+        **sizes,
+        "pipeline": 1,
+        "data": 16 // (sizes.get("tensor", 1) * sizes.get("context", 1)),
+    }
+    plan = plan_of(strategy, model, JOB, **sizes)
+    ops = operations(plan.microstep)
+    done = sum(number(op.flops) for op in of_kind(ops, Gemm | Attention))
+    tokens = JOB.seq_len / (sizes.get("tensor", 1) * sizes.get("context", 1))
+    padded = model.model_flops(tokens, JOB.seq_len)
+    assert done == approx(padded)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("strategy", [WHOLE, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize("sizes", LAYOUTS[:3], ids=str)
+def test_ranks_together_hold_every_expert_as_often_as_it_has_replicas(model, strategy, sizes):
+    plan = plan_of(strategy, model, JOB, **sizes)
+    tensor = sizes.get("tensor", 1)
+    held = memory_terms(strategy, model, JOB, **sizes)["weights"] / JOB.element_bytes
+    n_layers = sum(block.has_experts for block in model.blocks)
+    n_experts = model.experts.n_experts if model.experts else 0
+    experts = n_layers * n_experts * model.expert_parameters
+    n_copies = group_size(plan, "expert_replicas")
+    of_ranks = 16 // group_size(plan, "expert") // (tensor if strategy.splits_experts else 1)
+    assert n_copies == of_ranks
+    others = model.parameters - experts
+    assert held >= experts * n_copies / 16 + others / tensor - 1
+    vectors = 4 * model.n_layers * (model.hidden_size + model.router_parameters + 20_000)
+    assert held <= experts * n_copies / 16 + others / tensor + vectors
+
+
+@pytest.mark.parametrize("strategy", [WHOLE, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize("imbalance", [1.0, 1.5])
+def test_each_layer_sends_every_tokens_copies_there_and_back_twice(strategy, imbalance):
+    job = replace(JOB, expert_imbalance=imbalance)
+    sizes = {"tensor": 2, "data": 8, "expert": 4}
+    plan = plan_of(strategy, MIXTURE, job, **sizes)
+    sent = [op for op in collectives(plan, plan.microstep) if op.kind == "all_to_all"]
+    assert len(sent) == 4 * MIXTURE.n_layers
+    copies = JOB.seq_len / 2 * EXPERTS.top_k * MIXTURE.hidden_size * JOB.element_bytes
+    assert [number(op.nbytes) for op in sent] == [approx(imbalance * copies)] * len(sent)
+
+
+def test_ranks_that_share_an_expert_gather_its_tokens_and_sum_its_results():
+    sizes = {"tensor": 4, "data": 4, "expert": 2}
+    plan = plan_of(SPLIT, MIXTURE, JOB, **sizes)
+    ops = collectives(plan, plan.microstep)
+    names = ["forward.dispatch.all_gather", "forward.combine.reduce_scatter"]
+    names += ["backward.combine.all_gather", "backward.dispatch.reduce_scatter"]
+    copies = JOB.seq_len / 4 * EXPERTS.top_k * MIXTURE.hidden_size * JOB.element_bytes
+    for name in names:
+        found = [op for op in ops if op.name == name]
+        assert len(found) == MIXTURE.n_layers
+        assert {number(op.nbytes) for op in found} == {4 * copies}
+
+
+def test_the_busiest_rank_multiplies_more_rows():
+    usual, busy = (
+        of_kind(operations(plan_of(WHOLE, MIXTURE, job, data=16, expert=8).microstep), GroupedGemm)
+        for job in (JOB, replace(JOB, expert_imbalance=2.0))
+    )
+    assert [2 * number(op.flops) for op in usual] == approx([number(op.flops) for op in busy])
+
+
+def test_experts_run_on_neighbouring_ranks_whatever_their_axes_are():
+    table = table_of(WHOLE, tensor=2, context=2, data=4, expert=8)
+    assert number(table.placements.stride("expert")) == 1
+    assert number(table.placements.stride("expert_replicas")) == 8
+    assert number(table.size("expert_replicas")) == 2
+    split = table_of(SPLIT, tensor=2, context=2, data=4, expert=4)
+    assert number(split.placements.stride("expert")) == 2
+    assert number(split.size("expert_replicas")) == 2
+
+
+@pytest.mark.parametrize(("strategy", "folded"), [(WHOLE, "tcd"), (SPLIT, "cd")])
+def test_experts_are_spread_over_as_many_ranks_as_divide_them(strategy, folded):
+    scenario = Scenario(MIXTURE, JOB, machine_of(), strategy)
+    placements, _ = legal_placements(Search(scenario, Constraints()))
+    sizes = {axis: placements.size(axis) for axis in strategy.axes.sized}
+    assert set(sizes["expert"]) == {1, 2, 4, 8}
+    ranks = sizes["context"] * sizes["data"]
+    ranks = ranks * (sizes["tensor"] if "t" in folded else 1)
+    assert (ranks % sizes["expert"] == 0).all()
+    arranging = np.stack([sizes[axis] for axis in strategy.axes.names])
+    assert (arranging.prod(axis=0) == 16).all()
+
+
+def test_a_dense_layer_and_a_layer_with_experts_add_up():
+    """A model whose first layers are dense costs what its layers cost, whatever stands beside."""
+    mixed = MODELS["one dense layer"]
+    flops = {}
+    for name, model in {"mixed": mixed, "dense": DENSE, "experts": MIXTURE}.items():
+        ops = operations(plan_of(WHOLE, model, JOB, data=16, expert=2).microstep)
+        flops[name] = sum(number(op.flops) for op in of_kind(ops, Gemm | Attention))
+    assert 4 * flops["mixed"] == approx(flops["dense"] + 3 * flops["experts"])
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective", "none"])
+def test_a_recomputed_layer_routes_its_tokens_once_more(recompute):
+    plan = plan_of(WHOLE, MIXTURE, JOB, recompute=recompute, data=16, expert=8)
+    sent = [op for op in collectives(plan, plan.microstep) if op.kind == "all_to_all"]
+    assert len(sent) == (6 if recompute == "full" else 4) * MIXTURE.n_layers
+
+
+def test_gradients_of_experts_are_reduced_over_their_replicas_alone():
+    sizes = {"tensor": 2, "data": 8, "expert": 4}
+    plan = plan_of(WHOLE, MIXTURE, JOB, **sizes)
+    reduced = [
+        op for op in collectives(plan, plan.sync_microstep) if op.name == "gradient.experts.reduce"
+    ]
+    assert {op.axis for op in reduced} == {"expert_replicas"}
+    of_rank = EXPERTS.n_experts * MIXTURE.expert_parameters / 4
+    assert [number(op.nbytes) for op in reduced] == [approx(4 * of_rank)] * MIXTURE.n_layers
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "window", "scores"), [(8, 3, 1 + 2 + 6 * 3), (5, 5, 15), (7, 1, 7), (4, 9, 10)]
+)
+def test_a_window_leaves_each_token_its_last_keys(seq_len, window, scores):
+    """Counted one by one; the convention leaves out terms of one over the length."""
+    counted = sum(min(query + 1, window) for query in range(seq_len))
+    assert counted == scores
+    by_convention = attended_keys(seq_len, window) * seq_len / 2
+    assert abs(by_convention - counted) <= seq_len / 2
+
+
+# Other dispatchers ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n_experts", "top_k", "n_ranks"), [(4, 2, 2), (6, 3, 3), (8, 1, 4)])
+def test_a_token_reaches_as_many_ranks_as_hold_any_of_its_experts(n_experts, top_k, n_ranks):
+    """Counted over all choices of experts."""
+    of_rank = n_experts // n_ranks
+    choices = list(combinations(range(n_experts), top_k))
+    reached = [len({expert // of_rank for expert in choice}) for choice in choices]
+    model = replace(DENSE, experts=Experts(n_experts, top_k, 128))
+    once = replace(WHOLE, sends_once=True)
+    job = Job(12, 12, 128)
+    plan = plan_of(once, model, job, data=12, expert=n_ranks)
+    sent = next(op for op in operations(plan.microstep) if op.name == "forward.dispatch")
+    of_token = model.hidden_size * job.element_bytes
+    mean = sum(reached) / len(choices)
+    assert number(sent.nbytes) == approx(mean * job.seq_len * of_token)
+
+
+def test_exchange_beside_another_micro_batch_holds_no_kernel_up():
+    overlapped = replace(WHOLE, overlaps_experts=True)
+    plan = plan_of(overlapped, MIXTURE, JOB, data=16, expert=8)
+    ops = operations(plan.microstep)
+    sent = {op.name for op in ops if isinstance(op, Collective) and op.kind == "all_to_all"}
+    assert sent == {f"{c}.{a}" for c in ("forward", "backward") for a in ("dispatch", "combine")}
+    kernels = [op for op in ops if not isinstance(op, Collective)]
+    assert not any(sent & set(op.waits_for) for op in kernels)
+
+
+def test_the_host_issues_forward_products_of_experts_one_by_one():
+    """It has waited for the numbers of tokens, so that no kernel is issued ahead."""
+    engine = Engine(issue_seconds=quantity(50e-6))
+    plan = engine.as_run(plan_of(WHOLE, MIXTURE, JOB, data=16, expert=2))
+    grouped = of_kind(operations(plan.microstep), GroupedGemm)
+    for op in grouped:
+        assert op.issue_seconds == (50e-6 if op.mode == "NN" else 0.0)
+    prices = KernelPrices(machine_of(), JOB)
+    tiny = next(op for op in grouped if op.mode == "NN")
+    assert number(prices.seconds(tiny)) == approx(4 * 50e-6)
+
+
+@pytest.mark.parametrize("n_layers", [5, 7, 13, 61])
+@pytest.mark.parametrize("n_chunks", [2, 4, 8, 16])
+def test_an_odd_number_of_layers_leaves_the_last_stage_the_rest(n_layers, n_chunks):
+    layers = cut_layers(n_layers, n_chunks)
+    most = -(-n_layers // n_chunks)
+    is_possible = most * (n_chunks - 1) < n_layers
+    if is_possible or (n_layers + 2) % n_chunks == 0:
+        assert sum(layers) == n_layers and max(layers) == most and min(layers) > 0
+        assert layers[1:-1] == [most] * (n_chunks - 2)
