@@ -100,10 +100,11 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     The network of several nodes is assumed to be that of a DGX, which has the same bandwidth, and
     weights to be gathered in bf16.
     """
-    machine = _torchtitan_machine(loaders)
+    machines = {"H100": _torchtitan_machine(loaders), "H200": loaders.machine("dgx-h200")}
     for row in rows:
+        machine = machines[row["gpu"]]
         source = f"pytorch/torchtitan, benchmarks/{row['document']} (BSD-3)"
-        assumed = ["GPU"]
+        assumed = ["GPU"] if row["gpu"] == "H100" else []
         if int(row["gpus"]) > machine.ranks_per_node:
             assumed.append("network")
         if row["precision"] != FULL:
@@ -122,7 +123,7 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             published["memory_gib"] = float(row["memory_gib"])
         what = engine.title if row["precision"] == FULL else f"{engine.title}, 8 bits"
         subject = f"{row['model']}, {layout}, {what}"
-        yield paper.run(f"{row['model']}, {what}", subject, search, published)
+        yield paper.run(f"{row['model']}, {what}, {row['gpu']}", subject, search, published)
 
 
 def _torchtitan_machine(loaders: Loaders) -> Machine:

@@ -60,6 +60,7 @@ def test_ranks_and_sequences_add_up(reader, table):
         assert job.n_gpus == int(row["gpus"])
         if table == "torchtitan":
             n_shards = int(row["shard"])
+            assert ("GPU" in run.assumed) == (row["gpu"] == "H100")
             assert n_shards * int(row["tensor"]) == job.n_gpus
             assert n_shards * int(row["micro_batch"]) == job.global_batch
         if len(search.constraints.axes) > 1:
