@@ -57,11 +57,6 @@ class Job:
         Number of tokens of a sequence.
     dtype
         Type of weights and activations, a key of `BYTES_PER_ELEMENT`.
-    precision
-        Recipe of the products of blocks, one of `PRECISIONS`; "bf16" runs them in `dtype`.
-    transposes_operands
-        Whether the GPU reads the operands of low products along their rows only, so that the
-        backward pass needs transposed copies. The scenario says it of its machine.
     attention
         Implementation of softmax attention, one of `ATTENTIONS`.
     overlap
@@ -72,29 +67,34 @@ class Job:
         Whether the backward pass reuses the weights that the forward pass gathered.
     dropout
         Whether dropout follows attention's softmax and precedes both additions of a block.
-    moments
-        Type in which the optimizer's two moments are stored, a key of `MOMENT_BYTES`.
     offload
         What moves to the host's memory, one of `OFFLOADS`.
     expert_imbalance
         Tokens that the busiest rank's experts take, over the mean of all ranks; 1 where every
         expert takes as many tokens as any other.
+    precision
+        Recipe of the products of blocks, one of `PRECISIONS`; "bf16" runs them in `dtype`.
+    transposes_operands
+        Whether the GPU reads the operands of low products along their rows only, so that the
+        backward pass needs transposed copies. The scenario says it of its machine.
+    moments
+        Type in which the optimizer's two moments are stored, a key of `MOMENT_BYTES`.
     """
 
     n_gpus: int
     global_batch: int
     seq_len: int
     dtype: str = "bf16"
-    precision: str = FULL
-    transposes_operands: bool = False
     attention: str = "flash"
     overlap: Overlap = field(default_factory=Overlap)
     kernel_tuning: bool = True
     keep_gathered_weights: bool = False
     dropout: bool = False
-    moments: str = "fp32"
     offload: str = "none"
     expert_imbalance: float = 1.0
+    precision: str = FULL
+    transposes_operands: bool = False
+    moments: str = "fp32"
 
     def __post_init__(self) -> None:
         for name in ("n_gpus", "global_batch", "seq_len"):

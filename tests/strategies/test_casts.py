@@ -194,7 +194,7 @@ def test_an_engine_says_which_precisions_it_has():
     engine = Engine("e", "E", ("megatron",), precisions=("bf16", "mxfp8", "fp8-block"))
     assert engine.precision_named("fp8") == "mxfp8"
     assert engine.precision_named("bf16") == "bf16"
-    with pytest.raises(InputError, match="'nvfp4'; allowed with engine e: bf16, mxfp8, fp8-block"):
+    with pytest.raises(InputError, match=r"'nvfp4'; allowed with engine e: bf16, mxfp8, fp8-block"):
         engine.precision_named("nvfp4")
     with pytest.raises(InputError, match=r"'fp8'; allowed with engine w: bf16$"):
         Engine("w", "W", ("zero3",)).precision_named("fp8")
