@@ -108,7 +108,7 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         if int(row["gpus"]) > machine.ranks_per_node:
             assumed.append("network")
         if row["precision"] != FULL:
-            assumed.append("format of gathered weights")
+            assumed.append("software")  # Whether weights are gathered in 8 bits.
         paper = Paper("FSDP of torchtitan", source, machine, assumed=tuple(assumed))
         model = loaders.model(row["model"])
         engine = loaders.engine(row["engine"])
