@@ -85,9 +85,9 @@ def test_a_machine_says_which_precisions_it_has():
         machine.require_precision("nvfp4")
 
 
-# Transformer Engine d0067d0d, docs/examples/gemm_profiling: the twelve products of a layer of 4096 and
-# 16384 features over 15,872 tokens in bf16 over those in a low format, on an H200 NVL and a B300. The
-# profiles are of H200 SXM and B300, and their points were timed with casts.
+# Transformer Engine d0067d0d, docs/examples/gemm_profiling: the twelve products of a layer of
+# 4096 and 16384 features over 15,872 tokens in bf16 over those in a low format, on an H200 NVL
+# and a B300. The profiles are of H200 SXM and B300, and their points were timed with casts.
 TOKENS = 15872
 PRODUCTS = [
     sizes
