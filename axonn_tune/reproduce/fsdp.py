@@ -11,6 +11,7 @@ from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.resources import resources
 from axonn_tune.strategies.zero import zero3
 
@@ -63,6 +64,7 @@ def _fsdp_search(
         sizes or {"replica": 1},
         int(row["micro_batch"]),
         recomputes=(row["recompute"],),
+        precision=row.get("precision", FULL),
     )
 
 
@@ -110,7 +112,8 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         if row["memory_gib"]:
             published["memory_gib"] = float(row["memory_gib"])
         group = f"{row['model']}, {engine.title}"
-        yield paper.run(group, f"{row['model']}, {layout}, {engine.title}", search, published)
+        subject = f"{row['model']}, {layout}, {row['precision']}, {engine.title}"
+        yield paper.run(group, subject, search, published)
 
 
 def _torchtitan_machine(loaders: Loaders) -> Machine:
