@@ -340,6 +340,9 @@ class Engine:
         Rate of its fused attention over that of the machine; None for the machine's.
     issue_seconds
         Time in which its host issues one operation; None for the machine's.
+    expert_issue_seconds
+        The same in models with experts, where each product of an expert counts, and where the host
+        does not run ahead of the forward products; None for the former.
     stage_wait_seconds
         Time for which the host waits in each collective of a stage, for each rank of the group,
         where the pipeline spans several nodes; None for none.
@@ -362,6 +365,7 @@ class Engine:
     kernels: Mapping[str, KernelForm] = field(default_factory=dict)
     attention_rate: Quantity | None = None
     issue_seconds: Quantity | None = None
+    expert_issue_seconds: Quantity | None = None
     stage_wait_seconds: Quantity | None = None
     memory: MemoryForm = MemoryForm()
     offload: OffloadProgram | None = None
@@ -383,7 +387,7 @@ class Engine:
             require_choice(owner, "kernel", kernel, (EVERY_KERNEL, *MEMORY_KERNELS))
         if self.attention_rate is not None:
             require_between(owner, "attention_rate", self.attention_rate.value, 0.01, 10.0)
-        for name in ("issue_seconds", "stage_wait_seconds"):
+        for name in ("issue_seconds", "expert_issue_seconds", "stage_wait_seconds"):
             quantity = getattr(self, name)
             if quantity is not None:
                 require_wait(owner, name, quantity.value)
@@ -434,7 +438,7 @@ class Engine:
     def _holds_experts_up(self, plan: StepPlan) -> bool:
         """Return whether the host issues products of experts one by one while the device waits."""
         operations = (op for phase in plan.microstep.phases for op in phase.operations)
-        return self.issue_seconds is not None and any(
+        return self.expert_issue_seconds is not None and any(
             isinstance(operation, GroupedGemm) for operation in operations
         )
 
@@ -460,9 +464,9 @@ class Engine:
         if isinstance(operation, MemoryBound):
             form = self.kernels.get(operation.kernel) or self.kernels.get(EVERY_KERNEL)
             return form.of(operation) if form else operation
-        if isinstance(operation, GroupedGemm) and operation.mode == "NN" and self.issue_seconds:
+        if isinstance(operation, GroupedGemm) and operation.mode == "NN":
             # The host has just waited for the numbers of tokens that the experts take.
-            return replace(operation, issue_seconds=self.issue_seconds.value)
+            return replace(operation, issue_seconds=value_or(self.expert_issue_seconds, 0.0))
         if isinstance(operation, Attention) and operation.fused and self.attention_rate:
             return replace(operation, rate=operation.rate * self.attention_rate.value)
         return operation

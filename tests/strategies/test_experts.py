@@ -221,7 +221,7 @@ def test_exchange_beside_another_micro_batch_holds_no_kernel_up():
 
 def test_the_host_issues_forward_products_of_experts_one_by_one():
     """It has waited for the numbers of tokens, so that no kernel is issued ahead."""
-    engine = Engine(issue_seconds=quantity(50e-6))
+    engine = Engine(expert_issue_seconds=quantity(50e-6))
     plan = engine.as_run(plan_of(WHOLE, MIXTURE, JOB, data=16, expert=2))
     grouped = of_kind(operations(plan.microstep), GroupedGemm)
     for op in grouped:
