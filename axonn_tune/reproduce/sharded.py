@@ -38,6 +38,7 @@ def sharded_search(
         attention=attention,
         precision=precision,
         dropout=attention == "unfused",
+        precision=precision,
     )
     return Search(
         Scenario(model, job, machine, strategy),

@@ -294,6 +294,8 @@ class MemoryForm:
     dummy_gradient_bytes
         Bytes for each element of a block's matrices and of the head, of tensors without contents
         that stand for the gradients which a product itself has added: one for each shape.
+    saves_uncast
+        Whether inputs of low products are saved in the job's type, and cast again for dW.
     """
 
     attention_factor: Quantity | None = None
@@ -302,6 +304,7 @@ class MemoryForm:
     split_logit_bytes: Quantity | None = None
     bucket_bytes: Quantity | None = None
     dummy_gradient_bytes: Quantity | None = None
+    saves_uncast: bool = False
 
     def __post_init__(self) -> None:
         for name, smallest in (
