@@ -47,7 +47,9 @@ def left_out_of(
     missing = [name for name in (STRATEGIES if wanted is None else wanted) if name not in searched]
     able = strategies_of(model, missing)
     unable = [name for name in missing if name not in able]
-    reasons = {NOT_ASKED_FOR: able, f"which predict no models with {_special_parts(model)}": unable}
+    parts = _special_parts(model)
+    only = f"since models with {parts} are predicted for {', '.join(_OF_ALL_MODELS)} only"
+    reasons = {NOT_ASKED_FOR: able, only: unable}
     return {reason: names for reason, names in reasons.items() if names}
 
 

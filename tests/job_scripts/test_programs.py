@@ -4,13 +4,16 @@ import os
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from axonn_tune.errors import InputError
 from axonn_tune.io.presets import list_models, load_model
 from axonn_tune.job_scripts.script import launch_files
+from axonn_tune.runtime.request import require_built
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import parse_layout
@@ -80,9 +83,12 @@ def count_parameters(rank, models):
 
 def test_a_program_has_the_parameters_of_its_model():
     models = []
-    for name in list_models():
-        model = replace(load_model(name), n_layers=2)
-        models.append((model, settings_of(model, 8, "zero3", "shard=8")))
+    for preset in map(load_model, list_models()):
+        with suppress(InputError):
+            require_built(preset)
+            model = replace(preset, n_layers=2)
+            models.append((model, settings_of(model, 8, "zero3", "shard=8")))
+    assert len(models) > 10
     on_ranks(1, count_parameters, models)
 
 
