@@ -17,6 +17,7 @@ from axonn_tune.contenders import (
     named_layout,
     require_predicted,
     strategies_of,
+    with_precision,
 )
 from axonn_tune.errors import InputError
 from axonn_tune.io.package_data import load_track_records
@@ -120,8 +121,12 @@ def build_search(
         kernel_tuning=given["kernel_tuning"],
         keep_gathered_weights=given["keep_gathered_weights"],
         dropout=given["dropout"],
+        moments=given["moments"],
         offload=given["offload"],
         expert_imbalance=given["expert_imbalance"],
+    )
+    require_choice(
+        f"engine {strategy.engine.name}", "moments", job.moments, strategy.engine.moments
     )
     if job.offloads_optimizer:
         loaded_machine.require_host()
@@ -166,9 +171,15 @@ def _default_dtype(machine: Machine) -> str:
 
 
 def names_of_all_strategies(model: ModelLike, **options: Unpack[SearchOptions]) -> list[str]:
-    """Return the names of the strategies that are compared where the user names none."""
+    """Return the names of the strategies that are compared where the user names none.
+
+    These are the ones that predict the model and whose usual engine has the precision, if there
+    are any.
+    """
     given = {**defaults(SEARCH), **options}
-    return strategies_of(loaded(model), names_of_all(_switches(given), given["every_strategy"]))
+    names = names_of_all(_switches(given), given["every_strategy"])
+    able = strategies_of(loaded(model), names)
+    return with_precision(given["precision"], able) or able
 
 
 def _switches(given: Mapping[str, Any]) -> Switches:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import list_engines, load_engine
 from axonn_tune.spec.model import Model
-from axonn_tune.strategies.named import STRATEGIES
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES
 
 # The strategies that say where experts and the products of latent attention lie.
 _OF_ALL_MODELS = ("megatron",)
@@ -31,7 +32,7 @@ class Contender:
 
 def strategies_of(model: Model, strategies: Sequence[str]) -> list[str]:
     """Return those of some strategies that predict a model."""
-    return [name for name in strategies if name in _OF_ALL_MODELS or not _special_parts(model)]
+    return [name for name in strategies if name in _OF_ALL_MODELS or not model.placed_parts]
 
 
 def able_of(model: Model, contenders: Sequence[Contender]) -> list[Contender]:
@@ -40,16 +41,28 @@ def able_of(model: Model, contenders: Sequence[Contender]) -> list[Contender]:
     return [contender for contender in contenders if contender.strategy not in unable]
 
 
+def with_precision(precision: str, strategies: Sequence[str]) -> list[str]:
+    """Return those of some strategies whose usual engine has a precision."""
+    engines = {name: load_engine(USUAL_ENGINES[name]) for name in strategies}
+    return [name for name, engine in engines.items() if engine.has_precision(precision)]
+
+
 def left_out_of(
-    model: Model, searched: Collection[str], wanted: Collection[str] | None
+    scenario: Scenario, searched: Collection[str], wanted: Collection[str] | None
 ) -> dict[str, list[str]]:
     """Return by reason the strategies that were wanted and not searched; None wants all."""
+    model, precision = scenario.model, scenario.job.precision
     missing = [name for name in (STRATEGIES if wanted is None else wanted) if name not in searched]
-    able = strategies_of(model, missing)
-    unable = [name for name in missing if name not in able]
-    parts = _special_parts(model)
-    only = f"since models with {parts} are predicted for {', '.join(_OF_ALL_MODELS)} only"
-    reasons = {NOT_ASKED_FOR: able, only: unable}
+    placing = strategies_of(model, missing)
+    able = with_precision(precision, placing)
+    parts, placers = " or ".join(model.placed_parts), ", ".join(_OF_ALL_MODELS)
+    reasons = {
+        NOT_ASKED_FOR: able,
+        f"whose usual engine lacks products in {precision}": [n for n in placing if n not in able],
+        f"since models with {parts} are predicted for {placers} only": [
+            name for name in missing if name not in placing
+        ],
+    }
     return {reason: names for reason, names in reasons.items() if names}
 
 
@@ -57,16 +70,9 @@ def require_predicted(model: Model, strategy: str) -> None:
     """Raise InputError if a strategy does not predict a model."""
     if not strategies_of(model, [strategy]):
         raise InputError(
-            f"model {model.name} has {_special_parts(model)}: --strategy {strategy} predicts only "
-            f"models without; allowed: {', '.join(_OF_ALL_MODELS)}"
+            f"model {model.name} has {' and '.join(model.placed_parts)}: --strategy {strategy} "
+            f"predicts only models without; allowed: {', '.join(_OF_ALL_MODELS)}"
         )
-
-
-def _special_parts(model: Model) -> str:
-    """Name what of a model only some strategies predict; return an empty text if it is nothing."""
-    experts = [] if model.experts is None else ["experts"]
-    latent_attention = [] if model.latent_attention is None else ["latent attention"]
-    return " and ".join(experts + latent_attention)
 
 
 def contenders_of(

@@ -175,6 +175,22 @@ class SwitchOptions(TypedDict, total=False):
         bool,
         Option("Split each expert over the tensor group, as the MLP is (megatron).", False),
     ]
+    sends_once: Annotated[
+        bool | None,
+        Option(
+            "Send a token once to each rank that holds any of its experts (megatron).",
+            None,
+            "as the engine",
+        ),
+    ]
+    overlaps_experts: Annotated[
+        bool | None,
+        Option(
+            "Let tokens travel to and from experts while another micro-batch computes (megatron).",
+            None,
+            "as the engine",
+        ),
+    ]
     low_weights: Annotated[
         bool | None,
         Option(
@@ -217,6 +233,10 @@ class SwitchOptions(TypedDict, total=False):
 class MemoryOptions(TypedDict, total=False):
     """The options of the memory that a rank may take."""
 
+    moments: Annotated[
+        str,
+        Option("Type of the optimizer's moments: fp32, bf16 or fp8, as the engine has.", "fp32"),
+    ]
     offload: Annotated[
         str, Option("What moves to the host's memory: none, or optimizer (its states).", "none")
     ]

@@ -29,7 +29,7 @@ def test_a_grid_of_the_wrong_length_is_refused():
 
 
 def test_axes_that_only_some_strategies_have_stay_whole_numbers():
-    rivals = axonn_tune.compare("5b", 16, strategies=["axonn", "megatron"])
+    rivals = axonn_tune.compare("5b", 16, strategies=["axonn", "megatron"], recompute="full")
     axes = [name for name in rivals if name.startswith("g_")]
     assert {"g_x", "g_tensor"} <= set(axes)
     assert all(str(rivals[name].dtype).lower() == "int64" for name in axes)

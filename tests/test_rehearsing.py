@@ -1,5 +1,6 @@
 """Whole rehearsals against the step plan and the memory model, which they may contradict."""
 
+import itertools
 import json
 import math
 import re
@@ -63,9 +64,13 @@ def test_a_rehearsal_agrees_with_its_plan(model, grid, options):
     assert_agrees(rehearsed(model, options.pop("gpus", 8), grid, **options))
 
 
+def in_turn(models, recomputes):
+    """Each model with one recomputation, while they take turns."""
+    return list(zip(models, itertools.cycle(recomputes), strict=False))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize(("model", "recompute"), in_turn(MODELS, ["none", "selective", "full"]))
 def test_the_grid_of_any_model_agrees(model, recompute):
     assert_agrees(rehearsed(model, *MODELS[model], n_layers=4, recompute=recompute))
 
@@ -89,8 +94,10 @@ def test_the_grid_agrees_with_other_options(options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [name for name in MODELS if name != "gpt-neox-20b"])
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    ("model", "recompute"),
+    in_turn([name for name in MODELS if name != "gpt-neox-20b"], ["none", "full"]),
+)
 def test_fsdp2_of_any_model_agrees_but_for_the_last_product(model, recompute):
     """Torch's checkpoint stops before a block's last product, which nothing needs."""
     gpus = min(MODELS[model][0], 16)  # torch cuts a weight into its shards one by one
@@ -123,19 +130,12 @@ def test_shards_with_replicas_agree_in_memory(model, layout, recompute, per_rank
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "gpus", "options"),
-    [
-        ("80b", 1024, {"grid": "1x4x64x4"}),
-        ("20b", 128, {"grid": "shard=128", "engine": "fsdp2"}),
-    ],
-)
-def test_a_whole_model_on_many_ranks_agrees(model, gpus, options):
-    _, comparison = rehearse(
-        model, gpus, micro_batch=1, recompute="none", global_batch=2 * gpus, **options
-    )
+def test_a_whole_model_on_many_ranks_agrees():
+    """The examples of the command rehearse 80B parameters on 1,024 ranks."""
+    options = {"micro_batch": 1, "recompute": "none", "global_batch": 256, "engine": "fsdp2"}
+    _, comparison = rehearse("20b", 128, "shard=128", **options)
     assert_agrees(comparison)
-    assert comparison.rehearsal.n_ranks == gpus
+    assert comparison.rehearsal.n_ranks == 128
 
 
 @pytest.fixture(scope="module")

@@ -126,4 +126,4 @@ def left_out_of(searches: Sequence[Search], wanted: Sequence[str] | None) -> dic
     from axonn_tune.contenders import left_out_of as left_out
 
     searched = {search.scenario.strategy.name for search in searches}
-    return left_out(searches[0].scenario.model, searched, wanted)
+    return left_out(searches[0].scenario, searched, wanted)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import TYPE_CHECKING
+
 import click
 
 from axonn_tune.cli.options import format_option, output_option, plot_option, quiet_option
 from axonn_tune.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from axonn_tune.reproduce.score import Score
 
 
 @click.command("score")
@@ -19,6 +25,9 @@ from axonn_tune.cli.progress import Progress
     "may be given again.",
 )
 @plot_option
+@click.option(
+    "--html", type=click.Path(dir_okay=False), help="Write a page with all of it, too: one file."
+)
 @quiet_option
 @format_option("table", "json", "csv")
 @output_option
@@ -27,6 +36,7 @@ def command(
     machine: str | None,
     by: tuple[str, ...],
     plot: str | None,
+    html: str | None,
     quiet: bool,
     output_format: str,
     output: str | None,
@@ -41,6 +51,7 @@ def command(
       axonn-tune score runs.csv --machine dgx-h100
       axonn-tune score runs.csv --by model --by micro_batch --plot score.png
       axonn-tune score runs.csv --format json --output score.json
+      axonn-tune score runs.csv --by recompute --html score.html
     """
     from axonn_tune.cli.output import check_plot, emit_as, save_plot
     from axonn_tune.report import score as report
@@ -49,6 +60,8 @@ def command(
     check_plot(plot)
     scored = score(runs, machine, Progress("Predicting", quiet))
     save_plot(plot, lambda: report.score_figure(scored))
+    if html is not None:
+        _write_page(scored, f"Score of {runs}", by, html)
     emit_as(
         output_format,
         output,
@@ -56,3 +69,15 @@ def command(
         json=lambda: report.score_document(scored, by),
         csv=lambda: report.score_records(scored),
     )
+
+
+def _write_page(scored: Score, title: str, by: tuple[str, ...], path: str) -> None:
+    """Write the page of a score."""
+    from axonn_tune import __version__
+    from axonn_tune.cli.output import emit
+    from axonn_tune.io.package_data import page_parts
+    from axonn_tune.report.report import page_html
+    from axonn_tune.report.score import score_page
+
+    written = f"Written by axonn-tune {__version__} on {datetime.now():%Y-%m-%d}."
+    emit(page_html(score_page(scored, title, written, by), page_parts("score")), path)

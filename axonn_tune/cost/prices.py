@@ -83,7 +83,8 @@ class KernelPrices:
     def _device_seconds(self, operation: Gemm | Attention | MemoryBound) -> Array:
         """Return the time of a kernel on a mean GPU, without the host's gap."""
         if isinstance(operation, GroupedGemm):
-            return self._grouped_products(operation.number_format).seconds(operation)
+            seconds = self._grouped_products(operation.number_format).seconds(operation)
+            return np.maximum(seconds, operation.n_launches * operation.issue_seconds)
         if isinstance(operation, Gemm):
             return self._product_seconds(operation)
         if isinstance(operation, Attention):
@@ -129,7 +130,8 @@ def host_seconds(
 ) -> Array:
     """Return how long the host needs to issue all operations of the phases, shape (C,).
 
-    It waits in each collective for a time that grows with the ranks of the group.
+    Grouped products take an issue for each product that is not formed in a common kernel. The host
+    waits in each collective for a time that grows with the ranks of the group.
     """
     count = np.zeros(len(table))
     n_awaited_ranks = np.zeros(len(table))
@@ -141,7 +143,7 @@ def host_seconds(
                 n_awaited_ranks += phase.repeats * n_ranks * (n_ranks > 1)
             elif isinstance(op, MemoryBound):
                 count += phase.repeats * op.n_launches * (np.asarray(op.nbytes) > 0)
-            elif isinstance(op, Attention):
+            elif isinstance(op, Attention | GroupedGemm):
                 count += phase.repeats * op.n_launches
             elif not isinstance(op, HostWork | HostKernel):
                 count += phase.repeats

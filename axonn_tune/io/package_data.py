@@ -19,16 +19,17 @@ _TRACK_RECORDS = _PACKAGE / "reproduce" / "track_records.csv"
 _PLOTTING_LIBRARIES = ("d3.min.js", "plot.umd.min.js")
 
 
-def page_parts() -> dict[str, str]:
-    """Return the parts of the report page: template, styles, script and plotting libraries.
+def page_parts(name: str = "page") -> dict[str, str]:
+    """Return the parts of a page: template, styles, script and plotting libraries.
 
-    The template names the other parts by the keys of this dict.
+    The template names the other parts by the keys of this dict. The page of candidates is
+    ``page``, and that of a score ``score``.
     """
     vendor = [read_text(_PAGE_FOLDER / "vendor" / name) for name in _PLOTTING_LIBRARIES]
     return {
-        "template": read_text(_PAGE_FOLDER / "page.html"),
+        "template": read_text(_PAGE_FOLDER / f"{name}.html"),
         "styles": read_text(_PAGE_FOLDER / "page.css"),
-        "script": read_text(_PAGE_FOLDER / "page.js"),
+        "script": "\n".join(read_text(_PAGE_FOLDER / f"{part}.js") for part in ("common", name)),
         "vendor": "\n".join(vendor),
     }
 

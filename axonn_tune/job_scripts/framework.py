@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from axonn_tune.errors import InputError
 from axonn_tune.io.package_data import training_program
 from axonn_tune.job_scripts.settings import NAME as SETTINGS
 from axonn_tune.job_scripts.settings import settings_text
+from axonn_tune.spec.layout import TENSOR
 from axonn_tune.step.prediction import Prediction
 
 RANK_IS_PLACE = ("export RANK=$SLURM_PROCID",)
@@ -57,7 +59,18 @@ def training_start(
         What the program needs besides torch, as the end of a sentence.
     train : str or None
         A program of the user that is started instead.
+
+    Raises
+    ------
+    InputError
+        The layout splits layers, which the program does not.
     """
+    layout = prediction.layout
+    if train is None and layout.size(TENSOR) > 1:
+        raise InputError(
+            f"{program} splits no layers, and {layout} does; allowed: --train with a program that "
+            "does, or a layout with tensor=1"
+        )
     files = {name: training_program(name) for name in (program, *modules)}
     files[SETTINGS] = settings_text(prediction, axes)
     to_fill_in = [f"Activate an environment in which python finds torch (2.6 or newer){packages}."]

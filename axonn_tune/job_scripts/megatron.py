@@ -14,6 +14,7 @@ from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.recomputation import is_partial
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.pipeline import cut_layers
 
 PROGRAM = "Megatron-LM/pretrain_gpt.py"
 # validate_args asserts it with tensor or context parallelism on GPUs before Blackwell, so that
@@ -34,6 +35,17 @@ _TRAINING_FLAGS = (
     "--log-throughput",
     "--distributed-backend nccl",
 )
+
+
+# Transformer Engine's own formats of each recipe: gradients have e5m2 where a tensor has one scale.
+_PRECISION_FLAGS = {
+    "bf16": (),
+    "fp8-delayed": ("--fp8-format hybrid", "--fp8-recipe delayed"),
+    "fp8-current": ("--fp8-format hybrid", "--fp8-recipe tensorwise"),
+    "fp8-block": ("--fp8-format e4m3", "--fp8-recipe blockwise"),
+    "mxfp8": ("--fp8-format e4m3", "--fp8-recipe mxfp8"),
+    "nvfp4": ("--fp4-format e2m1", "--fp4-recipe nvfp4"),
+}
 
 
 def start(prediction: Prediction, train: str | None) -> Start:
@@ -71,11 +83,7 @@ def flags(prediction: Prediction) -> list[str]:
         f"--micro-batch-size {configuration.micro_batch}",
         f"--global-batch-size {job.global_batch}",
     ]
-    if configuration.n_virtual > 1:
-        lines.append(f"--num-virtual-stages-per-pipeline-rank {configuration.n_virtual}")
-    if model.n_layers % (sizes[PIPELINE] * configuration.n_virtual):
-        lines.append("--account-for-embedding-in-pipeline-split")
-        lines.append("--account-for-loss-in-pipeline-split")
+    lines += _stage_flags(model.n_layers, sizes[PIPELINE], configuration.n_virtual)
     if sizes["context"] > 1:
         lines.append(f"--cp-comm-type {_CONTEXT_KINDS[strategy.context_kind]}")
     if strategy.sequence_parallel and sizes["tensor"] > 1:
@@ -88,6 +96,10 @@ def flags(prediction: Prediction) -> list[str]:
         lines.append("--overlap-param-gather")
     if job.offloads_optimizer:
         lines += _offload_flags(strategy)
+    if job.moments != "fp32":
+        _require_distributed_optimizer(strategy, "has other moments than fp32", "--moments")
+        lines.append("--use-precision-aware-optimizer")
+        lines += [f"--exp-avg-dtype {job.moments}", f"--exp-avg-sq-dtype {job.moments}"]
     if not strategy.fused_accumulation:
         lines.append("--no-gradient-accumulation-fusion")
     if configuration.recompute == "full":
@@ -101,6 +113,9 @@ def flags(prediction: Prediction) -> list[str]:
         lines.append("--recompute-granularity selective")
     if job.dtype != "fp32":
         lines.append(f"--{job.dtype}")
+    lines += _PRECISION_FLAGS[job.precision]
+    if strategy.stores_low_weights(job):
+        lines.append("--fp4-param-gather" if job.precision == "nvfp4" else "--fp8-param-gather")
     lines.append(f"--attention-backend {'flash' if job.attention == 'flash' else 'unfused'}")
     rate = 0.1 if job.dropout else 0.0
     return [*lines, f"--attention-dropout {rate}", f"--hidden-dropout {rate}"]
@@ -115,25 +130,60 @@ def _expert_flags(prediction: Prediction, strategy: Megatron3D) -> tuple[str, ..
     return (
         f"--expert-model-parallel-size {layout.size(EXPERT)}",
         f"--expert-tensor-parallel-size {tensor}",
-        "--moe-token-dispatcher-type alltoall",
+        *_dispatcher_flags(strategy),
         "--moe-grouped-gemm",
         "--moe-permute-fusion",
     )
 
 
-def _offload_flags(strategy: Megatron3D) -> tuple[str, ...]:
-    """Return the flags of offload; copies run one after another, as predicted.
+def _stage_flags(n_layers: int, n_stages: int, n_virtual: int) -> tuple[str, ...]:
+    """Return the flags that cut layers into virtual stages.
 
-    OptimizerConfig asserts the distributed optimizer with a precision-aware one, which offload
-    needs.
+    A layout states what the other flags cannot: a last stage that is shorter than all others.
     """
-    if not strategy.distributed_optimizer:
-        raise InputError(
-            "--no-distributed-optimizer: Megatron-Core offloads the optimizer states of its "
-            "distributed optimizer only; leave out the one or --offload"
+    n_chunks = n_stages * n_virtual
+    interleaved = (f"--num-virtual-stages-per-pipeline-rank {n_virtual}",) if n_virtual > 1 else ()
+    if n_layers % n_chunks == 0:
+        return interleaved
+    if (n_layers + 2) % n_chunks == 0:
+        return (
+            *interleaved,
+            "--account-for-embedding-in-pipeline-split",
+            "--account-for-loss-in-pipeline-split",
         )
+    first, *middle, last = ("t" * layers for layers in cut_layers(n_layers, n_chunks))
+    layout = "|".join(("E" + first, *middle, last + "L"))
+    return (f"--pipeline-model-parallel-layout '{layout}'",)
+
+
+def _dispatcher_flags(strategy: Megatron3D) -> tuple[str, ...]:
+    """Return the flags that say how tokens travel to and from experts."""
+    flags: tuple[str, ...] = ("--moe-token-dispatcher-type alltoall",)
+    if strategy.sends_once:
+        flags = ("--moe-token-dispatcher-type flex", "--moe-flex-dispatcher-backend deepep")
+    if strategy.overlaps_experts:
+        flags = (*flags, "--overlap-moe-expert-parallel-comm")
+    return flags
+
+
+def _offload_flags(strategy: Megatron3D) -> tuple[str, ...]:
+    """Return the flags of offload; copies run one after another, as predicted."""
+    _require_distributed_optimizer(strategy, "offloads the optimizer states", "--offload")
     return (
         "--optimizer-cpu-offload",
         "--optimizer-offload-fraction 1.0",
         "--use-precision-aware-optimizer",
     )
+
+
+def _require_distributed_optimizer(strategy: Megatron3D, what: str, option: str) -> None:
+    """Raise InputError without the distributed optimizer.
+
+    OptimizerConfig asserts it with a precision-aware one, which offload and other types of moments
+    need.
+    """
+    if not strategy.distributed_optimizer:
+        raise InputError(
+            f"--no-distributed-optimizer: Megatron-Core {what} of its distributed optimizer only; "
+            f"leave out the one or {option}"
+        )

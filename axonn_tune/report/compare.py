@@ -45,7 +45,8 @@ def comparison_text(contenders: Sequence[Best], left_out: Mapping[str, Sequence[
             lines.append(f"{_contender_name(contender, searches)}: {contender.reason}")
     lines += _twin_lines(contenders, predictions)
     lines += memory_lines(predictions)
-    lines += [*trust_lines(*searches), *left_out_lines(left_out), assumption_line(*searches)]
+    lines += [*trust_lines(*searches), *left_out_lines(left_out)]
+    lines.append(assumption_line(*searches))
     return "\n".join(lines)
 
 

@@ -47,8 +47,12 @@ def _experts_text(scenario: Scenario) -> str:
 
 
 def types_text(job: Job) -> str:
-    """Name the type of weights and activations, and the precision of products that are cast."""
-    return job.dtype if job.recipe is None else f"{job.dtype} with products in {job.precision}"
+    """Name the type of weights and activations, and what has another one."""
+    others = [
+        *([] if job.recipe is None else [f"products in {job.precision}"]),
+        *([] if job.moments == "fp32" else [f"moments in {job.moments}"]),
+    ]
+    return f"{job.dtype} with {' and '.join(others)}" if others else job.dtype
 
 
 def _offload_text(scenario: Scenario) -> str:

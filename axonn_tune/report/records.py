@@ -40,6 +40,7 @@ def assumptions(search: Search) -> dict[str, Any]:
         "kernel_tuning": job.kernel_tuning,
         "keep_gathered_weights": job.keep_gathered_weights,
         "dropout": job.dropout,
+        "moments": job.moments,
         "offload": job.offload,
         "expert_imbalance": job.expert_imbalance,
         "strategy": scenario.strategy.name,

@@ -180,7 +180,7 @@ def page_html(document: Mapping[str, Any], parts: Mapping[str, str]) -> str:
     Parameters
     ----------
     document : mapping
-        What `page_document` returned.
+        What the page shows, with its title.
     parts : mapping of str to str
         Texts by name: template, styles, script, vendor.
     """

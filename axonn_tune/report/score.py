@@ -166,6 +166,43 @@ def score_figure(score: Score) -> Any:
     return figure
 
 
+def score_page(score: Score, title: str, written: str, by: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what the page of a score shows: sentences, tables of texts, and every run's step.
+
+    Parameters
+    ----------
+    written : str
+        What wrote the page, and when.
+    """
+    timed = score.timed
+    tables = []
+    if timed:
+        tables.append(_page_table("Errors", _groups(timed)))
+        tables += [_page_table(f"Errors by {name}", _groups_by(timed, name)) for name in by]
+        tables.append({"title": "Runs", "headers": _RUN_HEADERS, "rows": _run_rows(timed)})
+    return {
+        "title": title,
+        "written": written,
+        "sentences": [_memory_text(score), _READING],
+        "tables": tables,
+        "runs": [
+            {
+                "name": each.run.subject,
+                "group": each.run.group,
+                "measured": each.measured_seconds,
+                "predicted": each.predicted_seconds,
+            }
+            for each in timed
+        ],
+    }
+
+
+def _page_table(title: str, groups: Sequence[GroupError]) -> dict[str, Any]:
+    """Return a table of the errors of groups."""
+    rows = [_group_row(group) for group in groups]
+    return {"title": title, "headers": _GROUP_HEADERS, "rows": rows}
+
+
 def score_document(score: Score, by: Sequence[str] = ()) -> dict[str, Any]:
     """Return the errors by group, those of the memory, and every run."""
     memory = score.memory

@@ -7,14 +7,11 @@ from dataclasses import replace
 
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
 from axonn_tune.reproduce.sharded import sharded_search
-from axonn_tune.search.search import Constraints, Search
+from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
-from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.resources import resources
-from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.axonn4d import AXONN
 from axonn_tune.strategies.zero import zero3
 
 # Hidden size, layers and heads of MPT models.
@@ -26,6 +23,11 @@ _MPT_SHAPES = {
     "7b": (4096, 32, 32),
     "70b": (8192, 80, 64),
 }
+
+# Share of the peak that large products reach on the GPUs of torchtitan's runs (pytorch/ao at
+# c788ee7a, of February 2025, torchao/testing/float8/roofline_utils.py: "Meta's H100 variant" of
+# 2.4 TB/s). Later revisions have 0.78, which is more than such products reach with 700 W.
+_PRODUCTS_AT_500_W = 0.6
 
 
 def llm_foundry(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
@@ -91,80 +93,48 @@ def _llm_foundry_machines(loaders: Loaders) -> dict[str, Machine]:
 
 
 def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Yield Llama 3.1 with FSDP2, alone and with tensor parallelism inside a node."""
+    """Yield Llama 3.1 with FSDP2, alone and with tensor parallelism inside a node.
+
+    The network of several nodes is assumed to be that of a DGX, which has the same bandwidth.
+    """
     machine = _torchtitan_machine(loaders)
     for row in rows:
         source = f"pytorch/torchtitan, benchmarks/{row['document']} (BSD-3)"
-        paper = Paper("FSDP of torchtitan", source, machine, assumed=_assumed_of_torchtitan(row))
+        is_one_node = int(row["gpus"]) <= machine.ranks_per_node
+        assumed = ("GPU",) if is_one_node else ("GPU", "network")
+        paper = Paper("FSDP of torchtitan", source, machine, assumed=assumed)
         model = loaders.model(row["model"])
+        engine = loaders.engine(row["engine"])
+        sizes = {"shard": int(row["shard"]), "replica": 1}
         layout = f"FSDP {row['shard']}"
-        if _has_tensor(row):
-            search = _with_tensor(row, model, machine)
+        if int(row["tensor"]) > 1:
+            sizes["tensor"] = int(row["tensor"])
             layout += f" x TP {row['tensor']}"
-        else:
-            name = "fsdp2" if row["compile"] == "yes" else "fsdp2-eager"
-            recompute = {"recompute": _recompute(row, model)}
-            search = _fsdp_search({**row, **recompute}, model, machine, loaders.engine(name))
-        compiled = "compiled" if row["compile"] == "yes" else "not compiled"
-        group = f"{row['model']}, {compiled}"
-        subject = f"{row['model']}, {layout}, {compiled}"
+        search = _fsdp_search(row, model, machine, engine, sizes)
         published = {"tokens_per_second_per_gpu": float(row["tokens_per_s_per_gpu"])}
         if row["memory_gib"]:
             published["memory_gib"] = float(row["memory_gib"])
-        yield paper.run(group, subject, search, published)
+        group = f"{row['model']}, {engine.title}"
+        yield paper.run(group, f"{row['model']}, {layout}, {engine.title}", search, published)
 
 
 def _torchtitan_machine(loaders: Loaders) -> Machine:
     """Return a DGX H100 with the GPUs of torchtitan's runs: HBM2e of 2.4 TB/s, and 500 W of 700.
 
-    Assumed: products are bound by power, which grows with the cube of the clock.
+    Assumed: everything that the GPU computes is slower by as much as its largest products.
     """
     machine = loaders.machine("dgx-h100")
-    factors = {"gpu.compute": (500.0 / 700.0) ** (1.0 / 3.0), "gpu.memory_bandwidth": 2.4 / 3.35}
+    largest = max(
+        (point for point in machine.gemm.points if point.dtype == "bf16"),
+        key=lambda point: point.m * point.n * point.k,
+    )
+    reached_at_700_w = 2.0 * largest.m * largest.n * largest.k / largest.seconds
+    reached = _PRODUCTS_AT_500_W * machine.peak_flops_per_s("bf16")
+    factors = {"gpu.compute": reached / reached_at_700_w, "gpu.memory_bandwidth": 2.4 / 3.35}
     for key, factor in factors.items():
         resource = next(each for each in resources(machine) if each.key == key)
         machine = resource.improved(factor)
     return replace(machine, name="dgx-h100, 500 W, HBM2e")
-
-
-def _recompute(row: Row, model: Model) -> str:
-    """Return the recomputation of a run of torchtitan; half of the layers stand for selective.
-
-    Its selective recomputation forms every second product of all layers again.
-    """
-    return f"full:{model.n_layers // 2}" if row["recompute"] == "selective" else row["recompute"]
-
-
-def _has_tensor(row: Row) -> bool:
-    """Return whether a row of torchtitan's runs has tensor parallelism."""
-    return int(row["tensor"]) > 1
-
-
-def _assumed_of_torchtitan(row: Row) -> tuple[str, ...]:
-    """Return the facts of a run that the profile and the strategies cannot express.
-
-    The GPUs are slower than those of a DGX; selective recomputation keeps every second product;
-    how much kernels that are not compiled move is known of another model.
-    """
-    assumed = ["GPU", "network"]
-    if row["recompute"] == "selective":
-        assumed.append("recomputation")
-    if _has_tensor(row) or row["compile"] == "no":
-        assumed.append("software")
-    return tuple(assumed)
-
-
-def _with_tensor(row: Row, model: Model, machine: Machine) -> Search:
-    """Return the search of the AxoNN grid that stands for FSDP with tensor parallelism.
-
-    Z shards the weights and Y splits them over the node. The grid has no sequence parallelism, and
-    its overlapped all-reduce is switched off.
-    """
-    job = Job(int(row["gpus"]), int(row["global_batch"]), model.seq_len, overlap=Overlap(oar=False))
-    axes = {"x": 1, "y": int(row["tensor"]), "z": int(row["shard"]), "data": 1}
-    constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
-    scenario = Scenario(model, job, machine, AXONN)
-    return Search(scenario, constraints, (_recompute(row, model),), include_oom=True)
 
 
 def fms_fsdp(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:

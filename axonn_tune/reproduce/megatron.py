@@ -36,7 +36,7 @@ def megatron_search(
         int(row["global_batch"]),
         model.seq_len,
         dtype,
-        attention,
+        attention=attention,
         dropout=attention == "unfused",
     )
     constraints = Constraints(fixed, micro_batch=micro_batch)

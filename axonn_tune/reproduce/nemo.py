@@ -1,4 +1,4 @@
-"""Measured steps of NeMo, which is Megatron-Core, on H100."""
+"""Measured steps of NeMo, which is Megatron-Core, on H100: NVIDIA's benchmarks, and MLPerf."""
 
 from __future__ import annotations
 
@@ -17,18 +17,30 @@ from axonn_tune.strategies.megatron3d import megatron_of
 
 
 def nemo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Yield measured steps, also of models with fewer layers."""
-    engine = loaders.engine("megatron-core")
-    machine = loaders.machine("dgx-h100")
+    """Yield the measured steps of NVIDIA's benchmarks, also of models with fewer layers."""
     source = "NVIDIA/dgxc-benchmarking (Apache-2.0)"
-    paper = Paper("NeMo", source, machine, assumed=("network",))
+    paper = Paper("NeMo", source, loaders.machine("dgx-h100"), assumed=("network",))
+    return _runs(paper, rows, loaders)
+
+
+def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield the measured steps of submissions to MLPerf."""
+    source = "MLPerf Training v3.0 to v5.1 (Apache-2.0)"
+    unstated = ("network", "gradients in bf16", "weights gathered in 8 bits")
+    paper = Paper("MLPerf", source, loaders.machine("dgx-h100"), assumed=unstated)
+    return _runs(paper, rows, loaders)
+
+
+def _runs(paper: Paper, rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield the runs of a table."""
+    engine = loaders.engine("megatron-core")
     for row in rows:
         layers = int(row["layers"])
         model = replace(loaders.model(row["model"]), n_layers=layers)
         subject = f"{row['model']}, {layers} layers, {row['gpus']} GPUs"
         published = {"step_seconds": float(row["step_seconds"])}
         group = row["model"] if row["precision"] == FULL else f"{row['model']} in 8 bits"
-        yield paper.run(group, subject, _search(row, model, machine, engine), published)
+        yield paper.run(group, subject, _search(row, model, paper.machine, engine), published)
 
 
 def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:

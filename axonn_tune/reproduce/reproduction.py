@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from axonn_tune.reproduce import fsdp, megatron, sharded
 from axonn_tune.reproduce.axonn import compare_links, compare_runs
+from axonn_tune.reproduce.bridge import megatron_bridge
 from axonn_tune.reproduce.collectives import TimedCollective, across_nodes, inside_node
 from axonn_tune.reproduce.comparison import Comparison
+from axonn_tune.reproduce.long_sequences import long_sequences
 from axonn_tune.reproduce.nanotron import nanotron
-from axonn_tune.reproduce.nemo import nemo
+from axonn_tune.reproduce.nemo import mlperf, nemo
 from axonn_tune.reproduce.ratios import compare_ratios
 from axonn_tune.reproduce.results import compare_published
 from axonn_tune.reproduce.runs import Loaders, Row, Run
@@ -81,6 +83,9 @@ def measured_steps(
         "one node": list(megatron.vtrain(load("vtrain_a100_single"), loaders)),
         "FSDP": list(fsdp.llm_foundry(load("llm_foundry"), loaders)),
         "B200": list(simumax(load("simumax_b200"), loaders)),
+        "Megatron-Bridge": list(megatron_bridge(load("megatron_bridge"), loaders)),
         "NeMo": list(nemo(load("dgxc_h100"), loaders)),
+        "MLPerf": list(mlperf(load("mlperf_h100"), loaders)),
+        "long sequences": list(long_sequences(load("nemo_long"), loaders)),
         "nanotron": list(nanotron(load("nanotron_h100"), loaders)),
     }

@@ -33,7 +33,7 @@ def sharded_search(
         int(row["global_batch"]),
         model.seq_len,
         dtype,
-        attention,
+        attention=attention,
         dropout=attention == "unfused",
     )
     return Search(

@@ -46,11 +46,12 @@ class TimedRun:
         return self.predicted_seconds / self.measured_seconds - 1.0
 
     @property
-    def job(self) -> tuple[Model, str, int, int]:
+    def job(self) -> tuple[Model, str, int, int, str]:
         """What was trained on what; the layouts of one job are alternatives."""
         scenario = self.run.search.scenario
         job = scenario.job
-        return scenario.model, scenario.machine.name, job.n_gpus, job.global_batch
+        machine = scenario.machine.name
+        return scenario.model, machine, job.n_gpus, job.global_batch, job.precision
 
 
 @dataclass(frozen=True)

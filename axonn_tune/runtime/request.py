@@ -102,18 +102,12 @@ def require_built(model: Model, seq_len: int | None = None) -> None:
 
     Without a length, it is the model's.
     """
-    has_window = 0 < model.window < (seq_len or model.seq_len)
-    for part, is_there in (
-        ("experts", model.experts is not None),
-        ("latent attention", model.latent_attention is not None),
-        (f"a sliding window of {model.window} tokens", has_window),
-        ("norms of queries and keys", bool(model.qk_norm)),
-    ):
-        if is_there:
-            raise InputError(
-                f"run: model '{model.name}' has {part}, which the runtime does not build; "
-                "allowed: a model without"
-            )
+    parts = model.special_parts(seq_len or model.seq_len)
+    if parts:
+        raise InputError(
+            f"run: model '{model.name}' has {' and '.join(parts)}, which the runtime does not "
+            "build; allowed: a model without"
+        )
     if model.norms_per_block != 2:
         raise InputError(
             f"run: model '{model.name}' has norms_per_block {model.norms_per_block}; allowed: 2"

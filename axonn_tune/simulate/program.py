@@ -176,6 +176,8 @@ class _PhaseCompiler:
         self._instructions: list[Instruction] = []
         self._joined: list[OpIndex] = []
         self._joined_waits: tuple[str, ...] = ()
+        # The lanes of what may still be running, in any repeat.
+        self._pending = {name: lane for name, lane in lane_of.items() if self._holds_up(name, lane)}
 
     @property
     def issued(self) -> dict[str, _Moment]:
@@ -193,7 +195,7 @@ class _PhaseCompiler:
                 continue
             waits: tuple[str, ...] = ()
             if op.waits_for:
-                waits = tuple([name for name in op.waits_for if self._holds_up(name)])
+                waits = tuple([name for name in op.waits_for if name in self._pending])
                 carried |= {name: None for name in waits if name not in issued}
                 feeding |= {self._lane_of[name] for name in waits}
             if is_message:
@@ -206,10 +208,20 @@ class _PhaseCompiler:
             tuple(self._instructions), phase.repeats, tuple(carried), frozenset(feeding)
         )
 
-    def _holds_up(self, name: str) -> bool:
-        """Return whether an operation may still be running on a lane, in any repeat."""
-        lane = self._lane_of.get(name)
-        return lane is not None and any(history.holds_up(name, lane) for history in self._histories)
+    def _holds_up(self, name: str, lane: int) -> bool:
+        """Return whether an operation may still be running on its lane, in any repeat."""
+        return any(history.holds_up(name, lane) for history in self._histories)
+
+    def _wait(self, name: str) -> None:
+        """Note that an operation, and with it all earlier ones of its lane, has been awaited."""
+        awaited_lane = self._lane_of[name]
+        for history in self._histories:
+            history.wait(name, awaited_lane)
+        self._pending = {
+            name: lane
+            for name, lane in self._pending.items()
+            if lane != awaited_lane or self._holds_up(name, lane)
+        }
 
     def _message(self, op: Operation, index: int, waits: tuple[str, ...]) -> None:
         """Append a collective or a copy."""
@@ -218,6 +230,7 @@ class _PhaseCompiler:
         self._instructions.append(Message((self._phase_index, index), op.name, lane, waits))
         for history in self._histories:
             history.issued[op.name] = (self._phase_index, 1, index)
+        self._pending[op.name] = lane
 
     def _kernel(self, index: int, waits: tuple[str, ...]) -> None:
         """Join a kernel to those before it, or begin a new run of kernels if it waits."""
@@ -225,15 +238,14 @@ class _PhaseCompiler:
             self._flush()
             self._joined_waits = waits
             for name in waits:
-                for history in self._histories:
-                    history.wait(name, self._lane_of[name])
+                self._wait(name)
         self._joined.append((self._phase_index, index))
 
     def _flush(self) -> None:
         """Append the kernels that have been joined so far."""
         if self._joined:
-            pending = tuple(name for name in self._lane_of if self._holds_up(name))
-            concurrent = tuple(sorted({self._lane_of[name] for name in pending}))
+            concurrent = tuple(sorted(set(self._pending.values())))
+            pending = tuple(self._pending)
             kernels = Kernels(tuple(self._joined), self._joined_waits, concurrent, pending)
             self._instructions.append(kernels)
             self._joined = []

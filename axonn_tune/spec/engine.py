@@ -19,11 +19,12 @@ from axonn_tune.spec.checks import (
     require_name,
     require_wait,
 )
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import MOMENT_BYTES, Job
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.plan import (
     MEMORY_KERNELS,
     Attention,
+    GroupedGemm,
     MemoryBound,
     Operation,
     Part,
@@ -99,7 +100,7 @@ class MegatronProgram:
     (Megatron-Core, DistributedDataParallelConfig, bucket_size).
 
     sequence_parallel, distributed_optimizer, overlap_grad_reduce, fused_accumulation, \
-    fp32_gradients, low_weights, context_kind
+    fp32_gradients, low_weights, context_kind, sends_once, overlaps_experts
         Options of `Megatron3D` that hold unless a user says otherwise.
     bucket_elements
         Least number of elements of a bucket.
@@ -108,6 +109,11 @@ class MegatronProgram:
     balances_stages
         Whether layers are spread over the stages of a pipeline so that their products are equal,
         with the head's counted, and not their numbers.
+    sends_once
+        Whether a token is sent once to each rank that holds any of its experts, as DeepEP does, and
+        not once for each expert.
+    overlaps_experts
+        Whether tokens travel to and from experts while another micro-batch computes.
     experts_at_once
         Number of experts whose products run at the same time on a rank: Transformer Engine's
         GroupedLinear has four streams for cuBLAS (common/util/multi_stream.cpp at d0067d0d).
@@ -123,6 +129,8 @@ class MegatronProgram:
     bucket_elements: float = 40e6
     bucket_elements_per_replica: float = 1e6
     balances_stages: bool = False
+    sends_once: bool = False
+    overlaps_experts: bool = False
     experts_at_once: int = 4
 
     def __post_init__(self) -> None:
@@ -159,6 +167,26 @@ class ZeroProgram:
     runs_eagerly
         Whether there is no compiler, so that blocks also keep rotated queries and keys, attention's
         output in another order, and what a gate lets through.
+    reduced_element_bytes
+        Bytes of an element of a gradient as it is reduced; None for those of the job's type.
+    keeps_last_block
+        Whether the last block stays gathered from its forward to its backward pass.
+    recomputes_products
+        Whether selective recomputation keeps the outputs of every second product of a block and of
+        attention, and forms everything else again.
+    separates_products
+        Whether query, key, value and an MLP's gate have weights of their own, and kernels sum the
+        gradients of their common inputs.
+    splits_layers
+        Whether it can also split each layer over a tensor group, with the residual stream split by
+        tokens. Each message within the group is awaited at once, and recomputation keeps what it
+        has gathered for the gradients.
+    orders_tokens
+        Whether a copy brings tokens into the order of their ranks before they are summed over the
+        tensor group, and another one out of it after they are gathered.
+    reserves_by_stream
+        Whether the memory of a rank is what torch's allocator has reserved: the largest amount of
+        each stream, where weights are received and gradients reduced in streams of their own.
     """
 
     gathers_blocks: bool = True
@@ -169,12 +197,25 @@ class ZeroProgram:
     view_seconds: Quantity | None = None
     is_fsdp2: bool = False
     runs_eagerly: bool = False
+    reduced_element_bytes: float | None = None
+    keeps_last_block: bool = False
+    recomputes_products: bool = False
+    separates_products: bool = False
+    splits_layers: bool = False
+    orders_tokens: bool = False
+    reserves_by_stream: bool = False
 
     def __post_init__(self) -> None:
         for name in ("live_elements", "bucket_elements"):
             require_between("zero", name, getattr(self, name), 0, LARGEST_AMOUNT)
+        if self.reduced_element_bytes is not None:
+            require_between("zero", "reduced_element_bytes", self.reduced_element_bytes, 0.5, 8)
         if self.view_seconds is not None:
             require_wait("zero", "view_seconds", self.view_seconds.value)
+
+    def message_bytes(self, element_bytes: float) -> float:
+        """Return the bytes of an element of a reduced gradient, from those of the job's type."""
+        return element_bytes if self.reduced_element_bytes is None else self.reduced_element_bytes
 
 
 @dataclass(frozen=True)
@@ -288,12 +329,17 @@ class Engine:
         Package with which `run` and `validate` train, one of `PACKAGES`; empty for none.
     precisions
         Precisions of products that it has, of `PRECISIONS`; of the low ones the usual comes first.
+    moments
+        Types in which its optimizer stores moments, of `MOMENT_BYTES`.
     kernels
         Forms of kernels by name, one of `MEMORY_KERNELS`, or `EVERY_KERNEL` for all others.
     attention_rate
         Rate of its fused attention over that of the machine; None for the machine's.
     issue_seconds
         Time in which its host issues one operation; None for the machine's.
+    expert_issue_seconds
+        The same in models with experts, where each product of an expert counts, and where the host
+        does not run ahead of the forward products; None for the former.
     stage_wait_seconds
         Time for which the host waits in each collective of a stage, for each rank of the group,
         where the pipeline spans several nodes; None for none.
@@ -312,9 +358,11 @@ class Engine:
     description: str = ""
     package: str = ""
     precisions: tuple[str, ...] = (FULL,)
+    moments: tuple[str, ...] = ("fp32",)
     kernels: Mapping[str, KernelForm] = field(default_factory=dict)
     attention_rate: Quantity | None = None
     issue_seconds: Quantity | None = None
+    expert_issue_seconds: Quantity | None = None
     stage_wait_seconds: Quantity | None = None
     memory: MemoryForm = MemoryForm()
     offload: OffloadProgram | None = None
@@ -330,11 +378,13 @@ class Engine:
             require_choice(owner, "package", self.package, PACKAGES)
         for precision in self.precisions:
             require_choice(owner, "precisions", precision, PRECISIONS)
+        for moment in self.moments:
+            require_choice(owner, "moments", moment, MOMENT_BYTES)
         for kernel in self.kernels:
             require_choice(owner, "kernel", kernel, (EVERY_KERNEL, *MEMORY_KERNELS))
         if self.attention_rate is not None:
             require_between(owner, "attention_rate", self.attention_rate.value, 0.01, 10.0)
-        for name in ("issue_seconds", "stage_wait_seconds"):
+        for name in ("issue_seconds", "expert_issue_seconds", "stage_wait_seconds"):
             quantity = getattr(self, name)
             if quantity is not None:
                 require_wait(owner, name, quantity.value)
@@ -349,15 +399,22 @@ class Engine:
         InputError
             The engine does not have it.
         """
-        low = [precision for precision in self.precisions if precision != FULL]
-        if name == USUAL_LOW and low:
-            return low[0]
-        if name not in self.precisions:
-            allowed = ", ".join((*self.precisions, USUAL_LOW) if low else self.precisions)
+        if not self.has_precision(name):
+            alias = (USUAL_LOW,) if self.has_precision(USUAL_LOW) else ()
             raise InputError(
-                f"job: precision is '{name[:40]}'; allowed: {allowed}, which engine {self.name} has"
+                f"job: precision is '{name[:40]}'; allowed with engine {self.name or 'ideal'}: "
+                f"{', '.join((*self.precisions, *alias))}"
             )
-        return name
+        return self._low_precisions[0] if name == USUAL_LOW else name
+
+    def has_precision(self, name: str) -> bool:
+        """Return whether the engine has the precision that a user's word means."""
+        return name in self.precisions or (name == USUAL_LOW and bool(self._low_precisions))
+
+    @property
+    def _low_precisions(self) -> list[str]:
+        """The precisions that cast operands, the usual one first."""
+        return [precision for precision in self.precisions if precision != FULL]
 
     def offload_in(self, job: Job) -> OffloadProgram | None:
         """Return how the engine offloads a job's optimizer states; None if they stay on the GPU."""
@@ -365,7 +422,7 @@ class Engine:
 
     def as_run(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the kernels that the engine really launches."""
-        if not self.kernels and self.attention_rate is None:
+        if not self.kernels and self.attention_rate is None and not self._holds_experts_up(plan):
             return plan
         return replace(
             plan,
@@ -373,6 +430,13 @@ class Engine:
             step_end=self._part(plan.step_end),
             sync_microstep=plan.sync_microstep and self._part(plan.sync_microstep),
             pipeline=plan.pipeline and self._pipeline(plan.pipeline),
+        )
+
+    def _holds_experts_up(self, plan: StepPlan) -> bool:
+        """Return whether the host issues products of experts one by one while the device waits."""
+        operations = (op for phase in plan.microstep.phases for op in phase.operations)
+        return self.expert_issue_seconds is not None and any(
+            isinstance(operation, GroupedGemm) for operation in operations
         )
 
     def _pipeline(self, pipeline: Pipeline) -> Pipeline:
@@ -397,10 +461,13 @@ class Engine:
         if isinstance(operation, MemoryBound):
             form = self.kernels.get(operation.kernel) or self.kernels.get(EVERY_KERNEL)
             return form.of(operation) if form else operation
+        if isinstance(operation, GroupedGemm) and operation.mode == "NN":
+            # The host has just waited for the numbers of tokens that the experts take.
+            return replace(operation, issue_seconds=value_or(self.expert_issue_seconds, 0.0))
         if isinstance(operation, Attention) and operation.fused and self.attention_rate:
             return replace(operation, rate=operation.rate * self.attention_rate.value)
         return operation
 
 
 # What a strategy is predicted to cost where no engine is named.
-IDEAL = Engine(precisions=PRECISIONS)
+IDEAL = Engine(precisions=PRECISIONS, moments=tuple(MOMENT_BYTES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_between, require_choice, require_count
 from axonn_tune.spec.precision import (
     BYTES_PER_ELEMENT,
@@ -15,6 +16,8 @@ from axonn_tune.spec.precision import (
 )
 
 ATTENTIONS = ("flash", "unfused")
+# Bytes of each of the optimizer's two moments of a parameter, by its type.
+MOMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 # What may move to the host's memory.
 OFFLOADS = ("none", "optimizer")
 # No rank takes more than all tokens, and no layer is spread over more ranks than this.
@@ -54,11 +57,6 @@ class Job:
         Number of tokens of a sequence.
     dtype
         Type of weights and activations, a key of `BYTES_PER_ELEMENT`.
-    precision
-        Recipe of the products of blocks, one of `PRECISIONS`; "bf16" runs them in `dtype`.
-    transposes_operands
-        Whether the GPU reads the operands of low products along their rows only, so that the
-        backward pass needs transposed copies. The scenario says it of its machine.
     attention
         Implementation of softmax attention, one of `ATTENTIONS`.
     overlap
@@ -74,14 +72,19 @@ class Job:
     expert_imbalance
         Tokens that the busiest rank's experts take, over the mean of all ranks; 1 where every
         expert takes as many tokens as any other.
+    precision
+        Recipe of the products of blocks, one of `PRECISIONS`; "bf16" runs them in `dtype`.
+    transposes_operands
+        Whether the GPU reads the operands of low products along their rows only, so that the
+        backward pass needs transposed copies. The scenario says it of its machine.
+    moments
+        Type in which the optimizer's two moments are stored, a key of `MOMENT_BYTES`.
     """
 
     n_gpus: int
     global_batch: int
     seq_len: int
     dtype: str = "bf16"
-    precision: str = FULL
-    transposes_operands: bool = False
     attention: str = "flash"
     overlap: Overlap = field(default_factory=Overlap)
     kernel_tuning: bool = True
@@ -89,6 +92,9 @@ class Job:
     dropout: bool = False
     offload: str = "none"
     expert_imbalance: float = 1.0
+    precision: str = FULL
+    transposes_operands: bool = False
+    moments: str = "fp32"
 
     def __post_init__(self) -> None:
         for name in ("n_gpus", "global_batch", "seq_len"):
@@ -96,7 +102,10 @@ class Job:
         require_choice("job", "dtype", self.dtype, BYTES_PER_ELEMENT)
         require_choice("job", "precision", self.precision, PRECISIONS)
         require_choice("job", "attention", self.attention, ATTENTIONS)
+        require_choice("job", "moments", self.moments, MOMENT_BYTES)
         require_choice("job", "offload", self.offload, OFFLOADS)
+        if self.offloads_optimizer and self.moments != "fp32":
+            raise InputError(f"job: moments is {self.moments}; allowed with offload: fp32")
         most = LARGEST_IMBALANCE
         require_between("job", "expert_imbalance", self.expert_imbalance, 1.0, most)
 

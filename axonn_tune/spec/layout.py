@@ -13,12 +13,13 @@ from axonn_tune.errors import InputError
 
 AXES = ("x", "y", "z", "data")
 PIPELINE = "pipeline"
+TENSOR = "tensor"
 # The axis that divides the ranks of other axes anew, for experts, and the group of ranks that hold
 # the same experts.
 EXPERT = "expert"
 EXPERT_REPLICAS = "expert_replicas"
 # Other names that users give to axes.
-ALIASES = {"tp": "tensor", "cp": "context", "dp": "data", "pp": PIPELINE, "ep": EXPERT}
+ALIASES = {"tp": TENSOR, "cp": "context", "dp": "data", "pp": PIPELINE, "ep": EXPERT}
 PAPER_ORDER = "xyzd"
 # Letter of each axis of a grid in the text of a rank order.
 LETTERS = {"x": "x", "y": "y", "z": "z", "data": "d"}
@@ -117,7 +118,7 @@ class Layout:
 
         Layouts that split tensors name their axes as their users do: ``tp=8,dp=16``.
         """
-        short = {axis: name for name, axis in ALIASES.items()} if "tensor" in self.sizes else {}
+        short = {axis: name for name, axis in ALIASES.items()} if TENSOR in self.sizes else {}
         sizes = self.sizes.items()
         large = [f"{short.get(axis, axis)}={size}" for axis, size in sizes if size > 1]
         return ",".join(large) or str(self)

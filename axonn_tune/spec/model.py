@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import Block, Experts, LatentAttention, Linear, attended_keys
@@ -14,6 +15,22 @@ from axonn_tune.spec.checks import require_choice, require_count, require_name
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by default
 RECOMPUTES = ("none", "selective", "full")
 MOST_LAYERS = 10_000  # Each layer is looked at, and no model has a tenth of these.
+
+
+class Product(NamedTuple):
+    """A product of a block where query, key, value and an MLP's gate have weights of their own.
+
+    name
+        Name of the product.
+    layer
+        Name of the weight of `Model.block_linears` to which its weight belongs.
+    share
+        Share of that weight's columns.
+    """
+
+    name: str
+    layer: str
+    share: float
 
 
 @dataclass(frozen=True)
@@ -207,6 +224,20 @@ class Model:
         """Whether no layer has experts."""
         return self.experts is None
 
+    @property
+    def placed_parts(self) -> list[str]:
+        """The names of the parts for which a strategy must say where they lie."""
+        experts = [] if self.experts is None else ["experts"]
+        latent_attention = [] if self.latent_attention is None else ["latent attention"]
+        return experts + latent_attention
+
+    def special_parts(self, seq_len: int) -> list[str]:
+        """Name what GPT and Llama lack and a model has, with sequences of a length."""
+        has_window = 0 < self.window < seq_len
+        window = [f"a sliding window of {self.window} tokens"] if has_window else []
+        norms = ["norms of queries and keys"] if self.qk_norm else []
+        return self.placed_parts + window + norms
+
     # Weights -----------------------------------------------------------------------------
 
     @property
@@ -274,6 +305,34 @@ class Model:
         inner = experts.hidden_size
         biases = self.gate_factor * inner + self.hidden_size if experts.bias else 0
         return float((self.gate_factor + 1) * self.hidden_size) * inner + biases
+
+    @property
+    def block_products(self) -> tuple[Product, ...]:
+        """The products of a block in forward order if none of them are formed together."""
+        query = self.n_heads / (self.n_heads + 2 * self.n_kv_heads)
+        key = 0.5 * (1.0 - query)
+        gate = (Product("gate", "up", 0.5), Product("up", "up", 0.5))
+        return (
+            Product("query", "qkv", query),
+            Product("key", "qkv", key),
+            Product("value", "qkv", key),
+            Product("proj", "proj", 1.0),
+            *(gate if self.gated_mlp else (Product("up", "up", 1.0),)),
+            Product("down", "down", 1.0),
+        )
+
+    @property
+    def recomputed_shares(self) -> dict[str, float]:
+        """The share of each layer's output that recomputation of every second product forms again.
+
+        The first product of a block is kept, the second one is formed again, and so on. No backward
+        pass reads the output of the last product, which is not formed again in any case.
+        """
+        products = self.block_products
+        shares = {product.layer: 0.0 for product in products}
+        for product in products[1:-1:2]:
+            shares[product.layer] += product.share
+        return shares
 
     @property
     def head(self) -> Linear:
@@ -417,6 +476,12 @@ class Model:
         if latent is None:
             return float(self.head_dim)
         return (latent.query_dim + latent.value_dim) / 2.0
+
+    def recomputed_product_flops(self, n_tokens: float) -> float:
+        """Return the FLOPs of recomputation that forms every second product again."""
+        shares = self.recomputed_shares
+        elements = sum(shares[linear.name] * linear.parameters for linear in self.block_linears)
+        return n_tokens * self.n_layers * 2.0 * elements
 
     def _block_forward_flops(self, n_tokens: float, seq_len: int) -> float:
         """Return the FLOPs of all blocks in a forward pass."""

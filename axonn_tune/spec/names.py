@@ -52,6 +52,11 @@ def gemm_input(owner: str) -> str:
     return f"{owner}.gemm_input"
 
 
+def input_gradient(owner: str) -> str:
+    """Return the name of the kernel that sums the gradients of an input of several products."""
+    return f"{owner}.input_gradient"
+
+
 def gemm_weight(owner: str) -> str:
     """Return the name of the product that forms the gradient of a layer's weight."""
     return f"{owner}.gemm_weight"

@@ -97,11 +97,19 @@ class GroupedGemm(Gemm):
         Number of products that run at the same time; infinite where one kernel forms all of them.
     sum_bytes
         Bytes of an element of the sums to which the results are added; 0 where they are not.
+    issue_seconds
+        Time in which the host issues each of the products, if it cannot run ahead of the device.
     """
 
     n_groups: Size = 1.0
     n_at_once: float = math.inf
     sum_bytes: float = 0.0
+    issue_seconds: float = 0.0
+
+    @property
+    def n_launches(self) -> Size:
+        """The number of kernels, shape (C,)."""
+        return 1.0 if math.isinf(self.n_at_once) else self.n_groups
 
     @property
     def flops(self) -> Size:

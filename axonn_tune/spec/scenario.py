@@ -52,7 +52,10 @@ class Scenario:
     @property
     def issue_seconds(self) -> float:
         """The time in which the host issues one operation: the engine's, or else the machine's."""
-        of_engine = self.strategy.engine.issue_seconds
+        engine = self.strategy.engine
+        of_engine = engine.issue_seconds
+        if not self.model.is_dense:
+            of_engine = engine.expert_issue_seconds or of_engine
         return (of_engine or self.machine.kernels.issue_seconds).value
 
     def wait_seconds_per_rank(self, plan: StepPlan, part: Part) -> Size:

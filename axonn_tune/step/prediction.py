@@ -101,6 +101,9 @@ class Prediction:
             share = n_recomputed_layers(recompute, of_chunk) / of_chunk
             recompute = "full"
         flops = model.hardware_flops(job.tokens, job.seq_len, recompute, share)
+        engine = self.scenario.strategy.engine
+        if recompute == "selective" and engine.zero.recomputes_products:
+            flops += model.recomputed_product_flops(job.tokens)
         return flops * self._tflops_per_flop
 
     @property

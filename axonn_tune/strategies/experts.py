@@ -4,6 +4,7 @@ Each token is copied once for each of its experts, the copies are sorted by expe
 ranks that hold these, the experts' products run as grouped products over all local experts, and
 the results travel back and are added up (Megatron-Core, transformer/moe, token dispatcher
 ``alltoall``, and SimuMax at 4dcaae51, core/transformer/moe_module.py, for the bytes of each step).
+Other dispatchers send a token once to each rank that holds any of its experts (DeepEP).
 """
 
 from __future__ import annotations
@@ -63,6 +64,27 @@ class ExpertShapes:
         """The bytes of these copies."""
         model = self.shapes.model
         return self.routed_tokens * (model.hidden_size * self.shapes.element_bytes)
+
+    @property
+    def sent_bytes(self) -> Array:
+        """The bytes that a rank sends to the ranks of the experts, and receives from them."""
+        if not self.shapes.sends_once:
+            return self.routed_bytes
+        return self.routed_bytes * (self._n_reached_ranks / self.experts.top_k)
+
+    @property
+    def _n_reached_ranks(self) -> Array:
+        """The mean number of ranks that hold any expert of a token, if all choices are as likely.
+
+        Of the ways to choose top_k of n experts, those that leave out the n_local of one rank miss
+        this rank.
+        """
+        n_experts, top_k = self.experts.n_experts, self.experts.top_k
+        missed = np.ones(len(self.n_local))
+        for chosen in range(top_k):
+            left = np.maximum(n_experts - self.n_local - chosen, 0.0)
+            missed = missed * left / (n_experts - chosen)
+        return n_experts / self.n_local * (1.0 - missed)
 
     @property
     def taken_tokens(self) -> Array:
@@ -220,26 +242,36 @@ class Mixture:
         host.gemm(names.gemm_weight(owner), width, n_columns, tokens, "TN")
 
     def _permute(self, host: HostProgram, chain: str, action: str) -> None:
-        """Copy each token once for each of its experts, or add the copies up."""
-        own, routed = self.sizes.own_bytes, self.sizes.routed_bytes
-        host.memory_bound(names.of_layer(chain, action), own + routed, "copy")
+        """Copy each token once for each of its experts, or add the copies up.
+
+        A kernel that sends tokens once does so itself.
+        """
+        if not self.sizes.shapes.sends_once:
+            nbytes = self.sizes.own_bytes + self.sizes.routed_bytes
+            host.memory_bound(names.of_layer(chain, action), nbytes, "copy")
 
     def _sort(self, host: HostProgram, chain: str, action: str) -> None:
-        """Bring copies from several ranks into the order of the local experts, or back."""
+        """Bring copies from several ranks into the order of the local experts, or back.
+
+        Tokens that came once are copied for each of their local experts.
+        """
         sizes = self.sizes
-        is_sorted = (sizes.n_local > 1) & (sizes.n_local < sizes.experts.n_experts)
-        nbytes = np.where(is_sorted, 2.0 * sizes.taken_bytes, 0.0)
+        if sizes.shapes.sends_once:
+            nbytes = sizes.sent_bytes * sizes.shapes.expert_tensor + sizes.taken_bytes
+        else:
+            is_sorted = (sizes.n_local > 1) & (sizes.n_local < sizes.experts.n_experts)
+            nbytes = np.where(is_sorted, 2.0 * sizes.taken_bytes, 0.0)
         host.memory_bound(names.of_layer(chain, action), nbytes, "copy")
 
     def _send(self, host: HostProgram, chain: str, action: str) -> None:
         """Send what the rank has for each expert to the ranks that hold it."""
         name = names.of_layer(chain, action)
-        self.communication.send_to_experts(host, name, self.sizes.routed_bytes)
+        self.communication.send_to_experts(host, name, self.sizes.sent_bytes)
 
     def _bring(self, host: HostProgram, chain: str, action: str) -> None:
         """Bring what the experts have formed of the rank's tokens back."""
         name = names.of_layer(chain, action)
-        self.communication.bring_from_experts(host, name, self.sizes.routed_bytes)
+        self.communication.bring_from_experts(host, name, self.sizes.sent_bytes)
 
     def _activate(self, host: HostProgram, chain: str) -> None:
         """Apply the experts' nonlinearity with the router's weights, or form its gradient."""

@@ -3,6 +3,11 @@
 Weights and gradients are stored in fp32 shards and gathered in the job's type. When a unit's
 backward pass ends, the message with its gradients is kept until the next unit's is sent; the next
 unit's weights are gathered while a unit computes.
+
+Torch's allocator keeps what one stream has freed for the next tensors of that stream. Weights are
+received, and gradients reduced, in streams of their own (torch 2.13, _fully_shard/
+_fsdp_collectives.py, foreach_all_gather and foreach_reduce), so that what is reserved holds the
+largest amount of each.
 """
 
 from __future__ import annotations
@@ -11,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from axonn_tune.spec.engine import value_or
+from axonn_tune.spec.engine import ZeroProgram, value_or
 from axonn_tune.spec.plan import Array, Size
-from axonn_tune.strategies.optimizer import MOMENT_BYTES
+from axonn_tune.strategies.optimizer import FP32_MOMENT_BYTES
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 
 # The backward pass of torch's loss holds the logarithm of the softmax, its gradient and that of the
@@ -40,38 +45,41 @@ class _Moment(NamedTuple):
     working: Size
 
 
-def fsdp2_memory(shapes: Shapes, block: float, root: float, runs_eagerly: bool) -> dict[str, Array]:
+def fsdp2_memory(shapes: Shapes, block: Size, root: Size, program: ZeroProgram) -> dict[str, Array]:
     """Return the bytes by term, each of shape (C,).
 
     Parameters
     ----------
-    block, root : float
-        Number of parameters of a block, and of those outside of blocks.
-    runs_eagerly : bool
-        Whether there is no compiler.
+    block, root : float, or array of shape (C,)
+        Number of a rank's parameters of a block, and of those outside of blocks.
     """
     model = shapes.model
     n_layers = model.n_layers
     n_shards = shapes.table.size("shard")
-    everything = _saved_by_block(shapes, runs_eagerly)
+    everything = _saved_by_block(shapes, program.runs_eagerly)
     saved = {
         "none": everything,
         "selective": everything - shapes.saved_score_bytes,
         "full": shapes.residual_bytes,
     }[shapes.recompute]
+    if shapes.recomputes_by_product:
+        saved = _saved_beside_products(shapes, program.runs_eagerly)
     accumulates = np.where(shapes.table.n_microsteps(shapes.job.global_batch) > 1, 1.0, 0.0)
     stored = (n_layers * block + root) * FP32_BYTES / n_shards
     one_each = np.ones(len(shapes.table))
     terms: list[dict[str, Array]] = []
-    for moment in _moments(shapes, block, root, everything, saved, accumulates):
+    for moment in _moments(shapes, block, root, everything, saved, accumulates, program):
+        reduced, gathered = moment.n_reduced * block, moment.gathered
+        if program.reserves_by_stream:
+            reduced, gathered = n_layers * block + root, gathered + block + root
         n_left = n_layers - moment.n_done
         left = n_left * shapes.saved_by_layers(saved, n_layers)
         terms.append(
             {
                 "weights": stored,
-                "gradients": _gradient_bytes(shapes, stored, moment.n_reduced * block, accumulates),
-                "optimizer_states": stored * (MOMENT_BYTES / FP32_BYTES),
-                "gathered_weights": moment.gathered * shapes.element_bytes * one_each,
+                "gradients": _gradient_bytes(shapes, stored, reduced, accumulates),
+                "optimizer_states": stored * (FP32_MOMENT_BYTES / FP32_BYTES),
+                "gathered_weights": gathered * shapes.element_bytes * one_each,
                 "activations": left + shapes.residual_bytes,
                 "working_set": moment.working * one_each,
             }
@@ -83,7 +91,7 @@ def fsdp2_memory(shapes: Shapes, block: float, root: float, runs_eagerly: bool) 
     }
 
 
-def _gradient_bytes(shapes: Shapes, stored: Array, reduced: float, accumulates: Array) -> Array:
+def _gradient_bytes(shapes: Shapes, stored: Array, reduced: Size, accumulates: Array) -> Array:
     """Return the bytes of the sharded gradients of earlier micro-steps, and of new ones.
 
     Replicas add their sums once in a step. These are in the type of the messages, and they are kept
@@ -93,7 +101,7 @@ def _gradient_bytes(shapes: Shapes, stored: Array, reduced: float, accumulates: 
     ----------
     stored : array, shape (C,)
         Bytes of all gradients in fp32.
-    reduced : float
+    reduced : float, or array of shape (C,)
         Number of parameters whose gradients have been reduced in this backward pass.
     accumulates : array, shape (C,)
         1 where there are earlier micro-steps, 0 elsewhere.
@@ -112,6 +120,23 @@ def _saved_by_block(shapes: Shapes, runs_eagerly: bool) -> Array:
     return saved + _kept_by_eager_kernels(shapes) if runs_eagerly else saved
 
 
+def _saved_beside_products(shapes: Shapes, runs_eagerly: bool) -> Array:
+    """Return the bytes that a block saves if every second product is formed again.
+
+    These are its input, the outputs of attention and of the other products, and sums of products
+    over a tensor group. A compiler leaves out the last product's, which no backward pass reads.
+    """
+    products = shapes.model.block_products
+    shares = shapes.model.recomputed_shares
+    saved = shapes.residual_bytes + shapes.linears["proj"].input_bytes
+    for name in ("qkv", "up"):
+        saved = saved + (1.0 - shares[name]) * shapes.linears[name].output_bytes
+    if shapes.y_axis:
+        saved = saved + (shapes.y > 1) * shapes.residual_bytes
+    is_last_kept = len(products) % 2 == 1
+    return saved + (runs_eagerly and is_last_kept) * shapes.residual_bytes
+
+
 def _kept_by_eager_kernels(shapes: Shapes) -> Array:
     """Return the bytes that a block saves because its kernels are not fused.
 
@@ -127,7 +152,13 @@ def _kept_by_eager_kernels(shapes: Shapes) -> Array:
 
 
 def _moments(
-    shapes: Shapes, block: float, root: float, everything: Array, saved: Array, accumulates: Array
+    shapes: Shapes,
+    block: Size,
+    root: Size,
+    everything: Array,
+    saved: Array,
+    accumulates: Array,
+    program: ZeroProgram,
 ) -> list[_Moment]:
     """Return the moments at which most may be held.
 
@@ -141,20 +172,23 @@ def _moments(
     of_loss = shapes.logits * value_or(
         shapes.memory.logit_bytes, _TENSORS_OF_LOSS * shapes.element_bytes
     )
-    head = model.head.parameters
+    head = shapes.linears["head"].weight_bytes / shapes.element_bytes
+    # Elements of the job's type that are as large as an element of a message.
+    per_element = program.message_bytes(shapes.element_bytes) / shapes.element_bytes
     # The message of the micro-step before, until the first block sends its own.
-    message = accumulates * root
+    message = accumulates * root * per_element
+    last_block = block if program.keeps_last_block else 0.0
     in_activation = everything - saved + (2.0 if model.gated_mlp else 1.0) * shapes.mlp_bytes
     at_end = 3.0 * stream + shapes.linears["qkv"].output_bytes
-    down = model.block_linears[-1].parameters
+    down = shapes.linears["down"].weight_bytes / shapes.element_bytes
     moments = [
-        _Moment(0, 0, root + message, of_loss + stream),
+        _Moment(0, 0, root + message + last_block, of_loss + stream),
         _Moment(0, 0, root + message + head + block, logits_bytes + 2.0 * stream),
     ]
     telling = {0, min(1, n_layers - 1), max(n_layers - 2, 0), n_layers - 1}
     for n_done in sorted(telling):
         is_last = n_done == n_layers - 1
-        sent: Size = block if n_done else message
+        sent = block * per_element if n_done else message
         held = root + head + block * (1 if is_last else 2) + sent
         moments.append(_Moment(n_done, n_done, held + down, in_activation))
         moments.append(_Moment(n_done + 1, n_done, held + block, at_end))

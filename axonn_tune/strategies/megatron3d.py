@@ -15,7 +15,6 @@ group as the MLP is (--expert-tensor-parallel-size).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
@@ -32,7 +31,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Array, Size, StepPlan
 from axonn_tune.strategies.casts import Casts, kept_weight_bytes
-from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import ContextParallelism, context_parallelism
 from axonn_tune.strategies.experts import ExpertShapes
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
@@ -44,13 +43,8 @@ from axonn_tune.strategies.pipeline import (
     step_plan,
 )
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.shapes import (
-    FP32_BYTES,
-    MASK_BYTES,
-    LinearShape,
-    Shapes,
-    stage_parameters,
-)
+from axonn_tune.strategies.sequence_parallel import SequenceParallel, broken_tensor_rules
+from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes, stage_parameters
 from axonn_tune.strategies.transformer import Transformer
 
 # Tensor is the fastest axis of the rank number, pipeline the slowest (--use-tp-pp-dp-mapping off).
@@ -98,6 +92,12 @@ class Megatron3D:
     splits_experts
         Whether each expert is split over the tensor group, and not whole
         (--expert-tensor-parallel-size).
+    sends_once
+        Whether a token is sent once to each rank that holds any of its experts, and not once for
+        each expert (--moe-token-dispatcher-type flex).
+    overlaps_experts
+        Whether tokens travel to and from experts while another micro-batch computes
+        (--overlap-moe-expert-parallel-comm).
     low_weights
         Whether weights of low products are stored and gathered in their format only
         (--fp8-param-gather, --fp4-param-gather).
@@ -111,6 +111,8 @@ class Megatron3D:
     context_kind: str = RING
     has_experts: bool = False
     splits_experts: bool = False
+    sends_once: bool = False
+    overlaps_experts: bool = False
     low_weights: bool = False
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
@@ -135,10 +137,7 @@ class Megatron3D:
         tensor = placements.size("tensor")
         context = placements.size("context")
         broken = {
-            "attention heads not divisible by tensor": model.n_heads % tensor != 0,
-            "KV heads not divisible by tensor": model.n_kv_heads % tensor != 0,
-            "MLP size not divisible by tensor": _mlp_sizes(model) % tensor != 0,
-            "vocabulary not divisible by tensor": model.padded_vocab_size % tensor != 0,
+            **broken_tensor_rules(model, tensor),
             "sequence not divisible by twice context": (context > 1)
             & (job.seq_len % (2 * context) != 0),
             "unfused attention of split sequences": (context > 1) & (job.attention == "unfused"),
@@ -194,6 +193,7 @@ class Megatron3D:
             residual_split=tensor if self.sequence_parallel else 1.0,
             balances_stages=self.engine.megatron.balances_stages,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
+            sends_once=self.sends_once,
             expert_tensor=tensor if self.splits_experts else 1.0,
             experts_at_once=self.engine.megatron.experts_at_once,
             gradient_sum_bytes=self.gradient_bytes(job) * self.fused_accumulation,
@@ -209,8 +209,11 @@ class Megatron3D:
         return FP32_BYTES if self.fp32_gradients else job.element_bytes
 
     def stores_low_weights(self, job: Job) -> bool:
-        """Return whether a job's weights of blocks are stored and gathered in a low format only."""
-        return self.low_weights and job.recipe is not None
+        """Return whether a job's weights of blocks are stored and gathered in a low format only.
+
+        Megatron-Core asserts the distributed optimizer with it.
+        """
+        return self.low_weights and self.distributed_optimizer and job.recipe is not None
 
     def gathered_bytes(self, job: Job) -> float:
         """Return the bytes of an element of a block's updated weights as they are gathered."""
@@ -261,13 +264,6 @@ def megatron_of(
     names = [item.name for item in fields(engine.megatron) if hasattr(Megatron3D, item.name)]
     usual = {name: getattr(engine.megatron, name) for name in names}
     return Megatron3D(**{**usual, **given}, n_virtual=n_virtual, engine=engine)
-
-
-def _mlp_sizes(model: Model) -> int:
-    """Return a number that tensor divides if it divides the inner features of every split MLP."""
-    experts = model.experts
-    shared = experts.shared_hidden_size if experts is not None else 0
-    return math.gcd(model.ffn_hidden_size, shared)
 
 
 def _held_by_blocks(
@@ -384,7 +380,7 @@ def _stored_experts(shapes: Shapes, layers: Iterable[int]) -> Array | float:
 
 
 @dataclass(frozen=True, eq=False)
-class MegatronCommunication(Communication):
+class MegatronCommunication(SequenceParallel):
     """The communication of Megatron-LM.
 
     Weights stay where they are, partial sums are reduced over the tensor group, and gradients are
@@ -401,39 +397,19 @@ class MegatronCommunication(Communication):
     # Sums over the tensor group ------------------------------------------------------------
 
     @property
-    def sum_kind(self) -> str:
-        """The collective that sums: with sequence parallelism each rank keeps its tokens only."""
-        return "reduce_scatter" if self.options.sequence_parallel else "all_reduce"
-
-    @property
-    def embedding_sum(self) -> str:
-        """The name of the collective that sums the rows found by ranks of the tensor group."""
-        return "forward.embedding.sum"
-
-    def _gathers_tokens(self, shape: LinearShape) -> bool:
-        """Return whether the tokens of a product come together before it (sequence parallelism)."""
-        linear = shape.linear
-        return self.options.sequence_parallel and linear.is_split and not linear.transposed
-
-    def gather_input(self, host: HostProgram, weight: Weight) -> None:
-        """Bring all tokens together before their columns are split (sequence parallelism)."""
-        shape = self.shapes.linears[weight.layer]
-        if self._gathers_tokens(shape):
-            name = names.all_gather(weight.name)
-            host.run(name, "all_gather", shape.gathered_input_bytes, "tensor")
+    def _splits_tokens(self) -> bool:
+        """Whether there is sequence parallelism."""
+        return self.options.sequence_parallel
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
         """Gather dO, or start to gather the input for dW (sequence parallelism).
 
         The input is gathered while dI is formed (Korthikanti et al., section 4.2.2).
         """
-        if not self.options.sequence_parallel:
-            return
+        super().gather_for_gradients(host, weight)
         shape = self.shapes.linears[weight.layer]
-        name = names.all_gather(weight.name)
-        if shape.linear.transposed:
-            host.run(name, "all_gather", shape.gathered_gradient_bytes, "tensor")
-        elif shape.linear.is_split:
+        if self._gathers_tokens(shape):
+            name = names.all_gather(weight.name)
             host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
@@ -446,8 +422,7 @@ class MegatronCommunication(Communication):
 
     def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
         """Exchange within the group that holds all experts, then gather what parts of one take."""
-        if self.options.has_experts:
-            host.run(name, "all_to_all", nbytes, EXPERT)
+        self._exchange(host, name, nbytes)
         if self.options.splits_experts:
             gathered_bytes = nbytes * self.shapes.expert_tensor
             host.run(names.all_gather(name), "all_gather", gathered_bytes, "tensor")
@@ -457,8 +432,15 @@ class MegatronCommunication(Communication):
         if self.options.splits_experts:
             summed_bytes = nbytes * self.shapes.expert_tensor
             host.run(names.reduce_scatter(name), "reduce_scatter", summed_bytes, "tensor")
-        if self.options.has_experts:
-            host.run(name, "all_to_all", nbytes, EXPERT)
+        self._exchange(host, name, nbytes)
+
+    def _exchange(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Exchange tokens within the group of experts; wait unless another micro-batch computes."""
+        if not self.options.has_experts:
+            return
+        host.issue(name, "all_to_all", nbytes, EXPERT)
+        if not self.options.overlaps_experts:
+            host.wait(name)
 
     # Context and pipeline --------------------------------------------------------------------
 

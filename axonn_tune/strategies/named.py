@@ -28,7 +28,7 @@ class Switches:
 
     Attributes
     ----------
-    sequence_parallel, overlap_grad_reduce, low_weights
+    sequence_parallel, overlap_grad_reduce, low_weights, sends_once, overlaps_experts
         Flags of Megatron-LM, see `Megatron3D`; None for those of the engine.
     distributed_optimizer
         Whether optimizer states are sharded over the replicas; None for what the engine does, which
@@ -47,6 +47,8 @@ class Switches:
     sequence_parallel: bool | None = None
     overlap_grad_reduce: bool | None = None
     low_weights: bool | None = None
+    sends_once: bool | None = None
+    overlaps_experts: bool | None = None
     distributed_optimizer: bool | None = None
     split_experts: bool = False
     context_kind: str | None = None
@@ -116,6 +118,8 @@ def strategy_named(
             distributed_optimizer=switches.distributed_optimizer,
             overlap_grad_reduce=switches.overlap_grad_reduce,
             low_weights=switches.low_weights,
+            sends_once=switches.sends_once,
+            overlaps_experts=switches.overlaps_experts,
             context_kind=switches.context_kind,
         )
     if name == "zeropp":

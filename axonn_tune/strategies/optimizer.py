@@ -10,15 +10,16 @@ from collections.abc import Mapping
 
 from axonn_tune.spec import names
 from axonn_tune.spec.engine import HOST_COPIES, OffloadProgram
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import MOMENT_BYTES, Job
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES
 
-# AdamW keeps two fp32 moments of each parameter.
-MOMENT_BYTES = 2 * FP32_BYTES
+# AdamW keeps two moments of each parameter, by default in fp32.
+N_MOMENTS = 2
+FP32_MOMENT_BYTES = N_MOMENTS * FP32_BYTES
 # What the host reads and writes of each parameter that it updates: the weight and its moments.
-HOST_STATE_BYTES = FP32_BYTES + MOMENT_BYTES
+HOST_STATE_BYTES = FP32_BYTES + FP32_MOMENT_BYTES
 
 
 def has_master_copy(job: Job) -> bool:
@@ -28,7 +29,8 @@ def has_master_copy(job: Job) -> bool:
 
 def state_bytes(job: Job) -> float:
     """Return the bytes of one parameter's optimizer states: the moments and any master copy."""
-    return MOMENT_BYTES + (FP32_BYTES if has_master_copy(job) else 0.0)
+    moment_bytes = N_MOMENTS * MOMENT_BYTES[job.moments]
+    return moment_bytes + (FP32_BYTES if has_master_copy(job) else 0.0)
 
 
 def host_copies(job: Job, offload: OffloadProgram | None, owned: Array) -> dict[str, Array]:

@@ -18,10 +18,31 @@ from axonn_tune.strategies.transformer import Transformer
 
 
 def _are_cut(n_layers: int, n_chunks: np.ndarray | int) -> np.ndarray:
-    """Return whether layers can be cut evenly, embedding and head counted as layers or not."""
+    """Return whether layers can be cut: evenly, embedding and head counted as layers or not.
+
+    An odd number of layers is cut evenly but for the last part, which takes what remains.
+    """
     layers = np.asarray(n_layers)
     is_even = (layers % n_chunks == 0) & (layers >= n_chunks)
-    return is_even | ((layers + 2) % n_chunks == 0)
+    leaves_a_rest = (n_layers % 2 == 1) & (-(-layers // n_chunks) * (n_chunks - 1) < layers)
+    return is_even | ((layers + 2) % n_chunks == 0) | leaves_a_rest
+
+
+def cut_layers(n_layers: int, n_chunks: int) -> list[int]:
+    """Return the number of layers of each part into which layers can be cut.
+
+    Where embedding and head count as layers, the first and the last part have one layer less.
+    """
+    most = math.ceil(n_layers / n_chunks)
+    layers = [most] * n_chunks
+    if n_layers % n_chunks == 0:
+        return layers
+    if (n_layers + 2) % n_chunks == 0:
+        layers[0] -= 1
+        layers[-1] -= 1
+    else:
+        layers[-1] = n_layers - most * (n_chunks - 1)
+    return layers
 
 
 def broken_pipeline_rules(
@@ -51,23 +72,12 @@ def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
 
 
 def chunk_layers(shapes: Shapes, stage: int) -> list[int]:
-    """Return the number of layers of each virtual stage of one rank.
-
-    Where embedding and head count as layers, the first and the last stage have one layer less.
-    """
+    """Return the number of layers of each virtual stage of one rank."""
     model = shapes.model
     n_stages = shapes.table.n_stages
-    n_virtual = shapes.n_virtual
     if shapes.balances_stages:
         return [_balanced_layers(model, n_stages)[stage]]
-    n_chunks = n_stages * n_virtual
-    layers = [math.ceil(model.n_layers / n_chunks)] * n_virtual
-    if model.n_layers % n_chunks:
-        if stage == 0:
-            layers[0] -= 1
-        if stage == n_stages - 1:
-            layers[-1] -= 1
-    return layers
+    return cut_layers(model.n_layers, n_stages * shapes.n_virtual)[stage::n_stages]
 
 
 def stage_layers(shapes: Shapes, stage: int) -> list[range]:

@@ -57,6 +57,8 @@ class LinearShape:
         split.
     is_stored_transposed
         Whether the weight is stored n x k.
+    products
+        Names of the products that form the output, each with its columns.
     """
 
     linear: Linear
@@ -71,16 +73,16 @@ class LinearShape:
     input_axis: str
     output_axis: str
     is_stored_transposed: bool
+    products: tuple[tuple[str, Array], ...]
 
     @property
     def modes(self) -> tuple[str, str, str]:
         """The modes of the products that form the output, dI and dW."""
         return _TRANSPOSED_MODES if self.is_stored_transposed else _MODES
 
-    @property
-    def stored_sides(self) -> tuple[Array, Array]:
-        """The numbers of rows and columns of the block as it is stored, which dW has too."""
-        return (self.n, self.k) if self.is_stored_transposed else (self.k, self.n)
+    def stored_sides(self, n: Array) -> tuple[Array, Array]:
+        """Return the rows and columns of n columns of the block as it is stored, as dW has them."""
+        return (n, self.k) if self.is_stored_transposed else (self.k, n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,12 +103,19 @@ class Shapes:
     recomputes_inputs : bool
         Whether selective recomputation repeats the kernels that form inputs of products without
         a weight or a collective (norms, activation), in addition to unfused attention.
+    recomputes_products : bool
+        Whether selective recomputation repeats all but attention and every second product.
+    separates_products : bool
+        Whether query, key, value and an MLP's gate have weights of their own.
     balances_stages : bool
         Whether the stages of a pipeline have equal products and not equal numbers of layers.
     expert_split : array, shape (C,), or float
         Number of ranks over which the experts of a layer are spread.
     expert_tensor : array, shape (C,), or float
         Number of ranks over which the inner features of each expert are split.
+    sends_once : bool
+        Whether a token is sent once to each rank that holds any of its experts, and not once for
+        each expert.
     experts_at_once : float
         Number of experts whose products run at the same time on a rank.
     gradient_sum_bytes : float
@@ -126,9 +135,12 @@ class Shapes:
     y_axis: str = ""
     residual_split: Array | float = 1.0
     recomputes_inputs: bool = False
+    recomputes_products: bool = False
+    separates_products: bool = False
     balances_stages: bool = False
     expert_split: Array | float = 1.0
     expert_tensor: Array | float = 1.0
+    sends_once: bool = False
     experts_at_once: float = math.inf
     gradient_sum_bytes: float = 0.0
     memory: MemoryForm = IDEAL.memory
@@ -207,6 +219,7 @@ class Shapes:
             input_axis=input_axis,
             output_axis=output_axis,
             is_stored_transposed=linear.name == "head" and self.model.tied_embeddings,
+            products=self._products(linear, n),
         )
 
     def _whole_linear_shape(self, linear: Linear) -> LinearShape:
@@ -229,6 +242,7 @@ class Shapes:
             input_axis="",
             output_axis="",
             is_stored_transposed=False,
+            products=((linear.name, n),),
         )
 
     @property
@@ -245,6 +259,12 @@ class Shapes:
     def attention_dim(self) -> int:
         """The mean number of features of a head's query and value."""
         return round(self.model.attention_dim)
+
+    def _products(self, linear: Linear, n: Array) -> tuple[tuple[str, Array], ...]:
+        """Return the names of a layer's products with the columns of each."""
+        products = self.model.block_products if self.separates_products else ()
+        parts = tuple((each.name, each.share * n) for each in products if each.layer == linear.name)
+        return parts or ((linear.name, n),)
 
     @property
     def embedding_bytes(self) -> Array:
@@ -430,6 +450,11 @@ class Shapes:
     def recomputes_attention(self) -> bool:
         """Whether the backward pass of a block forms unfused attention again."""
         return self.recompute == "selective" and self.job.attention == "unfused"
+
+    @property
+    def recomputes_by_product(self) -> bool:
+        """Whether the backward pass of a block forms every second product again."""
+        return self.recompute == "selective" and self.recomputes_products
 
 
 def stage_parameters(

@@ -75,8 +75,9 @@ class Transformer:
         self._take_weight(host, weight, following)
         self.casts.cast_input(host, weight.chain, weight.layer)
         self.communication.gather_input(host, weight)
-        name = names.gemm(weight.name)
-        host.gemm(name, shape.tokens, shape.n, shape.k, shape.modes[0], number_format)
+        for name, n in shape.products:
+            owner = names.gemm(names.of_layer(weight.chain, name))
+            host.gemm(owner, shape.tokens, n, shape.k, shape.modes[0], number_format)
         self.communication.sum_output(host, weight)
 
     def _linear_backward(self, host: HostProgram, layer: str, following: Weight | None) -> None:
@@ -89,15 +90,21 @@ class Transformer:
         self._take_weight(host, weight, following)
         self.casts.cast_gradient(host, layer)
         self.communication.gather_for_gradients(host, weight)
-        name = names.gemm_input(weight.name)
-        host.gemm(name, tokens, shape.k, shape.n, input_mode, number_format)
+        for name, n in shape.products:
+            owner = names.gemm_input(names.of_layer(BACKWARD, name))
+            host.gemm(owner, tokens, shape.k, n, input_mode, number_format)
+        n_sums = len(shape.products) - 1
+        if n_sums:
+            name = names.input_gradient(weight.name)
+            host.memory_bound(name, n_sums * 3.0 * shape.input_bytes, "add")
         pending_sum = self.communication.sum_input_gradient(host, weight)
         self._recompute_input(host, layer)
         self.communication.before_weight_gradient(host, layer)
         self.casts.form_columns(host, layer)
-        rows, columns = shape.stored_sides
-        name = names.gemm_weight(weight.name)
-        host.gemm(name, rows, columns, tokens, weight_mode, number_format)
+        for name, n in shape.products:
+            owner = names.gemm_weight(names.of_layer(BACKWARD, name))
+            rows, columns = shape.stored_sides(n)
+            host.gemm(owner, rows, columns, tokens, weight_mode, number_format)
         if shape.linear.bias:
             host.memory_bound(names.bias(weight.name), shape.output_bytes, "reduce")
         self.communication.send_gradient(host, layer)
@@ -115,6 +122,32 @@ class Transformer:
         if layer in norms:
             name = names.of_layer(RECOMPUTE, norms[layer])
             host.memory_bound(name, 2.0 * self.shapes.residual_bytes, self.shapes.norm_kernel)
+
+    def _recompute_products(self, host: HostProgram) -> None:
+        """Form again what a block has not kept of every second product and of the kernels between.
+
+        Attention has been kept.
+        """
+        shares = self.shapes.model.recomputed_shares
+        self._norm(host, RECOMPUTE, "norm1")
+        self._part_again(host, "qkv", shares["qkv"])
+        self._rotary(host, RECOMPUTE)
+        self._part_again(host, "proj", shares["proj"])
+        self._output_norm(host, RECOMPUTE, "attention_norm")
+        self._residual(host, RECOMPUTE, "residual1")
+        if not self.shapes.model.shares_norm:
+            self._norm(host, RECOMPUTE, "norm2")
+        self._part_again(host, "up", shares["up"])
+        self._activation(host, RECOMPUTE, "up", "down")
+
+    def _part_again(self, host: HostProgram, layer: str, share: float) -> None:
+        """Form a share of a layer's output again; its sum over ranks has been kept."""
+        shape = self.shapes.linears[layer]
+        weight = Weight(RECOMPUTE, layer)
+        self.communication.gather_input(host, weight)
+        if share:
+            name = names.gemm(weight.name)
+            host.gemm(name, shape.tokens, share * shape.n, shape.k, shape.modes[0])
 
     # Other kernels -----------------------------------------------------------------------
 
@@ -242,6 +275,8 @@ class Transformer:
             self._block_forward(host, RECOMPUTE, block, following, has_next_block)
         else:
             self.communication.begin_block(host, BACKWARD)
+        if self.shapes.recomputes_by_product:
+            self._recompute_products(host)
         self._output_norm(host, BACKWARD, "mlp_norm")
         if block.has_experts and self._mixture is not None:
             self._mixture.backward(host)

@@ -7,12 +7,15 @@ Every rank computes whole layers on its share of the batch. The members of the f
 how far they shard weights, gradients and optimizer states: over the groups of `Sharding`. The
 weights of a block are gathered while the block before it computes; its gradients are reduced as
 soon as its backward pass is done.
+
+An engine may also split each layer over a tensor group, with the residual stream split by tokens;
+then all of this happens to a rank's part of the weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,15 +24,16 @@ from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.engine import IDEAL, Engine, OffloadProgram
 from axonn_tune.spec.job import Job, Overlap
-from axonn_tune.spec.layout import Axes
+from axonn_tune.spec.layout import TENSOR, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import FORWARD
-from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, StepPlan
-from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size, StepPlan
+from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.fsdp2 import fsdp2_memory
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import step_plan
 from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.sequence_parallel import SequenceParallel, broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
 from axonn_tune.strategies.transformer import Transformer
 
@@ -79,7 +83,7 @@ class GatherUnit:
     name
         Name of the unit, ``block`` or ``root``.
     parameters
-        Number of its parameters.
+        Number of its parameters of which the rank's shards are parts.
     gathered
         Number of those that are gathered: all, or the elements of matrices.
     n_calls
@@ -89,10 +93,10 @@ class GatherUnit:
     """
 
     name: str
-    parameters: float
-    gathered: float
+    parameters: Size
+    gathered: Size
     n_calls: float
-    n_reductions: float
+    n_reductions: Size
 
 
 @dataclass(frozen=True)
@@ -142,14 +146,27 @@ class Zero:
         return f"{self.name} {'; it '.join(remarks)}." if remarks else ""
 
     @property
+    def tensor_axis(self) -> str:
+        """The axis over which layers are split; empty if there is none."""
+        return TENSOR if TENSOR in self.axes.names else ""
+
+    @property
     def compute_key(self) -> tuple[str, ...]:
         """All axes and the micro-batch, since kernels that pack messages work on shards."""
         return (*self.axes.names, "micro_batch")
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each rule of the algorithm, the placements that break it, shape (P,)."""
-        ranks = placements.size("*".join(self.axes.names))
-        return {"global batch not divisible by the ranks": job.global_batch % ranks != 0}
+        ranks = placements.size("*".join(self.axes.batch))
+        broken = {"global batch not divisible by the ranks": job.global_batch % ranks != 0}
+        if not self.tensor_axis:
+            return broken
+        tensor = placements.size(self.tensor_axis)
+        return {
+            **broken_tensor_rules(model, tensor),
+            "sequence not divisible by tensor": job.seq_len % tensor != 0,
+            **broken,
+        }
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """Return true for all candidates, since there are no stages, shape (C,)."""
@@ -177,12 +194,11 @@ class Zero:
         shapes = self.shapes(model, job, table)
         sharding = self.sharding
         element = job.element_bytes
-        block, root = self.units(model)
+        block, root = self.units(shapes)
         parameters = model.n_layers * block.parameters + root.parameters
         offload = self.engine.offload_in(job)
         if self.engine.zero.is_fsdp2:
-            eager = self.engine.zero.runs_eagerly
-            terms = fsdp2_memory(shapes, block.parameters, root.parameters, eager)
+            terms = fsdp2_memory(shapes, block.parameters, root.parameters, self.engine.zero)
             if offload is not None:
                 # On the host all gradients are there at last; on the GPU none stays.
                 terms["gradients"] = parameters * FP32_BYTES / table.size(sharding.gradients)
@@ -220,41 +236,59 @@ class Zero:
         }
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
-        """Return the sizes: tokens are split over all ranks, widths are not split."""
+        """Return the sizes: tokens are split over all ranks, widths over a tensor axis only."""
         whole = np.ones(len(table))
-        tokens = table.sequences_at_once * job.seq_len
-        return Shapes(model, job, table, tokens, x=whole, y=whole, memory=self.engine.memory)
+        tensor = table.size(self.tensor_axis) if self.tensor_axis else whole
+        return Shapes(
+            model,
+            job,
+            table,
+            tokens=table.sequences_at_once * job.seq_len,
+            x=whole,
+            y=tensor,
+            y_axis=self.tensor_axis,
+            residual_split=tensor,
+            recomputes_products=self.engine.zero.recomputes_products,
+            separates_products=self.engine.zero.separates_products,
+            memory=self.engine.memory,
+        )
 
     def communication(self, shapes: Shapes, sync: bool) -> ZeroCommunication:
         """Return the communication of a usual micro-step, or of the synchronising one."""
         return ZeroCommunication(shapes, sync, self)
 
-    def units(self, model: Model) -> tuple[GatherUnit, GatherUnit]:
+    def units(self, shapes: Shapes) -> tuple[GatherUnit, GatherUnit]:
         """Return two units: a block, and the root, which is embedding, final norm and head."""
-        n_calls = 1.0 if self.engine.zero.gathers_blocks else float(len(model.block_linears))
-        return self._unit(model, "block", 1, n_calls), self._unit(model, "root", 0, 1.0)
+        is_whole = self.engine.zero.gathers_blocks
+        n_calls = 1.0 if is_whole else float(len(shapes.model.block_linears))
+        return self._unit(shapes, "block", 1, n_calls), self._unit(shapes, "root", 0, 1.0)
 
-    def _unit(self, model: Model, name: str, n_layers: int, n_calls: float) -> GatherUnit:
+    def _unit(self, shapes: Shapes, name: str, n_layers: int, n_calls: float) -> GatherUnit:
         """Return the unit of some layers; that of none is embedding, final norm and head."""
+        model = shapes.model
         is_root = n_layers == 0
         matrices, over_x, over_y = stage_parameters(model, range(n_layers), is_root, is_root)
-        parameters = matrices + over_x + over_y
+        parameters: Size = matrices + over_x + over_y
+        if self.tensor_axis:
+            parameters = (matrices + over_y) / shapes.y + over_x
         gathered = parameters
         if self.engine.zero.keeps_vectors:
             gathered = matrices + is_root * model.position_parameters
-        n_reductions = n_calls
+        n_reductions: Size = n_calls
         bucket_elements = self.engine.zero.bucket_elements
         if bucket_elements:
-            n_reductions = min(n_calls, parameters / bucket_elements)
+            n_reductions = np.minimum(n_calls, parameters / bucket_elements)
         return GatherUnit(name, parameters, gathered, n_calls, n_reductions)
 
 
 def zero3(engine: Engine = IDEAL) -> Zero:
     """Return ZeRO-3, which is FSDP: all three are sharded over `shard`.
 
-    With replicas of the shards it is hybrid sharding (HSDP).
+    With replicas of the shards it is hybrid sharding (HSDP). An engine may add a tensor axis.
     """
-    axes = Axes(("shard", "replica"), ("shard", "replica"), ("shard", "replica"))
+    batch = ("shard", "replica")
+    names_of_axes = (TENSOR, *batch) if engine.zero.splits_layers else batch
+    axes = Axes(names_of_axes, batch, names_of_axes)
     sharding = Sharding("shard", "shard", "shard", ("shard",), replicas="replica")
     return Zero("zero3", axes, sharding, engine=engine)
 
@@ -308,7 +342,7 @@ def zero_topo(
 
 
 @dataclass(frozen=True, eq=False)
-class ZeroCommunication(Communication):
+class ZeroCommunication(SequenceParallel):
     """The communication of ZeRO: block by block, weights are gathered and gradients reduced."""
 
     options: Zero
@@ -318,6 +352,16 @@ class ZeroCommunication(Communication):
         """The overlaps of the job, or none if the engine has none."""
         program = self.options.engine.zero
         return self.shapes.job.overlap if program.overlaps else Overlap(False, False, False)
+
+    @property
+    def backward_overlap(self) -> Overlap:
+        """The same without OAR: sums over a tensor group are awaited before the next kernel."""
+        return replace(self._overlap, oar=False)
+
+    @property
+    def _message_element(self) -> float:
+        """The bytes of an element of a gradient in a message that is not quantised."""
+        return self.options.engine.zero.message_bytes(self.shapes.element_bytes)
 
     @property
     def _sharding(self) -> Sharding:
@@ -337,12 +381,34 @@ class ZeroCommunication(Communication):
     @cached_property
     def _block(self) -> GatherUnit:
         """The unit of a block."""
-        return self.options.units(self.shapes.model)[0]
+        return self.options.units(self.shapes)[0]
 
     @cached_property
     def _root(self) -> GatherUnit:
         """The unit of embedding, final norm and head."""
-        return self.options.units(self.shapes.model)[1]
+        return self.options.units(self.shapes)[1]
+
+    # Tokens of a tensor group ----------------------------------------------------------------
+
+    def sum_output(self, host: HostProgram, weight: Weight) -> None:
+        """Bring tokens into the order of their ranks before the sum."""
+        shape = self.shapes.linears[weight.layer]
+        if shape.input_axis:
+            self._order_tokens(host, f"{weight.name}.sum", shape.output_bytes)
+        super().sum_output(host, weight)
+
+    def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
+        """Bring tokens into the order of their ranks before the sum."""
+        shape = self.shapes.linears[weight.layer]
+        if shape.output_axis:
+            self._order_tokens(host, f"{weight.name}.sum", shape.input_bytes)
+        return super().sum_input_gradient(host, weight)
+
+    def _order_tokens(self, host: HostProgram, message: str, nbytes: Size) -> None:
+        """Copy a message within a tensor group if the engine does so."""
+        if self.options.engine.zero.orders_tokens and self.options.tensor_axis:
+            moved = np.where(self.shapes.y > 1, 2.0 * nbytes, 0.0)
+            host.memory_bound(f"{message}.copy", moved, "copy")
 
     # Weights -----------------------------------------------------------------------------
 
@@ -397,7 +463,7 @@ class ZeroCommunication(Communication):
         if view_seconds is not None:
             n_views = share * unit.n_calls * size * (size > 1)
             host.idle(names.views(name), n_views * view_seconds.value)
-        if not share:
+        if not np.any(share):
             return
         after: tuple[str, ...] = ()
         if self._offload.weights:
@@ -406,17 +472,17 @@ class ZeroCommunication(Communication):
         n_calls = share * unit.n_calls
         host.issue(names.all_gather(name), "all_gather", full, group, n_calls, after)
 
-    def _share(self, chain: str) -> float:
+    def _share(self, chain: str) -> Size:
         """Return the share of the units of a chain that are gathered, on average."""
         return 1.0 if chain == FORWARD else self._share_gathered_again
 
     @cached_property
-    def _share_gathered_again(self) -> float:
+    def _share_gathered_again(self) -> Size:
         """The share of the blocks that the backward pass gathers, on average over the blocks."""
         model = self.shapes.model
-        live_elements = self.options.engine.zero.live_elements
-        n_kept = max(0.0, live_elements - model.head.parameters) / self._block.gathered
-        return max(0.0, 1.0 - n_kept / model.n_layers)
+        program = self.options.engine.zero
+        n_kept = max(0.0, program.live_elements - model.head.parameters) / self._block.gathered
+        return np.maximum(0.0, 1.0 - np.maximum(n_kept, program.keeps_last_block) / model.n_layers)
 
     def _take(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
         """Wait for a gather, and copy or unpack the received weights to where they are used."""
@@ -467,7 +533,7 @@ class ZeroCommunication(Communication):
         remaining = np.full(len(table), unit.parameters)
         before: tuple[str, ...] = ()
         kind = "all_to_all" if self.options.quantised_gradients else "reduce_scatter"
-        message_element = np.where(self._packs_gradients, INT4_BYTES, element)
+        message_element = np.where(self._packs_gradients, INT4_BYTES, self._message_element)
         for group in self._sharding.reduced_over:
             name = names.unit_gradient(unit.name, group)
             size = table.size(group)
@@ -482,7 +548,7 @@ class ZeroCommunication(Communication):
             host.issue(
                 _replica_sum(unit),
                 "all_reduce",
-                remaining * element,
+                remaining * self._message_element,
                 self._sharding.replicas,
                 after=before,
             )
@@ -571,7 +637,7 @@ class ZeroCommunication(Communication):
             shapes.job,
             owned=parameters / table.size(sharding.states),
             gradient_bytes=element,
-            norm_sums={names.all_reduce(names.GRADIENT_NORM): sharding.states},
+            norm_sums=self._norm_sums,
             offload=self.options.engine.offload_in(shapes.job),
         )
         if self.options.engine.zero.keeps_vectors:
@@ -580,6 +646,13 @@ class ZeroCommunication(Communication):
             kept_bytes = parameters / table.size(sharding.weights) * element
             name = names.WEIGHTS_ALL_GATHER
             host.issue(name, "all_gather", kept_bytes, sharding.updated_over, after=updated)
+
+    @property
+    def _norm_sums(self) -> dict[str, str]:
+        """The groups over which the norm of the gradients is summed, by name of the all-reduce."""
+        sums = {names.all_reduce(names.GRADIENT_NORM): self._sharding.states}
+        axis = self.options.tensor_axis
+        return {**sums, names.norm_all_reduce(axis): axis} if axis else sums
 
     def _gather_vectors(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather each updated norm and bias alone, after some copies."""

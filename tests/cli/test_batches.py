@@ -65,7 +65,8 @@ def test_bad_batches_are_one_line(capsys, arguments, culprit):
     assert_refused(capsys, "suggest", "--gpus", "96", "--model", "5b", *arguments, culprit=culprit)
 
 
-WITHIN = ["--gpus", "96", "--model", "5b", "--global-batch-tokens", "16M", "--within", "5%"]
+WITHIN = ["--gpus", "96", "--model", "5b", "--recompute", "full"]
+WITHIN += ["--global-batch-tokens", "16M", "--within", "5%"]
 
 
 def test_batches_near_a_target_are_searched_and_compared_for_each_token(capsys):

@@ -79,10 +79,9 @@ def wait_for_results(journal, count):
     raise AssertionError("nothing was measured")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["interrupt", "kill a rank", "kill the launcher"])
-def test_what_was_measured_survives_and_is_resumed(brief, tmp_path, how):
-    profile, journal = tmp_path / "cluster.yaml", tmp_path / "cluster.yaml.partial"
+def ended_early(brief, folder, how):
+    """Begin a calibration and end it; its exit code and what it has said on its error stream."""
+    profile, journal = folder / "cluster.yaml", folder / "cluster.yaml.partial"
     save_yaml(profile, machine_of())
     before = profile.read_text()
     process = brief("--quiet", ENDLESS=1)
@@ -93,15 +92,33 @@ def test_what_was_measured_survives_and_is_resumed(brief, tmp_path, how):
     else:
         process.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGKILL)
     code, _, errors = finish(process)
-    kept = f"what was measured is kept in {journal.name}: go on with --resume"
-    if how == "interrupt":
-        assert code == 130 and f"axonn-tune: interrupted; {kept}" in errors
-    elif how == "kill a rank":
-        assert code == 2 and said(errors) == [f"axonn-tune: rank 1 was ended by SIGKILL; {kept}"]
     assert all_end(ranks)
     assert profile.read_text() == before
+    assert journal.read_text().count("\n") > 26
+    return code, errors
+
+
+KEPT = "what was measured is kept in cluster.yaml.partial: go on with --resume"
+
+
+@pytest.mark.slow
+def test_an_interrupted_calibration_says_what_is_kept(brief, tmp_path):
+    code, errors = ended_early(brief, tmp_path, "interrupt")
+    assert code == 130 and f"axonn-tune: interrupted; {KEPT}" in errors
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_named(brief, tmp_path):
+    code, errors = ended_early(brief, tmp_path, "kill a rank")
+    assert code == 2 and said(errors) == [f"axonn-tune: rank 1 was ended by SIGKILL; {KEPT}"]
+
+
+@pytest.mark.slow
+def test_what_a_killed_launcher_has_measured_is_not_overwritten_and_is_resumed(brief, tmp_path):
+    ended_early(brief, tmp_path, "kill the launcher")
+    profile, journal = tmp_path / "cluster.yaml", tmp_path / "cluster.yaml.partial"
     measured = journal.read_text().splitlines()
-    assert finish(brief("--quiet"))[0] == 2  # it is not overwritten
+    assert finish(brief("--quiet"))[0] == 2
     assert journal.read_text().splitlines() == measured
     code, _, errors = finish(brief("--quiet", "--resume"))
     assert code == 0, errors

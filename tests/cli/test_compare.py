@@ -60,7 +60,8 @@ def test_suggest_all_is_compare(capsys, flags, left_out):
 
 
 def test_what_changes_the_numerics_is_left_out_unless_asked_for(capsys):
-    tiny = ["compare", "--gpus", "8", "--model", "tiny", "--global-batch", "64"]
+    tiny = ["compare", "--gpus", "4", "--model", "tiny", "--global-batch", "8"]
+    tiny += ["--micro-batch", "1", "--recompute", "none"]
     _, text, _ = run_cli(capsys, *tiny)
     assert "Left out: zeropp, zero-topo," in text and "\nzeropp" not in text
     _, text, _ = run_cli(capsys, *tiny, "--every-strategy")

@@ -46,14 +46,15 @@ def lines_of(text):
 
 
 def examples():
-    """Yield every example once, as a line."""
+    """Yield every example once, as a line; a remark behind it makes no other example."""
     texts = [help_text for _, help_text in commands(cli)]
     for page in PAGES:
         if page.name != "cli.md":  # It holds the help texts.
             texts += BLOCK.findall(page.read_text())
-    found = dict.fromkeys(line for text in texts for line in lines_of(text))
-    for line in found:
-        words = shlex.split(line, comments=True)
+    found = {}
+    for line in (line for text in texts for line in lines_of(text)):
+        found.setdefault(tuple(shlex.split(line, comments=True)), line)
+    for words, line in found.items():
         if words[1] not in NOT_RUN and "--measured" not in words and "--validation" not in words:
             is_slow = words[1] in SLOW or "all" in words or "--html" in words
             yield pytest.param(line, id=line, marks=[pytest.mark.slow] if is_slow else [])

@@ -76,8 +76,8 @@ def test_a_comparison_of_all_strategies_has_those_that_place_experts(capsys):
 @pytest.mark.parametrize(
     ("model", "part"),
     [
-        ("olmoe-1b-7b", "experts"),
-        ("gemma3-27b", "a sliding window of 1024 tokens"),
+        ("olmoe-1b-7b", "experts and norms of queries and keys"),
+        ("gemma3-27b", "a sliding window of 1024 tokens and norms of queries and keys"),
         ("qwen3-8b", "norms of queries and keys"),
     ],
 )
@@ -92,3 +92,18 @@ def test_a_comparison_of_all_strategies_has_those_that_place_experts(capsys):
 def test_the_runtime_refuses_what_it_does_not_build(capsys, command, model, part):
     culprit = f"run: model '{model}' has {part}, which the runtime does not build"
     assert_refused(capsys, *command, "--model", model, culprit=culprit)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "parts"),
+    [
+        ("mixtral-8x7b", "megatron", "experts"),
+        ("qwen3-8b", "zero3", "norms of queries and keys"),
+        ("gemma3-27b", "axonn", "a sliding window of 1024 tokens and norms of queries and keys"),
+    ],
+)
+def test_no_script_is_written_for_what_it_would_not_train(capsys, model, strategy, parts):
+    job = ["--gpus", 64, "--machine", "dgx-h100", "--global-batch", 64, "--recompute", "full"]
+    culprit = f"model {model} has {parts}; allowed where a script is written: a model without"
+    command = ["launch", "--model", model, "--strategy", strategy, *job]
+    assert_refused(capsys, *command, culprit=culprit)

@@ -251,7 +251,7 @@ def test_lists_fit_a_hundred_characters(capsys, command):
 
 @pytest.mark.parametrize("strategy", ["axonn", "megatron", "zeropp"])
 def test_a_layout_of_any_table_can_be_typed(capsys, strategy):
-    given = ["--gpus", "64", "--model", "20b", "--strategy", strategy]
+    given = ["--gpus", "64", "--model", "20b", "--strategy", strategy, "--recompute", "full"]
     _, out, _ = run_cli(capsys, "suggest", *given, "--top-n", "1")
     layout = out.splitlines()[4].split()[1]
     _, out, _ = run_cli(capsys, "suggest", *given, "--why-not", layout)

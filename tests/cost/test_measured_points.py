@@ -189,6 +189,29 @@ def test_attention_takes_its_measured_time_and_scales_between(fused):
     assert seconds(machine, 4, backward=True) == seconds(plain, 4, backward=True)
 
 
+def test_attention_without_a_mask_takes_its_own_measured_time():
+    """A square without a mask has twice the work of a causal one of its length."""
+    plain = machine_of()
+
+    def seconds(machine, masked, backward=False, n_launches=1.0):
+        op = Attention("a", 1.0, 8.0, 1024, 64, backward, True, n_launches=n_launches)
+        return float(attention_seconds(replace(op, masked=masked), machine, "bf16"))
+
+    causal = seconds(plain, True)
+    points = tuple(
+        AttentionPoint(1, 8, 1024, 64, False, True, "bf16", factor * causal, masked=masked)
+        for factor, masked in ((1.5, True), (2.4, False))
+    )
+    machine = replace(plain, kernels=replace(plain.kernels, attention_points=points))
+    assert seconds(machine, True) == pytest.approx(1.5 * causal)
+    assert seconds(machine, False) == pytest.approx(1.2 * causal)
+    assert seconds(machine, False, n_launches=3.0) == pytest.approx(3.6 * causal)
+    # Where it was not measured it is as fast as with a mask.
+    half = replace(plain, kernels=replace(plain.kernels, attention_points=points[:1]))
+    assert seconds(half, False) == seconds(half, True) == pytest.approx(1.5 * causal)
+    assert seconds(machine, False, backward=True) == seconds(plain, True, backward=True)
+
+
 def test_an_explanation_names_the_level_of_the_operations_own_kind():
     """All-gathers are held up inside the node, all-reduces across nodes."""
     machine = machine_of(bandwidths=(300e9, 80e9))

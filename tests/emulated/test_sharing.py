@@ -38,8 +38,9 @@ def by_law(cluster, stride, size):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["frontier-mini", "perlmutter-mini"])
-@pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("frontier-mini", "all_gather"), ("perlmutter-mini", "all_reduce")]
+)
 def test_rings_share_the_links_that_they_cross(name, kind, emulation, tmp_path, capsys):
     spec = faster_cluster(name, FASTER, tmp_path)
     cluster = load_cluster(spec)

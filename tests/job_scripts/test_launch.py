@@ -170,6 +170,18 @@ def test_megatron_offloads_with_its_distributed_optimizer_only():
         launch_files(replicated)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [(None, "p2p"), ("all_gather", "all_gather"), ("ulysses", "a2a")]
+)
+def test_megatron_reads_the_kind_of_context_parallelism(kind, name):
+    options = {"strategy": "megatron", "micro_batch": 1, "recompute": "full", "context_kind": kind}
+    search = build_search("llama3-8b", 16, "dgx-h100", **options)
+    script = launch_files(best_of_layout(search, "tensor=2,context=4,data=2"))["launch.sbatch"]
+    assert f"--cp-comm-type {name} " in script
+    whole = launch_files(best_of_layout(search, "tensor=8,data=2"))["launch.sbatch"]
+    assert "cp-comm-type" not in whole
+
+
 def test_the_parts_of_zeropp_are_switched():
     search = build_search("20b", 64, "frontier", strategy="zeropp", hpz=False, qgz=False)
     files = launch_files(best_of_layout(search, "secondary=8,across=8"))
@@ -215,6 +227,17 @@ def test_a_framework_that_does_not_run_the_strategy_is_refused():
 def test_deepspeed_keeps_no_replicas():
     with pytest.raises(InputError, match=r"DeepSpeed keeps no replicas .*: --framework fsdp2"):
         files_of("fsdp2-hybrid", framework="deepspeed")
+
+
+@pytest.mark.parametrize("framework", ["fsdp2", "deepspeed"])
+def test_programs_that_split_no_layers_refuse_to(framework):
+    search = build_search(
+        "20b", 64, "dgx-h100", strategy="zero3", engine="torchtitan", recompute="full"
+    )
+    chosen = best_of_layout(search, "tensor=4,shard=16")
+    with pytest.raises(InputError, match=r"splits no layers, .* or a layout with tensor=1"):
+        launch_files(chosen, framework)
+    assert any("mine.py" in text for text in launch_files(chosen, framework, "mine.py").values())
 
 
 def test_the_command_writes_into_a_directory(tmp_path, capsys):

@@ -1,7 +1,6 @@
 """The training programs that `launch` writes train on gloo ranks, and alike on every layout."""
 
-import os
-import subprocess
+import importlib
 import sys
 import warnings
 from contextlib import suppress
@@ -28,6 +27,8 @@ from engines.axonn_on_cpu import destroy_groups, replace_cuda_calls  # noqa: E40
 from programs import arguments, imported, settings_in  # noqa: E402
 from runtime.ranks import on_ranks  # noqa: E402
 from worlds import llama, machine_of  # noqa: E402
+
+from axonn_tune.runtime.released.deepspeed import forget_groups, import_deepspeed  # noqa: E402
 
 CPU = torch.device("cpu")
 GPT = Model("gpt", n_layers=2, hidden_size=32, n_heads=4, vocab_size=128, seq_len=8)
@@ -207,35 +208,23 @@ def test_tokens_of_a_file_are_read_in_turn(tmp_path):
     on_ranks(1, read_tokens, str(path))
 
 
+def train_with_deepspeed(rank, folder):
+    """Train by the files of a folder, in which a program finds its settings next to itself."""
+    deepspeed = import_deepspeed(CPU)
+    sys.path.insert(0, folder)
+    program = importlib.import_module("train_deepspeed")
+    settings, losses = importlib.import_module("training").load_settings(), []
+    for settings.recompute in ("none", "full"):
+        losses.append(program.run(settings, program.load_config(), arguments(), CPU))
+        forget_groups(deepspeed)
+    assert losses[0] == losses[1] and len(losses[0]) == arguments().steps
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_deepspeed_trains(tmp_path):
-    """DeepSpeed reads its configuration and trains, with the same losses for any recomputation.
-
-    DeepSpeed compiles for a CPU when it first runs.
-    """
+    """DeepSpeed reads its configuration and trains, with the same losses for any recomputation."""
     pytest.importorskip("deepspeed")
-    losses = []
-    for recompute in ("none", "full"):
-        folder = tmp_path / recompute
-        folder.mkdir()
-        prediction = prediction_of(LLAMA, 2, "zero3", "shard=2", recompute)
-        for name, text in launch_files(prediction, "deepspeed").items():
-            (folder / name).write_text(text)
-        losses.append(deepspeed_losses(folder))
-    assert losses[0] == losses[1] and len(losses[0]) == 3
-
-
-def deepspeed_losses(folder):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launcher, "train_deepspeed.py", "--steps", "3", "--lr", "1e-2"],
-        cwd=folder,
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("step ")]
-    return [line.partition(",")[0] for line in lines]
+    prediction = prediction_of(LLAMA, 2, "zero3", "shard=2")
+    for name, text in launch_files(prediction, "deepspeed").items():
+        (tmp_path / name).write_text(text)
+    on_ranks(2, train_with_deepspeed, str(tmp_path))

@@ -135,6 +135,7 @@ def test_megatron_knows_every_flag():
         {"recompute": "full", "model": llama},
         {"recompute": "selective", "layout": "pipeline=3,data=1"},
         {"layout": "pipeline=2,data=2", "n_virtual": 2, "switches": virtual},
+        {"layout": "context=2,data=2", "switches": Switches(context_kind="ulysses")},
         {"switches": plain, "model": replace(llama, qkv_bias=True)},
         {"model": replace(MODEL, position="none", n_kv_heads=2)},
         {"model": load_model("deepseek-v2"), "layout": "data=4,expert=4"},

@@ -31,6 +31,13 @@ def ranking(search):
     return rank_candidates(search)
 
 
+@pytest.mark.parametrize("n_gpus", [72, 144])
+def test_whole_racks_of_72_gpus_have_layouts_that_keep_them_busy(n_gpus):
+    found = build_search("llama3-8b", n_gpus, "gb200-nvl72", strategy="megatron", micro_batch=1)
+    best = rank_candidates(found).top()[0]
+    assert best.fits and 0.4 < best.mfu < 0.75
+
+
 def test_ranked_by_step_time_and_all_fit(ranking):
     seconds = [p.step_seconds for p in ranking.top()]
     assert seconds == sorted(seconds)

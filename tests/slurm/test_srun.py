@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +11,9 @@ from axonn_tune.io.presets import load_machine
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
-SRUN = ["srun", "--nodes", "2", "--ntasks-per-node", "2", sys.executable, "-m"]
-RUN = ["axonn_tune.cli.main", "run", "--model", "tiny", "--seq-len", "16", "--steps", "3"]
+SRUN = ["srun", "--nodes", "2", "--ntasks-per-node", "2", sys.executable]
+RUN = ["-m", "axonn_tune.cli.main", "run", "--model", "tiny", "--seq-len", "16", "--steps", "3"]
+BRIEF_CALIBRATION = str(Path(__file__).parents[1] / "cli" / "brief_calibration.py")
 
 
 def srun(slurm, *arguments, command=RUN, **variables):
@@ -50,7 +52,7 @@ def test_a_meeting_point_without_an_address_is_named(slurm):
 def test_two_nodes_are_calibrated(slurm, tmp_path):
     """Both nodes share the host's name; Slurm's own variables tell them apart."""
     profile = tmp_path / "cluster.yaml"
-    command = ["axonn_tune.cli.main", "calibrate", "--output", str(profile), "--quick"]
+    command = [BRIEF_CALIBRATION, "calibrate", "--output", str(profile), "--quick"]
     done = srun(slurm, command=command)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("└─ inter-node: joins 2 x units of 2 ranks") == 1

@@ -18,6 +18,7 @@ from axonn_tune.step.predict import predict
 from axonn_tune.step.timeline import step_timeline
 from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.shapes import stage_parameters
 from axonn_tune.strategies.zero import zero3
 
 MODEL = Model("m", n_layers=6, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)
@@ -164,10 +165,10 @@ def copied_bytes(prediction):
 def test_fsdp2_copies_weights_for_every_gather_and_gradients_in_every_micro_step(n_microsteps):
     """The root is gathered once in a micro-step, a block for each of its two passes."""
     shard = MODEL.parameters / 8
-    block = MODEL.n_layers * STRATEGIES["fsdp2"].units(MODEL)[0].parameters / 8
+    blocks = sum(stage_parameters(MODEL, MODEL.n_layers, False, False)) / 8
     to_host, from_host = copied_bytes(predicted("fsdp2", micro_batch=4 // n_microsteps))
     assert to_host == pytest.approx(4.0 * shard * n_microsteps)
-    assert from_host == pytest.approx(4.0 * (shard + block) * n_microsteps)
+    assert from_host == pytest.approx(4.0 * (shard + blocks) * n_microsteps)
 
 
 @pytest.mark.parametrize("n_microsteps", [1, 4])

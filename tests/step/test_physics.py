@@ -130,7 +130,13 @@ def test_never_faster_than_a_boundary_that_both_lanes_share(grid):
     assert (step_seconds(world) * SLACK >= boundary_seconds(world)).all()
 
 
-@pytest.mark.parametrize("name", ["perlmutter", "frontier", "alps", "dgx-a100", "dgx-h100"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("perlmutter", "frontier", "alps", "dgx-a100", "dgx-h100"),
+        *("dgx-b300", "gb200-nvl72", "gb300-nvl72-64", "h800", "mi300x", "mi355x"),
+    ],
+)
 @pytest.mark.parametrize("order", ["xyzd", "zxyd"])
 def test_shipped_machines_carry_no_more_than_their_links(name, order):
     """The law where the shipped numbers make both lanes meet."""

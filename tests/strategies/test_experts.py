@@ -2,20 +2,24 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 import pytest
 from build import collectives, group_size, memory_terms, number, operations, plan_of, table_of
-from worlds import machine_of
+from worlds import machine_of, quantity
 
+from axonn_tune.cost.prices import KernelPrices
 from axonn_tune.search.candidates import legal_placements
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.blocks import Experts, LatentAttention, attended_keys
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Attention, Gemm, GroupedGemm
+from axonn_tune.spec.plan import Attention, Collective, Gemm, GroupedGemm
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.pipeline import cut_layers
 
 approx = partial(pytest.approx, rel=1e-9)
 
@@ -35,7 +39,7 @@ MODELS = {
     "latent attention": replace(MIXTURE, latent_attention=LATENT),
     "whole queries": replace(DENSE, latent_attention=replace(LATENT, q_rank=0)),
     "windows": replace(DENSE, window=32, full_attention_every=2),
-    "head norms": replace(MIXTURE, qk_norm=True),
+    "head norms": replace(MIXTURE, qk_norm="head"),
 }
 JOB = Job(16, 32, 128)
 WHOLE = Megatron3D(has_experts=True)
@@ -184,3 +188,55 @@ def test_a_window_leaves_each_token_its_last_keys(seq_len, window, scores):
     assert counted == scores
     by_convention = attended_keys(seq_len, window) * seq_len / 2
     assert abs(by_convention - counted) <= seq_len / 2
+
+
+# Other dispatchers ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n_experts", "top_k", "n_ranks"), [(4, 2, 2), (6, 3, 3), (8, 1, 4)])
+def test_a_token_reaches_as_many_ranks_as_hold_any_of_its_experts(n_experts, top_k, n_ranks):
+    """Counted over all choices of experts."""
+    of_rank = n_experts // n_ranks
+    choices = list(combinations(range(n_experts), top_k))
+    reached = [len({expert // of_rank for expert in choice}) for choice in choices]
+    model = replace(DENSE, experts=Experts(n_experts, top_k, 128))
+    once = replace(WHOLE, sends_once=True)
+    job = Job(12, 12, 128)
+    plan = plan_of(once, model, job, data=12, expert=n_ranks)
+    sent = next(op for op in operations(plan.microstep) if op.name == "forward.dispatch")
+    of_token = model.hidden_size * job.element_bytes
+    mean = sum(reached) / len(choices)
+    assert number(sent.nbytes) == approx(mean * job.seq_len * of_token)
+
+
+def test_exchange_beside_another_micro_batch_holds_no_kernel_up():
+    overlapped = replace(WHOLE, overlaps_experts=True)
+    plan = plan_of(overlapped, MIXTURE, JOB, data=16, expert=8)
+    ops = operations(plan.microstep)
+    sent = {op.name for op in ops if isinstance(op, Collective) and op.kind == "all_to_all"}
+    assert sent == {f"{c}.{a}" for c in ("forward", "backward") for a in ("dispatch", "combine")}
+    kernels = [op for op in ops if not isinstance(op, Collective)]
+    assert not any(sent & set(op.waits_for) for op in kernels)
+
+
+def test_the_host_issues_forward_products_of_experts_one_by_one():
+    """It has waited for the numbers of tokens, so that no kernel is issued ahead."""
+    engine = Engine(expert_issue_seconds=quantity(50e-6))
+    plan = engine.as_run(plan_of(WHOLE, MIXTURE, JOB, data=16, expert=2))
+    grouped = of_kind(operations(plan.microstep), GroupedGemm)
+    for op in grouped:
+        assert op.issue_seconds == (50e-6 if op.mode == "NN" else 0.0)
+    prices = KernelPrices(machine_of(), JOB)
+    tiny = next(op for op in grouped if op.mode == "NN")
+    assert number(prices.seconds(tiny)) == approx(4 * 50e-6)
+
+
+@pytest.mark.parametrize("n_layers", [5, 7, 13, 61])
+@pytest.mark.parametrize("n_chunks", [2, 4, 8, 16])
+def test_an_odd_number_of_layers_leaves_the_last_stage_the_rest(n_layers, n_chunks):
+    layers = cut_layers(n_layers, n_chunks)
+    most = -(-n_layers // n_chunks)
+    is_possible = most * (n_chunks - 1) < n_layers
+    if is_possible or (n_layers + 2) % n_chunks == 0:
+        assert sum(layers) == n_layers and max(layers) == most and min(layers) > 0
+        assert layers[1:-1] == [most] * (n_chunks - 2)

@@ -135,7 +135,8 @@ def test_influences_are_searches_anew_the_strongest_first():
 
 
 def test_scaling_states_the_best_of_each_count_and_its_efficiency():
-    searches = [build_search("5b", count, global_batch=256) for count in (32, 64, 256)]
+    job = {"global_batch": 256, "recompute": "full"}
+    searches = [build_search("5b", count, **job) for count in (32, 64, 256)]
     points = scale(searches)
     for search, point in zip(searches, points, strict=True):
         assert point.prediction.step_seconds == pytest.approx(best(search).step_seconds)

@@ -1,21 +1,4 @@
-"use strict";
-
-// The page: unpacks its data, then a table, figures and one opened candidate, all drawn from
-// `state`. Plot and d3 are globals of the scripts before this one.
-
-const $ = (selector) => document.querySelector(selector);
-
-function element(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
-}
-
-async function unpacked(base64) {
-  const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).json();
-}
+// The page of candidates: a table, figures and one opened candidate, all drawn from `state`.
 
 // Operations of a candidate, the longest, before it is asked for all of them.
 const FEW_OPERATIONS = 20;
@@ -33,8 +16,6 @@ const EXPOSED = ["x", "y", "z", "data", "pipeline", "tensor", "context", "contex
   "across", "weights", "gradients", "states", "other ranks"];
 const WARM = ["#c94f4f", "#e9a23b", "#d6688f", "#8c5a3c", "#b5793a", "#f0b7a4"];
 
-const seconds = (value) => (value >= 100 ? value.toFixed(1) : value.toPrecision(4));
-const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)} %`;
 const gib = (value) => value.toFixed(1);
 
 /** Columns of the table: title, value to sort by, text, and the words by which a filter names it. */
@@ -530,22 +511,11 @@ class Page {
     const measured = this.rows.filter((row) => row.measured);
     $("#measured").hidden = !measured.length;
     if (!measured.length) return;
-    const ends = d3.extent(measured.flatMap(({ measured: m }) => [m.low, m.high, m.predicted]));
-    draw("#measured .plot", "Predicted over measured steps", (width) => ({
-      width: Math.min(width, 640), height: 420, marginLeft: 60, grid: true,
-      x: { type: "log", label: "measured step, s →", tickFormat: (value) => d3.format("~g")(value) },
-      y: { type: "log", label: "↑ predicted step, s", tickFormat: (value) => d3.format("~g")(value) },
-      marks: [
-        Plot.areaY(ends, { x: (end) => end, y1: (end) => 0.9 * end, y2: (end) => 1.1 * end, fillOpacity: 0.15 }),
-        Plot.line(ends, { x: (end) => end, y: (end) => end }),
-        Plot.ruleY(measured, { x1: (row) => row.measured.low, x2: (row) => row.measured.high, y: (row) => row.measured.predicted }),
-        Plot.dot(measured, { x: (row) => row.measured.step, y: (row) => row.measured.predicted, fill: "#4269d0" }),
-        Plot.tip(measured, Plot.pointer({
-          x: (row) => row.measured.step, y: (row) => row.measured.predicted,
-          title: (row) => `${this.nameOf(row)}\nmeasured ${seconds(row.measured.step)} s, predicted ${seconds(row.measured.predicted)} s`,
-        })),
-      ],
-    }), (plot) => this.openOnClick(plot, (row) => row));
+    const points = measured.map((row) => ({
+      row, name: this.nameOf(row), measured: row.measured.step, predicted: row.measured.predicted,
+      low: row.measured.low, high: row.measured.high,
+    }));
+    drawBeside("#measured .plot", points, (plot) => this.openOnClick(plot, (point) => point.row));
   }
 }
 
@@ -554,8 +524,6 @@ function orderedParts(parts) {
   const rank = (part) => (part.startsWith("exposed") ? 3 : { compute: 0, optimizer: 1, host: 2, bubble: 4 }[part]);
   return distinct(parts).sort((a, b) => rank(a) - rank(b));
 }
-
-const distinct = (values) => [...new Set(values)];
 
 /** A color scale of the names that are shown, each with its color. */
 function colors(shown) {
@@ -579,31 +547,4 @@ function stacked(terms) {
   return { x1: d3.map(x2, (end, i) => end - terms[i].gib), x2 };
 }
 
-function draw(selector, label, optionsOf, then) {
-  const place = $(selector);
-  const width = Math.max(place.clientWidth, 280);
-  const plot = Plot.plot({ ...optionsOf(width), ariaLabel: label, style: { background: "none" } });
-  // To a screen reader a figure is one picture; the table has its numbers.
-  for (const picture of plot.matches("svg") ? [plot] : plot.querySelectorAll("svg[aria-label]")) {
-    picture.setAttribute("role", "img");
-    for (const mark of picture.querySelectorAll("[aria-label]")) {
-      mark.dataset.mark = mark.getAttribute("aria-label");
-      mark.removeAttribute("aria-label");
-    }
-  }
-  then?.(plot);
-  place.replaceChildren(plot);
-}
-
-unpacked($("#data").textContent).then(
-  (data) => {
-    const page = new Page(data);
-    page.start();
-    window.readyAfter = performance.now();
-    document.documentElement.dataset.ready = "true";
-  },
-).catch((error) => {
-  $("#failure").hidden = false;
-  $("#failure").textContent = `This page cannot be drawn: ${error.message}. It needs a browser of 2023 or later.`;
-  throw error;
-});
+start((data) => new Page(data).start());

@@ -1,0 +1,57 @@
+"""Measured steps of Megatron-Bridge, which is Megatron-Core, on H100 to GB300."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
+from axonn_tune.search.search import Constraints, Search
+from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import EXPERT
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.strategies.megatron3d import megatron_of
+
+_ENGINES = {"yes": "megatron-core-graphs", "no": "megatron-core"}
+
+
+def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield measured steps; recomputation of single modules is left out."""
+    for row in rows:
+        model = loaders.model(row["model"])
+        machine = loaders.machine(row["machine"])
+        engine = loaders.engine(_ENGINES[row["graphs"]])
+        source = "NVIDIA-NeMo/Megatron-Bridge (Apache-2.0)"
+        paper = Paper("Megatron-Bridge", source, machine, assumed=("network",))
+        published = {"step_seconds": float(row["step_seconds"])}
+        kind = "dense" if model.is_dense else "experts"
+        graphs = " in a CUDA graph" if row["graphs"] == "yes" else ""
+        subject = f"{row['model']} on {row['gpus']} of {row['machine']}, {row['precision']}"
+        search = _search(row, model, machine, engine)
+        yield paper.run(f"{kind}{graphs}", f"{subject}, {row['release']}", search, published)
+
+
+def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
+    """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself."""
+    strategy = megatron_of(
+        engine,
+        n_virtual=(int(row["virtual"]),),
+        fp32_gradients=False,
+        has_experts=not model.is_dense,
+        sends_once=row["dispatcher"] == "flex",
+        overlaps_experts=row["overlaps"] == "yes",
+    )
+    job = Job(
+        int(row["gpus"]),
+        int(row["global_batch"]),
+        int(row["seq_len"]),
+        precision=row["precision"],
+        kernel_tuning=False,
+    )
+    axes = {axis: int(row[axis]) for axis in ("tensor", "context", "pipeline")}
+    if not model.is_dense:
+        axes[EXPERT] = int(row[EXPERT])
+    constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
+    return Search(Scenario(model, job, machine, strategy), constraints, ("none",), include_oom=True)

@@ -1,0 +1,111 @@
+"""Products in low formats: laws of peaks, bytes and points, and the published gain of a layer."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds import machine_of, quantity
+
+from axonn_tune.cost.gemm import gemm_seconds
+from axonn_tune.cost.prices import KernelPrices
+from axonn_tune.errors import InputError
+from axonn_tune.io.presets import load_machine
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.plan import Gemm
+from axonn_tune.spec.points import GemmPoint
+
+LAUNCH, PEAK = 5e-6, 300e12
+SIDES = st.integers(1, 6000)
+JOB = Job(n_gpus=8, global_batch=8, seq_len=2048)
+
+
+def machine_with(points=(), bandwidth=1e18, **peaks):
+    """A machine that has low formats, whose memory is no limit unless it is given."""
+    machine = machine_of(memory_bandwidth=bandwidth, points=points)
+    known = machine.gpu.peak_flops_per_s | {name: quantity(peak) for name, peak in peaks.items()}
+    return replace(machine, gpu=replace(machine.gpu, peak_flops_per_s=known))
+
+
+def seconds(machine, number_format, m=4096, n=4096, k=4096):
+    return float(gemm_seconds(m, n, k, "NN", machine, number_format, False))
+
+
+@given(SIDES, SIDES, SIDES)
+def test_twice_the_peak_halves_the_computation(m, n, k):
+    machine = machine_with(fp8=2 * PEAK)
+    usual = seconds(machine, "bf16", m, n, k) - LAUNCH
+    assert seconds(machine, "fp8", m, n, k) - LAUNCH == pytest.approx(usual / 2)
+
+
+def test_operands_have_the_bytes_of_their_format_and_products_two():
+    """Products that only move data, with a long inner length and with a short one."""
+    slow = {"bandwidth": 1e9, "fp8": 1e18, "nvfp4": 1e18, "bf16": 1e18}
+    machine = machine_with(**slow)
+    inner, outer = 64 * 10**6 * 2, 4096 * 4096
+    for number_format, operand in (("bf16", 2), ("fp8", 1), ("nvfp4", 0.5625)):
+        long = seconds(machine, number_format, 64, 64, 10**6) - LAUNCH
+        assert long == pytest.approx((operand * inner + 2 * 64 * 64) / 0.8e9)
+        flat = seconds(machine, number_format, 4096, 4096, 1) - LAUNCH
+        assert flat == pytest.approx((operand * 8192 + 2 * outer) / 0.8e9)
+
+
+def test_the_nearest_format_with_points_corrects():
+    """MXFP8 runs at the share of its peak that fp8 reaches, and fp8 at that of bf16."""
+    sizes = (4096, 4096, 4096)
+    without = machine_with(fp8=2 * PEAK, mxfp8=4 * PEAK)
+    bf16 = GemmPoint(*sizes, "NN", "bf16", 1.5 * seconds(without, "bf16"))
+    with_bf16 = machine_with([bf16], fp8=2 * PEAK, mxfp8=4 * PEAK)
+    for low in ("fp8", "mxfp8"):
+        assert seconds(with_bf16, low) == pytest.approx(1.5 * seconds(without, low))
+    fp8 = GemmPoint(*sizes, "NN", "fp8", 1.25 * seconds(without, "fp8"))
+    with_both = machine_with([bf16, fp8], fp8=2 * PEAK, mxfp8=4 * PEAK)
+    for low in ("fp8", "mxfp8"):
+        assert seconds(with_both, low) == pytest.approx(1.25 * seconds(without, low))
+    assert seconds(with_both, "bf16") == pytest.approx(1.5 * seconds(without, "bf16"))
+
+
+def test_a_product_without_a_format_is_priced_as_before():
+    machine = machine_with(fp8=2 * PEAK)
+    product = Gemm("p", 4096.0, 4096.0, 4096.0, "NT")
+    usual = KernelPrices(machine, JOB).seconds(product)
+    low_job = replace(JOB, precision="fp8-current")
+    assert KernelPrices(machine, low_job).seconds(product) == usual
+    low = KernelPrices(machine, low_job).seconds(replace(product, number_format="fp8"))
+    assert low < usual
+
+
+def test_a_machine_says_which_precisions_it_has():
+    machine = machine_with(fp8=2 * PEAK)
+    assert machine.gpu.precisions == ("bf16", "fp8-delayed", "fp8-current")
+    machine.require_precision("fp8-current")
+    with pytest.raises(InputError, match=r"no peak_flops_per_s\.nvfp4.*allowed: bf16, fp8-delayed"):
+        machine.require_precision("nvfp4")
+
+
+# Transformer Engine d0067d0d, docs/examples/gemm_profiling: the products of a layer of 4096 and
+# 16384 features over 15,872 tokens, with operands cast before, on an H200 NVL and a B300. The
+# profiles are of H200 SXM and B200, and their points were timed with casts: they agree within 20 %.
+LAYER = [(4096, 12288), (4096, 4096), (4096, 16384), (16384, 4096)]
+
+
+@pytest.mark.parametrize(
+    ("name", "number_format", "gain"),
+    [
+        ("dgx-h200", "fp8", 31.968 / 16.785),
+        ("dgx-b200", "fp8", 13.102 / 6.812),
+        ("dgx-b200", "mxfp8", 13.102 / 7.161),
+        ("dgx-b200", "nvfp4", 13.102 / 3.764),
+    ],
+)
+def test_products_gain_what_transformer_engine_publishes(name, number_format, gain):
+    machine = load_machine(name)
+
+    def layer_seconds(wanted):
+        tokens = 15872
+        products = [
+            sizes for k, n in LAYER for sizes in ((tokens, n, k), (tokens, k, n), (k, n, tokens))
+        ]
+        return sum(seconds(machine, wanted, *sizes) for sizes in products)
+
+    assert layer_seconds("bf16") / layer_seconds(number_format) == pytest.approx(gain, rel=0.2)

@@ -1,0 +1,175 @@
+"""The facts of torchtitan's engines: bytes that torch's kernels move, and what its allocator holds.
+
+torchtitan's modules are written here again, after their descriptions in its engines' files.
+"""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, silu
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from axonn_tune.io.presets import load_engine
+
+EAGER = load_engine("torchtitan-2024-eager")
+TOKENS, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 512, 1024, 3584, 32, 8, 128
+# torch's log-softmax reads rows that no block of threads can hold three times forward, and its
+# backward kernel the gradient twice; the loss itself touches one logit of a row, and clears the
+# others' gradients.
+READ_AGAIN = {
+    "_log_softmax": 8,
+    "nll_loss_forward": -4,
+    "nll_loss_backward": -4,
+    "_log_softmax_backward_data": 4,
+}
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes that kernels read and write; views move none."""
+
+    def __init__(self):
+        super().__init__()
+        self.nbytes = 0
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        read, written = tensors((args, kwargs)), tensors(out)
+        storages = {id_of_storage(tensor) for tensor in read}
+        if all(id_of_storage(tensor) in storages for tensor in written):
+            return out
+        self.nbytes += sum(map(stored_bytes, read + written))
+        self.names.append(func.overloadpacket.__name__)
+        return out
+
+
+def tensors(tree):
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def id_of_storage(tensor):
+    return tensor.untyped_storage()._cdata
+
+
+def stored_bytes(tensor):
+    """Bytes of a tensor's distinct elements; those of an expanded dimension count once."""
+    distinct = [n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    return torch.Size(distinct).numel() * tensor.element_size()
+
+
+def bf16(*shape):
+    return torch.empty(*shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+
+
+def moved(function, *inputs):
+    """Bytes that a function and its backward pass move, and the names of their kernels."""
+    with Traffic() as forward:
+        outputs = function(*inputs)
+    gradients = [torch.empty_like(output) for output in tensors(outputs)]
+    with Traffic() as backward:
+        torch.autograd.backward(tensors(outputs), gradients)
+    return forward, backward
+
+
+def traffic(kernel):
+    return EAGER.kernels[kernel].traffic.value
+
+
+def rms_norm(x, weight):
+    exact = x.float()
+    scale = torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + 1e-5)
+    return (exact * scale).type_as(x) * weight
+
+
+def rotated(x, angles):
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * angles).flatten(3).type_as(x)
+
+
+def repeated(x):
+    batch, seq_len, heads, width = x.shape
+    times = HEADS // KV_HEADS
+    copies = x.unsqueeze(3).expand(batch, seq_len, heads, times, width)
+    return copies.reshape(batch, seq_len, heads * times, width)
+
+
+def test_a_norm_in_fp32_moves_what_the_engine_says():
+    forward, backward = moved(rms_norm, bf16(TOKENS, HIDDEN), bf16(HIDDEN))
+    element = 2.0 * TOKENS * HIDDEN
+    assert forward.nbytes / (2.0 * element) == pytest.approx(traffic("rms_norm"), rel=0.01)
+    assert backward.nbytes / (3.0 * element) == pytest.approx(
+        traffic("rms_norm_backward"), rel=0.01
+    )
+
+
+def test_a_gate_moves_what_the_engine_says():
+    forward, backward = moved(lambda a, b: silu(a) * b, bf16(TOKENS, FFN), bf16(TOKENS, FFN))
+    element = 2.0 * TOKENS * FFN
+    assert forward.nbytes / (3.0 * element) == pytest.approx(traffic("swiglu"), rel=0.01)
+    assert backward.nbytes / (5.0 * element) == pytest.approx(traffic("swiglu_backward"), rel=0.01)
+
+
+def test_rotation_and_repeated_keys_move_what_the_engines_say():
+    angles = torch.empty(TOKENS, 1, HEAD_DIM // 2, dtype=torch.complex64, device="meta")
+
+    def prepared(q, k, v):
+        return rotated(q, angles), repeated(rotated(k, angles)), repeated(v)
+
+    queries = bf16(1, TOKENS, HEADS, HEAD_DIM)
+    keys, values = (bf16(1, TOKENS, KV_HEADS, HEAD_DIM) for _ in range(2))
+    ideal = 2.0 * (queries.numel() + keys.numel()) * 2.0
+    for name in ("torchtitan", "torchtitan-2024", "torchtitan-2024-eager"):
+        expected = load_engine(name).kernels["rotary"].traffic.value
+        for counted in moved(prepared, queries, keys, values):
+            assert counted.nbytes / ideal == pytest.approx(expected, rel=0.02)
+
+
+def test_the_loss_in_fp32_moves_what_the_engine_says():
+    labels = torch.zeros(TOKENS, dtype=torch.long, device="meta")
+    logits = bf16(TOKENS, 128256)
+    passes = moved(lambda x: cross_entropy(x.float(), labels), logits)
+    ideal = {"softmax": 8.0, "softmax_backward": 6.0}
+    for counted, (kernel, ideal_bytes) in zip(passes, ideal.items(), strict=True):
+        again = sum(READ_AGAIN.get(name, 0) for name in counted.names)
+        nbytes = counted.nbytes / logits.numel() + again
+        assert nbytes / ideal_bytes == pytest.approx(traffic(kernel), rel=0.01)
+
+
+class Pool:
+    """One stream's memory: a tensor takes the smallest gap in which it fits, or the end grows."""
+
+    def __init__(self):
+        self.held = {}
+        self.end = 0
+
+    def allocate(self, name, size):
+        edges = sorted([(0, 0), *self.held.values(), (self.end, self.end)])
+        gaps = [
+            (second[0] - first[1], first[1])
+            for first, second in pairwise(edges)
+            if second[0] - first[1] >= size
+        ]
+        start = min(gaps)[1] if gaps else max(stop for _, stop in edges[:-1])
+        self.held[name] = (start, start + size)
+        self.end = max(self.end, start + size)
+
+    def free(self, *names):
+        for name in names:
+            del self.held[name]
+
+
+def test_the_pool_grows_to_the_bytes_that_the_engine_states_for_each_logit():
+    """loss_fn in fp32, `del pred`, and backward: the end of what one logit's tensors reach."""
+    pool = Pool()
+    pool.allocate("bf16 logits", 2)
+    pool.allocate("fp32 logits", 4)
+    pool.allocate("log-softmax", 4)
+    pool.free("bf16 logits", "fp32 logits")
+    pool.allocate("gradient of the log-softmax", 4)
+    pool.allocate("gradient of the fp32 logits", 4)
+    pool.free("log-softmax", "gradient of the log-softmax")
+    pool.allocate("gradient of the bf16 logits", 2)
+    for name in ("torchtitan-2024", "torchtitan-2024-eager"):
+        assert load_engine(name).memory.logit_bytes.value == pool.end

@@ -1,0 +1,45 @@
+"""NeMo on sequences of 4 thousand to a million tokens: nothing is fitted to these rows."""
+
+import numpy as np
+import pytest
+
+from axonn_tune.io.package_data import load_published
+from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.reproduce.long_sequences import long_sequences
+from axonn_tune.reproduce.results import predict_run
+from axonn_tune.reproduce.runs import Loaders
+
+ROWS = load_published("nemo_long")
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    runs = long_sequences(ROWS, Loaders(load_model, load_machine, load_engine))
+    return [predict_run(run) for run in runs]
+
+
+def test_rows_are_consistent():
+    """A step has the tokens of the global batch, and all GPUs have a layout."""
+    for row in ROWS:
+        tokens = int(row["global_batch"]) * int(row["seq_len"])
+        rate = tokens / float(row["step_seconds"]) / int(row["gpus"])
+        assert rate == pytest.approx(float(row["tokens_per_s_per_gpu"]), rel=1e-4)
+        split = int(row["tensor"]) * int(row["context"]) * int(row["pipeline"])
+        assert int(row["gpus"]) % split == 0
+
+
+def test_steps_from_4k_to_a_million_tokens_are_met_within_8_percent(predicted):
+    measured = np.array([float(row["step_seconds"]) for row in ROWS])
+    errors = np.array([p.step_seconds for p in predicted]) / measured - 1.0
+    assert len(errors) == 9 and int(ROWS[-1]["seq_len"]) == 2**20
+    assert np.mean(np.abs(errors)) < 0.08
+
+
+def test_every_layout_that_ran_fits_in_memory(predicted):
+    assert all(p.fits for p in predicted)
+
+
+def test_a_ring_hides_its_messages_behind_long_sequences(predicted):
+    longest = predicted[-1]
+    assert longest.layout.size("context") == 32
+    assert longest.exposed_communication_seconds < 0.05 * longest.step_seconds

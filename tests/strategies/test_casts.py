@@ -1,0 +1,201 @@
+"""Casts and copies of low precisions: bytes against a linear layer written out by hand."""
+
+from dataclasses import replace
+
+import pytest
+from build import memory_terms, number, plan_of
+from worlds import llama
+
+from axonn_tune.errors import InputError
+from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.plan import Gemm, MemoryBound
+from axonn_tune.spec.precision import FORMATS, PRECISIONS, RECIPES
+from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.zero import zero3
+
+MODEL = llama(
+    n_layers=4, hidden_size=1024, n_heads=8, vocab_size=4096, seq_len=2048, ffn_hidden_size=4096
+)
+JOB = Job(n_gpus=8, global_batch=8, seq_len=2048)
+TOKENS = 2048
+LOW = sorted(RECIPES)
+
+
+def in_precision(precision, **facts):
+    return replace(JOB, precision=precision, **facts)
+
+
+def operations(strategy, job, **sizes):
+    return plan_of(strategy, MODEL, job, **sizes).operations
+
+
+def bytes_of(strategy, job, name, **sizes):
+    """The bytes of all casts of one name in a single pass; 0 where there is no such operation."""
+    found = {
+        op.name: number(op.nbytes)
+        for op in operations(strategy, job, **sizes)
+        if isinstance(op, MemoryBound) and op.kernel == "cast"
+    }
+    return found.get(name, 0.0)
+
+
+@pytest.mark.parametrize("strategy", [Megatron3D(), zero3()], ids=["megatron", "zero3"])
+def test_without_a_recipe_nothing_is_cast(strategy):
+    sizes = {"data": 8} if strategy.name == "megatron" else {"shard": 8}
+    for op in operations(strategy, JOB, **sizes):
+        assert getattr(op, "kernel", "") != "cast"
+        assert getattr(op, "number_format", "") == ""
+
+
+@pytest.mark.parametrize("precision", LOW)
+def test_products_of_blocks_are_low_and_the_heads_are_not(precision):
+    products = [
+        op for op in operations(Megatron3D(), in_precision(precision), data=8) if type(op) is Gemm
+    ]
+    low = {op.name.split(".")[1] for op in products if op.number_format}
+    high = {op.name.split(".")[1] for op in products if not op.number_format}
+    assert (low, high) == ({"qkv", "proj", "up", "down"}, {"head"})
+    assert {op.number_format for op in products} == {"", RECIPES[precision].number_format}
+
+
+# Bytes of each element of a cast, by hand: reads of bf16, then what is written. Each operand needs
+# rows for one product and columns for another (Transformer Engine, performance_considerations.rst,
+# table 2). The gradient of an output is cast from scratch; the MLP's inner features are, too.
+BY_HAND = {
+    ("fp8-delayed", True): 2 + 1 + 1,
+    ("fp8-delayed", False): 2 + 1,
+    ("fp8-current", True): 2 * 2 + 1 + 1,
+    ("fp8-current", False): 2 * 2 + 1,
+    ("fp8-block", True): 2 + 2 * (1 + 4 / 128),
+    ("mxfp8", False): 2 + 2 * (1 + 1 / 32),
+    ("nvfp4", False): 2 * 2 + 2 * (1 / 2 + 1 / 16),
+}
+
+
+@pytest.mark.parametrize(("precision", "transposes"), BY_HAND)
+def test_a_cast_reads_and_writes_what_its_recipe_says(precision, transposes):
+    job = in_precision(precision, transposes_operands=transposes)
+    inner = TOKENS * 4096
+    expected = BY_HAND[precision, transposes] * inner
+    assert bytes_of(Megatron3D(), job, "forward.down.cast", data=8) == expected
+    gated = 2 * expected
+    assert bytes_of(Megatron3D(), job, "backward.up.cast", data=8) == gated
+
+
+def test_a_norm_may_have_read_its_output():
+    width = TOKENS * 1024
+    current = in_precision("fp8-current")
+    assert bytes_of(Megatron3D(), current, "forward.qkv.cast", data=8) == (2 + 1) * width
+    # With delayed scales the norm writes 8 bits itself; only a transposed copy may be left.
+    delayed = in_precision("fp8-delayed")
+    assert bytes_of(Megatron3D(), delayed, "forward.qkv.cast", data=8) == 0
+    on_hopper = replace(delayed, transposes_operands=True)
+    assert bytes_of(Megatron3D(), on_hopper, "forward.qkv.cast", data=8) == 2 * width
+
+
+def test_what_is_gathered_is_cast_before_and_transposed_after():
+    job = in_precision("fp8-current", transposes_operands=True)
+    sizes = {"tensor": 4, "data": 2}
+    width = TOKENS * 1024
+    assert bytes_of(Megatron3D(), job, "forward.up.cast", **sizes) == (2 + 1) * width / 4
+    assert bytes_of(Megatron3D(), job, "backward.up.transposed", **sizes) == 2 * width
+    gathered = {
+        op.name: number(op.nbytes)
+        for op in operations(Megatron3D(), job, **sizes)
+        if op.name.endswith(".all_gather")
+    }
+    assert gathered["forward.up.all_gather"] == width
+    assert gathered["backward.down.all_gather"] == width
+    assert gathered["forward.head.all_gather"] == 2 * width
+
+
+def test_attention_saves_its_output_uncast_for_the_product_behind_it():
+    width = TOKENS * 1024
+    current = in_precision("fp8-current")
+    again = bytes_of(Megatron3D(), current, "backward.proj.cast_again", data=8)
+    assert again == (2 * 2 + 1) * width
+    delayed = in_precision("fp8-delayed")
+    assert bytes_of(Megatron3D(), delayed, "backward.proj.cast_again", data=8) == 0
+
+
+def matrices():
+    return 4 * MODEL.block_matmul_parameters
+
+
+@pytest.mark.parametrize("precision", LOW)
+@pytest.mark.parametrize("transposes", [True, False])
+def test_weights_have_copies_for_each_side(precision, transposes):
+    job = in_precision(precision, transposes_operands=transposes)
+    recipe = RECIPES[precision]
+    n_copies = 2 if recipe.quantises_columns or transposes else 1
+    copies = n_copies * FORMATS[recipe.number_format].nbytes * matrices()
+    usual = memory_terms(Megatron3D(), MODEL, JOB, data=8)["weights"]
+    kept = memory_terms(Megatron3D(), MODEL, job, data=8)["weights"]
+    only_low = memory_terms(Megatron3D(low_weights=True), MODEL, job, data=8)["weights"]
+    assert kept == pytest.approx(usual + copies)
+    assert only_low == pytest.approx(usual - 2 * matrices() + copies)
+
+
+def test_saved_inputs_of_products_are_cast():
+    """The norms' outputs and the MLP's inner features take half; attention's output is not cast."""
+    usual = memory_terms(Megatron3D(), MODEL, JOB, data=8)["activations"]
+    low = memory_terms(Megatron3D(), MODEL, in_precision("fp8-current"), data=8)["activations"]
+    saved = TOKENS * (2 * 1024 + 4096)  # a byte less for each element
+    assert usual - low == pytest.approx(4 * saved)
+    delayed = memory_terms(Megatron3D(), MODEL, in_precision("fp8-delayed"), data=8)["activations"]
+    assert delayed - low == pytest.approx(4 * TOKENS * 1024)  # proj saves its cast, too
+
+
+def gathered_weights(strategy, job):
+    return sum(
+        number(op.nbytes)
+        for op in operations(strategy, job, data=8)
+        if op.name in ("weights.block.all_gather", "weights.all_gather")
+    )
+
+
+def test_weights_are_gathered_in_8_bits_if_they_are_stored_so():
+    job = in_precision("fp8-delayed")
+    assert gathered_weights(Megatron3D(), job) == gathered_weights(Megatron3D(), JOB)
+    saved = gathered_weights(Megatron3D(), JOB) - gathered_weights(
+        Megatron3D(low_weights=True), job
+    )
+    assert saved > 0
+    one_by_one = Megatron3D(low_weights=True, overlap_grad_reduce=False)
+    at_once = gathered_weights(replace(one_by_one, low_weights=False), job) - gathered_weights(
+        one_by_one, job
+    )
+    assert at_once == pytest.approx(matrices())
+    without_recipe = gathered_weights(Megatron3D(low_weights=True), JOB)
+    assert without_recipe == gathered_weights(Megatron3D(), JOB)
+
+
+def test_gathered_weights_are_cast_whenever_they_are_used():
+    current = in_precision("fp8-current")
+    cast = bytes_of(zero3(), current, "forward.down.cast_weight", shard=8)
+    assert cast == (2 * 2 + 1) * 1024 * 4096
+    kept = bytes_of(Megatron3D(), current, "weights.cast", data=8)
+    assert kept == pytest.approx((2 * 2 + 1) * matrices())
+
+
+@pytest.mark.parametrize(("moments", "saved"), [("bf16", 2 * 2), ("fp8", 2 * 3)])
+def test_moments_may_be_smaller(moments, saved):
+    strategy = Megatron3D(distributed_optimizer=False)
+    usual = memory_terms(strategy, MODEL, JOB, data=8)["optimizer_states"]
+    small = memory_terms(strategy, MODEL, replace(JOB, moments=moments), data=8)
+    n_parameters = usual / 12
+    assert usual - small["optimizer_states"] == pytest.approx(saved * n_parameters)
+    with pytest.raises(InputError, match=r"moments is .*; allowed with offload: fp32"):
+        replace(JOB, moments=moments, offload="optimizer")
+
+
+def test_an_engine_says_which_precisions_it_has():
+    engine = Engine("e", "E", ("megatron",), precisions=("bf16", "mxfp8", "fp8-block"))
+    assert engine.precision_named("fp8") == "mxfp8"
+    assert engine.precision_named("bf16") == "bf16"
+    with pytest.raises(InputError, match=r"'nvfp4'; allowed with engine e: bf16, mxfp8, fp8-block"):
+        engine.precision_named("nvfp4")
+    with pytest.raises(InputError, match=r"'fp8'; allowed with engine w: bf16$"):
+        Engine("w", "W", ("zero3",)).precision_named("fp8")
+    assert set(PRECISIONS) == {"bf16", *RECIPES}

@@ -1,0 +1,300 @@
+"""Context parallelism: work and bytes of each kind against a ring that is played step by step."""
+
+from dataclasses import replace
+
+import pytest
+from build import (
+    collectives,
+    layout_of,
+    memory_terms,
+    number,
+    operations,
+    plan_of,
+    prediction_of,
+    search_of,
+    table_of,
+)
+from worlds import llama, machine_of
+
+from axonn_tune.errors import InputError
+from axonn_tune.spec.blocks import LatentAttention
+from axonn_tune.spec.engine import CONTEXT_KINDS
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.names import BACKWARD, FORWARD
+from axonn_tune.spec.plan import Attention
+from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.named import Switches, strategy_named
+
+GPT = Model("m", n_layers=2, hidden_size=256, n_heads=16, vocab_size=1024, seq_len=512)
+LLAMA = llama(n_layers=2, hidden_size=256, n_heads=16, n_kv_heads=8, vocab_size=1024, seq_len=512)
+JOB = Job(16, 16, 512)
+MODELS = pytest.mark.parametrize("model", [GPT, LLAMA])
+KINDS = pytest.mark.parametrize("kind", CONTEXT_KINDS)
+SIZES = pytest.mark.parametrize("context", [1, 2, 4, 8])
+
+
+def megatron(kind):
+    return Megatron3D(False, False, False, context_kind=kind)
+
+
+def plan(kind, model=LLAMA, job=JOB, **sizes):
+    return plan_of(megatron(kind), model, job, **sizes)
+
+
+def attentions(plan, chain):
+    """The kernels of attention of one block that run at all."""
+    ops = [op for op in operations(plan.microstep) if isinstance(op, Attention)]
+    ops = {op.name: op for op in ops if op.name.startswith(chain) and number(op.n_launches)}
+    return list(ops.values())
+
+
+def sent_bytes(plan, chain, model):
+    """What a rank sends over the context group for attention of one block."""
+    total = 0.0
+    for op in collectives(plan, plan.microstep):
+        if op.axis == "context" and op.name.startswith(chain):
+            n_ranks = number(plan.candidates.size("context"))
+            moved = 1.0 if op.kind == "send_recv" else (n_ranks - 1.0) / n_ranks
+            total += moved * number(op.nbytes)
+    return total / model.n_layers
+
+
+# Work ---------------------------------------------------------------------------------------------
+
+
+@MODELS
+@KINDS
+@SIZES
+@pytest.mark.parametrize("chain", [FORWARD, BACKWARD])
+def test_ranks_share_the_work_of_attention(model, kind, context, chain):
+    alone = sum(number(op.flops) for op in attentions(plan(kind, model), chain))
+    shared = attentions(plan(kind, model, tensor=2, context=context), chain)
+    assert sum(number(op.flops) for op in shared) == pytest.approx(alone / (2 * context))
+
+
+@pytest.mark.parametrize("context", [2, 3, 4, 8])
+def test_every_step_of_a_ring_has_the_same_work(context):
+    """Count the unmasked pairs of chunks of one rank's queries and another one's keys.
+
+    A pair on the diagonal counts half. A rank holds one chunk from the front and one from the back.
+    """
+    chunks = [(rank, 2 * context - 1 - rank) for rank in range(context)]
+    for own in range(context):
+        for other in range(context):
+            pairs = [(q, k) for q in chunks[own] for k in chunks[other]]
+            work = sum(0.5 if q == k else 1.0 for q, k in pairs if k <= q)
+            assert work == 2.0  # Half of the four pairs, as in a causal sequence of two chunks.
+    job = replace(JOB, seq_len=24 * context)
+    steps = attentions(plan("ring", job=job, context=context), FORWARD)
+    each = {number(op.flops) / number(op.n_launches) for op in steps}
+    assert len(each) == 1 and {number(op.seq_len) for op in steps} == {24.0}
+    assert sum(number(op.n_launches) for op in steps) == context
+    assert sum(number(op.n_launches) for op in steps if op.masked) == 1
+
+
+def test_ulysses_has_whole_sequences_and_a_part_of_the_heads():
+    (kernel,) = attentions(plan("ulysses", tensor=2, context=4), FORWARD)
+    assert (number(kernel.n_sequences), number(kernel.n_heads)) == (1, 2)
+    assert number(kernel.seq_len) == 512
+
+
+# Bytes ------------------------------------------------------------------------------------------
+
+
+def ring_messages(context, backward):
+    """Play a ring: how often keys and values, and how often their gradients, leave a rank.
+
+    After the last step everybody has seen all keys and, in the backward pass, the summed gradient
+    of a rank's keys has come back to it.
+    """
+    keys_of, gradients_of = list(range(context)), [None] * context
+    seen = [set() for _ in range(context)]
+    n_keys = n_gradients = 0
+    for step in range(context):
+        moves_keys = step < context - 1
+        moves_gradients = backward and step > 0
+        arriving = [keys_of[rank - 1] for rank in range(context)]
+        if moves_gradients:
+            gradients_of = [gradients_of[rank - 1] for rank in range(context)]
+        for rank in range(context):
+            seen[rank].add(keys_of[rank])
+            gradients_of[rank] = keys_of[rank]
+        n_keys += moves_keys
+        n_gradients += moves_gradients
+        if moves_keys:
+            keys_of = arriving
+    assert all(len(each) == context for each in seen)
+    return n_keys, n_gradients
+
+
+@MODELS
+@SIZES
+def test_what_a_ring_sends(model, context):
+    found = plan("ring", model, tensor=2, context=context)
+    keys_and_values = 512 / context * 2 * model.n_kv_heads * 16 / 2 * 2.0
+    for chain, backward in ((FORWARD, False), (BACKWARD, True)):
+        n_messages = sum(ring_messages(context, backward))
+        assert sent_bytes(found, chain, model) == pytest.approx(n_messages * keys_and_values)
+
+
+def test_a_ring_sends_keys_and_values_of_latent_attention_as_attention_reads_them():
+    latent = LatentAttention(kv_rank=32, q_rank=0, content_dim=16, position_dim=8, value_dim=12)
+    model = replace(LLAMA, latent_attention=latent)
+    found = plan("ring", model, tensor=2, context=4)
+    keys_and_values = 512 / 4 * model.n_heads / 2 * (16 + 8 + 12) * 2.0
+    assert sent_bytes(found, FORWARD, model) == pytest.approx(3 * keys_and_values)
+
+
+@MODELS
+@SIZES
+def test_gathers_send_what_a_ring_does(model, context):
+    for chain in (FORWARD, BACKWARD):
+        ring, gathered = (
+            sent_bytes(plan(kind, model, context=context), chain, model)
+            for kind in ("ring", "all_gather")
+        )
+        assert gathered == pytest.approx(ring)
+
+
+@MODELS
+@SIZES
+def test_ulysses_sends_queries_keys_values_and_the_output_once(model, context):
+    found = plan("ulysses", model, context=context)
+    elements = 512 / context * (2 * model.n_heads + 2 * model.n_kv_heads) * 16
+    for chain in (FORWARD, BACKWARD):
+        expected = (context - 1) / context * elements * 2.0
+        assert sent_bytes(found, chain, model) == pytest.approx(expected)
+
+
+@KINDS
+def test_nothing_is_left_unawaited(kind):
+    found = plan(kind, tensor=2, context=4)
+    for phase in found.microstep.phases:
+        awaited = {name for op in phase.operations for name in op.waits_for}
+        issued = {op.name for op in phase.operations if getattr(op, "axis", "") == "context"}
+        assert issued <= awaited
+
+
+# Times --------------------------------------------------------------------------------------------
+
+
+def predicted(kind, machine, job=JOB, **sizes):
+    strategy = megatron(kind)
+    search = search_of(LLAMA, job, machine, strategy, micro_batch=1, recomputes=("none",))
+    return prediction_of(search, layout_of(strategy, **sizes))
+
+
+def test_all_kinds_are_equal_where_sequences_are_whole():
+    found = [predicted(kind, machine_of(), tensor=2, data=8) for kind in CONTEXT_KINDS]
+    assert len({each.step_seconds for each in found}) == 1
+    assert len({each.memory_bytes for each in found}) == 1
+
+
+FREE = machine_of(bandwidths=(1e21, 1e21), latencies=(0.0, 0.0))
+
+
+@pytest.mark.parametrize("context", [2, 4, 16])
+def test_a_ring_over_a_free_network_takes_as_long_as_its_steps_alone(context):
+    job = replace(JOB, n_gpus=context, seq_len=2**17)
+    found = predicted("ring", FREE, job, context=context)
+    assert found.exposed_communication_seconds == pytest.approx(0.0, abs=1e-9)
+    whole = predicted("ring", FREE, replace(job, n_gpus=1))
+    copies = 1.05  # Partial results are summed; every kernel has its launch.
+    assert 1.0 < found.step_seconds * context / whole.step_seconds < copies
+
+
+def test_a_ring_shows_only_what_is_longer_than_its_steps():
+    """On a slow network messages are exposed, those of gathers and exchanges on any network."""
+    job = replace(JOB, n_gpus=8, seq_len=2**17)
+    exposed = {}
+    for name, bandwidth in (("fast", 300e9), ("slow", 3e7)):
+        machine = machine_of(bandwidths=(bandwidth, bandwidth))
+        exposed[name] = {
+            kind: predicted(kind, machine, job, context=8).exposed_communication_seconds
+            for kind in CONTEXT_KINDS
+        }
+    assert exposed["fast"]["ring"] < 0.1 * exposed["fast"]["all_gather"]
+    assert exposed["fast"]["ulysses"] > exposed["fast"]["ring"]
+    assert exposed["slow"]["ring"] > 0.5 * exposed["slow"]["all_gather"]
+
+
+def test_candidates_of_any_size_share_a_plan():
+    """One table with several context sizes, and each alone, take equally long."""
+    for kind in CONTEXT_KINDS:
+        strategy = megatron(kind)
+        search = search_of(LLAMA, JOB, machine_of(), strategy, micro_batch=1)
+        for context in (1, 2, 8):
+            layout = layout_of(strategy, context=context, data=16 // context)
+            alone = predicted(kind, machine_of(), context=context, data=16 // context)
+            assert prediction_of(search, layout).step_seconds <= alone.step_seconds * (1 + 1e-12)
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+@MODELS
+def test_buffers_of_long_sequences(model):
+    """Of one block, in bytes: those of a rank's tokens with half of the heads."""
+    model = replace(model, vocab_size=128)
+    job = replace(JOB, seq_len=2**15)
+    tokens = 2**15 / 8
+    query, keys = (2.0 * tokens * heads * 16 / 2 for heads in (model.n_heads, model.n_kv_heads))
+    working = {
+        kind: memory_terms(megatron(kind), model, job, tensor=2, context=8)["working_set"]
+        for kind in CONTEXT_KINDS
+    }
+    # Keys and values of all steps and an output of each; what is gathered, its gradient and a part.
+    assert working["ring"] == 8 * (2 * keys + query)
+    assert working["all_gather"] == 3 * 8 * 2 * keys
+    saved = {
+        kind: memory_terms(megatron(kind), model, job, tensor=2, context=8)["activations"]
+        for kind in CONTEXT_KINDS
+    }
+    assert saved["ring"] == saved["all_gather"]
+    assert saved["ulysses"] - saved["ring"] == pytest.approx(model.n_layers * query)
+
+
+# Rules --------------------------------------------------------------------------------------------
+
+
+def broken(kind, model=LLAMA, job=JOB, **sizes):
+    strategy = megatron(kind)
+    placements = table_of(strategy, **sizes).placements
+    return {
+        reason for reason, mask in strategy.rejections(model, job, placements).items() if mask.all()
+    }
+
+
+def test_ulysses_needs_heads_for_all_ranks():
+    assert not broken("ulysses", tensor=2, context=4)
+    assert broken("ulysses", tensor=4, context=4) == {"KV heads not divisible by tensor*context"}
+    assert not broken("ring", tensor=4, context=4)
+
+
+@KINDS
+def test_only_fused_attention_is_split(kind):
+    job = replace(JOB, attention="unfused")
+    assert broken(kind, job=job, context=2) == {"unfused attention of split sequences"}
+    assert not broken(kind, job=job, data=2)
+
+
+def test_a_ring_splits_no_windows():
+    model = replace(LLAMA, window=128)
+    assert broken("ring", model, context=2) == {"sliding windows of sequences that a ring splits"}
+    assert not broken("ulysses", model, context=2)
+    assert not broken("all_gather", model, context=2)
+    (whole,) = attentions(plan("ring", model), FORWARD)
+    assert (whole.name, whole.window) == ("forward.windowed_attention", 128)
+    for kind in ("ulysses", "all_gather"):
+        (kernel,) = attentions(plan(kind, model, context=2), FORWARD)
+        share = kernel.attended_fraction
+        assert kernel.window == 128 and share == pytest.approx(2 / 4 - 1 / 16)
+
+
+def test_the_option_names_a_kind():
+    strategy = strategy_named("megatron", Switches(context_kind="ulysses"))
+    assert strategy.context_kind == "ulysses"
+    assert strategy_named("megatron").context_kind == "ring"
+    with pytest.raises(InputError, match="context_kind is 'star'; allowed: ring, all_gather"):
+        strategy_named("megatron", Switches(context_kind="star"))

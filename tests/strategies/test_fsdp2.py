@@ -1,0 +1,228 @@
+"""FSDP2 as torchtitan uses it: every second product, messages in fp32, pools, tensor groups."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from build import collectives, memory_terms, number, operations, plan_of
+from worlds import llama, machine_of
+
+from axonn_tune.errors import InputError
+from axonn_tune.io.presets import load_engine, load_model
+from axonn_tune.spec.candidates import Placements
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.engine import Engine, ZeroProgram
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import Layout
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Gemm, MemoryBound
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.predict import predict
+from axonn_tune.strategies.zero import zero3
+
+SIZES = {"n_layers": 4, "hidden_size": 256, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 1024}
+MODEL = llama(**SIZES, ffn_hidden_size=512, seq_len=64)
+GPT = Model("gpt", 4, 256, 8, 1024, 64)
+JOB = Job(16, 16, 64)
+PRODUCTS = ("query", "key", "value", "proj", "gate", "up", "down")
+KEPT = {"query", "value", "gate", "down"}
+
+
+def engine_with(**facts):
+    return Engine(zero=ZeroProgram(is_fsdp2=True, **facts))
+
+
+def products(plan):
+    return {op.name: op for op in operations(plan.microstep) if isinstance(op, Gemm)}
+
+
+def flops(plan):
+    return sum(
+        2.0 * number(op.m) * number(op.n) * number(op.k)
+        for op in operations(plan.microstep)
+        if isinstance(op, Gemm)
+    )
+
+
+def step(engine, recompute="none", job=JOB, **sizes):
+    sizes = {"shard": 16, "replica": 1, **sizes}
+    configuration = Configuration(Layout(sizes), micro_batch=1, recompute=recompute)
+    return predict(Scenario(MODEL, job, machine_of(), zero3(engine)), configuration)
+
+
+# Every second product ----------------------------------------------------------------------
+
+
+def test_every_second_product_is_formed_again_and_no_attention():
+    strategy = zero3(engine_with(recomputes_products=True))
+    again = products(plan_of(strategy, MODEL, JOB, recompute="selective", shard=16))
+    none = products(plan_of(strategy, MODEL, JOB, shard=16))
+    recomputed = {name: op for name, op in again.items() if name.startswith("recompute.")}
+    assert set(again) - set(none) == set(recomputed)
+    columns = {name.split(".")[1]: number(op.n) for name, op in recomputed.items()}
+    kv_width = MODEL.n_kv_heads * MODEL.head_dim
+    assert columns == {"qkv": kv_width, "proj": 256, "up": 512}
+
+
+def test_an_ungated_block_forms_keys_and_attentions_output_again():
+    assert GPT.recomputed_shares == pytest.approx(
+        {"qkv": 1 / 3, "proj": 1.0, "up": 0.0, "down": 0.0}
+    )
+
+
+def test_recomputed_flops_are_those_of_the_plan():
+    engine = engine_with(recomputes_products=True)
+    plans = [
+        plan_of(zero3(engine), MODEL, JOB, recompute=recompute, shard=16)
+        for recompute in ("selective", "none")
+    ]
+    tokens = JOB.tokens / JOB.n_gpus
+    extra = flops(plans[0]) - flops(plans[1])
+    assert extra == pytest.approx(MODEL.recomputed_product_flops(tokens))
+    selective = step(engine, "selective")
+    ratio = selective.hardware_tflops_per_gpu / selective.tflops_per_gpu
+    model_flops = MODEL.model_flops(JOB.tokens, JOB.seq_len)
+    assert ratio == pytest.approx(1.0 + extra * JOB.n_gpus / model_flops)
+
+
+def test_separate_products_are_the_same_products_with_sums_of_their_gradients():
+    apart = plan_of(zero3(engine_with(separates_products=True)), MODEL, JOB, shard=16)
+    together = plan_of(zero3(engine_with()), MODEL, JOB, shard=16)
+    assert {name.split(".")[1] for name in products(apart)} == {*PRODUCTS, "head"}
+    assert flops(apart) == pytest.approx(flops(together))
+    sums = [op for op in operations(apart.microstep) if op.name.endswith(".input_gradient")]
+    moved = Counter({op.name.split(".")[1]: number(op.nbytes) for op in sums})
+    # Two sums of three gradients and one of two; each reads two tensors and writes one.
+    stream = 64 * 256 * 2
+    assert moved == {"qkv": 2 * 3 * stream, "up": 3 * stream}
+
+
+# Messages ----------------------------------------------------------------------------------
+
+
+def test_gradients_in_fp32_double_their_messages_and_no_others():
+    sent = []
+    for engine in (engine_with(), engine_with(reduced_element_bytes=4.0)):
+        plan = plan_of(zero3(engine), MODEL, JOB, shard=8, replica=2)
+        parts = (plan.microstep, plan.sync_microstep)
+        sent.append({op.name: number(op.nbytes) for op in collectives(plan, *parts)})
+    for name, nbytes in sent[0].items():
+        assert sent[1][name] == (2.0 if name.startswith("gradient.") else 1.0) * nbytes
+    assert any(name.startswith("gradient.") for name in sent[0])
+
+
+def test_a_last_block_that_stays_is_gathered_once():
+    calls = []
+    for keeps in (False, True):
+        engine = engine_with(keeps_last_block=keeps)
+        plan = plan_of(zero3(engine), MODEL, JOB, shard=16)
+        gathers = [op for op in collectives(plan, plan.microstep) if op.kind == "all_gather"]
+        calls.append(sum(number(op.nbytes) for op in gathers if op.name.startswith("backward.")))
+    assert calls[1] == pytest.approx(calls[0] * 3 / 4)
+
+
+# Memory ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "keeps_output"), [("-2024", False), ("-2024-eager", True)])
+def test_what_is_reserved_is_the_sum_over_streams(name, keeps_output):
+    """Llama 3 8B on 8 GPUs, two sequences on each, tensor by tensor at the loss."""
+    model = load_model("llama3-8b")
+    tokens, hidden, kv_width, ffn, vocabulary = 2 * 8192, 4096, 1024, 14336, 128256
+    block = hidden * (2 * hidden + 2 * kv_width + 3 * ffn) + 2 * hidden
+    root = 2 * vocabulary * hidden + hidden
+    parameters = 32 * block + root
+    # The input, query, value, attention's output, gate and, without a compiler, the block's last
+    # product.
+    widths = 3 * hidden + kv_width + ffn + keeps_output * hidden
+    saved = 32 * tokens * widths * 2
+    at_loss = 14 * tokens * vocabulary + 2 * (2 * tokens * hidden)
+    computing = 12 * parameters / 8 + saved + at_loss + 2 * (root + block)
+    receiving, reducing = 2 * (root + block), 4 * parameters / 8
+    engine = load_engine(f"torchtitan{name}")
+    job = Job(8, 16, 8192)
+    terms = memory_terms(zero3(engine), model, job, 2, "selective", shard=8)
+    assert sum(terms.values()) == pytest.approx(computing + receiving + reducing, rel=1e-6)
+
+
+def test_pools_hold_at_least_what_is_held_at_once():
+    for recompute in ("none", "selective", "full"):
+        held, reserved = (
+            sum(memory_terms(zero3(engine), MODEL, JOB, 1, recompute, shard=16).values())
+            for engine in (engine_with(), engine_with(reserves_by_stream=True))
+        )
+        assert held < reserved
+
+
+# Tensor groups -----------------------------------------------------------------------------
+
+SPLIT = engine_with(splits_layers=True)
+
+
+def test_a_tensor_group_of_one_changes_nothing():
+    whole, split = step(engine_with()), step(SPLIT, tensor=1)
+    assert split.step_seconds == pytest.approx(whole.step_seconds)
+    assert split.memory_terms_bytes == pytest.approx(whole.memory_terms_bytes)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_tensor_group_shares_products_weights_and_tokens(recompute):
+    strategy = zero3(replace(SPLIT, zero=replace(SPLIT.zero, recomputes_products=True)))
+    plans = [
+        plan_of(strategy, MODEL, JOB, recompute=recompute, tensor=tensor, shard=4)
+        for tensor in (1, 4)
+    ]
+    assert flops(plans[1]) == pytest.approx(flops(plans[0]) / 4)
+    terms = [
+        memory_terms(strategy, MODEL, JOB, 1, recompute, tensor=tensor, shard=4)
+        for tensor in (1, 4)
+    ]
+    norms = 9 * 256
+    assert terms[1]["weights"] == pytest.approx((terms[0]["weights"] - norms) / 4 + norms)
+    assert terms[1]["activations"] < terms[0]["activations"]
+
+
+def test_a_block_gathers_and_sums_its_tokens_at_each_pair_of_products():
+    """Forward: two gathers and two sums; backward: two of each, and none of a kept input."""
+    plan = plan_of(zero3(SPLIT), MODEL, JOB, tensor=4, shard=4)
+    per_block = Counter(
+        op.kind
+        for op in collectives(plan, plan.microstep)
+        if op.axis == "tensor" and not op.name.startswith(("loss.", "forward.embedding"))
+        if op.name.split(".")[1] != "head"
+    )
+    assert per_block == {"all_gather": 4 * 4, "reduce_scatter": 4 * 4}
+
+
+def test_tokens_out_of_order_are_copied_with_each_message():
+    orders = engine_with(splits_layers=True, orders_tokens=True)
+    plans = [plan_of(zero3(engine), MODEL, JOB, tensor=4, shard=4) for engine in (SPLIT, orders)]
+    counts = []
+    for plan in plans:
+        kernels = [op for op in operations(plan.microstep) if isinstance(op, MemoryBound)]
+        counts.append(Counter(number(op.nbytes) for op in kernels if op.kernel == "copy"))
+    added = counts[1] - counts[0]
+    stream = 64 * 256 * 2
+    # Eight messages in each of four blocks, and the head's input and its gradient.
+    assert added == {2.0 * stream: 8 * 4 + 2}
+
+
+def test_a_group_divides_what_it_splits():
+    strategy = zero3(SPLIT)
+    placements = Placements.of(
+        [Layout({"tensor": 8, "shard": 2, "replica": 1})], axes=strategy.axes
+    )
+    broken = strategy.rejections(MODEL, JOB, placements)
+    assert {reason for reason, rows in broken.items() if rows.any()} == {
+        "KV heads not divisible by tensor"
+    }
+
+
+def test_an_engine_without_tensor_groups_has_no_such_axis():
+    assert zero3(engine_with()).axes.names == ("shard", "replica")
+    assert zero3(SPLIT).axes.names == ("tensor", "shard", "replica")
+
+
+def test_a_message_has_elements_of_some_bytes():
+    with pytest.raises(InputError, match="reduced_element_bytes is 0"):
+        ZeroProgram(reduced_element_bytes=0.0)
