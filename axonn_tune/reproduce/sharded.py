@@ -38,7 +38,6 @@ def sharded_search(
         attention=attention,
         precision=precision,
         dropout=attention == "unfused",
-        precision=precision,
     )
     return Search(
         Scenario(model, job, machine, strategy),
