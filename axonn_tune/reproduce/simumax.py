@@ -9,6 +9,7 @@ from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.engine import ULYSSES, Engine
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import EXPERT
 from axonn_tune.spec.machine import Machine, Quantity
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
@@ -29,14 +30,21 @@ def simumax(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     machine = loaders.machine("b200-simumax")
     paper = Paper("Megatron-Core on B200", "MooreThreads/SimuMax (Apache-2.0)", machine)
     for row in rows:
-        model = replace(loaders.model(row["model"]), n_layers=int(row["layers"]))
+        model = _shortened(loaders.model(row["model"]), int(row["layers"]))
         short = {"tensor": "TP", "context": "CP", "pipeline": "PP", "data": "DP"}
         layout = ", ".join(f"{short[axis]} {row[axis]}" for axis in _AXES)
+        layout += "" if model.is_dense else f", EP {row[EXPERT]}"
         published = {name: float(row[name]) for name in ("step_seconds", "memory_gib")}
         length = "long sequences" if row["context"] != "1" else "4096 tokens"
         subject = f"{row['model']}, {layout}, {row['seq_len']} tokens, batch {row['global_batch']}"
         search = _search(row, model, machine, engine)
         yield paper.run(f"{row['model']}, {length}", subject, search, published)
+
+
+def _shortened(model: Model, n_layers: int) -> Model:
+    """Return a model with fewer layers, of which the first one is dense in a mixture of experts."""
+    experts = model.experts and replace(model.experts, first_layer=1)
+    return replace(model, n_layers=n_layers, experts=experts)
 
 
 def _with_fused_loss(engine: Engine) -> Engine:
@@ -46,7 +54,14 @@ def _with_fused_loss(engine: Engine) -> Engine:
 
 def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
     """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself."""
-    strategy = megatron_of(engine, n_virtual=(1,), overlap_grad_reduce=False, context_kind=ULYSSES)
+    strategy = megatron_of(
+        engine,
+        n_virtual=(1,),
+        overlap_grad_reduce=False,
+        context_kind=ULYSSES,
+        has_experts=not model.is_dense,
+    )
     job = Job(_N_GPUS, int(row["global_batch"]), int(row["seq_len"]), kernel_tuning=False)
-    constraints = Constraints({axis: int(row[axis]) for axis in _AXES}, micro_batch=1)
+    axes = _AXES if model.is_dense else (*_AXES, EXPERT)
+    constraints = Constraints({axis: int(row[axis]) for axis in axes}, micro_batch=1)
     return Search(Scenario(model, job, machine, strategy), constraints, ("none",), include_oom=True)

@@ -1,0 +1,61 @@
+"""Megatron-Core as Megatron-Bridge measured it: H100 to GB300, low precisions, experts."""
+
+import numpy as np
+import pytest
+
+from axonn_tune.io.package_data import load_published
+from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.reproduce.bridge import megatron_bridge
+from axonn_tune.reproduce.results import predict_run
+from axonn_tune.reproduce.runs import Loaders
+
+
+@pytest.fixture(scope="module")
+def errors():
+    """The row and the error of every step."""
+    rows = load_published("megatron_bridge")
+    runs = megatron_bridge(rows, Loaders(load_model, load_machine, load_engine))
+    predicted = [predict_run(run).step_seconds for run in runs]
+    return [
+        (row, step / float(row["step_seconds"]) - 1.0)
+        for row, step in zip(rows, predicted, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "graphs", "n_rows", "most"),
+    [("dense", "no", 12, 0.12), ("experts", "yes", 10, 0.11), ("experts", "no", 42, 0.18)],
+)
+def test_steps_are_met_within_what_the_page_says(errors, kind, graphs, n_rows, most):
+    of_kind = [
+        error
+        for row, error in errors
+        if (row["expert"] == "1") == (kind == "dense") and row["graphs"] == graphs
+    ]
+    assert len(of_kind) == n_rows
+    assert np.mean(np.abs(of_kind)) < most
+
+
+def test_steps_that_the_host_bounds_are_the_fitted_ones_and_no_others(errors):
+    """One number of the engine explains why a micro-batch of one takes four times the products'."""
+    fitted = [
+        error
+        for row, error in errors
+        if (row["model"], row["machine"], row["micro_batch"]) == ("qwen3-30b-a3b", "dgx-b200", "1")
+    ]
+    assert len(fitted) == 2 and max(map(abs, fitted)) < 0.06
+
+
+def test_a_graph_of_a_whole_iteration_is_faster_than_its_release_before(errors):
+    """DeepSeek-V3 and Qwen3 on NVL72: the order of releases that changed the engine is met."""
+    for model in ("deepseek-v3", "qwen3-30b-a3b"):
+        steps = {
+            (row["release"], row["graphs"]): (float(row["step_seconds"]), error)
+            for row, error in errors
+            if row["model"] == model
+            and row["machine"] == "gb300-nvl72-64"
+            and row["global_batch"] in ("4096", "512")
+        }
+        before, after = steps["26.04.01", "no"], steps["26.06", "yes"]
+        assert after[0] < before[0]
+        assert after[0] * (1.0 + after[1]) < before[0] * (1.0 + before[1])
