@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts import axonn, deepspeed, fsdp2, megatron, rank, sbatch
 from axonn_tune.job_scripts.framework import Start
+from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 
@@ -59,6 +60,12 @@ def launch_files(
             f"--framework {framework} does not run {name}; allowed: {', '.join(allowed)}"
         )
     _require_built(prediction.scenario, framework)
+    job = prediction.scenario.job
+    if job.recipe is not None and framework != "megatron":
+        raise InputError(
+            f"job: precision is {job.precision}; allowed where a script of {framework} is written: "
+            f"{FULL}"
+        )
     start = _STARTS[framework](prediction, train)
     return {
         sbatch.NAME: sbatch.job_script(prediction, start, sbatch_options),
@@ -79,14 +86,7 @@ def _require_built(scenario: Scenario, framework: str) -> None:
             f"model {model.name} has {model.norms_per_block} norms in each block; allowed where a "
             "script is written: 2"
         )
-    special = [
-        part
-        for part, is_there in (
-            ("sliding windows", 0 < model.window < scenario.job.seq_len),
-            ("norms of queries and keys", bool(model.qk_norm)),
-        )
-        if is_there
-    ]
+    special = model.special_parts(scenario.job.seq_len)
     if special and framework != "megatron":
         raise InputError(
             f"model {model.name} has {' and '.join(special)}; allowed where a script of "

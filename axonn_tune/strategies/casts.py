@@ -62,7 +62,7 @@ class Casts:
         n_reads = recipe.reads
         if layer in _AFTER_NORM:
             n_reads = recipe.reads_after_norm
-        elif self._is_cast_again(layer, recipe):
+        if self._is_cast_again(layer, recipe):
             n_copies = 1.0
         name = names.cast(names.of_layer(chain, layer))
         if n_reads:
@@ -154,7 +154,8 @@ class Casts:
 
     def _is_cast_again(self, layer: str, recipe: Recipe) -> bool:
         """Return whether the backward pass casts a layer's input again."""
-        return layer == "proj" and not recipe.saves_attention_cast
+        is_saved_by_attention = layer == "proj" and not recipe.saves_attention_cast
+        return is_saved_by_attention or self.shapes.memory.saves_uncast
 
     def _cast(
         self, host: HostProgram, name: str, n_elements: Size, n_reads: float, n_copies: Size

@@ -296,8 +296,8 @@ class Shapes:
 
     @property
     def saved_share(self) -> float:
-        """The bytes of an input of a block's product over those of the uncast tensor."""
-        return self.job.operand_bytes / self.element_bytes
+        """The bytes of an input of a block's product as it is saved, over those uncast."""
+        return 1.0 if self.memory.saves_uncast else self.job.operand_bytes / self.element_bytes
 
     @cached_property
     def mlp_bytes(self) -> Array:

@@ -129,6 +129,13 @@ def test_megatron_is_told_the_recipe(precision):
         launch("llama3-8b", 64, LAYOUT, "dgx-b200", **replicated)
 
 
+def test_other_frameworks_are_not_told_what_their_programs_lack():
+    options = {"strategy": "zero3", "engine": "torchtitan", "precision": "fp8"}
+    message = "precision is fp8-current; allowed where a script of fsdp2 is written: bf16"
+    with pytest.raises(InputError, match=message):
+        launch("llama3-8b", 64, None, "dgx-h100", global_batch=64, **options)
+
+
 def test_a_quantity_of_an_unknown_format_is_refused():
     gpu = load_machine("dgx-h100").gpu
     with pytest.raises(InputError, match="peak_flops_per_s is 'fp9'"):

@@ -7,7 +7,7 @@ from build import memory_terms, number, plan_of
 from worlds import llama
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.engine import Engine, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Gemm, MemoryBound
 from axonn_tune.spec.precision import FORMATS, PRECISIONS, RECIPES
@@ -169,6 +169,18 @@ def test_weights_are_gathered_in_8_bits_if_they_are_stored_so():
     assert at_once == pytest.approx(matrices())
     without_recipe = gathered_weights(Megatron3D(low_weights=True), JOB)
     assert without_recipe == gathered_weights(Megatron3D(), JOB)
+
+
+def test_an_engine_may_save_inputs_uncast_and_cast_them_again():
+    """Then casts along rows and columns are two kernels, and activations take what they took."""
+    engine = Engine("e", "E", ("zero3",), memory=MemoryForm(saves_uncast=True))
+    job = in_precision("fp8-current", transposes_operands=True)
+    inner = TOKENS * 4096
+    for name in ("forward.down.cast", "backward.down.cast_again"):
+        assert bytes_of(zero3(engine), job, name, shard=8) == (2 * 2 + 1) * inner
+    assert bytes_of(zero3(), job, "forward.down.cast", shard=8) == (2 * 2 + 2) * inner
+    usual = memory_terms(zero3(engine), MODEL, JOB, shard=8)["activations"]
+    assert memory_terms(zero3(engine), MODEL, job, shard=8)["activations"] == usual
 
 
 def test_gathered_weights_are_cast_whenever_they_are_used():
