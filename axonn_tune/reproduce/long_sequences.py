@@ -10,7 +10,8 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
 
-_ASSUMED = ("network", "recipe of 8 bits", "type of summed gradients")
+# Of the software the source names neither the recipe of 8 bits nor the type of summed gradients.
+_ASSUMED = ("network", "recomputation", "software")
 
 
 def long_sequences(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
