@@ -10,6 +10,7 @@ from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.strategies.megatron3d import megatron_of
@@ -26,6 +27,7 @@ def sharded_search(
     dtype: str = "bf16",
     attention: str = "flash",
     recomputes: tuple[str, ...] = ("full",),
+    precision: str = FULL,
 ) -> Search:
     """Return a search of a sharded strategy; without a micro-batch, the best that fits is taken."""
     job = Job(
@@ -34,6 +36,7 @@ def sharded_search(
         model.seq_len,
         dtype,
         attention=attention,
+        precision=precision,
         dropout=attention == "unfused",
     )
     return Search(

@@ -3,16 +3,13 @@
 import importlib
 import sys
 import warnings
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from axonn_tune.errors import InputError
 from axonn_tune.io.presets import list_models, load_model
 from axonn_tune.job_scripts.script import launch_files
-from axonn_tune.runtime.request import require_built
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import parse_layout
@@ -84,12 +81,10 @@ def count_parameters(rank, models):
 
 def test_a_program_has_the_parameters_of_its_model():
     models = []
-    for preset in map(load_model, list_models()):
-        with suppress(InputError):
-            require_built(preset)
-            model = replace(preset, n_layers=2)
-            models.append((model, settings_of(model, 8, "zero3", "shard=8")))
-    assert len(models) > 10
+    for model in map(load_model, list_models()):
+        if not model.special_parts(model.seq_len):
+            short = replace(model, n_layers=2)
+            models.append((short, settings_of(short, 8, "zero3", "shard=8")))
     on_ranks(1, count_parameters, models)
 
 
