@@ -141,6 +141,7 @@ def test_megatron_knows_every_flag():
         {"model": load_model("deepseek-v2"), "layout": "data=4,expert=4"},
         {"model": load_model("llama4-scout"), "layout": "data=4,expert=4"},
         {"model": load_model("gpt-oss-120b"), "layout": "data=4,expert=4"},
+        {"model": with_experts(), "switches": Switches(sends_once=True, overlaps_experts=True)},
         {"model": with_experts(every=2, shared_hidden_size=8, shared_gate=True)},
     ]
     found = set()
@@ -171,6 +172,12 @@ def test_megatron_has_experts_in_the_same_layers(sizes):
     assert "--moe-layer-freq" not in everywhere and everywhere["--num-experts"] == "4"
 
 
+def test_stages_of_unlike_length_are_written_as_a_layout():
+    model = replace(MODEL, n_layers=5)
+    given = dict(flags_of(script_of("megatron", model=model, layout="pipeline=2,data=2")))
+    assert given["--pipeline-model-parallel-layout"] == "Ettt|ttL"
+
+
 @pytest.mark.parametrize("splits", [False, True])
 def test_megatron_spreads_experts_as_predicted(splits):
     switches = Switches(split_experts=splits)
@@ -186,6 +193,12 @@ def test_windows_count_the_token_itself_and_leave_out_full_layers():
     assert given["--window-size"] == "(7,0)" and given["--window-attn-skip-freq"] == "2"
     wide = replace(model, window=MODEL.seq_len)
     assert "--window-size" not in dict(flags_of(script_of("megatron", model=wide)))
+
+
+def test_megatron_does_not_overlap_exchanges_with_full_recomputation():
+    switches = Switches(overlaps_experts=True)
+    with pytest.raises(InputError, match="--overlaps-experts: Megatron-Core does not overlap"):
+        script_of("megatron", model=with_experts(), switches=switches, recompute="full")
 
 
 @pytest.mark.parametrize("part", [{"window": 8}, {"qk_norm": "head"}])
