@@ -27,5 +27,5 @@ def long_sequences(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         scenario = Scenario(model, job, machine, strategy)
         search = Search(scenario, Constraints(axes, micro_batch=1), ("none",), include_oom=True)
         published = {"step_seconds": float(row["step_seconds"])}
-        kind = "context parallelism" if axes["context"] > 1 else "whole sequences"
+        kind = "split sequences" if axes["context"] > 1 else "whole sequences"
         yield paper.run(f"{model.name}, {kind}", f"{seq_len} tokens", search, published)
