@@ -67,7 +67,9 @@ def test_a_script_warns_of_a_host_without_enough_memory(said, tmp_path):
 def test_engines_that_offload_are_listed(said):
     rows = {line.split()[0]: line for line in said("engines", "list").splitlines()[2:]}
     offloading = {name for name, line in rows.items() if line.split()[-2] == "yes"}
-    assert offloading == {"deepspeed", "deepspeed-eager", "fsdp2", "fsdp2-eager", "megatron-core"}
+    torchtitan = {"torchtitan", "torchtitan-2024", "torchtitan-2024-eager"}
+    others = {"deepspeed", "deepspeed-eager", "fsdp2", "fsdp2-eager", "megatron-core"}
+    assert offloading == others | torchtitan
     assert "offload = optimizer_states, gradients\n" in said("engines", "show", "deepspeed")
 
 
