@@ -33,6 +33,7 @@ OF_FILES_AND_LIMITS = {
     "max_error",
     "max_regret",
     "least_change",
+    "without_casts",
 }
 
 
