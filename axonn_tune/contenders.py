@@ -55,10 +55,11 @@ def left_out_of(
     missing = [name for name in (STRATEGIES if wanted is None else wanted) if name not in searched]
     placing = strategies_of(model, missing)
     able = with_precision(precision, placing)
+    parts, placers = " or ".join(model.placed_parts), ", ".join(_OF_ALL_MODELS)
     reasons = {
         NOT_ASKED_FOR: able,
         f"whose usual engine lacks products in {precision}": [n for n in placing if n not in able],
-        f"which predict no models with {' or '.join(model.placed_parts)}": [
+        f"since models with {parts} are predicted for {placers} only": [
             name for name in missing if name not in placing
         ],
     }

@@ -100,6 +100,7 @@ BELOW = {
         "io",
         "report",
         "options",
+        "contenders",
         "api",
         "measuring",
         "job_scripts",

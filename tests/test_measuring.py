@@ -22,6 +22,7 @@ OF_FILES_AND_LIMITS = {
     "log_ranks_per_node",
     "where",
     "thin_percent",
+    "without_casts",
     "output",
     "resume",
     "source",
@@ -33,7 +34,6 @@ OF_FILES_AND_LIMITS = {
     "max_error",
     "max_regret",
     "least_change",
-    "without_casts",
 }
 
 

@@ -25,6 +25,20 @@ def moved_fraction(kind: str, n_ranks: Size) -> Array:
     return passes * (1.0 - 1.0 / n_ranks)
 
 
+def rings_worth(kind: str, n_ranks: Size, n_units: Size) -> Array:
+    """Return how many rings' bytes leave a unit in which a group of ranks has its equal part.
+
+    One ring passes the boundary of a unit, however many of the ranks are inside. In an all-to-all
+    each of the m ranks inside sends its own bytes to the G - m others: m (G - m)/G of the buffer
+    leave the unit, in the place of the ring's (G - 1)/G.
+    """
+    n_ranks = np.asarray(n_ranks, dtype=np.float64)
+    if kind != "all_to_all":
+        return np.ones(n_ranks.shape)
+    n_inside = n_ranks / n_units
+    return np.maximum(n_inside * (n_ranks - n_inside) / np.maximum(n_ranks - 1.0, 1.0), 1.0)
+
+
 def collective_seconds(
     kind: str,
     nbytes: Size,

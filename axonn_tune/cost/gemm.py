@@ -201,6 +201,6 @@ def _correction(curve: EfficiencyCurve, points: tuple[GemmPoint, ...]) -> Spline
 
 def coordinates(m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
     """Return the point of each product among others: log2 of its sizes, and mode, shape (N, 6)."""
-    is_mode = np.array([[mode == other for other in MODES] for mode in modes], dtype=np.float64)
+    is_mode = (np.asarray(modes)[:, None] == np.asarray(MODES)).astype(np.float64)
     sizes = np.log2(np.stack([m, n, k], axis=1))
     return np.concatenate([sizes, is_mode * (MODE_DISTANCE / math.sqrt(2.0))], axis=1)

@@ -23,7 +23,7 @@ from math import gcd
 
 import numpy as np
 
-from axonn_tune.cost.collectives import moved_fraction
+from axonn_tune.cost.collectives import moved_fraction, rings_worth
 from axonn_tune.cost.curve import measured_seconds
 from axonn_tune.spec.candidates import Ints, Placements
 from axonn_tune.spec.machine import LinkLevel, Machine, Steps
@@ -226,12 +226,14 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
     n_sharing = np.zeros(size.shape, dtype=size.dtype)  # rings through a boundary of that level
     n_climbed = np.zeros(size.shape)  # levels of a tree over the units of that level
     crossing = []
+    n_units = []
     ring_hops = []
     tree_hops = []
     units_here = size.astype(np.float64)  # number of units of this level that a group visits
     for index, link in enumerate(machine.links):
         rings = rings_through_boundary(stride, size, link.unit_ranks)
         crossing.append(rings)
+        n_units.append(units_here)
         level = np.where(rings > 0, index, level)
         n_sharing = np.where(rings > 0, rings, n_sharing)
         outermost = index + 1 == len(machine.links)
@@ -249,7 +251,8 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
     tree_steps = [link.tree_steps for link in machine.links]
     kinds = {}
     for kind in KINDS:
-        bandwidth, bounding_level = _bandwidth(machine, kind, crossing)
+        worth = [rings_worth(kind, size.astype(np.float64), units) for units in n_units]
+        bandwidth, bounding_level = _bandwidth(machine, kind, crossing, worth)
         for ring in machine.ring_bandwidths:
             is_listed = in_node & (stride == ring.stride) & (size == ring.size)
             bandwidth[is_listed] = ring.bandwidth_bytes_per_s.value
@@ -365,15 +368,19 @@ def _occupied_s_per_byte(
     return np.stack(occupied)
 
 
-def _bandwidth(machine: Machine, kind: str, crossing: list[Ints]) -> tuple[Array, Ints]:
+def _bandwidth(
+    machine: Machine, kind: str, crossing: list[Ints], worth: list[Array]
+) -> tuple[Array, Ints]:
     """Return the smallest share of a crossed boundary, and its level.
 
-    They are infinite and -1 for a group of one rank.
+    They are infinite and -1 for a group of one rank. A group whose bytes through the boundary are
+    worth several rings has that part of a ring's share for each.
     """
     bandwidth = np.full(crossing[0].shape, np.inf)
     bounding_level = np.full(crossing[0].shape, -1)
-    for index, (link, rings) in enumerate(zip(machine.links, crossing, strict=True)):
-        share = ring_share(link, kind, rings)
+    for index, link in enumerate(machine.links):
+        rings = crossing[index]
+        share = ring_share(link, kind, rings) / worth[index]
         is_slower = (rings > 0) & (share < bandwidth)
         bandwidth = np.where(is_slower, share, bandwidth)
         bounding_level = np.where(is_slower, index, bounding_level)

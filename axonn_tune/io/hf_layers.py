@@ -51,7 +51,7 @@ def _listed_as_full(config: Mapping[str, Any]) -> list[bool] | None:
     return [kind == "full_attention" for kind in kinds]
 
 
-def listed_layers(config: Mapping[str, Any], key: str) -> list[int] | None:
+def listed_layers(config: Mapping[str, Any], key: str) -> frozenset[int] | None:
     """Return the layers that a config lists under a key, if it does.
 
     Raises
@@ -64,7 +64,7 @@ def listed_layers(config: Mapping[str, Any], key: str) -> list[int] | None:
         return None
     if not isinstance(layers, list) or not all(isinstance(layer, int) for layer in layers):
         raise InputError(f"{key} is {str(layers)[:40]!r}; allowed: a list of layers, from 0 on")
-    return layers
+    return frozenset(layers)
 
 
 def expert_fields(config: Mapping[str, Any], has_experts: Callable[[int], bool]) -> dict[str, Any]:
@@ -80,6 +80,8 @@ def expert_fields(config: Mapping[str, Any], has_experts: Callable[[int], bool])
         raise InputError("no layer has experts; allowed: a layer with experts")
     first, second = (*layers, config["num_hidden_layers"])[:2]
     if layers != list(range(first, config["num_hidden_layers"], second - first)):
-        text = ", ".join(map(str, layers))
-        raise InputError(f"the layers {text} have experts; allowed: layers with equal distances")
+        text = ", ".join(map(str, layers[:8]))
+        raise InputError(
+            f"the first layers with experts are {text}; allowed: layers with equal distances"
+        )
     return {"experts.first_layer": first, "experts.every": second - first}

@@ -59,7 +59,7 @@ def qwen_moe_window(config: Config) -> Fields:
 
 def qwen_moe_experts(config: Config) -> Fields:
     """Return the layers with experts: every `decoder_sparse_step`-th, unless it is excepted."""
-    excepted = listed_layers(config, "mlp_only_layers") or ()
+    excepted = listed_layers(config, "mlp_only_layers") or frozenset()
     step = config["decoder_sparse_step"]
     return expert_fields(config, lambda layer: (layer + 1) % step == 0 and layer not in excepted)
 

@@ -126,6 +126,12 @@ def _expert_flags(prediction: Prediction, strategy: Megatron3D) -> tuple[str, ..
     if not strategy.has_experts:
         return ()
     layout = prediction.layout
+    recompute = prediction.configuration.recompute
+    if strategy.overlaps_experts and recompute.startswith("full"):
+        raise InputError(
+            f"--overlaps-experts: Megatron-Core does not overlap with recompute {recompute}; "
+            "allowed: none, selective"
+        )
     tensor = layout.size("tensor") if strategy.splits_experts else 1
     return (
         f"--expert-model-parallel-size {layout.size(EXPERT)}",
@@ -134,6 +140,16 @@ def _expert_flags(prediction: Prediction, strategy: Megatron3D) -> tuple[str, ..
         "--moe-grouped-gemm",
         "--moe-permute-fusion",
     )
+
+
+def _dispatcher_flags(strategy: Megatron3D) -> tuple[str, ...]:
+    """Return the flags that say how tokens travel to and from experts."""
+    flags: tuple[str, ...] = ("--moe-token-dispatcher-type alltoall",)
+    if strategy.sends_once:
+        flags = ("--moe-token-dispatcher-type flex", "--moe-flex-dispatcher-backend deepep")
+    if strategy.overlaps_experts:
+        flags = (*flags, "--overlap-moe-expert-parallel-comm")
+    return flags
 
 
 def _stage_flags(n_layers: int, n_stages: int, n_virtual: int) -> tuple[str, ...]:
@@ -153,17 +169,7 @@ def _stage_flags(n_layers: int, n_stages: int, n_virtual: int) -> tuple[str, ...
         )
     first, *middle, last = ("t" * layers for layers in cut_layers(n_layers, n_chunks))
     layout = "|".join(("E" + first, *middle, last + "L"))
-    return (f"--pipeline-model-parallel-layout '{layout}'",)
-
-
-def _dispatcher_flags(strategy: Megatron3D) -> tuple[str, ...]:
-    """Return the flags that say how tokens travel to and from experts."""
-    flags: tuple[str, ...] = ("--moe-token-dispatcher-type alltoall",)
-    if strategy.sends_once:
-        flags = ("--moe-token-dispatcher-type flex", "--moe-flex-dispatcher-backend deepep")
-    if strategy.overlaps_experts:
-        flags = (*flags, "--overlap-moe-expert-parallel-comm")
-    return flags
+    return (f"--pipeline-model-parallel-layout {layout}",)
 
 
 def _offload_flags(strategy: Megatron3D) -> tuple[str, ...]:

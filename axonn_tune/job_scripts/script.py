@@ -86,14 +86,7 @@ def _require_built(scenario: Scenario, framework: str) -> None:
             f"model {model.name} has {model.norms_per_block} norms in each block; allowed where a "
             "script is written: 2"
         )
-    special = [
-        part
-        for part, is_there in (
-            ("sliding windows", 0 < model.window < scenario.job.seq_len),
-            ("norms of queries and keys", bool(model.qk_norm)),
-        )
-        if is_there
-    ]
+    special = model.special_parts(scenario.job.seq_len)
     if special and framework != "megatron":
         raise InputError(
             f"model {model.name} has {' and '.join(special)}; allowed where a script of "

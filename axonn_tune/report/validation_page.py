@@ -166,8 +166,8 @@ the two public logs of AxoNN do not state gradient accumulation (one micro-step 
 batch of Alps' 6144 GPUs is assumed; of ZeRO++ only the 18B shape is stated; of the sharded
 strategies on Frontier no batch or version is known, and quantised messages were slower there than
 their bytes say. Megatron-DeepSpeed has the layouts of its public launch scripts. MegaScale's
-parallel blocks and sliding windows are not modelled. torchtitan's GPUs take 500 W of an H100's 700;
-their products are taken to reach 0.6 of the peak, as pytorch/ao says of these GPUs."""
+parallel blocks and sliding windows are not modelled. torchtitan's own H100 take 500 W in place of
+700; their products are taken to reach 0.6 of the peak, as pytorch/ao says of these GPUs."""
 
 _STEPS_READING = """*several nodes* and *one node*: layouts of Megatron-LM on A100 that vTrain
 published with their times (VIA-Research/vTrain, data/, MIT licence); recomputation and vocabulary

@@ -97,14 +97,19 @@ def _llm_foundry_machines(loaders: Loaders) -> dict[str, Machine]:
 def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield Llama 3.1 with FSDP2, alone and with tensor parallelism inside a node.
 
-    The network of several nodes is assumed to be that of a DGX, which has the same bandwidth.
+    The network of several nodes is assumed to be that of a DGX, which has the same bandwidth, and
+    weights to be gathered in bf16.
     """
-    machine = _torchtitan_machine(loaders)
+    machines = {"H100": _torchtitan_machine(loaders), "H200": loaders.machine("dgx-h200")}
     for row in rows:
+        machine = machines[row["gpu"]]
         source = f"pytorch/torchtitan, benchmarks/{row['document']} (BSD-3)"
-        is_one_node = int(row["gpus"]) <= machine.ranks_per_node
-        assumed = ("GPU",) if is_one_node else ("GPU", "network")
-        paper = Paper("FSDP of torchtitan", source, machine, assumed=assumed)
+        assumed = ["GPU"] if row["gpu"] == "H100" else []
+        if int(row["gpus"]) > machine.ranks_per_node:
+            assumed.append("network")
+        if row["precision"] != FULL:
+            assumed.append("software")  # Whether weights are gathered in 8 bits.
+        paper = Paper("FSDP of torchtitan", source, machine, assumed=tuple(assumed))
         model = loaders.model(row["model"])
         engine = loaders.engine(row["engine"])
         sizes = {"shard": int(row["shard"]), "replica": 1}
@@ -116,9 +121,9 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         published = {"tokens_per_second_per_gpu": float(row["tokens_per_s_per_gpu"])}
         if row["memory_gib"]:
             published["memory_gib"] = float(row["memory_gib"])
-        group = f"{row['model']}, {engine.title}"
-        subject = f"{row['model']}, {layout}, {row['precision']}, {engine.title}"
-        yield paper.run(group, subject, search, published)
+        what = engine.title if row["precision"] == FULL else f"{engine.title}, 8 bits"
+        subject = f"{row['model']}, {layout}, {what}"
+        yield paper.run(f"{row['model']}, {what}, {row['gpu']}", subject, search, published)
 
 
 def _torchtitan_machine(loaders: Loaders) -> Machine:

@@ -10,7 +10,8 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
 
-_ASSUMED = ("network", "recipe of 8 bits", "type of summed gradients")
+# Of the software the source names neither the recipe of 8 bits nor the type of summed gradients.
+_ASSUMED = ("network", "recomputation", "software")
 
 
 def long_sequences(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
@@ -26,5 +27,5 @@ def long_sequences(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         scenario = Scenario(model, job, machine, strategy)
         search = Search(scenario, Constraints(axes, micro_batch=1), ("none",), include_oom=True)
         published = {"step_seconds": float(row["step_seconds"])}
-        kind = "context parallelism" if axes["context"] > 1 else "whole sequences"
+        kind = "split sequences" if axes["context"] > 1 else "whole sequences"
         yield paper.run(f"{model.name}, {kind}", f"{seq_len} tokens", search, published)

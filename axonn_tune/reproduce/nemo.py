@@ -26,7 +26,11 @@ def nemo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield the measured steps of submissions to MLPerf."""
     source = "MLPerf Training v3.0 to v5.1 (Apache-2.0)"
-    paper = Paper("MLPerf", source, loaders.machine("dgx-h100"), assumed=("network",))
+    unstated = (
+        "network",
+        "software",
+    )  # the types in which gradients are reduced and weights gathered
+    paper = Paper("MLPerf", source, loaders.machine("dgx-h100"), assumed=unstated)
     return _runs(paper, rows, loaders)
 
 

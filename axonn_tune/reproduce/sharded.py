@@ -36,8 +36,8 @@ def sharded_search(
         model.seq_len,
         dtype,
         attention=attention,
-        dropout=attention == "unfused",
         precision=precision,
+        dropout=attention == "unfused",
     )
     return Search(
         Scenario(model, job, machine, strategy),

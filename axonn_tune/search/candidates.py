@@ -79,12 +79,11 @@ def broken_rules(search: Search, placements: Placements) -> Mapping[str, np.ndar
 def _broken_by_experts(model: Model, placements: Placements) -> Mapping[str, np.ndarray]:
     """Return for each reason the placements over whose ranks the experts cannot be spread."""
     folded = placements.axes.folded
+    n_experts = _n_experts(model)
+    split = placements.size(EXPERT)
     return {
-        f"{_n_experts(model)} experts not divisible by {EXPERT}": _n_experts(model)
-        % placements.size(EXPERT)
-        != 0,
-        f"{folded} not divisible by {EXPERT}": placements.size(folded) % placements.size(EXPERT)
-        != 0,
+        f"number of experts ({n_experts}) not divisible by {EXPERT}": n_experts % split != 0,
+        f"{folded} not divisible by {EXPERT}": placements.size(folded) % split != 0,
     }
 
 

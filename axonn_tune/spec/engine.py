@@ -286,6 +286,8 @@ class MemoryForm:
         those that fused kernels save.
     logit_bytes
         Bytes for each logit at the loss; None for the logits and their copy in fp32.
+    split_logit_bytes
+        The same under ZeRO-3 where a tensor group splits the logits; None for `logit_bytes`.
     bucket_bytes
         Bytes for each parameter of the buckets in which the gradients of replicas are reduced,
         besides the gradients themselves.
@@ -299,6 +301,7 @@ class MemoryForm:
     attention_factor: Quantity | None = None
     mlp_factor: Quantity | None = None
     logit_bytes: Quantity | None = None
+    split_logit_bytes: Quantity | None = None
     bucket_bytes: Quantity | None = None
     dummy_gradient_bytes: Quantity | None = None
     saves_uncast: bool = False
@@ -308,6 +311,7 @@ class MemoryForm:
             ("attention_factor", 0.1),
             ("mlp_factor", 0.1),
             ("logit_bytes", 0.0),
+            ("split_logit_bytes", 0.0),
             ("bucket_bytes", 0.0),
             ("dummy_gradient_bytes", 0.0),
         ):

@@ -115,7 +115,8 @@ def _gradient_bytes(shapes: Shapes, stored: Array, reduced: Size, accumulates: A
 
 def _saved_by_block(shapes: Shapes, runs_eagerly: bool) -> Array:
     """Return the bytes that a block saves if nothing is recomputed."""
-    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
+    # Norms' outputs are saved as they were gathered over a tensor group.
+    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes * shapes.y
     saved = norm_bytes + shapes.inner_bytes + shapes.saved_score_bytes
     return saved + _kept_by_eager_kernels(shapes) if runs_eagerly else saved
 
@@ -168,10 +169,11 @@ def _moments(
     model = shapes.model
     n_layers = model.n_layers
     stream = shapes.residual_bytes
+    head_input = shapes.linears["head"].input_bytes
     logits_bytes = shapes.logits * shapes.element_bytes
-    of_loss = shapes.logits * value_or(
-        shapes.memory.logit_bytes, _TENSORS_OF_LOSS * shapes.element_bytes
-    )
+    logit_bytes = value_or(shapes.memory.logit_bytes, _TENSORS_OF_LOSS * shapes.element_bytes)
+    split_logit_bytes = value_or(shapes.memory.split_logit_bytes, logit_bytes)
+    of_loss = shapes.logits * np.where(shapes.y > 1, split_logit_bytes, logit_bytes)
     head = shapes.linears["head"].weight_bytes / shapes.element_bytes
     # Elements of the job's type that are as large as an element of a message.
     per_element = program.message_bytes(shapes.element_bytes) / shapes.element_bytes
@@ -182,8 +184,8 @@ def _moments(
     at_end = 3.0 * stream + shapes.linears["qkv"].output_bytes
     down = shapes.linears["down"].weight_bytes / shapes.element_bytes
     moments = [
-        _Moment(0, 0, root + message + last_block, of_loss + stream),
-        _Moment(0, 0, root + message + head + block, logits_bytes + 2.0 * stream),
+        _Moment(0, 0, root + message + last_block, of_loss + head_input),
+        _Moment(0, 0, root + message + head + block, logits_bytes + 2.0 * head_input),
     ]
     telling = {0, min(1, n_layers - 1), max(n_layers - 2, 0), n_layers - 1}
     for n_done in sorted(telling):

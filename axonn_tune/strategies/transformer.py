@@ -144,12 +144,11 @@ class Transformer:
         """Form a share of a layer's output again; its sum over ranks has been kept."""
         shape = self.shapes.linears[layer]
         weight = Weight(RECOMPUTE, layer)
+        number_format = self.casts.number_format(layer)
         self.casts.cast_input(host, RECOMPUTE, layer)
         self.communication.gather_input(host, weight)
         if share:
-            name = names.gemm(weight.name)
-            number_format = self.casts.number_format(layer)
-            n = share * shape.n
+            name, n = names.gemm(weight.name), share * shape.n
             host.gemm(name, shape.tokens, n, shape.k, shape.modes[0], number_format)
 
     # Other kernels -----------------------------------------------------------------------

@@ -189,8 +189,27 @@ def test_bandwidth_is_the_smallest_share_of_the_crossed_levels(machine, stride, 
     elif shares:
         bounding = int(got.kinds["all_reduce"].bounding_level[0])
         assert shares[bounding] == min(shares.values())
-    for of_kind in got.kinds.values():
-        assert of_kind.bandwidth_bytes_per_s[0] == pytest.approx(expected, rel=1e-12)
+    for kind, of_kind in got.kinds.items():
+        if kind != "all_to_all":
+            assert of_kind.bandwidth_bytes_per_s[0] == pytest.approx(expected, rel=1e-12)
+        else:
+            assert of_kind.bandwidth_bytes_per_s[0] <= expected * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("n_units", [2, 3, 8])
+def test_an_all_to_all_sends_all_that_is_for_other_units_through_the_boundary(n_units):
+    """Add up what each rank of a unit of four has for each rank elsewhere."""
+    n_ranks, nbytes, boundary = 4 * n_units, 1e9, 80e9
+    machine = machine_of(units=(1, 4), bandwidths=(1e15, boundary), latencies=(0.0, 0.0))
+    of_pair = nbytes / n_ranks
+    leaving = sum(
+        of_pair for here in range(n_ranks) for there in range(n_ranks) if here < 4 <= there
+    )
+    links = links_of(machine, 1, n_ranks).kinds
+    sent = (1 - 1 / n_ranks) * nbytes / links["all_to_all"].bandwidth_bytes_per_s[0]
+    assert sent == pytest.approx(leaving / boundary, rel=1e-12)
+    apart = links_of(machine, 4, n_units).kinds
+    assert apart["all_to_all"].bandwidth_bytes_per_s == apart["all_gather"].bandwidth_bytes_per_s
 
 
 def longest_walk(machine, stride, size):

@@ -173,3 +173,22 @@ def test_the_pool_grows_to_the_bytes_that_the_engine_states_for_each_logit():
     pool.allocate("gradient of the bf16 logits", 2)
     for name in ("torchtitan-2024", "torchtitan-2024-eager"):
         assert load_engine(name).memory.logit_bytes.value == pool.end
+
+
+def test_split_logits_grow_the_pool_to_the_bytes_that_the_engine_states():
+    """loss_parallel: the softmax of a part of the vocabulary, and its backward pass, by line."""
+    pool = Pool()
+    pool.allocate("bf16 logits", 2)
+    pool.allocate("x", 4)
+    pool.allocate("shifted", 4)
+    pool.allocate("exp(shifted)", 4)
+    pool.free("exp(shifted)")
+    pool.allocate("result", 4)
+    pool.free("bf16 logits", "x", "shifted")
+    pool.allocate("grad_input", 4)
+    pool.allocate("exp(result)", 4)
+    pool.allocate("grad_input + exp(result)", 4)
+    pool.free("exp(result)")
+    pool.allocate("times grad_output", 4)
+    for name in ("torchtitan-2024", "torchtitan-2024-eager"):
+        assert load_engine(name).memory.split_logit_bytes.value == pool.end

@@ -81,9 +81,10 @@ def count_parameters(rank, models):
 
 def test_a_program_has_the_parameters_of_its_model():
     models = []
-    for name in list_models():
-        model = replace(load_model(name), n_layers=2)
-        models.append((model, settings_of(model, 8, "zero3", "shard=8")))
+    for model in map(load_model, list_models()):
+        if not model.special_parts(model.seq_len):
+            short = replace(model, n_layers=2)
+            models.append((short, settings_of(short, 8, "zero3", "shard=8")))
     on_ranks(1, count_parameters, models)
 
 

@@ -19,6 +19,7 @@ from axonn_tune.io.package_data import training_program
 from axonn_tune.io.presets import load_machine, load_model
 from axonn_tune.job_scripts.quoting import command, directive, export, words
 from axonn_tune.job_scripts.script import launch_files
+from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import parse_layout
@@ -41,11 +42,16 @@ def prediction_of(
     strategy="axonn", host=None, model=MODEL, layout=None, machine=None, switches=None, **run
 ):
     machine = replace(machine or machine_of(), job_script=host or JobScript())
-    strategy = strategy_named(strategy, switches)
+    strategy = strategy_named(strategy, switches, has_experts=not model.is_dense)
     parsed = parse_layout(layout or LAYOUTS[strategy.name], strategy.axes)
     job = Job(parsed.n_ranks, 8 * parsed.n_ranks, model.seq_len)
     scenario = Scenario(model, job, machine, strategy)
     return predict(scenario, Configuration(parsed, **run))
+
+
+def with_experts(**sizes):
+    """The model with four experts in some layers."""
+    return replace(MODEL, experts=Experts(n_experts=4, top_k=2, hidden_size=8, **sizes))
 
 
 def script_of(*given, sbatch_options=(), train=None, **more):
@@ -132,6 +138,11 @@ def test_megatron_knows_every_flag():
         {"layout": "context=2,data=2", "switches": Switches(context_kind="ulysses")},
         {"switches": plain, "model": replace(llama, qkv_bias=True)},
         {"model": replace(MODEL, position="none", n_kv_heads=2)},
+        {"model": load_model("deepseek-v2"), "layout": "data=4,expert=4"},
+        {"model": load_model("llama4-scout"), "layout": "data=4,expert=4"},
+        {"model": load_model("gpt-oss-120b"), "layout": "data=4,expert=4"},
+        {"model": with_experts(), "switches": Switches(sends_once=True, overlaps_experts=True)},
+        {"model": with_experts(every=2, shared_hidden_size=8, shared_gate=True)},
     ]
     found = set()
     for case in cases:
@@ -139,6 +150,61 @@ def test_megatron_knows_every_flag():
     assert found <= known_flags()
     needed = {"--mock-data", "--train-iters", "--lr", "--tokenizer-type", "--vocab-size"}
     assert needed <= {flag for flag, _ in found}
+
+
+def expert_layers(pattern, n_layers):
+    """The layers with experts, as Megatron-LM's moe_freq_type and gpt_layer_specs.py read them."""
+    if "[" in pattern:
+        flags = [part.partition("*") for part in pattern.split("+")]
+        return [flag == "[1]" for flag, _, count in flags for _ in range(int(count))]
+    return [layer % int(pattern) == 0 for layer in range(n_layers)]
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"first_layer": 1}, {"every": 2}, {"first_layer": 1, "every": 3}]
+)
+def test_megatron_has_experts_in_the_same_layers(sizes):
+    model = replace(with_experts(**sizes), n_layers=8)
+    given = dict(flags_of(script_of("megatron", model=model)))
+    layers = expert_layers(given["--moe-layer-freq"], 8)
+    assert layers == [block.has_experts for block in model.blocks]
+    everywhere = dict(flags_of(script_of("megatron", model=with_experts())))
+    assert "--moe-layer-freq" not in everywhere and everywhere["--num-experts"] == "4"
+
+
+def test_stages_of_unlike_length_are_written_as_a_layout():
+    model = replace(MODEL, n_layers=5)
+    given = dict(flags_of(script_of("megatron", model=model, layout="pipeline=2,data=2")))
+    assert given["--pipeline-model-parallel-layout"] == "Ettt|ttL"
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_megatron_spreads_experts_as_predicted(splits):
+    switches = Switches(split_experts=splits)
+    case = {"model": with_experts(), "layout": "tensor=2,data=2,expert=2", "switches": switches}
+    given = dict(flags_of(script_of("megatron", **case)))
+    assert given["--expert-model-parallel-size"] == "2"
+    assert given["--expert-tensor-parallel-size"] == ("2" if splits else "1")
+
+
+def test_windows_count_the_token_itself_and_leave_out_full_layers():
+    model = replace(MODEL, window=8, full_attention_every=2)
+    given = dict(flags_of(script_of("megatron", model=model)))
+    assert given["--window-size"] == "(7,0)" and given["--window-attn-skip-freq"] == "2"
+    wide = replace(model, window=MODEL.seq_len)
+    assert "--window-size" not in dict(flags_of(script_of("megatron", model=wide)))
+
+
+def test_megatron_does_not_overlap_exchanges_with_full_recomputation():
+    switches = Switches(overlaps_experts=True)
+    with pytest.raises(InputError, match="--overlaps-experts: Megatron-Core does not overlap"):
+        script_of("megatron", model=with_experts(), switches=switches, recompute="full")
+
+
+@pytest.mark.parametrize("part", [{"window": 8}, {"qk_norm": "head"}])
+def test_the_programs_of_other_frameworks_refuse_what_they_do_not_build(part):
+    with pytest.raises(InputError, match=r"model tiny has .*; allowed where a script of fsdp2"):
+        script_of("zero3", model=replace(MODEL, **part))
 
 
 # Texts that mean something to a shell, to Python or to sbatch.

@@ -80,10 +80,10 @@ def test_a_page_says_what_the_text_says(rankings):
 
 def test_strategies_with_a_caveat_are_marked_and_those_left_out_are_named():
     rankings = rankings_of("zero3", "zeropp", gpus=8)
-    page = page_document(rankings, "", [], "", 50, 1, left_out=["zero-topo"])
+    page = page_document(rankings, "", [], "", 50, 1, left_out={"for a reason": ["zero-topo"]})
     assert page["strategies"] == ["zero3", "zeropp"] and page["marked"] == ["zero3", "zeropp *"]
     assert any(remark.startswith("* zeropp quantises messages") for remark in page["remarks"])
-    assert any(remark.startswith("Left out: zero-topo,") for remark in page["remarks"])
+    assert any(remark == "Left out: zero-topo, for a reason." for remark in page["remarks"])
 
 
 def test_a_pipeline_of_one_stage_has_no_row_of_its_own():

@@ -1,12 +1,14 @@
 """Published runs of FSDP: models and batches are those that the sources count."""
 
 from math import prod
+from statistics import mean
 
 import pytest
 
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.fsdp import fms_fsdp, llm_foundry, mpt, torchtitan
+from axonn_tune.reproduce.results import compare_published
 from axonn_tune.reproduce.runs import Loaders
 
 LOADERS = Loaders(load_model, load_machine, load_engine)
@@ -60,7 +62,22 @@ def test_ranks_and_sequences_add_up(reader, table):
         assert job.n_gpus == int(row["gpus"])
         if table == "torchtitan":
             n_shards = int(row["shard"])
+            assert ("GPU" in run.assumed) == (row["gpu"] == "H100")
             assert n_shards * int(row["tensor"]) == job.n_gpus
             assert n_shards * int(row["micro_batch"]) == job.global_batch
         if len(search.constraints.axes) > 1:
             assert prod(search.constraints.axes.values()) == job.n_gpus
+
+
+def test_torchtitan_is_met_in_time_and_memory():
+    """Nothing of its engines was fitted to these runs."""
+    runs = list(torchtitan(load_published("torchtitan"), LOADERS))
+    compared = compare_published(runs)
+    errors = {
+        metric: [abs(each.error_fraction) for each in compared if each.metric == metric]
+        for metric in ("tokens_per_second_per_gpu", "memory_gib")
+    }
+    assert [len(each) for each in errors.values()] == [13, 9]
+    assert mean(errors["tokens_per_second_per_gpu"]) < 0.06
+    assert mean(errors["memory_gib"]) < 0.04
+    assert max(map(max, errors.values())) < 0.09

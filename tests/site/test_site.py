@@ -15,7 +15,7 @@ from axonn_tune.io.json_files import load_json, save_json
 from axonn_tune.spec.validation import Validation
 
 DOCS = Path(__file__).parents[2] / "docs"
-TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+TUTORIALS = [*sorted((DOCS / "tutorials").glob("*.md")), DOCS / "experts.md"]
 # A session is a command after a dollar sign and what it prints; "..." stands for any lines.
 SESSION = re.compile(r"^```console\n\$ (?P<command>.+)\n(?P<output>(?:.*\n)*?)```$", re.MULTILINE)
 WRITE = os.environ.get("AXONN_TUNE_WRITE_GOLDEN")

@@ -165,7 +165,7 @@ def copied_bytes(prediction):
 def test_fsdp2_copies_weights_for_every_gather_and_gradients_in_every_micro_step(n_microsteps):
     """The root is gathered once in a micro-step, a block for each of its two passes."""
     shard = MODEL.parameters / 8
-    blocks = sum(stage_parameters(MODEL, MODEL.n_layers, False, False)) / 8
+    blocks = sum(stage_parameters(MODEL, range(MODEL.n_layers), False, False)) / 8
     to_host, from_host = copied_bytes(predicted("fsdp2", micro_batch=4 // n_microsteps))
     assert to_host == pytest.approx(4.0 * shard * n_microsteps)
     assert from_host == pytest.approx(4.0 * (shard + blocks) * n_microsteps)

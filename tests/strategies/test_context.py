@@ -22,7 +22,7 @@ from axonn_tune.spec.engine import CONTEXT_KINDS
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
-from axonn_tune.spec.plan import Attention
+from axonn_tune.spec.plan import Attention, MemoryBound
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.named import Switches, strategy_named
 
@@ -176,6 +176,42 @@ def test_nothing_is_left_unawaited(kind):
         assert issued <= awaited
 
 
+def copied_bytes(plan, chain):
+    """Bytes of the kernels beside attention, by the end of their names."""
+    start = f"{chain}.attention."
+    return {
+        op.name.removeprefix(start): number(op.nbytes)
+        for op in operations(plan.microstep)
+        if isinstance(op, MemoryBound) and op.name.startswith(start)
+    }
+
+
+@MODELS
+def test_copies_and_sums_beside_attention(model):
+    """A copy reads and writes; an addition reads two and writes one; sums begin from zeros.
+
+    The last rank of a ring adds the results of all of its queries in each of three steps, and
+    backward the gradients of half of another rank's keys and values, too.
+    """
+    query, keys = (512 / 4 * heads * 16 * 2.0 for heads in (model.n_heads, model.n_kv_heads))
+    found = {
+        (kind, chain): copied_bytes(plan(kind, model, context=4), chain)
+        for kind in CONTEXT_KINDS
+        for chain in (FORWARD, BACKWARD)
+    }
+    pack = 2 * 2 * keys
+    assert found["ring", FORWARD] == {"pack": pack, "sum": 3 * 3 * query}
+    assert found["ring", BACKWARD] == {"pack": pack, "sum": 3 * 3 * (query + keys)}
+    everything = 4 * 2 * keys
+    assert found["all_gather", FORWARD] == {"order": 2 * everything}
+    written, added, ordered = 1, 3, 2
+    sums = (written + added + ordered) * everything
+    assert found["all_gather", BACKWARD] == {"order": 2 * everything, "sum": sums}
+    exchanged = {"q": query, "k": keys, "v": keys, "out": query}
+    copies = {f"{x}.{end}": 2 * b for x, b in exchanged.items() for end in ("pack", "unpack")}
+    assert found["ulysses", FORWARD] == found["ulysses", BACKWARD] == copies
+
+
 # Times --------------------------------------------------------------------------------------------
 
 
@@ -236,7 +272,7 @@ def test_candidates_of_any_size_share_a_plan():
 @MODELS
 def test_buffers_of_long_sequences(model):
     """Of one block, in bytes: those of a rank's tokens with half of the heads."""
-    model = replace(model, vocab_size=128)
+    model = replace(model, vocab_size=128, ffn_hidden_size=64)
     job = replace(JOB, seq_len=2**15)
     tokens = 2**15 / 8
     query, keys = (2.0 * tokens * heads * 16 / 2 for heads in (model.n_heads, model.n_kv_heads))
@@ -247,6 +283,8 @@ def test_buffers_of_long_sequences(model):
     # Keys and values of all steps and an output of each; what is gathered, its gradient and a part.
     assert working["ring"] == 8 * (2 * keys + query)
     assert working["all_gather"] == 3 * 8 * 2 * keys
+    # Four copies of the gradients of q, k and v, and the output's as it comes and as it is used.
+    assert working["ulysses"] == 4 * (query + 2 * keys) + 2 * query
     saved = {
         kind: memory_terms(megatron(kind), model, job, tensor=2, context=8)["activations"]
         for kind in CONTEXT_KINDS

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 from build import collectives, memory_terms, number, operations, plan_of
-from worlds import llama, machine_of
+from worlds import llama, machine_of, quantity
 
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine, load_model
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.configuration import Configuration
-from axonn_tune.spec.engine import Engine, ZeroProgram
+from axonn_tune.spec.engine import Engine, MemoryForm, ZeroProgram
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
@@ -180,6 +180,34 @@ def test_a_tensor_group_shares_products_weights_and_tokens(recompute):
     norms = 9 * 256
     assert terms[1]["weights"] == pytest.approx((terms[0]["weights"] - norms) / 4 + norms)
     assert terms[1]["activations"] < terms[0]["activations"]
+
+
+# A job and a model whose peak is the loss, with 4096 tokens on each rank.
+AT_LOSS = replace(JOB, global_batch=1024)
+WORDY = replace(MODEL, vocab_size=8192)
+STREAM = 4096 * 256 * 2
+
+
+def terms_at_loss(engine, recompute, **sizes):
+    return memory_terms(zero3(engine), WORDY, AT_LOSS, 64, recompute, **sizes)
+
+
+def test_gathered_inputs_are_saved_whole():
+    """Without recomputation a block keeps both norms' outputs of all tokens."""
+    whole, split = (
+        terms_at_loss(SPLIT, "none", tensor=tensor, shard=4)["activations"] for tensor in (1, 4)
+    )
+    gathered = MODEL.n_layers * 2 * STREAM
+    assert split == pytest.approx(gathered + (whole - gathered) / 4)
+
+
+def test_split_logits_have_bytes_of_their_own_beside_a_gathered_input():
+    memory = MemoryForm(logit_bytes=quantity(14.0), split_logit_bytes=quantity(18.0))
+    engine = replace(SPLIT, memory=memory)
+    logits = 4096 * 8192
+    for tensor, nbytes in ((1, 14.0), (4, 18.0)):
+        terms = terms_at_loss(engine, "full", tensor=tensor, shard=4)
+        assert terms["working_set"] == pytest.approx(nbytes * logits / tensor + STREAM)
 
 
 def test_a_block_gathers_and_sums_its_tokens_at_each_pair_of_products():

@@ -13,7 +13,7 @@ import numpy as np
 
 from axonn_tune.calibration.fit.robust import fit_affine, robust_spread_fraction
 from axonn_tune.calibration.fit.steps import fitted_ring_steps, fitted_tree_steps
-from axonn_tune.cost.collectives import moved_fraction
+from axonn_tune.cost.collectives import moved_fraction, rings_worth
 from axonn_tune.errors import InputError
 from axonn_tune.spec.machine import LinkLevel, Quantity, RingShare, Steps
 from axonn_tune.spec.plan import KINDS
@@ -189,7 +189,8 @@ def _fitted_lines(unit_ranks: int, points: Sequence[LinkPoint]) -> list[_FittedL
                 min(unit_ranks, n_rings),
                 fit.intercept_seconds / hops(kind, n_units),
                 fit.intercept_spread_fraction,
-                float(moved_fraction(kind, size)) / max(fit.seconds_per_unit, least_slope),
+                float(moved_fraction(kind, size) * rings_worth(kind, size, n_units))
+                / max(fit.seconds_per_unit, least_slope),
                 fit.slope_spread_fraction,
             )
         )
