@@ -55,9 +55,13 @@ class ExpertShapes:
 
     @property
     def routed_tokens(self) -> Array:
-        """The copies of tokens that the busiest rank's experts take."""
-        job = self.shapes.job
-        return self.shapes.own_tokens * (self.experts.top_k * job.expert_imbalance)
+        """The copies of tokens that the busiest rank's experts take.
+
+        A rank that holds all experts takes the copies of its own tokens.
+        """
+        is_spread = self.n_local < self.experts.n_experts
+        imbalance = np.where(is_spread, self.shapes.job.expert_imbalance, 1.0)
+        return self.shapes.own_tokens * (self.experts.top_k * imbalance)
 
     @property
     def routed_bytes(self) -> Array:
@@ -247,7 +251,7 @@ class Mixture:
         A kernel that sends tokens once does so itself.
         """
         if not self.sizes.shapes.sends_once:
-            nbytes = self.sizes.own_bytes + self.sizes.routed_bytes
+            nbytes = self.sizes.own_bytes * (1.0 + self.sizes.experts.top_k)
             host.memory_bound(names.of_layer(chain, action), nbytes, "copy")
 
     def _sort(self, host: HostProgram, chain: str, action: str) -> None:

@@ -261,4 +261,4 @@ def test_a_layout_of_any_table_can_be_typed(capsys, strategy):
 def test_explain_shows_the_share_of_a_sequence_that_a_rank_attends_to(capsys):
     context = ["--strategy", "megatron", "--grid", "context=8,data=8", "--seq-len", "8192"]
     _, out, _ = run_cli(capsys, "explain", "--gpus", "64", "--model", "llama3-8b", *context)
-    assert "0.125 x 32 heads x 8192 x 128" in out
+    assert "6 times 1 x 32 heads x 1024 x 128" in out
