@@ -62,6 +62,7 @@ def load_track_records() -> TrackRecords:
                 int(row["n_far"]),
                 float(row["mean_error_fraction"]),
                 float(row["spread"]),
+                row["kind"],
             )
             for row in csv_reader(_TRACK_RECORDS)
         )

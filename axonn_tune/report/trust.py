@@ -50,6 +50,9 @@ def track_record_line(scenario: Scenario) -> str:
     if record.gpu != gpu:
         place += f", since {gpu} has too few"
     engine = f" ({record.engine})" if record.engine else ""
+    if scenario.kind:
+        kind = record.kind or "all kinds"
+        remark += f" ({kind})"
     return (
         f"Track record of {strategy.name}{engine} {place}: {record.n_runs} published runs{remark}, "
         f"mean error {percent(record.mean_error_fraction, 0)} %, {record.n_far} of {record.n_runs} "
@@ -68,6 +71,7 @@ def track_record_document(scenario: Scenario) -> dict[str, Any] | None:
     return {
         "engine": record.engine or None,
         "gpu": record.gpu or None,
+        "kind": record.kind or None,
         "runs": record.n_runs,
         "mean_error_fraction": record.mean_error_fraction,
         "runs_far_off": record.n_far,

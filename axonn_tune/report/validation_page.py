@@ -61,7 +61,7 @@ def reproduction_markdown(
         "## By strategy and engine",
         "",
         "These rows count the end results above and the measured steps below. The *track record*",
-        "that rankings state, by engine and family of GPUs, counts those that are times or rates",
+        "that rankings state, by engine, family of GPUs and kind (dense, experts, low precision), counts those that are times or rates",
         "of steps, without the runs to which a number was fitted.",
         "",
         markdown_table(strategy_rows(reproduction), STRATEGY_HEADERS),

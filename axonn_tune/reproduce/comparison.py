@@ -49,9 +49,9 @@ class Comparison:
         Name that is shared by the numbers that the source compares.
     assumed
         Those of the `FACTS` that were assumed for the prediction.
-    strategy, engine, gpu
-        Names of the strategy and the engine whose plan stands for the run, and the family of its
-        GPU.
+    strategy, engine, gpu, kind
+        Names of the strategy and the engine whose plan stands for the run, the family of its GPU,
+        and what it has that dense models in the job's type have not (`Scenario.kind`).
     is_fitted
         Whether a number was fitted to the run, so that it is not predicted.
     """
@@ -70,6 +70,7 @@ class Comparison:
     strategy: str = ""
     engine: str = ""
     gpu: str = ""
+    kind: str = ""
     is_fitted: bool = False
 
     @property

@@ -78,6 +78,7 @@ def compare_number(run: Run, metric: str, prediction: Prediction | None) -> Comp
         strategy=scenario.strategy.name,
         engine=scenario.strategy.engine.title,
         gpu=scenario.machine.gpu.family,
+        kind=scenario.kind,
         is_fitted=run.is_fitted,
     )
 

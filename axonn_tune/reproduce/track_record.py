@@ -26,7 +26,7 @@ def track_records(reproduction: Reproduction) -> TrackRecords:
     steps = [timed.comparison for table in reproduction.steps.values() for timed in table]
     kinds = grouped(
         (c for c in (*reproduction.results, *steps) if _counts(c)),
-        lambda c: (c.strategy, c.engine, c.gpu),
+        lambda c: (c.strategy, c.engine, c.gpu, c.kind),
     )
     return TrackRecords(tuple(_record(*kind, kinds[kind]) for kind in sorted(kinds)))
 
@@ -36,7 +36,9 @@ def _counts(c: Comparison) -> bool:
     return c.metric in _OF_STEPS and c.error_fraction is not None and not c.is_fitted
 
 
-def _record(strategy: str, engine: str, gpu: str, comparisons: Sequence[Comparison]) -> TrackRecord:
+def _record(
+    strategy: str, engine: str, gpu: str, kind: str, comparisons: Sequence[Comparison]
+) -> TrackRecord:
     errors = [c.error_fraction for c in comparisons if c.error_fraction is not None]
     return TrackRecord(
         strategy,
@@ -46,4 +48,5 @@ def _record(strategy: str, engine: str, gpu: str, comparisons: Sequence[Comparis
         n_far=sum(abs(error) > FAR_FRACTION for error in errors),
         mean_error_fraction=mean(map(abs, errors)),
         spread=math.sqrt(mean(math.log1p(error) ** 2 for error in errors)),
+        kind=kind,
     )

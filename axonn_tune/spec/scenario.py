@@ -103,7 +103,17 @@ class Scenario:
         """How predictions of this kind have fared; None if too few were compared."""
         strategy = self.strategy
         family = self.machine.gpu.family
-        return self.track_records.of(strategy.name, strategy.engine.title, family)
+        return self.track_records.of(strategy.name, strategy.engine.title, family, self.kind)
+
+    @property
+    def kind(self) -> str:
+        """What dense models in the job's type have not: experts, products in 8 or 4 bits, or both.
+
+        The text is empty where there is neither.
+        """
+        experts = "" if self.model.is_dense else "experts"
+        low = "" if self.job.recipe is None else "low precision"
+        return " in ".join(filter(None, (experts, low)))
 
     @property
     def track_record_spread(self) -> float:

@@ -27,6 +27,8 @@ class TrackRecord:
         Mean of |predicted / published - 1|.
     spread
         Root mean square of ln(predicted / published).
+    kind
+        What the runs have that dense models in the job's type have not (see `Scenario.kind`).
     """
 
     strategy: str
@@ -36,6 +38,7 @@ class TrackRecord:
     n_far: int
     mean_error_fraction: float
     spread: float
+    kind: str = ""
 
 
 def joined(records: Sequence[TrackRecord]) -> TrackRecord | None:
@@ -55,6 +58,7 @@ def joined(records: Sequence[TrackRecord]) -> TrackRecord | None:
         n_far=sum(record.n_far for record in records),
         mean_error_fraction=mean(lambda record: record.mean_error_fraction),
         spread=math.sqrt(mean(lambda record: record.spread**2)),
+        kind=_shared(record.kind for record in records),
     )
 
 
@@ -70,22 +74,16 @@ class TrackRecords:
 
     records: tuple[TrackRecord, ...] = ()
 
-    def of(self, strategy: str, engine: str, gpu: str) -> TrackRecord | None:
+    def of(self, strategy: str, engine: str, gpu: str, kind: str = "") -> TrackRecord | None:
         """Return the record of the runs that are most like a prediction, if there are enough.
 
-        Those of its strategy with its engine on its GPU come first, then those with its engine on
-        all machines, with any engine on its GPU, and all runs of the strategy.
+        Those of its kind come before all others. Of these, those of its strategy with its engine on
+        its GPU come first, then those with its engine on all machines, with any engine on its GPU,
+        and all runs of the strategy.
         """
         of_strategy = [record for record in self.records if record.strategy == strategy]
-        of_engine = [record for record in of_strategy if record.engine == engine]
-        kinds = (
-            [record for record in of_engine if record.gpu == gpu],
-            of_engine,
-            [record for record in of_strategy if record.gpu == gpu],
-            of_strategy,
-        )
-        candidates = (joined(kind) for kind in kinds)
-        return next((r for r in candidates if r is not None and r.n_runs >= LEAST_RUNS), None)
+        alike = [record for record in of_strategy if record.kind == kind]
+        return _nearest(alike, engine, gpu) or _nearest(of_strategy, engine, gpu)
 
     @property
     def largest_spread(self) -> float:
@@ -96,6 +94,19 @@ class TrackRecords:
         }
         joint = (joined(records) for records in by_strategy.values())
         return max((record.spread for record in joint if record is not None), default=0.0)
+
+
+def _nearest(of_strategy: Sequence[TrackRecord], engine: str, gpu: str) -> TrackRecord | None:
+    """Return the record of enough runs that are most alike in engine and GPU, if there are any."""
+    of_engine = [record for record in of_strategy if record.engine == engine]
+    kinds = (
+        [record for record in of_engine if record.gpu == gpu],
+        of_engine,
+        [record for record in of_strategy if record.gpu == gpu],
+        of_strategy,
+    )
+    candidates = (joined(kind) for kind in kinds)
+    return next((r for r in candidates if r is not None and r.n_runs >= LEAST_RUNS), None)
 
 
 NO_TRACK_RECORDS = TrackRecords()

@@ -9,7 +9,7 @@ from axonn_tune.io.presets import list_machines, load_machine
 from axonn_tune.spec.track_record import LEAST_RUNS, TrackRecord, TrackRecords, joined
 
 
-def record_of(ratios, strategy="s", engine="e", gpu="g"):
+def record_of(ratios, strategy="s", engine="e", gpu="g", kind=""):
     """The record of runs with these ratios of predicted to published."""
     errors = [abs(ratio - 1) for ratio in ratios]
     return TrackRecord(
@@ -20,6 +20,7 @@ def record_of(ratios, strategy="s", engine="e", gpu="g"):
         sum(error > 0.2 for error in errors),
         sum(errors) / len(errors),
         math.sqrt(sum(math.log(ratio) ** 2 for ratio in ratios) / len(ratios)),
+        kind,
     )
 
 
@@ -60,6 +61,21 @@ def test_the_nearest_runs_that_are_enough_count(wanted, n_runs, engine, gpu):
         assert found is None
     else:
         assert (found.n_runs, found.engine, found.gpu) == (n_runs, engine, gpu)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_runs", "shared"), [("", 4, ""), ("experts", 3, "experts"), ("low precision", 9, "")]
+)
+def test_runs_of_the_same_kind_count_before_nearer_ones(kind, n_runs, shared):
+    records = TrackRecords(
+        (
+            record_of([1.0] * 4, gpu="A100"),
+            record_of([1.0] * 3, gpu="B200", kind="experts"),
+            record_of([1.0] * 2, gpu="A100", kind="low precision"),
+        )
+    )
+    found = records.of("s", "e", "H100", kind)
+    assert (found.n_runs, found.kind) == (n_runs, shared)
 
 
 def test_what_was_never_compared_is_trusted_like_the_worst():
