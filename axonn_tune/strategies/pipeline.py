@@ -199,13 +199,15 @@ StageMemory = Callable[[Sequence[int], bool, bool, Array], dict[str, Array]]
 def stage_memory(
     shapes: Shapes, memory_of: StageMemory, offload: OffloadProgram | None = None
 ) -> dict[str, Array]:
-    """Return the bytes by term of the rank that needs most, one of the first or the last stage.
+    """Return the bytes by term of the rank that needs most, of the first or the last stage.
 
-    What is offloaded does not count for which of the two needs more.
+    The second stage counts, too, where layers differ. What is offloaded does not count for which of
+    them needs most.
 
     The first of p stages holds the activations of p micro-batches (1F1B); with v virtual stages it
     holds 1 + (p - 1) / (p v) times as many (Korthikanti et al., arXiv 2205.05198, section 4.2.3).
-    The last stage holds the activations of one micro-batch.
+    The second stage holds those of one micro-batch less, or of two virtual stages. The last stage
+    holds the activations of one micro-batch.
     """
     table = shapes.table
     model = shapes.model
@@ -215,18 +217,22 @@ def stage_memory(
         n_held = np.full(len(table), float(model.n_layers))
         return memory_of(range(model.n_layers), True, True, n_held)
     n_micro = table.n_microsteps(shapes.job.global_batch)
-    first_layers = layers_of_stage(shapes, 0)
-    last_layers = layers_of_stage(shapes, n_stages - 1)
-    n_first, n_last = len(first_layers), len(last_layers)
-    in_flight = float(n_stages)
+
+    def terms_of(stage: int, in_flight: float) -> dict[str, Array]:
+        layers = layers_of_stage(shapes, stage)
+        n_held = len(layers) * np.minimum(n_micro, in_flight)
+        return memory_of(layers, stage == 0, stage == n_stages - 1, n_held)
+
+    in_first = float(n_stages)
+    in_last = 1.0
     if n_virtual > 1:
-        in_flight *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
-    terms = memory_of(first_layers, True, False, n_first * np.minimum(n_micro, in_flight))
-    held_by_last = 1.0 if n_virtual == 1 else 1.0 + (n_virtual - 1) / n_virtual * n_stages
-    last_terms = memory_of(last_layers, False, True, n_last * np.minimum(n_micro, held_by_last))
-    kept = [term for term in terms if offload is None or term not in offload.terms]
+        in_first *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
+        in_last += (n_virtual - 1) / n_virtual * n_stages
+    stages = [terms_of(0, in_first), terms_of(n_stages - 1, in_last)]
+    if n_stages > 2 and len(model.counts(range(model.n_layers))) > 1:
+        stages.append(terms_of(1, in_first - min(2.0 / n_virtual, 1.0)))
+    kept = [term for term in stages[0] if offload is None or term not in offload.terms]
     zero = np.zeros(len(table))
-    is_last = sum((last_terms[term] for term in kept), start=zero) > sum(
-        (terms[term] for term in kept), start=zero
-    )
-    return {term: np.where(is_last, last_terms[term], value) for term, value in terms.items()}
+    needed = np.stack([sum((terms[term] for term in kept), start=zero) for terms in stages])
+    neediest = needed.argmax(axis=0)
+    return {term: np.choose(neediest, [terms[term] for terms in stages]) for term in stages[0]}

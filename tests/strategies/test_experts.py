@@ -240,3 +240,17 @@ def test_an_odd_number_of_layers_leaves_the_last_stage_the_rest(n_layers, n_chun
     if is_possible or (n_layers + 2) % n_chunks == 0:
         assert sum(layers) == n_layers and max(layers) == most and min(layers) > 0
         assert layers[1:-1] == [most] * (n_chunks - 2)
+
+
+def test_the_fullest_stage_may_be_one_in_the_middle():
+    """The first stage has the dense layers, the last one fewer layers."""
+    experts = replace(EXPERTS, n_experts=64, first_layer=2)
+    model = replace(DENSE, n_layers=8, experts=experts)
+    sizes = {"data": 4, "pipeline": 4}
+    held = memory_terms(WHOLE, model, JOB, **sizes)["weights"] / JOB.element_bytes
+    of_experts = 64 * model.expert_parameters
+    assert held >= 2 * of_experts
+    dense_first = memory_terms(
+        WHOLE, replace(model, experts=replace(experts, first_layer=0)), JOB, **sizes
+    )
+    assert held < dense_first["weights"] / JOB.element_bytes
