@@ -94,6 +94,14 @@ def _llm_foundry_machines(loaders: Loaders) -> dict[str, Machine]:
     }
 
 
+# Short names of the engines of torchtitan, by the year of their code.
+_TITANS = {
+    "torchtitan-2024-eager": "2024, eager",
+    "torchtitan-2024": "2024",
+    "torchtitan": "2025",
+}
+
+
 def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield Llama 3.1 with FSDP2, alone and with tensor parallelism inside a node.
 
@@ -121,9 +129,10 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         published = {"tokens_per_second_per_gpu": float(row["tokens_per_s_per_gpu"])}
         if row["memory_gib"]:
             published["memory_gib"] = float(row["memory_gib"])
-        what = engine.title if row["precision"] == FULL else f"{engine.title}, 8 bits"
-        subject = f"{row['model']}, {layout}, {what}"
-        yield paper.run(f"{row['model']}, {what}, {row['gpu']}", subject, search, published)
+        bits = "" if row["precision"] == FULL else ", 8 bits"
+        subject = f"{row['model']}, {layout}, {_TITANS[engine.name]}{bits}"
+        group = f"{row['model']}, {engine.title}{bits}, {row['gpu']}"
+        yield paper.run(group, subject, search, published)
 
 
 def _torchtitan_machine(loaders: Loaders) -> Machine:
