@@ -66,16 +66,9 @@ class EfficiencyCurve:
 
     def seconds(self, m: Array, n: Array, k: Array, mode: str) -> Array:
         """Return the time of (m x k) times (k x n) products, in the shape of the sizes."""
-        rate = self.sustained_flops_per_s * self.mode_fractions[MODES.index(mode)]
-        per_tile = 2.0 * (k + self.k_overhead) / (rate / self.n_multiprocessors)
-        best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
-        for tile in self.tiles:
-            n_tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns)
-            waves = np.ceil(n_tiles / self.n_multiprocessors)
-            area = tile.rows * tile.columns / tile.speed_fraction
-            np.minimum(best, waves * (area * per_tile), out=best)
+        in_waves = self._wave_seconds(m, n, k, mode, 1.0)
         moved_bytes = self.element_bytes * (m * k + k * n) + self.result_bytes * (m * n)
-        return self.launch_seconds + np.maximum(best, moved_bytes / self.bytes_per_s)
+        return self.launch_seconds + np.maximum(in_waves, moved_bytes / self.bytes_per_s)
 
     def grouped_seconds(
         self,
@@ -93,17 +86,22 @@ class EfficiencyCurve:
         is added to sums with elements of so many bytes, which are read and written.
         """
         at_once = np.minimum(n_at_once, n_groups)
-        rate = self.sustained_flops_per_s * self.mode_fractions[MODES.index(mode)]
-        per_tile = 2.0 * (k + self.k_overhead) / (rate / self.n_multiprocessors)
-        best = np.full(m.shape, np.inf)
-        for tile in self.tiles:
-            n_tiles = at_once * np.ceil(m / tile.rows) * np.ceil(n / tile.columns)
-            waves = np.ceil(n_tiles / self.n_multiprocessors) * (n_groups / at_once)
-            area = tile.rows * tile.columns / tile.speed_fraction
-            np.minimum(best, waves * (area * per_tile), out=best)
+        in_waves = self._wave_seconds(m, n, k, mode, at_once) * (n_groups / at_once)
         written_bytes = 2.0 * sum_bytes if sum_bytes else self.result_bytes
         moved_bytes = self.element_bytes * (m * k + k * n) + written_bytes * m * n
-        return self.launch_seconds + np.maximum(best, n_groups * moved_bytes / self.bytes_per_s)
+        return self.launch_seconds + np.maximum(in_waves, n_groups * moved_bytes / self.bytes_per_s)
+
+    def _wave_seconds(self, m: Array, n: Array, k: Array, mode: str, at_once: Size) -> Array:
+        """Return the time in which the multiprocessors form the tiles of `at_once` products."""
+        rate = self.sustained_flops_per_s * self.mode_fractions[MODES.index(mode)]
+        per_tile = 2.0 * (k + self.k_overhead) / (rate / self.n_multiprocessors)
+        best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
+        for tile in self.tiles:
+            n_tiles = at_once * np.ceil(m / tile.rows) * np.ceil(n / tile.columns)
+            waves = np.ceil(n_tiles / self.n_multiprocessors)
+            area = tile.rows * tile.columns / tile.speed_fraction
+            np.minimum(best, waves * (area * per_tile), out=best)
+        return best
 
 
 class Products:

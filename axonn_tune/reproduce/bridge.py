@@ -21,10 +21,12 @@ _ENGINES = {"yes": "megatron-core-graphs", "no": "megatron-core"}
 
 def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield measured steps; recomputation of single modules is left out."""
+    models = {name: loaders.model(name) for name in {row["model"] for row in rows}}
+    machines = {name: loaders.machine(name) for name in {row["machine"] for row in rows}}
+    engines = {graphs: loaders.engine(name) for graphs, name in _ENGINES.items()}
     for row in rows:
-        model = loaders.model(row["model"])
-        machine = loaders.machine(row["machine"])
-        engine = loaders.engine(_ENGINES[row["graphs"]])
+        model, machine = models[row["model"]], machines[row["machine"]]
+        engine = engines[row["graphs"]]
         source = "NVIDIA-NeMo/Megatron-Bridge (Apache-2.0)"
         is_fitted = (row["model"], row["machine"], row["micro_batch"]) == _FITTED
         paper = Paper("Megatron-Bridge", source, machine, "table", ("network",), is_fitted)

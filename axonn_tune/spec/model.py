@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -212,12 +213,16 @@ class Model:
         every = self.full_attention_every
         return bool(every) and (layer + 1) % every == 0
 
-    def counts(self, layers: Iterable[int]) -> dict[Block, int]:
+    def counts(self, layers: Sequence[int]) -> dict[Block, int]:
         """Return how many of some layers there are of each kind, in the order of their first."""
-        counts: dict[Block, int] = {}
-        for layer in layers:
-            counts[self.blocks[layer]] = counts.get(self.blocks[layer], 0) + 1
-        return counts
+        if layers and self._has_equal_layers:
+            return {self.blocks[0]: len(layers)}
+        return dict(Counter(self.blocks[layer] for layer in layers))
+
+    @cached_property
+    def _has_equal_layers(self) -> bool:
+        """Whether all layers are of one kind."""
+        return len(set(self.blocks)) == 1
 
     @property
     def is_dense(self) -> bool:
@@ -240,7 +245,7 @@ class Model:
 
     # Weights -----------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def attention_linears(self) -> tuple[Linear, ...]:
         """The weights of attention in forward order; the projection of its output comes last."""
         if self.latent_attention is not None:
@@ -253,12 +258,12 @@ class Model:
             Linear("proj", heads, self.hidden_size, True, self.bias),
         )
 
-    @property
+    @cached_property
     def mlp_linears(self) -> tuple[Linear, Linear]:
         """The weights up and down of the MLP of a layer without experts."""
         return self._mlp("up", "down", self.ffn_hidden_size)
 
-    @property
+    @cached_property
     def shared_linears(self) -> tuple[Linear, ...]:
         """The weights of the experts that every token passes through, if there are any."""
         if self.experts is None or not self.experts.shared_hidden_size:

@@ -21,7 +21,7 @@ from axonn_tune.spec.plan import Array, GroupedGemm, Size
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
+from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, kernel_of
 
 _UP, _DOWN, _ROUTER = "experts_up", "experts_down", "router"
 
@@ -156,7 +156,7 @@ class Mixture:
 
     def forward(self, host: HostProgram, chain: str) -> None:
         """Route each token, send its copies to their experts, and bring the results back."""
-        self._route(host, chain, "NN")
+        self._route(host, chain)
         self._permute(host, chain, "permute")
         self._send(host, chain, "dispatch")
         self._sort(host, chain, "sort")
@@ -178,7 +178,7 @@ class Mixture:
         self._sort(host, BACKWARD, "sort")
         self._bring(host, BACKWARD, "dispatch")
         self._permute(host, BACKWARD, "permute")
-        self._route(host, BACKWARD, "NT")
+        self._route(host, BACKWARD)
 
     @property
     def _up(self) -> tuple[Size, Size]:
@@ -226,7 +226,7 @@ class Mixture:
         name = names.gemm_weight(owner)
         host.launch(self._grouped(layer, name, k, n, rows, "TN", sum_bytes))
 
-    def _route(self, host: HostProgram, chain: str, mode: str) -> None:
+    def _route(self, host: HostProgram, chain: str) -> None:
         """Form each token's score for each expert, and choose; or form the gradients of this.
 
         The gate of shared experts is one column more.
@@ -238,11 +238,11 @@ class Mixture:
         owner = names.of_layer(chain, _ROUTER)
         score_bytes = 2.0 * FP32_BYTES * tokens * n_columns
         if chain != BACKWARD:
-            host.gemm(names.gemm(owner), tokens, n_columns, width, mode)
+            host.gemm(names.gemm(owner), tokens, n_columns, width, "NN")
             host.memory_bound(names.of_layer(chain, "choice"), score_bytes, "softmax")
             return
         host.memory_bound(names.of_layer(chain, "choice"), score_bytes, "softmax_backward")
-        host.gemm(names.gemm_input(owner), tokens, width, n_columns, mode)
+        host.gemm(names.gemm_input(owner), tokens, width, n_columns, "NT")
         host.gemm(names.gemm_weight(owner), width, n_columns, tokens, "TN")
 
     def _permute(self, host: HostProgram, chain: str, action: str) -> None:
@@ -280,8 +280,7 @@ class Mixture:
     def _activate(self, host: HostProgram, chain: str) -> None:
         """Apply the experts' nonlinearity with the router's weights, or form its gradient."""
         sizes = self.sizes
-        kernel = sizes.shapes.activation_kernel
-        is_backward = chain == BACKWARD
-        nbytes = (2.0 if is_backward else 1.0) * sizes.up_bytes + sizes.activated_bytes
-        kernel = f"{kernel}_backward" if is_backward else kernel
+        kernel = kernel_of(sizes.shapes.activation_kernel, chain)
+        n_passes = 2.0 if chain == BACKWARD else 1.0
+        nbytes = n_passes * sizes.up_bytes + sizes.activated_bytes
         host.memory_bound(names.of_layer(chain, "experts_activation"), nbytes, kernel)

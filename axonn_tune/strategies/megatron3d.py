@@ -15,7 +15,7 @@ group as the MLP is (--expert-tensor-parallel-size).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 
@@ -62,6 +62,7 @@ _EXPERT_AXES = replace(
 _SPLIT_EXPERT_AXES = replace(_EXPERT_AXES, folded="context*data")
 _UPDATED_BLOCK = "weights.block.all_gather"
 _UPDATED_EXPERTS = "weights.experts.all_gather"
+_EXPERT_GRADIENTS = "gradient.experts.reduce"
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ class Megatron3D:
         owned = everywhere
         replicas = shapes.table.size(_REPLICAS)
         if self.distributed_optimizer:
-            owned = stored / replicas + experts / self._expert_replicas(shapes)
+            owned = self.owned_share(shapes, stored, experts)
         memory = self.engine.memory
         bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
         n_dummies = model.block_matmul_parameters + last * model.head.parameters
@@ -251,9 +252,16 @@ class Megatron3D:
             "working_set": working + n_dummies * dummy_bytes / shapes.table.size("tensor"),
         }
 
-    def _expert_replicas(self, shapes: Shapes) -> Array | float:
-        """Return the number of ranks that hold the same experts."""
-        return shapes.table.size(EXPERT_REPLICAS) if self.has_experts else 1.0
+    def owned_share(self, shapes: Shapes, stored: Array, experts: Size) -> Array:
+        """Return of how many parameters a rank holds the states with a distributed optimizer.
+
+        Of those that it stores, replicas of the rank share all but the experts, and ranks that hold
+        the same experts share these.
+        """
+        of_others = stored / shapes.table.size(_REPLICAS)
+        if not self.has_experts:
+            return of_others
+        return of_others + experts / shapes.table.size(EXPERT_REPLICAS)
 
 
 def megatron_of(
@@ -346,7 +354,7 @@ def _saved_scores(shapes: Shapes) -> Array | float:
     return n_of_scores * shapes.saved_score_bytes
 
 
-def _stored_parameters(shapes: Shapes, layers: Iterable[int], first: bool, last: bool) -> Array:
+def _stored_parameters(shapes: Shapes, layers: Sequence[int], first: bool, last: bool) -> Array:
     """Return how many parameters a rank of a stage stores besides routed experts, shape (C,).
 
     Matrices and their biases are split over the tensor group, other vectors are not.
@@ -355,7 +363,7 @@ def _stored_parameters(shapes: Shapes, layers: Iterable[int], first: bool, last:
     return (matrices + split) / shapes.table.size("tensor") + whole
 
 
-def _stored_matrices(shapes: Shapes, layers: Iterable[int]) -> Array:
+def _stored_matrices(shapes: Shapes, layers: Sequence[int]) -> Array:
     """Return how many elements a rank stores of the matrices of some layers, experts included.
 
     These are the weights that low precisions cast.
@@ -368,7 +376,7 @@ def _stored_matrices(shapes: Shapes, layers: Iterable[int]) -> Array:
     return total
 
 
-def _stored_experts(shapes: Shapes, layers: Iterable[int]) -> Array | float:
+def _stored_experts(shapes: Shapes, layers: Sequence[int]) -> Array | float:
     """Return how many parameters of routed experts a rank of a stage stores, shape (C,)."""
     model = shapes.model
     if model.experts is None:
@@ -481,8 +489,7 @@ class MegatronCommunication(SequenceParallel):
         """Wait for the updated weights of the block."""
         if self._gathers_updated and chain == FORWARD:
             host.wait(_UPDATED_BLOCK)
-            if self.options.has_experts:
-                host.wait(_UPDATED_EXPERTS)
+            self._await_experts(host, _UPDATED_EXPERTS)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
         """Start to gather updated weights of the next block with a block's first weight.
@@ -494,9 +501,9 @@ class MegatronCommunication(SequenceParallel):
         if self._gathers_updated and weight == Weight(FORWARD, first_layer):
             element = self.options.gathered_bytes(self.shapes.job)
             self._over_replicas(host, _UPDATED_BLOCK, "all_gather", self._block_parameters, element)
-            if self.options.has_experts:
-                name, experts = _UPDATED_EXPERTS, self._block_experts
-                self._over_replicas(host, name, "all_gather", experts, element, EXPERT_REPLICAS)
+            self._over_expert_replicas(
+                host, _UPDATED_EXPERTS, "all_gather", self._block_experts, element
+            )
 
     def end_block(self, host: HostProgram) -> None:
         """Start to reduce the block's gradients, while earlier blocks form theirs."""
@@ -504,10 +511,7 @@ class MegatronCommunication(SequenceParallel):
             name = "gradient.block.reduce"
             parameters = self._block_parameters
             self._over_replicas(host, name, self._reduce_kind, parameters, self._gradient_bytes)
-            if self.options.has_experts:
-                name, experts = "gradient.experts.reduce", self._block_experts
-                kind, element = self._reduce_kind, self._gradient_bytes
-                self._over_replicas(host, name, kind, experts, element, EXPERT_REPLICAS)
+            self._reduce_experts(host, self._block_experts)
 
     def _over_replicas(
         self,
@@ -527,6 +531,30 @@ class MegatronCommunication(SequenceParallel):
         )
         n_calls = np.ceil(n_elements / bucket_elements)
         host.issue(name, kind, n_elements * element_bytes, axis, n_calls, after)
+
+    def _over_expert_replicas(
+        self,
+        host: HostProgram,
+        name: str,
+        kind: str,
+        n_elements: Array,
+        element_bytes: Size,
+        after: tuple[str, ...] = (),
+    ) -> None:
+        """Start the same over the ranks that hold the same experts, where there are any."""
+        if self.options.has_experts:
+            axis = EXPERT_REPLICAS
+            self._over_replicas(host, name, kind, n_elements, element_bytes, axis, after)
+
+    def _await_experts(self, host: HostProgram, name: str) -> None:
+        """Wait for what has been started over the ranks that hold the same experts."""
+        if self.options.has_experts:
+            host.wait(name)
+
+    def _reduce_experts(self, host: HostProgram, n_elements: Array) -> None:
+        """Start to reduce gradients of experts."""
+        kind, element_bytes = self._reduce_kind, self._gradient_bytes
+        self._over_expert_replicas(host, _EXPERT_GRADIENTS, kind, n_elements, element_bytes)
 
     @property
     def _reduce_kind(self) -> str:
@@ -593,10 +621,8 @@ class MegatronCommunication(SequenceParallel):
         remaining = outside
         if not options.overlap_grad_reduce:
             remaining = outside + in_blocks
-            if options.has_experts:
-                name, kind = "gradient.experts.reduce", self._reduce_kind
-                self._over_replicas(host, name, kind, experts, gradient_bytes, EXPERT_REPLICAS)
-                host.wait(name)
+            self._reduce_experts(host, experts)
+            self._await_experts(host, _EXPERT_GRADIENTS)
         self._over_replicas(
             host, names.GRADIENT_REDUCE, self._reduce_kind, remaining, gradient_bytes
         )
@@ -604,9 +630,7 @@ class MegatronCommunication(SequenceParallel):
         stored = outside + in_blocks + experts
         owned = stored
         if options.distributed_optimizer:
-            owned = (outside + in_blocks) / shapes.table.size(_REPLICAS)
-            if options.has_experts:
-                owned = owned + experts / shapes.table.size(EXPERT_REPLICAS)
+            owned = options.owned_share(shapes, outside + in_blocks, experts)
         updated = clip_and_update(
             host,
             shapes.job,
@@ -625,10 +649,10 @@ class MegatronCommunication(SequenceParallel):
                 element = element - saved * (matrices - experts) / (outside + in_blocks)
             self._over_replicas(host, name, "all_gather", remaining, element, after=updated)
             host.wait(names.WEIGHTS_ALL_GATHER)
-            if options.has_experts and not options.overlap_grad_reduce:
-                name, axis = _UPDATED_EXPERTS, EXPERT_REPLICAS
-                self._over_replicas(host, name, "all_gather", experts, gathered, axis, updated)
-                host.wait(name)
+            if not options.overlap_grad_reduce:
+                name = _UPDATED_EXPERTS
+                self._over_expert_replicas(host, name, "all_gather", experts, gathered, updated)
+                self._await_experts(host, name)
             host.memory_bound("weights.copy", 2.0 * remaining * element, "copy")
         if options.stores_low_weights(shapes.job):
             Casts(shapes).transpose_kept_weights(host, matrices)

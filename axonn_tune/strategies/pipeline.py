@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise, starmap
 
 import numpy as np
 
@@ -71,27 +72,24 @@ def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
     return table.n_microsteps(job.global_batch) % n_stages == 0
 
 
-def chunk_layers(shapes: Shapes, stage: int) -> list[int]:
-    """Return the number of layers of each virtual stage of one rank."""
+def _chunks(shapes: Shapes) -> list[int]:
+    """Return the number of layers of each virtual stage, in the order of the layers."""
     model = shapes.model
     n_stages = shapes.table.n_stages
     if shapes.balances_stages:
-        return [_balanced_layers(model, n_stages)[stage]]
-    return cut_layers(model.n_layers, n_stages * shapes.n_virtual)[stage::n_stages]
+        return _balanced_layers(model, n_stages)
+    return cut_layers(model.n_layers, n_stages * shapes.n_virtual)
+
+
+def chunk_layers(shapes: Shapes, stage: int) -> list[int]:
+    """Return the number of layers of each virtual stage of one rank."""
+    return _chunks(shapes)[stage :: shapes.table.n_stages]
 
 
 def stage_layers(shapes: Shapes, stage: int) -> list[range]:
     """Return the layers of each virtual stage of one rank, counted from 0."""
-    n_stages = shapes.table.n_stages
-    by_stage = [chunk_layers(shapes, each) for each in range(n_stages)]
-    ranges = []
-    first = 0
-    for virtual in range(len(by_stage[0])):
-        for each, counts in enumerate(by_stage):
-            if each == stage:
-                ranges.append(range(first, first + counts[virtual]))
-            first += counts[virtual]
-    return ranges
+    ends = [0, *accumulate(_chunks(shapes))]
+    return list(starmap(range, pairwise(ends)))[stage :: shapes.table.n_stages]
 
 
 def layers_of_stage(shapes: Shapes, stage: int) -> list[int]:
@@ -150,8 +148,7 @@ def _pipelined_plan(
     last_layers = stage_layers(shapes, n_stages - 1)[-1]
     n_middle = math.ceil(model.n_layers / (n_stages * n_virtual))
     if shapes.balances_stages:
-        n_others = (chunk_layers(shapes, i)[0] for i in range(1, n_stages - 1))
-        n_middle = max([len(first_layers), *n_others])
+        n_middle = max([len(first_layers), *_chunks(shapes)[1 : n_stages - 1]])
     middle_layers = _middle_layers(model, n_middle, first_layers)
     middle = _stage("middle", transformer, middle_layers, first=False, last=False)
     last = _stage("last", transformer, last_layers, first=False, last=True)

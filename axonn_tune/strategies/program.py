@@ -40,7 +40,8 @@ class HostProgram:
 
     def launch(self, operation: Compute) -> None:
         """Launch a kernel that is ready but for what it waits for."""
-        self._operations.append(replace(operation, waits_for=self._take_awaited()))
+        awaited = self._take_awaited()
+        self._operations.append(replace(operation, waits_for=awaited) if awaited else operation)
 
     def memory_bound(self, name: str, nbytes: Size, kernel: str) -> None:
         """Launch a kernel, one of `MEMORY_KERNELS`, that reads and writes `nbytes` in all."""

@@ -8,7 +8,7 @@ it left it. A strategy that does not split a width sets the size to one and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.engine import IDEAL, MemoryForm, value_or
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers
@@ -457,8 +458,13 @@ class Shapes:
         return self.recompute == "selective" and self.recomputes_products
 
 
+def kernel_of(forward_kernel: str, chain: str) -> str:
+    """Return the memory-bound kernel of a pass, one of `MEMORY_KERNELS`."""
+    return f"{forward_kernel}_backward" if chain == BACKWARD else forward_kernel
+
+
 def stage_parameters(
-    model: Model, layers: Iterable[int], first: bool, last: bool
+    model: Model, layers: Sequence[int], first: bool, last: bool
 ) -> tuple[float, float, float]:
     """Return the number of parameters of one stage of a pipeline, or of parts of a model.
 
@@ -466,7 +472,7 @@ def stage_parameters(
 
     Parameters
     ----------
-    layers : iterable of int
+    layers : sequence of int
         Its layers.
     first, last : bool
         Whether it has the embedding, and whether it has the final norm and the head.

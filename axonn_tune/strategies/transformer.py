@@ -21,7 +21,7 @@ from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.experts import ExpertShapes, Mixture
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes
+from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes, kernel_of
 
 # A kind of block, and how many of it follow one another.
 Blocks: TypeAlias = tuple[Block, int]
@@ -169,7 +169,7 @@ class Transformer:
             host.memory_bound(names.sums(name), sums_bytes, "reduce")
             message_bytes = shapes.tokens * (n_sums * FP32_BYTES)
             host.run(names.all_reduce(name), "all_reduce", message_bytes, shapes.x_axis)
-        kernel = f"{shapes.norm_kernel}_backward" if is_backward else shapes.norm_kernel
+        kernel = kernel_of(shapes.norm_kernel, chain)
         host.memory_bound(name, (3.0 if is_backward else 2.0) * shapes.residual_bytes, kernel)
 
     def _output_norm(self, host: HostProgram, chain: str, layer: str) -> None:
@@ -182,10 +182,8 @@ class Transformer:
         nbytes = self.shapes.head_norm_bytes
         if not self._model.head_norm_parameters:
             return
-        is_backward = chain == BACKWARD
-        kernel = self.shapes.norm_kernel
-        kernel = f"{kernel}_backward" if is_backward else kernel
-        n_passes = 3.0 if is_backward else 2.0
+        kernel = kernel_of(self.shapes.norm_kernel, chain)
+        n_passes = 3.0 if chain == BACKWARD else 2.0
         host.memory_bound(names.of_layer(chain, "head_norms"), n_passes * nbytes, kernel)
 
     def _rotary(self, host: HostProgram, chain: str) -> None:

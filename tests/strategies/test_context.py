@@ -271,7 +271,7 @@ def test_candidates_of_any_size_share_a_plan():
 
 @MODELS
 def test_buffers_of_long_sequences(model):
-    """Of one block, in bytes: those of a rank's tokens with half of the heads."""
+    """One block has those of a rank's tokens with half of the heads, in bytes."""
     model = replace(model, vocab_size=128, ffn_hidden_size=64)
     job = replace(JOB, seq_len=2**15)
     tokens = 2**15 / 8
