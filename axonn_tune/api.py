@@ -36,6 +36,7 @@ from axonn_tune.spec.model import RECOMPUTES, Model
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.recomputation import recompute_code
 from axonn_tune.spec.scenario import Scenario
+from axonn_tune.spec.tuning import Adapters
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.named import (
     STRATEGIES,
@@ -96,7 +97,8 @@ def build_search(
     if isinstance(strategy, str):
         engine = _engine(given["engine"], strategy)
         strategy = strategy_named(strategy, _switches(given), engine, not loaded_model.is_dense)
-    require_predicted(loaded_model, strategy.name)
+    adapters = _adapters(given)
+    require_predicted(loaded_model, strategy.name, adapters is not None)
     axes = _fixed_axes(given)
     for axis in axes:
         require_choice(f"strategy {strategy.name}", "axis", axis, strategy.axes.sized)
@@ -124,6 +126,8 @@ def build_search(
         moments=given["moments"],
         offload=given["offload"],
         expert_imbalance=given["expert_imbalance"],
+        adapters=adapters,
+        samples_per_sequence=given["samples_per_sequence"],
     )
     require_choice(
         f"engine {strategy.engine.name}", "moments", job.moments, strategy.engine.moments
@@ -158,6 +162,14 @@ def loaded(model: ModelLike) -> Model:
     return model if isinstance(model, Model) else load_model(model)
 
 
+def _adapters(given: Mapping[str, Any]) -> Adapters | None:
+    """Return the adapters of a job, if it trains them."""
+    if given["lora_rank"] is None:
+        return None
+    targets = tuple(target.strip() for target in given["lora_targets"].split(","))
+    return Adapters(given["lora_rank"], targets, given["lora_dropout"])
+
+
 def _engine(name: str | None, strategy: str) -> Engine:
     """Return the engine of a name, or else the usual one of a strategy."""
     require_choice("search", "strategy", strategy, tuple(STRATEGIES))
@@ -178,7 +190,7 @@ def names_of_all_strategies(model: ModelLike, **options: Unpack[SearchOptions]) 
     """
     given = {**defaults(SEARCH), **options}
     names = names_of_all(_switches(given), given["every_strategy"])
-    able = strategies_of(loaded(model), names)
+    able = strategies_of(loaded(model), names, given["lora_rank"] is not None)
     return with_precision(given["precision"], able) or able
 
 
@@ -390,7 +402,8 @@ def comparison(
         else:
             names = strategies or names_of_all_strategies(model, **options)
             contenders = contenders_of(names, changed.get("engine"), is_named=bool(strategies))
-            contenders = able_of(loaded(model), contenders) or contenders
+            has_adapters = changed.get("lora_rank") is not None
+            contenders = able_of(loaded(model), contenders, has_adapters) or contenders
             best += compare_searches([search_of(contender) for contender in contenders], each)
     return best
 

@@ -16,6 +16,8 @@ from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES
 
 # The strategies that say where experts and the products of latent attention lie.
 _OF_ALL_MODELS = ("megatron",)
+# The strategies that say where adapters beside frozen weights lie.
+_OF_ADAPTERS = ("megatron",)
 NOT_ASKED_FOR = (
     "which change the numerics or have no released implementation; --every-strategy compares "
     "them, too"
@@ -30,14 +32,17 @@ class Contender:
     engine: str | None
 
 
-def strategies_of(model: Model, strategies: Sequence[str]) -> list[str]:
-    """Return those of some strategies that predict a model."""
-    return [name for name in strategies if name in _OF_ALL_MODELS or not model.placed_parts]
+def strategies_of(model: Model, strategies: Sequence[str], has_adapters: bool = False) -> list[str]:
+    """Return those of some strategies that predict a model, or its fine-tuning with adapters."""
+    placing = [name for name in strategies if name in _OF_ALL_MODELS or not model.placed_parts]
+    return [name for name in placing if name in _OF_ADAPTERS or not has_adapters]
 
 
-def able_of(model: Model, contenders: Sequence[Contender]) -> list[Contender]:
+def able_of(
+    model: Model, contenders: Sequence[Contender], has_adapters: bool = False
+) -> list[Contender]:
     """Return those of some contenders that predict a model, and those of unknown strategies."""
-    unable = set(STRATEGIES) - set(strategies_of(model, list(STRATEGIES)))
+    unable = set(STRATEGIES) - set(strategies_of(model, list(STRATEGIES), has_adapters))
     return [contender for contender in contenders if contender.strategy not in unable]
 
 
@@ -54,11 +59,15 @@ def left_out_of(
     model, precision = scenario.model, scenario.job.precision
     missing = [name for name in (STRATEGIES if wanted is None else wanted) if name not in searched]
     placing = strategies_of(model, missing)
-    able = with_precision(precision, placing)
+    tuning = strategies_of(model, placing, scenario.job.adapters is not None)
+    able = with_precision(precision, tuning)
     parts, placers = " or ".join(model.placed_parts), ", ".join(_OF_ALL_MODELS)
     reasons = {
         NOT_ASKED_FOR: able,
-        f"whose usual engine lacks products in {precision}": [n for n in placing if n not in able],
+        f"whose usual engine lacks products in {precision}": [n for n in tuning if n not in able],
+        f"since adapters are predicted for {', '.join(_OF_ADAPTERS)} only": [
+            name for name in placing if name not in tuning
+        ],
         f"since models with {parts} are predicted for {placers} only": [
             name for name in missing if name not in placing
         ],
@@ -66,8 +75,18 @@ def left_out_of(
     return {reason: names for reason, names in reasons.items() if names}
 
 
-def require_predicted(model: Model, strategy: str) -> None:
-    """Raise InputError if a strategy does not predict a model."""
+def require_predicted(model: Model, strategy: str, has_adapters: bool = False) -> None:
+    """Raise InputError if a strategy does not predict a model, or its fine-tuning with adapters."""
+    if has_adapters and model.placed_parts:
+        raise InputError(
+            f"model {model.name} has {' and '.join(model.placed_parts)}; allowed with --lora-rank: "
+            "a model without"
+        )
+    if has_adapters and strategy not in _OF_ADAPTERS:
+        raise InputError(
+            f"--lora-rank: --strategy {strategy} does not predict adapters; allowed: "
+            f"{', '.join(_OF_ADAPTERS)}"
+        )
     if not strategies_of(model, [strategy]):
         raise InputError(
             f"model {model.name} has {' and '.join(model.placed_parts)}: --strategy {strategy} "

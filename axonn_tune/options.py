@@ -138,6 +138,27 @@ class BatchOptions(TypedDict, total=False):
     ]
 
 
+class TuningOptions(TypedDict, total=False):
+    """The options of fine-tuning."""
+
+    lora_rank: Annotated[
+        int | None,
+        Option("Train low-rank adapters of this rank (LoRA) and freeze all weights (megatron)."),
+    ]
+    lora_targets: Annotated[
+        str,
+        Option(
+            "Weights that get adapters, with commas: attention, mlp, qkv, proj, up, down.",
+            "attention,mlp",
+        ),
+    ]
+    lora_dropout: Annotated[bool, Option("Drop inputs of adapters at random.", False, is_flag=True)]
+    samples_per_sequence: Annotated[
+        float,
+        Option("Mean number of samples packed into a sequence, which ignore one another.", 1.0),
+    ]
+
+
 class ExecutionOptions(TypedDict, total=False):
     """The options of how a step is executed, predicted or real."""
 
@@ -251,7 +272,9 @@ class MemoryOptions(TypedDict, total=False):
     ]
 
 
-class JobOptions(BatchOptions, ExecutionOptions, MemoryOptions, SwitchOptions, total=False):
+class JobOptions(
+    BatchOptions, TuningOptions, ExecutionOptions, MemoryOptions, SwitchOptions, total=False
+):
     """All options that do not choose a strategy or its layouts."""
 
 

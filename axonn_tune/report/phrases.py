@@ -31,9 +31,16 @@ def assumption_line(*searches: Search) -> str:
         f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, "
         f"{_sequences_text(searches)}{_seq_len_remark(scenario)}, {types_text(job)}, "
         f"{job.attention} attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}"
-        f"{engine_text}{_experts_text(scenario)}{_offload_text(scenario)}."
+        f"{engine_text}{_experts_text(scenario)}{_tuning_text(job)}{_offload_text(scenario)}."
     )
     return " ".join([line, *(remark for remark in remarks if remark)])
+
+
+def _tuning_text(job: Job) -> str:
+    """Say what is trained beside frozen weights, and how samples are packed, if they are."""
+    adapters = "" if job.adapters is None else f", frozen weights with {job.adapters}"
+    n_samples = job.samples_per_sequence
+    return adapters + ("" if n_samples == 1.0 else f", {n_samples:g} samples in each sequence")
 
 
 def _experts_text(scenario: Scenario) -> str:

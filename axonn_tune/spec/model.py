@@ -12,6 +12,7 @@ from typing import NamedTuple
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import Block, Experts, LatentAttention, Linear, attended_keys
 from axonn_tune.spec.checks import require_choice, require_count, require_name
+from axonn_tune.spec.tuning import Adapters
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by default
 RECOMPUTES = ("none", "selective", "full")
@@ -425,18 +426,43 @@ class Model:
             total += count * elements
         return total
 
-    def model_flops(self, n_tokens: float, seq_len: int) -> float:
+    def adapter_parameters(self, adapters: Adapters) -> float:
+        """Return the number of elements of the adapters beside the weights of all blocks."""
+        return sum(
+            count * sum(adapters.parameters_beside(linear) for linear in self.linears_of(block))
+            for block, count in self.counts(range(self.n_layers)).items()
+        )
+
+    def trained_parameters(self, adapters: Adapters | None) -> float:
+        """Return the number of elements that are trained: all, or those of the adapters."""
+        return self.parameters if adapters is None else self.adapter_parameters(adapters)
+
+    def model_flops(
+        self, n_tokens: float, seq_len: float, adapters: Adapters | None = None
+    ) -> float:
         """Return the FLOPs of a forward and a backward pass, without recomputation (for MFU).
 
         Every product counts 2 m n k forward and twice that backward; attention counts the
         full (not the causal half of the) score matrix, as the published formula
         ``96 B s l h^2 (1 + s/6h + V/16lh)`` does (Narayanan et al., SC21, eq. 3, whose
         96 counts a recomputed forward; without it 72).
+
+        Beside adapters no weight has a gradient, which leaves two of a weight's three products. The
+        adapters have all three.
         """
-        return 3.0 * (self._block_forward_flops(n_tokens, seq_len) + self._head_flops(n_tokens))
+        trained = 3.0 * (self._block_forward_flops(n_tokens, seq_len) + self._head_flops(n_tokens))
+        if adapters is None:
+            return trained
+        frozen = 2.0 * n_tokens * self._weights_of_products()
+        return trained - frozen + 6.0 * n_tokens * self.adapter_parameters(adapters)
 
     def hardware_flops(
-        self, n_tokens: float, seq_len: int, recompute: str, recomputed_share: float = 1.0
+        self,
+        n_tokens: float,
+        seq_len: float,
+        recompute: str,
+        recomputed_share: float = 1.0,
+        adapters: Adapters | None = None,
     ) -> float:
         """Return the FLOPs of all passes, including recomputation (for HFU).
 
@@ -446,8 +472,12 @@ class Model:
         4h MLP (Narayanan et al., SC21, eq. 3).
         """
         require_choice("job", "recompute", recompute, RECOMPUTES)
-        repeated = self._block_forward_flops(n_tokens, seq_len) if recompute == "full" else 0.0
-        return self.model_flops(n_tokens, seq_len) + recomputed_share * repeated
+        repeated = 0.0
+        if recompute == "full":
+            repeated = self._block_forward_flops(n_tokens, seq_len)
+            if adapters is not None:
+                repeated += 2.0 * n_tokens * self.adapter_parameters(adapters)
+        return self.model_flops(n_tokens, seq_len, adapters) + recomputed_share * repeated
 
     @property
     def query_width(self) -> int:
@@ -488,18 +518,27 @@ class Model:
         elements = sum(shares[linear.name] * linear.parameters for linear in self.block_linears)
         return n_tokens * self.n_layers * 2.0 * elements
 
-    def _block_forward_flops(self, n_tokens: float, seq_len: int) -> float:
+    def _block_forward_flops(self, n_tokens: float, seq_len: float) -> float:
         """Return the FLOPs of all blocks in a forward pass."""
         total = 0.0
-        top_k = self.experts.top_k if self.experts is not None else 0
         for block, count in self.counts(range(self.n_layers)).items():
-            parameters = self.matmul_parameters_of(block)
-            if block.has_experts:
-                parameters += self.router_parameters + top_k * self.expert_parameters
             keys = attended_keys(seq_len, block.window)
             attention = 4.0 * keys * self.n_heads * self.attention_dim
-            total += count * (2.0 * parameters + attention)
+            total += count * (2.0 * self._weights_of(block) + attention)
         return n_tokens * total
+
+    def _weights_of(self, block: Block) -> float:
+        """Return the number of elements of a layer's weights that multiply a token."""
+        parameters = self.matmul_parameters_of(block)
+        if block.has_experts and self.experts is not None:
+            parameters += self.router_parameters + self.experts.top_k * self.expert_parameters
+        return parameters
+
+    def _weights_of_products(self) -> float:
+        """Return the number of elements of all weights that multiply a token, with the head's."""
+        counts = self.counts(range(self.n_layers))
+        in_blocks = sum(count * self._weights_of(block) for block, count in counts.items())
+        return in_blocks + self.head.parameters
 
     def _head_flops(self, n_tokens: float) -> float:
         """Return the FLOPs of the logits in a forward pass."""

@@ -99,6 +99,9 @@ class Megatron3D:
     overlaps_experts
         Whether tokens travel to and from experts while another micro-batch computes
         (--overlap-moe-expert-parallel-comm).
+    exchanges_adapters
+        Whether the output of an adapter is exchanged, columns for tokens, and not gathered
+        (Megatron-Bridge's a2a_experimental).
     low_weights
         Whether weights of low products are stored and gathered in their format only
         (--fp8-param-gather, --fp4-param-gather).
@@ -114,6 +117,7 @@ class Megatron3D:
     splits_experts: bool = False
     sends_once: bool = False
     overlaps_experts: bool = False
+    exchanges_adapters: bool = False
     low_weights: bool = False
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
@@ -144,6 +148,9 @@ class Megatron3D:
             "unfused attention of split sequences": (context > 1) & (job.attention == "unfused"),
             "global batch not divisible by data": job.global_batch % placements.size("data") != 0,
         }
+        if job.adapters is not None:
+            reason = "rank of adapters not divisible by tensor"
+            broken[reason] = job.adapters.rank % tensor != 0
         if model.experts is not None and self.splits_experts:
             reason = "experts' size not divisible by tensor"
             broken[reason] = model.experts.hidden_size % tensor != 0
@@ -170,7 +177,7 @@ class Megatron3D:
         """Return the operations of one rank in one training step, for all candidates."""
         shapes = self.shapes(model, job, table)
         usual = Transformer(shapes, self.communication(shapes, sync=False))
-        if not self.overlap_grad_reduce:
+        if not self.overlaps_reduction(job):
             return step_plan(usual)
         return step_plan(usual, Transformer(shapes, self.communication(shapes, sync=True)))
 
@@ -197,6 +204,7 @@ class Megatron3D:
             sends_once=self.sends_once,
             expert_tensor=tensor if self.splits_experts else 1.0,
             experts_at_once=self.engine.megatron.experts_at_once,
+            exchanges_adapters=self.exchanges_adapters,
             gradient_sum_bytes=self.gradient_bytes(job) * self.fused_accumulation,
             memory=self.engine.memory,
         )
@@ -204,6 +212,13 @@ class Megatron3D:
     def communication(self, shapes: Shapes, sync: bool) -> MegatronCommunication:
         """Return the communication of a usual micro-step, or of the synchronising one."""
         return MegatronCommunication(shapes, sync, self)
+
+    def overlaps_reduction(self, job: Job) -> bool:
+        """Return whether gradients are reduced, and weights gathered, while a micro-step computes.
+
+        The few gradients of adapters fill one bucket, which is reduced after the last of them.
+        """
+        return self.overlap_grad_reduce and job.trains_weights
 
     def gradient_bytes(self, job: Job) -> float:
         """Return the bytes of a gradient element as it is summed and reduced."""
@@ -230,22 +245,26 @@ class Megatron3D:
         chunk = -(-n_layers // shapes.n_virtual)
         stored = _stored_parameters(shapes, layers, first, last)
         experts = _stored_experts(shapes, layers)
+        adapters = _stored_adapters(shapes, layers)
         everywhere = stored + experts
         matrices = _stored_matrices(shapes, layers)
         uncast = everywhere - matrices if self.stores_low_weights(job) else everywhere
-        owned = everywhere
+        dense, routed = (stored, experts) if job.trains_weights else (adapters, 0.0)
+        trained = dense + routed
+        owned = trained
         replicas = shapes.table.size(_REPLICAS)
         if self.distributed_optimizer:
-            owned = self.owned_share(shapes, stored, experts)
+            owned = self.owned_share(shapes, dense, routed)
         memory = self.engine.memory
         bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
         n_dummies = model.block_matmul_parameters + last * model.head.parameters
-        dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * self.fused_accumulation
+        has_dummies = self.fused_accumulation and job.trains_weights
+        dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * has_dummies
         context = context_parallelism(self.context_kind, shapes)
         saved, working = _held_by_blocks(shapes, layers, last, context)
         return {
-            "weights": uncast * job.element_bytes + matrices * kept_weight_bytes(job),
-            "gradients": everywhere * (self.gradient_bytes(job) + bucket_bytes),
+            "weights": (uncast + adapters) * job.element_bytes + matrices * kept_weight_bytes(job),
+            "gradients": trained * (self.gradient_bytes(job) + bucket_bytes),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
             "activations": held * shapes.saved_by_layers(saved, chunk),
@@ -340,6 +359,7 @@ def _saved_without_scores(shapes: Shapes, block: Block) -> Array:
     if block.has_experts and shapes.model.experts is not None:
         saved = ExpertShapes(shapes, shapes.model.experts).saved_bytes
         inner_bytes = shapes.attention_bytes + saved
+    inner_bytes = inner_bytes + shapes.adapter_bytes
     return norm_bytes + n_masks * shapes.residual_bytes + inner_bytes
 
 
@@ -361,6 +381,22 @@ def _stored_parameters(shapes: Shapes, layers: Sequence[int], first: bool, last:
     """
     matrices, whole, split = stage_parameters(shapes.model, layers, first, last)
     return (matrices + split) / shapes.table.size("tensor") + whole
+
+
+def _stored_adapters(shapes: Shapes, layers: Sequence[int]) -> Array:
+    """Return how many parameters of adapters a rank stores beside some layers, shape (C,).
+
+    Ranks of the tensor group split all of them.
+    """
+    adapters = shapes.job.adapters
+    if adapters is None:
+        return np.zeros(len(shapes.table))
+    counts = shapes.model.counts(layers)
+    whole = sum(
+        count * sum(adapters.parameters_beside(linear) for linear in shapes.model.linears_of(block))
+        for block, count in counts.items()
+    )
+    return whole / shapes.table.size("tensor")
 
 
 def _stored_matrices(shapes: Shapes, layers: Sequence[int]) -> Array:
@@ -416,7 +452,7 @@ class MegatronCommunication(SequenceParallel):
         """
         super().gather_for_gradients(host, weight)
         shape = self.shapes.linears[weight.layer]
-        if self._gathers_tokens(shape):
+        if self._gathers_tokens(shape) and self.shapes.job.trains_weights:
             name = names.all_gather(weight.name)
             host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
@@ -563,8 +599,10 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _block_parameters(self) -> Array:
-        """The number of parameters besides experts that a rank stores of a block on the average."""
+        """The number of trained parameters besides experts that a rank stores of a mean block."""
         n_layers = self.shapes.model.n_layers
+        if not self.shapes.job.trains_weights:
+            return _stored_adapters(self.shapes, range(n_layers)) / n_layers
         return _stored_parameters(self.shapes, range(n_layers), False, False) / n_layers
 
     @property
@@ -575,7 +613,7 @@ class MegatronCommunication(SequenceParallel):
         return stored * np.ones(len(self.shapes.table))
 
     def _stored_in_blocks(self) -> Array:
-        """Return how many parameters the first stage stores in blocks, experts included."""
+        """Return how many parameters the first stage trains in blocks, experts included."""
         return len(self._first_layers) * (self._block_parameters + self._block_experts)
 
     # Once per micro-step and once per step -----------------------------------------------------
@@ -586,7 +624,9 @@ class MegatronCommunication(SequenceParallel):
         return layers_of_stage(self.shapes, 0)
 
     def _stored_outside(self) -> Array:
-        """Return how many parameters the first stage stores outside blocks."""
+        """Return how many parameters the first stage trains outside blocks."""
+        if not self.shapes.job.trains_weights:
+            return np.zeros(len(self.shapes.table))
         return _stored_parameters(self.shapes, (), True, self.shapes.table.n_stages == 1)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
@@ -605,21 +645,23 @@ class MegatronCommunication(SequenceParallel):
         shapes = self.shapes
         model = shapes.model
         options = self.options
+        is_overlapped = options.overlaps_reduction(shapes.job)
         gradient_bytes = self._gradient_bytes
         n_layers = len(self._first_layers)
         outside = self._stored_outside()
         in_blocks = n_layers * self._block_parameters
         experts = n_layers * self._block_experts
-        matrices = _stored_matrices(shapes, self._first_layers)
-        if model.tied_embeddings and shapes.table.n_stages > 1:
+        trains_weights = shapes.job.trains_weights
+        matrices = trains_weights * _stored_matrices(shapes, self._first_layers)
+        if trains_weights and model.tied_embeddings and shapes.table.n_stages > 1:
             shared_bytes = model.head.parameters * gradient_bytes / shapes.y
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shared_bytes, PIPELINE)
-        if options.sequence_parallel:
+        if trains_weights and options.sequence_parallel:
             n_elements = float(model.norms_per_block * n_layers * model.norm_parameters)
             norm_bytes = np.full(len(shapes.table), n_elements * gradient_bytes)
             host.run("gradient.norms.all_reduce", "all_reduce", norm_bytes, "tensor")
         remaining = outside
-        if not options.overlap_grad_reduce:
+        if not is_overlapped:
             remaining = outside + in_blocks
             self._reduce_experts(host, experts)
             self._await_experts(host, _EXPERT_GRADIENTS)
@@ -644,16 +686,18 @@ class MegatronCommunication(SequenceParallel):
             name = names.WEIGHTS_ALL_GATHER
             element: Size = shapes.element_bytes
             gathered = options.gathered_bytes(shapes.job)
-            if not options.overlap_grad_reduce:
+            if not is_overlapped:
                 saved = shapes.element_bytes - gathered
                 element = element - saved * (matrices - experts) / (outside + in_blocks)
             self._over_replicas(host, name, "all_gather", remaining, element, after=updated)
             host.wait(names.WEIGHTS_ALL_GATHER)
-            if not options.overlap_grad_reduce:
+            if not is_overlapped:
                 name = _UPDATED_EXPERTS
                 self._over_expert_replicas(host, name, "all_gather", experts, gathered, updated)
                 self._await_experts(host, name)
             host.memory_bound("weights.copy", 2.0 * remaining * element, "copy")
+        if not trains_weights:
+            return
         if options.stores_low_weights(shapes.job):
             Casts(shapes).transpose_kept_weights(host, matrices)
         else:

@@ -17,6 +17,7 @@ from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
 from axonn_tune.spec.plan import Phase
+from axonn_tune.strategies.adapters import AdapterPasses
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.experts import ExpertShapes, Mixture
@@ -60,6 +61,11 @@ class Transformer:
             return None
         return Mixture(ExpertShapes(self.shapes, experts), self.communication, self.casts)
 
+    @cached_property
+    def _adapters(self) -> AdapterPasses:
+        """The adapters of the job, which may have none."""
+        return AdapterPasses(self.shapes)
+
     # Linear layers -----------------------------------------------------------------------
 
     def _take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
@@ -79,17 +85,23 @@ class Transformer:
             owner = names.gemm(names.of_layer(weight.chain, name))
             host.gemm(owner, shape.tokens, n, shape.k, shape.modes[0], number_format)
         self.communication.sum_output(host, weight)
+        self._adapters.forward(host, weight.chain, weight.layer)
 
     def _linear_backward(self, host: HostProgram, layer: str, following: Weight | None) -> None:
-        """Form dI = dO W^T, summed over the axis that splits n, and dW = I^T dO."""
+        """Form dI = dO W^T, summed over the axis that splits n, and dW = I^T dO.
+
+        Frozen weights have no dW.
+        """
         shape = self.shapes.linears[layer]
         tokens = shape.tokens
         weight = Weight(BACKWARD, layer)
-        _, input_mode, weight_mode = shape.modes
+        input_mode = shape.modes[1]
         number_format = self.casts.number_format(layer)
         self._take_weight(host, weight, following)
         self.casts.cast_gradient(host, layer)
         self.communication.gather_for_gradients(host, weight)
+        if not self.shapes.job.trains_weights:
+            self.casts.transpose_frozen_weight(host, layer)
         for name, n in shape.products:
             owner = names.gemm_input(names.of_layer(BACKWARD, name))
             host.gemm(owner, tokens, shape.k, n, input_mode, number_format)
@@ -97,19 +109,35 @@ class Transformer:
         if n_sums:
             name = names.input_gradient(weight.name)
             host.memory_bound(name, n_sums * 3.0 * shape.input_bytes, "add")
+        self._recompute_adapted_input(host, layer)
+        self._adapters.backward(host, layer)
         pending_sum = self.communication.sum_input_gradient(host, weight)
+        if self.shapes.job.trains_weights:
+            self._weight_backward(host, layer)
+        if pending_sum:
+            host.wait(pending_sum)
+
+    def _weight_backward(self, host: HostProgram, layer: str) -> None:
+        """Form dW = I^T dO and the gradient of the bias, and send them."""
+        shape = self.shapes.linears[layer]
         self._recompute_input(host, layer)
         self.communication.before_weight_gradient(host, layer)
         self.casts.form_columns(host, layer)
         for name, n in shape.products:
             owner = names.gemm_weight(names.of_layer(BACKWARD, name))
             rows, columns = shape.stored_sides(n)
-            host.gemm(owner, rows, columns, tokens, weight_mode, number_format)
+            mode = shape.modes[2]
+            host.gemm(owner, rows, columns, shape.tokens, mode, self.casts.number_format(layer))
         if shape.linear.bias:
-            host.memory_bound(names.bias(weight.name), shape.output_bytes, "reduce")
+            name = names.bias(names.of_layer(BACKWARD, layer))
+            host.memory_bound(name, shape.output_bytes, "reduce")
         self.communication.send_gradient(host, layer)
-        if pending_sum:
-            host.wait(pending_sum)
+
+    def _recompute_adapted_input(self, host: HostProgram, layer: str) -> None:
+        """Form the input of a layer again that only its adapter needs, if it has one."""
+        adapters = self.shapes.job.adapters
+        if adapters is not None and adapters.are_beside(layer):
+            self._recompute_input(host, layer)
 
     def _recompute_input(self, host: HostProgram, layer: str) -> None:
         """Form the input of a product again, if selective recomputation has not kept it."""
@@ -469,9 +497,10 @@ class Transformer:
         if recomputed:
             name = "backward_recomputed" if kept else "backward"
             phases += self._blocks_backward(name, recomputed, True, None)
-        if first:
+        trains_embedding = first and self.shapes.job.trains_weights
+        if trains_embedding:
             phases.append(self._embedding_backward())
-        last_layer = "embedding" if first else self._first_of_forward.layer
+        last_layer = "embedding" if trains_embedding else self._first_of_forward.layer
         phases.append(self._accumulate(last_layer))
         return _without_empty(phases)
 
