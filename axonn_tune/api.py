@@ -16,6 +16,7 @@ from axonn_tune.contenders import (
     contenders_of,
     named_layout,
     require_predicted,
+    require_trained,
     strategies_of,
     with_precision,
 )
@@ -97,8 +98,7 @@ def build_search(
     if isinstance(strategy, str):
         engine = _engine(given["engine"], strategy)
         strategy = strategy_named(strategy, _switches(given), engine, not loaded_model.is_dense)
-    adapters = _adapters(given)
-    require_predicted(loaded_model, strategy.name, adapters is not None)
+    require_predicted(loaded_model, strategy.name)
     axes = _fixed_axes(given)
     for axis in axes:
         require_choice(f"strategy {strategy.name}", "axis", axis, strategy.axes.sized)
@@ -126,9 +126,11 @@ def build_search(
         moments=given["moments"],
         offload=given["offload"],
         expert_imbalance=given["expert_imbalance"],
-        adapters=adapters,
+        adapters=_adapters(given),
+        mtp_modules=given["mtp_modules"],
         samples_per_sequence=given["samples_per_sequence"],
     )
+    require_trained(job, loaded_model, strategy.name)
     require_choice(
         f"engine {strategy.engine.name}", "moments", job.moments, strategy.engine.moments
     )
@@ -162,6 +164,11 @@ def loaded(model: ModelLike) -> Model:
     return model if isinstance(model, Model) else load_model(model)
 
 
+def _is_special(given: Mapping[str, Any]) -> bool:
+    """Return whether options ask for training that few strategies predict."""
+    return given.get("lora_rank") is not None or bool(given.get("mtp_modules"))
+
+
 def _adapters(given: Mapping[str, Any]) -> Adapters | None:
     """Return the adapters of a job, if it trains them."""
     if given["lora_rank"] is None:
@@ -190,7 +197,7 @@ def names_of_all_strategies(model: ModelLike, **options: Unpack[SearchOptions]) 
     """
     given = {**defaults(SEARCH), **options}
     names = names_of_all(_switches(given), given["every_strategy"])
-    able = strategies_of(loaded(model), names, given["lora_rank"] is not None)
+    able = strategies_of(loaded(model), names, _is_special(given))
     return with_precision(given["precision"], able) or able
 
 
@@ -402,8 +409,7 @@ def comparison(
         else:
             names = strategies or names_of_all_strategies(model, **options)
             contenders = contenders_of(names, changed.get("engine"), is_named=bool(strategies))
-            has_adapters = changed.get("lora_rank") is not None
-            contenders = able_of(loaded(model), contenders, has_adapters) or contenders
+            contenders = able_of(loaded(model), contenders, _is_special(changed)) or contenders
             best += compare_searches([search_of(contender) for contender in contenders], each)
     return best
 

@@ -139,7 +139,16 @@ class BatchOptions(TypedDict, total=False):
 
 
 class TuningOptions(TypedDict, total=False):
-    """The options of fine-tuning."""
+    """The options of what is trained: further tokens, or adapters for fine-tuning."""
+
+    mtp_modules: Annotated[
+        int,
+        Option(
+            "Number of modules of multi-token prediction that are trained (megatron).",
+            0,
+            minimum=0,
+        ),
+    ]
 
     lora_rank: Annotated[
         int | None,

@@ -42,6 +42,7 @@ def assumptions(search: Search) -> dict[str, Any]:
         "keep_gathered_weights": job.keep_gathered_weights,
         "dropout": job.dropout,
         "moments": job.moments,
+        "mtp_modules": job.mtp_modules,
         "adapters": None if job.adapters is None else asdict(job.adapters),
         "samples_per_sequence": job.samples_per_sequence,
         "offload": job.offload,

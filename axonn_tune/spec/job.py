@@ -82,6 +82,8 @@ class Job:
         Type in which the optimizer's two moments are stored, a key of `MOMENT_BYTES`.
     adapters
         What is trained where weights are frozen; None where all weights are trained.
+    mtp_modules
+        Number of modules of multi-token prediction, each of which predicts one further token.
     samples_per_sequence
         Mean number of samples that are packed into a sequence; tokens attend to their own sample.
     """
@@ -101,6 +103,7 @@ class Job:
     transposes_operands: bool = False
     moments: str = "fp32"
     adapters: Adapters | None = None
+    mtp_modules: int = 0
     samples_per_sequence: float = 1.0
 
     def __post_init__(self) -> None:
@@ -115,6 +118,9 @@ class Job:
             raise InputError(f"job: moments is {self.moments}; allowed with offload: fp32")
         most = LARGEST_IMBALANCE
         require_between("job", "expert_imbalance", self.expert_imbalance, 1.0, most)
+        require_count("job", "mtp_modules", self.mtp_modules, least=0)
+        if self.mtp_modules and self.adapters is not None:
+            raise InputError(f"job: mtp_modules is {self.mtp_modules}; allowed with adapters: 0")
         n_samples = self.samples_per_sequence
         require_between("job", "samples_per_sequence", n_samples, 1.0, self.seq_len)
         if n_samples > 1.0 and self.attention == "unfused":
@@ -152,6 +158,12 @@ class Job:
     def trains_weights(self) -> bool:
         """Whether the model's own weights are trained, and not only adapters beside them."""
         return self.adapters is None
+
+    @property
+    def special_parts(self) -> list[str]:
+        """The names of what is trained besides the model's own layers, or in their place."""
+        adapters = [] if self.adapters is None else ["fine-tuning with adapters"]
+        return adapters + ["multi-token prediction"] * (self.mtp_modules > 0)
 
     @property
     def sample_len(self) -> float:

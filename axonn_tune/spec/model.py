@@ -89,6 +89,9 @@ class Model:
         The mixture of experts in the place of the MLP, in models that have one.
     latent_attention
         The sizes of multi-head latent attention, in models that have it.
+    mtp_modules
+        Number of modules of multi-token prediction that the model's config has; a job says how many
+        are trained.
     published_parameters, published_active_parameters
         Numbers of parameters that the source states: all, and those that a token passes through.
     source
@@ -127,6 +130,7 @@ class Model:
     full_attention_every: int = 0
     experts: Experts | None = None
     latent_attention: LatentAttention | None = None
+    mtp_modules: int = 0
     published_parameters: float | None = None
     published_active_parameters: float | None = None
     source: str = ""
@@ -170,7 +174,7 @@ class Model:
                 f"{owner}: n_kv_heads is {self.n_kv_heads}; allowed: a divisor of "
                 f"n_heads ({self.n_heads})"
             )
-        for name in ("window", "full_attention_every"):
+        for name in ("window", "full_attention_every", "mtp_modules"):
             require_count(owner, name, getattr(self, name), least=0)
         if self.experts is not None and self.experts.first_layer >= self.n_layers:
             raise InputError(
@@ -346,6 +350,23 @@ class Model:
         return Linear("head", self.hidden_size, self.padded_vocab_size, False, False)
 
     @property
+    def mtp_projection(self) -> Linear:
+        """The weight of a module of multi-token prediction that joins two vectors of a token."""
+        return Linear("mtp_projection", 2 * self.hidden_size, self.hidden_size, False, False)
+
+    @property
+    def mtp_parameters(self) -> float:
+        """The number of elements of a module of multi-token prediction that it shares with nothing.
+
+        It has a block like the last layer, a projection and three norms. Embedding and head are the
+        model's (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+        """
+        n_experts = self.experts.n_experts if self.experts is not None else 0
+        block = self._parameters_of(self.blocks[-1], n_experts)
+        block += self.norms_per_block * self.norm_parameters + self.head_norm_parameters
+        return block + self.mtp_projection.parameters + 3.0 * self.norm_parameters
+
+    @property
     def block_matmul_parameters(self) -> float:
         """The number of weight elements of the linear layers of a block without experts."""
         return self.matmul_parameters_of(Block())
@@ -419,12 +440,16 @@ class Model:
             + self.position_parameters
         )
         for block, count in self.counts(range(self.n_layers)).items():
-            linears = self.linears_of(block)
-            elements = sum(linear.parameters + linear.bias * linear.n_out for linear in linears)
-            if block.has_experts:
-                elements += self.router_parameters + n_experts * self.expert_parameters
-            total += count * elements
+            total += count * self._parameters_of(block, n_experts)
         return total
+
+    def _parameters_of(self, block: Block, n_experts: int) -> float:
+        """Return the number of elements of a layer without its norms, with some experts."""
+        linears = self.linears_of(block)
+        elements = sum(linear.parameters + linear.bias * linear.n_out for linear in linears)
+        if block.has_experts:
+            elements += self.router_parameters + n_experts * self.expert_parameters
+        return elements
 
     def adapter_parameters(self, adapters: Adapters) -> float:
         """Return the number of elements of the adapters beside the weights of all blocks."""
@@ -438,7 +463,11 @@ class Model:
         return self.parameters if adapters is None else self.adapter_parameters(adapters)
 
     def model_flops(
-        self, n_tokens: float, seq_len: float, adapters: Adapters | None = None
+        self,
+        n_tokens: float,
+        seq_len: float,
+        adapters: Adapters | None = None,
+        mtp_modules: int = 0,
     ) -> float:
         """Return the FLOPs of a forward and a backward pass, without recomputation (for MFU).
 
@@ -448,9 +477,14 @@ class Model:
         96 counts a recomputed forward; without it 72).
 
         Beside adapters no weight has a gradient, which leaves two of a weight's three products. The
-        adapters have all three.
+        adapters have all three. A module of multi-token prediction has a block, a projection and
+        the head's logits.
         """
         trained = 3.0 * (self._block_forward_flops(n_tokens, seq_len) + self._head_flops(n_tokens))
+        if mtp_modules:
+            projection = 2.0 * n_tokens * self.mtp_projection.parameters
+            module = self._module_block_flops(n_tokens, seq_len) + projection
+            trained += 3.0 * mtp_modules * (module + self._head_flops(n_tokens))
         if adapters is None:
             return trained
         frozen = 2.0 * n_tokens * self._weights_of_products()
@@ -463,6 +497,7 @@ class Model:
         recompute: str,
         recomputed_share: float = 1.0,
         adapters: Adapters | None = None,
+        mtp_modules: int = 0,
     ) -> float:
         """Return the FLOPs of all passes, including recomputation (for HFU).
 
@@ -477,7 +512,9 @@ class Model:
             repeated = self._block_forward_flops(n_tokens, seq_len)
             if adapters is not None:
                 repeated += 2.0 * n_tokens * self.adapter_parameters(adapters)
-        return self.model_flops(n_tokens, seq_len, adapters) + recomputed_share * repeated
+            repeated += mtp_modules * self._module_block_flops(n_tokens, seq_len)
+        flops = self.model_flops(n_tokens, seq_len, adapters, mtp_modules)
+        return flops + recomputed_share * repeated
 
     @property
     def query_width(self) -> int:
@@ -522,10 +559,18 @@ class Model:
         """Return the FLOPs of all blocks in a forward pass."""
         total = 0.0
         for block, count in self.counts(range(self.n_layers)).items():
-            keys = attended_keys(seq_len, block.window)
-            attention = 4.0 * keys * self.n_heads * self.attention_dim
-            total += count * (2.0 * self._weights_of(block) + attention)
+            total += count * self._token_flops_of(block, seq_len)
         return n_tokens * total
+
+    def _module_block_flops(self, n_tokens: float, seq_len: float) -> float:
+        """Return the FLOPs of the block of a module of multi-token prediction in a forward pass."""
+        return n_tokens * self._token_flops_of(self.blocks[-1], seq_len)
+
+    def _token_flops_of(self, block: Block, seq_len: float) -> float:
+        """Return the FLOPs of a layer for one token in a forward pass."""
+        keys = attended_keys(seq_len, block.window)
+        attention = 4.0 * keys * self.n_heads * self.attention_dim
+        return 2.0 * self._weights_of(block) + attention
 
     def _weights_of(self, block: Block) -> float:
         """Return the number of elements of a layer's weights that multiply a token."""

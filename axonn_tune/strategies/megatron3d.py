@@ -241,13 +241,16 @@ class Megatron3D:
         """Return the bytes by term of one stage, which holds `held` layers' activations at once."""
         job = shapes.job
         model = shapes.model
-        n_layers = len(layers)
-        chunk = -(-n_layers // shapes.n_virtual)
+        chunk = -(-len(layers) // shapes.n_virtual)
+        n_modules = last * job.mtp_modules
+        layers = [*layers, *_module_layers(shapes, last)]
+        held = held + n_modules
         stored = _stored_parameters(shapes, layers, first, last)
         experts = _stored_experts(shapes, layers)
         adapters = _stored_adapters(shapes, layers)
         everywhere = stored + experts
-        matrices = _stored_matrices(shapes, layers)
+        projection = model.mtp_projection.parameters / shapes.table.size("tensor")
+        matrices = _stored_matrices(shapes, layers) + n_modules * projection
         uncast = everywhere - matrices if self.stores_low_weights(job) else everywhere
         dense, routed = (stored, experts) if job.trains_weights else (adapters, 0.0)
         trained = dense + routed
@@ -267,7 +270,8 @@ class Megatron3D:
             "gradients": trained * (self.gradient_bytes(job) + bucket_bytes),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
-            "activations": held * shapes.saved_by_layers(saved, chunk),
+            "activations": held * shapes.saved_by_layers(saved, chunk)
+            + n_modules * _saved_by_module(shapes),
             "working_set": working + n_dummies * dummy_bytes / shapes.table.size("tensor"),
         }
 
@@ -363,6 +367,20 @@ def _saved_without_scores(shapes: Shapes, block: Block) -> Array:
     return norm_bytes + n_masks * shapes.residual_bytes + inner_bytes
 
 
+def _saved_by_module(shapes: Shapes) -> Array:
+    """Return the bytes that a module of multi-token prediction saves besides its block.
+
+    These are the inputs of its three norms, what two of them form and it joins, and the output of
+    the third.
+    """
+    return shapes.residual_bytes * (4.0 + 2.0 * shapes.saved_share)
+
+
+def _module_layers(shapes: Shapes, last: bool) -> list[int]:
+    """Return the layers that are like the blocks of a stage's modules of multi-token prediction."""
+    return [shapes.model.n_layers - 1] * (last * shapes.job.mtp_modules)
+
+
 def _saved_scores(shapes: Shapes) -> Array | float:
     """Return the bytes that unfused attention saves of its scores.
 
@@ -377,9 +395,17 @@ def _saved_scores(shapes: Shapes) -> Array | float:
 def _stored_parameters(shapes: Shapes, layers: Sequence[int], first: bool, last: bool) -> Array:
     """Return how many parameters a rank of a stage stores besides routed experts, shape (C,).
 
-    Matrices and their biases are split over the tensor group, other vectors are not.
+    Matrices and their biases are split over the tensor group, other vectors are not. `layers` holds
+    the blocks of modules, too, which with the last layer have a projection and norms, and in
+    another stage than the first a copy of the embedding.
     """
-    matrices, whole, split = stage_parameters(shapes.model, layers, first, last)
+    model = shapes.model
+    matrices, whole, split = stage_parameters(model, layers, first, last)
+    n_modules = last * shapes.job.mtp_modules
+    if n_modules:
+        matrices += n_modules * model.mtp_projection.parameters
+        whole += n_modules * 3.0 * model.norm_parameters
+        matrices += (not first and not model.tied_embeddings) * model.head.parameters
     return (matrices + split) / shapes.table.size("tensor") + whole
 
 
@@ -621,7 +647,8 @@ class MegatronCommunication(SequenceParallel):
     @cached_property
     def _first_layers(self) -> list[int]:
         """The layers of the first stage, which stores most, since it has the embedding."""
-        return layers_of_stage(self.shapes, 0)
+        has_head = self.shapes.table.n_stages == 1
+        return [*layers_of_stage(self.shapes, 0), *_module_layers(self.shapes, has_head)]
 
     def _stored_outside(self) -> Array:
         """Return how many parameters the first stage trains outside blocks."""
@@ -653,7 +680,8 @@ class MegatronCommunication(SequenceParallel):
         experts = n_layers * self._block_experts
         trains_weights = shapes.job.trains_weights
         matrices = trains_weights * _stored_matrices(shapes, self._first_layers)
-        if trains_weights and model.tied_embeddings and shapes.table.n_stages > 1:
+        has_copy = model.tied_embeddings or shapes.job.mtp_modules > 0
+        if trains_weights and has_copy and shapes.table.n_stages > 1:
             shared_bytes = model.head.parameters * gradient_bytes / shapes.y
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shared_bytes, PIPELINE)
         if trains_weights and options.sequence_parallel:

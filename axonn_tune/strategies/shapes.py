@@ -191,7 +191,8 @@ class Shapes:
     @cached_property
     def linears(self) -> dict[str, LinearShape]:
         """The shapes of the linear layers of a block and of the head, by name."""
-        linears = (*self.model.block_linears, *self.model.shared_linears, self.model.head)
+        model = self.model
+        linears = (*model.block_linears, *model.shared_linears, model.head, model.mtp_projection)
         return {linear.name: self._linear_shape(linear) for linear in linears}
 
     def _linear_shape(self, linear: Linear) -> LinearShape:
@@ -474,7 +475,8 @@ class Shapes:
         working = everything - saved + mlp_bytes
         if last:
             logit_bytes = value_or(self.memory.logit_bytes, self.element_bytes + FP32_BYTES)
-            working = np.maximum(working, self.logits * logit_bytes)
+            n_predicted = 1.0 + self.job.mtp_modules
+            working = np.maximum(working, n_predicted * self.logits * logit_bytes)
             working = np.maximum(working, self.logits * self.element_bytes + head_bytes)
         return working
 

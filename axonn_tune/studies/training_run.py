@@ -144,13 +144,19 @@ class TrainingRun:
     @property
     def model_flops(self) -> float:
         """The FLOPs of the whole run, without recomputation."""
-        job = self.scenario.job
-        return self.scenario.model.model_flops(self.tokens, job.sample_len, job.adapters)
+        return _model_flops(self.scenario, self.tokens)
+
+
+def _model_flops(scenario: Scenario, n_tokens: float) -> float:
+    """Return the FLOPs of training on some tokens, without recomputation."""
+    job = scenario.job
+    return scenario.model.model_flops(n_tokens, job.sample_len, job.adapters, job.mtp_modules)
 
 
 def checkpoint_bytes(model: Model, job: Job) -> float:
     """Return the size of one checkpoint, which holds what is trained."""
-    return CHECKPOINT_BYTES_PER_PARAMETER * model.trained_parameters(job.adapters)
+    trained = model.trained_parameters(job.adapters) + job.mtp_modules * model.mtp_parameters
+    return CHECKPOINT_BYTES_PER_PARAMETER * trained
 
 
 def training_run(search: Search, tokens: float) -> TrainingRun:
@@ -217,7 +223,7 @@ def _counts(search: Search, tokens: float, deadline_seconds: float) -> list[int]
     scenario = search.scenario
     machine = scenario.machine
     job = scenario.job
-    flops = scenario.model.model_flops(tokens, job.sample_len, job.adapters)
+    flops = _model_flops(scenario, tokens)
     peak = machine.peak_flops_per_s(job.product_format)
     most = LARGEST_GPU_COUNT
     if machine.facility.n_nodes is not None:

@@ -50,7 +50,7 @@ def test_tables_say_what_is_trained(capsys):
 def test_a_comparison_names_the_strategies_that_do_not_predict_adapters(capsys):
     code, out, _ = run_cli(capsys, "compare", *JOB, "--lora-rank", "16")
     assert code == 0
-    assert "since adapters are predicted for megatron only" in out
+    assert "since fine-tuning with adapters is predicted for megatron only" in out
     frame = axonn_tune.compare("llama2-7b", 8, "dgx-h100", lora_rank=16, global_batch=32)
     assert set(frame["strategy"]) == {"megatron"}
 
@@ -66,7 +66,10 @@ def test_a_plan_writes_checkpoints_of_what_is_trained(capsys):
 @pytest.mark.parametrize(
     ("words", "culprit"),
     [
-        ([*JOB, "--lora-rank", "16"], "--strategy axonn does not predict adapters"),
+        (
+            [*JOB, "--lora-rank", "16"],
+            "does not predict fine-tuning with adapters",
+        ),
         ([*MEGATRON, "--lora-rank", "0"], "--lora-rank"),
         ([*MEGATRON, "--lora-rank", "8", "--lora-targets", "head"], "targets is 'head'"),
         ([*MEGATRON, "--lora-rank", "8", "--lora-targets", ""], "targets is ''"),
