@@ -16,6 +16,7 @@ from axonn_tune.contenders import (
     contenders_of,
     named_layout,
     require_predicted,
+    require_trained,
     strategies_of,
     with_precision,
 )
@@ -36,6 +37,7 @@ from axonn_tune.spec.model import RECOMPUTES, Model
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.recomputation import recompute_code
 from axonn_tune.spec.scenario import Scenario
+from axonn_tune.spec.tuning import Adapters
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.named import (
     STRATEGIES,
@@ -124,7 +126,11 @@ def build_search(
         moments=given["moments"],
         offload=given["offload"],
         expert_imbalance=given["expert_imbalance"],
+        adapters=_adapters(given),
+        mtp_modules=given["mtp_modules"],
+        samples_per_sequence=given["samples_per_sequence"],
     )
+    require_trained(job, loaded_model, strategy.name)
     require_choice(
         f"engine {strategy.engine.name}", "moments", job.moments, strategy.engine.moments
     )
@@ -158,6 +164,19 @@ def loaded(model: ModelLike) -> Model:
     return model if isinstance(model, Model) else load_model(model)
 
 
+def _is_special(given: Mapping[str, Any]) -> bool:
+    """Return whether options ask for training that few strategies predict."""
+    return given.get("lora_rank") is not None or bool(given.get("mtp_modules"))
+
+
+def _adapters(given: Mapping[str, Any]) -> Adapters | None:
+    """Return the adapters of a job, if it trains them."""
+    if given["lora_rank"] is None:
+        return None
+    targets = tuple(target.strip() for target in given["lora_targets"].split(","))
+    return Adapters(given["lora_rank"], targets, given["lora_dropout"])
+
+
 def _engine(name: str | None, strategy: str) -> Engine:
     """Return the engine of a name, or else the usual one of a strategy."""
     require_choice("search", "strategy", strategy, tuple(STRATEGIES))
@@ -178,7 +197,7 @@ def names_of_all_strategies(model: ModelLike, **options: Unpack[SearchOptions]) 
     """
     given = {**defaults(SEARCH), **options}
     names = names_of_all(_switches(given), given["every_strategy"])
-    able = strategies_of(loaded(model), names)
+    able = strategies_of(loaded(model), names, _is_special(given))
     return with_precision(given["precision"], able) or able
 
 
@@ -390,7 +409,7 @@ def comparison(
         else:
             names = strategies or names_of_all_strategies(model, **options)
             contenders = contenders_of(names, changed.get("engine"), is_named=bool(strategies))
-            contenders = able_of(loaded(model), contenders) or contenders
+            contenders = able_of(loaded(model), contenders, _is_special(changed)) or contenders
             best += compare_searches([search_of(contender) for contender in contenders], each)
     return best
 

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import list_engines, load_engine
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES
 
 # The strategies that say where experts and the products of latent attention lie.
 _OF_ALL_MODELS = ("megatron",)
+# The strategies that say where the parts lie that a job trains besides the model's layers.
+_OF_ALL_JOBS = ("megatron",)
 NOT_ASKED_FOR = (
     "which change the numerics or have no released implementation; --every-strategy compares "
     "them, too"
@@ -30,14 +33,17 @@ class Contender:
     engine: str | None
 
 
-def strategies_of(model: Model, strategies: Sequence[str]) -> list[str]:
-    """Return those of some strategies that predict a model."""
-    return [name for name in strategies if name in _OF_ALL_MODELS or not model.placed_parts]
+def strategies_of(model: Model, strategies: Sequence[str], is_special: bool = False) -> list[str]:
+    """Return those of some strategies that predict a model, and a job with special parts."""
+    placing = [name for name in strategies if name in _OF_ALL_MODELS or not model.placed_parts]
+    return [name for name in placing if name in _OF_ALL_JOBS or not is_special]
 
 
-def able_of(model: Model, contenders: Sequence[Contender]) -> list[Contender]:
+def able_of(
+    model: Model, contenders: Sequence[Contender], is_special: bool = False
+) -> list[Contender]:
     """Return those of some contenders that predict a model, and those of unknown strategies."""
-    unable = set(STRATEGIES) - set(strategies_of(model, list(STRATEGIES)))
+    unable = set(STRATEGIES) - set(strategies_of(model, list(STRATEGIES), is_special))
     return [contender for contender in contenders if contender.strategy not in unable]
 
 
@@ -54,16 +60,35 @@ def left_out_of(
     model, precision = scenario.model, scenario.job.precision
     missing = [name for name in (STRATEGIES if wanted is None else wanted) if name not in searched]
     placing = strategies_of(model, missing)
-    able = with_precision(precision, placing)
+    special = scenario.job.special_parts
+    training = strategies_of(model, placing, bool(special))
+    able = with_precision(precision, training)
     parts, placers = " or ".join(model.placed_parts), ", ".join(_OF_ALL_MODELS)
     reasons = {
         NOT_ASKED_FOR: able,
-        f"whose usual engine lacks products in {precision}": [n for n in placing if n not in able],
+        f"whose usual engine lacks products in {precision}": [n for n in training if n not in able],
+        f"since {' and '.join(special)} is predicted for {', '.join(_OF_ALL_JOBS)} only": [
+            name for name in placing if name not in training
+        ],
         f"since models with {parts} are predicted for {placers} only": [
             name for name in missing if name not in placing
         ],
     }
     return {reason: names for reason, names in reasons.items() if names}
+
+
+def require_trained(job: Job, model: Model, strategy: str) -> None:
+    """Raise InputError if a strategy does not predict what a job trains of a model."""
+    if job.adapters is not None and model.placed_parts:
+        raise InputError(
+            f"model {model.name} has {' and '.join(model.placed_parts)}; allowed with adapters: a "
+            "model without"
+        )
+    if job.special_parts and strategy not in _OF_ALL_JOBS:
+        raise InputError(
+            f"--strategy {strategy} does not predict {' and '.join(job.special_parts)}; allowed: "
+            f"{', '.join(_OF_ALL_JOBS)}"
+        )
 
 
 def require_predicted(model: Model, strategy: str) -> None:

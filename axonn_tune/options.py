@@ -138,6 +138,36 @@ class BatchOptions(TypedDict, total=False):
     ]
 
 
+class TuningOptions(TypedDict, total=False):
+    """The options of what is trained: further tokens, or adapters for fine-tuning."""
+
+    mtp_modules: Annotated[
+        int,
+        Option(
+            "Number of modules of multi-token prediction that are trained (megatron).",
+            0,
+            minimum=0,
+        ),
+    ]
+
+    lora_rank: Annotated[
+        int | None,
+        Option("Train low-rank adapters of this rank (LoRA) and freeze all weights (megatron)."),
+    ]
+    lora_targets: Annotated[
+        str,
+        Option(
+            "Weights that get adapters, with commas: attention, mlp, qkv, proj, up, down.",
+            "attention,mlp",
+        ),
+    ]
+    lora_dropout: Annotated[bool, Option("Drop inputs of adapters at random.", False, is_flag=True)]
+    samples_per_sequence: Annotated[
+        float,
+        Option("Mean number of samples packed into a sequence, which ignore one another.", 1.0),
+    ]
+
+
 class ExecutionOptions(TypedDict, total=False):
     """The options of how a step is executed, predicted or real."""
 
@@ -259,7 +289,9 @@ class MemoryOptions(TypedDict, total=False):
     ]
 
 
-class JobOptions(BatchOptions, ExecutionOptions, MemoryOptions, SwitchOptions, total=False):
+class JobOptions(
+    BatchOptions, TuningOptions, ExecutionOptions, MemoryOptions, SwitchOptions, total=False
+):
     """All options that do not choose a strategy or its layouts."""
 
 

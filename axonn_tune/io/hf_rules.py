@@ -85,10 +85,8 @@ def deepseek_queries(config: Config) -> Fields:
 
 
 def multi_token_prediction(config: Config) -> Fields:
-    """Return what the layers that predict further tokens are called among what is left out."""
-    n_layers = config["num_nextn_predict_layers"]
-    layers = "1 more layer" if n_layers == 1 else f"{n_layers} more layers"
-    return {"not_modelled": (f"multi-token prediction ({layers})",) if n_layers else ()}
+    """Return the number of modules that predict further tokens."""
+    return {"mtp_modules": config["num_nextn_predict_layers"]}
 
 
 def glm_norms(config: Config) -> Fields:

@@ -79,6 +79,7 @@ def flags(prediction: Prediction) -> list[str]:
     lines = [
         *model_flags(model, job.seq_len),
         *_TRAINING_FLAGS,
+        *([f"--mtp-num-layers {job.mtp_modules}"] if job.mtp_modules else []),
         f"--tensor-model-parallel-size {sizes['tensor']}",
         f"--pipeline-model-parallel-size {sizes[PIPELINE]}",
         f"--context-parallel-size {sizes['context']}",

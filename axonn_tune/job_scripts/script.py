@@ -66,6 +66,16 @@ def launch_files(
             f"job: precision is {job.precision}; allowed where a script of {framework} is written: "
             f"{FULL}"
         )
+    if job.adapters is not None:
+        raise InputError(
+            f"--lora-rank {job.adapters.rank}: {framework} has no options for adapters; allowed "
+            "where a script is written: a job that trains all weights"
+        )
+    if job.samples_per_sequence != 1.0:
+        raise InputError(
+            f"job: samples_per_sequence is {job.samples_per_sequence:g}; allowed where a script is "
+            "written: 1"
+        )
     start = _STARTS[framework](prediction, train)
     return {
         sbatch.NAME: sbatch.job_script(prediction, start, sbatch_options),

@@ -25,15 +25,27 @@ def assumption_line(*searches: Search) -> str:
     remarks = [
         batch_remark(*searches),
         not_modelled_remark(scenario.model),
+        _untrained_remark(scenario),
         _size_remark([search.scenario for search in searches]),
     ]
     line = (
         f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, "
         f"{_sequences_text(searches)}{_seq_len_remark(scenario)}, {types_text(job)}, "
         f"{job.attention} attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}"
-        f"{engine_text}{_experts_text(scenario)}{_offload_text(scenario)}."
+        f"{engine_text}{_experts_text(scenario)}{_tuning_text(job)}{_offload_text(scenario)}."
     )
     return " ".join([line, *(remark for remark in remarks if remark)])
+
+
+def _tuning_text(job: Job) -> str:
+    """Say what is trained besides or in the place of the model's layers, and what is packed."""
+    n_modules = job.mtp_modules
+    plural = "s" if n_modules > 1 else ""
+    modules = f", {n_modules} module{plural} of multi-token prediction" if n_modules else ""
+    adapters = "" if job.adapters is None else f", frozen weights with {job.adapters}"
+    n_samples = job.samples_per_sequence
+    samples = "" if n_samples == 1.0 else f", {n_samples:g} samples in each sequence"
+    return modules + adapters + samples
 
 
 def _experts_text(scenario: Scenario) -> str:
@@ -82,6 +94,14 @@ def _size_remark(scenarios: Sequence[Scenario]) -> str | None:
 def not_modelled_remark(model: Model) -> str | None:
     """Say in a sentence what of a model predictions leave out; return None if it is nothing."""
     return f"Predictions leave out {model.not_modelled}." if model.not_modelled else None
+
+
+def _untrained_remark(scenario: Scenario) -> str | None:
+    """Say in a sentence that the modules of a model's config are not trained, if it is so."""
+    n_modules = scenario.model.mtp_modules
+    if not n_modules or scenario.job.mtp_modules or scenario.job.adapters is not None:
+        return None
+    return f"Multi-token prediction is not trained; --mtp-modules {n_modules} is the model's."
 
 
 def _batches_text(searches: Sequence[Search]) -> str:

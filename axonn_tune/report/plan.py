@@ -109,7 +109,7 @@ def _plan_pairs(run: TrainingRun) -> list[tuple[str, str]]:
         ),
         (
             "checkpoints",
-            f"{format_quantity(checkpoint_bytes(scenario.model), '_bytes')} in "
+            f"{format_quantity(checkpoint_bytes(scenario.model, scenario.job), '_bytes')} in "
             f"{format_seconds(failures.checkpoint_seconds, 3)}, best every "
             f"{failures.interval_seconds / 60:.0f} min ("
             f"{failures.interval_seconds / best.step_seconds:.0f} steps); a restart takes "
@@ -174,7 +174,7 @@ def training_record(run: TrainingRun) -> dict[str, Any]:
         "useful_fraction": run.useful_fraction,
         "mtbf_seconds": run.failures.mtbf_seconds,
         "interruptions": _finite(run.n_interruptions),
-        "checkpoint_bytes": checkpoint_bytes(run.scenario.model),
+        "checkpoint_bytes": checkpoint_bytes(run.scenario.model, run.scenario.job),
         "checkpoint_seconds": run.failures.checkpoint_seconds,
         "checkpoint_interval_seconds": run.failures.interval_seconds,
         "restart_seconds": run.failures.restart_seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from axonn_tune.report.phrases import batch_remark
@@ -41,6 +42,9 @@ def assumptions(search: Search) -> dict[str, Any]:
         "keep_gathered_weights": job.keep_gathered_weights,
         "dropout": job.dropout,
         "moments": job.moments,
+        "mtp_modules": job.mtp_modules,
+        "adapters": None if job.adapters is None else asdict(job.adapters),
+        "samples_per_sequence": job.samples_per_sequence,
         "offload": job.offload,
         "expert_imbalance": job.expert_imbalance,
         "strategy": scenario.strategy.name,

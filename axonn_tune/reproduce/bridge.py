@@ -55,6 +55,7 @@ def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
         int(row["seq_len"]),
         precision=row["precision"],
         kernel_tuning=False,
+        mtp_modules=int(row["mtp"]),
     )
     axes = {axis: int(row[axis]) for axis in ("tensor", "context", "pipeline")}
     if not model.is_dense:

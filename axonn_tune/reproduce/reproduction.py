@@ -10,6 +10,7 @@ from axonn_tune.reproduce.axonn import compare_links, compare_runs
 from axonn_tune.reproduce.bridge import megatron_bridge
 from axonn_tune.reproduce.collectives import TimedCollective, across_nodes, inside_node
 from axonn_tune.reproduce.comparison import Comparison
+from axonn_tune.reproduce.fine_tuning import fine_tuning
 from axonn_tune.reproduce.long_sequences import long_sequences
 from axonn_tune.reproduce.nanotron import nanotron
 from axonn_tune.reproduce.nemo import mlperf, nemo
@@ -87,5 +88,6 @@ def measured_steps(
         "NeMo": list(nemo(load("dgxc_h100"), loaders)),
         "MLPerf": list(mlperf(load("mlperf_h100"), loaders)),
         "long sequences": list(long_sequences(load("nemo_long"), loaders)),
+        "LoRA": list(fine_tuning(load("lora"), loaders)),
         "nanotron": list(nanotron(load("nanotron_h100"), loaders)),
     }

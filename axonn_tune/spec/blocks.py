@@ -149,7 +149,7 @@ class LatentAttention:
         )
 
 
-def attended_keys(seq_len: int, window: int) -> float:
+def attended_keys(seq_len: float, window: int) -> float:
     """Return the keys that count for a query, where causal attention counts with all of them.
 
     By convention causal attention counts with the full score matrix. A window of w tokens leaves

@@ -14,6 +14,7 @@ from axonn_tune.spec.precision import (
     Recipe,
     operand_bytes,
 )
+from axonn_tune.spec.tuning import Adapters
 
 ATTENTIONS = ("flash", "unfused")
 # Bytes of each of the optimizer's two moments of a parameter, by its type.
@@ -79,6 +80,12 @@ class Job:
         backward pass needs transposed copies. The scenario says it of its machine.
     moments
         Type in which the optimizer's two moments are stored, a key of `MOMENT_BYTES`.
+    adapters
+        What is trained where weights are frozen; None where all weights are trained.
+    mtp_modules
+        Number of modules of multi-token prediction, each of which predicts one further token.
+    samples_per_sequence
+        Mean number of samples that are packed into a sequence; tokens attend to their own sample.
     """
 
     n_gpus: int
@@ -95,6 +102,9 @@ class Job:
     precision: str = FULL
     transposes_operands: bool = False
     moments: str = "fp32"
+    adapters: Adapters | None = None
+    mtp_modules: int = 0
+    samples_per_sequence: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("n_gpus", "global_batch", "seq_len"):
@@ -108,6 +118,15 @@ class Job:
             raise InputError(f"job: moments is {self.moments}; allowed with offload: fp32")
         most = LARGEST_IMBALANCE
         require_between("job", "expert_imbalance", self.expert_imbalance, 1.0, most)
+        require_count("job", "mtp_modules", self.mtp_modules, least=0)
+        if self.mtp_modules and self.adapters is not None:
+            raise InputError(f"job: mtp_modules is {self.mtp_modules}; allowed with adapters: 0")
+        n_samples = self.samples_per_sequence
+        require_between("job", "samples_per_sequence", n_samples, 1.0, self.seq_len)
+        if n_samples > 1.0 and self.attention == "unfused":
+            raise InputError(
+                f"job: samples_per_sequence is {n_samples:g}; allowed with unfused attention: 1"
+            )
 
     @property
     def element_bytes(self) -> float:
@@ -134,6 +153,22 @@ class Job:
     def offloads_optimizer(self) -> bool:
         """Whether the optimizer states are in the host's memory."""
         return self.offload == "optimizer"
+
+    @property
+    def trains_weights(self) -> bool:
+        """Whether the model's own weights are trained, and not only adapters beside them."""
+        return self.adapters is None
+
+    @property
+    def special_parts(self) -> list[str]:
+        """The names of what is trained besides the model's own layers, or in their place."""
+        adapters = [] if self.adapters is None else ["fine-tuning with adapters"]
+        return adapters + ["multi-token prediction"] * (self.mtp_modules > 0)
+
+    @property
+    def sample_len(self) -> float:
+        """The mean number of tokens of a sample, which are those that attend to one another."""
+        return self.seq_len / self.samples_per_sequence
 
     @property
     def tokens(self) -> float:

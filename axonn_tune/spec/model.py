@@ -12,6 +12,7 @@ from typing import NamedTuple
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import Block, Experts, LatentAttention, Linear, attended_keys
 from axonn_tune.spec.checks import require_choice, require_count, require_name
+from axonn_tune.spec.tuning import Adapters
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by default
 RECOMPUTES = ("none", "selective", "full")
@@ -88,6 +89,9 @@ class Model:
         The mixture of experts in the place of the MLP, in models that have one.
     latent_attention
         The sizes of multi-head latent attention, in models that have it.
+    mtp_modules
+        Number of modules of multi-token prediction that the model's config has; a job says how many
+        are trained.
     published_parameters, published_active_parameters
         Numbers of parameters that the source states: all, and those that a token passes through.
     source
@@ -126,6 +130,7 @@ class Model:
     full_attention_every: int = 0
     experts: Experts | None = None
     latent_attention: LatentAttention | None = None
+    mtp_modules: int = 0
     published_parameters: float | None = None
     published_active_parameters: float | None = None
     source: str = ""
@@ -169,7 +174,7 @@ class Model:
                 f"{owner}: n_kv_heads is {self.n_kv_heads}; allowed: a divisor of "
                 f"n_heads ({self.n_heads})"
             )
-        for name in ("window", "full_attention_every"):
+        for name in ("window", "full_attention_every", "mtp_modules"):
             require_count(owner, name, getattr(self, name), least=0)
         if self.experts is not None and self.experts.first_layer >= self.n_layers:
             raise InputError(
@@ -345,6 +350,23 @@ class Model:
         return Linear("head", self.hidden_size, self.padded_vocab_size, False, False)
 
     @property
+    def mtp_projection(self) -> Linear:
+        """The weight of a module of multi-token prediction that joins two vectors of a token."""
+        return Linear("mtp_projection", 2 * self.hidden_size, self.hidden_size, False, False)
+
+    @property
+    def mtp_parameters(self) -> float:
+        """The number of elements of a module of multi-token prediction that it shares with nothing.
+
+        It has a block like the last layer, a projection and three norms. Embedding and head are the
+        model's (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+        """
+        n_experts = self.experts.n_experts if self.experts is not None else 0
+        block = self._parameters_of(self.blocks[-1], n_experts)
+        block += self.norms_per_block * self.norm_parameters + self.head_norm_parameters
+        return block + self.mtp_projection.parameters + 3.0 * self.norm_parameters
+
+    @property
     def block_matmul_parameters(self) -> float:
         """The number of weight elements of the linear layers of a block without experts."""
         return self.matmul_parameters_of(Block())
@@ -418,25 +440,64 @@ class Model:
             + self.position_parameters
         )
         for block, count in self.counts(range(self.n_layers)).items():
-            linears = self.linears_of(block)
-            elements = sum(linear.parameters + linear.bias * linear.n_out for linear in linears)
-            if block.has_experts:
-                elements += self.router_parameters + n_experts * self.expert_parameters
-            total += count * elements
+            total += count * self._parameters_of(block, n_experts)
         return total
 
-    def model_flops(self, n_tokens: float, seq_len: int) -> float:
+    def _parameters_of(self, block: Block, n_experts: int) -> float:
+        """Return the number of elements of a layer without its norms, with some experts."""
+        linears = self.linears_of(block)
+        elements = sum(linear.parameters + linear.bias * linear.n_out for linear in linears)
+        if block.has_experts:
+            elements += self.router_parameters + n_experts * self.expert_parameters
+        return elements
+
+    def adapter_parameters(self, adapters: Adapters) -> float:
+        """Return the number of elements of the adapters beside the weights of all blocks."""
+        return sum(
+            count * sum(adapters.parameters_beside(linear) for linear in self.linears_of(block))
+            for block, count in self.counts(range(self.n_layers)).items()
+        )
+
+    def trained_parameters(self, adapters: Adapters | None) -> float:
+        """Return the number of elements that are trained: all, or those of the adapters."""
+        return self.parameters if adapters is None else self.adapter_parameters(adapters)
+
+    def model_flops(
+        self,
+        n_tokens: float,
+        seq_len: float,
+        adapters: Adapters | None = None,
+        mtp_modules: int = 0,
+    ) -> float:
         """Return the FLOPs of a forward and a backward pass, without recomputation (for MFU).
 
         Every product counts 2 m n k forward and twice that backward; attention counts the
         full (not the causal half of the) score matrix, as the published formula
         ``96 B s l h^2 (1 + s/6h + V/16lh)`` does (Narayanan et al., SC21, eq. 3, whose
         96 counts a recomputed forward; without it 72).
+
+        Beside adapters no weight has a gradient, which leaves two of a weight's three products. The
+        adapters have all three. A module of multi-token prediction has a block, a projection and
+        the head's logits.
         """
-        return 3.0 * (self._block_forward_flops(n_tokens, seq_len) + self._head_flops(n_tokens))
+        trained = 3.0 * (self._block_forward_flops(n_tokens, seq_len) + self._head_flops(n_tokens))
+        if mtp_modules:
+            projection = 2.0 * n_tokens * self.mtp_projection.parameters
+            module = self._module_block_flops(n_tokens, seq_len) + projection
+            trained += 3.0 * mtp_modules * (module + self._head_flops(n_tokens))
+        if adapters is None:
+            return trained
+        frozen = 2.0 * n_tokens * self._weights_of_products()
+        return trained - frozen + 6.0 * n_tokens * self.adapter_parameters(adapters)
 
     def hardware_flops(
-        self, n_tokens: float, seq_len: int, recompute: str, recomputed_share: float = 1.0
+        self,
+        n_tokens: float,
+        seq_len: float,
+        recompute: str,
+        recomputed_share: float = 1.0,
+        adapters: Adapters | None = None,
+        mtp_modules: int = 0,
     ) -> float:
         """Return the FLOPs of all passes, including recomputation (for HFU).
 
@@ -446,8 +507,14 @@ class Model:
         4h MLP (Narayanan et al., SC21, eq. 3).
         """
         require_choice("job", "recompute", recompute, RECOMPUTES)
-        repeated = self._block_forward_flops(n_tokens, seq_len) if recompute == "full" else 0.0
-        return self.model_flops(n_tokens, seq_len) + recomputed_share * repeated
+        repeated = 0.0
+        if recompute == "full":
+            repeated = self._block_forward_flops(n_tokens, seq_len)
+            if adapters is not None:
+                repeated += 2.0 * n_tokens * self.adapter_parameters(adapters)
+            repeated += mtp_modules * self._module_block_flops(n_tokens, seq_len)
+        flops = self.model_flops(n_tokens, seq_len, adapters, mtp_modules)
+        return flops + recomputed_share * repeated
 
     @property
     def query_width(self) -> int:
@@ -488,18 +555,35 @@ class Model:
         elements = sum(shares[linear.name] * linear.parameters for linear in self.block_linears)
         return n_tokens * self.n_layers * 2.0 * elements
 
-    def _block_forward_flops(self, n_tokens: float, seq_len: int) -> float:
+    def _block_forward_flops(self, n_tokens: float, seq_len: float) -> float:
         """Return the FLOPs of all blocks in a forward pass."""
         total = 0.0
-        top_k = self.experts.top_k if self.experts is not None else 0
         for block, count in self.counts(range(self.n_layers)).items():
-            parameters = self.matmul_parameters_of(block)
-            if block.has_experts:
-                parameters += self.router_parameters + top_k * self.expert_parameters
-            keys = attended_keys(seq_len, block.window)
-            attention = 4.0 * keys * self.n_heads * self.attention_dim
-            total += count * (2.0 * parameters + attention)
+            total += count * self._token_flops_of(block, seq_len)
         return n_tokens * total
+
+    def _module_block_flops(self, n_tokens: float, seq_len: float) -> float:
+        """Return the FLOPs of the block of a module of multi-token prediction in a forward pass."""
+        return n_tokens * self._token_flops_of(self.blocks[-1], seq_len)
+
+    def _token_flops_of(self, block: Block, seq_len: float) -> float:
+        """Return the FLOPs of a layer for one token in a forward pass."""
+        keys = attended_keys(seq_len, block.window)
+        attention = 4.0 * keys * self.n_heads * self.attention_dim
+        return 2.0 * self._weights_of(block) + attention
+
+    def _weights_of(self, block: Block) -> float:
+        """Return the number of elements of a layer's weights that multiply a token."""
+        parameters = self.matmul_parameters_of(block)
+        if block.has_experts and self.experts is not None:
+            parameters += self.router_parameters + self.experts.top_k * self.expert_parameters
+        return parameters
+
+    def _weights_of_products(self) -> float:
+        """Return the number of elements of all weights that multiply a token, with the head's."""
+        counts = self.counts(range(self.n_layers))
+        in_blocks = sum(count * self._weights_of(block) for block, count in counts.items())
+        return in_blocks + self.head.parameters
 
     def _head_flops(self, n_tokens: float) -> float:
         """Return the FLOPs of the logits in a forward pass."""

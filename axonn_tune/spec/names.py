@@ -57,6 +57,31 @@ def input_gradient(owner: str) -> str:
     return f"{owner}.input_gradient"
 
 
+def adapter_in(owner: str) -> str:
+    """Return the name of the first product of a layer's adapter, as a layer of its own."""
+    return f"{owner}.adapter_in"
+
+
+def adapter_out(owner: str) -> str:
+    """Return the name of the second product of a layer's adapter, as a layer of its own."""
+    return f"{owner}.adapter_out"
+
+
+def adapter_sum(owner: str) -> str:
+    """Return the name of the kernel that adds what an adapter forms to what its layer forms."""
+    return f"{owner}.adapter_sum"
+
+
+def scaled(owner: str) -> str:
+    """Return the name of the kernel that scales an adapter's output, or its gradient."""
+    return f"{owner}.scale"
+
+
+def dropped(owner: str) -> str:
+    """Return the name of the kernel that drops elements of an adapter's input, or its gradient."""
+    return f"{owner}.dropout"
+
+
 def gemm_weight(owner: str) -> str:
     """Return the name of the product that forms the gradient of a layer's weight."""
     return f"{owner}.gemm_weight"

@@ -107,13 +107,15 @@ class Scenario:
 
     @property
     def kind(self) -> str:
-        """What dense models in the job's type have not: experts, products in 8 or 4 bits, or both.
+        """What the training of dense models in the job's type has not.
 
-        The text is empty where there is neither.
+        That is experts, products in 8 or 4 bits, adapters, or several of these. The text is empty
+        where there is none.
         """
+        adapters = "" if self.job.adapters is None else "adapters"
         experts = "" if self.model.is_dense else "experts"
         low = "" if self.job.recipe is None else "low precision"
-        return " in ".join(filter(None, (experts, low)))
+        return " in ".join(filter(None, (adapters, experts, low)))
 
     @property
     def track_record_spread(self) -> float:

@@ -86,7 +86,8 @@ class Prediction:
         """The TFLOP/s of each GPU, by the model's FLOPs."""
         model = self.scenario.model
         job = self.scenario.job
-        return model.model_flops(job.tokens, job.seq_len) * self._tflops_per_flop
+        flops = model.model_flops(job.tokens, job.sample_len, job.adapters, job.mtp_modules)
+        return flops * self._tflops_per_flop
 
     @property
     def hardware_tflops_per_gpu(self) -> float:
@@ -100,7 +101,9 @@ class Prediction:
             of_chunk = math.ceil(model.n_layers / n_chunks)
             share = n_recomputed_layers(recompute, of_chunk) / of_chunk
             recompute = "full"
-        flops = model.hardware_flops(job.tokens, job.seq_len, recompute, share)
+        flops = model.hardware_flops(
+            job.tokens, job.sample_len, recompute, share, job.adapters, job.mtp_modules
+        )
         engine = self.scenario.strategy.engine
         if recompute == "selective" and engine.zero.recomputes_products:
             flops += model.recomputed_product_flops(job.tokens)

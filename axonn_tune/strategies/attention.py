@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from axonn_tune.spec import names
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Attention
 from axonn_tune.strategies.program import HostProgram
@@ -14,21 +17,35 @@ def attention_name(chain: str, window: int) -> str:
     return names.of_layer(chain, "windowed_attention" if window else "attention")
 
 
+def of_samples(kernel: Attention, job: Job) -> Attention:
+    """Return the attention of the samples that are packed into the sequences of a kernel.
+
+    All samples count as equally long. Longer ones among shorter ones would take more.
+    """
+    n_samples = job.samples_per_sequence
+    if n_samples == 1.0:
+        return kernel
+    return replace(
+        kernel,
+        n_sequences=kernel.n_sequences * n_samples,
+        seq_len=kernel.seq_len / n_samples,
+    )
+
+
 def whole_attention(host: HostProgram, shapes: Shapes, chain: str, window: int) -> None:
     """Run attention with the rank's heads, over its share of the queries."""
     job = shapes.job
-    host.launch(
-        Attention(
-            attention_name(chain, window),
-            shapes.tokens / job.seq_len,
-            shapes.n_heads,
-            job.seq_len,
-            shapes.attention_dim,
-            backward=chain == BACKWARD,
-            fused=job.attention == "flash",
-            window=window,
-        )
+    kernel = Attention(
+        attention_name(chain, window),
+        shapes.tokens / job.seq_len,
+        shapes.n_heads,
+        job.seq_len,
+        shapes.attention_dim,
+        backward=chain == BACKWARD,
+        fused=job.attention == "flash",
+        window=window,
     )
+    host.launch(of_samples(kernel, job))
     if job.dropout and job.attention == "unfused":
         nbytes = shapes.score_bytes * (2.0 + MASK_BYTES / shapes.element_bytes)
         host.memory_bound(names.of_layer(chain, "attention_dropout"), nbytes, "scale")

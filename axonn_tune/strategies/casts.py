@@ -31,7 +31,18 @@ _AFTER_NORM = ("qkv", "q_up", "kv_up", "up")
 def kept_weight_bytes(job: Job) -> float:
     """Return the bytes of an element's copies that a rank keeps of a weight for low products."""
     recipe = job.recipe
-    return 0.0 if recipe is None else _n_copies(job, recipe) * job.operand_bytes
+    return 0.0 if recipe is None else _n_weight_copies(job, recipe) * job.operand_bytes
+
+
+def _n_weight_copies(job: Job, recipe: Recipe) -> float:
+    """Return how many copies of a weight are kept.
+
+    Fine-tuning transposes a frozen weight whenever it needs to (Megatron-Bridge 067f987d and NeMo
+    24.09, disable_parameter_transpose_cache).
+    """
+    if job.trains_weights or recipe.quantises_columns:
+        return _n_copies(job, recipe)
+    return 1.0
 
 
 def _n_copies(job: Job, recipe: Recipe) -> float:
@@ -58,7 +69,7 @@ class Casts:
         shape = self.shapes.linears[layer]
         split = self._split(shape.linear.is_split and not shape.linear.transposed)
         n_elements = shape.tokens * shape.k / split
-        n_copies = self._n_copies_at_once(recipe, split)
+        n_copies = self._n_activation_copies(recipe, split)
         n_reads = recipe.reads
         if layer in _AFTER_NORM:
             n_reads = recipe.reads_after_norm
@@ -77,7 +88,7 @@ class Casts:
             return
         shape = self.shapes.linears[layer]
         split = self._split(shape.linear.transposed)
-        n_copies = self._n_copies_at_once(recipe, split)
+        n_copies = self._n_activation_copies(recipe, split)
         name = names.cast(names.of_layer(BACKWARD, layer))
         self._cast(host, name, shape.tokens * shape.n / split, recipe.reads, n_copies)
 
@@ -100,6 +111,14 @@ class Casts:
         self._transpose(host, names.transposed(owner), tokens * width * missing)
         if self._is_cast_again(layer, recipe):
             self._cast(host, names.cast_again(owner), tokens * shape.k, recipe.reads, 1.0)
+
+    def transpose_frozen_weight(self, host: HostProgram, layer: str) -> None:
+        """Transpose a frozen weight for dI, if the backward pass reads another copy of it."""
+        recipe = self._recipe(layer)
+        if recipe is None or recipe.quantises_columns or not self.shapes.job.transposes_operands:
+            return
+        shape = self.shapes.linears[layer]
+        self._transpose(host, names.transposed(names.of_layer(BACKWARD, layer)), shape.k * shape.n)
 
     def cast_of_experts(self, host: HostProgram, chain: str, layer: str, n_elements: Size) -> None:
         """Cast the input of experts' products, or in the backward chain the gradient of a result.
@@ -141,6 +160,15 @@ class Casts:
     def _split(self, is_gathered: bool) -> Size:
         """Return over how many ranks a tensor is split by tokens when it is cast."""
         return self.shapes.residual_split if is_gathered else 1.0
+
+    def _n_activation_copies(self, recipe: Recipe, split: Size) -> Size:
+        """Return how many copies of an input or a gradient are formed at once.
+
+        Copies along the columns are for dW, which frozen weights have not.
+        """
+        if not self.shapes.job.trains_weights:
+            return 1.0
+        return self._n_copies_at_once(recipe, split)
 
     def _n_copies_at_once(self, recipe: Recipe, split: Size) -> Size:
         """Return how many copies the kernel that casts forms, for each candidate.

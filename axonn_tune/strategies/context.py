@@ -19,7 +19,7 @@ from axonn_tune.spec import names
 from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array, Attention, Size
-from axonn_tune.strategies.attention import attention_name, whole_attention
+from axonn_tune.strategies.attention import attention_name, of_samples, whole_attention
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
 
@@ -91,7 +91,7 @@ class ContextParallelism:
 
     def _kernel(self, chain: str, window: int, n_sequences: Size, seq_len: Size) -> Attention:
         """Return fused attention with the rank's heads."""
-        return Attention(
+        kernel = Attention(
             attention_name(chain, window),
             n_sequences,
             self.shapes.n_heads,
@@ -101,6 +101,7 @@ class ContextParallelism:
             fused=True,
             window=window,
         )
+        return of_samples(kernel, self.shapes.job)
 
 
 class Ring(ContextParallelism):

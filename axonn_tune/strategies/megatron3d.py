@@ -102,6 +102,9 @@ class Megatron3D:
     overlaps_tensor
         Whether tokens travel within the tensor group, in as many parts as it has ranks, beside the
         products that take or form them (--tp-comm-overlap); only with sequence parallelism.
+    exchanges_adapters
+        Whether the output of an adapter is exchanged, columns for tokens, and not gathered
+        (Megatron-Bridge's a2a_experimental).
     low_weights
         Whether weights of low products are stored and gathered in their format only
         (--fp8-param-gather, --fp4-param-gather).
@@ -118,6 +121,7 @@ class Megatron3D:
     sends_once: bool = False
     overlaps_experts: bool = False
     overlaps_tensor: bool = False
+    exchanges_adapters: bool = False
     low_weights: bool = False
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
@@ -148,6 +152,9 @@ class Megatron3D:
             "unfused attention of split sequences": (context > 1) & (job.attention == "unfused"),
             "global batch not divisible by data": job.global_batch % placements.size("data") != 0,
         }
+        if job.adapters is not None:
+            reason = "rank of adapters not divisible by tensor"
+            broken[reason] = job.adapters.rank % tensor != 0
         if model.experts is not None and self.splits_experts:
             reason = "experts' size not divisible by tensor"
             broken[reason] = model.experts.hidden_size % tensor != 0
@@ -174,7 +181,7 @@ class Megatron3D:
         """Return the operations of one rank in one training step, for all candidates."""
         shapes = self.shapes(model, job, table)
         usual = Transformer(shapes, self.communication(shapes, sync=False))
-        if not self.overlap_grad_reduce:
+        if not self.overlaps_reduction(job):
             return step_plan(usual)
         return step_plan(usual, Transformer(shapes, self.communication(shapes, sync=True)))
 
@@ -201,6 +208,7 @@ class Megatron3D:
             sends_once=self.sends_once,
             expert_tensor=tensor if self.splits_experts else 1.0,
             experts_at_once=self.engine.megatron.experts_at_once,
+            exchanges_adapters=self.exchanges_adapters,
             gradient_sum_bytes=self.gradient_bytes(job) * self.fused_accumulation,
             memory=self.engine.memory,
         )
@@ -208,6 +216,13 @@ class Megatron3D:
     def communication(self, shapes: Shapes, sync: bool) -> MegatronCommunication:
         """Return the communication of a usual micro-step, or of the synchronising one."""
         return MegatronCommunication(shapes, sync, self)
+
+    def overlaps_reduction(self, job: Job) -> bool:
+        """Return whether gradients are reduced, and weights gathered, while a micro-step computes.
+
+        The few gradients of adapters fill one bucket, which is reduced after the last of them.
+        """
+        return self.overlap_grad_reduce and job.trains_weights
 
     def gradient_bytes(self, job: Job) -> float:
         """Return the bytes of a gradient element as it is summed and reduced."""
@@ -230,29 +245,37 @@ class Megatron3D:
         """Return the bytes by term of one stage, which holds `held` layers' activations at once."""
         job = shapes.job
         model = shapes.model
-        n_layers = len(layers)
-        chunk = -(-n_layers // shapes.n_virtual)
+        chunk = -(-len(layers) // shapes.n_virtual)
+        n_modules = last * job.mtp_modules
+        layers = [*layers, *_module_layers(shapes, last)]
+        held = held + n_modules
         stored = _stored_parameters(shapes, layers, first, last)
         experts = _stored_experts(shapes, layers)
+        adapters = _stored_adapters(shapes, layers)
         everywhere = stored + experts
-        matrices = _stored_matrices(shapes, layers)
+        projection = model.mtp_projection.parameters / shapes.table.size("tensor")
+        matrices = _stored_matrices(shapes, layers) + n_modules * projection
         uncast = everywhere - matrices if self.stores_low_weights(job) else everywhere
-        owned = everywhere
+        dense, routed = (stored, experts) if job.trains_weights else (adapters, 0.0)
+        trained = dense + routed
+        owned = trained
         replicas = shapes.table.size(_REPLICAS)
         if self.distributed_optimizer:
-            owned = self.owned_share(shapes, stored, experts)
+            owned = self.owned_share(shapes, dense, routed)
         memory = self.engine.memory
         bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
         n_dummies = model.block_matmul_parameters + last * model.head.parameters
-        dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * self.fused_accumulation
+        has_dummies = self.fused_accumulation and job.trains_weights
+        dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * has_dummies
         context = context_parallelism(self.context_kind, shapes)
         saved, working = _held_by_blocks(shapes, layers, last, context)
         return {
-            "weights": uncast * job.element_bytes + matrices * kept_weight_bytes(job),
-            "gradients": everywhere * (self.gradient_bytes(job) + bucket_bytes),
+            "weights": (uncast + adapters) * job.element_bytes + matrices * kept_weight_bytes(job),
+            "gradients": trained * (self.gradient_bytes(job) + bucket_bytes),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
-            "activations": held * shapes.saved_by_layers(saved, chunk),
+            "activations": held * shapes.saved_by_layers(saved, chunk)
+            + n_modules * _saved_by_module(shapes),
             "working_set": working + n_dummies * dummy_bytes / shapes.table.size("tensor"),
         }
 
@@ -344,7 +367,22 @@ def _saved_without_scores(shapes: Shapes, block: Block) -> Array:
     if block.has_experts and shapes.model.experts is not None:
         saved = ExpertShapes(shapes, shapes.model.experts).saved_bytes
         inner_bytes = shapes.attention_bytes + saved
+    inner_bytes = inner_bytes + shapes.adapter_bytes
     return norm_bytes + n_masks * shapes.residual_bytes + inner_bytes
+
+
+def _saved_by_module(shapes: Shapes) -> Array:
+    """Return the bytes that a module of multi-token prediction saves besides its block.
+
+    These are the inputs of its three norms, what two of them form and it joins, and the output of
+    the third.
+    """
+    return shapes.residual_bytes * (4.0 + 2.0 * shapes.saved_share)
+
+
+def _module_layers(shapes: Shapes, last: bool) -> list[int]:
+    """Return the layers that are like the blocks of a stage's modules of multi-token prediction."""
+    return [shapes.model.n_layers - 1] * (last * shapes.job.mtp_modules)
 
 
 def _saved_scores(shapes: Shapes) -> Array | float:
@@ -361,10 +399,34 @@ def _saved_scores(shapes: Shapes) -> Array | float:
 def _stored_parameters(shapes: Shapes, layers: Sequence[int], first: bool, last: bool) -> Array:
     """Return how many parameters a rank of a stage stores besides routed experts, shape (C,).
 
-    Matrices and their biases are split over the tensor group, other vectors are not.
+    Matrices and their biases are split over the tensor group, other vectors are not. `layers` holds
+    the blocks of modules, too, which with the last layer have a projection and norms, and in
+    another stage than the first a copy of the embedding.
     """
-    matrices, whole, split = stage_parameters(shapes.model, layers, first, last)
+    model = shapes.model
+    matrices, whole, split = stage_parameters(model, layers, first, last)
+    n_modules = last * shapes.job.mtp_modules
+    if n_modules:
+        matrices += n_modules * model.mtp_projection.parameters
+        whole += n_modules * 3.0 * model.norm_parameters
+        matrices += (not first and not model.tied_embeddings) * model.head.parameters
     return (matrices + split) / shapes.table.size("tensor") + whole
+
+
+def _stored_adapters(shapes: Shapes, layers: Sequence[int]) -> Array:
+    """Return how many parameters of adapters a rank stores beside some layers, shape (C,).
+
+    Ranks of the tensor group split all of them.
+    """
+    adapters = shapes.job.adapters
+    if adapters is None:
+        return np.zeros(len(shapes.table))
+    counts = shapes.model.counts(layers)
+    whole = sum(
+        count * sum(adapters.parameters_beside(linear) for linear in shapes.model.linears_of(block))
+        for block, count in counts.items()
+    )
+    return whole / shapes.table.size("tensor")
 
 
 def _stored_matrices(shapes: Shapes, layers: Sequence[int]) -> Array:
@@ -470,7 +532,7 @@ class MegatronCommunication(SequenceParallel):
             host.issue(name, "all_gather", shape.gathered_gradient_bytes, "tensor")
         else:
             super().gather_for_gradients(host, weight)
-        if self._gathers_tokens(shape):
+        if self._gathers_tokens(shape) and self.shapes.job.trains_weights:
             name = names.all_gather(weight.name)
             host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
@@ -617,8 +679,10 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _block_parameters(self) -> Array:
-        """The number of parameters besides experts that a rank stores of a block on the average."""
+        """The number of trained parameters besides experts that a rank stores of a mean block."""
         n_layers = self.shapes.model.n_layers
+        if not self.shapes.job.trains_weights:
+            return _stored_adapters(self.shapes, range(n_layers)) / n_layers
         return _stored_parameters(self.shapes, range(n_layers), False, False) / n_layers
 
     @property
@@ -629,7 +693,7 @@ class MegatronCommunication(SequenceParallel):
         return stored * np.ones(len(self.shapes.table))
 
     def _stored_in_blocks(self) -> Array:
-        """Return how many parameters the first stage stores in blocks, experts included."""
+        """Return how many parameters the first stage trains in blocks, experts included."""
         return len(self._first_layers) * (self._block_parameters + self._block_experts)
 
     # Once per micro-step and once per step -----------------------------------------------------
@@ -637,10 +701,13 @@ class MegatronCommunication(SequenceParallel):
     @cached_property
     def _first_layers(self) -> list[int]:
         """The layers of the first stage, which stores most, since it has the embedding."""
-        return layers_of_stage(self.shapes, 0)
+        has_head = self.shapes.table.n_stages == 1
+        return [*layers_of_stage(self.shapes, 0), *_module_layers(self.shapes, has_head)]
 
     def _stored_outside(self) -> Array:
-        """Return how many parameters the first stage stores outside blocks."""
+        """Return how many parameters the first stage trains outside blocks."""
+        if not self.shapes.job.trains_weights:
+            return np.zeros(len(self.shapes.table))
         return _stored_parameters(self.shapes, (), True, self.shapes.table.n_stages == 1)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
@@ -659,21 +726,24 @@ class MegatronCommunication(SequenceParallel):
         shapes = self.shapes
         model = shapes.model
         options = self.options
+        is_overlapped = options.overlaps_reduction(shapes.job)
         gradient_bytes = self._gradient_bytes
         n_layers = len(self._first_layers)
         outside = self._stored_outside()
         in_blocks = n_layers * self._block_parameters
         experts = n_layers * self._block_experts
-        matrices = _stored_matrices(shapes, self._first_layers)
-        if model.tied_embeddings and shapes.table.n_stages > 1:
+        trains_weights = shapes.job.trains_weights
+        matrices = trains_weights * _stored_matrices(shapes, self._first_layers)
+        has_copy = model.tied_embeddings or shapes.job.mtp_modules > 0
+        if trains_weights and has_copy and shapes.table.n_stages > 1:
             shared_bytes = model.head.parameters * gradient_bytes / shapes.y
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shared_bytes, PIPELINE)
-        if options.sequence_parallel:
+        if trains_weights and options.sequence_parallel:
             n_elements = float(model.norms_per_block * n_layers * model.norm_parameters)
             norm_bytes = np.full(len(shapes.table), n_elements * gradient_bytes)
             host.run("gradient.norms.all_reduce", "all_reduce", norm_bytes, "tensor")
         remaining = outside
-        if not options.overlap_grad_reduce:
+        if not is_overlapped:
             remaining = outside + in_blocks
             self._reduce_experts(host, experts)
             self._await_experts(host, _EXPERT_GRADIENTS)
@@ -698,16 +768,18 @@ class MegatronCommunication(SequenceParallel):
             name = names.WEIGHTS_ALL_GATHER
             element: Size = shapes.element_bytes
             gathered = options.gathered_bytes(shapes.job)
-            if not options.overlap_grad_reduce:
+            if not is_overlapped:
                 saved = shapes.element_bytes - gathered
                 element = element - saved * (matrices - experts) / (outside + in_blocks)
             self._over_replicas(host, name, "all_gather", remaining, element, after=updated)
             host.wait(names.WEIGHTS_ALL_GATHER)
-            if not options.overlap_grad_reduce:
+            if not is_overlapped:
                 name = _UPDATED_EXPERTS
                 self._over_expert_replicas(host, name, "all_gather", experts, gathered, updated)
                 self._await_experts(host, name)
             host.memory_bound("weights.copy", 2.0 * remaining * element, "copy")
+        if not trains_weights:
+            return
         if options.stores_low_weights(shapes.job):
             Casts(shapes).transpose_kept_weights(host, matrices)
         else:

@@ -119,6 +119,8 @@ class Shapes:
         each expert.
     experts_at_once : float
         Number of experts whose products run at the same time on a rank.
+    exchanges_adapters : bool
+        Whether the output of an adapter is exchanged, columns for tokens, and not gathered.
     gradient_sum_bytes : float
         Bytes of an element of the sums to which the products that form the experts' dW add; 0
         where they do not add.
@@ -143,6 +145,7 @@ class Shapes:
     expert_tensor: Array | float = 1.0
     sends_once: bool = False
     experts_at_once: float = math.inf
+    exchanges_adapters: bool = False
     gradient_sum_bytes: float = 0.0
     memory: MemoryForm = IDEAL.memory
 
@@ -188,7 +191,8 @@ class Shapes:
     @cached_property
     def linears(self) -> dict[str, LinearShape]:
         """The shapes of the linear layers of a block and of the head, by name."""
-        linears = (*self.model.block_linears, *self.model.shared_linears, self.model.head)
+        model = self.model
+        linears = (*model.block_linears, *model.shared_linears, model.head, model.mtp_projection)
         return {linear.name: self._linear_shape(linear) for linear in linears}
 
     def _linear_shape(self, linear: Linear) -> LinearShape:
@@ -291,9 +295,32 @@ class Shapes:
         return n_inputs * self.residual_bytes
 
     @property
-    def norm_output_bytes(self) -> Array:
-        """The bytes that a block saves of its norms' outputs, which are inputs of products."""
-        return min(self.model.norms_per_block, 2) * self.residual_bytes * self.saved_share
+    def norm_output_bytes(self) -> Array | float:
+        """The bytes that a block saves of its norms' outputs, which are inputs of products.
+
+        An adapter saves the tokens of all ranks.
+        """
+        held = self.residual_bytes if self.job.trains_weights else self.stream_bytes
+        of_qkv, of_up = self.saved_of_input("qkv", held), self.saved_of_input("up", held)
+        return np.maximum(of_qkv, of_up) if self.model.shares_norm else of_qkv + of_up
+
+    def saved_of_input(self, layer: str, nbytes: Array) -> Array | float:
+        """Return the bytes that a block saves of a layer's input for the gradient of a weight.
+
+        The gradient of a frozen weight is never formed. The adapter beside it saves its own input
+        uncast, with the mask of its dropout.
+
+        Parameters
+        ----------
+        nbytes : array, shape (C,)
+            Bytes of the input in the job's type.
+        """
+        adapters = self.job.adapters
+        if adapters is None:
+            return nbytes * self.saved_share
+        if not adapters.are_beside(layer):
+            return 0.0
+        return nbytes * (1.0 + adapters.dropout * MASK_BYTES / self.element_bytes)
 
     @property
     def saved_share(self) -> float:
@@ -313,7 +340,7 @@ class Shapes:
         Inputs of low products are saved cast. Attention saves its output for itself, too, which
         some recipes use for the product.
         """
-        mlp = self.linears["up"].output_bytes + self.mlp_bytes * self.saved_share
+        mlp = self.linears["up"].output_bytes + self.saved_of_input("down", self.mlp_bytes)
         return self.attention_bytes + mlp * value_or(self.memory.mlp_factor, 1.0)
 
     @cached_property
@@ -323,10 +350,7 @@ class Shapes:
         With latent attention these are also the latent vectors, before and after their norms, and
         keys and values as they are formed from these.
         """
-        saved = self.linears["proj"].input_bytes
-        recipe = self.job.recipe
-        if recipe is not None and recipe.saves_attention_cast:
-            saved = saved + self.linears["proj"].gathered_input_bytes
+        saved = self.linears["proj"].input_bytes + self._saved_behind_attention
         latent = self.model.latent_attention
         if latent is None:
             saved = saved + self.linears["qkv"].output_bytes
@@ -335,6 +359,26 @@ class Shapes:
             saved = saved + self.linears["q_up"].output_bytes + keys / self.y
             saved = saved + self.linears["kv_up"].output_bytes + 2.0 * self.latent_bytes
         return saved * value_or(self.memory.attention_factor, 1.0)
+
+    @property
+    def _saved_behind_attention(self) -> Array | float:
+        """The bytes of attention's output that its projection saves, too: cast, or dropped."""
+        shape = self.linears["proj"]
+        adapters, recipe = self.job.adapters, self.job.recipe
+        if adapters is not None:
+            return self.saved_of_input("proj", shape.input_bytes) if adapters.dropout else 0.0
+        if recipe is not None and recipe.saves_attention_cast:
+            return shape.gathered_input_bytes
+        return 0.0
+
+    @property
+    def adapter_bytes(self) -> Array | float:
+        """The bytes that a block saves of the hidden features of its adapters."""
+        adapters = self.job.adapters
+        if adapters is None:
+            return 0.0
+        n_adapters = sum(adapters.are_beside(linear.name) for linear in self.model.block_linears)
+        return self.tokens * (n_adapters * adapters.rank * self.element_bytes)
 
     @cached_property
     def latent_bytes(self) -> Array | float:
@@ -431,7 +475,8 @@ class Shapes:
         working = everything - saved + mlp_bytes
         if last:
             logit_bytes = value_or(self.memory.logit_bytes, self.element_bytes + FP32_BYTES)
-            working = np.maximum(working, self.logits * logit_bytes)
+            n_predicted = 1.0 + self.job.mtp_modules
+            working = np.maximum(working, n_predicted * self.logits * logit_bytes)
             working = np.maximum(working, self.logits * self.element_bytes + head_bytes)
         return working
 

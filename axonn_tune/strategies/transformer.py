@@ -12,11 +12,14 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TypeAlias
 
+import numpy as np
+
 from axonn_tune.spec import names
 from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
 from axonn_tune.spec.plan import Phase
+from axonn_tune.strategies.adapters import AdapterPasses
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.experts import ExpertShapes, Mixture
@@ -31,6 +34,8 @@ _EMBEDDING = Weight(FORWARD, "embedding")
 # formed again once, in the backward pass of the layer that comes last.
 _NORM_BEFORE = {"qkv": "norm1", "up": "norm2"}
 _SHARED_NORM_BEFORE = {"up": "norm1"}
+# The norms of what a module of multi-token prediction joins.
+_MODULE_NORMS = ("mtp_token_norm", "mtp_stream_norm")
 # The kernel that follows a weight at the entrance of an MLP.
 _ACTIVATIONS = {"up": "activation", "shared_up": "shared_activation"}
 
@@ -60,6 +65,11 @@ class Transformer:
             return None
         return Mixture(ExpertShapes(self.shapes, experts), self.communication, self.casts)
 
+    @cached_property
+    def _adapters(self) -> AdapterPasses:
+        """The adapters of the job, which may have none."""
+        return AdapterPasses(self.shapes)
+
     # Linear layers -----------------------------------------------------------------------
 
     def _take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
@@ -79,17 +89,23 @@ class Transformer:
             owner = names.gemm(names.of_layer(weight.chain, name))
             host.gemm(owner, shape.tokens, n, shape.k, shape.modes[0], number_format)
         self.communication.sum_output(host, weight)
+        self._adapters.forward(host, weight.chain, weight.layer)
 
     def _linear_backward(self, host: HostProgram, layer: str, following: Weight | None) -> None:
-        """Form dI = dO W^T, summed over the axis that splits n, and dW = I^T dO."""
+        """Form dI = dO W^T, summed over the axis that splits n, and dW = I^T dO.
+
+        Frozen weights have no dW.
+        """
         shape = self.shapes.linears[layer]
         tokens = shape.tokens
         weight = Weight(BACKWARD, layer)
-        _, input_mode, weight_mode = shape.modes
+        input_mode = shape.modes[1]
         number_format = self.casts.number_format(layer)
         self._take_weight(host, weight, following)
         self.casts.cast_gradient(host, layer)
         self.communication.gather_for_gradients(host, weight)
+        if not self.shapes.job.trains_weights:
+            self.casts.transpose_frozen_weight(host, layer)
         for name, n in shape.products:
             owner = names.gemm_input(names.of_layer(BACKWARD, name))
             host.gemm(owner, tokens, shape.k, n, input_mode, number_format)
@@ -97,19 +113,35 @@ class Transformer:
         if n_sums:
             name = names.input_gradient(weight.name)
             host.memory_bound(name, n_sums * 3.0 * shape.input_bytes, "add")
+        self._recompute_adapted_input(host, layer)
+        self._adapters.backward(host, layer)
         pending_sum = self.communication.sum_input_gradient(host, weight)
+        if self.shapes.job.trains_weights:
+            self._weight_backward(host, layer)
+        if pending_sum:
+            host.wait(pending_sum)
+
+    def _weight_backward(self, host: HostProgram, layer: str) -> None:
+        """Form dW = I^T dO and the gradient of the bias, and send them."""
+        shape = self.shapes.linears[layer]
         self._recompute_input(host, layer)
         self.communication.before_weight_gradient(host, layer)
         self.casts.form_columns(host, layer)
         for name, n in shape.products:
             owner = names.gemm_weight(names.of_layer(BACKWARD, name))
             rows, columns = shape.stored_sides(n)
-            host.gemm(owner, rows, columns, tokens, weight_mode, number_format)
+            mode = shape.modes[2]
+            host.gemm(owner, rows, columns, shape.tokens, mode, self.casts.number_format(layer))
         if shape.linear.bias:
-            host.memory_bound(names.bias(weight.name), shape.output_bytes, "reduce")
+            name = names.bias(names.of_layer(BACKWARD, layer))
+            host.memory_bound(name, shape.output_bytes, "reduce")
         self.communication.send_gradient(host, layer)
-        if pending_sum:
-            host.wait(pending_sum)
+
+    def _recompute_adapted_input(self, host: HostProgram, layer: str) -> None:
+        """Form the input of a layer again that only its adapter needs, if it has one."""
+        adapters = self.shapes.job.adapters
+        if adapters is not None and adapters.are_beside(layer):
+            self._recompute_input(host, layer)
 
     def _recompute_input(self, host: HostProgram, layer: str) -> None:
         """Form the input of a product again, if selective recomputation has not kept it."""
@@ -321,10 +353,15 @@ class Transformer:
     def _embedding(self) -> Phase:
         """Look up each token's row; ranks along Y hold different parts of the vocabulary."""
         host = HostProgram()
-        shapes = self.shapes
         self.communication.prefetch_weight(host, _EMBEDDING)
         self.communication.take_weight(host, _EMBEDDING, self._first_of_forward)
         self.communication.prefetch_block(host, FORWARD)
+        self._look_up(host)
+        return host.phase("embedding")
+
+    def _look_up(self, host: HostProgram) -> None:
+        """Look up rows, sum them over ranks, and add learned positions to them."""
+        shapes = self.shapes
         host.memory_bound(names.lookup(_EMBEDDING.name), 2.0 * shapes.residual_bytes, "lookup")
         host.issue(
             self.communication.embedding_sum,
@@ -336,7 +373,6 @@ class Transformer:
             self._wait_for_embedding(host)
             name = names.of_layer(FORWARD, "embedding.position")
             host.memory_bound(name, 2.0 * shapes.residual_bytes, "add")
-        return host.phase("embedding")
 
     def _wait_for_embedding(self, host: HostProgram) -> None:
         """Wait until the embedding's rows have been summed."""
@@ -367,11 +403,13 @@ class Transformer:
         return host.phase(name, n_blocks)
 
     def _head(self, backward_entry: Weight) -> Phase:
-        """Run the final norm, the logits and the loss, and the backward pass of these.
-
-        `backward_entry` is the weight that the backward pass uses next.
-        """
+        """Predict the next token; `backward_entry` is the weight that is used after the head."""
         host = HostProgram()
+        self._predict(host, backward_entry)
+        return host.phase("head")
+
+    def _predict(self, host: HostProgram, backward_entry: Weight) -> None:
+        """Run the final norm, the logits and the loss, and the backward pass of these."""
         shapes = self.shapes
         token_bytes = shapes.tokens * FP32_BYTES
         self._norm(host, FORWARD, "norm")
@@ -387,7 +425,43 @@ class Transformer:
         self.communication.prefetch_block(host, backward_entry.chain)
         self._linear_backward(host, "head", backward_entry)
         self._norm(host, BACKWARD, "norm")
-        return host.phase("head")
+
+    def _module(self) -> Phase:
+        """Predict one further token with a module of multi-token prediction.
+
+        The module joins the residual stream with the embedding of the next token, both after a
+        norm, by a projection. A block, a norm and the model's head follow (DeepSeek-V3, arXiv
+        2412.19437, section 2.2; Megatron-Core d98e8a64, core/transformer/multi_token_prediction.py,
+        which gathers the projection's columns). The backward pass of all this comes right after.
+        """
+        host = HostProgram()
+        block = self._model.blocks[-1]
+        projection = self._model.mtp_projection.name
+        last_weight = Weight(BACKWARD, self._model.linears_of(block)[-1].name)
+        self._look_up(host)
+        if self._model.position != "learned":
+            self._wait_for_embedding(host)
+        for layer in _MODULE_NORMS:
+            self._norm(host, FORWARD, layer)
+        joined = names.of_layer(FORWARD, "mtp_join")
+        host.memory_bound(joined, 4.0 * self.shapes.residual_bytes, "copy")
+        self._linear_forward(host, Weight(FORWARD, projection), self._first_of_forward)
+        self._gather_columns(host, FORWARD)
+        self._block_forward(host, FORWARD, block, Weight(FORWARD, "head"), False)
+        self._predict(host, last_weight)
+        recomputes = self.shapes.recompute == "full"
+        self._block_backward(host, block, recomputes, Weight(BACKWARD, projection))
+        if np.any(np.asarray(self.shapes.residual_split) > 1.0):
+            self._gather_columns(host, BACKWARD)
+        self._linear_backward(host, projection, None)
+        for layer in reversed(_MODULE_NORMS):
+            self._norm(host, BACKWARD, layer)
+        return host.phase("module", self.shapes.job.mtp_modules)
+
+    def _gather_columns(self, host: HostProgram, chain: str) -> None:
+        """Bring the columns of a module's projection together, or the gradients of all tokens."""
+        name = names.all_gather(names.of_layer(chain, "mtp_columns"))
+        host.run(name, "all_gather", self.shapes.stream_bytes, self.shapes.y_axis)
 
     def _blocks_backward(
         self, name: str, layers: Sequence[int], recomputes: bool, following: Weight | None
@@ -408,20 +482,20 @@ class Transformer:
                 phases.append(host.phase(f"{name}{_kind_suffix(block)}{end}", repeats))
         return phases
 
-    def _embedding_backward(self) -> Phase:
+    def _embedding_backward(self, name: str = "embedding_backward", repeats: int = 1) -> Phase:
         """Add rows to a dense gradient block, and send it."""
         host = HostProgram()
         shapes = self.shapes
-        name = names.of_layer(BACKWARD, "embedding")
+        owner = names.of_layer(BACKWARD, "embedding")
         if shapes.model.position == "learned":
             position = names.of_layer(BACKWARD, "embedding.position")
             host.memory_bound(position, shapes.residual_bytes, "reduce")
         self.communication.before_weight_gradient(host, "embedding")
         cleared_bytes = self.communication.embedding_starts_from_zero * shapes.embedding_bytes
         nbytes = cleared_bytes + 3.0 * shapes.residual_bytes
-        host.memory_bound(names.scatter_add(name), nbytes, "scatter_add")
+        host.memory_bound(names.scatter_add(owner), nbytes, "scatter_add")
         self.communication.send_gradient(host, "embedding")
-        return host.phase("embedding_backward", over_storage=True)
+        return host.phase(name, repeats, over_storage=True)
 
     def _accumulate(self, last_layer: str) -> Phase:
         """Add the gradients of the micro-step to the gradients of earlier micro-steps."""
@@ -432,8 +506,9 @@ class Transformer:
     def forward_pass(self, layers: Sequence[int], first: bool, last: bool) -> tuple[Phase, ...]:
         """Return the forward pass over some layers of the model.
 
-        With `first` the embedding comes before them; with `last` the head comes after them. Layers
-        of one kind are played one after another.
+        With `first` the embedding comes before them; with `last` the head comes after them, with
+        the job's modules that predict further tokens. Layers of one kind are played one after
+        another.
         """
         after = Weight(FORWARD, "head") if last else None
         entry = self._first_of_forward
@@ -449,6 +524,8 @@ class Transformer:
         ]
         if last:
             phases.append(self._head(self._backward_entry(layers)))
+        if last and (n_modules := self.shapes.job.mtp_modules):
+            phases += [self._module(), self._embedding_backward("module_embedding", n_modules)]
         return _without_empty(phases)
 
     def backward_pass(self, layers: Sequence[int], first: bool, last: bool) -> tuple[Phase, ...]:
@@ -469,9 +546,10 @@ class Transformer:
         if recomputed:
             name = "backward_recomputed" if kept else "backward"
             phases += self._blocks_backward(name, recomputed, True, None)
-        if first:
+        trains_embedding = first and self.shapes.job.trains_weights
+        if trains_embedding:
             phases.append(self._embedding_backward())
-        last_layer = "embedding" if first else self._first_of_forward.layer
+        last_layer = "embedding" if trains_embedding else self._first_of_forward.layer
         phases.append(self._accumulate(last_layer))
         return _without_empty(phases)
 

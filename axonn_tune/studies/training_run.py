@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.rank import LARGEST_GPU_COUNT, Each, rank_candidates
 from axonn_tune.search.search import Search
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
@@ -143,12 +144,19 @@ class TrainingRun:
     @property
     def model_flops(self) -> float:
         """The FLOPs of the whole run, without recomputation."""
-        return self.scenario.model.model_flops(self.tokens, self.scenario.job.seq_len)
+        return _model_flops(self.scenario, self.tokens)
 
 
-def checkpoint_bytes(model: Model) -> float:
-    """Return the size of one checkpoint."""
-    return CHECKPOINT_BYTES_PER_PARAMETER * model.parameters
+def _model_flops(scenario: Scenario, n_tokens: float) -> float:
+    """Return the FLOPs of training on some tokens, without recomputation."""
+    job = scenario.job
+    return scenario.model.model_flops(n_tokens, job.sample_len, job.adapters, job.mtp_modules)
+
+
+def checkpoint_bytes(model: Model, job: Job) -> float:
+    """Return the size of one checkpoint, which holds what is trained."""
+    trained = model.trained_parameters(job.adapters) + job.mtp_modules * model.mtp_parameters
+    return CHECKPOINT_BYTES_PER_PARAMETER * trained
 
 
 def training_run(search: Search, tokens: float) -> TrainingRun:
@@ -161,7 +169,8 @@ def training_run(search: Search, tokens: float) -> TrainingRun:
     """
     scenario = search.scenario
     facility = scenario.machine.facility
-    checkpoint_seconds = checkpoint_bytes(scenario.model) / facility.checkpoint_bytes_per_s.value
+    written_bytes = checkpoint_bytes(scenario.model, scenario.job)
+    checkpoint_seconds = written_bytes / facility.checkpoint_bytes_per_s.value
     failures = Failures(
         mtbf_seconds=facility.gpu_mtbf_seconds.value / scenario.job.n_gpus,
         checkpoint_seconds=checkpoint_seconds,
@@ -214,7 +223,7 @@ def _counts(search: Search, tokens: float, deadline_seconds: float) -> list[int]
     scenario = search.scenario
     machine = scenario.machine
     job = scenario.job
-    flops = scenario.model.model_flops(tokens, job.seq_len)
+    flops = _model_flops(scenario, tokens)
     peak = machine.peak_flops_per_s(job.product_format)
     most = LARGEST_GPU_COUNT
     if machine.facility.n_nodes is not None:

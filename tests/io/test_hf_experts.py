@@ -298,11 +298,14 @@ def test_experts_that_make_no_sense_are_refused(change: dict[str, Any], message:
         model_from_hf(QWEN3 | change, "x")
 
 
-def test_what_predictions_leave_out_is_noted() -> None:
+def test_modules_of_multi_token_prediction_change_no_count_of_parameters() -> None:
     v3, air = model_from_hf(DEEPSEEK_V3, "x"), model_from_hf(GLM45_AIR, "x")
-    assert v3.not_modelled == air.not_modelled == "multi-token prediction (1 more layer)"
-    two = model_from_hf(DEEPSEEK_V3 | {"num_nextn_predict_layers": 2}, "x")
-    assert two.not_modelled == "multi-token prediction (2 more layers)"
+    assert v3.mtp_modules == air.mtp_modules == 1
+    none = model_from_hf(DEEPSEEK_V3 | {"num_nextn_predict_layers": 0}, "x")
+    assert none.mtp_modules == 0 and none.parameters == v3.parameters
+
+
+def test_what_predictions_leave_out_is_noted() -> None:
     assert model_from_hf(KIMI_K2, "x").not_modelled == ""
     assert model_from_hf(GPT_OSS, "x").not_modelled == "the sinks of attention"
     assert model_from_hf(PHI35, "x").not_modelled == "the bias of the head"

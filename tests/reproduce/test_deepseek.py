@@ -24,7 +24,7 @@ def test_the_hours_for_a_trillion_tokens_are_met():
     strategy = megatron_of(
         engine, n_virtual=(1,), has_experts=True, sends_once=True, overlaps_experts=True
     )
-    job = Job(N_GPUS, GLOBAL_BATCH, SEQ_LEN, precision="fp8-block", moments="bf16")
+    job = Job(N_GPUS, GLOBAL_BATCH, SEQ_LEN, precision="fp8-block", moments="bf16", mtp_modules=1)
     scenario = Scenario(load_model("deepseek-v3"), job, load_machine("h800"), strategy)
     constraints = Constraints(LAYOUT, micro_batch=1)
     ranking = rank_candidates(Search(scenario, constraints, ("none",), include_oom=True))

@@ -130,9 +130,9 @@ def test_published_memory_is_met(reproduction):
 
 @pytest.mark.slow
 def test_what_ran_is_predicted_to_fit(reproduction):
-    """Runs of Megatron-Bridge recompute single modules, which no prediction does."""
+    """No prediction recomputes single modules, or stores activations in 8 bits, as some runs do."""
     for name, timed in reproduction.steps.items():
-        if name == "Megatron-Bridge":
+        if name in ("Megatron-Bridge", "LoRA"):
             continue
         verdicts = memory_verdicts([JudgedRun(t.run, t.prediction) for t in timed])
         assert verdicts.n_wrong_oom <= 0.02 * len(timed), name

@@ -1,0 +1,57 @@
+"""Measured steps of fine-tuning with low-rank adapters: MLPerf, and Megatron-Bridge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
+from axonn_tune.search.search import Constraints, Search
+from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.spec.tuning import Adapters
+from axonn_tune.strategies.megatron3d import megatron_of
+
+_SOURCES = {
+    "MLPerf": "MLPerf Training v4.0 to v5.1 (Apache-2.0)",
+    "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge (Apache-2.0)",
+}
+_ENGINES = {"yes": "megatron-core-graphs", "no": "megatron-core"}
+
+
+def fine_tuning(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield the measured steps."""
+    engines = {graphs: loaders.engine(name) for graphs, name in _ENGINES.items()}
+    for row in rows:
+        machine = loaders.machine(row["machine"])
+        paper = Paper(row["system"], _SOURCES[row["system"]], machine, assumed=("network",))
+        subject = f"LoRA of {row['model']} on {row['gpus']} of {row['machine']}, {row['release']}"
+        search = _search(row, loaders, engines[row["graphs"]])
+        published = {"step_seconds": float(row["step_seconds"])}
+        yield paper.run(row["system"], subject, search, published)
+
+
+def _search(row: Row, loaders: Loaders, engine: Engine) -> Search:
+    """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself."""
+    strategy = megatron_of(
+        engine,
+        n_virtual=(int(row["virtual"]),),
+        fp32_gradients=False,
+        low_weights=True,
+        exchanges_adapters=row["system"] == "MLPerf",
+        context_kind=row["context_kind"],
+    )
+    job = Job(
+        int(row["gpus"]),
+        int(row["global_batch"]),
+        int(row["seq_len"]),
+        precision=row["precision"],
+        kernel_tuning=False,
+        adapters=Adapters(int(row["rank"]), (row["targets"],), row["dropout"] == "yes"),
+        samples_per_sequence=float(row["samples"]),
+    )
+    axes = {axis: int(row[axis]) for axis in ("tensor", "context", "pipeline")}
+    constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
+    machine = loaders.machine(row["machine"])
+    scenario = Scenario(loaders.model(row["model"]), job, machine, strategy)
+    return Search(scenario, constraints, ("none",), include_oom=True)

@@ -1,0 +1,95 @@
+"""Fine-tuning on the command line: options, what they change, and refusals."""
+
+import json
+
+import pytest
+from command_line import assert_refused, run_cli
+
+import axonn_tune
+
+JOB = ["--gpus", "8", "--model", "llama2-7b", "--machine", "dgx-h100", "--global-batch", "32"]
+MEGATRON = [*JOB, "--strategy", "megatron"]
+ONE = ["--grid", "tensor=2,data=4", "--micro-batch", "1", "--recompute", "none"]
+
+
+def document_of(capsys, command, *words):
+    code, out, err = run_cli(capsys, command, *words, "--format", "json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_adapters_take_less_time_and_memory(capsys):
+    usual = document_of(capsys, "explain", *MEGATRON, *ONE)
+    words = ["--lora-rank", "16", "--lora-targets", "attention, up"]
+    tuned = document_of(capsys, "explain", *MEGATRON, *ONE, *words)
+    assert usual["assumptions"]["adapters"] is None
+    targets = {"rank": 16, "targets": ["attention", "up"], "dropout": False}
+    assert tuned["assumptions"]["adapters"] == targets
+    for number in ("step_seconds", "memory_bytes"):
+        assert tuned["prediction"][number] < usual["prediction"][number]
+    names = {operation["name"] for operation in tuned["operations"]}
+    assert "backward.up.adapter_in.gemm_weight" in names
+    assert not {"backward.up.gemm_weight", "forward.down.adapter_in.gemm"} & names
+
+
+def test_packed_samples_take_less_time(capsys):
+    whole = document_of(capsys, "explain", *MEGATRON, *ONE)
+    packed = document_of(capsys, "explain", *MEGATRON, *ONE, "--samples-per-sequence", "8")
+    assert packed["assumptions"]["samples_per_sequence"] == 8.0
+    assert packed["prediction"]["step_seconds"] < whole["prediction"]["step_seconds"]
+
+
+def test_tables_say_what_is_trained(capsys):
+    words = ["--lora-rank", "4", "--lora-dropout", "--samples-per-sequence", "2.5"]
+    code, out, _ = run_cli(capsys, "suggest", *MEGATRON, *words)
+    assert code == 0
+    text = "frozen weights with adapters of rank 4 beside attention and mlp, with dropout, "
+    assert text + "2.5 samples in each sequence" in out
+
+
+def test_a_comparison_names_the_strategies_that_do_not_predict_adapters(capsys):
+    code, out, _ = run_cli(capsys, "compare", *JOB, "--lora-rank", "16")
+    assert code == 0
+    assert "since fine-tuning with adapters is predicted for megatron only" in out
+    frame = axonn_tune.compare("llama2-7b", 8, "dgx-h100", lora_rank=16, global_batch=32)
+    assert set(frame["strategy"]) == {"megatron"}
+
+
+def test_a_plan_writes_checkpoints_of_what_is_trained(capsys):
+    words = ["--tokens", "1B", *MEGATRON]
+    usual = document_of(capsys, "plan", *words)["runs"][0]
+    tuned = document_of(capsys, "plan", *words, "--lora-rank", "16")["runs"][0]
+    assert tuned["checkpoint_bytes"] < 0.01 * usual["checkpoint_bytes"]
+    assert 0.6 < tuned["model_flops"] / usual["model_flops"] < 0.75
+
+
+@pytest.mark.parametrize(
+    ("words", "culprit"),
+    [
+        (
+            [*JOB, "--lora-rank", "16"],
+            "does not predict fine-tuning with adapters",
+        ),
+        ([*MEGATRON, "--lora-rank", "0"], "--lora-rank"),
+        ([*MEGATRON, "--lora-rank", "8", "--lora-targets", "head"], "targets is 'head'"),
+        ([*MEGATRON, "--lora-rank", "8", "--lora-targets", ""], "targets is ''"),
+        ([*MEGATRON, "--samples-per-sequence", "0.5"], "--samples-per-sequence"),
+        ([*MEGATRON, "--samples-per-sequence", "9999"], "samples_per_sequence is 9999"),
+        ([*MEGATRON, "--lora-rank", "6", "--fix", "tp=8"], "rank of adapters not divisible"),
+    ],
+)
+def test_what_cannot_be_is_refused(capsys, words, culprit):
+    assert_refused(capsys, "suggest", *words, culprit=culprit)
+
+
+def test_models_whose_parts_have_no_adapters_are_refused(capsys):
+    words = ["--gpus", "8", "--model", "mixtral-8x7b", "--machine", "dgx-h100"]
+    words += ["--strategy", "megatron", "--lora-rank", "8"]
+    assert_refused(capsys, "suggest", *words, culprit="mixtral-8x7b has experts")
+
+
+@pytest.mark.parametrize("words", [["--lora-rank", "8"], ["--samples-per-sequence", "4"]])
+def test_no_script_is_written_for_what_its_framework_cannot_do(capsys, tmp_path, words):
+    output = ["--output", str(tmp_path / "run")]
+    culprit = "where a script is written"
+    assert_refused(capsys, "launch", *MEGATRON, *words, *output, culprit=culprit)

@@ -1,0 +1,306 @@
+"""Adapters beside frozen weights against autograd, and against lists written out by hand."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from build import collectives, memory_terms, number, operations, plan_of
+from torch.utils.flop_counter import FlopCounterMode
+from worlds import llama
+
+from axonn_tune.errors import InputError
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
+from axonn_tune.spec.tuning import TARGETS, Adapters
+from axonn_tune.strategies.megatron3d import Megatron3D
+
+LAYERS, HIDDEN, FFN, HEADS, SEQ, RANK = 4, 1024, 2816, 8, 512, 16
+MODEL = llama(
+    n_layers=LAYERS,
+    hidden_size=HIDDEN,
+    n_heads=HEADS,
+    n_kv_heads=4,
+    ffn_hidden_size=FFN,
+    vocab_size=4096,
+    seq_len=SEQ,
+)
+SIDES = {"qkv": (HIDDEN, 2 * HIDDEN), "proj": (HIDDEN, HIDDEN)}
+SIDES |= {"up": (HIDDEN, 2 * FFN), "down": (FFN, HIDDEN)}
+ALL = Job(n_gpus=8, global_batch=8, seq_len=SEQ)
+LORA = replace(ALL, adapters=Adapters(RANK))
+STRATEGY = Megatron3D()
+EVERY_TARGET = pytest.mark.parametrize("target", list(TARGETS))
+
+
+def fine_tuning(*targets, dropout=False):
+    return replace(ALL, adapters=Adapters(RANK, targets, dropout))
+
+
+def microstep(job, **sizes):
+    """The operations of a micro-step, by phase in order."""
+    return operations(plan_of(STRATEGY, MODEL, job, **sizes).microstep)
+
+
+def adapter_elements(targets):
+    layers = {layer for target in targets for layer in TARGETS[target]}
+    return LAYERS * sum(RANK * sum(SIDES[layer]) for layer in layers)
+
+
+# Autograd ----------------------------------------------------------------------------------------
+
+
+def traced(layer, has_adapter):
+    """FLOPs of a layer with a frozen weight in torch, and the bytes that autograd saves of it."""
+    k, n = SIDES[layer]
+    x = torch.ones(SEQ, k, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.ones(k, n, dtype=torch.bfloat16)
+    a = torch.ones(k, RANK, dtype=torch.bfloat16, requires_grad=True)
+    b = torch.ones(RANK, n, dtype=torch.bfloat16, requires_grad=True)
+    parameters = {each.data_ptr() for each in (weight, a, b)}
+    saved = {}
+
+    def save(tensor):
+        if tensor.data_ptr() not in parameters:
+            saved[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
+    ):
+        y = x @ weight + ((x @ a) @ b) * 2.0 if has_adapter else x @ weight
+        y.backward(torch.ones_like(y))
+    return counter.get_total_flops(), sum(saved.values())
+
+
+@pytest.mark.parametrize("layer", list(SIDES))
+@pytest.mark.parametrize("has_adapter", [True, False])
+def test_products_of_a_layer_are_those_of_autograd(layer, has_adapter):
+    other = "up" if layer == "qkv" else "qkv"
+    job = fine_tuning(layer if has_adapter else other)
+    planned = sum(
+        number(op.flops)
+        for op in microstep(job, data=8)
+        if isinstance(op, Gemm) and op.name.split(".")[1] == layer
+    )
+    assert planned == LAYERS * traced(layer, has_adapter)[0]
+
+
+@pytest.mark.parametrize("layer", list(SIDES))
+def test_an_adapter_saves_what_autograd_saves(layer):
+    """Beside frozen weights only adapters save inputs; attention saves that of proj in any case."""
+    assert traced(layer, has_adapter=False)[1] == 0
+    other = "proj" if layer != "proj" else "qkv"
+    with_one = memory_terms(STRATEGY, MODEL, fine_tuning(other), data=8)["activations"]
+    with_two = memory_terms(STRATEGY, MODEL, fine_tuning(other, layer), data=8)["activations"]
+    saved = traced(layer, has_adapter=True)[1] - (2 * SEQ * HIDDEN if layer == "proj" else 0)
+    assert with_two - with_one == LAYERS * saved
+
+
+# What is trained, and what is not ----------------------------------------------------------------
+
+
+def test_a_third_of_the_work_of_frozen_weights_is_left_out():
+    tokens = ALL.tokens
+    attention = 3 * 4 * tokens * SEQ * HIDDEN * LAYERS
+    weights = LAYERS * sum(k * n for k, n in SIDES.values()) + 4096 * HIDDEN
+    assert MODEL.model_flops(tokens, SEQ) == 6 * tokens * weights + attention
+    adapters = 6 * tokens * adapter_elements(["attention", "mlp"])
+    frozen = MODEL.model_flops(tokens, SEQ, LORA.adapters)
+    assert frozen == 4 * tokens * weights + attention + adapters
+    again = MODEL.hardware_flops(tokens, SEQ, "full", adapters=LORA.adapters) - frozen
+    assert again == 2 * tokens * (weights - 4096 * HIDDEN) + (attention + adapters) / 3
+
+
+@EVERY_TARGET
+def test_the_plan_has_the_flops_of_the_model(target):
+    job = fine_tuning(target)
+    planned = sum(
+        number(op.flops) for op in microstep(job, data=8) if isinstance(op, Gemm | Attention)
+    )
+    assert planned == pytest.approx(MODEL.model_flops(SEQ, SEQ, job.adapters), rel=1e-12)
+
+
+@EVERY_TARGET
+@pytest.mark.parametrize("sizes", [{"tensor": 4, "data": 2}, {"context": 2, "data": 4}])
+def test_ranks_share_the_work_of_adapters(target, sizes):
+    job = fine_tuning(target)
+
+    def flops(**layout):
+        products = [op for op in microstep(job, **layout) if isinstance(op, Gemm)]
+        return sum(number(op.flops) for op in products)
+
+    n_ranks = sizes.get("tensor", 1) * sizes.get("context", 1)
+    assert n_ranks * flops(**sizes) == flops(data=8)
+
+
+@EVERY_TARGET
+def test_only_adapters_have_gradients(target):
+    names = [op.name for op in microstep(fine_tuning(target), tensor=2, data=4)]
+    of_weights = {name.split(".")[1] for name in names if name.endswith("gemm_weight")}
+    assert of_weights == set(TARGETS[target])
+    assert all(".adapter_" in name for name in names if name.endswith("gemm_weight"))
+    assert "backward.embedding.scatter_add" not in names
+
+
+def test_the_forward_pass_is_that_of_pre_training_beside_the_adapters():
+    def forward(job):
+        return [
+            (op.name, number(getattr(op, "nbytes", 0.0)))
+            for op in microstep(job, tensor=2, data=4)
+            if not op.name.startswith("backward") and ".adapter_" not in op.name
+        ]
+
+    assert forward(LORA) == forward(ALL)
+
+
+def test_only_gradients_of_adapters_are_reduced_and_only_they_are_gathered():
+    plan = plan_of(STRATEGY, MODEL, LORA, tensor=2, data=4)
+    over_replicas = {
+        op.name: number(op.nbytes)
+        for op in plan.operations
+        if isinstance(op, Collective) and op.axis == "context*data"
+    }
+    elements = adapter_elements(["attention", "mlp"]) / 2
+    assert over_replicas == {"gradient.reduce": 4 * elements, "weights.all_gather": 2 * elements}
+    assert "gradient.norms.all_reduce" not in [op.name for op in plan.operations]
+
+
+# Memory by hand ----------------------------------------------------------------------------------
+
+
+def test_memory_of_weights_gradients_and_states_by_hand():
+    tensor, data = 2, 4
+    terms = memory_terms(STRATEGY, MODEL, fine_tuning("attention"), tensor=tensor, data=data)
+    matrices = LAYERS * sum(k * n for k, n in SIDES.values()) + 2 * 4096 * HIDDEN
+    norms = (2 * LAYERS + 1) * HIDDEN
+    adapters = adapter_elements(["attention"]) / tensor
+    assert terms["weights"] == 2 * (matrices / tensor + norms + adapters)
+    assert terms["gradients"] == 4 * adapters
+    assert terms["optimizer_states"] == 12 * adapters / data
+
+
+def test_saved_activations_by_hand():
+    """Of a block: inputs of both norms, q, k and v, attention's output, the MLP before the gate.
+
+    The adapter beside qkv saves the tokens of both ranks, which sequence parallelism splits, and
+    with dropout a mask of a byte; each adapter saves its hidden features.
+    """
+    tensor = 2
+    terms = memory_terms(STRATEGY, MODEL, fine_tuning("qkv"), tensor=tensor, data=4)
+    split = 2 * HIDDEN + 2 * HIDDEN + HIDDEN + 2 * FFN
+    saved = 2 * SEQ * (split / tensor + HIDDEN + RANK)
+    assert terms["activations"] == LAYERS * saved
+    dropped = memory_terms(STRATEGY, MODEL, fine_tuning("qkv", dropout=True), tensor=tensor, data=4)
+    assert dropped["activations"] == LAYERS * (saved + SEQ * HIDDEN)
+
+
+def test_recomputation_of_whole_blocks_saves_their_inputs_only():
+    terms = memory_terms(STRATEGY, MODEL, LORA, recompute="full", data=8)
+    usual = memory_terms(STRATEGY, MODEL, ALL, recompute="full", data=8)
+    assert terms["activations"] == usual["activations"]
+
+
+# Messages of the tensor group --------------------------------------------------------------------
+
+
+def messages(layer, exchanges=False, **options):
+    """The messages of one adapter, with their bytes, in order."""
+    strategy = replace(STRATEGY, exchanges_adapters=exchanges, **options)
+    plan = plan_of(strategy, MODEL, fine_tuning(layer), tensor=4, data=2)
+    found = [op for op in collectives(plan, plan.microstep) if ".adapter_" in op.name]
+    return [(op.kind, number(op.nbytes)) for op in found]
+
+
+HIDDEN_BYTES = 2 * SEQ * RANK
+STREAM_BYTES = 2 * SEQ * HIDDEN
+
+
+def test_layers_that_split_columns_bring_hidden_features_together():
+    expected = [("all_gather", HIDDEN_BYTES)] * LAYERS + [("all_reduce", HIDDEN_BYTES)] * LAYERS
+    assert messages("qkv") == messages("up") == expected
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_layers_that_split_rows_sum_hidden_features_and_bring_columns_together(exchanges):
+    columns = ("all_to_all", STREAM_BYTES / 4) if exchanges else ("all_gather", STREAM_BYTES)
+    hidden = ("all_reduce", HIDDEN_BYTES)
+    expected = [hidden, columns] * LAYERS + [columns, hidden] * LAYERS
+    assert messages("proj", exchanges) == messages("down", exchanges) == expected
+
+
+def test_without_sequence_parallelism_gradients_are_where_they_are_needed():
+    hidden, columns = ("all_reduce", HIDDEN_BYTES), ("all_gather", STREAM_BYTES)
+    expected = [hidden, columns] * LAYERS + [hidden] * LAYERS
+    assert messages("proj", sequence_parallel=False) == expected
+
+
+# Packed samples, and low precisions --------------------------------------------------------------
+
+
+def test_tokens_attend_to_their_own_sample():
+    def attention(job, **sizes):
+        found = [op for op in microstep(job, **sizes) if isinstance(op, Attention)]
+        return sum(number(op.flops) for op in found)
+
+    packed = replace(ALL, samples_per_sequence=4.0)
+    for sizes in ({"data": 8}, {"context": 2, "data": 4}):
+        assert attention(packed, **sizes) == pytest.approx(attention(ALL, **sizes) / 4)
+    assert packed.sample_len == SEQ / 4
+
+
+@pytest.mark.parametrize("transposes", [True, False])
+def test_frozen_weights_of_low_products_are_cast_once_and_transposed_each_time(transposes):
+    job = replace(LORA, precision="fp8-current", transposes_operands=transposes)
+    plan = plan_of(STRATEGY, MODEL, job, data=8)
+    casts = {
+        op.name: number(op.nbytes)
+        for op in plan.operations
+        if isinstance(op, MemoryBound) and op.kernel == "cast"
+    }
+    assert "weights.cast" not in casts
+    assert casts["forward.down.cast"] == (2 * 2 + 1) * SEQ * FFN  # two reads, and one copy
+    assert casts["backward.down.cast"] == (2 * 2 + 1) * SEQ * HIDDEN
+    transposed = {name: size for name, size in casts.items() if name.endswith(".transposed")}
+    weights = {f"backward.{layer}.transposed": 2 * k * n for layer, (k, n) in SIDES.items()}
+    assert transposed == (weights if transposes else {})
+    low = memory_terms(replace(STRATEGY, low_weights=True), MODEL, job, data=8)["weights"]
+    usual = memory_terms(STRATEGY, MODEL, LORA, data=8)["weights"]
+    assert usual - low == LAYERS * sum(k * n for k, n in SIDES.values())
+
+
+def test_products_of_adapters_keep_the_jobs_type():
+    job = replace(LORA, precision="fp8-delayed")
+    formats = {
+        op.number_format
+        for op in microstep(job, data=8)
+        if isinstance(op, Gemm) and ".adapter_" in op.name
+    }
+    assert formats == {""}
+
+
+# What cannot be ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "culprit"),
+    [
+        ({"rank": 0}, "rank is 0"),
+        ({"rank": 8, "targets": ()}, "targets is empty"),
+        ({"rank": 8, "targets": ("head",)}, "targets is 'head'"),
+    ],
+)
+def test_impossible_adapters_are_refused(wrong, culprit):
+    with pytest.raises(InputError, match=culprit):
+        Adapters(**wrong)
+
+
+@pytest.mark.parametrize("n_samples", [0.5, SEQ + 1, float("nan")])
+def test_impossible_samples_are_refused(n_samples):
+    with pytest.raises(InputError, match="samples_per_sequence"):
+        replace(ALL, samples_per_sequence=n_samples)
+
+
+def test_packed_samples_need_fused_attention():
+    with pytest.raises(InputError, match="unfused"):
+        replace(ALL, attention="unfused", samples_per_sequence=2.0)
