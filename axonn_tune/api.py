@@ -34,7 +34,7 @@ from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, Layout, c
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT
-from axonn_tune.spec.recomputation import recompute_code
+from axonn_tune.spec.recomputation import broken_module_rules, recompute_code
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.named import (
@@ -97,6 +97,9 @@ def build_search(
         engine = _engine(given["engine"], strategy)
         strategy = strategy_named(strategy, _switches(given), engine, not loaded_model.is_dense)
     require_predicted(loaded_model, strategy.name)
+    broken = broken_module_rules(loaded_model, strategy.recomputed_modules, given["recompute"])
+    if broken:
+        raise InputError(f"strategy {strategy.name}: {'; '.join(broken)}")
     axes = _fixed_axes(given)
     for axis in axes:
         require_choice(f"strategy {strategy.name}", "axis", axis, strategy.axes.sized)

@@ -132,7 +132,8 @@ class BatchOptions(TypedDict, total=False):
     recompute: Annotated[
         str,
         Option(
-            "Recomputation: none, selective, full, full:4 (4 layers of each stage) or auto.",
+            "Recomputation: none, selective, full, full:4 (4 layers of each stage), "
+            "selective:moe_act,layernorm (single modules, Megatron-Core's) or auto.",
             "auto",
         ),
     ]

@@ -11,7 +11,7 @@ from axonn_tune.job_scripts.framework import N_STEPS, Start
 from axonn_tune.job_scripts.megatron_model import model_flags
 from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
 from axonn_tune.spec.layout import EXPERT, PIPELINE
-from axonn_tune.spec.recomputation import is_partial
+from axonn_tune.spec.recomputation import is_partial, recomputed_modules
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.pipeline import cut_layers
@@ -46,6 +46,10 @@ _PRECISION_FLAGS = {
     "mxfp8": ("--fp8-format e4m3", "--fp8-recipe mxfp8"),
     "nvfp4": ("--fp4-format e2m1", "--fp4-recipe nvfp4"),
 }
+
+
+# Modules that Megatron-Core 0.16 (TransformerConfig) refuses with delayed scaling.
+_NOT_DELAYED = {"layernorm", "moe_act"}
 
 
 def start(prediction: Prediction, train: str | None) -> Start:
@@ -102,15 +106,7 @@ def flags(prediction: Prediction) -> list[str]:
         lines += [f"--exp-avg-dtype {job.moments}", f"--exp-avg-sq-dtype {job.moments}"]
     if not strategy.fused_accumulation:
         lines.append("--no-gradient-accumulation-fusion")
-    if configuration.recompute == "full":
-        uniform = "--recompute-method uniform --recompute-num-layers 1"
-        lines.append(f"--recompute-granularity full {uniform}")
-    elif is_partial(configuration.recompute):
-        n_layers = configuration.recompute.removeprefix("full:")
-        block = f"--recompute-method block --recompute-num-layers {n_layers}"
-        lines.append(f"--recompute-granularity full {block}")
-    elif configuration.recompute == "selective":
-        lines.append("--recompute-granularity selective")
+    lines += _recompute_flags(configuration.recompute, job.precision)
     if job.dtype != "fp32":
         lines.append(f"--{job.dtype}")
     lines += _PRECISION_FLAGS[job.precision]
@@ -121,16 +117,39 @@ def flags(prediction: Prediction) -> list[str]:
     return [*lines, f"--attention-dropout {rate}", f"--hidden-dropout {rate}"]
 
 
+def _recompute_flags(recompute: str, precision: str) -> tuple[str, ...]:
+    """Return the flags of what the backward pass recomputes."""
+    if recompute == "full":
+        uniform = "--recompute-method uniform --recompute-num-layers 1"
+        return (f"--recompute-granularity full {uniform}",)
+    if is_partial(recompute):
+        n_layers = recompute.removeprefix("full:")
+        block = f"--recompute-method block --recompute-num-layers {n_layers}"
+        return (f"--recompute-granularity full {block}",)
+    if recompute == "selective":
+        return ("--recompute-granularity selective",)
+    modules = recomputed_modules(recompute)
+    if precision == "fp8-delayed" and modules & _NOT_DELAYED:
+        raise InputError(
+            f"recompute is '{recompute}'; Megatron-Core does not recompute moe_act or layernorm "
+            "with --precision fp8-delayed; allowed: other modules or precisions"
+        )
+    if not modules:
+        return ()
+    return ("--recompute-granularity selective", f"--recompute-modules {' '.join(sorted(modules))}")
+
+
 def _expert_flags(prediction: Prediction, strategy: Megatron3D) -> tuple[str, ...]:
     """Return the flags that spread experts over ranks and exchange tokens, as predicted."""
     if not strategy.has_experts:
         return ()
     layout = prediction.layout
     recompute = prediction.configuration.recompute
-    if strategy.overlaps_experts and recompute.startswith("full"):
+    is_refused = recompute.startswith("full") or "moe" in recomputed_modules(recompute)
+    if strategy.overlaps_experts and is_refused:
         raise InputError(
             f"--overlaps-experts: Megatron-Core does not overlap with recompute {recompute}; "
-            "allowed: none, selective"
+            "allowed: none, selective, modules but moe"
         )
     tensor = layout.size("tensor") if strategy.splits_experts else 1
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -488,18 +488,45 @@ class Model:
         elements = sum(shares[linear.name] * linear.parameters for linear in self.block_linears)
         return n_tokens * self.n_layers * 2.0 * elements
 
+    def recomputed_module_flops(self, n_tokens: float, seq_len: int, modules: Set[str]) -> float:
+        """Return the FLOPs of recomputation that runs some `MODULES` of every layer again."""
+        total = 0.0
+        is_up_projected = "mla_up_proj" in modules
+        layers = {"q_up": is_up_projected, "kv_up": is_up_projected}
+        layers |= dict.fromkeys(("up", "down"), "mlp" in modules)
+        is_shared = bool(modules & {"moe", "shared_experts"})
+        layers |= dict.fromkeys(("shared_up", "shared_down"), is_shared)
+        for block, count in self.counts(range(self.n_layers)).items():
+            linears = self.linears_of(block)
+            elements = sum(each.parameters for each in linears if layers.get(each.name))
+            if block.has_experts and "moe" in modules:
+                elements += self._active_expert_parameters
+            flops = 2.0 * elements
+            if "core_attn" in modules:
+                flops += self._attention_flops(seq_len, block)
+            total += count * flops
+        return n_tokens * total
+
     def _block_forward_flops(self, n_tokens: float, seq_len: int) -> float:
         """Return the FLOPs of all blocks in a forward pass."""
         total = 0.0
-        top_k = self.experts.top_k if self.experts is not None else 0
         for block, count in self.counts(range(self.n_layers)).items():
             parameters = self.matmul_parameters_of(block)
             if block.has_experts:
-                parameters += self.router_parameters + top_k * self.expert_parameters
-            keys = attended_keys(seq_len, block.window)
-            attention = 4.0 * keys * self.n_heads * self.attention_dim
-            total += count * (2.0 * parameters + attention)
+                parameters += self._active_expert_parameters
+            total += count * (2.0 * parameters + self._attention_flops(seq_len, block))
         return n_tokens * total
+
+    @property
+    def _active_expert_parameters(self) -> float:
+        """The elements of a layer's router and of the routed experts that a token passes."""
+        top_k = self.experts.top_k if self.experts is not None else 0
+        return self.router_parameters + top_k * self.expert_parameters
+
+    def _attention_flops(self, seq_len: int, block: Block) -> float:
+        """Return the FLOPs of a layer's attention for one token in a forward pass."""
+        keys = attended_keys(seq_len, block.window)
+        return 4.0 * keys * self.n_heads * self.attention_dim
 
     def _head_flops(self, n_tokens: float) -> float:
         """Return the FLOPs of the logits in a forward pass."""

@@ -57,6 +57,11 @@ class Strategy(Protocol):
         """The numbers of virtual stages that a search tries, in growing order."""
         ...
 
+    @property
+    def recomputed_modules(self) -> Sequence[str]:
+        """The modules of a block that the strategy can recompute by themselves."""
+        ...
+
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each rule of the algorithm, which placements break it, bool of shape (P,)."""
         ...

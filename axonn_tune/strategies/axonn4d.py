@@ -74,6 +74,7 @@ class Axonn4D:
     engine: Engine = IDEAL
     compute_key: tuple[str, ...] = ("x", "y", "micro_batch")
     n_virtual: Sequence[int] = (1,)
+    recomputed_modules: Sequence[str] = ()
     caveat: str = ""
 
     @property

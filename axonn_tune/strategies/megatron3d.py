@@ -30,10 +30,12 @@ from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Array, Size, StepPlan
+from axonn_tune.spec.recomputation import MODULES
 from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import ContextParallelism, context_parallelism
 from axonn_tune.strategies.experts import ExpertShapes
+from axonn_tune.strategies.modules import discarded_bytes
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
@@ -117,6 +119,7 @@ class Megatron3D:
     low_weights: bool = False
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
+    recomputed_modules: Sequence[str] = MODULES
     engine: Engine = IDEAL
     caveat: str = ""
 
@@ -286,9 +289,10 @@ def _held_by_blocks(
     working = context.working_bytes
     for block, count in counts.items():
         without_scores = _saved_without_scores(shapes, block) + context.saved_bytes
-        everything = without_scores + _saved_scores(shapes)
+        scores = _saved_scores(shapes)
+        everything = without_scores + scores
         saved = {
-            "none": everything,
+            "none": everything - discarded_bytes(shapes, block, scores),
             "selective": without_scores,
             "full": shapes.residual_bytes,
         }[shapes.recompute]

@@ -20,6 +20,7 @@ from axonn_tune.spec.plan import Phase
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.experts import ExpertShapes, Mixture
+from axonn_tune.strategies.modules import norms_again
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes, kernel_of
 
@@ -248,15 +249,60 @@ class Transformer:
         self._residual(host, chain, "residual1")
         if not self._model.shares_norm:
             self._norm(host, chain, "norm2")
-        if mlp := weights[n_attention:]:
-            up, down = mlp
-            self._linear_forward(host, up, followings[up])
-            self._activation(host, chain, up.layer, down.layer)
-            self._linear_forward(host, down, followings[down])
+        self._mlp_forward(host, weights[n_attention:], following)
         if block.has_experts and self._mixture is not None:
             self._mixture.forward(host, chain)
         self._output_norm(host, chain, "mlp_norm")
         self._residual(host, chain, "residual2")
+
+    def _mlp_forward(
+        self, host: HostProgram, weights: Sequence[Weight], following: Weight | None
+    ) -> None:
+        """Run the MLP, or the shared experts; there are no weights where there are neither."""
+        if not weights:
+            return
+        up, down = weights
+        self._linear_forward(host, up, down)
+        self._activation(host, up.chain, up.layer, down.layer)
+        self._linear_forward(host, down, following)
+
+    def _mlp_again(self, host: HostProgram, block: Block) -> None:
+        """Run again what is recomputed by itself of the MLP, or of the experts in its place."""
+        modules = self.shapes.recomputed_modules
+        norms = norms_again(self.shapes, block)
+        n_attention = len(self._model.attention_linears)
+        layers = [linear.name for linear in self._model.linears_of(block)[n_attention:]]
+        weights = [Weight(RECOMPUTE, layer) for layer in layers]
+        is_whole = ("moe" if block.has_experts else "mlp") in modules
+        is_shared = block.has_experts and "shared_experts" in modules
+        if "norm2" in norms:
+            self._norm(host, RECOMPUTE, "norm2")
+            if weights and not (is_whole or is_shared):
+                self.casts.cast_input(host, RECOMPUTE, weights[0].layer)
+        if is_whole or is_shared:
+            self._mlp_forward(host, weights, None)
+        if block.has_experts and self._mixture is not None:
+            if is_whole:
+                self._mixture.forward(host, RECOMPUTE)
+            elif "moe_act" in modules:
+                self._mixture.activate_again(host)
+
+    def _first_norm_again(self, host: HostProgram, block: Block) -> None:
+        """Form the output of the first norm again, and the casts of it."""
+        if "norm1" in norms_again(self.shapes, block):
+            self._norm(host, RECOMPUTE, "norm1")
+            for linear in self._model.attention_linears:
+                if not linear.is_split:
+                    self.casts.cast_input(host, RECOMPUTE, linear.name)
+
+    def _up_projections_again(self, host: HostProgram) -> None:
+        """Form queries, keys and values of latent attention again of the latent vectors."""
+        if "mla_up_proj" not in self.shapes.recomputed_modules:
+            return
+        self._head_norms(host, RECOMPUTE)
+        for layer in ("q_up", "kv_up"):
+            self._linear_forward(host, Weight(RECOMPUTE, layer), None)
+        self._rotary(host, RECOMPUTE)
 
     def _block_backward(
         self, host: HostProgram, block: Block, recomputes: bool, next_entry: Weight | None
@@ -277,6 +323,8 @@ class Transformer:
             self.communication.begin_block(host, BACKWARD)
         if self.shapes.recomputes_by_product:
             self._recompute_products(host)
+        if not recomputes:
+            self._mlp_again(host, block)
         self._output_norm(host, BACKWARD, "mlp_norm")
         if block.has_experts and self._mixture is not None:
             self._mixture.backward(host)
@@ -291,7 +339,9 @@ class Transformer:
             self._norm(host, BACKWARD, "norm2")
         self._residual(host, BACKWARD, "residual2")
         self._output_norm(host, BACKWARD, "attention_norm")
+        self._first_norm_again(host, block)
         self._linear_backward(host, proj, previous[proj])
+        self._up_projections_again(host)
         if self.shapes.recomputes_attention:
             self.communication.attend(host, RECOMPUTE, block.window)
         self.communication.attend(host, BACKWARD, block.window)
