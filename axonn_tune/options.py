@@ -241,6 +241,16 @@ class MemoryOptions(TypedDict, total=False):
     offload: Annotated[
         str, Option("What moves to the host's memory: none, or optimizer (its states).", "none")
     ]
+    offload_modules: Annotated[
+        str,
+        Option(
+            "Modules whose inputs are in the host's memory between forward and backward pass: "
+            "core_attn,attn_proj (megatron; also attn_norm, qkv_linear, mlp_norm, expert_fc1, "
+            "moe_act).",
+            "",
+            "none",
+        ),
+    ]
     memory_margin: Annotated[
         str | None,
         Option(

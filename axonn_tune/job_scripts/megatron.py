@@ -100,6 +100,9 @@ def flags(prediction: Prediction) -> list[str]:
         lines.append("--overlap-param-gather")
     if job.offloads_optimizer:
         lines += _offload_flags(strategy)
+    if job.offload_modules:
+        lines.append("--fine-grained-activation-offloading")
+        lines.append(f"--offload-modules {job.offload_modules.replace(',', ' ')}")
     if job.moments != "fp32":
         _require_distributed_optimizer(strategy, "has other moments than fp32", "--moments")
         lines.append("--use-precision-aware-optimizer")

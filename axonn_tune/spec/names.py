@@ -142,6 +142,11 @@ def from_host(owner: str) -> str:
     return f"{owner}.from_host"
 
 
+def awaited(owner: str) -> str:
+    """Return the name of the host's wait for the copy that brings what `owner` needs."""
+    return f"{owner}.await"
+
+
 def reduce_scatter(owner: str) -> str:
     """Return the name of the reduce-scatter of what `owner` has formed."""
     return collective(owner, "reduce_scatter")

@@ -75,6 +75,7 @@ class Axonn4D:
     compute_key: tuple[str, ...] = ("x", "y", "micro_batch")
     n_virtual: Sequence[int] = (1,)
     recomputed_modules: Sequence[str] = ()
+    offload_modules: Sequence[str] = ()
     caveat: str = ""
 
     @property
@@ -129,8 +130,8 @@ class Axonn4D:
         the larger of logits and one block's working set counts.
         """
         shapes = self.shapes(model, job, table)
-        offload = self.engine.offload_in(job)
-        return stage_memory(shapes, partial(self._stage_memory, shapes), offload)
+        memory_of = partial(self._stage_memory, shapes)
+        return stage_memory(shapes, memory_of, self.engine.host_terms(job))
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
         """Return the sizes: X splits input widths, Y output widths, and Z and data the tokens."""

@@ -29,6 +29,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
+from axonn_tune.spec.offload import OFFLOAD_MODULES
 from axonn_tune.spec.plan import Array, Size, StepPlan
 from axonn_tune.spec.recomputation import MODULES
 from axonn_tune.strategies.casts import Casts, kept_weight_bytes
@@ -36,6 +37,7 @@ from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import ContextParallelism, context_parallelism
 from axonn_tune.strategies.experts import ExpertShapes
 from axonn_tune.strategies.modules import discarded_bytes
+from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
@@ -120,6 +122,7 @@ class Megatron3D:
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
     recomputed_modules: Sequence[str] = MODULES
+    offload_modules: Sequence[str] = OFFLOAD_MODULES
     engine: Engine = IDEAL
     caveat: str = ""
 
@@ -180,8 +183,8 @@ class Megatron3D:
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of one rank by term, each of shape (C,)."""
         shapes = self.shapes(model, job, table)
-        offload = self.engine.offload_in(job)
-        return stage_memory(shapes, partial(self._stage_memory, shapes), offload)
+        memory_of = partial(self._stage_memory, shapes)
+        return stage_memory(shapes, memory_of, self.engine.host_terms(job))
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
         """Return the sizes: tensor splits the inner widths, context and data split the tokens."""
@@ -246,13 +249,17 @@ class Megatron3D:
         dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * self.fused_accumulation
         context = context_parallelism(self.context_kind, shapes)
         saved, working = _held_by_blocks(shapes, layers, last, context)
+        moved = moved_by_layers(shapes, layers, chunk)
         return {
             "weights": uncast * job.element_bytes + matrices * kept_weight_bytes(job),
             "gradients": everywhere * (self.gradient_bytes(job) + bucket_bytes),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
-            "activations": held * shapes.saved_by_layers(saved, chunk),
-            "working_set": working + n_dummies * dummy_bytes / shapes.table.size("tensor"),
+            **host_activations(job, held * moved),
+            "activations": held * (shapes.saved_by_layers(saved, chunk) - moved),
+            "working_set": working
+            + largest_moved(shapes, layers)
+            + n_dummies * dummy_bytes / shapes.table.size("tensor"),
         }
 
     def owned_share(self, shapes: Shapes, stored: Array, experts: Size) -> Array:

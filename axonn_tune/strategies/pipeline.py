@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, pairwise, starmap
 
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import OffloadProgram
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.model import Model
@@ -194,12 +193,12 @@ StageMemory = Callable[[Sequence[int], bool, bool, Array], dict[str, Array]]
 
 
 def stage_memory(
-    shapes: Shapes, memory_of: StageMemory, offload: OffloadProgram | None = None
+    shapes: Shapes, memory_of: StageMemory, host_terms: Collection[str] = ()
 ) -> dict[str, Array]:
     """Return the bytes by term of the rank that needs most, of the first or the last stage.
 
-    The second stage counts, too, where layers differ. What is offloaded does not count for which of
-    them needs most.
+    The second stage counts, too, where layers differ. Terms in the host's memory (`host_terms`) do
+    not count for which of them needs most.
 
     The first of p stages holds the activations of p micro-batches (1F1B); with v virtual stages it
     holds 1 + (p - 1) / (p v) times as many (Korthikanti et al., arXiv 2205.05198, section 4.2.3).
@@ -228,7 +227,7 @@ def stage_memory(
     stages = [terms_of(0, in_first), terms_of(n_stages - 1, in_last)]
     if n_stages > 2 and len(model.counts(range(model.n_layers))) > 1:
         stages.append(terms_of(1, in_first - min(2.0 / n_virtual, 1.0)))
-    kept = [term for term in stages[0] if offload is None or term not in offload.terms]
+    kept = [term for term in stages[0] if term not in host_terms]
     zero = np.zeros(len(table))
     needed = np.stack([sum((terms[term] for term in kept), start=zero) for terms in stages])
     neediest = needed.argmax(axis=0)

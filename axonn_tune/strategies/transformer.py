@@ -16,11 +16,12 @@ from axonn_tune.spec import names
 from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
-from axonn_tune.spec.plan import Phase
+from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Phase
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.experts import ExpertShapes, Mixture
 from axonn_tune.strategies.modules import norms_again
+from axonn_tune.strategies.moved import moved_bytes
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes, kernel_of
 
@@ -28,6 +29,9 @@ from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes, kernel_
 Blocks: TypeAlias = tuple[Block, int]
 
 _EMBEDDING = Weight(FORWARD, "embedding")
+# Activations that move to the host's memory, and back.
+_MOVED_OUT = names.of_layer(FORWARD, "activations")
+_MOVED_BACK = names.of_layer(BACKWARD, "activations")
 # Norms whose output is the input of a linear layer, and those of a block with one norm, which is
 # formed again once, in the backward pass of the layer that comes last.
 _NORM_BEFORE = {"qkv": "norm1", "up": "norm2"}
@@ -366,6 +370,24 @@ class Transformer:
         recomputes = recomputes_last or self.shapes.recompute == "full"
         return self._entry(RECOMPUTE if recomputes else BACKWARD, last)
 
+    # Activations in the host's memory ------------------------------------------------------
+
+    def _move_out(self, host: HostProgram, block: Block) -> None:
+        """Start to copy a block's activations to the host, if any move there."""
+        if self.shapes.job.offload_modules:
+            host.copy(names.to_host(_MOVED_OUT), moved_bytes(self.shapes, block), TO_HOST)
+
+    def _bring_back(self, host: HostProgram, next_block: Block | None) -> None:
+        """Wait for a block's activations, and start to copy those of the block that comes next."""
+        if not self.shapes.job.offload_modules:
+            return
+        host.wait(names.from_host(_MOVED_BACK))
+        host.idle(names.awaited(_MOVED_BACK), 0.0)
+        if next_block is not None:
+            nbytes = moved_bytes(self.shapes, next_block)
+            after = (names.to_host(_MOVED_OUT),)
+            host.copy(names.from_host(_MOVED_BACK), nbytes, FROM_HOST, after)
+
     # Phases ------------------------------------------------------------------------------
 
     def _embedding(self) -> Phase:
@@ -414,6 +436,8 @@ class Transformer:
         if self.shapes.model.position != "learned":
             self._wait_for_embedding(host)
         self._block_forward(host, FORWARD, block, following, has_next_block)
+        if has_next_block:
+            self._move_out(host, block)
         return host.phase(name, n_blocks)
 
     def _head(self, backward_entry: Weight) -> Phase:
@@ -451,9 +475,14 @@ class Transformer:
         phases = []
         for number, (block, n_blocks) in enumerate(kinds):
             entry = self._entry(chain, block)
-            after = self._entry(chain, kinds[number + 1][0]) if kinds[number + 1 :] else following
-            for end, repeats, next_entry in (("", n_blocks - 1, entry), ("_last", 1, after)):
+            next_kind = kinds[number + 1][0] if kinds[number + 1 :] else None
+            after = following if next_kind is None else self._entry(chain, next_kind)
+            for end, repeats, next_entry, next_block in (
+                ("", n_blocks - 1, entry, block),
+                ("_last", 1, after, next_kind),
+            ):
                 host = HostProgram()
+                self._bring_back(host, next_block)
                 self._block_backward(host, block, recomputes, next_entry)
                 phases.append(host.phase(f"{name}{_kind_suffix(block)}{end}", repeats))
         return phases

@@ -126,6 +126,7 @@ class Zero:
     quantised_gradients: bool = False
     n_virtual: Sequence[int] = (1,)
     recomputed_modules: Sequence[str] = ()
+    offload_modules: Sequence[str] = ()
     is_released: bool = True
     engine: Engine = IDEAL
 
