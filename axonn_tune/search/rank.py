@@ -430,8 +430,8 @@ def _nothing_fits_in_host(search: Search, least_host_bytes: float) -> NoCandidat
     return NoCandidateError(
         f"model '{scenario.model.name}' fits on no grid of {scenario.job.n_gpus} "
         f"{scenario.machine.gpu.name}{_with_micro_batch(search)} with "
-        f"{_offload_options(scenario.job)}: the smallest needs {gib(least_host_bytes):.1f} GiB of the "
-        f"{gib(scenario.host_memory_capacity_bytes):.1f} GiB of a node's host{_gpus_hint(search)}"
+        f"{_offload_options(scenario.job)}: the smallest needs {gib(least_host_bytes):.1f} GiB of "
+        f"the {gib(scenario.host_memory_capacity_bytes):.1f} GiB of a node's host{_gpus_hint(search)}"
     )
 
 
