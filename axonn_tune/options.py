@@ -200,6 +200,14 @@ class SwitchOptions(TypedDict, total=False):
             "as the engine",
         ),
     ]
+    schedule: Annotated[
+        str,
+        Option(
+            "Schedule of megatron's pipeline: 1f1b (interleaved with virtual stages), zb-h1 "
+            "(gradients of weights fill the bubble) or dualpipe (micro-batches from both ends).",
+            "1f1b",
+        ),
+    ]
     context_kind: Annotated[
         str | None,
         Option(

@@ -12,6 +12,7 @@ from axonn_tune.job_scripts.megatron_model import model_flags
 from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
 from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.recomputation import is_partial, recomputed_modules
+from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.pipeline import cut_layers
@@ -77,6 +78,10 @@ def flags(prediction: Prediction) -> list[str]:
     strategy = scenario.strategy
     sizes = prediction.layout.sizes
     assert isinstance(strategy, Megatron3D)
+    if strategy.schedule != ONE_F_ONE_B:
+        raise InputError(
+            f"schedule is '{strategy.schedule}'; allowed for Megatron-Core: {ONE_F_ONE_B}"
+        )
     lines = [
         *model_flags(model, job.seq_len),
         *_TRAINING_FLAGS,

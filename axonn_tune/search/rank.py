@@ -42,7 +42,10 @@ LARGEST_GPU_COUNT = 2**22
 NEAR_FRACTION = 0.1
 MEMORY_REASON = "out of memory"
 HOST_MEMORY_REASON = "out of the host's memory"
-VARIANT_REASON = "the stages cannot be cut into that number of virtual stages"
+VARIANT_REASON = (
+    "the stages cannot be cut into that number of virtual stages, or their schedule needs more "
+    "micro-batches"
+)
 # A function that walks through a sequence, as `iter` does; a caller may show the progress in it.
 Each: TypeAlias = Callable[[Sequence[Any]], Iterable[Any]]
 
@@ -431,7 +434,8 @@ def _nothing_fits_in_host(search: Search, least_host_bytes: float) -> NoCandidat
         f"model '{scenario.model.name}' fits on no grid of {scenario.job.n_gpus} "
         f"{scenario.machine.gpu.name}{_with_micro_batch(search)} with "
         f"{_offload_options(scenario.job)}: the smallest needs {gib(least_host_bytes):.1f} GiB of "
-        f"the {gib(scenario.host_memory_capacity_bytes):.1f} GiB of a node's host{_gpus_hint(search)}"
+        f"the {gib(scenario.host_memory_capacity_bytes):.1f} GiB of a node's host"
+        f"{_gpus_hint(search)}"
     )
 
 

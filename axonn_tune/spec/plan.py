@@ -14,15 +14,18 @@ FLOPs; numbers stand for arrays that hold the same value everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from axonn_tune.spec import names
 from axonn_tune.spec.blocks import attended_keys
 from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.schedule import ONE_F_ONE_B
 
 Array: TypeAlias = npt.NDArray[np.float64]
 # An array of shape (C,); a number stands for an array that holds the same value everywhere.
@@ -321,6 +324,40 @@ class Stage:
         """The forward and the backward pass."""
         return (self.forward, self.backward)
 
+    @cached_property
+    def split_backward(self) -> tuple[Part, Part]:
+        """The backward pass in two: the gradients of inputs, and those of weights.
+
+        All messages belong to the first. The second is kernels that need what the rank has.
+        """
+        return (
+            _selected(self.backward, "input_gradients", lambda op: not _is_of_weights(op)),
+            _selected(self.backward, "weight_gradients", _is_of_weights),
+        )
+
+
+def _is_of_weights(operation: Operation) -> bool:
+    """Return whether an operation serves the gradients of weights only."""
+    name = operation.name
+    return names.forms_weight_gradient(name) or name == names.GRADIENT_ACCUMULATE
+
+
+def _selected(part: Part, name: str, belongs: Callable[[Operation], bool]) -> Part:
+    """Return some operations of a part, which do not wait for those that are left out."""
+    taken = [[op for op in phase.operations if belongs(op)] for phase in part.phases]
+    present = {op.name for operations in taken for op in operations} | {COMPUTE}
+    phases = tuple(
+        replace(
+            phase,
+            operations=tuple(
+                replace(op, waits_for=tuple(each for each in op.waits_for if each in present))
+                for op in operations
+            ),
+        )
+        for phase, operations in zip(part.phases, taken, strict=True)
+    )
+    return Part(f"{part.name}.{name}", phases)
+
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
@@ -330,6 +367,8 @@ class Pipeline:
         Number of stages.
     n_virtual
         Number of virtual stages of each rank.
+    schedule
+        In which order ranks run their passes, one of `SCHEDULES`.
     first, last
         The very first and the very last virtual stage.
     middle
@@ -349,12 +388,16 @@ class Pipeline:
     last: Stage
     sync: Stage
     transfer: Collective
+    schedule: str = ONE_F_ONE_B
 
     @property
     def parts(self) -> Iterator[Part]:
         """All parts of the stages, then one that holds the transfer."""
         for stage in (self.first, self.middle, self.last, self.sync):
             yield from stage.passes
+        if self.schedule != ONE_F_ONE_B:
+            for stage in (self.first, self.middle, self.last):
+                yield from stage.split_backward
         yield Part("transfer", (Phase("transfer", (self.transfer,)),))
 
 

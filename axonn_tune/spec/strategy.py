@@ -58,6 +58,11 @@ class Strategy(Protocol):
         ...
 
     @property
+    def schedule(self) -> str:
+        """In which order the ranks of a pipeline run their passes, one of `SCHEDULES`."""
+        ...
+
+    @property
     def recomputed_modules(self) -> Sequence[str]:
         """The modules of a block that the strategy can recompute by themselves."""
         ...

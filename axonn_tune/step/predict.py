@@ -80,6 +80,9 @@ def broken_by(scenario: Scenario, configuration: Configuration) -> list[str]:
         micro_batch = configuration.micro_batch
         return [f"micro-batch {micro_batch} does not divide the share of the batch"]
     if not scenario.strategy.admits(scenario.model, job, table).all():
-        return [f"it cannot be cut into {configuration.n_virtual} virtual stages"]
+        return [
+            f"it cannot be cut into {configuration.n_virtual} virtual stages, or its "
+            "schedule needs more micro-batches"
+        ]
     modules = scenario.strategy.recomputed_modules
     return broken_module_rules(scenario.model, modules, configuration.recompute)

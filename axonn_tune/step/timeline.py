@@ -9,10 +9,9 @@ import numpy as np
 
 from axonn_tune.cost.links import AxisLinks, placement_links
 from axonn_tune.cost.prices import CollectivePrices, KernelPrices, host_seconds, lanes
+from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT
 from axonn_tune.simulate.pipeline import (
-    BACKWARD,
     FIRST,
-    FORWARD,
     N_KINDS,
     PlayedPass,
     kind_of,
@@ -37,12 +36,18 @@ from axonn_tune.spec.plan import (
     Pipeline,
     StepPlan,
 )
+from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
 from axonn_tune.step.evaluate import interference
 from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.prediction import Prediction
 
 RANK_OF_PIPELINE = "pipeline rank"
-PASS_NAMES = {FORWARD: "forward", BACKWARD: "backward"}
+PASS_NAMES = {
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    INPUT: "gradients of inputs",
+    WEIGHT: "gradients of weights",
+}
 
 
 @dataclass(frozen=True)
@@ -181,11 +186,14 @@ def drawable_microsteps(prediction: Prediction, most_operations: int) -> int:
 def whole_rounds(prediction: Prediction, n_micro: int) -> int:
     """Return a number of micro-steps that the schedule admits.
 
-    With virtual stages it is a multiple of the stages.
+    With virtual stages it is a multiple of the stages, and from both ends of a pipeline come at
+    least as many as there are stages.
     """
-    if prediction.configuration.n_virtual > 1:
-        stages = prediction.layout.n_stages
-        n_micro = -(-n_micro // stages) * stages
+    stages = prediction.layout.n_stages
+    is_dual = stages > 1 and prediction.scenario.strategy.schedule == DUALPIPE
+    if is_dual or prediction.configuration.n_virtual > 1:
+        rounded = stages * (1 + is_dual)
+        n_micro = -(-n_micro // rounded) * rounded
     return min(n_micro, prediction.n_microsteps)
 
 
@@ -294,15 +302,20 @@ class Player:
     ) -> tuple[list[PlayedPass], dict[int, PlayedPart]]:
         """Return the passes of every rank, and the played part of each kind of pass."""
         stages = (pipeline.first, pipeline.middle, pipeline.last)
+        is_split = pipeline.schedule != ONE_F_ONE_B
         parts = {
-            kind_of(direction, place): self.play(stage.passes[direction], 1)
+            kind_of(direction, place): self.play(part, 1)
             for place, stage in enumerate(stages)
-            for direction in (FORWARD, BACKWARD)
+            for direction, part in enumerate(
+                (*stage.passes, *stage.split_backward) if is_split else stage.passes
+            )
         }
-        seconds = np.array([parts[kind].seconds for kind in range(N_KINDS)])
+        seconds = np.zeros(N_KINDS)
+        for kind, part in parts.items():
+            seconds[kind] = part.seconds
         transfer = self.seconds_of(pipeline.transfer)
-        played = passes(pipeline.n_stages, pipeline.n_virtual, n_micro, seconds, transfer)
-        return played, parts
+        shape = (pipeline.n_stages, pipeline.n_virtual, n_micro)
+        return passes(*shape, seconds, transfer, pipeline.schedule), parts
 
     def pipelined(self, pipeline: Pipeline, n_micro: int) -> StepTimeline:
         """Return the passes of every rank, and operations of the rank of the last stage."""
@@ -392,10 +405,14 @@ def _sync_operation(start: float, end: float) -> MeasuredOperation:
 
 def _waits_of_passes(played: list[PlayedPass], last: int) -> Mapping[str, tuple[str, ...]]:
     """Return which pass of the same micro-batch each pass needs."""
+    identities = [(each.direction, each.stage, each.micro_batch) for each in played]
+    present = set(identities)
     waits = {}
-    for needing in played:
-        source = source_of(needing.direction, needing.stage, needing.micro_batch, last)
+    for identity in identities:
+        source = source_of(*identity, last)
         if source is not None:
-            name = _pass_name(needing.direction, needing.stage, needing.micro_batch)
-            waits[name] = (_pass_name(*source),)
+            direction, stage, micro = source
+            is_split = direction == BACKWARD and (INPUT, stage, micro) in present
+            named = _pass_name(INPUT if is_split else direction, stage, micro)
+            waits[_pass_name(*identity)] = (named,)
     return waits

@@ -31,6 +31,7 @@ from axonn_tune.spec.layout import AXES, AXONN_AXES, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, Size, StepPlan
+from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
@@ -74,6 +75,7 @@ class Axonn4D:
     engine: Engine = IDEAL
     compute_key: tuple[str, ...] = ("x", "y", "micro_batch")
     n_virtual: Sequence[int] = (1,)
+    schedule: str = ONE_F_ONE_B
     recomputed_modules: Sequence[str] = ()
     offload_modules: Sequence[str] = ()
     caveat: str = ""

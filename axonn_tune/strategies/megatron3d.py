@@ -32,6 +32,7 @@ from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.offload import OFFLOAD_MODULES
 from axonn_tune.spec.plan import Array, Size, StepPlan
 from axonn_tune.spec.recomputation import MODULES
+from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
 from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import ContextParallelism, context_parallelism
@@ -40,8 +41,10 @@ from axonn_tune.strategies.modules import discarded_bytes
 from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
+    admits_schedule,
     admits_virtual,
     broken_pipeline_rules,
+    copies_of_model,
     layers_of_stage,
     stage_memory,
     step_plan,
@@ -103,6 +106,8 @@ class Megatron3D:
     overlaps_experts
         Whether tokens travel to and from experts while another micro-batch computes
         (--overlap-moe-expert-parallel-comm).
+    schedule
+        In which order the ranks of a pipeline run their passes, one of `SCHEDULES`.
     low_weights
         Whether weights of low products are stored and gathered in their format only
         (--fp8-param-gather, --fp4-param-gather).
@@ -119,6 +124,7 @@ class Megatron3D:
     sends_once: bool = False
     overlaps_experts: bool = False
     low_weights: bool = False
+    schedule: str = ONE_F_ONE_B
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
     recomputed_modules: Sequence[str] = MODULES
@@ -164,27 +170,32 @@ class Megatron3D:
         if self.sequence_parallel:
             reason = "sequence not divisible by tensor*context"
             broken[reason] = job.seq_len % (tensor * context) != 0
+        if self.schedule == DUALPIPE:
+            broken["micro-batches from both ends need an even number of stages"] = (
+                placements.size(PIPELINE) > 1
+            ) & (placements.size(PIPELINE) % 2 != 0)
         return broken | broken_pipeline_rules(
             model, placements, self.engine.megatron.balances_stages
         )
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
-        """Return which candidates can be cut into their virtual stages, shape (C,)."""
-        return admits_virtual(model, job, table)
+        """Return which candidates have virtual stages and micro-batches for their schedule."""
+        return admits_virtual(model, job, table) & admits_schedule(self.schedule, job, table)
 
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """Return the operations of one rank in one training step, for all candidates."""
         shapes = self.shapes(model, job, table)
         usual = Transformer(shapes, self.communication(shapes, sync=False))
         if not self.overlap_grad_reduce:
-            return step_plan(usual)
-        return step_plan(usual, Transformer(shapes, self.communication(shapes, sync=True)))
+            return step_plan(usual, schedule=self.schedule)
+        synchronising = Transformer(shapes, self.communication(shapes, sync=True))
+        return step_plan(usual, synchronising, self.schedule)
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of one rank by term, each of shape (C,)."""
         shapes = self.shapes(model, job, table)
         memory_of = partial(self._stage_memory, shapes)
-        return stage_memory(shapes, memory_of, self.engine.host_terms(job))
+        return stage_memory(shapes, memory_of, self.engine.host_terms(job), self.schedule)
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
         """Return the sizes: tensor splits the inner widths, context and data split the tokens."""
@@ -233,7 +244,8 @@ class Megatron3D:
         job = shapes.job
         model = shapes.model
         n_layers = len(layers)
-        chunk = -(-n_layers // shapes.n_virtual)
+        n_copies = copies_of_model(self.schedule, shapes.table)
+        chunk = -(-n_layers // (shapes.n_virtual * n_copies))
         stored = _stored_parameters(shapes, layers, first, last)
         experts = _stored_experts(shapes, layers)
         everywhere = stored + experts
@@ -242,7 +254,7 @@ class Megatron3D:
         owned = everywhere
         replicas = shapes.table.size(_REPLICAS)
         if self.distributed_optimizer:
-            owned = self.owned_share(shapes, stored, experts)
+            owned = self.owned_share(shapes, stored, experts) / n_copies
         memory = self.engine.memory
         bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
         n_dummies = model.block_matmul_parameters + last * model.head.parameters

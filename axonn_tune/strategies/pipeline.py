@@ -13,6 +13,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Collective, Part, Pipeline, Stage, StepPlan
+from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
 from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.transformer import Transformer
 
@@ -71,6 +72,28 @@ def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
     return table.n_microsteps(job.global_batch) % n_stages == 0
 
 
+def admits_schedule(schedule: str, job: Job, table: CandidateTable) -> np.ndarray:
+    """Return whether a schedule can be run, shape (C,).
+
+    Only 1F1B has virtual stages. DualPipe needs at least as many micro-batches from each end as
+    there are stages (deepseek-ai/DualPipe at bb214e8, dualpipe.py).
+    """
+    admitted = np.ones(len(table), dtype=bool)
+    if schedule == ONE_F_ONE_B or table.n_stages == 1:
+        return admitted
+    if table.common_n_virtual > 1:
+        return np.zeros(len(table), dtype=bool)
+    if schedule == DUALPIPE:
+        n_micro = table.n_microsteps(job.global_batch)
+        admitted = (n_micro % 2 == 0) & (n_micro >= 2 * table.n_stages)
+    return admitted
+
+
+def copies_of_model(schedule: str, table: CandidateTable) -> int:
+    """Return the copies of the model that one pipeline holds: two where it has two directions."""
+    return 2 if schedule == DUALPIPE and table.n_stages > 1 else 1
+
+
 def _chunks(shapes: Shapes) -> list[int]:
     """Return the number of layers of each virtual stage, in the order of the layers."""
     model = shapes.model
@@ -114,7 +137,11 @@ def _balanced_layers(model: Model, n_stages: int) -> list[int]:
     return n_layers
 
 
-def step_plan(transformer: Transformer, synchronising: Transformer | None = None) -> StepPlan:
+def step_plan(
+    transformer: Transformer,
+    synchronising: Transformer | None = None,
+    schedule: str = ONE_F_ONE_B,
+) -> StepPlan:
     """Return the plan of a step, through a pipeline if there are stages.
 
     `synchronising` emits the micro-step that differs from all others, if there is one.
@@ -122,7 +149,7 @@ def step_plan(transformer: Transformer, synchronising: Transformer | None = None
     table = transformer.shapes.table
     n_microsteps = table.n_microsteps(transformer.shapes.job.global_batch)
     if table.n_stages > 1:
-        return _pipelined_plan(transformer, synchronising or transformer, n_microsteps)
+        return _pipelined_plan(transformer, synchronising or transformer, n_microsteps, schedule)
     sync = Part("sync_microstep", synchronising.microstep()) if synchronising else None
     microstep = Part("microstep", transformer.microstep())
     return StepPlan(table, microstep, _step_end(transformer), n_microsteps, sync)
@@ -134,7 +161,7 @@ def _step_end(transformer: Transformer) -> Part:
 
 
 def _pipelined_plan(
-    transformer: Transformer, synchronising: Transformer, n_microsteps: Array
+    transformer: Transformer, synchronising: Transformer, n_microsteps: Array, schedule: str
 ) -> StepPlan:
     """Return the plan of a step whose layers are cut into stages."""
     shapes = transformer.shapes
@@ -165,6 +192,7 @@ def _pipelined_plan(
             last=last,
             sync=_stage("sync", synchronising, first_layers, first=True, last=False),
             transfer=Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE),
+            schedule=schedule,
         ),
     )
 
@@ -193,7 +221,10 @@ StageMemory = Callable[[Sequence[int], bool, bool, Array], dict[str, Array]]
 
 
 def stage_memory(
-    shapes: Shapes, memory_of: StageMemory, host_terms: Collection[str] = ()
+    shapes: Shapes,
+    memory_of: StageMemory,
+    host_terms: Collection[str] = (),
+    schedule: str = ONE_F_ONE_B,
 ) -> dict[str, Array]:
     """Return the bytes by term of the rank that needs most, of the first or the last stage.
 
@@ -203,7 +234,10 @@ def stage_memory(
     The first of p stages holds the activations of p micro-batches (1F1B); with v virtual stages it
     holds 1 + (p - 1) / (p v) times as many (Korthikanti et al., arXiv 2205.05198, section 4.2.3).
     The second stage holds those of one micro-batch less, or of two virtual stages. The last stage
-    holds the activations of one micro-batch.
+    holds the activations of one micro-batch; with ZB-H1 it puts the gradients of weights off, and
+    holds the inputs of p micro-batches, which count as whole here. With DualPipe the ranks of both
+    ends hold the first and the last stage, and the activations of p + 1 micro-batches
+    (arXiv 2412.19437, table 2).
     """
     table = shapes.table
     model = shapes.model
@@ -219,14 +253,23 @@ def stage_memory(
         n_held = len(layers) * np.minimum(n_micro, in_flight)
         return memory_of(layers, stage == 0, stage == n_stages - 1, n_held)
 
-    in_first = float(n_stages)
-    in_last = 1.0
-    if n_virtual > 1:
-        in_first *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
-        in_last += (n_virtual - 1) / n_virtual * n_stages
-    stages = [terms_of(0, in_first), terms_of(n_stages - 1, in_last)]
-    if n_stages > 2 and len(model.counts(range(model.n_layers))) > 1:
-        stages.append(terms_of(1, in_first - min(2.0 / n_virtual, 1.0)))
+    def terms_of_pair(stage: int) -> dict[str, Array]:
+        layers = layers_of_stage(shapes, stage) + layers_of_stage(shapes, n_stages - 1 - stage)
+        n_held = len(layers) / 2.0 * np.minimum(n_micro, n_stages + 1.0)
+        return memory_of(layers, stage == 0, stage == 0, n_held)
+
+    has_second = n_stages > 2 and len(model.counts(range(model.n_layers))) > 1
+    if schedule == DUALPIPE:
+        stages = [terms_of_pair(stage) for stage in range(1 + has_second)]
+    else:
+        in_first = float(n_stages)
+        in_last = in_first if schedule == ZB_H1 else 1.0
+        if n_virtual > 1:
+            in_first *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
+            in_last += (n_virtual - 1) / n_virtual * n_stages
+        stages = [terms_of(0, in_first), terms_of(n_stages - 1, in_last)]
+        if has_second:
+            stages.append(terms_of(1, in_first - min(2.0 / n_virtual, 1.0)))
     kept = [term for term in stages[0] if term not in host_terms]
     zero = np.zeros(len(table))
     needed = np.stack([sum((terms[term] for term in kept), start=zero) for terms in stages])
