@@ -37,6 +37,7 @@ from axonn_tune.spec.offload import require_offload
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.recomputation import broken_module_rules, recompute_code
 from axonn_tune.spec.scenario import Scenario
+from axonn_tune.spec.stage_layout import require_stage_layout
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.named import (
     STRATEGIES,
@@ -98,6 +99,7 @@ def build_search(
         engine = _engine(given["engine"], strategy)
         strategy = strategy_named(strategy, _switches(given), engine, not loaded_model.is_dense)
     require_predicted(loaded_model, strategy.name)
+    require_stage_layout(loaded_model, given["stage_layout"])
     broken = broken_module_rules(loaded_model, strategy.recomputed_modules, given["recompute"])
     if broken:
         raise InputError(f"strategy {strategy.name}: {'; '.join(broken)}")

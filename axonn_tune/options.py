@@ -200,6 +200,15 @@ class SwitchOptions(TypedDict, total=False):
             "as the engine",
         ),
     ]
+    stage_layout: Annotated[
+        str,
+        Option(
+            "Layers of each virtual stage of megatron's pipeline, as Megatron-Core writes them: "
+            "Et*3|(tt|)*14t|L.",
+            "",
+            "as many in each",
+        ),
+    ]
     schedule: Annotated[
         str,
         Option(

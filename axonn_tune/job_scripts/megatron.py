@@ -92,7 +92,10 @@ def flags(prediction: Prediction) -> list[str]:
         f"--micro-batch-size {configuration.micro_batch}",
         f"--global-batch-size {job.global_batch}",
     ]
-    lines += _stage_flags(model.n_layers, sizes[PIPELINE], configuration.n_virtual)
+    if strategy.stage_layout and sizes[PIPELINE] > 1:
+        lines.append(f"--pipeline-model-parallel-layout {''.join(strategy.stage_layout.split())}")
+    else:
+        lines += _stage_flags(model.n_layers, sizes[PIPELINE], configuration.n_virtual)
     if sizes["context"] > 1:
         lines.append(f"--cp-comm-type {_CONTEXT_KINDS[strategy.context_kind]}")
     if strategy.sequence_parallel and sizes["tensor"] > 1:

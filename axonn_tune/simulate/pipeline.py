@@ -73,6 +73,7 @@ def passes(
     seconds: Array,
     transfer_seconds: float,
     schedule: str = ONE_F_ONE_B,
+    places: tuple[int, ...] = (),
 ) -> list[PlayedPass]:
     """Return every pass of one candidate, rank by rank in the order in which each rank runs them.
 
@@ -80,22 +81,25 @@ def passes(
 
     Parameters
     ----------
-    seconds : array, shape (N_KINDS,)
+    seconds : array, shape (kinds,)
         Durations of passes, by `kind_of`.
     transfer_seconds : float
         Time of a transfer to the next stage, which is a part of every pass.
+    schedule, places
+        As for `pipeline_seconds`.
     """
-    order = _schedule(schedule, n_stages, n_virtual, _per_flow(schedule, n_micro))
+    shape = _Shape(schedule, n_stages, n_virtual, places)
+    order = _schedule(shape, _per_flow(schedule, n_micro))
     duration = _durations(seconds[:, None], np.full(1, transfer_seconds))
     ends = _ends(order, duration)[:, 0]
     played = []
     for number, (rank, slot) in enumerate(order.slots, start=1):
-        kinds = [_kind(schedule, n_stages, n_virtual, rank, each) for each in slot]
-        lengths = [duration[kind + N_KINDS * (i > 0), 0] for i, kind in enumerate(kinds)]
+        kinds = [shape.kind(rank, each) for each in slot]
+        lengths = [duration[kind + len(seconds) * (i > 0), 0] for i, kind in enumerate(kinds)]
         start = ends[number] - sum(lengths)
         for each, kind, length in zip(slot, kinds, lengths, strict=True):
             direction, chunk, micro = each
-            stage = _stage_of(schedule, n_stages, rank, chunk)
+            stage = shape.stage_of(rank, chunk)
             if schedule == DUALPIPE:
                 micro += chunk * (n_micro // 2)
                 stage %= n_stages
@@ -110,28 +114,59 @@ def _per_flow(schedule: str, n_micro: int) -> int:
     return n_micro // 2 if schedule == DUALPIPE else n_micro
 
 
-def _stage_of(schedule: str, n_stages: int, rank: int, chunk: int) -> int:
-    """Return the number of a rank's virtual stage, counted through all ranks.
+@dataclass(frozen=True)
+class _Shape:
+    """The stages of a pipeline, and the schedule in which its ranks run them.
 
-    With two directions the stages of the second one are counted after all of the first one.
+    schedule, n_stages, n_virtual, places
+        As for `pipeline_seconds`.
     """
-    if schedule == DUALPIPE and chunk:
-        return 2 * n_stages - 1 - rank
-    return chunk * n_stages + rank
 
+    schedule: str
+    n_stages: int
+    n_virtual: int
+    places: tuple[int, ...]
 
-def _last_stage(schedule: str, n_stages: int, n_virtual: int) -> int:
-    """Return the number of the last stage through which a micro-batch of the first flow passes."""
-    return n_stages - 1 if schedule == DUALPIPE else n_stages * n_virtual - 1
+    @property
+    def last(self) -> int:
+        """The number of the last stage through which a micro-batch passes."""
+        return self.n_stages * self.n_virtual - 1
 
+    @property
+    def n_kinds(self) -> int:
+        """The number of kinds of passes."""
+        return _N_DIRECTIONS * (max(LAST, *self.places) + 1) if self.places else N_KINDS
 
-def _kind(schedule: str, n_stages: int, n_virtual: int, rank: int, each: Pass) -> int:
-    """Return the kind of a rank's pass."""
-    direction, chunk, _ = each
-    last = _last_stage(schedule, n_stages, n_virtual)
-    stage = _stage_of(schedule, n_stages, rank, chunk) % (last + 1)
-    place = FIRST if stage == 0 else LAST if stage == last else MIDDLE
-    return kind_of(direction, place)
+    def stage_of(self, rank: int, chunk: int) -> int:
+        """Return the number of a rank's virtual stage, counted through all ranks.
+
+        With two directions the stages of the second one are counted after all of the first one.
+        """
+        if self.schedule == DUALPIPE and chunk:
+            return 2 * self.n_stages - 1 - rank
+        return chunk * self.n_stages + rank
+
+    def kind(self, rank: int, each: Pass) -> int:
+        """Return the kind of a rank's pass."""
+        direction, chunk, _ = each
+        stage = self.stage_of(rank, chunk) % (self.last + 1)
+        if self.places:
+            return kind_of(direction, self.places[stage])
+        place = FIRST if stage == 0 else LAST if stage == self.last else MIDDLE
+        return kind_of(direction, place)
+
+    def source(self, rank: int, each: Pass, index: Mapping[Pass, int]) -> int:
+        """Return the index of the slot whose result a rank's pass needs; 0 if it needs none."""
+        direction, chunk, micro = each
+        stage = self.stage_of(rank, chunk)
+        flow_start = stage - stage % (self.last + 1)
+        source = source_of(direction, stage - flow_start, micro, self.last)
+        if source is None:
+            return 0
+        wanted, source_stage, _ = source
+        if wanted == BACKWARD and (INPUT, flow_start + source_stage, micro) in index:
+            wanted = INPUT
+        return index[wanted, flow_start + source_stage, micro]
 
 
 class _Level(NamedTuple):
@@ -176,34 +211,38 @@ class _Schedule:
 
 
 FIRST, MIDDLE, LAST = range(3)
-N_KINDS = 12
+_N_DIRECTIONS = 4
+N_KINDS = 3 * _N_DIRECTIONS
 
 
 def kind_of(direction: int, place: int) -> int:
-    """Return the index of a pass's duration; `place` is `FIRST`, `MIDDLE` or `LAST`."""
-    return direction * 3 + place
+    """Return the index of a pass's duration; `place` is `FIRST`, `MIDDLE`, `LAST` or later."""
+    return place * _N_DIRECTIONS + direction
 
 
 def _durations(seconds: Array, transfer_seconds: Array) -> Array:
-    """Return the durations of passes, shape (2 N_KINDS + 1, C).
+    """Return the durations of passes, shape (2 kinds + 1, C).
 
     First come those of a slot's first pass, with its transfer, then those of its second pass, whose
     transfer runs beside the first one's, then nothing. Gradients of weights are not sent.
     """
-    is_sent = np.arange(N_KINDS) < kind_of(WEIGHT, FIRST)
+    is_sent = np.arange(len(seconds)) % _N_DIRECTIONS != WEIGHT
     with_transfer = seconds + is_sent[:, None] * transfer_seconds
     return np.concatenate([with_transfer, seconds, np.zeros_like(seconds[:1])])
 
 
 @lru_cache(maxsize=256)
-def _schedule(schedule: str, n_stages: int, n_virtual: int, n_micro: int) -> _Schedule:
+def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
     """Return the schedule of a pipeline; slots are numbered rank by rank in their order."""
-    orders = [slots(schedule, rank, n_stages, n_virtual, n_micro) for rank in range(n_stages)]
+    n_stages = shape.n_stages
+    orders = [
+        slots(shape.schedule, rank, n_stages, shape.n_virtual, n_micro) for rank in range(n_stages)
+    ]
     numbered = tuple((rank, slot) for rank, order in enumerate(orders) for slot in order)
     index: dict[Pass, int] = {}  # its keys count virtual stages through all ranks
     for number, (rank, slot) in enumerate(numbered, start=1):
         for direction, chunk, micro in slot:
-            index[direction, _stage_of(schedule, n_stages, rank, chunk), micro] = number
+            index[direction, shape.stage_of(rank, chunk), micro] = number
 
     def round_before(end: int) -> np.ndarray:
         return np.array([i for (_, _, micro), i in index.items() if 0 < end - micro <= n_stages])
@@ -211,24 +250,23 @@ def _schedule(schedule: str, n_stages: int, n_virtual: int, n_micro: int) -> _Sc
     drain_start = n_micro - ROUNDS_OF_DRAIN * n_stages
     return _Schedule(
         slots=numbered,
-        levels=_levels(schedule, orders, index, _last_stage(schedule, n_stages, n_virtual)),
+        levels=_levels(shape, orders, index),
         last_of_rank=np.cumsum([len(order) for order in orders]),
         steady=(round_before(drain_start), round_before(drain_start - n_stages)),
     )
 
 
 def _levels(
-    schedule: str, orders: Sequence[Sequence[Slot]], index: Mapping[Pass, int], last: int
+    shape: _Shape, orders: Sequence[Sequence[Slot]], index: Mapping[Pass, int]
 ) -> tuple[_Level, ...]:
-    """Return the slots sorted into levels; `last` is the last stage of a flow."""
+    """Return the slots sorted into levels."""
     n_stages = len(orders)
-    n_virtual = (last + 1) // n_stages
     n_slots = sum(map(len, orders))
     widest = max(len(slot) for order in orders for slot in order)
     level = np.zeros(n_slots + 1, dtype=np.int64)
     previous = np.zeros(n_slots + 1, dtype=np.int64)
     needed = np.zeros((widest, n_slots + 1), dtype=np.int64)
-    kinds = np.full((widest, n_slots + 1), 2 * N_KINDS)
+    kinds = np.full((widest, n_slots + 1), 2 * shape.n_kinds)
     starts = [0, *accumulate(map(len, orders))]
     n_placed = [0] * n_stages  # number of slots of each rank that have their level
     has_progress = True
@@ -238,40 +276,23 @@ def _levels(
             while n_placed[rank] < len(order):
                 slot = order[n_placed[rank]]
                 current = starts[rank] + n_placed[rank] + 1
-                sources = [_source(schedule, n_stages, rank, each, last, index) for each in slot]
+                sources = [shape.source(rank, each, index) for each in slot]
                 if any(source and not level[source] for source in sources):
                     break
                 previous[current] = current - 1 if n_placed[rank] else 0
                 for i, (each, source) in enumerate(zip(slot, sources, strict=True)):
                     needed[i, current] = source
-                    kind = _kind(schedule, n_stages, n_virtual, rank, each)
-                    kinds[i, current] = kind + N_KINDS * (i > 0)
+                    kinds[i, current] = shape.kind(rank, each) + shape.n_kinds * (i > 0)
                 level[current] = 1 + max(level[[previous[current], *sources]])
                 n_placed[rank] += 1
                 has_progress = True
-    assert sum(n_placed) == n_slots, f"ranks of {schedule} wait for one another"
+    assert sum(n_placed) == n_slots, f"ranks of {shape.schedule} wait for one another"
     by_level = np.argsort(level, kind="stable")
     cuts = np.searchsorted(level[by_level], np.arange(1, level.max() + 2))
     runs = [by_level[start:end] for start, end in pairwise(cuts)]
     return tuple(
         _Level(run, previous[run], tuple(needed[:, run]), tuple(kinds[:, run])) for run in runs
     )
-
-
-def _source(
-    schedule: str, n_stages: int, rank: int, each: Pass, last: int, index: Mapping[Pass, int]
-) -> int:
-    """Return the index of the slot whose result a rank's pass needs; 0 if it needs none."""
-    direction, chunk, micro = each
-    stage = _stage_of(schedule, n_stages, rank, chunk)
-    flow_start = stage - stage % (last + 1)
-    source = source_of(direction, stage - flow_start, micro, last)
-    if source is None:
-        return 0
-    wanted, source_stage, _ = source
-    if wanted == BACKWARD and (INPUT, flow_start + source_stage, micro) in index:
-        wanted = INPUT
-    return index[wanted, flow_start + source_stage, micro]
 
 
 def source_of(direction: int, stage: int, micro: int, last: int) -> Pass | None:
@@ -294,6 +315,7 @@ def pipeline_seconds(
     seconds: Array,
     transfer_seconds: Array,
     schedule: str = ONE_F_ONE_B,
+    places: tuple[int, ...] = (),
 ) -> Array:
     """Return the time from the first forward to the last backward pass of all ranks.
 
@@ -302,28 +324,31 @@ def pipeline_seconds(
 
     Parameters
     ----------
-    seconds : array, shape (N_KINDS, C)
+    seconds : array, shape (kinds, C)
         Durations of passes, by `kind_of`.
     transfer_seconds : array, shape (C,)
         Time from the end of a pass until the neighbour has its result; both ranks wait for it.
     schedule : str
         One of `SCHEDULES`.
+    places : tuple of int
+        The place of each virtual stage, counted through all ranks; by default all but the first
+        and the last are `MIDDLE`.
 
     Returns
     -------
     ndarray, shape (C,) [s]
     """
+    shape = _Shape(schedule, n_stages, n_virtual, places)
     duration = _durations(seconds, transfer_seconds)
     n_micro = _per_flow(schedule, n_micro)
     played = ROUNDS_PLAYED * n_stages + n_micro % n_stages
     if n_micro <= 2 * played:
-        return _played(_schedule(schedule, n_stages, n_virtual, n_micro), duration)[0]
-    end, period, drift = _played(_schedule(schedule, n_stages, n_virtual, played), duration)
+        return _played(_schedule(shape, n_micro), duration)[0]
+    end, period, drift = _played(_schedule(shape, played), duration)
     result = end + (n_micro - played) / n_stages * period
     unsettled = np.flatnonzero(drift > ROUND_TOLERANCE * end)
     if unsettled.size:
-        whole = _schedule(schedule, n_stages, n_virtual, n_micro)
-        result[unsettled] = _played(whole, duration[:, unsettled])[0]
+        result[unsettled] = _played(_schedule(shape, n_micro), duration[:, unsettled])[0]
     return result
 
 

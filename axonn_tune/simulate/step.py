@@ -5,16 +5,23 @@ Micro-steps run one after another, or micro-batches pass through a pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT
-from axonn_tune.simulate.pipeline import N_KINDS, kind_of, pipeline_seconds
+from axonn_tune.simulate.pipeline import (
+    FIRST,
+    LAST,
+    MIDDLE,
+    N_KINDS,
+    kind_of,
+    pipeline_seconds,
+)
 from axonn_tune.simulate.player import Played
-from axonn_tune.spec.plan import Array, Collective, Part, Pipeline, Stage, StepPlan
-from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
+from axonn_tune.spec.plan import Array, Collective, Part, Pipeline, StepPlan
+from axonn_tune.spec.schedule import DUALPIPE, ZB_H1
 
 # Functions from a part of a plan, and from a collective, to their times.
 PlayPart: TypeAlias = Callable[[Part], Played]
@@ -45,22 +52,11 @@ def _through_pipeline(
     plan: StepPlan, pipeline: Pipeline, play: PlayPart, price: PriceCollective
 ) -> tuple[Array, Played]:
     """Return the time of all passes of all ranks, and the work of a rank of the last stage."""
-
-    def play_stage(stage: Stage) -> list[Played]:
-        return [play(part) for part in stage.passes]
-
-    def play_all(stage: Stage) -> list[Played]:
-        if pipeline.schedule == ONE_F_ONE_B:
-            return play_stage(stage)
-        return play_stage(stage) + [play(part) for part in stage.split_backward]
-
-    first = play_all(pipeline.first)
-    middle = play_all(pipeline.middle)
-    last = play_all(pipeline.last)
-    sync = play_stage(pipeline.sync)
+    stages = [[play(part) for part in pipeline.passes_of(stage)] for stage in pipeline.stages]
+    sync = [play(part) for part in pipeline.sync.passes]
     shape = plan.n_microsteps.shape
-    durations = np.zeros((N_KINDS, *shape))
-    for place, stage in enumerate((first, middle, last)):
+    durations = np.zeros((N_KINDS + kind_of(FORWARD, len(pipeline.others)), *shape))
+    for place, stage in enumerate(stages):
         for direction, played in enumerate(stage):
             durations[kind_of(direction, place)] = played.seconds
     transfer = np.broadcast_to(price(pipeline.transfer), shape)
@@ -74,38 +70,36 @@ def _through_pipeline(
             durations[:, rows],
             transfer[rows],
             pipeline.schedule,
+            pipeline.places,
         )
     additional = [
         synchronising.seconds - usual.seconds
-        for synchronising, usual in zip(sync, first, strict=False)
+        for synchronising, usual in zip(sync, stages[FIRST], strict=False)
     ]
     sync_seconds = sum(additional, start=np.zeros(shape))
     if pipeline.schedule == DUALPIPE:
         sync_seconds = 2.0 * sync_seconds
-    work = _work(plan, pipeline, first, middle, last)
+    work = _work(plan, pipeline, stages)
     return seconds + sync_seconds, Played(
         work.seconds + sync_seconds, work.exposed_seconds + sync_seconds
     )
 
 
-def _work(
-    plan: StepPlan,
-    pipeline: Pipeline,
-    first: list[Played],
-    middle: list[Played],
-    last: list[Played],
-) -> Played:
+def _work(plan: StepPlan, pipeline: Pipeline, stages: Sequence[Sequence[Played]]) -> Played:
     """Return the time of all passes of a rank of the last stage, without its waits for others.
 
     With micro-batches from both ends the rank has the first stage, too, each for half of them.
     """
+    last, share = stages[LAST], 1.0
     if pipeline.schedule == DUALPIPE:
-        each = [*first[: BACKWARD + 1], *last[: BACKWARD + 1]]
+        each = [*stages[FIRST][: BACKWARD + 1], *last[: BACKWARD + 1]]
         share = 0.5
     elif pipeline.schedule == ZB_H1:
-        each, share = [last[FORWARD], last[INPUT], last[WEIGHT]], 1.0
+        each = [last[FORWARD], last[INPUT], last[WEIGHT]]
     else:
-        each, share = last + (pipeline.n_virtual - 1) * middle, 1.0
+        usual = [*[MIDDLE] * (pipeline.n_virtual - 1), LAST]
+        places = pipeline.places[pipeline.n_stages - 1 :: pipeline.n_stages] or usual
+        each = [played for place in places for played in stages[place]]
     n_passes = share * plan.n_microsteps
     seconds = sum(played.seconds for played in each)
     exposed = sum(played.exposed_seconds for played in each)

@@ -461,6 +461,7 @@ class Engine:
             middle=self._stage(pipeline.middle),
             last=self._stage(pipeline.last),
             sync=self._stage(pipeline.sync),
+            others=tuple(map(self._stage, pipeline.others)),
         )
 
     def _stage(self, stage: Stage) -> Stage:

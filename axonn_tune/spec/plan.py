@@ -379,6 +379,11 @@ class Pipeline:
         micro-batch, or for the last ranks to end.
     transfer
         The transfer from one stage to the next.
+    others
+        Further virtual stages, where those in the middle differ.
+    places
+        For each virtual stage, counted through all ranks, its index in `stages`; empty where all
+        but the first and the last are `middle`.
     """
 
     n_stages: int
@@ -389,15 +394,34 @@ class Pipeline:
     sync: Stage
     transfer: Collective
     schedule: str = ONE_F_ONE_B
+    others: tuple[Stage, ...] = ()
+    places: tuple[int, ...] = ()
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All different virtual stages."""
+        return (self.first, self.middle, self.last, *self.others)
+
+    def stage(self, number: int) -> Stage:
+        """Return a virtual stage, counted through all ranks."""
+        if self.places:
+            return self.stages[self.places[number]]
+        if number == 0:
+            return self.first
+        return self.last if number == self.n_stages * self.n_virtual - 1 else self.middle
+
+    def passes_of(self, stage: Stage) -> tuple[Part, ...]:
+        """Return the passes of a stage that its schedule runs, whole and in parts."""
+        if self.schedule == ONE_F_ONE_B:
+            return stage.passes
+        return (*stage.passes, *stage.split_backward)
 
     @property
     def parts(self) -> Iterator[Part]:
         """All parts of the stages, then one that holds the transfer."""
-        for stage in (self.first, self.middle, self.last, self.sync):
-            yield from stage.passes
-        if self.schedule != ONE_F_ONE_B:
-            for stage in (self.first, self.middle, self.last):
-                yield from stage.split_backward
+        for stage in self.stages:
+            yield from self.passes_of(stage)
+        yield from self.sync.passes
         yield Part("transfer", (Phase("transfer", (self.transfer,)),))
 
 

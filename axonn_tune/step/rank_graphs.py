@@ -136,7 +136,7 @@ class _Passes:
     def _hidden(self, direction: int, stage: int) -> Iterator[tuple[Collective, float]]:
         """Yield the collectives of a virtual stage that the prediction takes to be hidden."""
         if stage > 0:
-            shape = self._pipeline.last if stage == self._last else self._pipeline.middle
+            shape = self._pipeline.stage(stage)
             for phase in self._player.phases(shape.passes[direction]):
                 for operation in phase.repeats * self._added(direction, phase):
                     yield operation, self._player.seconds_of(operation)

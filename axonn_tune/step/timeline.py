@@ -36,7 +36,7 @@ from axonn_tune.spec.plan import (
     Pipeline,
     StepPlan,
 )
-from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
+from axonn_tune.spec.schedule import DUALPIPE
 from axonn_tune.step.evaluate import interference
 from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.prediction import Prediction
@@ -301,21 +301,17 @@ class Player:
         self, pipeline: Pipeline, n_micro: int
     ) -> tuple[list[PlayedPass], dict[int, PlayedPart]]:
         """Return the passes of every rank, and the played part of each kind of pass."""
-        stages = (pipeline.first, pipeline.middle, pipeline.last)
-        is_split = pipeline.schedule != ONE_F_ONE_B
         parts = {
             kind_of(direction, place): self.play(part, 1)
-            for place, stage in enumerate(stages)
-            for direction, part in enumerate(
-                (*stage.passes, *stage.split_backward) if is_split else stage.passes
-            )
+            for place, stage in enumerate(pipeline.stages)
+            for direction, part in enumerate(pipeline.passes_of(stage))
         }
-        seconds = np.zeros(N_KINDS)
+        seconds = np.zeros(N_KINDS + kind_of(FORWARD, len(pipeline.others)))
         for kind, part in parts.items():
             seconds[kind] = part.seconds
         transfer = self.seconds_of(pipeline.transfer)
         shape = (pipeline.n_stages, pipeline.n_virtual, n_micro)
-        return passes(*shape, seconds, transfer, pipeline.schedule), parts
+        return passes(*shape, seconds, transfer, pipeline.schedule, pipeline.places), parts
 
     def pipelined(self, pipeline: Pipeline, n_micro: int) -> StepTimeline:
         """Return the passes of every rank, and operations of the rank of the last stage."""

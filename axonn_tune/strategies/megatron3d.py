@@ -33,6 +33,7 @@ from axonn_tune.spec.offload import OFFLOAD_MODULES
 from axonn_tune.spec.plan import Array, Size, StepPlan
 from axonn_tune.spec.recomputation import MODULES
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
+from axonn_tune.spec.stage_layout import layers_of_stages
 from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import ContextParallelism, context_parallelism
@@ -108,6 +109,9 @@ class Megatron3D:
         (--overlap-moe-expert-parallel-comm).
     schedule
         In which order the ranks of a pipeline run their passes, one of `SCHEDULES`.
+    stage_layout
+        Layers of each virtual stage, as in `spec.stage_layout`; empty where they follow from the
+        number of stages (--pipeline-model-parallel-layout).
     low_weights
         Whether weights of low products are stored and gathered in their format only
         (--fp8-param-gather, --fp4-param-gather).
@@ -125,6 +129,7 @@ class Megatron3D:
     overlaps_experts: bool = False
     low_weights: bool = False
     schedule: str = ONE_F_ONE_B
+    stage_layout: str = ""
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
     recomputed_modules: Sequence[str] = MODULES
@@ -175,12 +180,17 @@ class Megatron3D:
                 placements.size(PIPELINE) > 1
             ) & (placements.size(PIPELINE) % 2 != 0)
         return broken | broken_pipeline_rules(
-            model, placements, self.engine.megatron.balances_stages
+            model,
+            placements,
+            self.engine.megatron.balances_stages,
+            layers_of_stages(self.stage_layout),
         )
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """Return which candidates have virtual stages and micro-batches for their schedule."""
-        return admits_virtual(model, job, table) & admits_schedule(self.schedule, job, table)
+        layout = layers_of_stages(self.stage_layout)
+        has_stages = admits_virtual(model, job, table, layout)
+        return has_stages & admits_schedule(self.schedule, job, table)
 
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """Return the operations of one rank in one training step, for all candidates."""
@@ -209,6 +219,7 @@ class Megatron3D:
             y=tensor,
             y_axis="tensor",
             residual_split=tensor if self.sequence_parallel else 1.0,
+            stage_layout=layers_of_stages(self.stage_layout),
             balances_stages=self.engine.megatron.balances_stages,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
             sends_once=self.sends_once,

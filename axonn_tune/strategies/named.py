@@ -8,6 +8,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_choice
 from axonn_tune.spec.engine import CONTEXT_KINDS, IDEAL, Engine
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, SCHEDULES, ZB_H1
+from axonn_tune.spec.stage_layout import layers_of_stages
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.megatron3d import megatron_of
@@ -40,6 +41,8 @@ class Switches:
         Kind of context parallelism, one of `CONTEXT_KINDS`; None for that of the engine.
     schedule
         In which order the ranks of a Megatron-LM pipeline run their passes, one of `SCHEDULES`.
+    stage_layout
+        Layers of each virtual stage of a Megatron-LM pipeline; empty for as many in each.
     virtual_stages
         Number of virtual stages of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
     qwz, hpz, qgz
@@ -56,6 +59,7 @@ class Switches:
     split_experts: bool = False
     context_kind: str | None = None
     schedule: str = ONE_F_ONE_B
+    stage_layout: str = ""
     virtual_stages: int | None = None
     qwz: bool = True
     hpz: bool = True
@@ -113,6 +117,8 @@ def strategy_named(
     require_choice("search", "schedule", switches.schedule, SCHEDULES)
     if name != "megatron" and switches.schedule != ONE_F_ONE_B:
         raise InputError(f"strategy {name} has one schedule; --schedule is megatron's")
+    if name != "megatron" and switches.stage_layout:
+        raise InputError(f"strategy {name} cuts layers evenly; --stage-layout is megatron's")
     if name in ("axonn", "axonn-pipeline"):
         return Axonn4D(
             pipelined=name == "axonn-pipeline",
@@ -133,6 +139,7 @@ def strategy_named(
             overlaps_experts=switches.overlaps_experts,
             context_kind=switches.context_kind,
             schedule=switches.schedule,
+            stage_layout=switches.stage_layout,
             caveat=_CAVEATS.get(switches.schedule, ""),
         )
     if name == "zeropp":
@@ -145,6 +152,9 @@ def strategy_named(
 def _numbers_of_virtual_stages(switches: Switches) -> tuple[int, ...]:
     """Return the numbers of virtual stages that a search tries; only 1F1B has more than one."""
     stages = switches.virtual_stages
+    n_parts = len(layers_of_stages(switches.stage_layout))
+    if switches.schedule == ONE_F_ONE_B and stages is None and n_parts:
+        return tuple(number for number in range(1, n_parts + 1) if n_parts % number == 0)
     if switches.schedule == ONE_F_ONE_B:
         return (1, 2, 4) if stages is None else (stages,)
     if stages not in (None, 1):

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise, starmap
 
 import numpy as np
 
+from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE
@@ -47,17 +48,28 @@ def cut_layers(n_layers: int, n_chunks: int) -> list[int]:
 
 
 def broken_pipeline_rules(
-    model: Model, placements: Placements, balances_stages: bool = False
+    model: Model,
+    placements: Placements,
+    balances_stages: bool = False,
+    stage_layout: Sequence[int] = (),
 ) -> dict[str, np.ndarray]:
-    """Return the placements whose stages cannot have the same number of layers, if they need it."""
+    """Return the placements whose stages cannot have the same number of layers, if they need it.
+
+    The stages of a layout (`stage_layout`) are spread over all ranks of a pipeline.
+    """
     if PIPELINE not in placements.axes.names or balances_stages:
         return {}
     stages = placements.size(PIPELINE)
+    if stage_layout:
+        reason = f"the stage layout's {len(stage_layout)} stages not divisible by pipeline"
+        return {reason: (stages == 1) | (len(stage_layout) % stages != 0)}
     reason = "layers (or layers + 2, embedding and head counted) not divisible by the stages"
     return {reason: ~_are_cut(model.n_layers, stages)}
 
 
-def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
+def admits_virtual(
+    model: Model, job: Job, table: CandidateTable, stage_layout: Sequence[int] = ()
+) -> np.ndarray:
     """Return whether a rank's layers can be cut into their virtual stages, shape (C,).
 
     Interleaving needs a pipeline, and micro-batches in multiples of the stages (Narayanan et
@@ -65,10 +77,15 @@ def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
     """
     n_virtual = table.common_n_virtual
     n_stages = table.n_stages
+    n_chunks = n_stages * n_virtual
+    if stage_layout:
+        are_cut = n_chunks == len(stage_layout)
+    else:
+        are_cut = n_virtual == 1 or bool(_are_cut(model.n_layers, n_chunks).all())
+    if not are_cut or (n_virtual > 1 and n_stages == 1):
+        return np.zeros(len(table), dtype=bool)
     if n_virtual == 1:
         return np.ones(len(table), dtype=bool)
-    if n_stages == 1 or not _are_cut(model.n_layers, n_stages * n_virtual).all():
-        return np.zeros(len(table), dtype=bool)
     return table.n_microsteps(job.global_batch) % n_stages == 0
 
 
@@ -98,6 +115,8 @@ def _chunks(shapes: Shapes) -> list[int]:
     """Return the number of layers of each virtual stage, in the order of the layers."""
     model = shapes.model
     n_stages = shapes.table.n_stages
+    if shapes.stage_layout:
+        return list(shapes.stage_layout)
     if shapes.balances_stages:
         return _balanced_layers(model, n_stages)
     return cut_layers(model.n_layers, n_stages * shapes.n_virtual)
@@ -175,26 +194,55 @@ def _pipelined_plan(
     n_middle = math.ceil(model.n_layers / (n_stages * n_virtual))
     if shapes.balances_stages:
         n_middle = max([len(first_layers), *_chunks(shapes)[1 : n_stages - 1]])
-    middle_layers = _middle_layers(model, n_middle, first_layers)
-    middle = _stage("middle", transformer, middle_layers, first=False, last=False)
-    last = _stage("last", transformer, last_layers, first=False, last=True)
-    others = (middle.forward.phases + middle.backward.phases) * (n_virtual - 1)
-    return StepPlan(
-        table,
-        Part("microstep", others + last.forward.phases + last.backward.phases),
-        _step_end(transformer),
-        n_microsteps,
-        pipeline=Pipeline(
-            n_stages,
-            n_virtual,
-            first=_stage("first", transformer, first_layers, first=True, last=False),
-            middle=middle,
-            last=last,
-            sync=_stage("sync", synchronising, first_layers, first=True, last=False),
-            transfer=Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE),
-            schedule=schedule,
-        ),
+    kinds: list[Sequence[int]] = [_middle_layers(model, n_middle, first_layers)]
+    places: tuple[int, ...] = ()
+    if shapes.stage_layout:
+        kinds, places = _kinds_of_stages(shapes)
+    names = ["middle", *(f"middle{number}" for number in range(2, len(kinds) + 1))]
+    middle, *others = (
+        _stage(name, transformer, layers, first=False, last=False)
+        for name, layers in zip(names, kinds, strict=True)
     )
+    pipeline = Pipeline(
+        n_stages,
+        n_virtual,
+        first=_stage("first", transformer, first_layers, first=True, last=False),
+        middle=middle,
+        last=_stage("last", transformer, last_layers, first=False, last=True),
+        sync=_stage("sync", synchronising, first_layers, first=True, last=False),
+        transfer=Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE),
+        schedule=schedule,
+        others=tuple(others),
+        places=places,
+    )
+    of_last_rank = range(n_stages - 1, n_stages * n_virtual, n_stages)
+    phases = [
+        phase
+        for number in of_last_rank
+        for part in pipeline.stage(number).passes
+        for phase in part.phases
+    ]
+    microstep = Part("microstep", tuple(phases))
+    return StepPlan(table, microstep, _step_end(transformer), n_microsteps, pipeline=pipeline)
+
+
+def _kinds_of_stages(shapes: Shapes) -> tuple[list[Sequence[int]], tuple[int, ...]]:
+    """Return the layers of each different virtual stage in the middle, and all stages' places.
+
+    Virtual stages with as many layers of each kind are alike. Places are those of
+    `Pipeline.places`: the first stage, one in the middle, the last, and then others.
+    """
+    model = shapes.model
+    ends = [0, *accumulate(_chunks(shapes))]
+    stages = list(starmap(range, pairwise(ends)))
+    kinds: dict[tuple[tuple[Block, int], ...], Sequence[int]] = {}
+    numbers = []
+    for layers in stages[1:-1]:
+        counts = tuple(model.counts(layers).items())
+        kinds.setdefault(counts, layers)
+        numbers.append(list(kinds).index(counts))
+    places = (0, *(1 if number == 0 else number + 2 for number in numbers), 2)
+    return list(kinds.values()) or [stages[-1]], places
 
 
 def _middle_layers(model: Model, n_layers: int, first_layers: range) -> range:
@@ -228,8 +276,8 @@ def stage_memory(
 ) -> dict[str, Array]:
     """Return the bytes by term of the rank that needs most, of the first or the last stage.
 
-    The second stage counts, too, where layers differ. Terms in the host's memory (`host_terms`) do
-    not count for which of them needs most.
+    The second stage counts, too, where layers differ, and every one that a layout names. Terms in
+    the host's memory (`host_terms`) do not count for which of them needs most.
 
     The first of p stages holds the activations of p micro-batches (1F1B); with v virtual stages it
     holds 1 + (p - 1) / (p v) times as many (Korthikanti et al., arXiv 2205.05198, section 4.2.3).
@@ -268,8 +316,9 @@ def stage_memory(
             in_first *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
             in_last += (n_virtual - 1) / n_virtual * n_stages
         stages = [terms_of(0, in_first), terms_of(n_stages - 1, in_last)]
-        if has_second:
-            stages.append(terms_of(1, in_first - min(2.0 / n_virtual, 1.0)))
+        middle = range(1, n_stages - 1) if shapes.stage_layout else range(1, 1 + has_second)
+        for stage in middle:
+            stages.append(terms_of(stage, in_first - stage * min(2.0 / n_virtual, 1.0)))
     kept = [term for term in stages[0] if term not in host_terms]
     zero = np.zeros(len(table))
     needed = np.stack([sum((terms[term] for term in kept), start=zero) for terms in stages])

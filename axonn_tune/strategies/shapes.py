@@ -108,6 +108,8 @@ class Shapes:
         Whether selective recomputation repeats all but attention and every second product.
     separates_products : bool
         Whether query, key, value and an MLP's gate have weights of their own.
+    stage_layout : tuple of int
+        Number of layers of each virtual stage; empty where they follow from their number.
     balances_stages : bool
         Whether the stages of a pipeline have equal products and not equal numbers of layers.
     expert_split : array, shape (C,), or float
@@ -138,6 +140,7 @@ class Shapes:
     recomputes_inputs: bool = False
     recomputes_products: bool = False
     separates_products: bool = False
+    stage_layout: tuple[int, ...] = ()
     balances_stages: bool = False
     expert_split: Array | float = 1.0
     expert_tensor: Array | float = 1.0

@@ -114,6 +114,6 @@ def test_long_schedules_are_extrapolated_exactly(p, v, m, spread):
     random = np.random.default_rng(0)
     seconds = random.uniform(*spread, (N_KINDS, 100))
     transfer = random.uniform(0.0, 0.3, 100)
-    order = pipeline._schedule("1f1b", p, v, m)
+    order = pipeline._schedule(pipeline._Shape("1f1b", p, v, ()), m)
     whole, _, _ = pipeline._played(order, pipeline._durations(seconds, transfer))
     np.testing.assert_allclose(pipeline_seconds(p, v, m, seconds, transfer), whole, rtol=1e-12)

@@ -139,7 +139,7 @@ def test_long_schedules_are_extrapolated_exactly(schedule, p, m):
     seconds = random.uniform(0.8, 1.3, (N_KINDS, 20))
     transfer = random.uniform(0.0, 0.3, 20)
     per_flow = m // 2 if schedule == "dualpipe" else m
-    order = pipeline._schedule(schedule, p, 1, per_flow)
+    order = pipeline._schedule(pipeline._Shape(schedule, p, 1, ()), per_flow)
     whole, _, _ = pipeline._played(order, pipeline._durations(seconds, transfer))
     got = pipeline_seconds(p, 1, m, seconds, transfer, schedule)
     np.testing.assert_allclose(got, whole, rtol=1e-12)
@@ -152,3 +152,37 @@ def test_directions_of_dualpipe_mirror_each_other(p, m):
         mirrored = slots("dualpipe", p - 1 - rank, p, 1, m // 2)
         flipped = [tuple((d, 1 - flow, micro) for d, flow, micro in slot) for slot in mirrored]
         assert order == flipped
+
+
+def plainly(p, v, m, seconds, transfer, places):
+    """1F1B pass by pass, with the duration of each virtual stage's own kind."""
+    done, free = {}, [0.0] * p
+    queues = [[slot[0] for slot in slots("1f1b", rank, p, v, m)] for rank in range(p)]
+    while any(queues):
+        for rank, queue in enumerate(queues):
+            while queue:
+                direction, chunk, micro = queue[0]
+                stage = chunk * p + rank
+                if direction == FORWARD:
+                    needed = (FORWARD, stage - 1, micro) if stage else None
+                elif stage < p * v - 1:
+                    needed = (BACKWARD, stage + 1, micro)
+                else:
+                    needed = (FORWARD, stage, micro)
+                if needed is not None and needed not in done:
+                    break
+                start = max(free[rank], done.get(needed, 0.0))
+                free[rank] = start + seconds[kind_of(direction, places[stage])] + transfer
+                done[direction, stage, micro] = free[rank]
+                queue.pop(0)
+    return max(free)
+
+
+@pytest.mark.parametrize(("p", "v", "m"), [(2, 1, 5), (4, 1, 30), (4, 2, 24), (3, 3, 60)])
+def test_every_stage_may_have_times_of_its_own(p, v, m):
+    random = np.random.default_rng(p * v * m)
+    places = (0, *random.integers(1, 6, p * v - 2), 2)
+    places = tuple(int(place) for place in places)
+    seconds = random.uniform(0.2, 2.0, kind_of(FORWARD, 6))
+    got = pipeline_seconds(p, v, m, seconds[:, None], np.full(1, 0.1), "1f1b", places)[0]
+    assert got == pytest.approx(plainly(p, v, m, seconds, 0.1, places), rel=1e-9)
