@@ -76,9 +76,7 @@ def _through_pipeline(
         synchronising.seconds - usual.seconds
         for synchronising, usual in zip(sync, stages[FIRST], strict=False)
     ]
-    sync_seconds = sum(additional, start=np.zeros(shape))
-    if pipeline.schedule == DUALPIPE:
-        sync_seconds = 2.0 * sync_seconds
+    sync_seconds = pipeline.n_synchronised * sum(additional, start=np.zeros(shape))
     work = _work(plan, pipeline, stages)
     return seconds + sync_seconds, Played(
         work.seconds + sync_seconds, work.exposed_seconds + sync_seconds

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from axonn_tune.spec import names
 from axonn_tune.spec.blocks import attended_keys
 from axonn_tune.spec.candidates import CandidateTable
-from axonn_tune.spec.schedule import ONE_F_ONE_B
+from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
 
 Array: TypeAlias = npt.NDArray[np.float64]
 # An array of shape (C,); a number stands for an array that holds the same value everywhere.
@@ -401,6 +401,11 @@ class Pipeline:
     def stages(self) -> tuple[Stage, ...]:
         """All different virtual stages."""
         return (self.first, self.middle, self.last, *self.others)
+
+    @property
+    def n_synchronised(self) -> int:
+        """The number of stages of one rank that the collectives of `sync` serve."""
+        return 2 if self.schedule == DUALPIPE else 1
 
     def stage(self, number: int) -> Stage:
         """Return a virtual stage, counted through all ranks."""

@@ -316,15 +316,14 @@ class Player:
     def pipelined(self, pipeline: Pipeline, n_micro: int) -> StepTimeline:
         """Return the passes of every rank, and operations of the rank of the last stage."""
         played, parts = self.passes(pipeline, n_micro)
-        transfer = self.seconds_of(pipeline.transfer)
         last = pipeline.n_stages * pipeline.n_virtual - 1
         operations = [_pass_operation(played_pass) for played_pass in played]
         for played_pass in played:
             if played_pass.rank == pipeline.n_stages - 1:
-                origin = played_pass.start_seconds + transfer
-                operations += self.measured(parts[played_pass.kind], origin)
+                part = parts[played_pass.kind]
+                operations += self.measured(part, played_pass.end_seconds - part.seconds)
         end = max(played_pass.end_seconds for played_pass in played)
-        sync_seconds = sum(
+        sync_seconds = pipeline.n_synchronised * sum(
             self.play(sync, 1).seconds - parts[kind_of(direction, FIRST)].seconds
             for direction, sync in zip((FORWARD, BACKWARD), pipeline.sync.passes, strict=True)
         )

@@ -176,6 +176,9 @@ class Megatron3D:
             reason = "sequence not divisible by tensor*context"
             broken[reason] = job.seq_len % (tensor * context) != 0
         if self.schedule == DUALPIPE:
+            if not self.overlap_grad_reduce:
+                reason = "micro-batches from both ends need --overlap-grad-reduce"
+                broken[reason] = placements.size(PIPELINE) > 1
             broken["micro-batches from both ends need an even number of stages"] = (
                 placements.size(PIPELINE) > 1
             ) & (placements.size(PIPELINE) % 2 != 0)

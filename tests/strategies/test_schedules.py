@@ -112,6 +112,8 @@ def test_what_a_schedule_cannot_do_is_refused(options, message):
 def test_dualpipe_needs_micro_batches_from_both_ends():
     with pytest.raises(NoCandidateError, match="schedule needs more micro-batches"):
         predicted("dualpipe", global_batch=8)
+    with pytest.raises(InputError, match="need --overlap-grad-reduce"):
+        predicted("dualpipe", overlap_grad_reduce=False)
     with pytest.raises(InputError, match="even number of stages"):
         predicted("dualpipe", gpus=24, layout="tensor=8,pipeline=3")
 
