@@ -34,9 +34,11 @@ from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, Layout, check_order
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.spec.offload import require_offload
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT
-from axonn_tune.spec.recomputation import recompute_code
+from axonn_tune.spec.recomputation import broken_module_rules, recompute_code
 from axonn_tune.spec.scenario import Scenario
+from axonn_tune.spec.stage_layout import require_stage_layout
 from axonn_tune.spec.tuning import Adapters
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.named import (
@@ -99,6 +101,10 @@ def build_search(
         engine = _engine(given["engine"], strategy)
         strategy = strategy_named(strategy, _switches(given), engine, not loaded_model.is_dense)
     require_predicted(loaded_model, strategy.name)
+    require_stage_layout(loaded_model, given["stage_layout"])
+    broken = broken_module_rules(loaded_model, strategy.recomputed_modules, given["recompute"])
+    if broken:
+        raise InputError(f"strategy {strategy.name}: {'; '.join(broken)}")
     axes = _fixed_axes(given)
     for axis in axes:
         require_choice(f"strategy {strategy.name}", "axis", axis, strategy.axes.sized)
@@ -125,6 +131,7 @@ def build_search(
         dropout=given["dropout"],
         moments=given["moments"],
         offload=given["offload"],
+        offload_modules=given["offload_modules"],
         expert_imbalance=given["expert_imbalance"],
         adapters=_adapters(given),
         mtp_modules=given["mtp_modules"],
@@ -134,7 +141,8 @@ def build_search(
     require_choice(
         f"engine {strategy.engine.name}", "moments", job.moments, strategy.engine.moments
     )
-    if job.offloads_optimizer:
+    require_offload(loaded_model, strategy.name, strategy.offload_modules, job.offload_modules)
+    if job.uses_host:
         loaded_machine.require_host()
     orders = ORDERS if order == "all" else (check_order(order),)
     loaded_machine.peak_flops_per_s(job.dtype)
@@ -150,13 +158,24 @@ def build_search(
         ),
         Constraints(axes, given["max_tp"], orders, given["micro_batch"]),
         batch_rule=batch_rule,
-        recomputes=RECOMPUTES if is_auto else (given["recompute"],),
-        partial_recompute=is_auto,
+        recomputes=_recomputes(given["recompute"], job),
+        partial_recompute=is_auto and not job.offload_modules,
         cost_model=given["cost_model"],
         include_oom=given["include_oom"],
         every_configuration=given["every_configuration"],
     )
     return search.on_batches(batches)
+
+
+def _recomputes(recompute: str, job: Job) -> tuple[str, ...]:
+    """Return the recomputations that are tried; layers whose activations move keep them."""
+    if job.offload_modules and recompute.startswith("full"):
+        raise InputError(
+            f"recompute is '{recompute}'; allowed with --offload-modules: none, selective, modules"
+        )
+    if recompute != "auto":
+        return (recompute,)
+    return ("none", "selective") if job.offload_modules else RECOMPUTES
 
 
 def loaded(model: ModelLike) -> Model:

@@ -132,7 +132,8 @@ class BatchOptions(TypedDict, total=False):
     recompute: Annotated[
         str,
         Option(
-            "Recomputation: none, selective, full, full:4 (4 layers of each stage) or auto.",
+            "Recomputation: none, selective, full, full:4 (4 layers of each stage), "
+            "selective:moe_act,layernorm (single modules, Megatron-Core's) or auto.",
             "auto",
         ),
     ]
@@ -237,6 +238,23 @@ class SwitchOptions(TypedDict, total=False):
             "as the engine",
         ),
     ]
+    stage_layout: Annotated[
+        str,
+        Option(
+            "Layers of each virtual stage of megatron's pipeline, as Megatron-Core writes them: "
+            "Et*3|(tt|)*14t|L.",
+            "",
+            "as many in each",
+        ),
+    ]
+    schedule: Annotated[
+        str,
+        Option(
+            "Schedule of megatron's pipeline: 1f1b (interleaved with virtual stages), zb-h1 "
+            "(gradients of weights fill the bubble) or dualpipe (micro-batches from both ends).",
+            "1f1b",
+        ),
+    ]
     context_kind: Annotated[
         str | None,
         Option(
@@ -277,6 +295,16 @@ class MemoryOptions(TypedDict, total=False):
     ]
     offload: Annotated[
         str, Option("What moves to the host's memory: none, or optimizer (its states).", "none")
+    ]
+    offload_modules: Annotated[
+        str,
+        Option(
+            "Modules whose inputs are in the host's memory between forward and backward pass: "
+            "core_attn,attn_proj (megatron; also attn_norm, qkv_linear, mlp_norm, expert_fc1, "
+            "moe_act).",
+            "",
+            "none",
+        ),
     ]
     memory_margin: Annotated[
         str | None,

@@ -12,7 +12,8 @@ from axonn_tune.job_scripts.megatron_model import model_flags
 from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
 from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.plan import FLASH_ATTENTION
-from axonn_tune.spec.recomputation import is_partial
+from axonn_tune.spec.recomputation import is_partial, recomputed_modules
+from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.pipeline import cut_layers
@@ -51,6 +52,10 @@ _PRECISION_FLAGS = {
 }
 
 
+# Modules that Megatron-Core 0.16 (TransformerConfig) refuses with delayed scaling.
+_NOT_DELAYED = {"layernorm", "moe_act"}
+
+
 def start(prediction: Prediction, train: str | None) -> Start:
     """Return how Megatron-LM is started; `train` is the path of its pretrain_gpt.py."""
     program = train or PROGRAM
@@ -76,6 +81,10 @@ def flags(prediction: Prediction) -> list[str]:
     strategy = scenario.strategy
     sizes = prediction.layout.sizes
     assert isinstance(strategy, Megatron3D)
+    if strategy.schedule != ONE_F_ONE_B:
+        raise InputError(
+            f"schedule is '{strategy.schedule}'; allowed for Megatron-Core: {ONE_F_ONE_B}"
+        )
     lines = [
         *model_flags(model, job.seq_len),
         *_TRAINING_FLAGS,
@@ -87,7 +96,10 @@ def flags(prediction: Prediction) -> list[str]:
         f"--micro-batch-size {configuration.micro_batch}",
         f"--global-batch-size {job.global_batch}",
     ]
-    lines += _stage_flags(model.n_layers, sizes[PIPELINE], configuration.n_virtual)
+    if strategy.stage_layout and sizes[PIPELINE] > 1:
+        lines.append(f"--pipeline-model-parallel-layout {''.join(strategy.stage_layout.split())}")
+    else:
+        lines += _stage_flags(model.n_layers, sizes[PIPELINE], configuration.n_virtual)
     if sizes["context"] > 1:
         lines.append(f"--cp-comm-type {_CONTEXT_KINDS[strategy.context_kind]}")
     if strategy.sequence_parallel and sizes["tensor"] > 1:
@@ -102,21 +114,16 @@ def flags(prediction: Prediction) -> list[str]:
         lines.append("--overlap-param-gather")
     if job.offloads_optimizer:
         lines += _offload_flags(strategy)
+    if job.offload_modules:
+        lines.append("--fine-grained-activation-offloading")
+        lines.append(f"--offload-modules {job.offload_modules.replace(',', ' ')}")
     if job.moments != "fp32":
         _require_distributed_optimizer(strategy, "has other moments than fp32", "--moments")
         lines.append("--use-precision-aware-optimizer")
         lines += [f"--exp-avg-dtype {job.moments}", f"--exp-avg-sq-dtype {job.moments}"]
     if not strategy.fused_accumulation:
         lines.append("--no-gradient-accumulation-fusion")
-    if configuration.recompute == "full":
-        uniform = "--recompute-method uniform --recompute-num-layers 1"
-        lines.append(f"--recompute-granularity full {uniform}")
-    elif is_partial(configuration.recompute):
-        n_layers = configuration.recompute.removeprefix("full:")
-        block = f"--recompute-method block --recompute-num-layers {n_layers}"
-        lines.append(f"--recompute-granularity full {block}")
-    elif configuration.recompute == "selective":
-        lines.append("--recompute-granularity selective")
+    lines += _recompute_flags(configuration.recompute, job.precision)
     if job.dtype != "fp32":
         lines.append(f"--{job.dtype}")
     lines += _PRECISION_FLAGS[job.precision]
@@ -128,16 +135,39 @@ def flags(prediction: Prediction) -> list[str]:
     return [*lines, f"--attention-dropout {rate}", f"--hidden-dropout {rate}"]
 
 
+def _recompute_flags(recompute: str, precision: str) -> tuple[str, ...]:
+    """Return the flags of what the backward pass recomputes."""
+    if recompute == "full":
+        uniform = "--recompute-method uniform --recompute-num-layers 1"
+        return (f"--recompute-granularity full {uniform}",)
+    if is_partial(recompute):
+        n_layers = recompute.removeprefix("full:")
+        block = f"--recompute-method block --recompute-num-layers {n_layers}"
+        return (f"--recompute-granularity full {block}",)
+    if recompute == "selective":
+        return ("--recompute-granularity selective",)
+    modules = recomputed_modules(recompute)
+    if precision == "fp8-delayed" and modules & _NOT_DELAYED:
+        raise InputError(
+            f"recompute is '{recompute}'; Megatron-Core does not recompute moe_act or layernorm "
+            "with --precision fp8-delayed; allowed: other modules or precisions"
+        )
+    if not modules:
+        return ()
+    return ("--recompute-granularity selective", f"--recompute-modules {' '.join(sorted(modules))}")
+
+
 def _expert_flags(prediction: Prediction, strategy: Megatron3D) -> tuple[str, ...]:
     """Return the flags that spread experts over ranks and exchange tokens, as predicted."""
     if not strategy.has_experts:
         return ()
     layout = prediction.layout
     recompute = prediction.configuration.recompute
-    if strategy.overlaps_experts and recompute.startswith("full"):
+    is_refused = recompute.startswith("full") or "moe" in recomputed_modules(recompute)
+    if strategy.overlaps_experts and is_refused:
         raise InputError(
             f"--overlaps-experts: Megatron-Core does not overlap with recompute {recompute}; "
-            "allowed: none, selective"
+            "allowed: none, selective, modules but moe"
         )
     tensor = layout.size("tensor") if strategy.splits_experts else 1
     return (

@@ -204,8 +204,8 @@ on the fullest GPU over what was measured, minus one. Nothing of it is fitted: a
 counts the bytes in its code. Without the assumed fragmentation, what Megatron-Core allocates on
 B200 is met within 0.5 % in the mean (a test holds it). nanotron's rows scatter: layouts that
 differ in their number of replicas only, and that must hold the same, were measured 4 % from their
-median in the mean, and up to 78 % apart. Runs of Megatron-Bridge recompute single modules, which
-no prediction does; so they are predicted to need more memory than they took."""
+median in the mean, and up to 78 % apart. Megatron-Bridge publishes no memory: its rows only say
+whether what ran was predicted to fit."""
 
 
 def markdown_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:

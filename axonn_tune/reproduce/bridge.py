@@ -20,7 +20,7 @@ _ENGINES = {"yes": "megatron-core-graphs", "no": "megatron-core"}
 
 
 def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Yield measured steps; recomputation of single modules is left out."""
+    """Yield measured steps."""
     models = {name: loaders.model(name) for name in {row["model"] for row in rows}}
     machines = {name: loaders.machine(name) for name in {row["machine"] for row in rows}}
     engines = {graphs: loaders.engine(name) for graphs, name in _ENGINES.items()}
@@ -61,4 +61,8 @@ def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
     if not model.is_dense:
         axes[EXPERT] = int(row[EXPERT])
     constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
-    return Search(Scenario(model, job, machine, strategy), constraints, ("none",), include_oom=True)
+    recompute = row["recomputed"]
+    if recompute != "none":
+        recompute = f"selective:{recompute.replace('+', ',')}"
+    scenario = Scenario(model, job, machine, strategy)
+    return Search(scenario, constraints, (recompute,), include_oom=True)

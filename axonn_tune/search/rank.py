@@ -24,6 +24,7 @@ from axonn_tune.search.candidates import (
 from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import Uncertainty, uncertainty
 from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluation, Evaluator
@@ -41,7 +42,10 @@ LARGEST_GPU_COUNT = 2**22
 NEAR_FRACTION = 0.1
 MEMORY_REASON = "out of memory"
 HOST_MEMORY_REASON = "out of the host's memory"
-VARIANT_REASON = "the stages cannot be cut into that number of virtual stages"
+VARIANT_REASON = (
+    "the stages cannot be cut into that number of virtual stages, or their schedule needs more "
+    "micro-batches"
+)
 # A function that walks through a sequence, as `iter` does; a caller may show the progress in it.
 Each: TypeAlias = Callable[[Sequence[Any]], Iterable[Any]]
 
@@ -428,10 +432,18 @@ def _nothing_fits_in_host(search: Search, least_host_bytes: float) -> NoCandidat
     scenario = search.scenario
     return NoCandidateError(
         f"model '{scenario.model.name}' fits on no grid of {scenario.job.n_gpus} "
-        f"{scenario.machine.gpu.name}{_with_micro_batch(search)} with --offload "
-        f"{scenario.job.offload}: the smallest needs {gib(least_host_bytes):.1f} GiB of the "
-        f"{gib(scenario.host_memory_capacity_bytes):.1f} GiB of a node's host{_gpus_hint(search)}"
+        f"{scenario.machine.gpu.name}{_with_micro_batch(search)} with "
+        f"{_offload_options(scenario.job)}: the smallest needs {gib(least_host_bytes):.1f} GiB of "
+        f"the {gib(scenario.host_memory_capacity_bytes):.1f} GiB of a node's host"
+        f"{_gpus_hint(search)}"
     )
+
+
+def _offload_options(job: Job) -> str:
+    """Return the options that fill the host's memory."""
+    modules = f"--offload-modules {job.offload_modules}" if job.offload_modules else ""
+    optimizer = f"--offload {job.offload}" if job.offloads_optimizer else ""
+    return " ".join(filter(None, (optimizer, modules)))
 
 
 def _offload_hint(search: Search) -> str:

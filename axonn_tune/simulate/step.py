@@ -5,20 +5,23 @@ Micro-steps run one after another, or micro-batches pass through a pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
+from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT
 from axonn_tune.simulate.pipeline import (
-    BACKWARD,
-    FORWARD,
+    FIRST,
+    LAST,
+    MIDDLE,
     N_KINDS,
     kind_of,
     pipeline_seconds,
 )
 from axonn_tune.simulate.player import Played
-from axonn_tune.spec.plan import Array, Collective, Part, Pipeline, Stage, StepPlan
+from axonn_tune.spec.plan import Array, Collective, Part, Pipeline, StepPlan
+from axonn_tune.spec.schedule import DUALPIPE, ZB_H1
 
 # Functions from a part of a plan, and from a collective, to their times.
 PlayPart: TypeAlias = Callable[[Part], Played]
@@ -49,19 +52,13 @@ def _through_pipeline(
     plan: StepPlan, pipeline: Pipeline, play: PlayPart, price: PriceCollective
 ) -> tuple[Array, Played]:
     """Return the time of all passes of all ranks, and the work of a rank of the last stage."""
-
-    def play_stage(stage: Stage) -> list[Played]:
-        return [play(part) for part in stage.passes]
-
-    first = play_stage(pipeline.first)
-    middle = play_stage(pipeline.middle)
-    last = play_stage(pipeline.last)
-    sync = play_stage(pipeline.sync)
+    stages = [[play(part) for part in pipeline.passes_of(stage)] for stage in pipeline.stages]
+    sync = [play(part) for part in pipeline.sync.passes]
     shape = plan.n_microsteps.shape
-    durations = np.zeros((N_KINDS, *shape))
-    for place, stage in enumerate((first, middle, last)):
-        for direction in (FORWARD, BACKWARD):
-            durations[kind_of(direction, place)] = stage[direction].seconds
+    durations = np.zeros((N_KINDS + kind_of(FORWARD, len(pipeline.others)), *shape))
+    for place, stage in enumerate(stages):
+        for direction, played in enumerate(stage):
+            durations[kind_of(direction, place)] = played.seconds
     transfer = np.broadcast_to(price(pipeline.transfer), shape)
     seconds = np.empty(shape)
     for n_micro in np.unique(plan.n_microsteps):
@@ -72,24 +69,36 @@ def _through_pipeline(
             round(float(n_micro)),
             durations[:, rows],
             transfer[rows],
+            pipeline.schedule,
+            pipeline.places,
         )
     additional = [
         synchronising.seconds - usual.seconds
-        for synchronising, usual in zip(sync, first, strict=True)
+        for synchronising, usual in zip(sync, stages[FIRST], strict=False)
     ]
-    sync_seconds = sum(additional, start=np.zeros(shape))
-    work = _work(plan, pipeline, middle, last)
+    sync_seconds = pipeline.n_synchronised * sum(additional, start=np.zeros(shape))
+    work = _work(plan, pipeline, stages)
     return seconds + sync_seconds, Played(
         work.seconds + sync_seconds, work.exposed_seconds + sync_seconds
     )
 
 
-def _work(plan: StepPlan, pipeline: Pipeline, middle: list[Played], last: list[Played]) -> Played:
-    """Return the time of all passes of a rank of the last stage, without its waits for others."""
-    n_others = pipeline.n_virtual - 1
-    passes = list(zip(last, middle, strict=True))
-    seconds = sum(final.seconds + n_others * other.seconds for final, other in passes)
-    exposed = sum(
-        final.exposed_seconds + n_others * other.exposed_seconds for final, other in passes
-    )
-    return Played(plan.n_microsteps * seconds, plan.n_microsteps * exposed)
+def _work(plan: StepPlan, pipeline: Pipeline, stages: Sequence[Sequence[Played]]) -> Played:
+    """Return the time of all passes of a rank of the last stage, without its waits for others.
+
+    With micro-batches from both ends the rank has the first stage, too, each for half of them.
+    """
+    last, share = stages[LAST], 1.0
+    if pipeline.schedule == DUALPIPE:
+        each = [*stages[FIRST][: BACKWARD + 1], *last[: BACKWARD + 1]]
+        share = 0.5
+    elif pipeline.schedule == ZB_H1:
+        each = [last[FORWARD], last[INPUT], last[WEIGHT]]
+    else:
+        usual = [*[MIDDLE] * (pipeline.n_virtual - 1), LAST]
+        places = pipeline.places[pipeline.n_stages - 1 :: pipeline.n_stages] or usual
+        each = [played for place in places for played in stages[place]]
+    n_passes = share * plan.n_microsteps
+    seconds = sum(played.seconds for played in each)
+    exposed = sum(played.exposed_seconds for played in each)
+    return Played(n_passes * seconds, n_passes * exposed)

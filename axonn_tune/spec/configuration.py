@@ -20,8 +20,8 @@ class Configuration:
     micro_batch
         Number of sequences that one rank processes at once.
     recompute
-        What the backward pass recomputes: none, selective, full, or full:4 for four layers of each
-        stage.
+        What the backward pass recomputes: none, selective, full, full:4 for four layers of each
+        stage, or selective:moe_act,layernorm for single modules.
     n_virtual
         Number of virtual stages into which a rank's part of a pipeline is cut.
     """

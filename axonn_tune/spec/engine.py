@@ -47,6 +47,8 @@ RING, ALL_GATHER, ULYSSES = CONTEXT_KINDS = ("ring", "all_gather", "ulysses")
 LARGEST_FACTOR = 1000.0
 # The term of a rank's memory that only offload adds: copies that the host holds.
 HOST_COPIES = "host_copies"
+# The term of what a rank's activations take of the host's memory.
+HOST_ACTIVATIONS = "host_activations"
 # The packages on PyPI with which engines are run.
 PACKAGES = ("axonn", "deepspeed", "megatron-core")
 # The form of the kernels that an engine does not name.
@@ -436,6 +438,12 @@ class Engine:
         """Return how the engine offloads a job's optimizer states; None if they stay on the GPU."""
         return self.offload if job.offloads_optimizer else None
 
+    def host_terms(self, job: Job) -> tuple[str, ...]:
+        """Return the terms of a rank's memory that are in the host's memory."""
+        offload = self.offload_in(job)
+        of_optimizer = () if offload is None else offload.terms
+        return (*of_optimizer, HOST_ACTIVATIONS) if job.offload_modules else of_optimizer
+
     def as_run(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the kernels that the engine really launches."""
         has_its_attention = self.attention_library == FLASH_ATTENTION and not self.attention_rate
@@ -463,6 +471,7 @@ class Engine:
             middle=self._stage(pipeline.middle),
             last=self._stage(pipeline.last),
             sync=self._stage(pipeline.sync),
+            others=tuple(map(self._stage, pipeline.others)),
         )
 
     def _stage(self, stage: Stage) -> Stage:

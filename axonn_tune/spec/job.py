@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_between, require_choice, require_count
+from axonn_tune.spec.offload import offloaded_modules
 from axonn_tune.spec.precision import (
     BYTES_PER_ELEMENT,
     FULL,
@@ -70,6 +71,9 @@ class Job:
         Whether dropout follows attention's softmax and precedes both additions of a block.
     offload
         What moves to the host's memory, one of `OFFLOADS`.
+    offload_modules
+        Modules whose inputs move there between forward and backward pass, some of
+        `OFFLOAD_MODULES` with commas between them.
     expert_imbalance
         Tokens that the busiest rank's experts take, over the mean of all ranks; 1 where every
         expert takes as many tokens as any other.
@@ -98,6 +102,7 @@ class Job:
     keep_gathered_weights: bool = False
     dropout: bool = False
     offload: str = "none"
+    offload_modules: str = ""
     expert_imbalance: float = 1.0
     precision: str = FULL
     transposes_operands: bool = False
@@ -114,6 +119,7 @@ class Job:
         require_choice("job", "attention", self.attention, ATTENTIONS)
         require_choice("job", "moments", self.moments, MOMENT_BYTES)
         require_choice("job", "offload", self.offload, OFFLOADS)
+        offloaded_modules(self.offload_modules)
         if self.offloads_optimizer and self.moments != "fp32":
             raise InputError(f"job: moments is {self.moments}; allowed with offload: fp32")
         most = LARGEST_IMBALANCE
@@ -169,6 +175,11 @@ class Job:
     def sample_len(self) -> float:
         """The mean number of tokens of a sample, which are those that attend to one another."""
         return self.seq_len / self.samples_per_sequence
+
+    @property
+    def uses_host(self) -> bool:
+        """Whether anything is in the host's memory."""
+        return self.offloads_optimizer or bool(self.offload_modules)
 
     @property
     def tokens(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -555,6 +555,25 @@ class Model:
         elements = sum(shares[linear.name] * linear.parameters for linear in self.block_linears)
         return n_tokens * self.n_layers * 2.0 * elements
 
+    def recomputed_module_flops(self, n_tokens: float, seq_len: float, modules: Set[str]) -> float:
+        """Return the FLOPs of recomputation that runs some `MODULES` of every layer again."""
+        total = 0.0
+        is_up_projected = "mla_up_proj" in modules
+        layers = {"q_up": is_up_projected, "kv_up": is_up_projected}
+        layers |= dict.fromkeys(("up", "down"), "mlp" in modules)
+        is_shared = bool(modules & {"moe", "shared_experts"})
+        layers |= dict.fromkeys(("shared_up", "shared_down"), is_shared)
+        for block, count in self.counts(range(self.n_layers)).items():
+            linears = self.linears_of(block)
+            elements = sum(each.parameters for each in linears if layers.get(each.name))
+            if block.has_experts and "moe" in modules:
+                elements += self._active_expert_parameters
+            flops = 2.0 * elements
+            if "core_attn" in modules:
+                flops += self._attention_flops(seq_len, block)
+            total += count * flops
+        return n_tokens * total
+
     def _block_forward_flops(self, n_tokens: float, seq_len: float) -> float:
         """Return the FLOPs of all blocks in a forward pass."""
         total = 0.0
@@ -568,16 +587,23 @@ class Model:
 
     def _token_flops_of(self, block: Block, seq_len: float) -> float:
         """Return the FLOPs of a layer for one token in a forward pass."""
-        keys = attended_keys(seq_len, block.window)
-        attention = 4.0 * keys * self.n_heads * self.attention_dim
-        return 2.0 * self._weights_of(block) + attention
+        return 2.0 * self._weights_of(block) + self._attention_flops(seq_len, block)
 
     def _weights_of(self, block: Block) -> float:
         """Return the number of elements of a layer's weights that multiply a token."""
         parameters = self.matmul_parameters_of(block)
-        if block.has_experts and self.experts is not None:
-            parameters += self.router_parameters + self.experts.top_k * self.expert_parameters
-        return parameters
+        return parameters + (self._active_expert_parameters if block.has_experts else 0.0)
+
+    @property
+    def _active_expert_parameters(self) -> float:
+        """The elements of a layer's router and of the routed experts that a token passes."""
+        top_k = self.experts.top_k if self.experts is not None else 0
+        return self.router_parameters + top_k * self.expert_parameters
+
+    def _attention_flops(self, seq_len: float, block: Block) -> float:
+        """Return the FLOPs of a layer's attention for one token in a forward pass."""
+        keys = attended_keys(seq_len, block.window)
+        return 4.0 * keys * self.n_heads * self.attention_dim
 
     def _weights_of_products(self) -> float:
         """Return the number of elements of all weights that multiply a token, with the head's."""

@@ -13,6 +13,8 @@ FORWARD = "forward"
 RECOMPUTE = "recompute"
 BACKWARD = "backward"
 
+# How the names of operations end that serve the gradient of a weight only.
+_OF_WEIGHT_GRADIENT = (".gemm_weight", ".bias", ".cast_again", ".transposed", ".scatter_add")
 # What happens once per step, or once per micro-step, outside the layers.
 LOSS_SOFTMAX = "loss.softmax"
 LOSS_MAXIMUM = "loss.maximum.all_reduce"
@@ -85,6 +87,11 @@ def dropped(owner: str) -> str:
 def gemm_weight(owner: str) -> str:
     """Return the name of the product that forms the gradient of a layer's weight."""
     return f"{owner}.gemm_weight"
+
+
+def forms_weight_gradient(name: str) -> bool:
+    """Return whether an operation of the backward pass serves the gradient of a weight only."""
+    return name.startswith(f"{BACKWARD}.") and name.endswith(_OF_WEIGHT_GRADIENT)
 
 
 def bias(owner: str) -> str:
@@ -165,6 +172,11 @@ def to_host(owner: str) -> str:
 def from_host(owner: str) -> str:
     """Return the name of the copy that brings what `owner` needs from the host."""
     return f"{owner}.from_host"
+
+
+def awaited(owner: str) -> str:
+    """Return the name of the host's wait for the copy that brings what `owner` needs."""
+    return f"{owner}.await"
 
 
 def reduce_scatter(owner: str) -> str:

@@ -14,15 +14,18 @@ FLOPs; numbers stand for arrays that hold the same value everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from axonn_tune.spec import names
 from axonn_tune.spec.blocks import attended_keys
 from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
 
 Array: TypeAlias = npt.NDArray[np.float64]
 # An array of shape (C,); a number stands for an array that holds the same value everywhere.
@@ -325,6 +328,40 @@ class Stage:
         """The forward and the backward pass."""
         return (self.forward, self.backward)
 
+    @cached_property
+    def split_backward(self) -> tuple[Part, Part]:
+        """The backward pass in two: the gradients of inputs, and those of weights.
+
+        All messages belong to the first. The second is kernels that need what the rank has.
+        """
+        return (
+            _selected(self.backward, "input_gradients", lambda op: not _is_of_weights(op)),
+            _selected(self.backward, "weight_gradients", _is_of_weights),
+        )
+
+
+def _is_of_weights(operation: Operation) -> bool:
+    """Return whether an operation serves the gradients of weights only."""
+    name = operation.name
+    return names.forms_weight_gradient(name) or name == names.GRADIENT_ACCUMULATE
+
+
+def _selected(part: Part, name: str, belongs: Callable[[Operation], bool]) -> Part:
+    """Return some operations of a part, which do not wait for those that are left out."""
+    taken = [[op for op in phase.operations if belongs(op)] for phase in part.phases]
+    present = {op.name for operations in taken for op in operations} | {COMPUTE}
+    phases = tuple(
+        replace(
+            phase,
+            operations=tuple(
+                replace(op, waits_for=tuple(each for each in op.waits_for if each in present))
+                for op in operations
+            ),
+        )
+        for phase, operations in zip(part.phases, taken, strict=True)
+    )
+    return Part(f"{part.name}.{name}", phases)
+
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
@@ -334,6 +371,8 @@ class Pipeline:
         Number of stages.
     n_virtual
         Number of virtual stages of each rank.
+    schedule
+        In which order ranks run their passes, one of `SCHEDULES`.
     first, last
         The very first and the very last virtual stage.
     middle
@@ -344,6 +383,11 @@ class Pipeline:
         micro-batch, or for the last ranks to end.
     transfer
         The transfer from one stage to the next.
+    others
+        Further virtual stages, where those in the middle differ.
+    places
+        For each virtual stage, counted through all ranks, its index in `stages`; empty where all
+        but the first and the last are `middle`.
     """
 
     n_stages: int
@@ -353,12 +397,40 @@ class Pipeline:
     last: Stage
     sync: Stage
     transfer: Collective
+    schedule: str = ONE_F_ONE_B
+    others: tuple[Stage, ...] = ()
+    places: tuple[int, ...] = ()
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All different virtual stages."""
+        return (self.first, self.middle, self.last, *self.others)
+
+    @property
+    def n_synchronised(self) -> int:
+        """The number of stages of one rank that the collectives of `sync` serve."""
+        return 2 if self.schedule == DUALPIPE else 1
+
+    def stage(self, number: int) -> Stage:
+        """Return a virtual stage, counted through all ranks."""
+        if self.places:
+            return self.stages[self.places[number]]
+        if number == 0:
+            return self.first
+        return self.last if number == self.n_stages * self.n_virtual - 1 else self.middle
+
+    def passes_of(self, stage: Stage) -> tuple[Part, ...]:
+        """Return the passes of a stage that its schedule runs, whole and in parts."""
+        if self.schedule == ONE_F_ONE_B:
+            return stage.passes
+        return (*stage.passes, *stage.split_backward)
 
     @property
     def parts(self) -> Iterator[Part]:
         """All parts of the stages, then one that holds the transfer."""
-        for stage in (self.first, self.middle, self.last, self.sync):
-            yield from stage.passes
+        for stage in self.stages:
+            yield from self.passes_of(stage)
+        yield from self.sync.passes
         yield Part("transfer", (Phase("transfer", (self.transfer,)),))
 
 

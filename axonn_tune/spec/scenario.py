@@ -83,8 +83,13 @@ class Scenario:
     @property
     def resources(self) -> list[Resource]:
         """The resources on which the time of a step rests, those of the host only with offload."""
-        of_host = host_resources(self.machine) if self.job.offloads_optimizer else []
+        of_host = host_resources(self.machine) if self.job.uses_host else []
         return [*resources(self.machine), *of_host]
+
+    @property
+    def host_terms(self) -> tuple[str, ...]:
+        """The terms of a rank's memory that are in the host's memory."""
+        return self.strategy.engine.host_terms(self.job)
 
     @property
     def ranks_on_node(self) -> int:
@@ -94,7 +99,7 @@ class Scenario:
     @property
     def host_memory_capacity_bytes(self) -> float:
         """The memory of a node's host; infinite where nothing is offloaded."""
-        if not self.job.offloads_optimizer:
+        if not self.job.uses_host:
             return math.inf
         return self.machine.require_host().memory_bytes.value
 

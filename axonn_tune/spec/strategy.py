@@ -57,6 +57,21 @@ class Strategy(Protocol):
         """The numbers of virtual stages that a search tries, in growing order."""
         ...
 
+    @property
+    def schedule(self) -> str:
+        """In which order the ranks of a pipeline run their passes, one of `SCHEDULES`."""
+        ...
+
+    @property
+    def recomputed_modules(self) -> Sequence[str]:
+        """The modules of a block that the strategy can recompute by themselves."""
+        ...
+
+    @property
+    def offload_modules(self) -> Sequence[str]:
+        """The modules of a block whose inputs the strategy can move to the host's memory."""
+        ...
+
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each rule of the algorithm, which placements break it, bool of shape (P,)."""
         ...

@@ -132,7 +132,7 @@ def explain(prediction: Prediction, with_sensitivities: bool = True) -> Explanat
     n_kernels = sum(op.n_calls for op in operations if not op.axis)
     sensitivities = _sensitivities(prediction) if with_sensitivities else ()
     groups = scenario.strategy.axes.groups
-    if scenario.job.offloads_optimizer:
+    if scenario.job.uses_host:
         groups = (*groups, *HOST_DIRECTIONS)
     return Explanation(prediction, operations, sensitivities, n_kernels * gap + host, groups)
 

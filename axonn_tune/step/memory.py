@@ -8,11 +8,13 @@ from typing import TypeVar
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable
-from axonn_tune.spec.engine import HOST_COPIES
+from axonn_tune.spec.engine import HOST_ACTIVATIONS, HOST_COPIES
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.spread import NORMAL_90, spread_of
 
+# Terms that never take any of the GPU's memory.
+_ON_HOST_ONLY = (HOST_COPIES, HOST_ACTIVATIONS)
 # The bytes of one configuration, or of each of many.
 Bytes = TypeVar("Bytes", float, Array)
 
@@ -32,10 +34,9 @@ def memory_bytes(scenario: Scenario, table: CandidateTable) -> tuple[Array, dict
     """
     reserve = scenario.machine.memory_reserve
     terms = scenario.memory_terms(table)
-    offload = scenario.strategy.engine.offload_in(scenario.job)
-    if offload is not None:
-        terms |= {term: np.zeros(len(table)) for term in offload.moved}
-        terms.pop(HOST_COPIES, None)
+    terms |= {term: np.zeros(len(table)) for term in scenario.host_terms}
+    for term in _ON_HOST_ONLY:
+        terms.pop(term, None)
     allocated = sum(terms.values(), start=np.zeros(len(table)))
     terms["fragmentation"] = allocated * reserve.fragmentation_fraction.value
     terms["reserved"] = np.full(len(table), reserve.reserved_bytes.value)
@@ -47,12 +48,11 @@ def host_memory_bytes(scenario: Scenario, table: CandidateTable) -> Array:
 
     Every rank counts like the one that needs most of its GPU, shape (C,).
     """
-    offload = scenario.strategy.engine.offload_in(scenario.job)
     nbytes = np.zeros(len(table))
-    if offload is None:
+    if not scenario.host_terms:
         return nbytes
     terms = scenario.memory_terms(table)
-    of_rank = sum((size for term, size in terms.items() if term in offload.terms), start=nbytes)
+    of_rank = sum((terms[term] for term in scenario.host_terms if term in terms), start=nbytes)
     return scenario.ranks_on_node * of_rank
 
 

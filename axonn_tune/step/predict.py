@@ -7,6 +7,7 @@ from axonn_tune.cost.links import placement_links
 from axonn_tune.errors import InputError
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.recomputation import broken_module_rules
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.memory import host_memory_bytes, memory_bytes
@@ -79,5 +80,9 @@ def broken_by(scenario: Scenario, configuration: Configuration) -> list[str]:
         micro_batch = configuration.micro_batch
         return [f"micro-batch {micro_batch} does not divide the share of the batch"]
     if not scenario.strategy.admits(scenario.model, job, table).all():
-        return [f"it cannot be cut into {configuration.n_virtual} virtual stages"]
-    return []
+        return [
+            f"it cannot be cut into {configuration.n_virtual} virtual stages, or its "
+            "schedule needs more micro-batches"
+        ]
+    modules = scenario.strategy.recomputed_modules
+    return broken_module_rules(scenario.model, modules, configuration.recompute)

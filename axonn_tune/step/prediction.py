@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import Layout
-from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers
+from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers, recomputed_modules
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.memory import memory_interval_bytes
 from axonn_tune.step.spread import NORMAL_90
@@ -95,6 +95,10 @@ class Prediction:
         model = self.scenario.model
         job = self.scenario.job
         recompute = self.configuration.recompute
+        if modules := recomputed_modules(recompute):
+            flops = model.model_flops(job.tokens, job.seq_len)
+            flops += model.recomputed_module_flops(job.tokens, job.seq_len, modules)
+            return flops * self._tflops_per_flop
         share = 1.0
         if is_partial(recompute):
             n_chunks = self.layout.n_stages * self.configuration.n_virtual

@@ -15,16 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from axonn_tune.simulate.pipeline import (
-    BACKWARD,
-    FIRST,
-    FORWARD,
-    Pass,
-    PlayedPass,
-    kind_of,
-    source_of,
-)
+from axonn_tune.errors import InputError
+from axonn_tune.simulate.orders import BACKWARD, FORWARD, Pass
+from axonn_tune.simulate.pipeline import FIRST, PlayedPass, kind_of, source_of
 from axonn_tune.spec.plan import Collective, Phase, Pipeline
+from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.step.graph import Graph, Message, Node
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.timeline import PlayedPart, Player, whole_rounds
@@ -71,6 +66,10 @@ class StepGraphs:
         pipeline = self._player.plan.pipeline
         if pipeline is None:
             return None
+        if pipeline.schedule != ONE_F_ONE_B:
+            raise InputError(
+                f"schedule is '{pipeline.schedule}'; allowed for graphs of ranks: {ONE_F_ONE_B}"
+            )
         return _Passes(self._player, pipeline, self.n_microsteps)
 
 
@@ -137,7 +136,7 @@ class _Passes:
     def _hidden(self, direction: int, stage: int) -> Iterator[tuple[Collective, float]]:
         """Yield the collectives of a virtual stage that the prediction takes to be hidden."""
         if stage > 0:
-            shape = self._pipeline.last if stage == self._last else self._pipeline.middle
+            shape = self._pipeline.stage(stage)
             for phase in self._player.phases(shape.passes[direction]):
                 for operation in phase.repeats * self._added(direction, phase):
                     yield operation, self._player.seconds_of(operation)

@@ -9,10 +9,9 @@ import numpy as np
 
 from axonn_tune.cost.links import AxisLinks, placement_links
 from axonn_tune.cost.prices import CollectivePrices, KernelPrices, host_seconds, lanes
+from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT
 from axonn_tune.simulate.pipeline import (
-    BACKWARD,
     FIRST,
-    FORWARD,
     N_KINDS,
     PlayedPass,
     kind_of,
@@ -37,12 +36,18 @@ from axonn_tune.spec.plan import (
     Pipeline,
     StepPlan,
 )
+from axonn_tune.spec.schedule import DUALPIPE
 from axonn_tune.step.evaluate import interference
 from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.prediction import Prediction
 
 RANK_OF_PIPELINE = "pipeline rank"
-PASS_NAMES = {FORWARD: "forward", BACKWARD: "backward"}
+PASS_NAMES = {
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    INPUT: "gradients of inputs",
+    WEIGHT: "gradients of weights",
+}
 
 
 @dataclass(frozen=True)
@@ -181,11 +186,14 @@ def drawable_microsteps(prediction: Prediction, most_operations: int) -> int:
 def whole_rounds(prediction: Prediction, n_micro: int) -> int:
     """Return a number of micro-steps that the schedule admits.
 
-    With virtual stages it is a multiple of the stages.
+    With virtual stages it is a multiple of the stages, and from both ends of a pipeline come at
+    least as many as there are stages.
     """
-    if prediction.configuration.n_virtual > 1:
-        stages = prediction.layout.n_stages
-        n_micro = -(-n_micro // stages) * stages
+    stages = prediction.layout.n_stages
+    is_dual = stages > 1 and prediction.scenario.strategy.schedule == DUALPIPE
+    if is_dual or prediction.configuration.n_virtual > 1:
+        rounded = stages * (1 + is_dual)
+        n_micro = -(-n_micro // rounded) * rounded
     return min(n_micro, prediction.n_microsteps)
 
 
@@ -293,29 +301,29 @@ class Player:
         self, pipeline: Pipeline, n_micro: int
     ) -> tuple[list[PlayedPass], dict[int, PlayedPart]]:
         """Return the passes of every rank, and the played part of each kind of pass."""
-        stages = (pipeline.first, pipeline.middle, pipeline.last)
         parts = {
-            kind_of(direction, place): self.play(stage.passes[direction], 1)
-            for place, stage in enumerate(stages)
-            for direction in (FORWARD, BACKWARD)
+            kind_of(direction, place): self.play(part, 1)
+            for place, stage in enumerate(pipeline.stages)
+            for direction, part in enumerate(pipeline.passes_of(stage))
         }
-        seconds = np.array([parts[kind].seconds for kind in range(N_KINDS)])
+        seconds = np.zeros(N_KINDS + kind_of(FORWARD, len(pipeline.others)))
+        for kind, part in parts.items():
+            seconds[kind] = part.seconds
         transfer = self.seconds_of(pipeline.transfer)
-        played = passes(pipeline.n_stages, pipeline.n_virtual, n_micro, seconds, transfer)
-        return played, parts
+        shape = (pipeline.n_stages, pipeline.n_virtual, n_micro)
+        return passes(*shape, seconds, transfer, pipeline.schedule, pipeline.places), parts
 
     def pipelined(self, pipeline: Pipeline, n_micro: int) -> StepTimeline:
         """Return the passes of every rank, and operations of the rank of the last stage."""
         played, parts = self.passes(pipeline, n_micro)
-        transfer = self.seconds_of(pipeline.transfer)
         last = pipeline.n_stages * pipeline.n_virtual - 1
         operations = [_pass_operation(played_pass) for played_pass in played]
         for played_pass in played:
             if played_pass.rank == pipeline.n_stages - 1:
-                origin = played_pass.start_seconds + transfer
-                operations += self.measured(parts[played_pass.kind], origin)
+                part = parts[played_pass.kind]
+                operations += self.measured(part, played_pass.end_seconds - part.seconds)
         end = max(played_pass.end_seconds for played_pass in played)
-        sync_seconds = sum(
+        sync_seconds = pipeline.n_synchronised * sum(
             self.play(sync, 1).seconds - parts[kind_of(direction, FIRST)].seconds
             for direction, sync in zip((FORWARD, BACKWARD), pipeline.sync.passes, strict=True)
         )
@@ -392,10 +400,14 @@ def _sync_operation(start: float, end: float) -> MeasuredOperation:
 
 def _waits_of_passes(played: list[PlayedPass], last: int) -> Mapping[str, tuple[str, ...]]:
     """Return which pass of the same micro-batch each pass needs."""
+    identities = [(each.direction, each.stage, each.micro_batch) for each in played]
+    present = set(identities)
     waits = {}
-    for needing in played:
-        source = source_of(needing.direction, needing.stage, needing.micro_batch, last)
+    for identity in identities:
+        source = source_of(*identity, last)
         if source is not None:
-            name = _pass_name(needing.direction, needing.stage, needing.micro_batch)
-            waits[name] = (_pass_name(*source),)
+            direction, stage, micro = source
+            is_split = direction == BACKWARD and (INPUT, stage, micro) in present
+            named = _pass_name(INPUT if is_split else direction, stage, micro)
+            waits[_pass_name(*identity)] = (named,)
     return waits

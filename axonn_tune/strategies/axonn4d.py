@@ -31,6 +31,7 @@ from axonn_tune.spec.layout import AXES, AXONN_AXES, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, Size, StepPlan
+from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
@@ -74,6 +75,9 @@ class Axonn4D:
     engine: Engine = IDEAL
     compute_key: tuple[str, ...] = ("x", "y", "micro_batch")
     n_virtual: Sequence[int] = (1,)
+    schedule: str = ONE_F_ONE_B
+    recomputed_modules: Sequence[str] = ()
+    offload_modules: Sequence[str] = ()
     caveat: str = ""
 
     @property
@@ -128,8 +132,8 @@ class Axonn4D:
         the larger of logits and one block's working set counts.
         """
         shapes = self.shapes(model, job, table)
-        offload = self.engine.offload_in(job)
-        return stage_memory(shapes, partial(self._stage_memory, shapes), offload)
+        memory_of = partial(self._stage_memory, shapes)
+        return stage_memory(shapes, memory_of, self.engine.host_terms(job))
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
         """Return the sizes: X splits input widths, Y output widths, and Z and data the tokens."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.blocks import Experts
-from axonn_tune.spec.names import BACKWARD
+from axonn_tune.spec.names import BACKWARD, RECOMPUTE
 from axonn_tune.spec.plan import Array, GroupedGemm, Size
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication
@@ -276,6 +276,12 @@ class Mixture:
         """Bring what the experts have formed of the rank's tokens back."""
         name = names.of_layer(chain, action)
         self.communication.bring_from_experts(host, name, self.sizes.sent_bytes)
+
+    def activate_again(self, host: HostProgram) -> None:
+        """Form the input of the experts' second product again, which has not been saved."""
+        self._activate(host, RECOMPUTE)
+        k, _ = self._down
+        self.casts.cast_of_experts(host, RECOMPUTE, _DOWN, self.sizes.taken_tokens * k)
 
     def _activate(self, host: HostProgram, chain: str) -> None:
         """Apply the experts' nonlinearity with the router's weights, or form its gradient."""

@@ -29,15 +29,23 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
+from axonn_tune.spec.offload import OFFLOAD_MODULES
 from axonn_tune.spec.plan import Array, Size, StepPlan
+from axonn_tune.spec.recomputation import MODULES
+from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
+from axonn_tune.spec.stage_layout import layers_of_stages
 from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import ContextParallelism, context_parallelism
 from axonn_tune.strategies.experts import ExpertShapes
+from axonn_tune.strategies.modules import discarded_bytes
+from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
+    admits_schedule,
     admits_virtual,
     broken_pipeline_rules,
+    copies_of_model,
     layers_of_stage,
     stage_memory,
     step_plan,
@@ -105,6 +113,11 @@ class Megatron3D:
     exchanges_adapters
         Whether the output of an adapter is exchanged, columns for tokens, and not gathered
         (Megatron-Bridge's a2a_experimental).
+    schedule
+        In which order the ranks of a pipeline run their passes, one of `SCHEDULES`.
+    stage_layout
+        Layers of each virtual stage, as in `spec.stage_layout`; empty where they follow from the
+        number of stages (--pipeline-model-parallel-layout).
     low_weights
         Whether weights of low products are stored and gathered in their format only
         (--fp8-param-gather, --fp4-param-gather).
@@ -123,8 +136,12 @@ class Megatron3D:
     overlaps_tensor: bool = False
     exchanges_adapters: bool = False
     low_weights: bool = False
+    schedule: str = ONE_F_ONE_B
+    stage_layout: str = ""
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
+    recomputed_modules: Sequence[str] = MODULES
+    offload_modules: Sequence[str] = OFFLOAD_MODULES
     engine: Engine = IDEAL
     caveat: str = ""
 
@@ -169,27 +186,40 @@ class Megatron3D:
         if self.sequence_parallel:
             reason = "sequence not divisible by tensor*context"
             broken[reason] = job.seq_len % (tensor * context) != 0
+        if self.schedule == DUALPIPE:
+            if not self.overlap_grad_reduce:
+                reason = "micro-batches from both ends need --overlap-grad-reduce"
+                broken[reason] = placements.size(PIPELINE) > 1
+            broken["micro-batches from both ends need an even number of stages"] = (
+                placements.size(PIPELINE) > 1
+            ) & (placements.size(PIPELINE) % 2 != 0)
         return broken | broken_pipeline_rules(
-            model, placements, self.engine.megatron.balances_stages
+            model,
+            placements,
+            self.engine.megatron.balances_stages,
+            layers_of_stages(self.stage_layout),
         )
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
-        """Return which candidates can be cut into their virtual stages, shape (C,)."""
-        return admits_virtual(model, job, table)
+        """Return which candidates have virtual stages and micro-batches for their schedule."""
+        layout = layers_of_stages(self.stage_layout)
+        has_stages = admits_virtual(model, job, table, layout)
+        return has_stages & admits_schedule(self.schedule, job, table)
 
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """Return the operations of one rank in one training step, for all candidates."""
         shapes = self.shapes(model, job, table)
         usual = Transformer(shapes, self.communication(shapes, sync=False))
         if not self.overlaps_reduction(job):
-            return step_plan(usual)
-        return step_plan(usual, Transformer(shapes, self.communication(shapes, sync=True)))
+            return step_plan(usual, schedule=self.schedule)
+        synchronising = Transformer(shapes, self.communication(shapes, sync=True))
+        return step_plan(usual, synchronising, self.schedule)
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of one rank by term, each of shape (C,)."""
         shapes = self.shapes(model, job, table)
-        offload = self.engine.offload_in(job)
-        return stage_memory(shapes, partial(self._stage_memory, shapes), offload)
+        memory_of = partial(self._stage_memory, shapes)
+        return stage_memory(shapes, memory_of, self.engine.host_terms(job), self.schedule)
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
         """Return the sizes: tensor splits the inner widths, context and data split the tokens."""
@@ -203,6 +233,7 @@ class Megatron3D:
             y=tensor,
             y_axis="tensor",
             residual_split=tensor if self.sequence_parallel else 1.0,
+            stage_layout=layers_of_stages(self.stage_layout),
             balances_stages=self.engine.megatron.balances_stages,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
             sends_once=self.sends_once,
@@ -245,7 +276,8 @@ class Megatron3D:
         """Return the bytes by term of one stage, which holds `held` layers' activations at once."""
         job = shapes.job
         model = shapes.model
-        chunk = -(-len(layers) // shapes.n_virtual)
+        n_copies = copies_of_model(self.schedule, shapes.table)
+        chunk = -(-len(layers) // (shapes.n_virtual * n_copies))
         n_modules = last * job.mtp_modules
         layers = [*layers, *_module_layers(shapes, last)]
         held = held + n_modules
@@ -261,7 +293,7 @@ class Megatron3D:
         owned = trained
         replicas = shapes.table.size(_REPLICAS)
         if self.distributed_optimizer:
-            owned = self.owned_share(shapes, dense, routed)
+            owned = self.owned_share(shapes, dense, routed) / n_copies
         memory = self.engine.memory
         bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
         n_dummies = model.block_matmul_parameters + last * model.head.parameters
@@ -269,14 +301,18 @@ class Megatron3D:
         dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * has_dummies
         context = context_parallelism(self.context_kind, shapes)
         saved, working = _held_by_blocks(shapes, layers, last, context)
+        moved = moved_by_layers(shapes, layers, chunk)
         return {
             "weights": (uncast + adapters) * job.element_bytes + matrices * kept_weight_bytes(job),
             "gradients": trained * (self.gradient_bytes(job) + bucket_bytes),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
-            "activations": held * shapes.saved_by_layers(saved, chunk)
+            **host_activations(job, held * moved),
+            "activations": held * (shapes.saved_by_layers(saved, chunk) - moved)
             + n_modules * _saved_by_module(shapes),
-            "working_set": working + n_dummies * dummy_bytes / shapes.table.size("tensor"),
+            "working_set": working
+            + largest_moved(shapes, layers)
+            + n_dummies * dummy_bytes / shapes.table.size("tensor"),
         }
 
     def owned_share(self, shapes: Shapes, stored: Array, experts: Size) -> Array:
@@ -313,9 +349,10 @@ def _held_by_blocks(
     working = context.working_bytes
     for block, count in counts.items():
         without_scores = _saved_without_scores(shapes, block) + context.saved_bytes
-        everything = without_scores + _saved_scores(shapes)
+        scores = _saved_scores(shapes)
+        everything = without_scores + scores
         saved = {
-            "none": everything,
+            "none": everything - discarded_bytes(shapes, block, scores),
             "selective": without_scores,
             "full": shapes.residual_bytes,
         }[shapes.recompute]

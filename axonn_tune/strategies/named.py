@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_choice
 from axonn_tune.spec.engine import CONTEXT_KINDS, IDEAL, Engine
+from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, SCHEDULES, ZB_H1
+from axonn_tune.spec.stage_layout import layers_of_stages
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.megatron3d import megatron_of
@@ -38,6 +40,10 @@ class Switches:
         Whether each expert is split over the tensor group, and not whole; for Megatron-LM.
     context_kind
         Kind of context parallelism, one of `CONTEXT_KINDS`; None for that of the engine.
+    schedule
+        In which order the ranks of a Megatron-LM pipeline run their passes, one of `SCHEDULES`.
+    stage_layout
+        Layers of each virtual stage of a Megatron-LM pipeline; empty for as many in each.
     virtual_stages
         Number of virtual stages of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
     qwz, hpz, qgz
@@ -54,6 +60,8 @@ class Switches:
     distributed_optimizer: bool | None = None
     split_experts: bool = False
     context_kind: str | None = None
+    schedule: str = ONE_F_ONE_B
+    stage_layout: str = ""
     virtual_stages: int | None = None
     qwz: bool = True
     hpz: bool = True
@@ -71,6 +79,11 @@ USUAL_ENGINES = {
 }
 
 
+# What is said of schedules that Megatron-Core does not have.
+_CAVEATS = {
+    ZB_H1: "Megatron-Core has no ZB-H1; sail-sg's fork of Megatron-LM does.",
+    DUALPIPE: "Megatron-Core has no DualPipe; DeepSeek's own framework does.",
+}
 # The strategies that can keep gradients and weights in the host's memory, as ZeRO does.
 _ZERO_FAMILY = ("zero3", "zeropp", "zero-topo")
 
@@ -103,6 +116,11 @@ def strategy_named(
     switches = switches or Switches()
     if switches.context_kind is not None:
         require_choice("search", "context_kind", switches.context_kind, CONTEXT_KINDS)
+    require_choice("search", "schedule", switches.schedule, SCHEDULES)
+    if name != "megatron" and switches.schedule != ONE_F_ONE_B:
+        raise InputError(f"strategy {name} has one schedule; --schedule is megatron's")
+    if name != "megatron" and switches.stage_layout:
+        raise InputError(f"strategy {name} cuts layers evenly; --stage-layout is megatron's")
     if name in ("axonn", "axonn-pipeline"):
         return Axonn4D(
             pipelined=name == "axonn-pipeline",
@@ -110,10 +128,9 @@ def strategy_named(
             engine=engine,
         )
     if name == "megatron":
-        stages = switches.virtual_stages
         return megatron_of(
             engine,
-            (1, 2, 4) if stages is None else (stages,),
+            _numbers_of_virtual_stages(switches),
             has_experts=has_experts,
             splits_experts=has_experts and switches.split_experts,
             sequence_parallel=switches.sequence_parallel,
@@ -124,12 +141,30 @@ def strategy_named(
             overlaps_experts=switches.overlaps_experts,
             overlaps_tensor=switches.overlaps_tensor,
             context_kind=switches.context_kind,
+            schedule=switches.schedule,
+            stage_layout=switches.stage_layout,
+            caveat=_CAVEATS.get(switches.schedule, ""),
         )
     if name == "zeropp":
         return zeropp(switches.qwz, switches.hpz, switches.qgz, engine)
     if name == "zero-topo":
         return zero_topo(switches.qwz, switches.qgz, engine)
     return zero3(engine)
+
+
+def _numbers_of_virtual_stages(switches: Switches) -> tuple[int, ...]:
+    """Return the numbers of virtual stages that a search tries; only 1F1B has more than one."""
+    stages = switches.virtual_stages
+    n_parts = len(layers_of_stages(switches.stage_layout))
+    if switches.schedule == ONE_F_ONE_B and stages is None and n_parts:
+        return tuple(number for number in range(1, n_parts + 1) if n_parts % number == 0)
+    if switches.schedule == ONE_F_ONE_B:
+        return (1, 2, 4) if stages is None else (stages,)
+    if stages not in (None, 1):
+        raise InputError(
+            f"virtual_stages is {stages}; allowed with --schedule {switches.schedule}: 1"
+        )
+    return (1,)
 
 
 def _check_offload(name: str, engine: Engine) -> None:

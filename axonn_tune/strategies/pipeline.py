@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, pairwise, starmap
 
 import numpy as np
 
+from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import OffloadProgram
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Collective, Part, Pipeline, Stage, StepPlan
+from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
 from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.transformer import Transformer
 
@@ -47,17 +48,28 @@ def cut_layers(n_layers: int, n_chunks: int) -> list[int]:
 
 
 def broken_pipeline_rules(
-    model: Model, placements: Placements, balances_stages: bool = False
+    model: Model,
+    placements: Placements,
+    balances_stages: bool = False,
+    stage_layout: Sequence[int] = (),
 ) -> dict[str, np.ndarray]:
-    """Return the placements whose stages cannot have the same number of layers, if they need it."""
+    """Return the placements whose stages cannot have the same number of layers, if they need it.
+
+    The stages of a layout (`stage_layout`) are spread over all ranks of a pipeline.
+    """
     if PIPELINE not in placements.axes.names or balances_stages:
         return {}
     stages = placements.size(PIPELINE)
+    if stage_layout:
+        reason = f"the stage layout's {len(stage_layout)} stages not divisible by pipeline"
+        return {reason: (stages == 1) | (len(stage_layout) % stages != 0)}
     reason = "layers (or layers + 2, embedding and head counted) not divisible by the stages"
     return {reason: ~_are_cut(model.n_layers, stages)}
 
 
-def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
+def admits_virtual(
+    model: Model, job: Job, table: CandidateTable, stage_layout: Sequence[int] = ()
+) -> np.ndarray:
     """Return whether a rank's layers can be cut into their virtual stages, shape (C,).
 
     Interleaving needs a pipeline, and micro-batches in multiples of the stages (Narayanan et
@@ -65,17 +77,46 @@ def admits_virtual(model: Model, job: Job, table: CandidateTable) -> np.ndarray:
     """
     n_virtual = table.common_n_virtual
     n_stages = table.n_stages
+    n_chunks = n_stages * n_virtual
+    if stage_layout:
+        are_cut = n_chunks == len(stage_layout)
+    else:
+        are_cut = n_virtual == 1 or bool(_are_cut(model.n_layers, n_chunks).all())
+    if not are_cut or (n_virtual > 1 and n_stages == 1):
+        return np.zeros(len(table), dtype=bool)
     if n_virtual == 1:
         return np.ones(len(table), dtype=bool)
-    if n_stages == 1 or not _are_cut(model.n_layers, n_stages * n_virtual).all():
-        return np.zeros(len(table), dtype=bool)
     return table.n_microsteps(job.global_batch) % n_stages == 0
+
+
+def admits_schedule(schedule: str, job: Job, table: CandidateTable) -> np.ndarray:
+    """Return whether a schedule can be run, shape (C,).
+
+    Only 1F1B has virtual stages. DualPipe needs at least as many micro-batches from each end as
+    there are stages (deepseek-ai/DualPipe at bb214e8, dualpipe.py).
+    """
+    admitted = np.ones(len(table), dtype=bool)
+    if schedule == ONE_F_ONE_B or table.n_stages == 1:
+        return admitted
+    if table.common_n_virtual > 1:
+        return np.zeros(len(table), dtype=bool)
+    if schedule == DUALPIPE:
+        n_micro = table.n_microsteps(job.global_batch)
+        admitted = (n_micro % 2 == 0) & (n_micro >= 2 * table.n_stages)
+    return admitted
+
+
+def copies_of_model(schedule: str, table: CandidateTable) -> int:
+    """Return the copies of the model that one pipeline holds: two where it has two directions."""
+    return 2 if schedule == DUALPIPE and table.n_stages > 1 else 1
 
 
 def _chunks(shapes: Shapes) -> list[int]:
     """Return the number of layers of each virtual stage, in the order of the layers."""
     model = shapes.model
     n_stages = shapes.table.n_stages
+    if shapes.stage_layout:
+        return list(shapes.stage_layout)
     if shapes.balances_stages:
         return _balanced_layers(model, n_stages)
     return cut_layers(model.n_layers, n_stages * shapes.n_virtual)
@@ -115,7 +156,11 @@ def _balanced_layers(model: Model, n_stages: int) -> list[int]:
     return n_layers
 
 
-def step_plan(transformer: Transformer, synchronising: Transformer | None = None) -> StepPlan:
+def step_plan(
+    transformer: Transformer,
+    synchronising: Transformer | None = None,
+    schedule: str = ONE_F_ONE_B,
+) -> StepPlan:
     """Return the plan of a step, through a pipeline if there are stages.
 
     `synchronising` emits the micro-step that differs from all others, if there is one.
@@ -123,7 +168,7 @@ def step_plan(transformer: Transformer, synchronising: Transformer | None = None
     table = transformer.shapes.table
     n_microsteps = table.n_microsteps(transformer.shapes.job.global_batch)
     if table.n_stages > 1:
-        return _pipelined_plan(transformer, synchronising or transformer, n_microsteps)
+        return _pipelined_plan(transformer, synchronising or transformer, n_microsteps, schedule)
     sync = Part("sync_microstep", synchronising.microstep()) if synchronising else None
     microstep = Part("microstep", transformer.microstep())
     return StepPlan(table, microstep, _step_end(transformer), n_microsteps, sync)
@@ -135,7 +180,7 @@ def _step_end(transformer: Transformer) -> Part:
 
 
 def _pipelined_plan(
-    transformer: Transformer, synchronising: Transformer, n_microsteps: Array
+    transformer: Transformer, synchronising: Transformer, n_microsteps: Array, schedule: str
 ) -> StepPlan:
     """Return the plan of a step whose layers are cut into stages."""
     shapes = transformer.shapes
@@ -149,25 +194,55 @@ def _pipelined_plan(
     n_middle = math.ceil(model.n_layers / (n_stages * n_virtual))
     if shapes.balances_stages:
         n_middle = max([len(first_layers), *_chunks(shapes)[1 : n_stages - 1]])
-    middle_layers = _middle_layers(model, n_middle, first_layers)
-    middle = _stage("middle", transformer, middle_layers, first=False, last=False)
-    last = _stage("last", transformer, last_layers, first=False, last=True)
-    others = (middle.forward.phases + middle.backward.phases) * (n_virtual - 1)
-    return StepPlan(
-        table,
-        Part("microstep", others + last.forward.phases + last.backward.phases),
-        _step_end(transformer),
-        n_microsteps,
-        pipeline=Pipeline(
-            n_stages,
-            n_virtual,
-            first=_stage("first", transformer, first_layers, first=True, last=False),
-            middle=middle,
-            last=last,
-            sync=_stage("sync", synchronising, first_layers, first=True, last=False),
-            transfer=Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE),
-        ),
+    kinds: list[Sequence[int]] = [_middle_layers(model, n_middle, first_layers)]
+    places: tuple[int, ...] = ()
+    if shapes.stage_layout:
+        kinds, places = _kinds_of_stages(shapes)
+    names = ["middle", *(f"middle{number}" for number in range(2, len(kinds) + 1))]
+    middle, *others = (
+        _stage(name, transformer, layers, first=False, last=False)
+        for name, layers in zip(names, kinds, strict=True)
     )
+    pipeline = Pipeline(
+        n_stages,
+        n_virtual,
+        first=_stage("first", transformer, first_layers, first=True, last=False),
+        middle=middle,
+        last=_stage("last", transformer, last_layers, first=False, last=True),
+        sync=_stage("sync", synchronising, first_layers, first=True, last=False),
+        transfer=Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE),
+        schedule=schedule,
+        others=tuple(others),
+        places=places,
+    )
+    of_last_rank = range(n_stages - 1, n_stages * n_virtual, n_stages)
+    phases = [
+        phase
+        for number in of_last_rank
+        for part in pipeline.stage(number).passes
+        for phase in part.phases
+    ]
+    microstep = Part("microstep", tuple(phases))
+    return StepPlan(table, microstep, _step_end(transformer), n_microsteps, pipeline=pipeline)
+
+
+def _kinds_of_stages(shapes: Shapes) -> tuple[list[Sequence[int]], tuple[int, ...]]:
+    """Return the layers of each different virtual stage in the middle, and all stages' places.
+
+    Virtual stages with as many layers of each kind are alike. Places are those of
+    `Pipeline.places`: the first stage, one in the middle, the last, and then others.
+    """
+    model = shapes.model
+    ends = [0, *accumulate(_chunks(shapes))]
+    stages = list(starmap(range, pairwise(ends)))
+    kinds: dict[tuple[tuple[Block, int], ...], Sequence[int]] = {}
+    numbers = []
+    for layers in stages[1:-1]:
+        counts = tuple(model.counts(layers).items())
+        kinds.setdefault(counts, layers)
+        numbers.append(list(kinds).index(counts))
+    places = (0, *(1 if number == 0 else number + 2 for number in numbers), 2)
+    return list(kinds.values()) or [stages[-1]], places
 
 
 def _middle_layers(model: Model, n_layers: int, first_layers: range) -> range:
@@ -194,17 +269,23 @@ StageMemory = Callable[[Sequence[int], bool, bool, Array], dict[str, Array]]
 
 
 def stage_memory(
-    shapes: Shapes, memory_of: StageMemory, offload: OffloadProgram | None = None
+    shapes: Shapes,
+    memory_of: StageMemory,
+    host_terms: Collection[str] = (),
+    schedule: str = ONE_F_ONE_B,
 ) -> dict[str, Array]:
     """Return the bytes by term of the rank that needs most, of the first or the last stage.
 
-    The second stage counts, too, where layers differ. What is offloaded does not count for which of
-    them needs most.
+    The second stage counts, too, where layers differ, and every one that a layout names. Terms in
+    the host's memory (`host_terms`) do not count for which of them needs most.
 
     The first of p stages holds the activations of p micro-batches (1F1B); with v virtual stages it
     holds 1 + (p - 1) / (p v) times as many (Korthikanti et al., arXiv 2205.05198, section 4.2.3).
     The second stage holds those of one micro-batch less, or of two virtual stages. The last stage
-    holds the activations of one micro-batch.
+    holds the activations of one micro-batch; with ZB-H1 it puts the gradients of weights off, and
+    holds the inputs of p micro-batches, which count as whole here. With DualPipe the ranks of both
+    ends hold the first and the last stage, and the activations of p + 1 micro-batches
+    (arXiv 2412.19437, table 2).
     """
     table = shapes.table
     model = shapes.model
@@ -220,15 +301,25 @@ def stage_memory(
         n_held = len(layers) * np.minimum(n_micro, in_flight)
         return memory_of(layers, stage == 0, stage == n_stages - 1, n_held)
 
-    in_first = float(n_stages)
-    in_last = 1.0
-    if n_virtual > 1:
-        in_first *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
-        in_last += (n_virtual - 1) / n_virtual * n_stages
-    stages = [terms_of(0, in_first), terms_of(n_stages - 1, in_last)]
-    if n_stages > 2 and len(model.counts(range(model.n_layers))) > 1:
-        stages.append(terms_of(1, in_first - min(2.0 / n_virtual, 1.0)))
-    kept = [term for term in stages[0] if offload is None or term not in offload.terms]
+    def terms_of_pair(stage: int) -> dict[str, Array]:
+        layers = layers_of_stage(shapes, stage) + layers_of_stage(shapes, n_stages - 1 - stage)
+        n_held = len(layers) / 2.0 * np.minimum(n_micro, n_stages + 1.0)
+        return memory_of(layers, stage == 0, stage == 0, n_held)
+
+    has_second = n_stages > 2 and len(model.counts(range(model.n_layers))) > 1
+    if schedule == DUALPIPE:
+        stages = [terms_of_pair(stage) for stage in range(1 + has_second)]
+    else:
+        in_first = float(n_stages)
+        in_last = in_first if schedule == ZB_H1 else 1.0
+        if n_virtual > 1:
+            in_first *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
+            in_last += (n_virtual - 1) / n_virtual * n_stages
+        stages = [terms_of(0, in_first), terms_of(n_stages - 1, in_last)]
+        middle = range(1, n_stages - 1) if shapes.stage_layout else range(1, 1 + has_second)
+        for stage in middle:
+            stages.append(terms_of(stage, in_first - stage * min(2.0 / n_virtual, 1.0)))
+    kept = [term for term in stages[0] if term not in host_terms]
     zero = np.zeros(len(table))
     needed = np.stack([sum((terms[term] for term in kept), start=zero) for terms in stages])
     neediest = needed.argmax(axis=0)

@@ -22,7 +22,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT
-from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers
+from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers, recomputed_modules
 
 FP32_BYTES = BYTES_PER_ELEMENT["fp32"]
 # A dropout mask holds one byte for each element.
@@ -108,6 +108,8 @@ class Shapes:
         Whether selective recomputation repeats all but attention and every second product.
     separates_products : bool
         Whether query, key, value and an MLP's gate have weights of their own.
+    stage_layout : tuple of int
+        Number of layers of each virtual stage; empty where they follow from their number.
     balances_stages : bool
         Whether the stages of a pipeline have equal products and not equal numbers of layers.
     expert_split : array, shape (C,), or float
@@ -140,6 +142,7 @@ class Shapes:
     recomputes_inputs: bool = False
     recomputes_products: bool = False
     separates_products: bool = False
+    stage_layout: tuple[int, ...] = ()
     balances_stages: bool = False
     expert_split: Array | float = 1.0
     expert_tensor: Array | float = 1.0
@@ -153,13 +156,20 @@ class Shapes:
     def recompute(self) -> str:
         """The recomputation of blocks that keep more than their input: none or selective.
 
-        It is full if there are no such blocks.
+        It is full if there are no such blocks, and none where single modules are recomputed.
         """
         recompute = self.table.common_recompute
+        if self.recomputed_modules:
+            return "none"
         if not is_partial(recompute):
             return recompute
         n_layers = math.ceil(self.model.n_layers / (self.table.n_stages * self.n_virtual))
         return "full" if self.n_recomputed(n_layers) == n_layers else "none"
+
+    @cached_property
+    def recomputed_modules(self) -> frozenset[str]:
+        """The modules that are recomputed by themselves."""
+        return recomputed_modules(self.table.common_recompute)
 
     def n_recomputed(self, n_layers: int) -> int:
         """Return how many of a stage's layers, the first ones, are recomputed as a whole."""
@@ -304,6 +314,11 @@ class Shapes:
         of_qkv, of_up = self.saved_of_input("qkv", held), self.saved_of_input("up", held)
         return np.maximum(of_qkv, of_up) if self.model.shares_norm else of_qkv + of_up
 
+    @property
+    def norm_output_of_one(self) -> Array:
+        """The bytes that a block saves of the output of one norm."""
+        return self.residual_bytes * self.saved_share
+
     def saved_of_input(self, layer: str, nbytes: Array) -> Array | float:
         """Return the bytes that a block saves of a layer's input for the gradient of a weight.
 
@@ -355,9 +370,7 @@ class Shapes:
         if latent is None:
             saved = saved + self.linears["qkv"].output_bytes
         else:
-            keys = self.tokens * (self.model.n_heads * latent.query_dim * self.element_bytes)
-            saved = saved + self.linears["q_up"].output_bytes + keys / self.y
-            saved = saved + self.linears["kv_up"].output_bytes + 2.0 * self.latent_bytes
+            saved = saved + self.latent_bytes + self.up_projected_bytes
         return saved * value_or(self.memory.attention_factor, 1.0)
 
     @property
@@ -379,6 +392,20 @@ class Shapes:
             return 0.0
         n_adapters = sum(adapters.are_beside(linear.name) for linear in self.model.block_linears)
         return self.tokens * (n_adapters * adapters.rank * self.element_bytes)
+
+    @property
+    def up_projected_bytes(self) -> Array | float:
+        """The bytes of all that latent attention forms of its latent vectors before it attends.
+
+        These are the vectors after their norms, queries, keys and values, and whole keys, in which
+        the part that carries the position is repeated for each head.
+        """
+        latent = self.model.latent_attention
+        if latent is None:
+            return 0.0
+        keys = self.tokens * (self.model.n_heads * latent.query_dim * self.element_bytes) / self.y
+        queries = self.linears["q_up"].output_bytes
+        return self.latent_bytes + queries + keys + self.linears["kv_up"].output_bytes
 
     @cached_property
     def latent_bytes(self) -> Array | float:
@@ -494,8 +521,9 @@ class Shapes:
 
     @property
     def recomputes_attention(self) -> bool:
-        """Whether the backward pass of a block forms unfused attention again."""
-        return self.recompute == "selective" and self.job.attention == "unfused"
+        """Whether the backward pass of a block runs attention again."""
+        is_selective = self.recompute == "selective" and self.job.attention == "unfused"
+        return is_selective or "core_attn" in self.recomputed_modules
 
     @property
     def recomputes_by_product(self) -> bool:

@@ -18,11 +18,13 @@ from axonn_tune.spec import names
 from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
-from axonn_tune.spec.plan import Phase
+from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Phase
 from axonn_tune.strategies.adapters import AdapterPasses
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.experts import ExpertShapes, Mixture
+from axonn_tune.strategies.modules import norms_again
+from axonn_tune.strategies.moved import moved_bytes
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes, kernel_of
 
@@ -30,6 +32,9 @@ from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes, kernel_
 Blocks: TypeAlias = tuple[Block, int]
 
 _EMBEDDING = Weight(FORWARD, "embedding")
+# Activations that move to the host's memory, and back.
+_MOVED_OUT = names.of_layer(FORWARD, "activations")
+_MOVED_BACK = names.of_layer(BACKWARD, "activations")
 # Norms whose output is the input of a linear layer, and those of a block with one norm, which is
 # formed again once, in the backward pass of the layer that comes last.
 _NORM_BEFORE = {"qkv": "norm1", "up": "norm2"}
@@ -280,15 +285,60 @@ class Transformer:
         self._residual(host, chain, "residual1")
         if not self._model.shares_norm:
             self._norm(host, chain, "norm2")
-        if mlp := weights[n_attention:]:
-            up, down = mlp
-            self._linear_forward(host, up, followings[up])
-            self._activation(host, chain, up.layer, down.layer)
-            self._linear_forward(host, down, followings[down])
+        self._mlp_forward(host, weights[n_attention:], following)
         if block.has_experts and self._mixture is not None:
             self._mixture.forward(host, chain)
         self._output_norm(host, chain, "mlp_norm")
         self._residual(host, chain, "residual2")
+
+    def _mlp_forward(
+        self, host: HostProgram, weights: Sequence[Weight], following: Weight | None
+    ) -> None:
+        """Run the MLP, or the shared experts; there are no weights where there are neither."""
+        if not weights:
+            return
+        up, down = weights
+        self._linear_forward(host, up, down)
+        self._activation(host, up.chain, up.layer, down.layer)
+        self._linear_forward(host, down, following)
+
+    def _mlp_again(self, host: HostProgram, block: Block) -> None:
+        """Run again what is recomputed by itself of the MLP, or of the experts in its place."""
+        modules = self.shapes.recomputed_modules
+        norms = norms_again(self.shapes, block)
+        n_attention = len(self._model.attention_linears)
+        layers = [linear.name for linear in self._model.linears_of(block)[n_attention:]]
+        weights = [Weight(RECOMPUTE, layer) for layer in layers]
+        is_whole = ("moe" if block.has_experts else "mlp") in modules
+        is_shared = block.has_experts and "shared_experts" in modules
+        if "norm2" in norms:
+            self._norm(host, RECOMPUTE, "norm2")
+            if weights and not (is_whole or is_shared):
+                self.casts.cast_input(host, RECOMPUTE, weights[0].layer)
+        if is_whole or is_shared:
+            self._mlp_forward(host, weights, None)
+        if block.has_experts and self._mixture is not None:
+            if is_whole:
+                self._mixture.forward(host, RECOMPUTE)
+            elif "moe_act" in modules:
+                self._mixture.activate_again(host)
+
+    def _first_norm_again(self, host: HostProgram, block: Block) -> None:
+        """Form the output of the first norm again, and the casts of it."""
+        if "norm1" in norms_again(self.shapes, block):
+            self._norm(host, RECOMPUTE, "norm1")
+            for linear in self._model.attention_linears:
+                if not linear.is_split:
+                    self.casts.cast_input(host, RECOMPUTE, linear.name)
+
+    def _up_projections_again(self, host: HostProgram) -> None:
+        """Form queries, keys and values of latent attention again of the latent vectors."""
+        if "mla_up_proj" not in self.shapes.recomputed_modules:
+            return
+        self._head_norms(host, RECOMPUTE)
+        for layer in ("q_up", "kv_up"):
+            self._linear_forward(host, Weight(RECOMPUTE, layer), None)
+        self._rotary(host, RECOMPUTE)
 
     def _block_backward(
         self, host: HostProgram, block: Block, recomputes: bool, next_entry: Weight | None
@@ -309,6 +359,8 @@ class Transformer:
             self.communication.begin_block(host, BACKWARD)
         if self.shapes.recomputes_by_product:
             self._recompute_products(host)
+        if not recomputes:
+            self._mlp_again(host, block)
         self._output_norm(host, BACKWARD, "mlp_norm")
         if block.has_experts and self._mixture is not None:
             self._mixture.backward(host)
@@ -323,7 +375,9 @@ class Transformer:
             self._norm(host, BACKWARD, "norm2")
         self._residual(host, BACKWARD, "residual2")
         self._output_norm(host, BACKWARD, "attention_norm")
+        self._first_norm_again(host, block)
         self._linear_backward(host, proj, previous[proj])
+        self._up_projections_again(host)
         if self.shapes.recomputes_attention:
             self.communication.attend(host, RECOMPUTE, block.window)
         self.communication.attend(host, BACKWARD, block.window)
@@ -347,6 +401,24 @@ class Transformer:
         recomputes_last = 0 < n_layers == self.shapes.n_recomputed(n_layers)
         recomputes = recomputes_last or self.shapes.recompute == "full"
         return self._entry(RECOMPUTE if recomputes else BACKWARD, last)
+
+    # Activations in the host's memory ------------------------------------------------------
+
+    def _move_out(self, host: HostProgram, block: Block) -> None:
+        """Start to copy a block's activations to the host, if any move there."""
+        if self.shapes.job.offload_modules:
+            host.copy(names.to_host(_MOVED_OUT), moved_bytes(self.shapes, block), TO_HOST)
+
+    def _bring_back(self, host: HostProgram, next_block: Block | None) -> None:
+        """Wait for a block's activations, and start to copy those of the block that comes next."""
+        if not self.shapes.job.offload_modules:
+            return
+        host.wait(names.from_host(_MOVED_BACK))
+        host.idle(names.awaited(_MOVED_BACK), 0.0)
+        if next_block is not None:
+            nbytes = moved_bytes(self.shapes, next_block)
+            after = (names.to_host(_MOVED_OUT),)
+            host.copy(names.from_host(_MOVED_BACK), nbytes, FROM_HOST, after)
 
     # Phases ------------------------------------------------------------------------------
 
@@ -400,6 +472,8 @@ class Transformer:
         if self.shapes.model.position != "learned":
             self._wait_for_embedding(host)
         self._block_forward(host, FORWARD, block, following, has_next_block)
+        if has_next_block:
+            self._move_out(host, block)
         return host.phase(name, n_blocks)
 
     def _head(self, backward_entry: Weight) -> Phase:
@@ -475,9 +549,14 @@ class Transformer:
         phases = []
         for number, (block, n_blocks) in enumerate(kinds):
             entry = self._entry(chain, block)
-            after = self._entry(chain, kinds[number + 1][0]) if kinds[number + 1 :] else following
-            for end, repeats, next_entry in (("", n_blocks - 1, entry), ("_last", 1, after)):
+            next_kind = kinds[number + 1][0] if kinds[number + 1 :] else None
+            after = following if next_kind is None else self._entry(chain, next_kind)
+            for end, repeats, next_entry, next_block in (
+                ("", n_blocks - 1, entry, block),
+                ("_last", 1, after, next_kind),
+            ):
                 host = HostProgram()
+                self._bring_back(host, next_block)
                 self._block_backward(host, block, recomputes, next_entry)
                 phases.append(host.phase(f"{name}{_kind_suffix(block)}{end}", repeats))
         return phases

@@ -28,6 +28,7 @@ from axonn_tune.spec.layout import TENSOR, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import FORWARD
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size, StepPlan
+from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.fsdp2 import fsdp2_memory
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
@@ -125,6 +126,9 @@ class Zero:
     quantised_weights: bool = False
     quantised_gradients: bool = False
     n_virtual: Sequence[int] = (1,)
+    schedule: str = ONE_F_ONE_B
+    recomputed_modules: Sequence[str] = ()
+    offload_modules: Sequence[str] = ()
     is_released: bool = True
     engine: Engine = IDEAL
 

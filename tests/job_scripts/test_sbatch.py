@@ -140,6 +140,7 @@ def test_megatron_knows_every_flag():
         {"switches": plain, "model": replace(llama, qkv_bias=True)},
         {"model": replace(MODEL, position="none", n_kv_heads=2)},
         {"model": load_model("deepseek-v2"), "layout": "data=4,expert=4"},
+        {"recompute": "selective:mlp,layernorm", "model": llama},
         {"model": load_model("llama4-scout"), "layout": "data=4,expert=4"},
         {"model": load_model("gpt-oss-120b"), "layout": "data=4,expert=4"},
         {"model": with_experts(), "switches": Switches(sends_once=True, overlaps_experts=True)},

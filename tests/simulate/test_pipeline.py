@@ -6,16 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from axonn_tune.simulate import pipeline
+from axonn_tune.simulate.orders import BACKWARD, FORWARD, rank_order
 from axonn_tune.simulate.pipeline import (
-    BACKWARD,
     FIRST,
-    FORWARD,
     LAST,
     MIDDLE,
     N_KINDS,
     kind_of,
     pipeline_seconds,
-    rank_order,
 )
 
 
@@ -116,5 +114,6 @@ def test_long_schedules_are_extrapolated_exactly(p, v, m, spread):
     random = np.random.default_rng(0)
     seconds = random.uniform(*spread, (N_KINDS, 100))
     transfer = random.uniform(0.0, 0.3, 100)
-    whole, _, _ = pipeline._played(p, v, m, seconds, transfer)
+    order = pipeline._schedule(pipeline._Shape("1f1b", p, v, ()), m)
+    whole, _, _ = pipeline._played(order, pipeline._durations(seconds, transfer))
     np.testing.assert_allclose(pipeline_seconds(p, v, m, seconds, transfer), whole, rtol=1e-12)

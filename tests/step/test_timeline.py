@@ -37,6 +37,25 @@ def test_a_timeline_is_as_long_as_the_predicted_step(strategy):
     assert timeline.seconds == pytest.approx(prediction.step_seconds, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "zb-h1"},
+        {"schedule": "dualpipe"},
+        {"stage_layout": "Et*7|t*6|t*6|t*5L"},
+        {"stage_layout": "E|t*4|t*3|t*3|t*3|t*5|t*4|t*2L", "virtual_stages": 2},
+    ],
+)
+def test_timelines_of_schedules_and_layouts_are_as_long_as_their_steps(options):
+    given = {"strategy": "megatron", "virtual_stages": 1, **options}
+    prediction = best_of_layout(
+        build_search("5b", 64, global_batch=128, **given), STEPS["megatron"]
+    )
+    timeline = step_timeline(prediction)
+    assert timeline.seconds == pytest.approx(prediction.step_seconds, rel=1e-9)
+    assert timeline.waits_for
+
+
 @pytest.mark.parametrize("strategy", STEPS)
 def test_a_stream_does_one_thing_at_a_time(strategy):
     _, timeline = timeline_of(strategy, most_layers=3, most_microsteps=4)

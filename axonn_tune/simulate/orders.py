@@ -1,0 +1,174 @@
+"""In which order each rank of a pipeline runs its passes, for every schedule.
+
+`slots` lists what a rank runs one after another. A slot holds one pass, or a forward and a backward
+pass of two micro-batches that run together. The schedules are
+
+``1f1b``
+    one forward, one backward (Narayanan et al., SC21, section 2.2), with virtual stages or without;
+``zb-h1``
+    the backward pass is split into the gradients of inputs and those of weights, which fill time
+    in which the rank would wait (Qi et al., arXiv 2401.10241, section 2.1);
+``dualpipe``
+    micro-batches enter at both ends, so that every rank has two stages of two copies of the model
+    (DeepSeek-V3, arXiv 2412.19437, section 3.2.1; the order is that of deepseek-ai/DualPipe at
+    bb214e8, dualpipe.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TypeAlias
+
+from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
+
+FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
+
+# The direction (`FORWARD`; `BACKWARD`, or its parts `INPUT` and `WEIGHT`), the virtual stage of the
+# rank, and the micro-batch.
+Pass: TypeAlias = tuple[int, int, int]
+Slot: TypeAlias = tuple[Pass, ...]
+
+
+def slots(schedule: str, rank: int, n_stages: int, n_virtual: int, n_micro: int) -> list[Slot]:
+    """Return what one rank runs, in its order.
+
+    Parameters
+    ----------
+    n_virtual
+        Number of virtual stages of each rank; 1 but for ``1f1b``.
+    n_micro
+        Number of micro-batches, of each direction with ``dualpipe``.
+    """
+    if schedule == DUALPIPE:
+        return _DualPipeOrder(rank, n_stages, n_micro).slots
+    if schedule == ZB_H1:
+        return [(each,) for each in _zero_bubble_order(rank, n_stages, n_micro)]
+    assert schedule == ONE_F_ONE_B, f"there is no schedule {schedule}"
+    return [(each,) for each in rank_order(rank, n_stages, n_virtual, n_micro)]
+
+
+def rank_order(rank: int, n_stages: int, n_virtual: int, n_micro: int) -> list[Pass]:
+    """Return the passes of one rank in the order in which Megatron-LM runs them.
+
+    After a warm-up of forward passes, one forward and one backward pass alternate; the remaining
+    backward passes follow.
+    """
+    total = n_micro * n_virtual
+    warmup = n_stages - rank - 1
+    if n_virtual > 1:
+        warmup = 2 * warmup + (n_virtual - 1) * n_stages
+    warmup = min(warmup, total)
+    forwards = [_forward(i, n_stages, n_virtual) for i in range(total)]
+    backwards = [(BACKWARD, n_virtual - 1 - chunk, micro) for _, chunk, micro in forwards]
+    order = forwards[:warmup]
+    for i in range(warmup, total):
+        order += [forwards[i], backwards[i - warmup]]
+    return order + backwards[total - warmup :]
+
+
+def _forward(index: int, n_stages: int, n_virtual: int) -> Pass:
+    """Return a rank's forward pass number `index`.
+
+    Groups of `n_stages` micro-batches pass through one virtual stage after the other.
+    """
+    if n_virtual == 1:
+        return FORWARD, 0, index
+    group, within = divmod(index, n_stages * n_virtual)
+    chunk, micro = divmod(within, n_stages)
+    return FORWARD, chunk, group * n_stages + micro
+
+
+def _zero_bubble_order(rank: int, n_stages: int, n_micro: int) -> list[Pass]:
+    """Return the passes of one rank of ZB-H1.
+
+    Forward passes and gradients of inputs come as in 1F1B. A rank puts off the gradients of weights
+    by as many micro-batches as ranks stand before it, so that all ranks hold those of `n_stages`
+    micro-batches.
+    """
+    order: list[Pass] = []
+    for direction, _, micro in rank_order(rank, n_stages, 1, n_micro):
+        order.append((FORWARD if direction == FORWARD else INPUT, 0, micro))
+        if direction == BACKWARD and micro >= rank:
+            order.append((WEIGHT, 0, micro - rank))
+    return order + [(WEIGHT, 0, micro) for micro in range(max(n_micro - rank, 0), n_micro)]
+
+
+class _DualPipeOrder:
+    """The slots of one rank, whose micro-batches come from two ends.
+
+    Direction 0 enters at the end of the pipeline to which the rank is nearer. The virtual stage of
+    a pass is the flow to which its micro-batch belongs: 0 from the first rank, 1 from the last.
+    """
+
+    def __init__(self, rank: int, n_stages: int, n_micro: int) -> None:
+        self.slots: list[Slot] = []
+        self._is_in_second_half = rank >= n_stages // 2
+        self._n_done = {(FORWARD, 0): 0, (FORWARD, 1): 0, (BACKWARD, 0): 0, (BACKWARD, 1): 0}
+        self._pending: deque[Pass] = deque()
+        from_end = min(rank, n_stages - 1 - rank)
+        self._run(from_end, n_stages // 2 - from_end - 1, n_stages, n_micro)
+
+    def _run(self, from_end: int, from_middle: int, n_stages: int, n_micro: int) -> None:
+        """Append all slots; the eight steps are those of DualPipe's code.
+
+        `from_end` and `from_middle` count the ranks between this one and the nearer end, or the
+        middle.
+        """
+        for _ in range(2 * from_middle):
+            self._forward(0)
+        for _ in range(from_end + 1):
+            self._forward(0)
+            self._forward(1)
+        for _ in range(from_middle):
+            self._input_gradients(1)
+            self._weight_gradients()
+            self._forward(1)
+        for number in range(n_micro - n_stages + from_end + 1):
+            if number == 0 and from_middle == 0:
+                self._forward(0)
+                self._backward(1)
+            else:
+                self._together(0, 1)
+            self._together(1, 0)
+        for _ in range(from_middle):
+            self._backward(1)
+            self._together(1, 0)
+        self._backward_of_both(from_end + 1, from_end % 2 == 1)
+        for _ in range(from_middle):
+            self._weight_gradients()
+            self._input_gradients(0)
+        while self._pending:
+            self._weight_gradients()
+
+    def _backward_of_both(self, count: int, is_odd: bool) -> None:
+        """Run the backward passes of both directions in turn; the later half of them is split."""
+        is_split = False
+        for number in range(count):
+            is_split = is_split or (number == count // 2 and is_odd)
+            (self._input_gradients if is_split else self._backward)(1)
+            is_split = is_split or number == count // 2
+            (self._input_gradients if is_split else self._backward)(0)
+
+    def _next(self, kind: int, direction: int) -> Pass:
+        """Return the next pass of a direction; `kind` is `FORWARD` or `BACKWARD`."""
+        micro = self._n_done[kind, direction]
+        self._n_done[kind, direction] += 1
+        return kind, direction ^ self._is_in_second_half, micro
+
+    def _forward(self, direction: int) -> None:
+        self.slots.append((self._next(FORWARD, direction),))
+
+    def _backward(self, direction: int) -> None:
+        self.slots.append((self._next(BACKWARD, direction),))
+
+    def _together(self, forward: int, backward: int) -> None:
+        """Run a forward pass of one direction beside a backward pass of the other."""
+        self.slots.append((self._next(FORWARD, forward), self._next(BACKWARD, backward)))
+
+    def _input_gradients(self, direction: int) -> None:
+        _, flow, micro = self._next(BACKWARD, direction)
+        self.slots.append(((INPUT, flow, micro),))
+        self._pending.append((WEIGHT, flow, micro))
+
+    def _weight_gradients(self) -> None:
+        self.slots.append((self._pending.popleft(),))

@@ -1,0 +1,61 @@
+"""Which activations move to the host's memory, as text: modules of a block whose inputs move.
+
+These are modules of Megatron-Core's fine-grained activation offloading (``--offload-modules``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from axonn_tune.errors import InputError
+from axonn_tune.spec.model import Model
+
+# The modules of Megatron-LM at d98e8a64 (docs/user-guide/features/
+# fine_grained_activation_offloading.md), but for those that fuse others.
+OFFLOAD_MODULES = (
+    "attn_norm",
+    "qkv_linear",
+    "core_attn",
+    "attn_proj",
+    "mlp_norm",
+    "expert_fc1",
+    "moe_act",
+)
+_OF_EXPERTS = ("expert_fc1", "moe_act")
+
+
+def offloaded_modules(text: str) -> frozenset[str]:
+    """Return the modules whose inputs move; there are none in an empty text.
+
+    Raises
+    ------
+    InputError
+        There is no such module, or one needs another; the message says which there are.
+    """
+    names = text.split(",") if text else []
+    for name in names:
+        if name not in OFFLOAD_MODULES:
+            raise InputError(
+                f"job: offload_modules is '{text}'; there is no module '{name}'; allowed: "
+                f"{', '.join(OFFLOAD_MODULES)}"
+            )
+    if "attn_proj" in names and "core_attn" not in names:
+        raise InputError(
+            f"job: offload_modules is '{text}'; attn_proj shares its input with core_attn; "
+            "allowed: both"
+        )
+    return frozenset(names)
+
+
+def require_offload(model: Model, strategy: str, allowed: Sequence[str], text: str) -> None:
+    """Raise InputError if the strategy or the model does not have the modules."""
+    modules = offloaded_modules(text)
+    if modules - set(allowed):
+        raise InputError(
+            f"strategy {strategy} keeps activations on the GPU; --offload-modules is megatron's"
+        )
+    missing = sorted(modules & set(_OF_EXPERTS))
+    if model.is_dense and missing:
+        raise InputError(
+            f"model {model.name} has no experts, and so no {' and '.join(missing)} to offload"
+        )

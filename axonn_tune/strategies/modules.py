@@ -1,0 +1,76 @@
+"""Recomputation of single modules of a block: what the block then does not save.
+
+This is Megatron-Core 0.16.1 with Transformer Engine (``--recompute-granularity selective`` with
+``--recompute-modules``; transformer/transformer_layer.py, multi_latent_attention.py, moe/experts.py
+and moe/moe_layer.py). Of ``layernorm``, ``moe_act`` and ``mla_up_proj`` the output is discarded and
+formed again. Of the other modules only the input is kept, and all of them runs again.
+
+A norm before a product that is not the router's is a part of that product's module there
+(TELayerNormColumnParallelLinear), and so ``layernorm`` leaves it alone. These are the norm before
+the MLP, which ``mlp`` includes, and the norm before attention that is not latent.
+"""
+
+from __future__ import annotations
+
+from axonn_tune.spec.blocks import Block
+from axonn_tune.spec.engine import value_or
+from axonn_tune.spec.plan import Size
+from axonn_tune.strategies.experts import ExpertShapes
+from axonn_tune.strategies.shapes import Shapes
+
+
+def norms_again(shapes: Shapes, block: Block) -> tuple[str, ...]:
+    """Return the norms of a block whose output is discarded."""
+    modules = shapes.recomputed_modules
+    model = shapes.model
+    is_first = "layernorm" in modules and model.latent_attention is not None
+    is_second = ("layernorm" if block.has_experts else "mlp") in modules and not model.shares_norm
+    return ("norm1",) * is_first + ("norm2",) * is_second
+
+
+def discarded_bytes(shapes: Shapes, block: Block, score_bytes: Size) -> Size:
+    """Return the bytes that a block does not save because of the modules that are recomputed.
+
+    Parameters
+    ----------
+    score_bytes : array, shape (C,), or float
+        Bytes that attention saves of its scores.
+    """
+    nbytes = len(norms_again(shapes, block)) * shapes.norm_output_of_one
+    nbytes = nbytes + _of_attention(shapes, score_bytes)
+    if block.has_experts and shapes.model.experts is not None:
+        return nbytes + _of_experts(ExpertShapes(shapes, shapes.model.experts), shapes)
+    if "mlp" in shapes.recomputed_modules:
+        nbytes = nbytes + shapes.inner_bytes - shapes.attention_bytes
+    return nbytes
+
+
+def _of_attention(shapes: Shapes, score_bytes: Size) -> Size:
+    """Return the bytes that attention does not save.
+
+    Its output is what the product that follows saves as its input, unless that saves a cast copy.
+    """
+    modules = shapes.recomputed_modules
+    recipe = shapes.job.recipe
+    nbytes: Size = 0.0
+    if "mla_up_proj" in modules:
+        factor = value_or(shapes.memory.attention_factor, 1.0)
+        nbytes = nbytes + factor * shapes.up_projected_bytes
+    if "core_attn" in modules:
+        nbytes = nbytes + score_bytes
+        if recipe is not None and recipe.saves_attention_cast:
+            nbytes = nbytes + shapes.linears["proj"].input_bytes
+    return nbytes
+
+
+def _of_experts(sizes: ExpertShapes, shapes: Shapes) -> Size:
+    """Return the bytes that a layer of experts does not save."""
+    modules = shapes.recomputed_modules
+    if "moe" in modules:
+        return sizes.saved_bytes
+    nbytes: Size = 0.0
+    if "moe_act" in modules:
+        nbytes = nbytes + sizes.activated_bytes * shapes.saved_share
+    if "shared_experts" in modules:
+        nbytes = nbytes + sizes.shared_bytes
+    return nbytes

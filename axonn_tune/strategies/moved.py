@@ -1,0 +1,106 @@
+"""Activations that move to the host's memory between the forward and the backward pass.
+
+This is Megatron-Core's fine-grained activation offloading: inputs of modules are copied to the host
+on a stream of their own once a block has formed them, and come back while the backward pass is at
+the block before. The last layer of a virtual stage keeps its activations, since its backward pass
+comes next (Megatron-LM d98e8a64, core/pipeline_parallel/fine_grained_activation_offload.py: the
+groups that are offloaded last stay on the GPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from axonn_tune.spec.blocks import Block
+from axonn_tune.spec.engine import HOST_ACTIVATIONS, value_or
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.offload import offloaded_modules
+from axonn_tune.spec.plan import Array, Size
+from axonn_tune.strategies.experts import ExpertShapes
+from axonn_tune.strategies.shapes import Shapes
+
+
+def moved_bytes(shapes: Shapes, block: Block) -> Size:
+    """Return the bytes of a block's activations that move to the host's memory.
+
+    What recomputation does not save does not move.
+    """
+    modules = offloaded_modules(shapes.job.offload_modules)
+    sizes = {**_of_norms(shapes), **_of_attention(shapes)}
+    if block.has_experts and shapes.model.experts is not None:
+        sizes |= _of_experts(ExpertShapes(shapes, shapes.model.experts))
+    return sum((sizes.get(module, 0.0) for module in modules), start=np.zeros(len(shapes.table)))
+
+
+def moved_by_layers(shapes: Shapes, layers: Sequence[int], n_layers: int) -> Array:
+    """Return the bytes that a layer moves on the average, shape (C,).
+
+    Parameters
+    ----------
+    layers
+        The layers of a rank.
+    n_layers
+        Number of layers of a virtual stage, of which the last one moves nothing.
+    """
+    counts = shapes.model.counts(layers)
+    total = np.zeros(len(shapes.table))
+    for block, count in counts.items():
+        total = total + count * moved_bytes(shapes, block)
+    return total / max(len(layers), 1) * (n_layers - 1) / max(n_layers, 1)
+
+
+def largest_moved(shapes: Shapes, layers: Sequence[int]) -> Array:
+    """Return the bytes that are on their way back while a block forms its gradients."""
+    moved = np.zeros(len(shapes.table))
+    for block in shapes.model.counts(layers):
+        moved = np.maximum(moved, moved_bytes(shapes, block))
+    return moved
+
+
+def host_activations(job: Job, nbytes: Array) -> dict[str, Array]:
+    """Return what activations take of the host's memory, as a term; nothing if none move."""
+    return {HOST_ACTIVATIONS: nbytes} if job.offload_modules else {}
+
+
+def _of_norms(shapes: Shapes) -> dict[str, Size]:
+    """Return the bytes of the inputs of norms, and of the product that follows the first one."""
+    model = shapes.model
+    is_discarded = "layernorm" in shapes.recomputed_modules and model.latent_attention is not None
+    return {
+        "attn_norm": shapes.residual_bytes,
+        "qkv_linear": 0.0 if is_discarded else shapes.norm_output_of_one,
+        "mlp_norm": 0.0 if model.parallel_block else shapes.residual_bytes,
+    }
+
+
+def _of_attention(shapes: Shapes) -> dict[str, Size]:
+    """Return the bytes of attention's input and of the input of the product that follows.
+
+    These are one tensor with attention's output, unless the product saves a cast copy.
+    """
+    recipe = shapes.job.recipe
+    modules = shapes.recomputed_modules
+    factor = value_or(shapes.memory.attention_factor, 1.0)
+    proj = shapes.linears["proj"]
+    inputs: Size = 0.0
+    if shapes.model.latent_attention is None:
+        inputs = shapes.linears["qkv"].output_bytes
+    elif "mla_up_proj" not in modules:
+        inputs = shapes.up_projected_bytes - shapes.latent_bytes
+    output = proj.input_bytes
+    if recipe is not None and recipe.saves_attention_cast:
+        output = proj.gathered_input_bytes
+        inputs = inputs + (0.0 if "core_attn" in modules else proj.input_bytes)
+    return {"core_attn": factor * inputs, "attn_proj": factor * output}
+
+
+def _of_experts(sizes: ExpertShapes) -> dict[str, Size]:
+    """Return the bytes of the inputs of the experts' first product and of their activation."""
+    if "moe" in sizes.shapes.recomputed_modules:
+        return {}
+    return {
+        "expert_fc1": sizes.taken_bytes * sizes.shapes.saved_share,
+        "moe_act": sizes.up_bytes,
+    }

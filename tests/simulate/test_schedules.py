@@ -1,0 +1,188 @@
+"""Schedules that split the backward pass or enter from both ends, against the papers' bubbles."""
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from axonn_tune.simulate import pipeline
+from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT, slots
+from axonn_tune.simulate.pipeline import (
+    FIRST,
+    LAST,
+    MIDDLE,
+    N_KINDS,
+    kind_of,
+    passes,
+    pipeline_seconds,
+)
+
+NEW = ("zb-h1", "dualpipe")
+EVERY = pytest.mark.parametrize("schedule", NEW)
+SHAPES = pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 14), (6, 16), (8, 40)])
+
+
+def durations(forward, inputs, weights):
+    """The same for all stages."""
+    seconds = np.empty((N_KINDS, 1))
+    for place in (FIRST, MIDDLE, LAST):
+        for direction, value in (
+            (FORWARD, forward), (BACKWARD, inputs + weights), (INPUT, inputs), (WEIGHT, weights)
+        ):  # fmt: skip
+            seconds[kind_of(direction, place)] = value
+    return seconds
+
+
+def bubble(schedule, p, m, forward, inputs, weights):
+    seconds = durations(forward, inputs, weights)
+    whole = pipeline_seconds(p, 1, m, seconds, np.zeros(1), schedule)[0]
+    return whole - m * (forward + inputs + weights)
+
+
+@SHAPES
+@pytest.mark.parametrize(
+    ("forward", "inputs", "weights"), [(1, 1, 1), (1, 1.3, 1), (1.5, 1.2, 1), (2, 1, 0.5)]
+)
+def test_the_bubble_of_zb_h1_is_the_papers(p, m, forward, inputs, weights):
+    """(p - 1)(T_F + T_B - T_W), T_B of inputs only (Qi et al., table 2); forward no shorter than W.
+
+    The first rank waits at least for the gradients to come back through all other ranks.
+    """
+    expected = (p - 1) * (forward + inputs - weights)
+    assert bubble("zb-h1", p, m, forward, inputs, weights) == pytest.approx(expected)
+
+
+@SHAPES
+@pytest.mark.parametrize(("one", "weights"), [(1.0, 1.0), (1.0, 0.5), (3.0, 2.0)])
+def test_the_bubble_of_dualpipe_is_the_reports(p, m, one, weights):
+    """(p / 2 - 1)(F&B + B - 3 W), B with W (arXiv 2412.19437, table 2).
+
+    F is as long as B without W, and F&B takes as long as both.
+    """
+    backward = one + weights
+    expected = (p / 2 - 1) * (one + backward + backward - 3 * weights)
+    assert bubble("dualpipe", p, m, one, one, weights) == pytest.approx(expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from([2, 4, 6]), st.integers(0, 4), *[st.floats(0.2, 3.0)] * 3)
+def test_splitting_never_takes_longer_than_1f1b(p, more, forward, inputs, weights):
+    m = 2 * p + 2 * more
+    usual = bubble("1f1b", p, m, forward, inputs, weights)
+    assert usual == pytest.approx((p - 1) * (forward + inputs + weights))
+    for schedule in NEW:
+        assert -1e-9 <= bubble(schedule, p, m, forward, inputs, weights) <= usual + 1e-9
+
+
+@EVERY
+@SHAPES
+def test_each_stage_does_everything_once(schedule, p, m):
+    played = passes(p, 1, m, durations(1.0, 1.0, 1.0)[:, 0], 0.0, schedule)
+    done = Counter((each.direction, each.stage, each.micro_batch) for each in played)
+    assert set(done.values()) == {1}
+    for stage in range(p):
+        for micro in range(m):
+            assert done[FORWARD, stage, micro]
+            is_split = done[INPUT, stage, micro]
+            assert is_split == done[WEIGHT, stage, micro] != done[BACKWARD, stage, micro]
+
+
+@EVERY
+@SHAPES
+def test_nothing_starts_before_what_it_needs(schedule, p, m):
+    random = np.random.default_rng(p * m)
+    seconds = random.uniform(0.2, 2.0, N_KINDS)
+    played = passes(p, 1, m, seconds, 0.1, schedule)
+    ends = {}
+    for each in played:
+        direction = BACKWARD if each.direction == INPUT else each.direction
+        ends[direction, each.stage, each.micro_batch] = each.end_seconds
+    for each in played:
+        stage, micro = each.stage, each.micro_batch
+        if each.direction == FORWARD:
+            needed = (FORWARD, stage - 1, micro) if stage else None
+        elif each.direction == WEIGHT:
+            needed = (BACKWARD, stage, micro)
+        else:
+            needed = (BACKWARD, stage + 1, micro) if stage < p - 1 else (FORWARD, stage, micro)
+        assert needed is None or ends[needed] <= each.start_seconds + 1e-9
+    for rank in range(p):
+        mine = [each for each in played if each.rank == rank]
+        assert all(a.end_seconds <= b.start_seconds + 1e-9 for a, b in pairwise(mine))
+
+
+def most_held(order):
+    """Most micro-batches that have gone forward and whose gradients are not all formed."""
+    held = most = 0
+    for slot in order:
+        for direction, _, _ in slot:
+            held += {FORWARD: 1, BACKWARD: -1, WEIGHT: -1, INPUT: 0}[direction]
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 16), (8, 40)])
+def test_activations_are_those_of_the_papers(p, m):
+    """p micro-batches on every rank (Qi et al., section 2.1); p + 1 with two directions."""
+    assert [most_held(slots("zb-h1", rank, p, 1, m)) for rank in range(p)] == [p] * p
+    of_dual = [most_held(slots("dualpipe", rank, p, 1, m // 2)) for rank in range(p)]
+    assert max(of_dual) <= p + 1
+
+
+@EVERY
+@pytest.mark.parametrize(("p", "m"), [(4, 200), (8, 304)])
+def test_long_schedules_are_extrapolated_exactly(schedule, p, m):
+    random = np.random.default_rng(0)
+    seconds = random.uniform(0.8, 1.3, (N_KINDS, 20))
+    transfer = random.uniform(0.0, 0.3, 20)
+    per_flow = m // 2 if schedule == "dualpipe" else m
+    order = pipeline._schedule(pipeline._Shape(schedule, p, 1, ()), per_flow)
+    whole, _, _ = pipeline._played(order, pipeline._durations(seconds, transfer))
+    got = pipeline_seconds(p, 1, m, seconds, transfer, schedule)
+    np.testing.assert_allclose(got, whole, rtol=1e-12)
+
+
+@SHAPES
+def test_directions_of_dualpipe_mirror_each_other(p, m):
+    for rank in range(p):
+        order = slots("dualpipe", rank, p, 1, m // 2)
+        mirrored = slots("dualpipe", p - 1 - rank, p, 1, m // 2)
+        flipped = [tuple((d, 1 - flow, micro) for d, flow, micro in slot) for slot in mirrored]
+        assert order == flipped
+
+
+def plainly(p, v, m, seconds, transfer, places):
+    """1F1B pass by pass, with the duration of each virtual stage's own kind."""
+    done, free = {}, [0.0] * p
+    queues = [[slot[0] for slot in slots("1f1b", rank, p, v, m)] for rank in range(p)]
+    while any(queues):
+        for rank, queue in enumerate(queues):
+            while queue:
+                direction, chunk, micro = queue[0]
+                stage = chunk * p + rank
+                if direction == FORWARD:
+                    needed = (FORWARD, stage - 1, micro) if stage else None
+                elif stage < p * v - 1:
+                    needed = (BACKWARD, stage + 1, micro)
+                else:
+                    needed = (FORWARD, stage, micro)
+                if needed is not None and needed not in done:
+                    break
+                start = max(free[rank], done.get(needed, 0.0))
+                free[rank] = start + seconds[kind_of(direction, places[stage])] + transfer
+                done[direction, stage, micro] = free[rank]
+                queue.pop(0)
+    return max(free)
+
+
+@pytest.mark.parametrize(("p", "v", "m"), [(2, 1, 5), (4, 1, 30), (4, 2, 24), (3, 3, 60)])
+def test_every_stage_may_have_times_of_its_own(p, v, m):
+    random = np.random.default_rng(p * v * m)
+    places = (0, *random.integers(1, 6, p * v - 2), 2)
+    places = tuple(int(place) for place in places)
+    seconds = random.uniform(0.2, 2.0, kind_of(FORWARD, 6))
+    got = pipeline_seconds(p, v, m, seconds[:, None], np.full(1, 0.1), "1f1b", places)[0]
+    assert got == pytest.approx(plainly(p, v, m, seconds, 0.1, places), rel=1e-9)

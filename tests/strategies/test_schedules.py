@@ -1,0 +1,138 @@
+"""Schedules of a pipeline: what a stage computes, holds and refuses with each of them."""
+
+from dataclasses import replace
+
+import pytest
+from build import memory_terms, number, operations, plan_of
+
+import axonn_tune
+from axonn_tune.api import build_search, predict
+from axonn_tune.errors import InputError, NoCandidateError
+from axonn_tune.io.presets import load_engine
+from axonn_tune.spec.blocks import Experts
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Collective, Gemm, GroupedGemm
+from axonn_tune.strategies.megatron3d import Megatron3D
+
+DENSE = Model("dense", n_layers=8, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)
+MIXTURE = replace(DENSE, experts=Experts(4, 2, 512))
+JOB = Job(8, 32, 128)
+MEGATRON = {"strategy": "megatron", "machine": "dgx-h100", "recompute": "none", "micro_batch": 1}
+
+
+def plan(schedule, model=DENSE, **sizes):
+    strategy = Megatron3D(has_experts=not model.is_dense, schedule=schedule)
+    return plan_of(strategy, model, JOB, 1, **(sizes or {"data": 2, "pipeline": 4}))
+
+
+@pytest.mark.parametrize("model", [DENSE, MIXTURE], ids=["dense", "experts"])
+@pytest.mark.parametrize("sizes", [{"data": 2, "pipeline": 4}, {"tensor": 2, "pipeline": 4}])
+def test_the_two_parts_of_the_backward_pass_are_the_whole(model, sizes):
+    for stage in (plan("zb-h1", model, **sizes).pipeline.first, plan("zb-h1", model).pipeline.last):
+        whole = sorted(op.name for op in operations(stage.backward))
+        inputs, weights = map(operations, stage.split_backward)
+        assert sorted(op.name for op in inputs + weights) == whole
+        assert not any(isinstance(op, Collective) for op in weights)
+        products = [op for op in weights if isinstance(op, Gemm | GroupedGemm)]
+        assert products and all(op.mode == "TN" for op in products)
+        assert not any(op.mode == "TN" for op in inputs if isinstance(op, Gemm | GroupedGemm))
+
+
+def test_gradients_of_weights_are_half_of_the_backward_products():
+    stage = plan("zb-h1").pipeline.middle
+    flops = [
+        sum(number(op.m) * number(op.n) * number(op.k) for op in ops if isinstance(op, Gemm))
+        for ops in map(operations, stage.split_backward)
+    ]
+    assert flops[0] == pytest.approx(flops[1])
+
+
+def predicted(schedule, gpus=64, layout="tensor=8,pipeline=8", **options):
+    given = {**MEGATRON, "global_batch": 32, "virtual_stages": 1, **options}
+    return predict("gpt3-175b", gpus, layout, schedule=schedule, **given)
+
+
+def test_bubbles_shrink_and_work_does_not():
+    one, zero, dual = map(predicted, ("1f1b", "zb-h1", "dualpipe"))
+    assert one.bubble_seconds > zero.bubble_seconds > dual.bubble_seconds > 0.0
+    assert one.step_seconds > zero.step_seconds > dual.step_seconds
+    assert one.mfu * one.step_seconds == pytest.approx(dual.mfu * dual.step_seconds)
+
+
+def test_zb_h1_holds_no_more_than_1f1b_on_the_first_rank():
+    one, zero = predicted("1f1b"), predicted("zb-h1")
+    assert zero.memory_terms_bytes["activations"] == one.memory_terms_bytes["activations"]
+
+
+def test_dualpipe_holds_two_stages_and_p_plus_1_micro_batches():
+    model = replace(DENSE, position="rotary", tied_embeddings=False)
+    of = {
+        schedule: memory_terms(
+            Megatron3D(schedule=schedule), model, replace(JOB, global_batch=64), 1, data=2,
+            pipeline=4,
+        )
+        for schedule in ("1f1b", "dualpipe")
+    }  # fmt: skip
+    one, dual = of["1f1b"], of["dualpipe"]
+    assert dual["activations"] == pytest.approx(one["activations"] * 5 / 4)
+    # Half of the whole model, with embedding and head; of 1F1B a quarter, with one of these.
+    matrices = 12 * 256 * 256 + 13 * 256
+    vocabulary = DENSE.head.parameters
+    assert dual["weights"] / one["weights"] == pytest.approx(
+        (4 * matrices + 2 * vocabulary) / (2 * matrices + vocabulary), rel=0.02
+    )
+    assert dual["gradients"] == pytest.approx(2 * dual["weights"])
+    # Twice as many ranks share the states of twice as many parameters.
+    assert dual["optimizer_states"] / dual["weights"] == pytest.approx(
+        one["optimizer_states"] / one["weights"] / 2
+    )
+
+
+def test_without_stages_schedules_are_one():
+    layouts = {"layout": "tensor=8,data=8"}
+    one, zero = (predicted(schedule, **layouts) for schedule in ("1f1b", "dualpipe"))
+    assert one.step_seconds == zero.step_seconds
+    assert one.memory_terms_bytes == zero.memory_terms_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "gpipe"}, "schedule is 'gpipe'; allowed: 1f1b, zb-h1, dualpipe"),
+        ({"schedule": "zb-h1", "virtual_stages": 2}, "virtual_stages is 2; allowed"),
+        ({"schedule": "zb-h1", "strategy": "zero3"}, "--schedule is megatron's"),
+    ],
+)
+def test_what_a_schedule_cannot_do_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        build_search("gpt3-175b", 64, **{**MEGATRON, **options})
+
+
+def test_dualpipe_needs_micro_batches_from_both_ends():
+    with pytest.raises(NoCandidateError, match="schedule needs more micro-batches"):
+        predicted("dualpipe", global_batch=8)
+    with pytest.raises(InputError, match="need --overlap-grad-reduce"):
+        predicted("dualpipe", overlap_grad_reduce=False)
+    with pytest.raises(InputError, match="even number of stages"):
+        predicted("dualpipe", gpus=24, layout="tensor=8,pipeline=3")
+
+
+def test_megatron_core_is_not_told_what_it_does_not_have():
+    with pytest.raises(InputError, match="schedule is 'dualpipe'; allowed for Megatron-Core: 1f1b"):
+        axonn_tune.launch(
+            "gpt3-175b", 64, grid="tensor=8,pipeline=8", schedule="dualpipe", global_batch=32,
+            virtual_stages=1, **MEGATRON,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "dualpipe"])
+def test_an_engine_has_its_kernels_in_both_parts_of_the_backward_pass(schedule):
+    engine = load_engine("nanotron")
+    strategy = Megatron3D(schedule=schedule, engine=engine)
+    stage = engine.as_run(
+        plan_of(strategy, DENSE, JOB, 1, data=2, pipeline=4)
+    ).pipeline.middle  # fmt: skip
+    whole = sum(number(op.nbytes) for op in operations(stage.backward) if hasattr(op, "kernel"))
+    parts = [op for part in stage.split_backward for op in operations(part)]
+    assert sum(number(op.nbytes) for op in parts if hasattr(op, "kernel")) == pytest.approx(whole)
