@@ -46,6 +46,7 @@ def settings_text(prediction: Prediction, axes: tuple[str, ...]) -> str:
     model = prediction.scenario.model
     document = {
         "model": _model_sizes(model),
+        "engine": prediction.scenario.strategy.engine.name,
         "layout": {axis: prediction.layout.size(axis) for axis in axes},
         "seq_len": job.seq_len,
         "n_positions": max(job.seq_len, model.seq_len),
