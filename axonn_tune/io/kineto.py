@@ -15,7 +15,7 @@ from math import prod
 from typing import Any
 
 from axonn_tune.errors import FileError
-from axonn_tune.io.files import FileName, read_text
+from axonn_tune.io.files import FileName, read_packed_text, read_text
 from axonn_tune.io.json_files import parse_json
 from axonn_tune.io.logs.collective_log import kind_in
 from axonn_tune.spec.traced import (
@@ -69,12 +69,12 @@ def load_trace(path: FileName) -> Trace:
     Raises
     ------
     FileError
-        The file cannot be read, is no trace, or has nothing that ran.
+        The file, which may be packed with gzip, cannot be read, is no trace, or has nothing that
+        ran.
     """
     name = os.fspath(path)
-    if name.endswith(".gz"):
-        raise FileError(f"{name} is packed; allowed: JSON (gunzip {name})")
-    document = parse_json(_NO_VALUE.sub(r'\1"",', read_text(path, LARGEST_TRACE_BYTES)), path)
+    read = read_packed_text if name.endswith(".gz") else read_text
+    document = parse_json(_NO_VALUE.sub(r'\1"",', read(path, LARGEST_TRACE_BYTES)), path)
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
         raise FileError(f"{name}: no trace of torch's profiler, which has traceEvents")

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS
 from axonn_tune.spec.traced import (
     ATTENTION,
     ATTENTION_BACKWARD,
@@ -29,7 +30,8 @@ _WORDS = {
     "context": ("context_parallel", "mesh_cp"),
     "data": ("data_parallel", "mesh_dp"),
     "pipeline": ("pipeline_model", "mesh_pp"),
-    "expert": ("expert_model", "mesh_ep"),
+    EXPERT: ("expert_model", "mesh_ep"),
+    EXPERT_REPLICAS: ("expert_data_parallel",),
 }
 
 

@@ -1,5 +1,6 @@
 """Traces of torch's profiler become kernels and collectives with their sizes."""
 
+import gzip
 import json
 
 import pytest
@@ -151,9 +152,25 @@ def test_what_is_no_trace_is_refused(trace, text, said):
         trace(text=text)
 
 
-def test_a_packed_trace_is_refused(trace):
-    with pytest.raises(FileError, match=r"trace\.json\.gz is packed; allowed: JSON"):
-        trace(name="trace.json.gz")
+def test_a_packed_trace_is_read(tmp_path, trace):
+    plain = trace(kernel("gemm", 5), kernel("ncclDevKernel_AllGather", 7, **NCCL))
+    packed = tmp_path / "trace.json.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "trace.json").read_bytes()))
+    assert load_trace(packed) == plain
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(FileError, match=r"trace\.json\.gz: (the gzip file is cut|no gzip file)"):
+        load_trace(packed)
+    packed.write_bytes(b"{}")
+    with pytest.raises(FileError, match=r"trace\.json\.gz: no gzip file of UTF-8 text"):
+        load_trace(packed)
+
+
+def test_a_small_file_that_holds_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("axonn_tune.io.kineto.LARGEST_TRACE_BYTES", 10_000)
+    packed = tmp_path / "trace.json.gz"
+    packed.write_bytes(gzip.compress(b" " * 1_000_000))
+    with pytest.raises(FileError, match=r"trace\.json\.gz holds too much"):
+        load_trace(packed)
 
 
 def test_what_torch_writes_is_read(tmp_path):
