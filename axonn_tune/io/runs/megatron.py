@@ -50,6 +50,8 @@ ARGUMENTS = (
     "num_layers",
     "hidden_size",
     "num_attention_heads",
+    "sequence_parallel",
+    "transformer_impl",
 )
 
 
@@ -60,18 +62,23 @@ def is_megatron(text: str) -> bool:
 
 def parse_megatron(text: str) -> LoggedRun:
     """Return the run; of a batch that grows, the steps with the last batch."""
-    arguments = dotted_arguments(text) or yaml_arguments(text, ARGUMENTS)
+    arguments = yaml_arguments(text, ARGUMENTS) | dotted_arguments(text)
+    is_stated = "tensor_model_parallel_size" in arguments
+    pipeline = count(arguments, "pipeline_model_parallel_size") or 1
+    virtual = count(arguments, "virtual_pipeline_model_parallel_size")
     timed: dict[int, tuple[float, int]] = {}
     for iteration, milliseconds, batch in _ITERATION.findall(text):
         timed.setdefault(int(iteration), (1e-3 * float(milliseconds), int(batch or 0)))
     batch = timed[max(timed)][1] if timed else 0
     steps = {number: seconds for number, (seconds, size) in timed.items() if size == batch}
     facts = {
-        "engine": _engine(arguments),
+        "engine": _engine(arguments) if is_stated else "megatron-core",
         "gpus": count(arguments, "world_size"),
         "layout": layout_of(arguments, count(arguments, "world_size")),
         "global_batch": batch or count(arguments, "global_batch_size"),
         "precision": _precision(arguments),
+        "recompute": "none" if is_stated else None,
+        "virtual_stages": virtual or (1 if pipeline > 1 else None),
         **common_facts(arguments),
     }
     return LoggedRun(
@@ -102,15 +109,13 @@ def layout_of(arguments: dict[str, str], n_gpus: int | None) -> str | None:
 
 
 def common_facts(arguments: dict[str, str]) -> dict[str, object]:
-    """Return the facts whose arguments NeMo has, too."""
-    pipeline = count(arguments, "pipeline_model_parallel_size") or 1
-    virtual = count(arguments, "virtual_pipeline_model_parallel_size")
+    """Return the facts whose arguments NeMo has, too, as far as they are stated."""
+    recompute = _recompute(arguments)
     return {
         "micro_batch": count(arguments, "micro_batch_size"),
         "seq_len": count(arguments, "seq_length"),
         "dtype": dtype_named(arguments.get("params_dtype", "")),
-        "recompute": _recompute(arguments),
-        "virtual_stages": virtual or (1 if pipeline > 1 else None),
+        **({"recompute": recompute} if recompute else {}),
     }
 
 
@@ -119,10 +124,8 @@ def _engine(arguments: dict[str, str]) -> str:
 
     `sequence_parallel` came with the paper of 2022, `transformer_impl` with Transformer Engine.
     """
-    if arguments.get("transformer_impl", "transformer_engine") == "transformer_engine":
-        is_early = arguments and "sequence_parallel" not in arguments
-        if not is_early or "transformer_impl" in arguments:
-            return "megatron-core"
+    if arguments.get("transformer_impl") == "transformer_engine":
+        return "megatron-core"
     return "megatron-2022" if "sequence_parallel" in arguments else "megatron-2021"
 
 
@@ -135,11 +138,10 @@ def _precision(arguments: dict[str, str]) -> str | None:
 
 
 def _recompute(arguments: dict[str, str]) -> str | None:
-    if not arguments:
-        return None
+    """Return the recomputation that is switched on, or None."""
     if is_true(arguments, "checkpoint_activations"):  # the name of before 2022
         return "full"
-    granularity = arguments.get("recompute_granularity", "none")
+    granularity = arguments.get("recompute_granularity")
     layers = count(arguments, "recompute_num_layers")
     if granularity == "full" and arguments.get("recompute_method") == "block" and layers:
         return f"full:{layers}"

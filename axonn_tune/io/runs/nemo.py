@@ -23,6 +23,13 @@ _STEP = re.compile(
     r"global_step[:=]\s*(\d+)[^\n\r]{0,999}?train_step_timing in s[:=]\s*" + NUMBER,
 )
 _BATCH = r"global_batch_size[:=] (\d+)"
+# What NeMo 1 calls arguments of Megatron-LM.
+_OLD_NAMES = {
+    "activations_checkpoint_granularity": "recompute_granularity",
+    "activations_checkpoint_method": "recompute_method",
+    "activations_checkpoint_num_layers": "recompute_num_layers",
+    "encoder_seq_length": "seq_length",
+}
 # The sizes of groups by the word of the log and by the argument of Megatron-LM.
 _GROUPS = {
     "tensor model": "tensor_model_parallel_size",
@@ -38,7 +45,10 @@ def is_nemo(text: str) -> bool:
 
 def parse_nemo(text: str) -> LoggedRun:
     """Return the run."""
-    arguments = yaml_arguments(text, ARGUMENTS)
+    arguments = yaml_arguments(text, (*ARGUMENTS, *_OLD_NAMES))
+    for old, name in _OLD_NAMES.items():
+        if old in arguments:
+            arguments[name] = arguments[old]
     arguments["params_dtype"] = "bf16" if re.search(r"precision: .?bf16", text) else ""
     n_gpus = None
     for word, name in _GROUPS.items():

@@ -220,6 +220,29 @@ def test_the_groups_of_nemo_are_axes(log):
     assert row["layout"] == "tensor=2,data=2,pipeline=2" and row["gpus"] == "8"
 
 
+def test_what_nemo_1_calls_otherwise_is_read(log):
+    config = "\n".join(
+        [
+            "    activations_checkpoint_granularity: full",
+            "    activations_checkpoint_method: block",
+            "    activations_checkpoint_num_layers: 4",
+            "    encoder_seq_length: 2048",
+            "    micro_batch_size: 2",
+        ]
+    )
+    given = {"model": "tiny"}
+    row = row_of(log(f"{config}\n{(LOGS / 'nemo.log').read_text()}"), given)
+    facts = {"recompute": "full:4", "seq_len": "2048", "micro_batch": "2"}
+    assert facts.items() <= row.items()
+    assert not set(facts) & set(row_of(LOGS / "nemo.log", given))
+
+
+def test_iterations_without_arguments_claim_nothing_but_the_batch(log):
+    lines = (LOGS / "megatron.log").read_text().splitlines()
+    (run,) = read_runs(log("\n".join(line for line in lines if "iteration" in line)))
+    assert run.facts == {"engine": "megatron-core", "global_batch": "128"}
+
+
 def test_the_progress_bar_of_nemo_is_read_between_its_carriage_returns(log):
     bar = "Epoch 0: 1%|, reduced_train_loss=3.09, global_step={}.0, train_step_timing in s={}]"
     text = "\r".join(bar.format(n, 40 + n) for n in range(4))
