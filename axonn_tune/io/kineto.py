@@ -85,7 +85,7 @@ def load_trace(path: FileName) -> Trace:
             operations = tuple(_operations(kernels, _launchers(complete)))
         else:
             operations = tuple(_cpu_operations(complete, _world_size(document)))
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
         raise FileError(f"{name}: malformed event: {error}") from None
     if not operations:
         raise FileError(f"{name}: it has neither kernels nor operations with times")

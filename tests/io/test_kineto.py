@@ -141,6 +141,8 @@ def test_a_group_without_a_description_is_read_though_its_json_is_broken(trace):
         ('{"traceEvents": []}', "neither kernels nor operations"),
         ('{"traceEvents": [{"ph": "X", "name": 3, "dur": 1}]}', "neither kernels"),
         (json.dumps([kernel("nccl", 1, **{**NCCL, "Group size": "many"})]), "malformed event"),
+        (json.dumps([kernel("gemm", 10**400)]), "malformed event"),
+        (json.dumps([kernel("gemm", 1, [1])]), "malformed event"),
         (
             json.dumps([launcher("aten::mm", 1, [[2], [3]]), kernel("gemm", 1, 1)]),
             "malformed event",

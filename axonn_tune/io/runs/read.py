@@ -72,6 +72,8 @@ def read_runs(
         return [_READERS[chosen][1](text)]
     except FileError as error:
         raise FileError(f"{name}: {error}") from None
+    except (ValueError, OverflowError, TypeError) as error:
+        raise FileError(f"{name}: a number in the log is not possible: {error}") from None
 
 
 def _recognised(text: str, name: str) -> str:

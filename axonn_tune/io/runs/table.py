@@ -132,10 +132,10 @@ def _timing(seconds: Sequence[float], source: str, warm_up: int | None) -> dict[
 
 def _model_of(sizes: Mapping[str, Any], source: str) -> Model:
     """Return the preset of these sizes, or a model that is named after them."""
-    name = f"{sizes['n_layers']}-layers-of-{sizes['hidden_size']}"
+    name = f"{sizes.get('n_layers')}-layers-of-{sizes.get('hidden_size')}"
     try:
         model = Model(name=name, source=f"the log {source}", **sizes)
-    except InputError as error:
+    except (InputError, TypeError) as error:
         raise FileError(f"{source}: {error}") from None
     presets = (load_model(preset) for preset in list_models())
     return next((preset for preset in presets if _is_same(preset, model)), model)

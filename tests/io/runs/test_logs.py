@@ -286,6 +286,27 @@ def test_a_run_without_steps_that_ran_out_of_memory_is_a_row(log):
     assert row["status"] == "oom" and row["layout"] == "data=2,pipeline=4"
 
 
+@pytest.mark.parametrize(
+    ("log_format", "old", "new"),
+    [
+        ("torchtitan", "ffn_dim_multiplier=None", "ffn_dim_multiplier=1e400"),
+        ("nanotron", "tp=2", "tp=2.5"),
+        ("llm-foundry", "microbatch_size: 2", "microbatch_size: 1e400"),
+        (
+            "megatron",
+            "hidden_size ..................................... 4096",
+            "hidden_size .. 4097",
+        ),
+        ("deepspeed", "train_batch_size ............. 8", f"train_batch_size .. {'9' * 5000}"),
+    ],
+)
+def test_impossible_numbers_are_one_line(log, log_format, old, new):
+    text = (LOGS / f"{log_format}.log").read_text()
+    assert old in text
+    with pytest.raises(FileError, match=r"^.*run\.log: .*(not possible|a multiple of)"):
+        row_of(log(text.replace(old, new)))
+
+
 def test_a_log_of_nothing_known_is_refused(log):
     with pytest.raises(FileError, match="no log that is known; name one of run, launch, megatron"):
         row_of(log("epoch 1 loss 3\n"))
