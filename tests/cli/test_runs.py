@@ -26,6 +26,8 @@ def test_logs_of_two_programs_become_a_table_that_score_reads(capsys, tmp_path):
 def test_the_document_of_a_run_is_a_log(capsys, tmp_path):
     document = {
         "model": "tiny",
+        "strategy": "axonn",
+        "engine": "bundled",
         "job": {"n_gpus": 4, "global_batch": 8, "seq_len": 64, "dtype": "fp32"}
         | {"attention": "flash"},
         "machine": None,
@@ -42,6 +44,7 @@ def test_the_document_of_a_run_is_a_log(capsys, tmp_path):
     code, out, _ = run_cli(capsys, "runs", log)
     (row,) = csv.DictReader(out.splitlines())
     assert code == 0 and row["layout"] == "x=2,z=2" and row["step_seconds"] == "0.5"
+    assert row["engine"] == "bundled" and "memory_gib" not in row
     del document["grid"]
     log.write_text(json.dumps(document))
     assert_refused(capsys, "runs", log, culprit="run.json: no document of a run: KeyError('grid')")

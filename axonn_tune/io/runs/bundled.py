@@ -19,6 +19,7 @@ from axonn_tune.io.runs.logged_run import (
 _STEP = re.compile(r"step (\d+): loss [\w.-]+, " + NUMBER + r" s")
 _SETTINGS = re.compile(r"settings: (\{[^\n]*)")
 _SETTINGS_FACTS = (
+    "strategy",
     "engine",
     "global_batch",
     "micro_batch",
@@ -99,7 +100,8 @@ def parse_run_document(text: str) -> LoggedRun:
             "dtype": job["dtype"],
             "attention": job["attention"],
             "recompute": document["recompute"],
-            "engine": "bundled",
+            "strategy": document["strategy"],
+            "engine": document["engine"],
             "machine": document["machine"],
         }
         seconds = {number: float(step["seconds"]) for number, step in enumerate(document["steps"])}
