@@ -398,6 +398,25 @@ class RankOptions(ProgressOptions, total=False):
     timeout: Annotated[float, Option("Seconds after which a collective counts as hung.", 300.0)]
 
 
+class LoggedOptions(TypedDict, total=False):
+    """The options that say of logged runs what their logs do not say, or say it better."""
+
+    model: Annotated[
+        str | None, Option("Model: a preset (80b), YAML file, or Hugging Face config.json.")
+    ]
+    gpus: Annotated[int | None, Option("Number of GPUs (dies on MI250X).")]
+    layout: Annotated[str | None, Option("Layout, such as tensor=8,data=16 or 8x4x4x8.")]
+    global_batch: Annotated[int | None, Option("Number of sequences per step.")]
+    micro_batch: Annotated[int | None, Option("Number of sequences that a rank takes at once.")]
+    seq_len: Annotated[int | None, Option("Sequence length.")]
+    dtype: Annotated[str | None, Option("Number type: bf16, fp16 or fp32.")]
+    recompute: Annotated[
+        str | None, Option("Recomputation: none, selective, full, or full:4 (4 layers).")
+    ]
+    engine: Annotated[str | None, Option("Engine: a name that `engines list` shows, or a file.")]
+    machine: Annotated[str | None, Option("Machine: a preset or a YAML file.")]
+
+
 class RunsOptions(TypedDict, total=False):
     """The options of a validation that say which layouts run, and for how long."""
 

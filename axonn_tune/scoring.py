@@ -22,7 +22,9 @@ REQUIRED_COLUMNS = ("model", "gpus", "layout", "global_batch", "step_seconds")
 # Columns of whole numbers, and of texts, that are options of a search.
 _COUNTS = ("gpus", "global_batch", "micro_batch", "seq_len", "virtual_stages")
 _TEXTS = ("strategy", "engine", "dtype", "precision", "attention", "recompute")
-OPTIONAL_COLUMNS = (*_COUNTS[2:], *_TEXTS, "machine", "memory_gib", "status")
+# What a log told besides; it enters no prediction.
+_REMARKS = ("spread_fraction", "n_steps", "source")
+OPTIONAL_COLUMNS = (*_COUNTS[2:], *_TEXTS, "machine", "memory_gib", "status", *_REMARKS)
 _STATUSES = ("ok", "oom")
 
 

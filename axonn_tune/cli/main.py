@@ -33,6 +33,7 @@ COMMANDS = {
     "models": "List and show model presets.",
     "machines": "List, show and compare hardware profiles.",
     "engines": "List, show and compare the software that carries out a strategy.",
+    "runs": "Read the logs of training runs into a table of runs.",
     "score": "Predict a table of your own runs and say how well.",
     "reproduce": "Compare predictions with published results.",
 }

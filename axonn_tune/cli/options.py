@@ -18,6 +18,7 @@ from axonn_tune.options import (
     Declarations,
     JobOptions,
     LayoutOptions,
+    LoggedOptions,
     Option,
     ProgressOptions,
     RankingOptions,
@@ -111,6 +112,7 @@ comparison_options = options_of(declared(ComparisonOptions))
 quiet_option = options_of(declared(ProgressOptions))
 validate_options = options_of(VALIDATION)
 calibrate_options = options_of(CALIBRATION)
+logged_options = options_of(declared(LoggedOptions))
 run_options = options_of(RUN, required=("model",))
 rehearse_options = options_of(REHEARSAL)
 

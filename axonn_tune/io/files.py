@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +49,30 @@ def read_text(path: FileName, largest_bytes: int = LARGEST_FILE_BYTES) -> str:
         raise FileError(f"{os.fspath(path)}, line {line}: not UTF-8 text") from None
     except ValueError as error:  # The name contains a zero byte.
         raise FileError(f"{os.fspath(path)!r}: {error}") from None
+
+
+def read_packed_text(path: FileName, largest_bytes: int = LARGEST_FILE_BYTES) -> str:
+    """Return the UTF-8 text that a gzip file holds, which may have at most `largest_bytes`.
+
+    Raises
+    ------
+    FileError
+        The file is missing, cannot be read, is no whole gzip file, holds too much, or no UTF-8.
+    """
+    name = os.fspath(path)
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # 16 stands for the header of gzip.
+    try:
+        data = unpacker.decompress(_read_bytes(path, largest_bytes), largest_bytes + 1)
+        text = data.decode()
+    except OSError as error:
+        raise os_failure(path, "cannot be read", error) from None
+    except (zlib.error, ValueError) as error:
+        raise FileError(f"{name}: no gzip file of UTF-8 text: {error}") from None
+    if len(data) > largest_bytes:
+        raise FileError(f"{name} holds too much; allowed: {largest_bytes >> 20} MiB")
+    if not unpacker.eof:
+        raise FileError(f"{name}: the gzip file is cut short")
+    return text
 
 
 def _read_bytes(path: FileName, largest_bytes: int) -> bytes:

@@ -29,6 +29,8 @@ _MODEL_FIELDS = (
     "tied_embeddings",
     "parallel_block",
 )
+# What the programs of this package run, without torch.compile, whichever engine was predicted.
+_ENGINES = {"axonn": "axonn", "zero3": "fsdp2-eager", "zeropp": "deepspeed-eager"}
 # The probability that Megatron-LM and GPT-2 use.
 DROPOUT = 0.1
 
@@ -44,8 +46,11 @@ def settings_text(prediction: Prediction, axes: tuple[str, ...]) -> str:
     configuration = prediction.configuration
     job = prediction.scenario.job
     model = prediction.scenario.model
+    strategy = prediction.scenario.strategy.name
     document = {
         "model": _model_sizes(model),
+        "strategy": strategy,
+        "engine": _ENGINES.get(strategy),
         "layout": {axis: prediction.layout.size(axis) for axis in axes},
         "seq_len": job.seq_len,
         "n_positions": max(job.seq_len, model.seq_len),

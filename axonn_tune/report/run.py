@@ -120,6 +120,8 @@ def run_document(
     return {
         "schema_version": SCHEMA_VERSION,
         "model": scenario.model.name,
+        "strategy": scenario.strategy.name,
+        "engine": scenario.strategy.engine.name,
         "job": asdict(scenario.job),
         "machine": None if prediction is None else scenario.machine.name,
         "device": measurement.device_name,

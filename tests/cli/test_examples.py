@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ from axonn_tune.cli.main import cli
 from axonn_tune.io.package_data import template
 
 ROOT = Path(__file__).parents[2]
+LOGS = ROOT / "tests" / "data" / "training_logs"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Commands that start ranks or measure; `reproduce` has its own tests.
@@ -72,6 +74,13 @@ def folder(tmp_path, monkeypatch):
     )
     program = (ROOT / "docs" / "examples" / "train_step.py").read_text()
     (tmp_path / "train_step.py").write_text(program)
+    logs = {"run1": "megatron", "run2": "nanotron", "titan": "torchtitan"}
+    for name, log in logs.items():
+        shutil.copy(
+            ROOT / "tests" / "data" / "training_logs" / f"{log}.log", f"{tmp_path}/{name}.log"
+        )
+    sweep = "tp,dp,gpus,gbs,time_ms\n" + "2,4,8,64,900\n" * 3
+    (tmp_path / "sweep.csv").write_text(sweep)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -101,7 +101,7 @@ def train(
     n_shares: int,
     train_step: Callable[[list[torch.Tensor]], torch.Tensor],
 ) -> list[float]:
-    """Train, print every step, and return the losses.
+    """Train, print the settings and every step, and return the losses.
 
     Parameters
     ----------
@@ -111,6 +111,7 @@ def train(
         Trains on the micro-steps of this rank's share of a batch and returns their mean loss.
     """
     tokens = Tokens(settings, arguments.data)
+    say(f"settings: {json.dumps(settings, default=vars)}")
     seconds, losses = [], []
     for step in range(arguments.steps):
         texts = [text.to(device) for text in tokens.share(step, share, n_shares)]
