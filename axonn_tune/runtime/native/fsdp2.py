@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from axonn_tune.errors import InputError
@@ -16,6 +16,7 @@ from axonn_tune.runtime.axonn.engine import DTYPES
 from axonn_tune.runtime.native.plain import PlainGPT
 from axonn_tune.runtime.native.trainer import ParallelModel, TorchTrainer, WaitRecorder
 from axonn_tune.runtime.ranks.collectives import issuer_of
+from axonn_tune.runtime.ranks.groups import device_mesh
 from axonn_tune.runtime.ranks.recorder import PendingCollective
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.spec import names
@@ -67,10 +68,10 @@ def sharded_trainer(request: RunRequest, device: torch.device) -> TorchTrainer:
 
 
 def _mesh(device: torch.device, n_shards: int, n_replicas: int) -> DeviceMesh:
+    ranks = torch.arange(n_replicas * n_shards)
     if n_replicas == 1:
-        return init_device_mesh(device.type, (n_shards,), mesh_dim_names=("shard",))
-    dimensions = ("replicate", "shard")
-    return init_device_mesh(device.type, (n_replicas, n_shards), mesh_dim_names=dimensions)
+        return device_mesh(device, ranks, ("shard",))
+    return device_mesh(device, ranks.view(n_replicas, n_shards), ("replicate", "shard"))
 
 
 class _ChainSwitch(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -18,6 +18,7 @@ from axonn_tune.runtime.axonn.engine import DTYPES
 from axonn_tune.runtime.native.plain import PlainGPT
 from axonn_tune.runtime.native.trainer import ParallelModel, TorchTrainer, WaitRecorder
 from axonn_tune.runtime.ranks.collectives import issuer_of
+from axonn_tune.runtime.ranks.groups import device_mesh
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.spec import names
 
@@ -28,9 +29,8 @@ def tensor_parallel_trainer(request: RunRequest, device: torch.device) -> TorchT
     job = request.job
     sizes = request.configuration.layout.sizes
     n_replicas = sizes["data"]
-    mesh = init_device_mesh(
-        device.type, (n_replicas, sizes["tensor"]), mesh_dim_names=("data", "tensor")
-    )
+    ranks = torch.arange(dist.get_world_size()).view(n_replicas, sizes["tensor"])
+    mesh = device_mesh(device, ranks, ("data", "tensor"))
     model = PlainGPT(spec, job.attention, request.configuration.recompute).initialise(request.seed)
     model = model.to(device, DTYPES[job.dtype])
     _split(model, mesh["tensor"], spec.tied_embeddings)
