@@ -95,8 +95,8 @@ def execute(
         The input is bad, or a rank failed.
     """
     device = pick_device(request.device, place)
-    with joined(place, device, request.timeout_seconds):
-        return train(request, place, device, factory)
+    with joined(place, device, request.timeout_seconds) as alive:
+        return train(request, place, device, factory, alive)
 
 
 def train(
@@ -104,8 +104,12 @@ def train(
     place: Place,
     device: torch.device,
     factory: TrainerFactory = build_trainer,
+    alive: Callable[[], None] = lambda: None,
 ) -> Measurement | None:
-    """Train on ranks that have joined; rank 0 returns what it measured."""
+    """Train on ranks that have joined, and call `alive` after each step.
+
+    Rank 0 returns what it measured.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     trainer = factory(request, device)
@@ -113,6 +117,7 @@ def train(
     steps = []
     for index in range(request.n_steps):
         steps.append(trainer.step(index))
+        alive()
         printer.show(index + 1, steps[-1])
     peak = torch.tensor(peak_memory_bytes(device), dtype=torch.float64, device=device)
     dist.all_reduce(peak, dist.ReduceOp.MAX)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -49,15 +50,20 @@ def measure_cluster(request: Request, place: Place) -> MeasuredCluster | None:
         Bad input, a failure of any rank, or results that cannot be kept.
     """
     device = pick_device(request.device, place)
-    with joined(place, device, request.timeout_seconds):
-        ranks = meet(request, place, device)
+    with joined(place, device, request.timeout_seconds) as alive:
+        ranks = meet(request, place, device, alive)
         measured = measure_parts(ranks)
         ranks.progress.finish()
         return measured if place.rank == 0 else None
 
 
-def meet(request: Request, place: Place, device: torch.device) -> MeasuringRanks:
-    """Exchange with the other ranks where each of them runs."""
+def meet(
+    request: Request,
+    place: Place,
+    device: torch.device,
+    alive: Callable[[], None] = lambda: None,
+) -> MeasuringRanks:
+    """Exchange with the other ranks where each of them runs; `alive` follows each result."""
     own_location = RankLocation(_host_name(), _node_name(), device_name(device))
     locations = tuple(gathered(own_location))
     n_per_node = ranks_per_node(locations)
@@ -80,7 +86,7 @@ def meet(request: Request, place: Place, device: torch.device) -> MeasuringRanks
         locations=locations,
         n_per_node=n_per_node,
         memory_bytes=least(_memory_bytes(device, n_per_node), device),
-        ledger=Ledger(request.store, owner, request.resume, progress),
+        ledger=Ledger(request.store, owner, request.resume, progress, alive),
         progress=progress,
     )
 
