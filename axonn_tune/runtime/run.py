@@ -17,7 +17,8 @@ from axonn_tune.runtime.axonn.gpt import GPT
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.axonn.optimizer import Optimizer
 from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
-from axonn_tune.runtime.ranks.session import Place, joined, peak_memory_bytes, pick_device
+from axonn_tune.runtime.ranks.memory import MemoryWatch
+from axonn_tune.runtime.ranks.session import Place, joined, pick_device
 from axonn_tune.runtime.released.packages import trainer_of
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.spec.measurement import Measurement, Operation, Step
@@ -110,17 +111,16 @@ def train(
 
     Rank 0 returns what it measured.
     """
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    memory = MemoryWatch(device)
     trainer = factory(request, device)
     printer = _StepPrinter(request.n_steps, silent=request.quiet or place.rank != 0)
     steps = []
     for index in range(request.n_steps):
+        memory.before_step(index)
         steps.append(trainer.step(index))
         alive()
         printer.show(index + 1, steps[-1])
-    peak = torch.tensor(peak_memory_bytes(device), dtype=torch.float64, device=device)
-    dist.all_reduce(peak, dist.ReduceOp.MAX)
+    peaks = memory.of_all_ranks()
     if place.rank != 0:
         return None
     versions = software(device)
@@ -133,8 +133,10 @@ def train(
         recompute=request.configuration.recompute,
         steps=tuple(steps),
         last_step=tuple(trainer.last_operations),
-        peak_memory_bytes=peak.item(),
+        peak_memory_bytes=peaks.steady_bytes,
         memory_is_of_process=device.type != "cuda",
+        first_peak_memory_bytes=peaks.first_bytes,
+        held_memory_bytes=peaks.held_bytes,
         gemm_modes=trainer.gemm_modes,
         device_name=device_name(device),
         backend=dist.get_backend(),
@@ -175,6 +177,20 @@ def software(device: torch.device) -> dict[str, str]:
     versions = {"torch": str(torch.__version__)}
     if device.type == "cuda":
         versions["cuda"] = str(torch.version.cuda or torch.version.hip)
-        versions["tf32"] = "on" if torch.backends.cuda.matmul.allow_tf32 else "off"
+        versions["tf32"] = "on" if _uses_tf32() else "off"
         versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     return versions
+
+
+def _uses_tf32() -> bool:
+    """Tell whether fp32 products are computed in TF32.
+
+    Torch has two settings for this, and refuses to tell the old one after the new one was set.
+    """
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
+    if precision != "none":
+        return bool(precision == "tf32")
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:
+        return False

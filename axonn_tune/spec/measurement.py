@@ -127,7 +127,7 @@ class Measurement:
     last_step
         Operations of the last step on rank 0, in the order of issue.
     peak_memory_bytes
-        Peak memory of the rank that used most.
+        Peak memory of the rank that used most, in the timed steps.
     memory_is_of_process
         Whether the memory of the whole process was counted, because the device counts none.
     gemm_modes
@@ -138,6 +138,11 @@ class Measurement:
         Name of the communication backend.
     software
         Versions by name.
+    first_peak_memory_bytes
+        The same peak from the building of the model on; None in old files.
+    held_memory_bytes
+        Most memory that torch's allocator held on a GPU, with what fragmentation took; None on a
+        CPU.
     """
 
     # Files name the layout by its oldest form.
@@ -155,6 +160,8 @@ class Measurement:
     device_name: str
     backend: str
     software: Mapping[str, str]
+    first_peak_memory_bytes: float | None = None
+    held_memory_bytes: float | None = None
 
     @property
     def timed_steps(self) -> tuple[Step, ...]:

@@ -33,7 +33,8 @@ from axonn_tune.calibration.measure.topology import (
 )
 from axonn_tune.calibration.measured_cluster import MeasuredCluster
 from axonn_tune.calibration.request import Request
-from axonn_tune.runtime.ranks.session import Place, idle_bytes, joined, pick_device
+from axonn_tune.runtime.ranks.memory import idle_bytes
+from axonn_tune.runtime.ranks.session import Place, joined, pick_device
 from axonn_tune.runtime.run import device_name, software
 from axonn_tune.spec.points import AttentionPoint, MemoryPoint
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
-import resource
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -269,24 +267,3 @@ class RankError(AxonnTuneError):
 
 class LostRankError(RankError):
     """Another rank failed before this one did; the message is that rank's."""
-
-
-def peak_memory_bytes(device: torch.device) -> float:
-    """Return the most memory in use so far, by torch on a GPU or by the process on a CPU."""
-    if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
-    scale = 1 if platform.system() == "Darwin" else 1024  # getrusage(2)
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * scale
-
-
-def idle_bytes(device: torch.device) -> float:
-    """Return the memory that training cannot use.
-
-    On a GPU this is what is in use but not by tensors. On a CPU it is the most that the process
-    ever held, so it must be asked before the process does any work.
-    """
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(device)
-        return float(total - free - torch.cuda.memory_allocated(device))
-    return peak_memory_bytes(device)
