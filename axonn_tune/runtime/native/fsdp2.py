@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -33,15 +34,15 @@ def sharded_trainer(request: RunRequest, device: torch.device) -> TorchTrainer:
     sizes = request.configuration.layout.sizes
     recorder = WaitRecorder(device)
     mesh = _mesh(device, sizes["shard"], sizes["replica"])
-    model = PlainGPT(request.model, job.attention, request.configuration.recompute)
-    model = model.initialise(request.seed).to(device)
     dtype = DTYPES[job.dtype]
     options: dict[str, Any] = {"mesh": mesh}
     if dtype != torch.float32:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
-    for block in model.blocks:
-        fully_shard(block, reshard_after_forward=True, **options)
+    sharded = partial(fully_shard, reshard_after_forward=True, **options)
+    with device:
+        model = PlainGPT(request.model, job.attention, request.configuration.recompute, sharded)
     fully_shard(model, reshard_after_forward=False, **options)
+    model.initialise(request.seed)
     comm = _Communication(recorder, mesh, sizes["shard"], gathers_ahead=job.overlap.oag)
     _record_collectives(model, "root", comm)
     for block in model.blocks:

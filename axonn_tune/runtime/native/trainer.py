@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -109,7 +109,7 @@ class ParallelModel:
     before_microstep
         Called before each micro-step, with whether it is the last one of the step.
     after_microsteps
-        Called before the gradients are clipped.
+        Called with the gradients of the step before they are clipped.
     loss_context
         Makes the context for the loss and its backward pass.
     """
@@ -119,7 +119,7 @@ class ParallelModel:
     n_shares: int
     share: int
     before_microstep: Callable[[bool], None] = lambda is_last: None
-    after_microsteps: Callable[[], None] = lambda: None
+    after_microsteps: Callable[[list[torch.Tensor]], None] = lambda gradients: None
     loss_context: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
@@ -203,7 +203,8 @@ class TorchTrainer(RecordedTrainer):
     def __init__(self, parallel: ParallelModel, request: RunRequest, device: torch.device) -> None:
         super().__init__(parallel.recorder, request, device, parallel.n_shares, parallel.share)
         self._parallel = parallel
-        self._groups = _grouped(parallel.model)
+        self._masters = MasterWeights(parallel.model)
+        self._groups = _grouped(self._masters.weights)
         decays = [WEIGHT_DECAY if group[0].dim() > 1 else 0.0 for group in self._groups]
         groups = [
             {"params": group, "weight_decay": decay}
@@ -220,11 +221,13 @@ class TorchTrainer(RecordedTrainer):
             with parallel.loss_context():
                 loss = self._loss(text, len(texts))
                 loss.backward()
+            self._masters.take_gradients()
             total += _whole(loss.detach())
-        parallel.after_microsteps()
+        parallel.after_microsteps(self._masters.gradients())
         norm = self._clip()
         self._adamw.step()
         self._adamw.zero_grad()
+        self._masters.give_back()
         return total, norm.item()
 
     def _loss(self, text: torch.Tensor, n_microsteps: int) -> torch.Tensor:
@@ -244,18 +247,61 @@ class TorchTrainer(RecordedTrainer):
         return norm
 
 
+class MasterWeights:
+    """The weights of a model in fp32, which the optimizer updates.
+
+    Weights that are in fp32 already are their own. The others have a copy, to whose gradient those
+    of the micro-steps are added in fp32.
+
+    Attributes
+    ----------
+    weights : list of Parameter
+        The fp32 weights, in the order of the model's parameters.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        self.weights = [
+            p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            for p in self._parameters
+        ]
+        pairs = zip(self._parameters, self.weights, strict=True)
+        self._copies = [(p, master) for p, master in pairs if p is not master]
+
+    def take_gradients(self) -> None:
+        """Add the gradients of a micro-step to those of the step."""
+        for parameter, master in self._copies:
+            if parameter.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad += parameter.grad
+            parameter.grad = None
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients of the step."""
+        return [weight.grad for weight in self.weights if weight.grad is not None]
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        """Round the updated weights to those with which the model computes."""
+        for parameter, master in self._copies:
+            parameter.copy_(master)
+
+
 def mean_loss(logits: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
     """Return the mean cross-entropy of logits (b, s, v) at the tokens of a text (b, s + 1)."""
     return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
 
 
-def _grouped(model: nn.Module) -> list[list[nn.Parameter]]:
+def _grouped(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Group the parameters so that torch's kernels can work on each group at once.
 
     Matrices are kept apart from vectors, and tensors that are spread over ranks from others.
     """
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for parameter in model.parameters():
+    for parameter in parameters:
         key = (parameter.dim() > 1, isinstance(parameter, DTensor))
         groups.setdefault(key, []).append(parameter)
     return list(groups.values())
