@@ -50,9 +50,6 @@ def sharded_trainer(request: RunRequest, device: torch.device) -> TorchTrainer:
     if job.overlap.oag:
         for block, following in pairwise(model.blocks):
             block.set_modules_to_forward_prefetch([following])
-    else:
-        for block in model.blocks:
-            block.set_modules_to_backward_prefetch([])
 
     def before_microstep(is_last: bool) -> None:
         model.set_requires_all_reduce(is_last)
@@ -64,6 +61,7 @@ def sharded_trainer(request: RunRequest, device: torch.device) -> TorchTrainer:
         n_shares=dist.get_world_size(),
         share=dist.get_rank(),
         before_microstep=before_microstep,
+        backward_ends_with_wait=device.type == "cuda",
     )
     return TorchTrainer(parallel, request, device)
 
@@ -112,7 +110,11 @@ class _Communication:
             self._issuer = issuer_of(mesh.get_group("shard"))
 
     def gather(self, unit: str, output: torch.Tensor, shard: torch.Tensor) -> dist.Work | None:
-        """Issue an all-gather; return None once it is done, if nothing may run meanwhile."""
+        """Issue an all-gather; return None if computation already waits for it.
+
+        Without gathers ahead, nothing is computed meanwhile, even where FSDP2 issues the gather
+        before it needs the weights: it takes an empty list of modules to prefetch for its default.
+        """
         assert self._issuer is not None
         issuer = self._issuer
         pending = self._recorder.collective(
@@ -124,7 +126,7 @@ class _Communication:
         )
         if self._gathers_ahead:
             return _PendingWork(pending)
-        pending.wait()
+        pending.wait_at_once()
         return None
 
     def scatter(self, unit: str, shard: torch.Tensor, full: torch.Tensor, op: Any) -> None:

@@ -25,22 +25,26 @@ from axonn_tune.spec.plan import COMPUTE
 
 
 class WaitRecorder:
-    """Records collectives, and the time in which the host does not wait for one.
+    """Records collectives, and the time in which computation does not wait for one.
 
-    Torch's own code does not name its kernels. On a CPU it computes whenever the host does not
-    wait for a collective, so this time is recorded as computation.
+    Torch's own code does not name its kernels. It computes whenever nothing waits for a collective,
+    so this time is recorded as computation. On a CPU the host waits; on a GPU the stream that
+    computes does, between two events on it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._recorder = Recorder(device)
-        self._start = 0.0
-        self._waits: list[tuple[float, float]] = []
+        self._on_gpu = device.type == "cuda"
+        self._computing: Any = None
+        self._waits: list[tuple[Any, Any]] = []
+        self._begin: Any = None
 
-    def start_step(self, start: float) -> None:
-        """Forget what was recorded; `start` is the present time (``time.perf_counter``)."""
+    def start_step(self) -> None:
+        """Forget what was recorded, and let times count from now."""
         self._recorder.start_step()
-        self._start = start
         self._waits.clear()
+        if self._on_gpu:
+            self._computing = torch.cuda.current_stream()
 
     def collective(
         self,
@@ -49,19 +53,53 @@ class WaitRecorder:
         nbytes: float,
         axis: str,
         issue: Callable[[], PendingCollective],
-    ) -> PendingCollective:
-        """Issue a collective and record it, and how long the host waits for it."""
+    ) -> _Awaited:
+        """Issue a collective and record it, and how long computation waits for it."""
         return _Awaited(self._recorder.collective(name, kind, nbytes, axis, issue), self)
 
     def wait(self, pending: PendingCollective) -> None:
-        """Wait for a collective, and note how long that takes."""
-        start = time.perf_counter() - self._start
+        """Wait for a collective, and note how long that takes.
+
+        On a GPU, streams that communicate wait as well, which does not count.
+        """
+        if self._on_gpu and torch.cuda.current_stream() != self._computing:
+            pending.wait()
+            return
+        self.begin_wait()
         pending.wait()
-        self._waits.append((start, time.perf_counter() - self._start))
+        self.end_wait()
+
+    def wait_at_once(self, pending: PendingCollective) -> None:
+        """Let computation wait for a collective that another stream may have issued."""
+        if not self._on_gpu:
+            self.wait(pending)
+            return
+        with torch.cuda.stream(self._computing):
+            self.wait(pending)
+        pending.wait()
+
+    def begin_wait(self) -> None:
+        """Note that computation waits from here on."""
+        self._begin = self._recorder.clock.now()
+
+    def end_wait(self) -> None:
+        """Note that computation goes on."""
+        self._waits.append((self._begin, self._recorder.clock.now()))
+
+    def wait_ends_backward(self, loss: torch.Tensor) -> None:
+        """Have a wait begin when all gradients are computed; the caller ends it.
+
+        FSDP2 lets computation wait for its last reductions there. It queues this while the
+        gradient of the logits is computed, after that of the loss.
+        """
+        engine = torch.autograd.Variable._execution_engine
+        loss.register_hook(lambda _: engine.queue_callback(self.begin_wait))
 
     def take_step(self, seconds: float) -> list[Operation]:
         """Return the collectives and the computation of a step that took `seconds`."""
-        operations = [*self._recorder.take_step(), *_computation(self._waits, seconds)]
+        at = self._recorder.seconds_of
+        waits = [(at(begin), at(end)) for begin, end in self._waits]
+        operations = [*self._recorder.take_step(), *_computation(waits, seconds)]
         return sorted(operations, key=lambda operation: operation.start_seconds)
 
 
@@ -76,9 +114,9 @@ class _Awaited:
         """Wait for the collective."""
         self._recorder.wait(self._pending)
 
-    def get_future(self) -> Any:
-        """Return a future of its end."""
-        return self._pending.get_future()
+    def wait_at_once(self) -> None:
+        """Let computation wait for the collective, whoever issued it."""
+        self._recorder.wait_at_once(self._pending)
 
 
 def _computation(waits: list[tuple[float, float]], seconds: float) -> list[Operation]:
@@ -112,6 +150,8 @@ class ParallelModel:
         Called with the gradients of the step before they are clipped.
     loss_context
         Makes the context for the loss and its backward pass.
+    backward_ends_with_wait
+        Whether the end of a backward pass lets computation wait for reductions on other streams.
     """
 
     model: nn.Module
@@ -121,6 +161,7 @@ class ParallelModel:
     before_microstep: Callable[[bool], None] = lambda is_last: None
     after_microsteps: Callable[[list[torch.Tensor]], None] = lambda gradients: None
     loss_context: Callable[[], AbstractContextManager[None]] = nullcontext
+    backward_ends_with_wait: bool = False
 
 
 class RecordedTrainer(ABC):
@@ -174,8 +215,8 @@ class RecordedTrainer(ABC):
         recorder = self._recorder
         texts = [self._text(index, i) for i in range(self._n_microsteps)]
         synchronize(self._device)
+        recorder.start_step()
         start = time.perf_counter()
-        recorder.start_step(start)
         loss, norm = self.train(texts)
         synchronize(self._device)
         seconds = time.perf_counter() - start
@@ -220,7 +261,7 @@ class TorchTrainer(RecordedTrainer):
             parallel.before_microstep(number == len(texts))
             with parallel.loss_context():
                 loss = self._loss(text, len(texts))
-                loss.backward()
+                self._backward(loss)
             self._masters.take_gradients()
             total += _whole(loss.detach())
         parallel.after_microsteps(self._masters.gradients())
@@ -229,6 +270,15 @@ class TorchTrainer(RecordedTrainer):
         self._adamw.zero_grad()
         self._masters.give_back()
         return total, norm.item()
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        """Compute the gradients; where they are reduced at the end, computation waits there."""
+        if not self._parallel.backward_ends_with_wait:
+            loss.backward()
+            return
+        self._recorder.wait_ends_backward(loss)
+        loss.backward()
+        self._recorder.end_wait()
 
     def _loss(self, text: torch.Tensor, n_microsteps: int) -> torch.Tensor:
         """Return a micro-step's share of the loss; the logits are not held any longer."""

@@ -1,0 +1,58 @@
+"""A stream of communication on a GPU, whose collectives run in order while the GPU computes.
+
+Torch's collectives that are not asynchronous run on the current stream (torch 2.8 and newer; an
+earlier one lets this stream wait for its own). So the stream holds, in this order, the wait for
+what computes the message, the begin, the collective and the end. No further stream watches: on a
+GPU with few hardware queues, such as with CUDA_DEVICE_MAX_CONNECTIONS=1, a stream that waits for
+the end of a collective holds up the kernels that were issued after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+Task: TypeAlias = Callable[[], object]
+HIGH_PRIORITY = -1
+
+
+class DeviceStream:
+    """Issues tasks, such as collectives, one after another beside the current stream."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream(priority=HIGH_PRIORITY)
+
+    def issue(self, task: Task) -> DeviceWork:
+        """Issue a task that begins when what the current stream holds, and each task, has ended."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            begin = recorded_event()
+            task()
+            return DeviceWork(begin, recorded_event())
+
+
+class DeviceWork:
+    """A task under way.
+
+    Attributes
+    ----------
+    begin, end : torch.cuda.Event
+        The points between which the task runs.
+    """
+
+    def __init__(self, begin: Any, end: Any) -> None:
+        self.begin = begin
+        self.end = end
+
+    def wait(self) -> None:
+        """Let what is issued on the current stream from now on wait for the end."""
+        torch.cuda.current_stream().wait_event(self.end)
+
+
+def recorded_event() -> Any:
+    """Record an event with a time on the current stream."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
