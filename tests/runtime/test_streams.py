@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 from runtime.streams import Gpu  # noqa: E402
 
+from axonn_tune.runtime.axonn import gemm  # noqa: E402
 from axonn_tune.runtime.native.fsdp2 import _Communication  # noqa: E402
 from axonn_tune.runtime.native.trainer import WaitRecorder  # noqa: E402
 from axonn_tune.runtime.ranks.device_stream import DeviceStream  # noqa: E402
@@ -141,3 +142,27 @@ def test_the_wait_at_the_end_of_a_backward_pass_counts(gpu):
     recorder.end_wait()
     gpu.run(1.0)
     assert of_computation(recorder.take_step(4.0)) == [(0.0, 1.0), (3.0, 4.0)]
+
+
+def test_a_lead_of_the_host_is_no_part_of_a_step(gpu, monkeypatch):
+    slept = []
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: (slept.append(cycles), gpu.run(5.0)))
+    recorder = Recorder(CUDA)
+    recorder.lead_seconds = 0.02
+    recorder.start_step()
+    with recorder.kernel("kernel", "memory_bound"):
+        gpu.run(1.0)
+    assert spans(recorder.take_step()) == [("kernel", 0.0, 1.0)]
+    assert slept == [4e7]
+
+
+def test_a_product_is_timed_on_the_gpu_once_the_host_is_ahead(gpu, monkeypatch):
+    order = []
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: order.append("lead"))
+
+    def multiply():
+        order.append("product")
+        gpu.run(0.25)
+
+    assert gemm._seconds_of(multiply, CUDA) == pytest.approx(0.25)
+    assert order == ["lead", *["product"] * gemm.N_IN_A_ROW]

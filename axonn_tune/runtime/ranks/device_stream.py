@@ -16,6 +16,8 @@ import torch
 
 Task: TypeAlias = Callable[[], object]
 HIGH_PRIORITY = -1
+# Roughly: the clock of a GPU runs at 1 to 2 GHz.
+CYCLES_PER_SECOND = 2e9
 
 
 class DeviceStream:
@@ -56,3 +58,8 @@ def recorded_event() -> Any:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
+
+
+def give_host_a_lead(seconds: float) -> None:
+    """Keep the GPU idle for about this time, in which the host can issue kernels."""
+    torch.cuda._sleep(int(seconds * CYCLES_PER_SECOND))
