@@ -30,6 +30,7 @@ class StepTrainer(Protocol):
     """Trains a model step by step, and keeps the operations of the last step."""
 
     last_operations: list[Operation]
+    recording: bool
 
     @property
     def gemm_modes(self) -> Mapping[str, str]:
@@ -113,6 +114,8 @@ def train(
     """
     memory = MemoryWatch(device)
     trainer = factory(request, device)
+    # On a GPU recording takes two events for each operation, and so time of the host.
+    trainer.recording = device.type != "cuda"
     printer = _StepPrinter(request.n_steps, silent=request.quiet or place.rank != 0)
     steps = []
     for index in range(request.n_steps):
@@ -121,6 +124,7 @@ def train(
         alive()
         printer.show(index + 1, steps[-1])
     peaks = memory.of_all_ranks()
+    recorded_step = _recorded_step(trainer, request.n_steps)
     if place.rank != 0:
         return None
     versions = software(device)
@@ -137,11 +141,20 @@ def train(
         memory_is_of_process=device.type != "cuda",
         first_peak_memory_bytes=peaks.first_bytes,
         held_memory_bytes=peaks.held_bytes,
+        recorded_step=recorded_step,
         gemm_modes=trainer.gemm_modes,
         device_name=device_name(device),
         backend=dist.get_backend(),
         software=versions,
     )
+
+
+def _recorded_step(trainer: StepTrainer, index: int) -> Step | None:
+    """Record one more step if those that were timed were not recorded."""
+    if trainer.recording:
+        return None
+    trainer.recording = True
+    return trainer.step(index)
 
 
 class _StepPrinter:

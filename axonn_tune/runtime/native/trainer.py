@@ -39,6 +39,15 @@ class WaitRecorder:
         self._waits: list[tuple[Any, Any]] = []
         self._begin: Any = None
 
+    @property
+    def active(self) -> bool:
+        """Whether anything is recorded."""
+        return self._recorder.active
+
+    @active.setter
+    def active(self, wanted: bool) -> None:
+        self._recorder.active = wanted
+
     def start_step(self) -> None:
         """Forget what was recorded, and let times count from now."""
         self._recorder.start_step()
@@ -62,7 +71,8 @@ class WaitRecorder:
 
         On a GPU, streams that communicate wait as well, which does not count.
         """
-        if self._on_gpu and torch.cuda.current_stream() != self._computing:
+        elsewhere = self._on_gpu and torch.cuda.current_stream() != self._computing
+        if elsewhere or not self.active:
             pending.wait()
             return
         self.begin_wait()
@@ -97,6 +107,8 @@ class WaitRecorder:
 
     def take_step(self, seconds: float) -> list[Operation]:
         """Return the collectives and the computation of a step that took `seconds`."""
+        if not self.active:
+            return []
         at = self._recorder.seconds_of
         waits = [(at(begin), at(end)) for begin, end in self._waits]
         operations = [*self._recorder.take_step(), *_computation(waits, seconds)]
@@ -200,6 +212,15 @@ class RecordedTrainer(ABC):
         self.last_operations: list[Operation] = []
         self.gemm_modes: dict[str, str] = {}
 
+    @property
+    def recording(self) -> bool:
+        """Whether steps are recorded, which takes time itself."""
+        return self._recorder.active
+
+    @recording.setter
+    def recording(self, wanted: bool) -> None:
+        self._recorder.active = wanted
+
     @abstractmethod
     def train(self, texts: list[torch.Tensor]) -> tuple[torch.Tensor, float]:
         """Train on the micro-steps of this rank's share of a batch, each of shape (b, s + 1).
@@ -273,7 +294,7 @@ class TorchTrainer(RecordedTrainer):
 
     def _backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients; where they are reduced at the end, computation waits there."""
-        if not self._parallel.backward_ends_with_wait:
+        if not (self._parallel.backward_ends_with_wait and self._recorder.active):
             loss.backward()
             return
         self._recorder.wait_ends_backward(loss)

@@ -117,6 +117,8 @@ class Recorder:
     def start_step(self) -> None:
         """Forget what was recorded, and let times count from now."""
         self._entries = []
+        if not self.active:
+            return
         if self.lead_seconds:
             give_host_a_lead(self.lead_seconds)
         self._origin = self.clock.now()
