@@ -27,8 +27,23 @@ def device_mesh(device: torch.device, ranks: torch.Tensor, names: Sequence[str])
     """
     more: dict[str, Any] = {}
     if "backend_override" in inspect.signature(DeviceMesh.__init__).parameters:
-        more["backend_override"] = tuple((None, group_options(device)) for _ in names)
+        of_proper_groups = None, group_options(device)
+        more["backend_override"] = tuple(
+            (None, None)
+            if size == dist.get_world_size() and takes_group_of_all()
+            else of_proper_groups
+            for size in ranks.shape
+        )
     return DeviceMesh(device.type, ranks, mesh_dim_names=tuple(names), **more)
+
+
+def takes_group_of_all() -> bool:
+    """Tell whether torch takes the group of all ranks for an axis that holds all of them.
+
+    It does not for gloo where there is a GPU. To form a further group, a rank waits for all others,
+    and so also for one that has failed.
+    """
+    return not (dist.get_backend() == dist.Backend.GLOO and torch.cuda.is_available())
 
 
 def group_options(device: torch.device) -> Any:
