@@ -1,5 +1,8 @@
 """Which stream waits for which on a GPU, and what is recorded, in simulated time."""
 
+import weakref
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -73,6 +76,20 @@ def test_no_stream_but_that_of_the_axis_waits_for_a_collective(gpu, monkeypatch)
     for _ in range(3):
         recorder.collective("first", "all_reduce", 4.0, "x", issuer.all_reduce).wait()
     assert len(streams) == 1
+
+
+def test_a_message_lives_until_somebody_has_waited_for_it(gpu):
+    message = torch.zeros(1)
+    alive = weakref.ref(message)
+    work = DeviceStream().issue(partial(gpu_sums, message))
+    del message
+    assert alive() is not None
+    work.wait()
+    assert alive() is None
+
+
+def gpu_sums(message):
+    message += 1
 
 
 def communication(gpu, gathers_ahead):

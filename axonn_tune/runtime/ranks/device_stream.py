@@ -32,11 +32,14 @@ class DeviceStream:
         with torch.cuda.stream(self._stream):
             begin = recorded_event()
             task()
-            return DeviceWork(begin, recorded_event())
+            return DeviceWork(task, begin, recorded_event())
 
 
 class DeviceWork:
-    """A task under way.
+    """A task under way, which holds its tensors until somebody has waited for it.
+
+    Torch's allocator would give the memory of a tensor that nobody holds to the next one of the
+    stream that made it, whatever other streams still do with it.
 
     Attributes
     ----------
@@ -44,13 +47,15 @@ class DeviceWork:
         The points between which the task runs.
     """
 
-    def __init__(self, begin: Any, end: Any) -> None:
+    def __init__(self, task: Task, begin: Any, end: Any) -> None:
+        self._task: Task | None = task
         self.begin = begin
         self.end = end
 
     def wait(self) -> None:
         """Let what is issued on the current stream from now on wait for the end."""
         torch.cuda.current_stream().wait_event(self.end)
+        self._task = None
 
 
 def recorded_event() -> Any:
