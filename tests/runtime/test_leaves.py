@@ -4,12 +4,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from runtime.cases import MODELS  # noqa: E402
 from runtime.streams import Gpu  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from axonn_tune.runtime.axonn.activation import _SwiGLU  # noqa: E402
 from axonn_tune.runtime.axonn.attention import RotaryAngles, _Rotation  # noqa: E402
 from axonn_tune.runtime.axonn.engine import Engine  # noqa: E402
+from axonn_tune.runtime.axonn.gpt import GPT  # noqa: E402
 from axonn_tune.runtime.axonn.mesh import Alone  # noqa: E402
 from axonn_tune.runtime.axonn.spans import Amount, recorded  # noqa: E402
 
@@ -87,3 +89,21 @@ def test_nothing_is_noted_unless_it_is_wanted(monkeypatch):
     with engine.recorder.memory_bound("kernel", 1.0):
         pass
     assert not made and not engine.recorder.take_step()
+
+
+def gradients(spec, recompute, record):
+    engine = Engine(Alone(), kernel_tuning=False, record=record)
+    engine.recorder.start_step()
+    model = GPT(engine, spec, recompute=recompute)
+    text = torch.arange(2 * (spec.seq_len + 1)).view(2, -1) % spec.vocab_size
+    loss = model.loss(text[:, :-1], text[:, 1:], float(text.numel()))
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_record_changes_no_gradient(model, recompute):
+    recorded, unrecorded = (gradients(MODELS[model], recompute, record) for record in (True, False))
+    for a, b in zip(recorded, unrecorded, strict=True):
+        torch.testing.assert_close(a, b)

@@ -99,8 +99,11 @@ class Block(nn.Module):
 def fork(engine: Engine, stream: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the residual stream twice, for itself and for a branch, shape (b, s, d / G_x).
 
-    The backward pass adds their gradients; `name` is that of the addition in the record.
+    The backward pass adds their gradients; `name` is that of the addition in the record. Without a
+    record, autograd itself adds them.
     """
+    if not engine.recorder.active:
+        return stream, stream
     return _Fork.apply(stream, engine, name)
 
 
