@@ -566,7 +566,9 @@ RUN = declared(
         "gpus": Option("Number of ranks that --suggest plans for.", None, _AT_HAND),
         "machine": Option("Profile of this machine, for predictions and --suggest."),
         "global_batch": Option(_GLOBAL_BATCH, None, "one micro-batch per rank of Z and data"),
-        "micro_batch": Option(_MICRO_BATCH, None, "1"),
+        "micro_batch": Option(
+            _MICRO_BATCH, None, "1; the best where --machine and --global-batch are given"
+        ),
         "dtype": _DTYPE,
         "recompute": Option(
             "Recomputation: none, selective, full, or auto, the fastest that fits --machine.",

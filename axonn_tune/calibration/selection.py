@@ -66,7 +66,8 @@ def quick_extent(on_gpu: bool) -> Extent:
     return Extent(
         sampling=QUICK,
         gemm_sizes=(1024, 8192) if on_gpu else (128, 1024),
-        copy_bytes=(2**14, 2**20, 2**26),
+        # The largest copy must not fit in a cache: 256 MiB on an MI300X (AMD's data sheet).
+        copy_bytes=(2**14, 2**20, 2**30) if on_gpu else (2**14, 2**20, 2**26),
         kernel_tokens=(1024, 8192) if on_gpu else (128, 1024),
         n_kernel_steps=4,
         message_growth=4,

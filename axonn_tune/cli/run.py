@@ -169,10 +169,11 @@ def _choose(
         return search, rank_candidates(search).prediction(0)
     axes = runnable.axes
     wanted = parse_layout(grid, axes)
-    micro_batch = options["micro_batch"] or 1
-    options["micro_batch"] = micro_batch
     options["recompute"] = options["recompute"] or "none"
-    n_shares = prod(wanted.size(axis) for axis in axes.batch)
-    options["global_batch"] = options["global_batch"] or n_shares * micro_batch
+    if machine is None or not options["global_batch"]:
+        micro_batch = options["micro_batch"] or 1
+        n_shares = prod(wanted.size(axis) for axis in axes.batch)
+        options["micro_batch"] = micro_batch
+        options["global_batch"] = options["global_batch"] or n_shares * micro_batch
     search = runnable.search_of(build_search(model, wanted.n_ranks, machine, **options))
     return search, best_of_layout(search, wanted)

@@ -44,7 +44,6 @@ def run_text(
     model = scenario.model
     job = scenario.job
     speed = rates(scenario, measurement)
-    whose_memory = " (whole process)" if measurement.memory_is_of_process else ""
     lines = [
         f"{model.name} ({format_count(model.parameters)} parameters) on {job.n_gpus} x "
         f"{measurement.device_name} ({measurement.backend}), {_placement(measurement)}",
@@ -58,7 +57,7 @@ def run_text(
         f"speed    {speed['tflops_per_gpu']:.4g} TFLOP/s per GPU "
         f"({speed['hardware_tflops_per_gpu']:.4g} with recomputation)",
         f"loss     {measurement.steps[0].loss:.4f} to {measurement.steps[-1].loss:.4f}",
-        f"memory   {gib(measurement.peak_memory_bytes):.2f} GiB at most on a rank{whose_memory}",
+        f"memory   {_memory_text(measurement)}",
     ]
     if prediction is None:
         lines.append(
@@ -68,9 +67,28 @@ def run_text(
         error = 100 * (prediction.step_seconds / measurement.median_step_seconds - 1)
         lines.append(
             f"predicted {format_seconds(prediction.step_seconds)} on {scenario.machine.name} "
-            f"({error:+.1f} % of the median), {gib(prediction.memory_bytes):.2f} GiB"
+            f"({error:+.1f} % of the median), {_predicted_memory_text(prediction, measurement)}"
         )
     return "\n".join([*lines, "", _operations_text(operations, n_operations)])
+
+
+def _memory_text(measurement: Measurement) -> str:
+    """Return what a rank took at most: its process, or its tensors and what the allocator held."""
+    peak = f"{gib(measurement.peak_memory_bytes):.2f} GiB at most on a rank"
+    if measurement.held_memory_bytes is None:
+        return f"{peak} (whole process)" if measurement.memory_is_of_process else peak
+    return f"{peak} in tensors; the allocator held {gib(measurement.held_memory_bytes):.2f} GiB"
+
+
+def _predicted_memory_text(prediction: Prediction, measurement: Measurement) -> str:
+    """Return the predicted memory, in the parts that were measured."""
+    whole = f"{gib(prediction.memory_bytes):.2f} GiB"
+    if measurement.held_memory_bytes is None:
+        return whole
+    return (
+        f"{gib(prediction.allocated_bytes):.2f} GiB in tensors, "
+        f"{gib(prediction.allocator_bytes):.2f} GiB held, {whole} in all"
+    )
 
 
 def _placement(measurement: Measurement) -> str:
@@ -137,6 +155,8 @@ def run_document(
         **rates(scenario, measurement),
         "peak_memory_bytes": measurement.peak_memory_bytes,
         "memory_is_of_process": measurement.memory_is_of_process,
+        "first_peak_memory_bytes": measurement.first_peak_memory_bytes,
+        "held_memory_bytes": measurement.held_memory_bytes,
         "gemm_modes": dict(measurement.gemm_modes),
         "steps": [
             {"seconds": s.seconds, "loss": s.loss, "gradient_norm": s.gradient_norm}

@@ -91,7 +91,8 @@ def _summary(validation: Validation, agreement: Agreement) -> str:
     if agreement.memory_mape is not None:
         most = max(outcome.peak_memory_bytes or 0.0 for outcome in validation.measured)
         lines.append(
-            f"memory   mean error {100 * agreement.memory_mape:.1f} %, most {gib(most):.2f} GiB"
+            f"memory   mean error {100 * agreement.memory_mape:.1f} % of the tensors' peak, "
+            f"most {gib(most):.2f} GiB"
         )
     return "\n".join(lines)
 
@@ -119,7 +120,9 @@ def _record(outcome: Outcome) -> dict[str, Any]:
         "error_fraction": outcome.error_fraction if ran else None,
         "cause": outcome.cause.name if outcome.cause else None,
         "predicted_memory_bytes": predicted.memory_bytes,
+        "predicted_allocated_bytes": predicted.allocated_bytes,
         "measured_memory_bytes": outcome.peak_memory_bytes,
+        "measured_held_bytes": outcome.held_memory_bytes,
         "failure": outcome.failure or None,
     }
 

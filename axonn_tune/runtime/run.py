@@ -17,7 +17,8 @@ from axonn_tune.runtime.axonn.gpt import GPT
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.axonn.optimizer import Optimizer
 from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
-from axonn_tune.runtime.ranks.session import Place, joined, peak_memory_bytes, pick_device
+from axonn_tune.runtime.ranks.memory import MemoryWatch
+from axonn_tune.runtime.ranks.session import Place, joined, pick_device
 from axonn_tune.runtime.released.packages import trainer_of
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.spec.measurement import Measurement, Operation, Step
@@ -29,6 +30,7 @@ class StepTrainer(Protocol):
     """Trains a model step by step, and keeps the operations of the last step."""
 
     last_operations: list[Operation]
+    recording: bool
 
     @property
     def gemm_modes(self) -> Mapping[str, str]:
@@ -95,8 +97,8 @@ def execute(
         The input is bad, or a rank failed.
     """
     device = pick_device(request.device, place)
-    with joined(place, device, request.timeout_seconds):
-        return train(request, place, device, factory)
+    with joined(place, device, request.timeout_seconds) as alive:
+        return train(request, place, device, factory, alive)
 
 
 def train(
@@ -104,18 +106,25 @@ def train(
     place: Place,
     device: torch.device,
     factory: TrainerFactory = build_trainer,
+    alive: Callable[[], None] = lambda: None,
 ) -> Measurement | None:
-    """Train on ranks that have joined; rank 0 returns what it measured."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    """Train on ranks that have joined, and call `alive` after each step.
+
+    Rank 0 returns what it measured.
+    """
+    memory = MemoryWatch(device)
     trainer = factory(request, device)
+    # On a GPU recording takes two events for each operation, and so time of the host.
+    trainer.recording = device.type != "cuda"
     printer = _StepPrinter(request.n_steps, silent=request.quiet or place.rank != 0)
     steps = []
     for index in range(request.n_steps):
+        memory.before_step(index)
         steps.append(trainer.step(index))
+        alive()
         printer.show(index + 1, steps[-1])
-    peak = torch.tensor(peak_memory_bytes(device), dtype=torch.float64, device=device)
-    dist.all_reduce(peak, dist.ReduceOp.MAX)
+    peaks = memory.of_all_ranks()
+    recorded_step = _recorded_step(trainer, request.n_steps)
     if place.rank != 0:
         return None
     versions = software(device)
@@ -128,13 +137,24 @@ def train(
         recompute=request.configuration.recompute,
         steps=tuple(steps),
         last_step=tuple(trainer.last_operations),
-        peak_memory_bytes=peak.item(),
+        peak_memory_bytes=peaks.steady_bytes,
         memory_is_of_process=device.type != "cuda",
+        first_peak_memory_bytes=peaks.first_bytes,
+        held_memory_bytes=peaks.held_bytes,
+        recorded_step=recorded_step,
         gemm_modes=trainer.gemm_modes,
         device_name=device_name(device),
         backend=dist.get_backend(),
         software=versions,
     )
+
+
+def _recorded_step(trainer: StepTrainer, index: int) -> Step | None:
+    """Record one more step if those that were timed were not recorded."""
+    if trainer.recording:
+        return None
+    trainer.recording = True
+    return trainer.step(index)
 
 
 class _StepPrinter:
@@ -170,6 +190,20 @@ def software(device: torch.device) -> dict[str, str]:
     versions = {"torch": str(torch.__version__)}
     if device.type == "cuda":
         versions["cuda"] = str(torch.version.cuda or torch.version.hip)
-        versions["tf32"] = "on" if torch.backends.cuda.matmul.allow_tf32 else "off"
+        versions["tf32"] = "on" if _uses_tf32() else "off"
         versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     return versions
+
+
+def _uses_tf32() -> bool:
+    """Tell whether fp32 products are computed in TF32.
+
+    Torch has two settings for this, and refuses to tell the old one after the new one was set.
+    """
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
+    if precision != "none":
+        return bool(precision == "tf32")
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:
+        return False

@@ -127,7 +127,7 @@ class Measurement:
     last_step
         Operations of the last step on rank 0, in the order of issue.
     peak_memory_bytes
-        Peak memory of the rank that used most.
+        Peak memory of the rank that used most, in the timed steps.
     memory_is_of_process
         Whether the memory of the whole process was counted, because the device counts none.
     gemm_modes
@@ -138,6 +138,13 @@ class Measurement:
         Name of the communication backend.
     software
         Versions by name.
+    first_peak_memory_bytes
+        The same peak from the building of the model on; None in old files.
+    recorded_step
+        A further step, which was recorded; None where the timed steps were.
+    held_memory_bytes
+        Most memory that torch's allocator held on a GPU, with what fragmentation took; None on a
+        CPU.
     """
 
     # Files name the layout by its oldest form.
@@ -155,11 +162,19 @@ class Measurement:
     device_name: str
     backend: str
     software: Mapping[str, str]
+    first_peak_memory_bytes: float | None = None
+    held_memory_bytes: float | None = None
+    recorded_step: Step | None = None
 
     @property
     def timed_steps(self) -> tuple[Step, ...]:
         """The steps after the warm-up, or all steps of a run that is no longer than the warm-up."""
         return self.steps[WARM_UP_STEPS:] or self.steps
+
+    @property
+    def recorded_steps(self) -> tuple[Step, ...]:
+        """The steps of which each operation was recorded: a further one, or the timed steps."""
+        return self.timed_steps if self.recorded_step is None else (self.recorded_step,)
 
     @property
     def mean_step_seconds(self) -> float:
@@ -173,13 +188,13 @@ class Measurement:
 
     @property
     def operation_seconds(self) -> dict[str, float]:
-        """The median over the timed steps of each operation's seconds in a step."""
-        return _medians([step.operation_seconds for step in self.timed_steps])
+        """The median over the recorded steps of each operation's seconds in a step."""
+        return _medians([step.operation_seconds for step in self.recorded_steps])
 
     @property
     def exposed_seconds(self) -> dict[str, float]:
-        """The median over the timed steps of the standstill that each cause brings, in seconds."""
-        return _medians([step.exposed_seconds for step in self.timed_steps])
+        """The median over the recorded steps of the standstill by cause, in seconds."""
+        return _medians([step.exposed_seconds for step in self.recorded_steps])
 
 
 def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -72,9 +72,13 @@ class Predicted:
     step_seconds
         Time of a step.
     memory_bytes
-        Peak memory of a rank.
+        Peak memory of a rank, with fragmentation and what the system reserves.
     low_seconds, high_seconds
         Ends of the interval that holds the step time with 90 % probability.
+    allocated_bytes
+        Peak memory of a rank's tensors; None in old files.
+    allocator_bytes
+        The same with fragmentation; None in old files.
     """
 
     rank: int
@@ -82,6 +86,8 @@ class Predicted:
     memory_bytes: float
     low_seconds: float | None = None
     high_seconds: float | None = None
+    allocated_bytes: float | None = None
+    allocator_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,11 +101,13 @@ class Outcome:
     step_seconds
         Time of every timed step; empty where the run failed.
     peak_memory_bytes
-        Peak memory of a rank; None where the backend does not count it.
+        Peak memory of a rank's tensors; None where the device does not count it.
     operations
         Times of its operations.
     failure
         Reason why the run failed; empty where it succeeded.
+    held_memory_bytes
+        Most memory that torch's allocator held; None where the device does not count it.
     """
 
     configuration: Configuration
@@ -108,12 +116,21 @@ class Outcome:
     peak_memory_bytes: float | None = None
     operations: tuple[OperationTime, ...] = ()
     failure: str = ""
+    held_memory_bytes: float | None = None
 
     def __post_init__(self) -> None:
         if bool(self.step_seconds) == bool(self.failure):
             raise InputError(
                 f"outcome of {self.configuration}: give either step_seconds or a failure"
             )
+
+    @property
+    def memory_error_fraction(self) -> float | None:
+        """The predicted over the measured peak of the tensors less one; None if not counted."""
+        if self.peak_memory_bytes is None:
+            return None
+        predicted = self.predicted.allocated_bytes or self.predicted.memory_bytes
+        return predicted / self.peak_memory_bytes - 1.0
 
     @property
     def measured_seconds(self) -> float:

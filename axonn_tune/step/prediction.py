@@ -145,6 +145,11 @@ class Prediction:
         return self.step_seconds / self.scenario.job.tokens
 
     @property
+    def allocated_bytes(self) -> float:
+        """The peak memory of all tensors, without fragmentation and what is reserved."""
+        return self.allocator_bytes - self.memory_terms_bytes["fragmentation"]
+
+    @property
     def allocator_bytes(self) -> float:
         """The peak memory that the framework's allocator holds, without what is reserved."""
         return self.memory_bytes - self.memory_terms_bytes["reserved"]

@@ -31,7 +31,7 @@ class Agreement:
         How much slower the suggested configuration is than the best one measured; None where the
         suggested one failed.
     memory_mape
-        Mean absolute error of the memory; None where memory was not counted.
+        Mean absolute error of the memory of tensors; None where memory was not counted.
     """
 
     n_measured: int
@@ -54,11 +54,7 @@ def agreement(validation: Validation) -> Agreement | None:
     best = min(ran, key=lambda outcome: outcome.measured_seconds)
     suggested = validation.suggested
     spearman, kendall = _rank_correlations(ran)
-    memory = [
-        abs(o.predicted.memory_bytes / o.peak_memory_bytes - 1.0)
-        for o in ran
-        if o.peak_memory_bytes is not None
-    ]
+    memory = [abs(o.memory_error_fraction) for o in ran if o.memory_error_fraction is not None]
     regret = None
     if not suggested.failure:
         regret = suggested.measured_seconds / best.measured_seconds - 1.0

@@ -14,7 +14,13 @@ def outcome_of(prediction: Prediction, result: Measurement | str) -> Outcome:
     configuration = prediction.configuration
     low, high = prediction.step_seconds_interval or (None, None)
     predicted = Predicted(
-        prediction.place, prediction.step_seconds, prediction.memory_bytes, low, high
+        prediction.place,
+        prediction.step_seconds,
+        prediction.memory_bytes,
+        low,
+        high,
+        prediction.allocated_bytes,
+        prediction.allocator_bytes,
     )
     if isinstance(result, str):
         return Outcome(configuration, predicted, failure=result)
@@ -25,4 +31,5 @@ def outcome_of(prediction: Prediction, result: Measurement | str) -> Outcome:
         step_seconds=tuple(step.seconds for step in result.timed_steps),
         peak_memory_bytes=result.peak_memory_bytes if counts_memory else None,
         operations=tuple(operation_times(result, explain(prediction))),
+        held_memory_bytes=result.held_memory_bytes,
     )

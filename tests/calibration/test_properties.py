@@ -266,23 +266,25 @@ def test_what_was_not_measured_comes_from_the_base():
 
 
 @pytest.mark.parametrize(
-    ("device", "gib", "machine"),
+    ("device", "gib", "n_multiprocessors", "machine"),
     [
-        ("NVIDIA A100-SXM4-40GB", 39.4, "perlmutter"),
-        ("NVIDIA H100 80GB HBM3", 79.1, "aws-p5"),
-        ("AMD Instinct MI250X", 64.0, "frontier-2024"),
-        ("NVIDIA GH200 120GB", 94.5, "alps"),
-        ("NVIDIA H200", 139.8, "dgx-h200"),
-        ("NVIDIA B200", 178.4, "b200-simumax"),
-        ("NVIDIA B300 SXM6 AC", 267.7, "dgx-b300"),
-        ("NVIDIA GB200", 184.0, "gb200-nvl72-64"),
-        ("AMD Instinct MI300X", 192.0, "mi300x"),
-        ("CPU, 2 cores", 24.0, None),
-        ("NVIDIA RTX A4000", 16.0, None),
+        ("NVIDIA A100-SXM4-40GB", 39.4, 108, "perlmutter"),
+        ("NVIDIA H100 80GB HBM3", 79.1, 132, "aws-p5"),
+        ("AMD Instinct MI250X", 64.0, 110, "frontier-2024"),
+        ("NVIDIA GH200 120GB", 94.5, 132, "alps"),
+        ("NVIDIA H200", 139.8, 132, "dgx-h200"),
+        ("NVIDIA B200", 178.4, 148, "b200-simumax"),
+        ("NVIDIA B300 SXM6 AC", 267.7, 148, "dgx-b300"),
+        ("NVIDIA GB200", 184.0, 152, "gb200-nvl72-64"),
+        ("AMD Instinct MI300X", 192.0, 304, "mi300x"),
+        ("CPU, 2 cores", 24.0, 2, None),
+        ("NVIDIA H100 PCIe", 79.1, 114, None),
+        ("NVIDIA H100 NVL", 93.1, 132, None),
+        ("NVIDIA RTX A4000", 16.0, 48, None),
     ],
 )
-def test_published_figures_serve_for_a_known_gpu(device, gib, machine):
-    known = known_gpu(device, gib * 2**30, preset_machines())
+def test_published_figures_serve_for_a_known_gpu(device, gib, n_multiprocessors, machine):
+    known = known_gpu(device, gib * 2**30, n_multiprocessors, preset_machines())
     assert (known and known.name) == machine
 
 

@@ -138,3 +138,9 @@ def operations(model, job: Job, grid):
 
 def number(size):
     return round(float(getattr(size, "item", lambda: size)()))
+
+
+def test_the_largest_copy_fits_in_no_cache():
+    """AMD's MI300X has a cache of 256 MiB; a copy's source and target take half of it each."""
+    for extent in (selection.quick_extent(True), selection.thorough_extent(True)):
+        assert max(extent.copy_bytes) >= 4 * 2**28

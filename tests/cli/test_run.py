@@ -204,6 +204,20 @@ def test_no_rank_survives_a_kill(victim):
     assert all_end(ranks)
 
 
+@pytest.mark.slow
+def test_a_stopped_rank_ends_a_run_on_several_axes_in_time():
+    steps = ["--steps", "1000000", "--timeout", "4"]
+    process = start(COMMAND, [*TINY, "--grid", "2x2x1x1", *steps])
+    wait_for_steps(process)
+    ranks = children(process.pid)
+    os.kill(ranks[-1], signal.SIGSTOP)
+    begin = time.monotonic()
+    code, _, errors = finish(process)
+    assert code == 2 and time.monotonic() - begin < 50
+    assert " failed: " in errors.splitlines()[-1]
+    assert all_end(ranks)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -7,10 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from runtime.ranks import on_ranks  # noqa: E402
+from torch import nn  # noqa: E402
 
 from axonn_tune.api import build_search  # noqa: E402
 from axonn_tune.errors import InputError  # noqa: E402
 from axonn_tune.io.presets import load_model  # noqa: E402
+from axonn_tune.runtime.native.trainer import MasterWeights  # noqa: E402
+from axonn_tune.runtime.rehearsal.world import rehearsed  # noqa: E402
 from axonn_tune.runtime.request import RunRequest  # noqa: E402
 from axonn_tune.runtime.run import build_trainer  # noqa: E402
 from axonn_tune.search.one_layout import best_of_layout  # noqa: E402
@@ -51,7 +54,7 @@ def train(rank, model, strategy, sizes, recompute, overlap):
         strategy=strategy,
     )
     trainer = build_trainer(request, torch.device("cpu"))
-    steps = [trainer.step(index) for index in range(request.n_steps)]
+    steps = [trainer.step(0) for _ in range(request.n_steps)]  # the same text, to learn it
     return [(s.loss, s.gradient_norm) for s in steps], [op.name for op in trainer.last_operations]
 
 
@@ -80,6 +83,54 @@ CASES = [
 @pytest.mark.parametrize("model", MODELS)
 def test_every_layout_learns_the_same(model):
     on_ranks(4, losses_of, model, CASES)
+
+
+def built(strategy, sizes, dtype, n_layers=12):
+    """A trainer as one of the ranks builds it, and the most memory that this takes."""
+    request = RunRequest(
+        model=Model("deep", n_layers, 256, 8, 1024, 16),
+        job=Job(8, 8, 16, dtype=dtype),
+        configuration=Configuration(Layout(sizes)),
+        n_steps=1,
+        strategy=strategy,
+    )
+    with rehearsed(8) as tape:
+        trainer = build_trainer(request, torch.device("cpu"))
+        return trainer, request.model.parameters, tape.memory.peak()[0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sizes"),
+    [("zero3", {"shard": 8, "replica": 1}), ("megatron", {"tensor": 8, "data": 1})],
+)
+def test_no_rank_holds_the_whole_model_while_it_is_built(strategy, sizes):
+    _, n_parameters, peak_bytes = built(strategy, sizes, "fp32")
+    assert 4 * n_parameters / 8 < peak_bytes < 4 * n_parameters / 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sizes"),
+    [("zero3", {"shard": 8, "replica": 1}), ("megatron", {"tensor": 2, "data": 4})],
+)
+def test_weights_in_bf16_are_updated_in_fp32(strategy, sizes):
+    trainer, *_ = built(strategy, sizes, "bf16", n_layers=1)
+    groups = trainer._adamw.param_groups
+    assert {p.dtype for group in groups for p in group["params"]} == {torch.float32}
+
+
+def test_small_updates_are_not_lost_to_rounding():
+    layer = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
+    nn.init.ones_(layer.weight)
+    masters = MasterWeights(layer)
+    (weight,) = masters.weights
+    for _ in range(1000):  # bf16 has no number between 1 and 1.0078
+        layer.weight.grad = torch.full_like(layer.weight, 0.001)
+        masters.take_gradients()
+    assert masters.gradients()[0].mean().item() == pytest.approx(1.0, rel=0.01)
+    for _ in range(100):
+        weight.data.add_(1e-4)
+        masters.give_back()
+    assert layer.weight[0, 0].item() == pytest.approx(1.01, rel=0.004)
 
 
 def names_of(rank, recompute, expected):

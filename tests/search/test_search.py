@@ -246,6 +246,8 @@ def test_explanation_adds_up(ranking, search):
     for op in parts.operations:
         assert -1e-9 <= op.exposed_seconds <= op.total_seconds * (1 + 1e-9) or not op.axis
     assert sum(own.memory_terms_bytes.values()) == pytest.approx(own.memory_bytes)
+    not_tensors = own.memory_terms_bytes["fragmentation"] + own.memory_terms_bytes["reserved"]
+    assert own.allocated_bytes == pytest.approx(own.memory_bytes - not_tensors)
 
 
 def test_more_of_a_resource_never_costs_time(ranking, search):

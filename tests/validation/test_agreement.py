@@ -33,6 +33,17 @@ def test_errors_are_signed_and_relative_to_the_median_measured_step():
     assert found.memory_mape == pytest.approx(0.5)
 
 
+def test_the_memory_of_tensors_is_compared_with_that_of_tensors():
+    """A GPU counts neither the fragmentation nor what its driver reserves."""
+    ran = outcome("1x1x1x8", 1, 1.0, [1.0], memory=8e9)
+    said = replace(ran.predicted, memory_bytes=14e9, allocated_bytes=10e9, allocator_bytes=10.5e9)
+    ran = replace(ran, predicted=said, held_memory_bytes=9e9)
+    assert ran.memory_error_fraction == pytest.approx(0.25)
+    assert agreement(validation(ran)).memory_mape == pytest.approx(0.25)
+    (record,) = outcome_records(validation(ran))
+    assert (record["predicted_allocated_bytes"], record["measured_held_bytes"]) == (10e9, 9e9)
+
+
 def test_regret_is_of_the_suggestion_against_the_best_measured():
     found = agreement(THREE)
     assert found.regret == pytest.approx(0.25) and found.best.configuration.layout == grid_layout(

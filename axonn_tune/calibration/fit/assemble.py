@@ -76,7 +76,7 @@ def fitted_machine(
         raise InputError(
             f"{' and '.join(missing)} were not measured; give --machine, a profile that has them"
         )
-    known = known_gpu(cluster.device_name, cluster.memory_bytes, presets)
+    known = known_gpu(cluster.device_name, cluster.memory_bytes, cluster.n_multiprocessors, presets)
     machine = base or _unfitted(cluster, known)
     if cluster.gemm_points and cluster.memory_points:
         machine = replace(machine, gpu=fitted_gpu(cluster, known))

@@ -24,14 +24,32 @@ CPU_TILES = (Tile(16, 16, 1.0),)
 # Background User's Guide").
 GPU_TILES = (Tile(128, 128, 1.0),)
 FIRST_K_OVERHEAD = 64.0
+# A device reports a few per cent less memory than it is sold with; GB and GiB differ by 7 %.
+_SAME_MEMORY_FRACTION = 0.08
 _MODEL_NUMBER = re.compile(r"\b(?:[A-Z]|GH|GB|MI)\d{2,3}[A-Z]?\b")
 
 
-def known_gpu(device_name: str, memory_bytes: float, machines: Sequence[Machine]) -> Machine | None:
-    """Return the machine whose GPU has a device's model number (A100), the nearest in memory."""
+def known_gpu(
+    device_name: str, memory_bytes: float, n_multiprocessors: int, machines: Sequence[Machine]
+) -> Machine | None:
+    """Return the machine whose GPU is the device, and among several the nearest in memory.
+
+    A model number (H100) alone does not tell: the card for PCIe bears that of the module, and has
+    fewer multiprocessors and a slower memory.
+    """
     words = set(_MODEL_NUMBER.findall(device_name.upper()))
-    same = [m for m in machines if words & set(_MODEL_NUMBER.findall(m.gpu.name.upper()))]
-    return min(same, key=lambda m: abs(m.gpu.memory_bytes.value - memory_bytes), default=None)
+
+    def apart(machine: Machine) -> float:
+        return abs(machine.gpu.memory_bytes.value / memory_bytes - 1.0)
+
+    same = [
+        machine
+        for machine in machines
+        if words & set(_MODEL_NUMBER.findall(machine.gpu.name.upper()))
+        and machine.gpu.n_multiprocessors == n_multiprocessors
+        and apart(machine) < _SAME_MEMORY_FRACTION
+    ]
+    return min(same, key=apart, default=None)
 
 
 def best_rates(points: Sequence[GemmPoint]) -> dict[str, Quantity]:

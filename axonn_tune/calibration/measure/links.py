@@ -79,19 +79,23 @@ def slowest(seconds: float, device: torch.device) -> float:
     return float(value.item())
 
 
-def pair_rate(pair: tuple[int, int], nbytes: int, device: torch.device, repeats: int) -> float:
-    """Return the bytes per second from one rank to another and back; all ranks call it."""
+def pair_rate(
+    pair: tuple[int, int], nbytes: int, device: torch.device, sampling: Sampling
+) -> float:
+    """Return the bytes per second from one rank to another and back; all ranks call it.
+
+    Torch warns of NCCL's sends and receives that are not issued as a batch.
+    """
     message = torch.zeros(nbytes, dtype=torch.uint8, device=device)
     rank = dist.get_rank()
 
     def back_and_forth() -> None:
         for sender, receiver in (pair, pair[::-1]):
             if rank == sender:
-                dist.send(message, receiver)
+                _transfer(dist.P2POp(dist.isend, message, receiver))
             elif rank == receiver:
-                dist.recv(message, sender)
+                _transfer(dist.P2POp(dist.irecv, message, sender))
 
-    sampling = Sampling(sample_seconds=0.0, n_samples=repeats, max_seconds=0.0)
     work = back_and_forth if rank in pair else _nothing
     timing = time_work(work, device, sampling, lambda seconds: slowest(seconds, device))
     return 2.0 * nbytes / timing.seconds
@@ -143,11 +147,14 @@ def _ring_shift(message: torch.Tensor, mesh: Mesh) -> Callable[[], object]:
     received = torch.empty_like(message)
 
     def shift() -> None:
-        operations = [
+        _transfer(
             dist.P2POp(dist.isend, message, following, group),
             dist.P2POp(dist.irecv, received, before, group),
-        ]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
+        )
 
     return shift
+
+
+def _transfer(*operations: dist.P2POp) -> None:
+    for work in dist.batch_isend_irecv(list(operations)):
+        work.wait()

@@ -18,6 +18,7 @@ from axonn_tune.calibration.measure.links import (
     whole_bytes,
 )
 from axonn_tune.calibration.measure.slowdowns import SlowdownTimer
+from axonn_tune.calibration.measure.timing import Sampling
 from axonn_tune.calibration.measure.together import MeasuringRanks
 from axonn_tune.calibration.measure.topology import (
     known_units,
@@ -28,8 +29,12 @@ from axonn_tune.calibration.measure.topology import (
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.spec.points import LinkPoint
 
-PAIR_BYTES = 2**18
-PAIR_REPEATS = 5
+# Messages of pairs of ranks: on a GPU they must take longer than the host needs to send them.
+PAIR_BYTES = {"cpu": 2**18, "cuda": 2**25}
+PAIR_SAMPLING = {
+    "cpu": Sampling(sample_seconds=0.0, n_samples=5, max_seconds=0.0),
+    "cuda": Sampling(sample_seconds=2e-3, n_samples=5, max_seconds=0.1),
+}
 # Share of a rank's memory that one message may take; a collective holds a few of its size.
 MESSAGE_SHARE = 1 / 8
 # A message that a search asks for may take longer than others by this factor.
@@ -48,10 +53,13 @@ def measure_units(ranks: MeasuringRanks) -> list[int]:
         return list(ranks.request.units)
     pairs = pairs_to_measure(ranks.n_ranks, ranks.n_per_node)
     ranks.progress.expect(len(pairs))
+    device = ranks.device
+    n_bytes = PAIR_BYTES[device.type]
+    sampling = PAIR_SAMPLING[device.type]
     rates = {
         (first, second): ranks.ledger.result(
             f"pair {first}, {second}",
-            partial(pair_rate, (first, second), PAIR_BYTES, ranks.device, PAIR_REPEATS),
+            partial(pair_rate, (first, second), n_bytes, device, sampling),
         )
         for first, second in pairs
     }

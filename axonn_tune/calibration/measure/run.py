@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -32,8 +33,11 @@ from axonn_tune.calibration.measure.topology import (
 )
 from axonn_tune.calibration.measured_cluster import MeasuredCluster
 from axonn_tune.calibration.request import Request
-from axonn_tune.runtime.ranks.session import Place, idle_bytes, joined, pick_device
+from axonn_tune.runtime.axonn.mesh import Mesh
+from axonn_tune.runtime.ranks.memory import idle_bytes
+from axonn_tune.runtime.ranks.session import Place, joined, pick_device
 from axonn_tune.runtime.run import device_name, software
+from axonn_tune.spec.layout import AXES, Layout, grid_layout
 from axonn_tune.spec.points import AttentionPoint, MemoryPoint
 
 # torchrun and Slurm state the number of a node in these: several nodes may share a host's name.
@@ -49,15 +53,20 @@ def measure_cluster(request: Request, place: Place) -> MeasuredCluster | None:
         Bad input, a failure of any rank, or results that cannot be kept.
     """
     device = pick_device(request.device, place)
-    with joined(place, device, request.timeout_seconds):
-        ranks = meet(request, place, device)
+    with joined(place, device, request.timeout_seconds) as alive:
+        ranks = meet(request, place, device, alive)
         measured = measure_parts(ranks)
         ranks.progress.finish()
         return measured if place.rank == 0 else None
 
 
-def meet(request: Request, place: Place, device: torch.device) -> MeasuringRanks:
-    """Exchange with the other ranks where each of them runs."""
+def meet(
+    request: Request,
+    place: Place,
+    device: torch.device,
+    alive: Callable[[], None] = lambda: None,
+) -> MeasuringRanks:
+    """Exchange with the other ranks where each of them runs; `alive` follows each result."""
     own_location = RankLocation(_host_name(), _node_name(), device_name(device))
     locations = tuple(gathered(own_location))
     n_per_node = ranks_per_node(locations)
@@ -80,7 +89,7 @@ def meet(request: Request, place: Place, device: torch.device) -> MeasuringRanks
         locations=locations,
         n_per_node=n_per_node,
         memory_bytes=least(_memory_bytes(device, n_per_node), device),
-        ledger=Ledger(request.store, owner, request.resume, progress),
+        ledger=Ledger(request.store, owner, request.resume, progress, alive),
         progress=progress,
     )
 
@@ -100,7 +109,7 @@ def measure_parts(ranks: MeasuringRanks) -> MeasuredCluster:
         device_name=ranks.locations[0].device_name,
         n_multiprocessors=_n_multiprocessors(ranks.device),
         memory_bytes=ranks.memory_bytes,
-        idle_bytes=idle_bytes(ranks.device),
+        idle_bytes=_idle_bytes(ranks),
         backend=dist.get_backend(),
         software=software(ranks.device),
         n_ranks=ranks.n_ranks,
@@ -118,6 +127,38 @@ def measure_parts(ranks: MeasuringRanks) -> MeasuredCluster:
         notes=products.notes + collectives.notes,
         seconds=ranks.ledger.seconds,
     )
+
+
+def _idle_bytes(ranks: MeasuringRanks) -> float:
+    """Return the memory that training cannot use, while as many axes communicate as can at once.
+
+    Each communicator of NCCL takes some hundred MB of a GPU.
+    """
+    if ranks.device.type != "cuda":
+        return idle_bytes(ranks.device)
+    mesh = Mesh(most_axes(ranks.n_ranks), device=ranks.device)
+    for axis in AXES:
+        if mesh.size(axis) > 1:
+            dist.all_reduce(torch.zeros(1, device=ranks.device), group=mesh.group(axis))
+    idle = -least(-idle_bytes(ranks.device), ranks.device)
+    mesh.close()
+    return idle
+
+
+def most_axes(n_ranks: int) -> Layout:
+    """Return a grid of all ranks that has as many axes with several ranks as can be.
+
+    >>> from axonn_tune.calibration.measure.run import most_axes
+    >>> [str(most_axes(n)) for n in (1, 6, 7, 8, 64)]
+    ['1x1x1x1', '2x3x1x1', '7x1x1x1', '2x2x2x1', '2x2x2x8']
+    """
+    left = n_ranks
+    sizes = []
+    for _ in range(3):
+        sizes.append(next((n for n in range(2, left + 1) if left % n == 0), 1))
+        left //= sizes[-1]
+    x, y, z = sizes
+    return grid_layout(x, y, z, left)
 
 
 def _host_name() -> str:

@@ -31,11 +31,19 @@ class Ledger:
         Whether to go on with the results that the store holds.
     progress : ProgressBar
         Advances with each result.
+    alive : callable
+        Called after each result.
     """
 
     def __init__(
-        self, store: ResultStore, owner: dict[str, Any], resume: bool, progress: ProgressBar
+        self,
+        store: ResultStore,
+        owner: dict[str, Any],
+        resume: bool,
+        progress: ProgressBar,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
+        self._alive = alive
         self._store = store
         self._rank = dist.get_rank()
         self._progress = progress
@@ -62,6 +70,7 @@ class Ledger:
             if self._rank == 0:
                 self._store.add(key, self._known[key])
         self._progress.advance(key)
+        self._alive()
         return self._known[key][0]
 
     @property

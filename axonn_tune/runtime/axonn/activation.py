@@ -55,6 +55,8 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         (input,) = ctx.saved_tensors
         gate, value = input.chunk(2, dim=-1)
-        sigmoid = torch.sigmoid(gate)
-        d_silu = sigmoid * (1 + gate * (1 - sigmoid))
-        return torch.cat((gradients[0] * value * d_silu, gradients[0] * gate * sigmoid), dim=-1)
+        d_input = torch.empty_like(input)
+        d_gate, d_value = d_input.chunk(2, dim=-1)
+        torch.mul(gradients[0], F.silu(gate), out=d_value)
+        torch.ops.aten.silu_backward.grad_input(gradients[0] * value, gate, grad_input=d_gate)
+        return d_input

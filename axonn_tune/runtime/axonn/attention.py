@@ -26,8 +26,8 @@ class CausalAttention:
         Sizes e and q.
     fused : bool
         Whether to use torch's fused kernel (flash attention) instead of products and a softmax.
-    rotary : bool
-        Whether to rotate queries and keys by their position.
+    rotary : RotaryAngles or None
+        By what to rotate queries and keys; None for no rotation.
     recompute : bool
         Whether to form the score matrix of unfused attention again in the backward pass.
     """
@@ -38,7 +38,7 @@ class CausalAttention:
         head_dim: int,
         queries_per_kv_head: int,
         fused: bool,
-        rotary: bool,
+        rotary: RotaryAngles | None,
         recompute: bool,
     ) -> None:
         self.engine = engine
@@ -62,7 +62,7 @@ class CausalAttention:
         """
         b, s, _ = qkv_bsn.shape
         n_queries = self.queries_per_kv_head
-        if self.rotary:
+        if self.rotary is not None:
             n_rotated = qkv_bsn.numel() * (n_queries + 1) // (n_queries + 2)
             nbytes = 2.0 * n_rotated * qkv_bsn.element_size()
             qkv_bsn = recorded(self.engine, "rotary", Amount(nbytes, nbytes), self._rotate, qkv_bsn)
@@ -87,14 +87,10 @@ class CausalAttention:
 
     def _rotate(self, qkv_bsn: torch.Tensor) -> torch.Tensor:
         b, s, _ = qkv_bsn.shape
+        assert self.rotary is not None
+        cos, sin = self.rotary.of_positions(s, qkv_bsn.device)
         parts = qkv_bsn.view(b, s, -1, self.queries_per_kv_head + 2, self.head_dim)
-        turned, values = parts[..., :-1, :], parts[..., -1:, :]
-        cos, sin = rotary_angles(s, self.head_dim, qkv_bsn.device)
-        cos = cos[None, :, None, None, :]
-        sin = sin[None, :, None, None, :]
-        first, second = turned.float().chunk(2, dim=-1)
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        return torch.cat((turned.to(qkv_bsn.dtype), values), dim=-2).view_as(qkv_bsn)
+        return _Rotation.apply(parts, cos, sin).view_as(qkv_bsn)
 
     def _flash(self, qkv_bsn: torch.Tensor) -> torch.Tensor:
         queries, keys, values = self._split(qkv_bsn)
@@ -167,11 +163,53 @@ def _attention_weights(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tenso
     return scores.masked_fill_(future, -math.inf).softmax(-1, dtype=torch.float32).to(keys.dtype)
 
 
-def rotary_angles(
-    seq_len: int, head_dim: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosine and sine of the angle of each position and pair, shape (s, e / 2) each."""
-    pairs = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device)
-    frequencies = ROTARY_BASE ** (-pairs / head_dim)
-    angles = torch.arange(seq_len, device=device).double()[:, None] * frequencies
-    return angles.cos().float(), angles.sin().float()
+class RotaryAngles:
+    """The angles by which the layers of a model rotate pairs of elements of size-e heads."""
+
+    def __init__(self, head_dim: int) -> None:
+        self._head_dim = head_dim
+        self._known: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def of_positions(self, seq_len: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosine and sine for each position and pair, shape (1, s, 1, 1, e / 2) each."""
+        key = seq_len, device
+        if key not in self._known:
+            pairs = torch.arange(0, self._head_dim, 2, dtype=torch.float64, device=device)
+            frequencies = ROTARY_BASE ** (-pairs / self._head_dim)
+            angles = torch.arange(seq_len, device=device).double()[:, None] * frequencies
+            angles = angles[None, :, None, None, :]
+            self._known[key] = angles.cos().float(), angles.sin().float()
+        return self._known[key]
+
+
+class _Rotation(torch.autograd.Function):
+    """Rotates pairs of elements of the queries and the key of each key-value head.
+
+    The heads have the shape (b, s, g / G_y, q + 2, e); the value, which is the last of the q + 2,
+    stays as it is.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.angles = cos, sin
+        return _rotated(heads, cos, sin, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        cos, sin = ctx.angles
+        return _rotated(gradients[0], cos, sin, -1.0), None, None
+
+
+def _rotated(
+    heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: float
+) -> torch.Tensor:
+    """Rotate forwards (1.0) or back (-1.0), and write each half of the result once or twice."""
+    result = torch.empty_like(heads)
+    first, second = heads[..., :-1, :].chunk(2, dim=-1)
+    new_first, new_second = result[..., :-1, :].chunk(2, dim=-1)
+    torch.mul(first, cos, out=new_first).addcmul_(second, sin, value=-direction)
+    torch.mul(second, cos, out=new_second).addcmul_(first, sin, value=direction)
+    result[..., -1:, :] = heads[..., -1:, :]
+    return result

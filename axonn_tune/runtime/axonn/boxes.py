@@ -16,7 +16,7 @@ from axonn_tune.runtime.axonn.hashing import mix, unit_interval
 from axonn_tune.runtime.axonn.mesh import Mesh
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
-_CHUNK = 2**22  # elements initialised at once, which bounds the memory of their int64 indices
+CHUNK = 2**22  # elements initialised at once, which bounds the memory of their int64 indices
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,12 @@ class BlockLayout:
         Each value depends on the element's place in the whole parameter only, so every grid
         starts from the same model.
         """
-        device = stored.device
-        key = mix(torch.tensor(zlib.crc32(name.encode()) + (seed << 32), device=device))
         start, stop = self.stored_range(mesh)
-        for first in range(start, stop, _CHUNK):
-            last = min(first + _CHUNK, stop)
-            index = self._global_index(torch.arange(first, last, device=device), mesh)
-            radius = (-2.0 * unit_interval(mix(2 * index + key)).log()).sqrt()
-            angle = 2.0 * math.pi * unit_interval(mix(2 * index + 1 + key))
-            stored[first - start : last - start] = (std * radius * angle.cos()).to(stored.dtype)
+        for first in range(start, stop, CHUNK):
+            last = min(first + CHUNK, stop)
+            index = self._global_index(torch.arange(first, last, device=stored.device), mesh)
+            values = std * normal_deviates(index, name, seed)
+            stored[first - start : last - start] = values.to(stored.dtype)
 
     def _global_index(self, index: torch.Tensor, mesh: Mesh) -> torch.Tensor:
         """Return the indices in the flattened whole of elements of the flattened box."""
@@ -99,6 +96,14 @@ class BlockLayout:
             index = index // size
             stride *= extent
         return whole
+
+
+def normal_deviates(index: torch.Tensor, name: str, seed: int) -> torch.Tensor:
+    """Return a normal deviate in float64 for each index of an element of a parameter."""
+    key = mix(torch.tensor(zlib.crc32(name.encode()) + (seed << 32), device=index.device))
+    radius = (-2.0 * unit_interval(mix(2 * index + key)).log()).sqrt()
+    angle = 2.0 * math.pi * unit_interval(mix(2 * index + 1 + key))
+    return radius * angle.cos()
 
 
 def _boxes_of_range(sizes: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:

@@ -95,8 +95,29 @@ class _Lookup(torch.autograd.Function):
         nbytes = 3.0 * d_rows_td.nbytes + (block.nbytes if formed is None else 0.0)
         name = names.scatter_add(names.of_layer(names.BACKWARD, _NAME))
         with engine.recorder.memory_bound(name, nbytes):
-            if formed is None:
-                block.zero_()
-            block.index_add_(0, local_t, d_rows_td.masked_fill(elsewhere_t.unsqueeze(-1), 0.0))
+            d_rows_td = d_rows_td.masked_fill(elsewhere_t.unsqueeze(-1), 0.0)
+            add_rows(block, local_t, d_rows_td, begins=formed is None)
         engine.scatters.scatter(_NAME, matrix, block)
         return None, None, None, None
+
+
+def add_rows(
+    block: torch.Tensor, places_t: torch.Tensor, rows_td: torch.Tensor, begins: bool
+) -> None:
+    """Add each of the rows to that row of a block whose number stands in `places_t`.
+
+    The sums of bf16 rows are formed in fp32, so that a frequent token's sum does not stop growing.
+    Torch's `index_add_` does so on a CPU; on a GPU, the backward pass of its own embedding does.
+
+    Parameters
+    ----------
+    begins : bool
+        Whether what the block holds is to be forgotten first.
+    """
+    if rows_td.device.type == "cuda":
+        sums = torch.ops.aten.embedding_dense_backward(rows_td, places_t, len(block), -1, False)
+        block.copy_(sums) if begins else block.add_(sums)
+        return
+    if begins:
+        block.zero_()
+    block.index_add_(0, places_t, rows_td)

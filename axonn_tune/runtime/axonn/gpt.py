@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from axonn_tune.errors import InputError
 from axonn_tune.runtime.axonn.activation import activation
-from axonn_tune.runtime.axonn.attention import CausalAttention
+from axonn_tune.runtime.axonn.attention import CausalAttention, RotaryAngles
 from axonn_tune.runtime.axonn.embedding import Embedding
 from axonn_tune.runtime.axonn.engine import Engine
 from axonn_tune.runtime.axonn.linear import Linear4D
@@ -31,7 +31,14 @@ INITIAL_STD = 0.02
 class Block(nn.Module):
     """Attention and MLP, each a branch of the residual stream that begins with a norm."""
 
-    def __init__(self, engine: Engine, spec: Model, attention: str, recompute: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        spec: Model,
+        attention: str,
+        recompute: str,
+        rotary: RotaryAngles | None,
+    ) -> None:
         super().__init__()
         self.engine = engine
         self.is_gated = spec.gated_mlp
@@ -45,7 +52,7 @@ class Block(nn.Module):
             spec.head_dim,
             spec.n_heads // spec.n_kv_heads,
             fused=attention == "flash",
-            rotary=spec.position == "rotary",
+            rotary=rotary,
             recompute=self.recomputes_inputs,
         )
         self.proj = self._linear(proj)
@@ -92,8 +99,11 @@ class Block(nn.Module):
 def fork(engine: Engine, stream: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the residual stream twice, for itself and for a branch, shape (b, s, d / G_x).
 
-    The backward pass adds their gradients; `name` is that of the addition in the record.
+    The backward pass adds their gradients; `name` is that of the addition in the record. Without a
+    record, autograd itself adds them.
     """
+    if not engine.recorder.active:
+        return stream, stream
     return _Fork.apply(stream, engine, name)
 
 
@@ -158,8 +168,9 @@ class GPT(nn.Module):
         self.recompute = recompute
         n_positions = spec.seq_len if spec.position == "learned" else 0
         self.embedding = Embedding(engine, spec.padded_vocab_size, spec.hidden_size, n_positions)
+        rotary = RotaryAngles(spec.head_dim) if spec.position == "rotary" else None
         self.blocks = nn.ModuleList(
-            Block(engine, spec, attention, recompute) for _ in range(spec.n_layers)
+            Block(engine, spec, attention, recompute, rotary) for _ in range(spec.n_layers)
         )
         self.norm = Norm(engine, spec.hidden_size, spec.norm, "norm")
         self.head = Linear4D(

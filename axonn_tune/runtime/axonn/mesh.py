@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from axonn_tune.errors import InputError
+from axonn_tune.runtime.ranks.groups import device_mesh
 from axonn_tune.spec.layout import (
     AXES,
     LETTERS,
@@ -44,9 +44,8 @@ class Mesh:
         self.grid = grid
         self.order = check_order(order)
         self.device = torch.device(device)
-        self.device_mesh = DeviceMesh(
-            self.device.type, rank_table(grid, order), mesh_dim_names=tuple(reversed(AXES))
-        )
+        table = rank_table(grid, order)
+        self.device_mesh = device_mesh(self.device, table, tuple(reversed(AXES)))
         self._places: dict[str, int] = {
             axis: self.device_mesh.get_local_rank(axis) for axis in AXES
         }
@@ -69,7 +68,7 @@ class Mesh:
         return self.coordinate("data") * self.size("z") + self.coordinate("z")
 
     def close(self) -> None:
-        """Destroy the groups of the axes; the default group, which may serve as one, stays."""
+        """Destroy the groups of the axes; the group of all ranks, which may serve as one, stays."""
         for group in [self.group(axis) for axis in AXES]:
             if group is not dist.group.WORLD:
                 dist.destroy_process_group(group)

@@ -33,6 +33,8 @@ def recorded(
     *inputs: torch.Tensor,
 ) -> torch.Tensor:
     """Return ``function(*inputs)``; its forward and its backward pass are recorded as `name`."""
+    if not engine.recorder.active:
+        return function(*inputs)
     with_gradient = torch.is_grad_enabled() and any(i.requires_grad for i in inputs)
     if with_gradient:
         backward = _BackwardSpan(engine, name, amount)

@@ -101,6 +101,15 @@ class Trainer:
         self.last_operations: list[Operation] = []
 
     @property
+    def recording(self) -> bool:
+        """Whether steps are recorded operation by operation, which takes time itself."""
+        return self._engine.recorder.active
+
+    @recording.setter
+    def recording(self, wanted: bool) -> None:
+        self._engine.recorder.active = wanted
+
+    @property
     def gemm_modes(self) -> Mapping[str, str]:
         """The mode of each product (NN, NT or TN), by name."""
         return self._engine.gemms.modes

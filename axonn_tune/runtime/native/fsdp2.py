@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from axonn_tune.errors import InputError
@@ -16,6 +17,7 @@ from axonn_tune.runtime.axonn.engine import DTYPES
 from axonn_tune.runtime.native.plain import PlainGPT
 from axonn_tune.runtime.native.trainer import ParallelModel, TorchTrainer, WaitRecorder
 from axonn_tune.runtime.ranks.collectives import issuer_of
+from axonn_tune.runtime.ranks.groups import device_mesh
 from axonn_tune.runtime.ranks.recorder import PendingCollective
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.spec import names
@@ -32,15 +34,15 @@ def sharded_trainer(request: RunRequest, device: torch.device) -> TorchTrainer:
     sizes = request.configuration.layout.sizes
     recorder = WaitRecorder(device)
     mesh = _mesh(device, sizes["shard"], sizes["replica"])
-    model = PlainGPT(request.model, job.attention, request.configuration.recompute)
-    model = model.initialise(request.seed).to(device)
     dtype = DTYPES[job.dtype]
     options: dict[str, Any] = {"mesh": mesh}
     if dtype != torch.float32:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
-    for block in model.blocks:
-        fully_shard(block, reshard_after_forward=True, **options)
+    sharded = partial(fully_shard, reshard_after_forward=True, **options)
+    with device:
+        model = PlainGPT(request.model, job.attention, request.configuration.recompute, sharded)
     fully_shard(model, reshard_after_forward=False, **options)
+    model.initialise(request.seed)
     comm = _Communication(recorder, mesh, sizes["shard"], gathers_ahead=job.overlap.oag)
     _record_collectives(model, "root", comm)
     for block in model.blocks:
@@ -48,9 +50,6 @@ def sharded_trainer(request: RunRequest, device: torch.device) -> TorchTrainer:
     if job.overlap.oag:
         for block, following in pairwise(model.blocks):
             block.set_modules_to_forward_prefetch([following])
-    else:
-        for block in model.blocks:
-            block.set_modules_to_backward_prefetch([])
 
     def before_microstep(is_last: bool) -> None:
         model.set_requires_all_reduce(is_last)
@@ -62,15 +61,16 @@ def sharded_trainer(request: RunRequest, device: torch.device) -> TorchTrainer:
         n_shares=dist.get_world_size(),
         share=dist.get_rank(),
         before_microstep=before_microstep,
+        backward_ends_with_wait=device.type == "cuda",
     )
     return TorchTrainer(parallel, request, device)
 
 
 def _mesh(device: torch.device, n_shards: int, n_replicas: int) -> DeviceMesh:
+    ranks = torch.arange(n_replicas * n_shards)
     if n_replicas == 1:
-        return init_device_mesh(device.type, (n_shards,), mesh_dim_names=("shard",))
-    dimensions = ("replicate", "shard")
-    return init_device_mesh(device.type, (n_replicas, n_shards), mesh_dim_names=dimensions)
+        return device_mesh(device, ranks, ("shard",))
+    return device_mesh(device, ranks.view(n_replicas, n_shards), ("replicate", "shard"))
 
 
 class _ChainSwitch(nn.Module):
@@ -110,7 +110,11 @@ class _Communication:
             self._issuer = issuer_of(mesh.get_group("shard"))
 
     def gather(self, unit: str, output: torch.Tensor, shard: torch.Tensor) -> dist.Work | None:
-        """Issue an all-gather; return None once it is done, if nothing may run meanwhile."""
+        """Issue an all-gather; return None if computation already waits for it.
+
+        Without gathers ahead, nothing is computed meanwhile, even where FSDP2 issues the gather
+        before it needs the weights: it takes an empty list of modules to prefetch for its default.
+        """
         assert self._issuer is not None
         issuer = self._issuer
         pending = self._recorder.collective(
@@ -122,7 +126,7 @@ class _Communication:
         )
         if self._gathers_ahead:
             return _PendingWork(pending)
-        pending.wait()
+        pending.wait_at_once()
         return None
 
     def scatter(self, unit: str, shard: torch.Tensor, full: torch.Tensor, op: Any) -> None:

@@ -5,13 +5,17 @@ Shapes use the letters of `axonn_tune.runtime.axonn`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from axonn_tune.runtime.axonn.attention import ROTARY_BASE
+from axonn_tune.runtime.axonn.boxes import CHUNK, normal_deviates
 from axonn_tune.runtime.axonn.gpt import INITIAL_STD
 from axonn_tune.spec.model import Model
 
@@ -82,9 +86,22 @@ def _rotated(heads: torch.Tensor) -> torch.Tensor:
 
 
 class PlainGPT(nn.Module):
-    """A model with the shape of `spec`; with `recompute` full, each block is checkpointed."""
+    """A model with the shape of `spec`; with `recompute` full, each block is checkpointed.
 
-    def __init__(self, spec: Model, attention: str, recompute: str) -> None:
+    Parameters
+    ----------
+    place : callable
+        Takes each block as soon as it is built, and returns what runs in its place; so a block can
+        be spread over ranks before the next one takes memory.
+    """
+
+    def __init__(
+        self,
+        spec: Model,
+        attention: str,
+        recompute: str,
+        place: Callable[[PlainBlock], nn.Module] = lambda block: block,
+    ) -> None:
         super().__init__()
         self._recompute = recompute
         self.embedding = nn.Embedding(spec.padded_vocab_size, spec.hidden_size)
@@ -92,22 +109,29 @@ class PlainGPT(nn.Module):
         if spec.position == "learned":
             self.position = nn.Parameter(torch.empty(spec.seq_len, spec.hidden_size))
         self.blocks = nn.ModuleList(
-            PlainBlock(spec, attention == "flash") for _ in range(spec.n_layers)
+            place(PlainBlock(spec, attention == "flash")) for _ in range(spec.n_layers)
         )
         self.norm = _norm(spec)
         self.head = nn.Linear(spec.hidden_size, spec.padded_vocab_size, bias=False)
-        if spec.tied_embeddings:
+        self._is_tied = spec.tied_embeddings
+        self.tie()
+
+    def tie(self) -> None:
+        """Let the head and the embedding share their weight, if the model does so."""
+        if self._is_tied:
             self.head.weight = self.embedding.weight
 
+    @torch.no_grad()
     def initialise(self, seed: int) -> PlainGPT:
-        """Draw the same random weights on every rank, and return the model."""
-        generator = torch.Generator().manual_seed(seed)
+        """Draw random weights, the same on every layout, and return the model.
+
+        A rank draws only what it stores of a parameter that is spread over ranks.
+        """
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                values = torch.randn(parameter.shape, generator=generator)
-                parameter.data.copy_(INITIAL_STD * values)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+                _draw(parameter, name, seed)
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
         return self
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -121,3 +145,26 @@ class PlainGPT(nn.Module):
             else:
                 stream = block(stream)
         return self.head(self.norm(stream))
+
+
+def _draw(matrix: torch.Tensor, name: str, seed: int) -> None:
+    """Fill what this rank stores of a matrix with normal deviates, some rows at a time."""
+    local = matrix.to_local() if isinstance(matrix, DTensor) else matrix
+    rows = _stored_places(matrix, dim=0)
+    columns = _stored_places(matrix, dim=1)
+    n_at_once = max(CHUNK // max(len(columns), 1), 1)
+    for part, places in zip(local.split(n_at_once), rows.split(n_at_once), strict=True):
+        index = places[:, None] * matrix.shape[1] + columns
+        part.copy_(INITIAL_STD * normal_deviates(index, name, seed))
+
+
+def _stored_places(matrix: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return the numbers of the rows, or columns, of a matrix that this rank stores."""
+    places = torch.arange(matrix.shape[dim], device=matrix.device)
+    if not isinstance(matrix, DTensor):
+        return places
+    placements = [
+        Shard(0) if placement.is_shard(dim) else Replicate() for placement in matrix.placements
+    ]
+    spread = distribute_tensor(places, matrix.device_mesh, placements, src_data_rank=None)
+    return spread.to_local()

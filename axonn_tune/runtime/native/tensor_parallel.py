@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -18,8 +17,21 @@ from axonn_tune.runtime.axonn.engine import DTYPES
 from axonn_tune.runtime.native.plain import PlainGPT
 from axonn_tune.runtime.native.trainer import ParallelModel, TorchTrainer, WaitRecorder
 from axonn_tune.runtime.ranks.collectives import issuer_of
+from axonn_tune.runtime.ranks.groups import device_mesh
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.spec import names
+
+# Columns of qkv and up are split, rows of proj and down, and the vocabulary of embedding and head.
+_BLOCK_STYLES = {
+    "qkv": ColwiseParallel(),
+    "proj": RowwiseParallel(),
+    "up": ColwiseParallel(),
+    "down": RowwiseParallel(),
+}
+_END_STYLES = {
+    "embedding": RowwiseParallel(input_layouts=Replicate()),
+    "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+}
 
 
 def tensor_parallel_trainer(request: RunRequest, device: torch.device) -> TorchTrainer:
@@ -27,66 +39,48 @@ def tensor_parallel_trainer(request: RunRequest, device: torch.device) -> TorchT
     spec = request.model
     job = request.job
     sizes = request.configuration.layout.sizes
+    dtype = DTYPES[job.dtype]
     n_replicas = sizes["data"]
-    mesh = init_device_mesh(
-        device.type, (n_replicas, sizes["tensor"]), mesh_dim_names=("data", "tensor")
-    )
-    model = PlainGPT(spec, job.attention, request.configuration.recompute).initialise(request.seed)
-    model = model.to(device, DTYPES[job.dtype])
-    _split(model, mesh["tensor"], spec.tied_embeddings)
+    ranks = torch.arange(dist.get_world_size()).view(n_replicas, sizes["tensor"])
+    mesh = device_mesh(device, ranks, ("data", "tensor"))
+    with device:
+        model = PlainGPT(
+            spec,
+            job.attention,
+            request.configuration.recompute,
+            lambda block: parallelize_module(block.to(dtype), mesh["tensor"], _BLOCK_STYLES),
+        )
+    model = parallelize_module(model.to(dtype), mesh["tensor"], _END_STYLES)
+    model.tie()
+    model.initialise(request.seed)
     recorder = WaitRecorder(device)
     parallel = ParallelModel(
         model,
         recorder,
         n_shares=n_replicas,
         share=mesh.get_local_rank("data"),
-        after_microsteps=_GradientSum(model, recorder, mesh, n_replicas).reduce,
+        after_microsteps=_GradientSum(recorder, mesh, n_replicas).reduce,
         loss_context=loss_parallel,
     )
     return TorchTrainer(parallel, request, device)
 
 
-def _split(model: PlainGPT, mesh: DeviceMesh, is_tied: bool) -> None:
-    """Split columns of qkv and up, rows of proj and down, the vocabulary of embedding and head."""
-    styles = {
-        "qkv": ColwiseParallel(),
-        "proj": RowwiseParallel(),
-        "up": ColwiseParallel(),
-        "down": RowwiseParallel(),
-    }
-    for block in model.blocks:
-        parallelize_module(block, mesh, styles)
-    parallelize_module(
-        model,
-        mesh,
-        {
-            "embedding": RowwiseParallel(input_layouts=Replicate()),
-            "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
-        },
-    )
-    if is_tied:
-        model.head.weight = model.embedding.weight
-
-
 class _GradientSum:
     """Sums the gradients of the replicas once in a step, as one message."""
 
-    def __init__(
-        self, model: nn.Module, recorder: WaitRecorder, mesh: DeviceMesh, n_replicas: int
-    ) -> None:
-        self._parameters = list(model.parameters())
+    def __init__(self, recorder: WaitRecorder, mesh: DeviceMesh, n_replicas: int) -> None:
         self._recorder = recorder
         self._n_replicas = n_replicas
         self._issuer = None
         if n_replicas > 1:
             self._issuer = issuer_of(mesh.get_group("data"))
 
-    def reduce(self) -> None:
+    def reduce(self, spread: list[torch.Tensor]) -> None:
         """All-reduce the gradients and divide them, since the loss is a mean over the batch."""
         if self._issuer is None:
             return
         issuer = self._issuer
-        gradients = [_local(p.grad) for p in self._parameters if p.grad is not None]
+        gradients = [_local(gradient) for gradient in spread]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         pending = self._recorder.collective(
             names.GRADIENT_REDUCE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -25,22 +25,35 @@ from axonn_tune.spec.plan import COMPUTE
 
 
 class WaitRecorder:
-    """Records collectives, and the time in which the host does not wait for one.
+    """Records collectives, and the time in which computation does not wait for one.
 
-    Torch's own code does not name its kernels. On a CPU it computes whenever the host does not
-    wait for a collective, so this time is recorded as computation.
+    Torch's own code does not name its kernels. It computes whenever nothing waits for a collective,
+    so this time is recorded as computation. On a CPU the host waits; on a GPU the stream that
+    computes does, between two events on it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._recorder = Recorder(device)
-        self._start = 0.0
-        self._waits: list[tuple[float, float]] = []
+        self._on_gpu = device.type == "cuda"
+        self._computing: Any = None
+        self._waits: list[tuple[Any, Any]] = []
+        self._begin: Any = None
 
-    def start_step(self, start: float) -> None:
-        """Forget what was recorded; `start` is the present time (``time.perf_counter``)."""
+    @property
+    def active(self) -> bool:
+        """Whether anything is recorded."""
+        return self._recorder.active
+
+    @active.setter
+    def active(self, wanted: bool) -> None:
+        self._recorder.active = wanted
+
+    def start_step(self) -> None:
+        """Forget what was recorded, and let times count from now."""
         self._recorder.start_step()
-        self._start = start
         self._waits.clear()
+        if self._on_gpu:
+            self._computing = torch.cuda.current_stream()
 
     def collective(
         self,
@@ -49,19 +62,56 @@ class WaitRecorder:
         nbytes: float,
         axis: str,
         issue: Callable[[], PendingCollective],
-    ) -> PendingCollective:
-        """Issue a collective and record it, and how long the host waits for it."""
+    ) -> _Awaited:
+        """Issue a collective and record it, and how long computation waits for it."""
         return _Awaited(self._recorder.collective(name, kind, nbytes, axis, issue), self)
 
     def wait(self, pending: PendingCollective) -> None:
-        """Wait for a collective, and note how long that takes."""
-        start = time.perf_counter() - self._start
+        """Wait for a collective, and note how long that takes.
+
+        On a GPU, streams that communicate wait as well, which does not count.
+        """
+        elsewhere = self._on_gpu and torch.cuda.current_stream() != self._computing
+        if elsewhere or not self.active:
+            pending.wait()
+            return
+        self.begin_wait()
         pending.wait()
-        self._waits.append((start, time.perf_counter() - self._start))
+        self.end_wait()
+
+    def wait_at_once(self, pending: PendingCollective) -> None:
+        """Let computation wait for a collective that another stream may have issued."""
+        if not self._on_gpu:
+            self.wait(pending)
+            return
+        with torch.cuda.stream(self._computing):
+            self.wait(pending)
+        pending.wait()
+
+    def begin_wait(self) -> None:
+        """Note that computation waits from here on."""
+        self._begin = self._recorder.clock.now()
+
+    def end_wait(self) -> None:
+        """Note that computation goes on."""
+        self._waits.append((self._begin, self._recorder.clock.now()))
+
+    def wait_ends_backward(self, loss: torch.Tensor) -> None:
+        """Have a wait begin when all gradients are computed; the caller ends it.
+
+        FSDP2 lets computation wait for its last reductions there. It queues this while the
+        gradient of the logits is computed, after that of the loss.
+        """
+        engine = torch.autograd.Variable._execution_engine
+        loss.register_hook(lambda _: engine.queue_callback(self.begin_wait))
 
     def take_step(self, seconds: float) -> list[Operation]:
         """Return the collectives and the computation of a step that took `seconds`."""
-        operations = [*self._recorder.take_step(), *_computation(self._waits, seconds)]
+        if not self.active:
+            return []
+        at = self._recorder.seconds_of
+        waits = [(at(begin), at(end)) for begin, end in self._waits]
+        operations = [*self._recorder.take_step(), *_computation(waits, seconds)]
         return sorted(operations, key=lambda operation: operation.start_seconds)
 
 
@@ -76,9 +126,9 @@ class _Awaited:
         """Wait for the collective."""
         self._recorder.wait(self._pending)
 
-    def get_future(self) -> Any:
-        """Return a future of its end."""
-        return self._pending.get_future()
+    def wait_at_once(self) -> None:
+        """Let computation wait for the collective, whoever issued it."""
+        self._recorder.wait_at_once(self._pending)
 
 
 def _computation(waits: list[tuple[float, float]], seconds: float) -> list[Operation]:
@@ -109,9 +159,11 @@ class ParallelModel:
     before_microstep
         Called before each micro-step, with whether it is the last one of the step.
     after_microsteps
-        Called before the gradients are clipped.
+        Called with the gradients of the step before they are clipped.
     loss_context
         Makes the context for the loss and its backward pass.
+    backward_ends_with_wait
+        Whether the end of a backward pass lets computation wait for reductions on other streams.
     """
 
     model: nn.Module
@@ -119,8 +171,9 @@ class ParallelModel:
     n_shares: int
     share: int
     before_microstep: Callable[[bool], None] = lambda is_last: None
-    after_microsteps: Callable[[], None] = lambda: None
+    after_microsteps: Callable[[list[torch.Tensor]], None] = lambda gradients: None
     loss_context: Callable[[], AbstractContextManager[None]] = nullcontext
+    backward_ends_with_wait: bool = False
 
 
 class RecordedTrainer(ABC):
@@ -159,6 +212,15 @@ class RecordedTrainer(ABC):
         self.last_operations: list[Operation] = []
         self.gemm_modes: dict[str, str] = {}
 
+    @property
+    def recording(self) -> bool:
+        """Whether steps are recorded, which takes time itself."""
+        return self._recorder.active
+
+    @recording.setter
+    def recording(self, wanted: bool) -> None:
+        self._recorder.active = wanted
+
     @abstractmethod
     def train(self, texts: list[torch.Tensor]) -> tuple[torch.Tensor, float]:
         """Train on the micro-steps of this rank's share of a batch, each of shape (b, s + 1).
@@ -174,8 +236,8 @@ class RecordedTrainer(ABC):
         recorder = self._recorder
         texts = [self._text(index, i) for i in range(self._n_microsteps)]
         synchronize(self._device)
+        recorder.start_step()
         start = time.perf_counter()
-        recorder.start_step(start)
         loss, norm = self.train(texts)
         synchronize(self._device)
         seconds = time.perf_counter() - start
@@ -203,7 +265,8 @@ class TorchTrainer(RecordedTrainer):
     def __init__(self, parallel: ParallelModel, request: RunRequest, device: torch.device) -> None:
         super().__init__(parallel.recorder, request, device, parallel.n_shares, parallel.share)
         self._parallel = parallel
-        self._groups = _grouped(parallel.model)
+        self._masters = MasterWeights(parallel.model)
+        self._groups = _grouped(self._masters.weights)
         decays = [WEIGHT_DECAY if group[0].dim() > 1 else 0.0 for group in self._groups]
         groups = [
             {"params": group, "weight_decay": decay}
@@ -219,13 +282,24 @@ class TorchTrainer(RecordedTrainer):
             parallel.before_microstep(number == len(texts))
             with parallel.loss_context():
                 loss = self._loss(text, len(texts))
-                loss.backward()
+                self._backward(loss)
+            self._masters.take_gradients()
             total += _whole(loss.detach())
-        parallel.after_microsteps()
+        parallel.after_microsteps(self._masters.gradients())
         norm = self._clip()
         self._adamw.step()
         self._adamw.zero_grad()
+        self._masters.give_back()
         return total, norm.item()
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        """Compute the gradients; where they are reduced at the end, computation waits there."""
+        if not (self._parallel.backward_ends_with_wait and self._recorder.active):
+            loss.backward()
+            return
+        self._recorder.wait_ends_backward(loss)
+        loss.backward()
+        self._recorder.end_wait()
 
     def _loss(self, text: torch.Tensor, n_microsteps: int) -> torch.Tensor:
         """Return a micro-step's share of the loss; the logits are not held any longer."""
@@ -244,18 +318,61 @@ class TorchTrainer(RecordedTrainer):
         return norm
 
 
+class MasterWeights:
+    """The weights of a model in fp32, which the optimizer updates.
+
+    Weights that are in fp32 already are their own. The others have a copy, to whose gradient those
+    of the micro-steps are added in fp32.
+
+    Attributes
+    ----------
+    weights : list of Parameter
+        The fp32 weights, in the order of the model's parameters.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        self.weights = [
+            p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            for p in self._parameters
+        ]
+        pairs = zip(self._parameters, self.weights, strict=True)
+        self._copies = [(p, master) for p, master in pairs if p is not master]
+
+    def take_gradients(self) -> None:
+        """Add the gradients of a micro-step to those of the step."""
+        for parameter, master in self._copies:
+            if parameter.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad += parameter.grad
+            parameter.grad = None
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients of the step."""
+        return [weight.grad for weight in self.weights if weight.grad is not None]
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        """Round the updated weights to those with which the model computes."""
+        for parameter, master in self._copies:
+            parameter.copy_(master)
+
+
 def mean_loss(logits: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
     """Return the mean cross-entropy of logits (b, s, v) at the tokens of a text (b, s + 1)."""
     return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
 
 
-def _grouped(model: nn.Module) -> list[list[nn.Parameter]]:
+def _grouped(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Group the parameters so that torch's kernels can work on each group at once.
 
     Matrices are kept apart from vectors, and tensors that are spread over ranks from others.
     """
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for parameter in model.parameters():
+    for parameter in parameters:
         key = (parameter.dim() > 1, isinstance(parameter, DTensor))
         groups.setdefault(key, []).append(parameter)
     return list(groups.values())

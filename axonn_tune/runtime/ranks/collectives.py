@@ -8,12 +8,14 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.runtime.axonn.mesh import Mesh
+from axonn_tune.runtime.ranks.device_stream import DeviceStream
 from axonn_tune.runtime.ranks.gloo import GlooGroup
 from axonn_tune.runtime.ranks.host_stream import HostStream
 from axonn_tune.runtime.ranks.recorder import PendingCollective, Recorder
 from axonn_tune.spec.layout import AXES
 
-# torch 2.13 renamed these functions.
+# An engine that trains here may find others in their place. Torch 2.13 renamed two of them.
+_all_reduce = dist.all_reduce
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -21,8 +23,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 class Collectives:
     """Issues collectives over the axes of a mesh, except over an axis of one rank.
 
-    The collectives of an axis run in order: on a GPU in the stream of its NCCL group, on a CPU in
-    a thread.
+    The collectives of an axis run in order: on a GPU in a stream of its own, on a CPU in a thread.
     """
 
     def __init__(self, mesh: Mesh, recorder: Recorder) -> None:
@@ -60,7 +61,10 @@ class Collectives:
 
 def issuer_of(group: dist.ProcessGroup) -> Issuer:
     """Return what starts the collectives of a group of ranks."""
-    return _OnHost(group) if is_on_host(group) else _OnDevice(group)
+    backend = dist.get_backend(group)
+    if backend == dist.Backend.GLOO:
+        return _OnHost(group)
+    return _OnDevice(group) if backend == dist.Backend.NCCL else _AsTorchDoes(group)
 
 
 def is_on_host(group: dist.ProcessGroup | None = None) -> bool:
@@ -81,20 +85,36 @@ class Issuer(Protocol):
         """Sum `full`, and leave each rank its part in `shard`."""
 
 
-class _OnDevice:
-    """Starts torch's collectives; those of NCCL queue on a stream of their group."""
+class _AsTorchDoes:
+    """Starts torch's collectives, as a rehearsal does."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> PendingCollective:
-        return dist.all_reduce(tensor, op=op, group=self._group, async_op=True)
+        return _all_reduce(tensor, op=op, group=self._group, async_op=True)
 
     def all_gather(self, gathered: torch.Tensor, shard: torch.Tensor) -> PendingCollective:
         return _all_gather(gathered, shard, group=self._group, async_op=True)
 
     def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor) -> PendingCollective:
         return _reduce_scatter(shard, full, group=self._group, async_op=True)
+
+
+class _OnDevice:
+    """Starts collectives of NCCL, which run on a stream of their group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group, self._stream = group, DeviceStream()
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> PendingCollective:
+        return self._stream.issue(lambda: _all_reduce(tensor, op=op, group=self._group))
+
+    def all_gather(self, gathered: torch.Tensor, shard: torch.Tensor) -> PendingCollective:
+        return self._stream.issue(lambda: _all_gather(gathered, shard, group=self._group))
+
+    def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor) -> PendingCollective:
+        return self._stream.issue(lambda: _reduce_scatter(shard, full, group=self._group))
 
 
 class _OnHost:

@@ -39,6 +39,9 @@ _SIGNALS: dict[str, Any] = (
     else {}
 )
 
+# Torch would print tens of lines where NCCL's own time-out ends a rank; the launcher prints one.
+_QUIET_TORCH = {"TORCH_CPP_LOG_LEVEL": "FATAL", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+
 Request = TypeVar("Request")
 Result = TypeVar("Result")
 # What each rank calls; function, request and result are pickled.
@@ -146,6 +149,8 @@ def _start_here(
             "command with torchrun or srun on several, or give --device cpu"
         )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    for name, value in _QUIET_TORCH.items():
+        os.environ.setdefault(name, value)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

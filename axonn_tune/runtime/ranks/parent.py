@@ -26,6 +26,11 @@ def launching() -> Iterator[None]:
         del os.environ[LAUNCHER_VARIABLE]
 
 
+def has_launcher() -> bool:
+    """Tell whether this process is a rank that `launching` has started."""
+    return LAUNCHER_VARIABLE in os.environ
+
+
 def die_with_launcher() -> None:
     """Have Linux kill this rank when its launcher dies, and end it if the launcher is dead."""
     launcher = whole_number(os.environ.get(LAUNCHER_VARIABLE, ""))

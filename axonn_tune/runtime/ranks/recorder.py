@@ -15,18 +15,16 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from axonn_tune.runtime.ranks.device_stream import give_host_a_lead, recorded_event
 from axonn_tune.spec.measurement import Operation
 from axonn_tune.spec.plan import COMPUTE
 
 
 class PendingCollective(Protocol):
-    """A collective under way; torch's `Work` is one."""
+    """A collective under way: a `HostWork`, a `DeviceWork`, or torch's own `Work`."""
 
     def wait(self) -> Any:
         """Let what follows wait for the collective."""
-
-    def get_future(self) -> Any:
-        """Return a future of its end; on a CPU, its value is the time of the end."""
 
 
 class HostClock:
@@ -37,20 +35,18 @@ class HostClock:
 
     now = staticmethod(time.perf_counter)
 
-    def at_completion(
-        self, pending: PendingCollective, stream: str, on_end: Callable[[float], None]
-    ) -> None:
-        """Call `on_end` with the time at which a collective ends, which its future holds.
+    def note(self, pending: Any, entry: _Entry) -> None:
+        """Note the end of a collective when it comes, which its future holds.
 
         In a rehearsal it ends as soon as it begins.
         """
         if dist.get_backend() == dist.Backend.FAKE:
-            on_end(self.now())
+            entry.end = self.now()
             return
 
         def when_done(future: Any) -> None:
             with suppress(Exception):  # a failure is raised in whoever waits for the collective
-                on_end(future.value())
+                entry.end = future.value()
 
         pending.get_future().add_done_callback(when_done)
 
@@ -62,24 +58,12 @@ class HostClock:
 class CudaClock:
     """Tells times on a GPU by events, which are read once the step has ended."""
 
-    def __init__(self) -> None:
-        self._watchers: dict[str, torch.cuda.Stream] = {}
+    now = staticmethod(recorded_event)
 
-    def now(self) -> torch.cuda.Event:
-        """Record an event on the current stream."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def at_completion(
-        self, pending: PendingCollective, stream: str, on_end: Callable[[torch.cuda.Event], None]
-    ) -> None:
-        """Call `on_end` with an event that follows a collective, on a stream that only watches."""
-        if stream not in self._watchers:
-            self._watchers[stream] = torch.cuda.Stream()
-        with torch.cuda.stream(self._watchers[stream]):
-            pending.wait()
-            on_end(self.now())
+    def note(self, pending: Any, entry: _Entry) -> None:
+        """Take over the events between which a collective runs."""
+        entry.start = pending.begin
+        entry.end = pending.end
 
     def resolve(self, point: torch.cuda.Event, origin: torch.cuda.Event) -> float:
         """Return the seconds between the origin and a point in time."""
@@ -105,26 +89,39 @@ class _Entry:
     def __exit__(self, *_: object) -> None:
         self.end = self.now()
 
-    def mark_end(self, point: Any) -> None:
-        self.end = point
-
 
 _NOT_RECORDED = nullcontext()
 
 
 class Recorder:
-    """Collects the operations of a step; when it is not active, each costs one comparison."""
+    """Collects the operations of a step; when it is not active, each costs one comparison.
+
+    Attributes
+    ----------
+    active : bool
+        Whether operations are recorded.
+    lead_seconds : float
+        How long a GPU stays idle at the start of a step, so that the host is ahead of it: a kernel
+        that takes less time than its launch would otherwise be timed with the launch. [s]
+    clock
+        Tells points in time, such as the present one (``now``), and resolves them to seconds.
+    """
 
     def __init__(self, device: torch.device, active: bool = True) -> None:
         self.active = active
-        self._clock = CudaClock() if device.type == "cuda" else HostClock()
+        self.lead_seconds = 0.0
+        self.clock = CudaClock() if device.type == "cuda" else HostClock()
         self._entries: list[_Entry] = []
         self._origin: Any = None
 
     def start_step(self) -> None:
         """Forget what was recorded, and let times count from now."""
         self._entries = []
-        self._origin = self._clock.now()
+        if not self.active:
+            return
+        if self.lead_seconds:
+            give_host_a_lead(self.lead_seconds)
+        self._origin = self.clock.now()
 
     def kernel(
         self, name: str, kind: str, nbytes: float = 0.0, flops: float = 0.0
@@ -132,7 +129,7 @@ class Recorder:
         """Return a context in which the kernels of one operation are to be launched."""
         if not self.active:
             return _NOT_RECORDED
-        entry = _Entry(name, COMPUTE, kind, nbytes, flops, self._clock.now)
+        entry = _Entry(name, COMPUTE, kind, nbytes, flops, self.clock.now)
         self._entries.append(entry)
         return entry
 
@@ -151,12 +148,16 @@ class Recorder:
         """Issue a collective, and note its start and, when it comes, its end."""
         if not self.active:
             return issue()
-        entry = _Entry(name, axis, kind, nbytes, 0.0, self._clock.now)
+        entry = _Entry(name, axis, kind, nbytes, 0.0, self.clock.now)
         self._entries.append(entry)
         entry.start = entry.now()
         pending = issue()
-        self._clock.at_completion(pending, axis, entry.mark_end)
+        self.clock.note(pending, entry)
         return pending
+
+    def seconds_of(self, point: Any) -> float:
+        """Return the seconds from the start of the step to a point in time of the clock."""
+        return self.clock.resolve(point, self._origin)
 
     def take_step(self) -> list[Operation]:
         """Return what was recorded since `start_step`, in the order of issue.
@@ -169,8 +170,8 @@ class Recorder:
         for entry in self._entries:
             while entry.end is None:  # the thread notes it a moment after the wait has returned
                 time.sleep(1e-5)
-            start = self._clock.resolve(entry.start, self._origin)
-            end = self._clock.resolve(entry.end, self._origin)
+            start = self.seconds_of(entry.start)
+            end = self.seconds_of(entry.end)
             if entry.stream != COMPUTE:
                 start = max(start, axis_free.get(entry.stream, start))
                 axis_free[entry.stream] = end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -15,7 +15,14 @@ from torch.distributed.rendezvous import rendezvous
 
 from axonn_tune.errors import AxonnTuneError, FileError, InputError
 from axonn_tune.runtime.ranks.launch import in_job, launch
-from axonn_tune.runtime.ranks.session import MeetingError, Place, joined, pick_device, reason
+from axonn_tune.runtime.ranks.session import (
+    MeetingError,
+    Place,
+    RankError,
+    joined,
+    pick_device,
+    reason,
+)
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.runtime.run import TrainerFactory, build_trainer, train
 from axonn_tune.spec.measurement import Measurement
@@ -115,10 +122,12 @@ def execute_series(series: RunSeries, place: Place) -> None:
         if key not in left:
             continue
         try:
-            with joined(place, device, request.timeout_seconds, dist.PrefixStore(key, store)):
+            meeting = dist.PrefixStore(key, store)
+            on_loss = _keeper_of_failure(series, key, place)
+            with joined(place, device, request.timeout_seconds, meeting, on_loss) as alive:
                 if place.rank == 0:
                     _announce(series, number, key)
-                measurement = train(request, place, device, series.factory)
+                measurement = train(request, place, device, series.factory, alive)
             if measurement is not None:
                 series.keeper.keep(key, measurement)
         except MeetingError:
@@ -128,6 +137,8 @@ def execute_series(series: RunSeries, place: Place) -> None:
                 raise FileError(str(error)) from error  # what cannot be kept is not worth measuring
             if place.rank == 0:
                 series.keeper.keep_failure(key, str(error))
+            if isinstance(error, RankError) and not error.can_meet_again:
+                raise
         finally:
             _free_memory(device)
     _part(store, place, timeout)
@@ -143,6 +154,16 @@ def _left_to_do(series: RunSeries, place: Place, store: dist.Store) -> set[str]:
         return set(store.get("left to do").decode().split("\n"))
     except RuntimeError as error:
         raise MeetingError(f"rank {place.rank} has lost the others: {reason(error)}") from error
+
+
+def _keeper_of_failure(series: RunSeries, key: str, place: Place) -> Callable[[str], None]:
+    """Return what keeps, on rank 0, the failure of another rank that ends this one, too."""
+
+    def keep(reason: str) -> None:
+        if place.rank == 0:
+            series.keeper.keep_failure(key, reason)
+
+    return keep
 
 
 def _announce(series: RunSeries, number: int, key: str) -> None:

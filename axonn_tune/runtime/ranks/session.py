@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
-import resource
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,13 +15,15 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.errors import AxonnTuneError, InputError
+from axonn_tune.runtime.ranks.watch import Watch, first_failure
 from axonn_tune.spec.checks import require_choice, whole_number
 
 # Gloo's threads run Python callbacks, and release them a moment after a wait has returned. A
 # thread that releases one while the interpreter ends aborts the process.
 _CALLBACK_SECONDS = 0.2
 DEVICES = ("auto", "cpu", "cuda")
-FAILURE_KEY = "axonn_tune/failure"
+# NCCL aborts a process after its own time-out, which must come after that of our watch.
+NCCL_LATER_SECONDS = 60.0
 # Slurm's job numbers are spread over these ports (IANA: dynamic ports begin with 49152).
 _FIRST_PORT = 49152
 _N_PORTS = 16000
@@ -157,53 +157,86 @@ def pick_device(wanted: str, place: Place) -> torch.device:
 
 @contextmanager
 def joined(
-    place: Place, device: torch.device, timeout_seconds: float, store: dist.Store | None = None
-) -> Iterator[None]:
+    place: Place,
+    device: torch.device,
+    timeout_seconds: float,
+    store: dist.Store | None = None,
+    on_loss: Callable[[str], None] = lambda reason: None,
+) -> Iterator[Callable[[], None]]:
     """Join the default process group for the length of this context.
 
-    A rank that fails tells the others, so that all of them report the same first failure.
+    A rank that fails tells the others, so that all of them report the same first failure. What the
+    context gives is to be called whenever a step has ended: on a GPU, a rank that does not call it
+    for the length of the time-out is ended.
 
     Parameters
     ----------
     store : Store, optional
         Where the ranks meet, instead of where the environment says. It outlives the group, so that
         the ranks can meet again after a failure.
+    on_loss : callable
+        Called with the reason if this rank is ended because another one failed.
 
     Raises
     ------
-    AxonnTuneError
+    RankError
         A rank failed; the message says which one, and why.
     """
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.n_local_ranks))
+    _join(place, device, timeout_seconds, store)
+    watch = None
+    if must_be_watched():
+        meeting = dist.distributed_c10d._get_default_store()
+        watch = Watch(meeting, place.rank, place.n_ranks, timeout_seconds, on_loss)
     try:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=place.rank,
-            world_size=place.n_ranks,
-            timeout=timedelta(seconds=timeout_seconds),
-            device_id=device if device.type == "cuda" else None,
-        )
-    except (RuntimeError, ValueError) as error:
-        raise MeetingError(f"rank {place.rank} cannot join the others: {reason(error)}") from error
-    try:
-        yield
+        yield _nothing if watch is None else watch.alive
     except Exception as error:
+        if watch is not None:
+            watch.stop()
         why = str(error)
         if not isinstance(error, AxonnTuneError):
             why = f"{type(error).__name__}: {reason(error)}"
         message = f"rank {place.rank} failed: {why}"
-        first_message = _first_failure(message)
-        if store is not None:
+        first_message = first_failure(dist.distributed_c10d._get_default_store(), message)
+        can_meet_again = watch is None or watch.all_failed()
+        if store is not None or watch is not None:
             _abandon()
         if message != first_message:
-            raise LostRankError(first_message) from error
-        raise AxonnTuneError(message) from error
+            raise LostRankError(first_message, can_meet_again) from error
+        raise RankError(message, can_meet_again) from error
     else:
         dist.destroy_process_group()
+        if watch is not None:
+            watch.stop()
     finally:
         time.sleep(_CALLBACK_SECONDS)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _join(
+    place: Place, device: torch.device, timeout_seconds: float, store: dist.Store | None
+) -> None:
+    on_gpu = device.type == "cuda"
+    try:
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=store,
+            rank=place.rank,
+            world_size=place.n_ranks,
+            timeout=timedelta(seconds=timeout_seconds + (NCCL_LATER_SECONDS if on_gpu else 0.0)),
+            device_id=device if on_gpu else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise MeetingError(f"rank {place.rank} cannot join the others: {reason(error)}") from error
+
+
+def must_be_watched() -> bool:
+    """Tell whether a wait for another rank may last for ever; gloo's waits raise an error."""
+    return bool(dist.get_backend() == dist.Backend.NCCL)
 
 
 def _abandon() -> None:
@@ -224,35 +257,13 @@ class MeetingError(AxonnTuneError):
     """Not all ranks came to a meeting, since one has died or hangs."""
 
 
-class LostRankError(AxonnTuneError):
+class RankError(AxonnTuneError):
+    """A rank failed; `can_meet_again` tells whether the ranks can join once more."""
+
+    def __init__(self, message: str, can_meet_again: bool) -> None:
+        super().__init__(message)
+        self.can_meet_again = can_meet_again
+
+
+class LostRankError(RankError):
     """Another rank failed before this one did; the message is that rank's."""
-
-
-def _first_failure(message: str) -> str:
-    """Return the message of the first rank that failed; `message` is that of this rank."""
-    try:
-        store = dist.distributed_c10d._get_default_store()
-        return store.compare_set(FAILURE_KEY, "", message).decode()
-    except (RuntimeError, ValueError):  # the store ended with the rank that held it
-        return message
-
-
-def peak_memory_bytes(device: torch.device) -> float:
-    """Return the most memory in use so far, by torch on a GPU or by the process on a CPU."""
-    if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
-    scale = 1 if platform.system() == "Darwin" else 1024  # getrusage(2)
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * scale
-
-
-def idle_bytes(device: torch.device) -> float:
-    """Return the memory that training cannot use.
-
-    On a GPU this is what is in use but not by tensors. On a CPU it is the most that the process
-    ever held, so it must be asked before the process does any work.
-    """
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(device)
-        return float(total - free - torch.cuda.memory_allocated(device))
-    return peak_memory_bytes(device)

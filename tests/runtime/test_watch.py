@@ -1,0 +1,75 @@
+"""Ranks whose host cannot be interrupted: they end in time, with one line and exit code 2."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAM = str(Path(__file__).with_name("watched_ranks.py"))
+ON_FIRE = "rank 1 failed: ValueError: the disk is on fire"
+
+
+def start(how, **variables):
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RANK"))}
+    return subprocess.Popen(
+        [sys.executable, PROGRAM, how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=inherited | {"OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in variables.items()},
+    )
+
+
+def given_ranks(how):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [start(how, RANK=rank, LOCAL_RANK=rank, **meeting) for rank in range(2)]
+
+
+def ended(process):
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, output, errors
+
+
+def test_a_rank_that_waits_in_vain_ends_when_another_one_fails():
+    begin = time.monotonic()
+    first, second = map(ended, given_ranks("raise"))
+    assert time.monotonic() - begin < 40
+    assert second == (2, "can meet again: False\n", f"axonn-tune: {ON_FIRE}\n")
+    assert first == (2, f"{ON_FIRE}\n", "")  # it keeps the reason, and does not repeat it
+
+
+def test_ranks_that_all_fail_can_meet_again():
+    first, second = map(ended, given_ranks("both"))
+    for code, output, _ in (first, second):
+        assert (code, output) == (2, "can meet again: True\n")
+    assert (first[2] + second[2]).count("failed: ValueError: the disk is on fire") == 1
+
+
+@pytest.mark.parametrize("how", ["hang", "stop"])
+def test_one_rank_says_that_nothing_ends(how):
+    ranks = given_ranks(how)
+    code, _, errors = ended(ranks[0])
+    if how == "stop":
+        ranks[1].send_signal(signal.SIGCONT)
+    other_code, _, other_errors = ended(ranks[1])
+    assert (code, other_code) == (2, 2)
+    assert (errors + other_errors).count("\n") == 1
+    assert "failed: nothing has ended for 4 s; another rank hangs or has died" in (
+        errors + other_errors
+    )
+
+
+@pytest.mark.slow
+def test_ranks_that_are_started_here_end_with_the_reason():
+    code, _, errors = ended(start("raise"))
+    assert (code, errors) == (2, f"axonn-tune: {ON_FIRE}\n")
