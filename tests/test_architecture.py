@@ -36,6 +36,7 @@ BELOW = {
     "job_scripts": {"errors", "units", "spec", "io", "strategies", "step"},
     "report": {
         "errors",
+        "learning",
         "units",
         "spec",
         "cost",
@@ -83,10 +84,14 @@ BELOW = {
         "runtime",
         "validation",
     },
+    "learning": {"errors", "spec", "step", "search"},
+    "teaching": {"errors", "spec", "io", "reproduce", "api", "scoring", "search", "learning"},
     "scoring": {"errors", "spec", "search", "api", "io", "reproduce"},
     "cli": {
         "",
         "scoring",
+        "teaching",
+        "learning",
         "rehearsing",
         "errors",
         "units",

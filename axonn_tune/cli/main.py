@@ -34,6 +34,7 @@ COMMANDS = {
     "machines": "List, show and compare hardware profiles.",
     "engines": "List, show and compare the software that carries out a strategy.",
     "score": "Predict a table of your own runs and say how well.",
+    "learn": "Learn a machine's numbers from a table of your own runs.",
     "reproduce": "Compare predictions with published results.",
 }
 

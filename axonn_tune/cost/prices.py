@@ -84,7 +84,8 @@ class KernelPrices:
         """Return the time of a kernel on a mean GPU, without the host's gap."""
         if isinstance(operation, GroupedGemm):
             seconds = self._grouped_products(operation.number_format).seconds(operation)
-            return np.maximum(seconds, operation.n_launches * operation.issue_seconds)
+            issue_seconds = operation.issue_seconds * self._machine.kernels.issue_factor.value
+            return np.maximum(seconds, operation.n_launches * issue_seconds)
         if isinstance(operation, Gemm):
             return self._product_seconds(operation)
         if isinstance(operation, Attention):
