@@ -12,6 +12,7 @@ import numpy as np
 from axonn_tune.errors import InputError
 from axonn_tune.learning.fit import Fit, fitted
 from axonn_tune.search.rank import Each
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.learnable import improved, largest_log_factors, learnable
 from axonn_tune.spec.learned import Learned, LearnedFactor, LearnedRun
 from axonn_tune.spec.machine import Machine, Quantity
@@ -25,6 +26,8 @@ from axonn_tune.step.spread import spread_of
 # Least standard deviation of the logarithm of a factor of kernels and host, by convention: those of
 # an engine differ from those of a benchmark, and one host from another.
 LEAST_SPREAD = {"attention": 0.2, "memory_kernels": 0.2, "host": 0.15}
+# The same where an engine does not say how fast its attention is: it may be an older one.
+UNKNOWN_ATTENTION_SPREAD = 0.4
 # A resource of which runs remove less of the stated spread than this is one that they do not tell.
 LEAST_GAIN = 0.05
 # Times that the step times are linearised, the last at the factors that were found before.
@@ -66,16 +69,16 @@ def learn(machine: Machine, trials: Sequence[Trial], each: Each = iter) -> Machi
         The machine has learned before, there are no trials, or they are of several engines.
     """
     engine = _engine_of(machine, trials)
-    fit = _fit(machine, trials, each)
+    stated = stated_spreads(machine, engine)
+    fit = _fit(machine, trials, stated, each)
     resources = learnable(machine)
-    stated = stated_spreads(machine)
     factors = tuple(
         LearnedFactor(resource.key, math.exp(log), float(before), math.sqrt(variance))
         for resource, log, before, variance in zip(
             resources, fit.log_factors, stated, np.diag(fit.covariance), strict=True
         )
     )
-    learnt = _with_factors(machine, factors, f"{len(trials)} runs of {engine}")
+    learnt = _with_factors(machine, factors, f"{len(trials)} runs of {engine.title}")
     runs = tuple(
         LearnedRun(
             trial.name,
@@ -87,22 +90,25 @@ def learn(machine: Machine, trials: Sequence[Trial], each: Each = iter) -> Machi
         for trial, is_set_aside in zip(trials, fit.is_set_aside, strict=True)
     )
     covariance = tuple(tuple(map(float, row)) for row in fit.covariance)
-    record = Learned(engine, machine.name, fit.scatter, factors, covariance, runs)
+    record = Learned(engine.title, machine.name, fit.scatter, factors, covariance, runs)
     return replace(learnt, learned=record)
 
 
-def stated_spreads(machine: Machine) -> Array:
+def stated_spreads(machine: Machine, engine: Engine) -> Array:
     """Return the standard deviation of the logarithm of each learnable factor, shape (F,)."""
+    least = dict(LEAST_SPREAD)
+    if engine.attention_rate is None:
+        least["attention"] = UNKNOWN_ATTENTION_SPREAD
     return np.array(
         [
-            max(spread_of(resource.quantity), LEAST_SPREAD.get(resource.key, 0.0))
+            max(spread_of(resource.quantity), least.get(resource.key, 0.0))
             for resource in learnable(machine)
         ]
     )
 
 
-def _engine_of(machine: Machine, trials: Sequence[Trial]) -> str:
-    """Return the title of the engine of all trials."""
+def _engine_of(machine: Machine, trials: Sequence[Trial]) -> Engine:
+    """Return the engine of all trials."""
     if machine.learned is not None:
         raise InputError(
             f"machine '{machine.name}' has learned from {len(machine.learned.runs)} runs; allowed: "
@@ -110,51 +116,54 @@ def _engine_of(machine: Machine, trials: Sequence[Trial]) -> str:
         )
     if not trials:
         raise InputError("there are no runs to learn from; allowed: runs with status ok")
-    titles = {trial.prediction.scenario.strategy.engine.title for trial in trials}
+    engines = [trial.prediction.scenario.strategy.engine for trial in trials]
+    titles = {engine.title for engine in engines}
     if len(titles) > 1:
         raise InputError(
             f"the runs are of engines {', '.join(sorted(titles))}; allowed: runs of one engine, "
             "since kernels and host times are an engine's"
         )
-    return titles.pop()
+    return engines[0]
 
 
-def _fit(machine: Machine, trials: Sequence[Trial], each: Each) -> Fit:
-    """Return the fit of the factors, linearised where it leads to."""
-    spreads = stated_spreads(machine)
+def _fit(machine: Machine, trials: Sequence[Trial], spreads: Array, each: Each) -> Fit:
+    """Return the fit of the factors, linearised again where it leads to."""
     largest = np.array(largest_log_factors(machine))
     measured = np.log([trial.measured_seconds for trial in trials])
     log_factors = np.zeros(spreads.size)
+    is_told = np.ones(spreads.size, dtype=bool)
     for _ in range(_N_LINEARISATIONS):
         here = improved(machine, log_factors)
-        predicted, slopes = _linearised(here, trials, each)
+        predicted, slopes = _linearised(here, trials, is_told, each)
         errors = measured - predicted + slopes @ log_factors
-        fit = _of_what_is_told(slopes, errors, spreads)
+        fit = fitted(slopes, errors, spreads)
+        # What the runs do not tell stays as it was.
+        is_told = np.sqrt(np.diag(fit.covariance)) < (1.0 - LEAST_GAIN) * spreads
+        fit = fitted(slopes * is_told, errors, spreads)
         log_factors = np.minimum(fit.log_factors, largest)
     return replace(fit, log_factors=log_factors)
 
 
-def _of_what_is_told(slopes: Array, errors: Array, spreads: Array) -> Fit:
-    """Return the fit in which factors of which the runs tell nothing stay as they were."""
-    fit = fitted(slopes, errors, spreads)
-    is_told = np.sqrt(np.diag(fit.covariance)) < (1.0 - LEAST_GAIN) * spreads
-    return fitted(slopes * is_told, errors, spreads)
+def _linearised(
+    machine: Machine, trials: Sequence[Trial], is_wanted: np.ndarray, each: Each
+) -> tuple[Array, Array]:
+    """Return the logarithms of the predicted steps, and their slopes by the factors, (N, F).
 
-
-def _linearised(machine: Machine, trials: Sequence[Trial], each: Each) -> tuple[Array, Array]:
-    """Return the logarithms of the predicted steps, and their slopes by the factors, (N, F)."""
-    resources = learnable(machine)
-    up = [resource.improved(math.exp(_LOG_STEP)) for resource in resources]
-    down = [resource.improved(math.exp(-_LOG_STEP)) for resource in resources]
-    predicted, slopes = [], []
-    for trial in each(trials):
-        predicted.append(trial.seconds_on(machine))
-        ratios = [
-            trial.seconds_on(more) / trial.seconds_on(less)
-            for more, less in zip(up, down, strict=True)
-        ]
-        slopes.append(np.log(ratios) / (2.0 * _LOG_STEP))
-    return np.log(predicted), np.array(slopes)
+    The slopes of factors that are not wanted are 0.
+    """
+    worse = {
+        index: resource.improved(math.exp(-_LOG_STEP))
+        for index, resource in enumerate(learnable(machine))
+        if is_wanted[index]
+    }
+    predicted = np.zeros(len(trials))
+    slopes = np.zeros((len(trials), is_wanted.size))
+    for row, trial in each(list(enumerate(trials))):
+        predicted[row] = math.log(trial.seconds_on(machine))
+        for index, worse_machine in worse.items():
+            seconds = trial.seconds_on(worse_machine)
+            slopes[row, index] = (predicted[row] - math.log(seconds)) / _LOG_STEP
+    return predicted, slopes
 
 
 def _with_factors(machine: Machine, factors: Sequence[LearnedFactor], runs: str) -> Machine:

@@ -22,6 +22,14 @@ def learned_text(machine: Machine) -> str:
     """Return what a machine has learned: the factors, what no run tells, and every run."""
     learned = machine.learned
     assert learned is not None, "only machines that have learned are shown"
+    runs = table([_run_row(run) for run in learned.runs], _RUN_HEADERS)
+    return "\n\n".join([factors_text(machine), runs, fill(_errors_text(learned), 100)])
+
+
+def factors_text(machine: Machine) -> str:
+    """Return what a machine has learned of each resource, and of which it has learned nothing."""
+    learned = machine.learned
+    assert learned is not None, "only machines that have learned are shown"
     names = {resource.key: resource.name for resource in learnable(machine)}
     told = [factor for factor in learned.factors if factor.gain_fraction >= LEAST_GAIN]
     untold = [names[factor.key] for factor in learned.factors if factor not in told]
@@ -34,13 +42,16 @@ def learned_text(machine: Machine) -> str:
         ]
         for factor in told
     ]
-    parts = [f"{learned.base}, from {len(learned.runs)} runs of {learned.engine}"]
+    parts = [
+        f"Learned from {len(learned.runs)} runs of {learned.engine}, beginning with the "
+        f"profile of {learned.base}:"
+    ]
     if told:
         parts.append(table(rows, _FACTOR_HEADERS))
+    if all(factor.factor == 1.0 for factor in learned.factors):
+        parts.append("No number moves: each run is predicted best by what the profile states.")
     if untold:
         parts.append(fill(f"These runs say nothing of: {', '.join(untold)}.", 100))
-    parts.append(table([_run_row(run) for run in learned.runs], _RUN_HEADERS))
-    parts.append(fill(_errors_text(learned), 100))
     return "\n\n".join(parts)
 
 
