@@ -1,4 +1,4 @@
-"""What a table of a user's own runs tells of a machine."""
+"""What a table of a user's own runs tells of a machine, and which layouts to try next."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from axonn_tune.api import DEFAULT_MACHINE
 from axonn_tune.errors import InputError
 from axonn_tune.io.files import FileName
 from axonn_tune.io.presets import load_machine
+from axonn_tune.learning.choose import Proposals, next_layouts
 from axonn_tune.learning.learn import Trial, learn
 from axonn_tune.reproduce.score import JudgedRun
 from axonn_tune.scoring import judged_runs
-from axonn_tune.search.rank import Each
+from axonn_tune.search.rank import Each, rank_candidates
+from axonn_tune.search.search import Search
 from axonn_tune.spec.machine import Machine
+from axonn_tune.step.predict import predict
 
+# Number of the fastest layouts among which those to try are chosen; no other is likely the best.
+_N_CANDIDATES = 16
 PROFILE_HEADER = "Learned by axonn-tune learn; see `learned` at the end."
 
 
@@ -58,3 +63,66 @@ def trials(judged: Sequence[JudgedRun]) -> list[Trial]:
         for number, each in enumerate(judged, start=1)
         if not each.ran_out
     ]
+
+
+def propose(search: Search, table: FileName | None, budget: int, each: Each = iter) -> Proposals:
+    """Return the layouts of a search to try next, given a table of runs if there is one.
+
+    Parameters
+    ----------
+    search : Search
+        The job, and the machine on which the runs ran.
+    table : path or None
+        A table of runs of the search's engine, of this job or of others.
+    budget : int
+        Number of layouts wanted.
+
+    Raises
+    ------
+    AxonnTuneError
+        The table is wrong, its runs are of another machine or engine, or all layouts were tried.
+    """
+    machine = search.scenario.machine
+    judged = [] if table is None else judged_runs(table, machine, each)
+    _check_alike(search, judged)
+    timed = trials(judged)
+    learnt = learn(machine, timed, each) if timed else machine
+    ranking = rank_candidates(search.on(learnt))
+    of_job = [run.prediction for run in judged if _is_of_job(run, ranking.search)]
+    configurations = {prediction.configuration for prediction in of_job}
+    n_rows = min(len(ranking), _N_CANDIDATES + len(configurations))
+    candidates = [
+        candidate
+        for candidate in map(ranking.prediction, range(n_rows))
+        if candidate.configuration not in configurations
+    ]
+    if not candidates:
+        raise InputError(f"all {len(ranking)} layouts of this job were tried; allowed: another job")
+    measured = [run for run in judged if not run.ran_out and _is_of_job(run, ranking.search)]
+    tried = [predict(ranking.search.scenario, run.prediction.configuration) for run in measured]
+    seconds = [run.run.published["step_seconds"] for run in measured]
+    chosen = next_layouts(candidates, tried, seconds, budget)
+    return Proposals(learnt, len(of_job), min(seconds, default=None), tuple(chosen))
+
+
+def _check_alike(search: Search, judged: Sequence[JudgedRun]) -> None:
+    """Refuse runs of another engine or on another machine than those of a search."""
+    scenario = search.scenario
+    for number, run in enumerate(judged, start=1):
+        own = run.prediction.scenario
+        if own.strategy.engine.title != scenario.strategy.engine.title:
+            raise InputError(
+                f"row {number} is of engine {own.strategy.engine.title or 'none'}, the search of "
+                f"{scenario.strategy.engine.title or 'none'}; allowed: the same --strategy and "
+                "--engine as those of the runs"
+            )
+        if own.machine != scenario.machine:
+            raise InputError(
+                f"row {number} ran on {own.machine.name}; allowed: --machine {own.machine.name}"
+            )
+
+
+def _is_of_job(run: JudgedRun, search: Search) -> bool:
+    """Return whether a run is of the model and the job of a search."""
+    own = run.prediction.scenario
+    return own.model == search.scenario.model and own.job == search.scenario.job

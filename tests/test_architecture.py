@@ -85,7 +85,17 @@ BELOW = {
         "validation",
     },
     "learning": {"errors", "spec", "step", "search"},
-    "teaching": {"errors", "spec", "io", "reproduce", "api", "scoring", "search", "learning"},
+    "teaching": {
+        "errors",
+        "spec",
+        "step",
+        "search",
+        "io",
+        "reproduce",
+        "learning",
+        "api",
+        "scoring",
+    },
     "scoring": {"errors", "spec", "search", "api", "io", "reproduce"},
     "cli": {
         "",

@@ -21,6 +21,8 @@ EXPECTED_SCATTER = 0.1
 EXPECTED_SCATTER_RUNS = 4
 # Errors above this number of scatters pull no more than one of this size does.
 _HUBER = 1.5
+# Mean square of a standard normal deviate that is cut there (Huber's proposal 2).
+_MEAN_SQUARE_CUT = 0.7785
 # A run is set aside where the others predict it this many standard deviations away.
 CONTRADICTED = 3.0
 # One run in so many may be set aside.
@@ -120,7 +122,8 @@ def _solution(scaled: Array, errors: Array, used: np.ndarray) -> tuple[Array, Ar
         factors = covariance @ (weighted @ errors)
         left = errors - scaled @ factors
         expected = EXPECTED_SCATTER_RUNS * EXPECTED_SCATTER**2
-        n_runs = EXPECTED_SCATTER_RUNS + used.sum()
-        scatter = float(np.sqrt((expected + weights @ left**2) / n_runs))
+        n_runs = EXPECTED_SCATTER_RUNS + _MEAN_SQUARE_CUT * used.sum()
+        cut = np.minimum(np.abs(left), _HUBER * scatter)
+        scatter = float(np.sqrt((expected + used @ cut**2) / n_runs))
         weights = used * np.minimum(1.0, _HUBER * scatter / np.maximum(np.abs(left), 1e-12))
     return factors, covariance, scatter

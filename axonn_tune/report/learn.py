@@ -1,12 +1,14 @@
-"""What ``learn`` shows: what runs tell of a machine, what they do not, and which is strange."""
+"""What ``learn`` and ``next`` show: what runs tell of a machine, and which layouts to try."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import fmean
 from textwrap import fill
 from typing import Any
 
+from axonn_tune.learning.choose import Proposals
 from axonn_tune.learning.learn import LEAST_GAIN
 from axonn_tune.report.phrases import percent
 from axonn_tune.report.table import table
@@ -15,6 +17,7 @@ from axonn_tune.spec.learned import Learned, LearnedRun
 from axonn_tune.spec.machine import Machine
 
 _FACTOR_HEADERS = ("resource", "change %", "spread before %", "spread %")
+_PROPOSAL_HEADERS = ("try", "layout", "micro-batch", "recompute", "step s", "P(best) %", "gain %")
 _RUN_HEADERS = ("run", "measured s", "before %", "after %", "")
 
 
@@ -94,5 +97,68 @@ def learned_document(machine: Machine) -> dict[str, Any]:
         "runs": [
             {**asdict(run), "stated_error": run.stated_error, "learned_error": run.learned_error}
             for run in learned.runs
+        ],
+    }
+
+
+def proposals_text(proposed: Proposals, commands: Sequence[str]) -> str:
+    """Return the layouts to try next, and the commands that write their job scripts."""
+    rows = [
+        [
+            number,
+            each.prediction.configuration.ordered_layout,
+            each.prediction.configuration.micro_batch,
+            each.prediction.configuration.recompute,
+            f"{each.expected_seconds:.4g}",
+            percent(each.p_best),
+            "-" if each.gain_fraction is None else percent(each.gain_fraction),
+        ]
+        for number, each in enumerate(proposed.proposals, start=1)
+    ]
+    return "\n\n".join(
+        [
+            fill(_so_far(proposed), 100),
+            table(rows, _PROPOSAL_HEADERS),
+            fill(_PROPOSALS_READING, 100),
+            "\n".join(commands),
+        ]
+    )
+
+
+_PROPOSALS_READING = (
+    "P(best) is the probability that a layout is faster than all others and all runs. Gain is by "
+    "how much a try is expected to reduce the best step, after the tries above it. Once they have "
+    "run, add them to the table and ask again."
+)
+
+
+def _so_far(proposed: Proposals) -> str:
+    """Return a sentence on the runs that there are."""
+    if proposed.machine.learned is None:
+        return "There are no runs to learn from: the first is the layout that is predicted best."
+    learned = len(proposed.machine.learned.runs)
+    best = proposed.best_measured_seconds
+    fastest = "" if best is None else f"; the fastest step of this job took {best:.4g} s"
+    return f"Learned from {learned} runs; {proposed.n_tried} are of this job{fastest}."
+
+
+def proposals_document(proposed: Proposals, commands: Sequence[str]) -> dict[str, Any]:
+    """Return what ``next --format json`` prints."""
+    return {
+        "n_tried": proposed.n_tried,
+        "best_measured_seconds": proposed.best_measured_seconds,
+        "proposals": [
+            {
+                "layout": str(each.prediction.layout),
+                "order": each.prediction.configuration.order,
+                "micro_batch": each.prediction.configuration.micro_batch,
+                "recompute": each.prediction.configuration.recompute,
+                "virtual_stages": each.prediction.configuration.n_virtual,
+                "expected_seconds": each.expected_seconds,
+                "p_best": each.p_best,
+                "gain_fraction": each.gain_fraction,
+                "command": command,
+            }
+            for each, command in zip(proposed.proposals, commands, strict=True)
         ],
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.checks import require_fraction, require_positive
+from axonn_tune.spec.checks import require_positive
 from axonn_tune.spec.plan import Array
 
 
@@ -95,7 +95,7 @@ class Learned:
     runs: tuple[LearnedRun, ...]
 
     def __post_init__(self) -> None:
-        require_fraction("learned", "scatter_fraction", self.scatter_fraction)
+        require_positive("learned", "scatter_fraction", self.scatter_fraction)
         n_factors = len(self.factors)
         if [len(row) for row in self.covariance] != [n_factors] * n_factors:
             raise InputError(f"learned: covariance is not {n_factors} rows of {n_factors} numbers")

@@ -59,3 +59,10 @@ def test_runs_that_contradict_each_other_move_nothing():
     slopes = np.array([[-1.0, 0.0, 0.0]] * 2)
     fit = fitted(slopes, np.array([0.2, -0.2]), SPREADS)
     assert fit.log_factors.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_lone_run_that_is_far_off_pulls_no_more_than_an_unusual_one():
+    slopes = np.array([[-1.0, 0.0, 0.0]])
+    far, farther = (fitted(slopes, np.array([error]), SPREADS) for error in (-1.0, -4.0))
+    assert farther.log_factors == pytest.approx(far.log_factors, rel=0.02)
+    assert farther.scatter < 2.0 * EXPECTED_SCATTER
