@@ -10,6 +10,7 @@ from axonn_tune.io.files import FileName
 from axonn_tune.io.presets import load_machine
 from axonn_tune.learning.choose import Proposals, next_layouts
 from axonn_tune.learning.learn import Trial, learn
+from axonn_tune.learning.watch import Drift, drift
 from axonn_tune.reproduce.score import JudgedRun
 from axonn_tune.scoring import judged_runs
 from axonn_tune.search.rank import Each, rank_candidates
@@ -40,6 +41,31 @@ def learn_from(table: FileName, machine: str | None = None, each: Each = iter) -
     given = load_machine(DEFAULT_MACHINE if machine is None else machine)
     judged = judged_runs(table, given, each)
     return learn(machine_of(judged), trials(judged), each)
+
+
+def watch(
+    table: FileName, baseline: FileName, machine: str | None = None, each: Each = iter
+) -> Drift:
+    """Return how the runs of a table changed since those of another one.
+
+    Parameters
+    ----------
+    table, baseline : paths
+        Tables of runs, as `scoring.score` reads them.
+    machine : str or None
+        The machine of the rows that name none.
+
+    Raises
+    ------
+    AxonnTuneError
+        A table is wrong, or has no run that ran.
+    """
+    given = load_machine(DEFAULT_MACHINE if machine is None else machine)
+    earlier, now = (trials(judged_runs(name, given, each)) for name in (baseline, table))
+    for name, runs in ((baseline, earlier), (table, now)):
+        if not runs:
+            raise InputError(f"{name}: no run ran; allowed: a table with runs of status ok")
+    return drift(earlier, now)
 
 
 def machine_of(judged: Sequence[JudgedRun]) -> Machine:

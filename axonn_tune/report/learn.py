@@ -10,6 +10,7 @@ from typing import Any
 
 from axonn_tune.learning.choose import Proposals
 from axonn_tune.learning.learn import LEAST_GAIN
+from axonn_tune.learning.watch import Drift
 from axonn_tune.report.phrases import percent
 from axonn_tune.report.table import table
 from axonn_tune.spec.learnable import learnable
@@ -140,6 +141,21 @@ def _so_far(proposed: Proposals) -> str:
     best = proposed.best_measured_seconds
     fastest = "" if best is None else f"; the fastest step of this job took {best:.4g} s"
     return f"Learned from {learned} runs; {proposed.n_tried} are of this job{fastest}."
+
+
+def drift_line(drift: Drift) -> str:
+    """Return one line that says how steps changed since a baseline."""
+    change = drift.worst_fraction
+    runs = f"{drift.n_runs} run{'s' if drift.n_runs > 1 else ''}"
+    predicted = f"predicted {100.0 * drift.error_fraction:+.1f} %"
+    mean = f"on average {100.0 * drift.change_fraction:+.1f} %"
+    if not drift.is_changed:
+        return f"{runs} as in the baseline ({mean}; {predicted})"
+    verdict = f"{'slower' if change > 0 else 'faster'} by up to {percent(abs(change))} %"
+    reason = "; runs of one layout do not tell why"
+    if drift.culprit:
+        reason = f", as if {drift.culprit} had changed by {100.0 * drift.culprit_fraction:+.0f} %"
+    return f"{runs} {verdict} than the baseline{reason} ({mean}; {predicted})"
 
 
 def proposals_document(proposed: Proposals, commands: Sequence[str]) -> dict[str, Any]:

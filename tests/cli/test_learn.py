@@ -60,3 +60,15 @@ def test_runs_on_two_machines_are_refused(capsys, tmp_path):
     path.write_text(f"{HEADER},machine\n{ROWS[0]},\n{ROWS[1]},aws-p5\n")
     culprit = "row 2 ran on aws-p5, row 1 on dgx-h100"
     assert_refused(capsys, "learn", path, "--machine", "dgx-h100", "--quiet", culprit=culprit)
+
+
+def test_a_night_is_compared_with_the_one_before(capsys, tmp_path, table):
+    tonight = tmp_path / "tonight.csv"
+    tonight.write_text(table.read_text().replace("11.5", "13.8"))
+    arguments = ("score", "--machine", "dgx-h100", "--quiet", "--baseline", table)
+    code, out, _ = run_cli(capsys, *arguments, table)
+    assert (code, out.count("\n")) == (0, 1)
+    assert out.startswith("3 runs as in the baseline (on average +0.0 %; predicted ")
+    code, out, _ = run_cli(capsys, *arguments, tonight)
+    assert (code, out.count("\n")) == (1, 1)
+    assert out.startswith("3 runs slower by up to 20.0 % than the baseline, as if ")
