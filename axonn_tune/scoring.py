@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from axonn_tune.api import build_search
+from axonn_tune.api import MachineLike, build_search
 from axonn_tune.errors import AxonnTuneError, InputError
 from axonn_tune.io.files import FileName
 from axonn_tune.io.presets import load_engine
@@ -43,6 +43,13 @@ def score(table: FileName, machine: str | None = None, each: Each = iter) -> Sco
     AxonnTuneError
         The table, or a row of it, is wrong; the message names the row.
     """
+    return score_of(judged_runs(table, machine, each))
+
+
+def judged_runs(
+    table: FileName, machine: MachineLike | None = None, each: Each = iter
+) -> list[JudgedRun]:
+    """Return every run of a table with its prediction; see `score`."""
     rows = load_table(table, REQUIRED_COLUMNS, OPTIONAL_COLUMNS)
     judged = []
     for number, row in each(list(enumerate(rows, start=1))):
@@ -50,10 +57,10 @@ def score(table: FileName, machine: str | None = None, each: Each = iter) -> Sco
             judged.append(_judged(table, row, machine))
         except AxonnTuneError as error:
             raise InputError(f"{table}: row {number}: {error}") from None
-    return score_of(judged)
+    return judged
 
 
-def _judged(table: FileName, row: Mapping[str, str], machine: str | None) -> JudgedRun:
+def _judged(table: FileName, row: Mapping[str, str], machine: MachineLike | None) -> JudgedRun:
     """Return the run of a row with its prediction."""
     status = row.get("status", "ok")
     search, layout = _search(row, machine)
@@ -76,7 +83,7 @@ def _judged(table: FileName, row: Mapping[str, str], machine: str | None) -> Jud
     return JudgedRun(run, prediction, status == "oom")
 
 
-def _search(row: Mapping[str, str], machine: str | None) -> tuple[Search, Layout]:
+def _search(row: Mapping[str, str], machine: MachineLike | None) -> tuple[Search, Layout]:
     """Return the search that is held to all that a row states but its layout, and the layout."""
     options: dict[str, Any] = {name: row[name] for name in _TEXTS if name in row}
     options |= {name: _count(name, row[name]) for name in _COUNTS if name in row}

@@ -35,6 +35,8 @@ COMMANDS = {
     "engines": "List, show and compare the software that carries out a strategy.",
     "runs": "Read the logs of training runs into a table of runs.",
     "score": "Predict a table of your own runs and say how well.",
+    "learn": "Learn a machine's numbers from a table of your own runs.",
+    "next": "Say which layouts to try next, given those that you have tried.",
     "reproduce": "Compare predictions with published results.",
 }
 

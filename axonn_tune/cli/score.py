@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 @click.option(
     "--html", type=click.Path(dir_okay=False), help="Write a page with all of it, too: one file."
 )
+@click.option(
+    "--baseline",
+    type=click.Path(dir_okay=False),
+    metavar="TABLE",
+    help="Say in one line how the runs have changed since those of this table, and nothing else; "
+    "the exit code is 1 if they became slower.",
+)
 @quiet_option
 @format_option("table", "json", "csv")
 @output_option
@@ -37,6 +45,7 @@ def command(
     by: tuple[str, ...],
     plot: str | None,
     html: str | None,
+    baseline: str | None,
     quiet: bool,
     output_format: str,
     output: str | None,
@@ -52,11 +61,15 @@ def command(
       axonn-tune score runs.csv --by model --by micro_batch --plot score.png
       axonn-tune score runs.csv --format json --output score.json
       axonn-tune score runs.csv --by recompute --html score.html
+      axonn-tune score tonight.csv --machine dgx-h100 --baseline yesterday.csv
     """
     from axonn_tune.cli.output import check_plot, emit_as, save_plot
     from axonn_tune.report import score as report
     from axonn_tune.scoring import score
 
+    if baseline is not None:
+        _watch(runs, baseline, machine, quiet)
+        return
     check_plot(plot)
     scored = score(runs, machine, Progress("Predicting", quiet))
     save_plot(plot, lambda: report.score_figure(scored))
@@ -69,6 +82,17 @@ def command(
         json=lambda: report.score_document(scored, by),
         csv=lambda: report.score_records(scored),
     )
+
+
+def _watch(runs: str, baseline: str, machine: str | None, quiet: bool) -> None:
+    """Print how runs have changed since a baseline, and end with 1 if they became slower."""
+    from axonn_tune.report.learn import drift_line
+    from axonn_tune.teaching import watch
+
+    drift = watch(runs, baseline, machine, Progress("Predicting", quiet))
+    click.echo(drift_line(drift))
+    if drift.is_slower:
+        sys.exit(1)
 
 
 def _write_page(scored: Score, title: str, by: tuple[str, ...], path: str) -> None:

@@ -86,7 +86,8 @@ class KernelPrices:
         if isinstance(operation, GroupedGemm):
             products = self._grouped_products(operation.number_format)
             seconds = products.seconds(operation) / self._clock_fraction
-            return np.maximum(seconds, operation.n_launches * operation.issue_seconds)
+            issue_seconds = operation.issue_seconds * self._machine.kernels.issue_factor.value
+            return np.maximum(seconds, operation.n_launches * issue_seconds)
         if isinstance(operation, Gemm):
             return self._product_seconds(operation) / self._clock_fraction
         if isinstance(operation, Attention):

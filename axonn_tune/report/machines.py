@@ -17,6 +17,7 @@ from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.report.figure import new_figure
+from axonn_tune.report.learn import factors_text
 from axonn_tune.report.table import Column, fitted_table_of, key_values, table
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import MODES
@@ -106,6 +107,8 @@ def difference_text(
             f"Slow: rank {slow.rank} on {slow.host} multiplies at {100 * slow.after:.0f} % of the "
             f"median rank's rate{earlier}."
         )
+    if after.learned is not None and after.learned != before.learned:
+        parts.append(factors_text(after))
     return "\n\n".join(parts)
 
 

@@ -55,10 +55,12 @@ def uncertainty(
     if not rows.size:
         return Uncertainty(rows, np.zeros(0), np.zeros(0))
     fastest = table.take(rows)
-    effects = np.zeros((len(scenario.resources), rows.size))
+    parts = [(alike, *deviations(scenario, fastest.take(alike))) for alike in fastest.alike()]
+    effects = np.zeros((len(parts[0][1]), rows.size))
     own_error = np.zeros(rows.size)
-    for alike in fastest.alike():
-        effects[:, alike], own_error[alike] = deviations(scenario, fastest.take(alike))
+    for alike, effects_of_part, error_of_part in parts:
+        effects[:, alike] = effects_of_part
+        own_error[alike] = error_of_part
     key = [axis for axis in scenario.strategy.compute_key if axis != "micro_batch"]
     sizes = [table.placements.size(axis)[fastest.placement] for axis in key]
     _, shape_of = distinct(*sizes, fastest.micro_batch)

@@ -28,6 +28,7 @@ from axonn_tune.spec.checks import (
     require_positive,
     require_wait,
 )
+from axonn_tune.spec.learned import Learned
 from axonn_tune.spec.plan import KINDS, MODES
 from axonn_tune.spec.points import (
     ANY_KIND,
@@ -41,7 +42,7 @@ from axonn_tune.spec.points import (
 from axonn_tune.spec.precision import FULL, PRECISIONS, PRODUCT_FORMATS, RECIPES
 
 # The version grows when a profile gains fields that an older axonn-tune cannot read.
-PROFILE_VERSION = 7
+PROFILE_VERSION = 8
 ORIGINS = ("measured", "published", "fitted", "assumed")
 # What runs beside something else shares a machine with it, and is not stopped by it.
 LARGEST_SLOWDOWN = 100.0
@@ -229,6 +230,9 @@ class KernelRates:
     issue_seconds
         Time in which the host issues one operation while the device works on earlier ones. A
         step takes at least this time for each of its operations.
+    issue_factor
+        Time in which the host issues an operation over the time that engines state, which were
+        timed on other hosts.
     attention_points
         Measured attention, which corrects the rates as GEMM points correct the efficiency curve.
     memory_points
@@ -244,6 +248,7 @@ class KernelRates:
     collective_slowdown_fraction: Quantity = Quantity(0.0, "assumed", "not measured: taken as none")
     gap_seconds: Quantity = Quantity(0.0, "assumed", "not measured: the host runs ahead")
     issue_seconds: Quantity = Quantity(0.0, "assumed", "not measured: the host runs ahead")
+    issue_factor: Quantity = Quantity(1.0, "assumed", "as the hosts on which engines were timed")
     attention_points: tuple[AttentionPoint, ...] = ()
     memory_points: tuple[MemoryPoint, ...] = ()
 
@@ -260,6 +265,7 @@ class KernelRates:
             "flash_backward_fraction",
             "memory_fraction",
             "launch_seconds",
+            "issue_factor",
         ):
             require_positive("kernels", name, getattr(self, name).value)
 
@@ -270,6 +276,8 @@ class KernelRates:
         for name in ("slowdown_fraction", "collective_slowdown_fraction"):
             slowdown = getattr(self, name).value
             require_between("kernels", name, slowdown, 0.0, LARGEST_SLOWDOWN)
+        largest, factor = LARGEST_SLOWDOWN, self.issue_factor.value
+        require_between("kernels", "issue_factor", factor, 1.0 / largest, largest)
         for name in ("launch_seconds", "gap_seconds", "issue_seconds"):
             require_wait("kernels", name, getattr(self, name).value)
 
@@ -618,6 +626,8 @@ class Machine:
         The host of a node; None where the profile does not know it.
     calibration
         Record of the calibration; None for a profile that was put together from publications.
+    learned
+        What it has learned from runs; None if nothing.
     profile_version
         Version of the file format.
     """
@@ -640,6 +650,7 @@ class Machine:
     facility: Facility = field(default_factory=Facility)
     host: Host | None = None
     calibration: Calibration | None = None
+    learned: Learned | None = None
     profile_version: int = PROFILE_VERSION
 
     def __post_init__(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
 
 from axonn_tune.spec.calibration import Calibration
 from axonn_tune.spec.machine import Machine, Quantity, RingBandwidth, RingShare
 from axonn_tune.spec.points import POINTS
+
+T = TypeVar("T")
 
 
 def quantities(machine: Machine) -> Iterator[tuple[str, Quantity]]:
@@ -35,3 +37,25 @@ def _walk(value: Any, prefix: str) -> Iterator[tuple[str, Quantity]]:
     elif is_dataclass(value) and not isinstance(value, Calibration):
         for item in fields(value):
             yield from _walk(getattr(value, item.name), f"{prefix}.{item.name}".lstrip("."))
+
+
+def restated(before: T, after: T, restate: Callable[[Quantity, Quantity], Quantity]) -> T:
+    """Return `after` with every quantity whose value changed as `restate` makes it from both."""
+    if before is after:
+        return after
+    if isinstance(before, Quantity) and isinstance(after, Quantity):
+        changed = before.value != after.value
+        return cast(T, restate(before, after)) if changed else after
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        pairs = ((key, restated(before[key], after[key], restate)) for key in after)
+        return cast(T, dict(pairs))
+    if isinstance(before, tuple) and isinstance(after, tuple):
+        entries = zip(before, after, strict=True)
+        return cast(T, tuple(restated(old, new, restate) for old, new in entries))
+    if is_dataclass(after) and not isinstance(after, (type, *POINTS)):
+        names = (item.name for item in fields(after))
+        parts = {
+            name: restated(getattr(before, name), getattr(after, name), restate) for name in names
+        }
+        return cast(T, replace(after, **parts))
+    return after

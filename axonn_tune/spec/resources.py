@@ -10,9 +10,16 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from axonn_tune.spec.machine import LinkLevel, Machine, Quantity, Steps
-from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint, StepPoint
+from axonn_tune.spec.points import (
+    AttentionPoint,
+    GemmPoint,
+    GroupedGemmPoint,
+    LinkPoint,
+    MemoryPoint,
+    StepPoint,
+)
 
-AnyPoint = TypeVar("AnyPoint", GemmPoint, AttentionPoint, MemoryPoint, LinkPoint)
+AnyPoint = TypeVar("AnyPoint", GemmPoint, GroupedGemmPoint, AttentionPoint, MemoryPoint, LinkPoint)
 TimedMessage = TypeVar("TimedMessage", LinkPoint, StepPoint)
 
 

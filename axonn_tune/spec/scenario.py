@@ -10,6 +10,7 @@ import numpy as np
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE
+from axonn_tune.spec.learned import Learned
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Part, Size, StepPlan
@@ -51,12 +52,18 @@ class Scenario:
 
     @property
     def issue_seconds(self) -> float:
-        """The time in which the host issues one operation: the engine's, or else the machine's."""
+        """The time in which the host issues one operation: the engine's, or else the machine's.
+
+        An engine was timed on another host, which may be slower or faster.
+        """
         engine = self.strategy.engine
         of_engine = engine.issue_seconds
         if not self.model.is_dense:
             of_engine = engine.expert_issue_seconds or of_engine
-        return (of_engine or self.machine.kernels.issue_seconds).value
+        kernels = self.machine.kernels
+        if of_engine is None:
+            return kernels.issue_seconds.value
+        return of_engine.value * kernels.issue_factor.value
 
     def wait_seconds_per_rank(self, plan: StepPlan, part: Part) -> Size:
         """Return how long the host waits in each collective of a part, for each of its ranks.
@@ -68,7 +75,8 @@ class Scenario:
             return 0.0
         table = plan.candidates
         span = table.placements.stride(PIPELINE)[table.placement] * table.size(PIPELINE)
-        return np.where(span > self.machine.ranks_per_node, waits.value, 0.0)
+        wait_seconds = waits.value * self.machine.kernels.issue_factor.value
+        return np.where(span > self.machine.ranks_per_node, wait_seconds, 0.0)
 
     @property
     def n_nodes(self) -> int:
@@ -83,8 +91,12 @@ class Scenario:
     @property
     def resources(self) -> list[Resource]:
         """The resources on which the time of a step rests, those of the host only with offload."""
-        of_host = host_resources(self.machine) if self.job.uses_host else []
-        return [*resources(self.machine), *of_host]
+        return [*resources(self.machine), *self.of_host]
+
+    @property
+    def of_host(self) -> list[Resource]:
+        """The resources on which only offload rests; none without it."""
+        return host_resources(self.machine) if self.job.uses_host else []
 
     @property
     def host_terms(self) -> tuple[str, ...]:
@@ -102,6 +114,13 @@ class Scenario:
         if not self.job.uses_host:
             return math.inf
         return self.machine.require_host().memory_bytes.value
+
+    @property
+    def learned(self) -> Learned | None:
+        """What the machine has learned from runs of this engine; None if nothing."""
+        learned = self.machine.learned
+        is_of_engine = learned is not None and learned.engine == self.strategy.engine.title
+        return learned if is_of_engine else None
 
     @property
     def track_record(self) -> TrackRecord | None:

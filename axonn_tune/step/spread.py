@@ -8,9 +8,13 @@ logarithm of the time is linearised in the logarithms of these numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.learnable import learnable
+from axonn_tune.spec.learned import Learned
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.resources import Resource
@@ -38,10 +42,11 @@ def deviations(scenario: Scenario, table: CandidateTable) -> tuple[Array, Array]
 
     Returns
     -------
-    effects : array, shape (resources, C)
-        Change of the logarithm of the step time for one standard deviation of each resource.
+    effects : array, shape (causes, C)
+        Change of the logarithm of the step time for one standard deviation of each independent
+        cause: a number of the profile, or numbers that were learned together.
     own_error : array, shape (C,)
-        Standard deviation that comes from products that were not timed.
+        Standard deviation that comes from products that were not timed, or what learning left.
     """
     placements = table.placements.take(table.placement)
     rows = np.arange(len(table))
@@ -49,15 +54,35 @@ def deviations(scenario: Scenario, table: CandidateTable) -> tuple[Array, Array]
     compact = CandidateTable(placements, rows, table.micro_batch, table.recompute, table.n_virtual)
     evaluator = Evaluator.of(scenario, compact)
     base = evaluator.evaluate().step_seconds
-    effects = np.stack([_effect(evaluator, resource, base) for resource in scenario.resources])
+    learned = scenario.learned
+    if learned is not None:
+        of_learned = learned.root @ _slopes(evaluator, learned, base)
+        of_host = _stated_effects(evaluator, scenario.of_host, base)
+        effects = np.concatenate([of_learned, of_host])
+        return effects, np.full(len(table), learned.scatter_fraction)
+    effects = _stated_effects(evaluator, scenario.resources, base)
     products = evaluator.product_seconds() * compact.n_microsteps(scenario.job.global_batch)
     error = evaluator.kernels.prices.interpolation_error
     return effects, error * np.sqrt(((products / base) ** 2).sum(axis=0))
 
 
-def _effect(evaluator: Evaluator, resource: Resource, base: Array) -> Array:
-    """Return the change of log step time for one standard deviation less of a resource."""
-    factor = float(np.exp(-spread_of(resource.quantity)))
+def _stated_effects(evaluator: Evaluator, resources: Sequence[Resource], base: Array) -> Array:
+    """Return the effects of resources whose spreads the profile states, shape (resources, C)."""
+    effects = [_effect(evaluator, each, base, spread_of(each.quantity)) for each in resources]
+    return np.array(effects).reshape(-1, base.size)
+
+
+def _slopes(evaluator: Evaluator, learned: Learned, base: Array) -> Array:
+    """Return how log step time falls with the logarithm of each learned factor, (factors, C)."""
+    learnt = zip(learnable(evaluator.scenario.machine), learned.factors, strict=True)
+    return np.stack(
+        [_effect(evaluator, each, base, factor.spread) / factor.spread for each, factor in learnt]
+    )
+
+
+def _effect(evaluator: Evaluator, resource: Resource, base: Array, deviation: float) -> Array:
+    """Return the change of log step time for a deviation downwards of the log of a resource."""
+    factor = float(np.exp(-deviation))
     worse = evaluator.on(resource.improved(factor)).evaluate().step_seconds
     return np.log(worse / base)
 
@@ -66,7 +91,8 @@ def spread(scenario: Scenario, effects: Array, own_error: Array) -> Array:
     """Return the standard deviation of the logarithm of the step time, shape (C,).
 
     It is what the profile tells or what published runs show, whichever is larger. The profiles of
-    those runs are uncertain, too, so that the sum of both would count that twice.
+    those runs are uncertain, too, so that the sum of both would count that twice. A machine
+    that has learned from runs of the engine needs no runs of others.
 
     Parameters
     ----------
@@ -74,4 +100,6 @@ def spread(scenario: Scenario, effects: Array, own_error: Array) -> Array:
         Results of `deviations`.
     """
     of_profile = np.sqrt((effects**2).sum(axis=0) + own_error**2 + MODEL_ERROR**2)
+    if scenario.learned is not None:
+        return of_profile
     return np.maximum(of_profile, scenario.track_record_spread)

@@ -292,7 +292,7 @@ def test_a_model_and_a_machine_load_in_milliseconds(tmp_path: Path) -> None:
 def test_a_profile_for_a_newer_version_is_refused_before_its_unknown_keys(tmp_path):
     path = tmp_path / "future.yaml"
     path.write_text("profile_version: 99\nranks_per_node: 4\nwarp_drive: true\n")
-    with pytest.raises(FileError, match=r"profile_version 99 is newer .* up to 7; upgrade"):
+    with pytest.raises(FileError, match=r"profile_version 99 is newer .* up to 8; upgrade"):
         load_machine(path)
 
 

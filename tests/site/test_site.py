@@ -63,6 +63,7 @@ def cut(lines, shown):
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_prints_what_it_shows(tutorial, tmp_path):
     (tmp_path / "emulated").symlink_to(DOCS / "emulated")
+    (tmp_path / "own-runs").symlink_to(DOCS / "tutorials" / "own-runs")
     text = tutorial.read_text()
     sessions = list(SESSION.finditer(text))
     assert len(sessions) == text.count("```console")

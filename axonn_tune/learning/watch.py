@@ -1,0 +1,114 @@
+"""Watch steps from night to night: whether they became slower, and what alone would explain it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+import numpy as np
+
+from axonn_tune.learning.learn import Trial
+from axonn_tune.spec.learnable import learnable
+from axonn_tune.spec.plan import Array
+from axonn_tune.step.prediction import Prediction
+
+# Smaller changes of a step are not reported: repeated runs differ by as much.
+LEAST_CHANGE = 0.03
+# Standard deviations, by convention, of a step's time from night to night and of the logarithm of a
+# resource that broke: of several explanations, the one that is likeliest by these is named.
+_NIGHTLY = 0.01
+_BROKEN = 0.5
+# Changes of a resource that are tried: so much more, or its inverse less.
+_CHANGES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 1.5, 2.3, 4.0)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How steps changed since a baseline.
+
+    n_runs
+        Number of runs that were compared.
+    change_fraction
+        Time of a step over that of the baseline, minus one, mean of the runs.
+    worst_fraction
+        The same of the configuration that changed most.
+    error_fraction
+        Predicted over measured time, minus one, mean of the runs.
+    culprit
+        Name of the resource whose change alone explains those of the runs best; empty if the runs
+        are alike, so that they do not tell, or have hardly changed.
+    culprit_fraction
+        Change of this resource that would explain them.
+    """
+
+    n_runs: int
+    change_fraction: float
+    worst_fraction: float
+    error_fraction: float
+    culprit: str = ""
+    culprit_fraction: float = 0.0
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether steps take longer than the baseline's, by more than repeated runs differ."""
+        return self.worst_fraction >= LEAST_CHANGE
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether steps take longer or shorter, by more than repeated runs differ."""
+        return abs(self.worst_fraction) >= LEAST_CHANGE
+
+
+def drift(baseline: Sequence[Trial], now: Sequence[Trial]) -> Drift:
+    """Return how runs changed since those of a baseline.
+
+    Runs of equal configurations are compared with each other. Of a configuration that the baseline
+    does not have, the prediction says how long it would have taken.
+    """
+    usual = median(_log_error(trial) for trial in baseline)
+    changes = np.array([_log_change(baseline, trial, usual) for trial in now])
+    errors = fmean(math.exp(-_log_error(trial)) - 1.0 for trial in now)
+    keys = [_key(trial.prediction) for trial in now]
+    worst = max((median(changes[[other == key for other in keys]]) for key in set(keys)), key=abs)
+    seen = Drift(len(now), math.expm1(changes.mean()), math.expm1(worst), errors)
+    if not seen.is_changed or len(set(keys)) < 2:
+        return seen
+    name, factor = _explanation(now, changes)
+    return replace(seen, culprit=name, culprit_fraction=factor - 1.0)
+
+
+def _log_error(trial: Trial) -> float:
+    """Return the logarithm of measured over predicted time."""
+    return math.log(trial.measured_seconds / trial.prediction.step_seconds)
+
+
+def _log_change(baseline: Sequence[Trial], trial: Trial, usual: float) -> float:
+    """Return the logarithm of a run's time over that of the baseline."""
+    alike = [other for other in baseline if _key(other.prediction) == _key(trial.prediction)]
+    before = median(map(_log_error, alike)) if alike else usual
+    return _log_error(trial) - before
+
+
+def _key(prediction: Prediction) -> str:
+    """Return a text that runs of equal jobs and configurations share."""
+    scenario = prediction.scenario
+    return repr((scenario.model, scenario.job, prediction.configuration))
+
+
+def _explanation(trials: Sequence[Trial], changes: Array) -> tuple[str, float]:
+    """Return the resource whose change alone explains changes best, and its factor."""
+    machine = trials[0].prediction.scenario.machine
+    stated = np.log([trial.prediction.step_seconds for trial in trials])
+    signs = -math.copysign(1.0, changes.mean())
+    surprise: dict[tuple[str, float], float] = {}
+    for resource in learnable(machine):
+        for change in _CHANGES:
+            factor = (1.0 + change) ** signs
+            other = resource.improved(factor)
+            shown = np.log([trial.seconds_on(other) for trial in trials]) - stated
+            left = (changes - shown) / _NIGHTLY
+            # How unlikely it is that the resource itself changes so much counts, too.
+            surprise[resource.name, factor] = left @ left + (math.log(factor) / _BROKEN) ** 2
+    return min(surprise, key=lambda explanation: surprise[explanation])

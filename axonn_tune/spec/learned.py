@@ -1,0 +1,113 @@
+"""The record of what a profile has learned from training steps that somebody measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from axonn_tune.errors import InputError
+from axonn_tune.spec.checks import require_positive
+from axonn_tune.spec.plan import Array
+
+
+@dataclass(frozen=True)
+class LearnedFactor:
+    """How much more of a resource the runs show than the profile stated before.
+
+    key
+        Name of the resource, one of those of `spec.learnable`.
+    factor
+        What was learned over what was stated; times of nuisances are divided by it.
+    stated_spread, spread
+        Standard deviations of the logarithm of the factor, before and after the runs.
+    """
+
+    key: str
+    factor: float
+    stated_spread: float
+    spread: float
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "stated_spread", "spread"):
+            require_positive(f"learned factor '{self.key}'", name, getattr(self, name))
+
+    @property
+    def gain_fraction(self) -> float:
+        """The part of the stated spread that the runs have removed."""
+        return 1.0 - self.spread / self.stated_spread
+
+
+@dataclass(frozen=True)
+class LearnedRun:
+    """A run that was learned from.
+
+    name
+        Text that names the run: its place in the table, its model and its layout.
+    measured_seconds
+        Time of its step.
+    stated_seconds, learned_seconds
+        Its prediction before and after.
+    is_set_aside
+        Whether it was left out because all other runs contradict it.
+    """
+
+    name: str
+    measured_seconds: float
+    stated_seconds: float
+    learned_seconds: float
+    is_set_aside: bool = False
+
+    @property
+    def stated_error(self) -> float:
+        """Predicted over measured time, minus one, before."""
+        return self.stated_seconds / self.measured_seconds - 1.0
+
+    @property
+    def learned_error(self) -> float:
+        """Predicted over measured time, minus one, after."""
+        return self.learned_seconds / self.measured_seconds - 1.0
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a profile has learned, from which runs, and how sure it is.
+
+    engine
+        Title of the engine that carried out the runs.
+    base
+        Name of the profile before.
+    scatter_fraction
+        Standard deviation of the logarithm of measured over predicted steps that remains.
+    factors
+        Factors of all resources, in the order of `spec.learnable.learnable`.
+    covariance
+        Covariance of the logarithms of the factors, one row for each.
+    runs
+        The runs.
+    """
+
+    engine: str
+    base: str
+    scatter_fraction: float
+    factors: tuple[LearnedFactor, ...]
+    covariance: tuple[tuple[float, ...], ...]
+    runs: tuple[LearnedRun, ...]
+
+    def __post_init__(self) -> None:
+        require_positive("learned", "scatter_fraction", self.scatter_fraction)
+        n_factors = len(self.factors)
+        if [len(row) for row in self.covariance] != [n_factors] * n_factors:
+            raise InputError(f"learned: covariance is not {n_factors} rows of {n_factors} numbers")
+        smallest = np.linalg.eigvalsh(np.array(self.covariance)).min(initial=1.0)
+        if not smallest > 0.0:
+            raise InputError("learned: covariance has no square root; allowed: what `learn` wrote")
+
+    @property
+    def root(self) -> Array:
+        """The deviations of the factors that go together, shape (factors, factors).
+
+        Each row holds the changes of all logarithms for one standard deviation of one independent
+        cause; the rows times their transpose are the covariance.
+        """
+        return np.linalg.cholesky(np.array(self.covariance)).T

@@ -1,0 +1,141 @@
+"""Published runs of which some are learned from and the others predicted."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+from scipy.stats import norm
+
+from axonn_tune.io.package_data import load_published
+from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.learning.choose import LIKENESS_DOUBLINGS, _doublings, next_layouts
+from axonn_tune.learning.learn import Trial, learn
+from axonn_tune.reproduce.results import predict_run
+from axonn_tune.reproduce.runs import Loaders
+from axonn_tune.step.predict import candidate_table
+from axonn_tune.step.spread import NORMAL_90, deviations, spread
+
+# Held-out runs of which an interval is made in each draw.
+N_INTERVALS = 24
+
+
+@cache
+def published_trials(table, rows_of, engine=None):
+    """Trials of a published table by group; `engine` takes the place of the one that is known."""
+    loaders = Loaders(load_model, load_machine, lambda name: load_engine(engine or name))
+    groups = {}
+    for number, run in enumerate(rows_of(load_published(table), loaders), start=1):
+        trial = Trial(f"row {number}", predict_run(run), run.published["step_seconds"])
+        groups.setdefault(run.group, []).append(trial)
+    return groups
+
+
+def machine_of(trial):
+    return trial.prediction.scenario.machine
+
+
+def errors_on(machine, trials):
+    """Predicted over measured steps, minus one."""
+    return np.array([t.seconds_on(machine) / t.measured_seconds - 1.0 for t in trials])
+
+
+def is_within(machine, trial):
+    """Whether the measured step is inside the interval of its prediction."""
+    scenario = replace(trial.prediction.scenario, machine=machine)
+    table = candidate_table(scenario, trial.prediction.configuration)
+    width = NORMAL_90 * spread(scenario, *deviations(scenario, table))[0]
+    return abs(np.log(trial.seconds_on(machine) / trial.measured_seconds)) <= width
+
+
+def lessons(trials, n_runs, n_draws, others_of=None, seed=0):
+    """Mean errors before and after, and the share inside the interval, one row for each draw.
+
+    `others_of` returns what is predicted; without it, all runs that are not learned from.
+    """
+    random = np.random.default_rng(seed)
+    rows = []
+    for _ in range(n_draws):
+        order = random.permutation(len(trials))
+        chosen = [trials[i] for i in order[:n_runs]]
+        names = {trial.name for trial in chosen}
+        pool = trials if others_of is None else others_of
+        others = [trial for trial in pool if trial.name not in names]
+        before = machine_of(trials[0])
+        after = learn(before, chosen)
+        judged = [others[i] for i in random.permutation(len(others))[:N_INTERVALS]]
+        rows.append(
+            (
+                np.abs(errors_on(before, others)).mean(),
+                np.abs(errors_on(after, others)).mean(),
+                np.mean([is_within(after, trial) for trial in judged]),
+            )
+        )
+    return np.array(rows)
+
+
+def jobs_of(groups):
+    """Trials by what was trained on how many GPUs; the layouts of a job are alternatives."""
+    jobs = {}
+    for trial in (trial for trials in groups.values() for trial in trials):
+        scenario = trial.prediction.scenario
+        key = (scenario.model.name, scenario.job.n_gpus, scenario.job.global_batch)
+        jobs.setdefault(key, []).append(trial)
+    return jobs
+
+
+def n_until_best(ordered, trials):
+    """Number of trials of an order until one is within 1 % of the best of all."""
+    best = min(trial.measured_seconds for trial in trials)
+    return next(n for n, t in enumerate(ordered, start=1) if t.measured_seconds <= 1.01 * best)
+
+
+def n_random(trials):
+    """The expected number in random order: with m good ones of n it is (n + 1) / (m + 1)."""
+    best = min(trial.measured_seconds for trial in trials)
+    n_good = sum(trial.measured_seconds <= 1.01 * best for trial in trials)
+    return (len(trials) + 1) / (n_good + 1)
+
+
+def proposed_order(trials, n_candidates=12):
+    """The trials in the order of rounds of `learn` and of one proposal each, until the best."""
+    before = machine_of(trials[0])
+    best = min(trial.measured_seconds for trial in trials)
+    tried, left = [], list(trials)
+    while not tried or tried[-1].measured_seconds > 1.01 * best:
+        machine = learn(before, tried) if tried else before
+        fastest = sorted(left, key=lambda trial: trial.seconds_on(machine))[:n_candidates]
+        candidates = [on_machine(trial, machine) for trial in fastest]
+        seconds = [trial.measured_seconds for trial in tried]
+        known = [on_machine(trial, machine) for trial in tried]
+        (proposal,) = next_layouts(candidates, known, seconds, 1)
+        chosen = fastest[[c is proposal.prediction for c in candidates].index(True)]
+        tried.append(chosen)
+        left.remove(chosen)
+    return tried
+
+
+def on_machine(trial, machine):
+    """The prediction of a trial on another machine."""
+    scenario = replace(trial.prediction.scenario, machine=machine)
+    return replace(trial.prediction, scenario=scenario, step_seconds=trial.seconds_on(machine))
+
+
+def order_without_model(trials, seed=0):
+    """Bayesian optimisation that knows sizes alone: a random start, then expected improvement."""
+    logs = np.log([trial.measured_seconds for trial in trials])
+    distance = _doublings([trial.prediction for trial in trials])
+    alike = np.exp(-distance / LIKENESS_DOUBLINGS)
+    random = np.random.default_rng(seed)
+    tried = [int(random.integers(len(trials)))]
+    while logs[tried[-1]] > logs.min() + np.log(1.01):
+        known = logs[tried]
+        middle, width = known.mean(), max(known.std(), 0.3)
+        inverse = np.linalg.inv(alike[np.ix_(tried, tried)] + 1e-3 * np.eye(len(tried)))
+        pull = alike[:, tried] @ inverse
+        mean = middle + pull @ (known - middle)
+        deviation = width * np.sqrt(np.maximum(1.0 - (pull * alike[:, tried]).sum(axis=1), 1e-9))
+        z = (known.min() - mean) / deviation
+        gain = deviation * (z * norm.cdf(z) + norm.pdf(z))
+        gain[tried] = -1.0
+        tried.append(int(gain.argmax()))
+    return [trials[i] for i in tried]
