@@ -18,60 +18,65 @@ the last one; `kind_of` numbers these combinations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
+from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.plan import Array
 
 FORWARD = 0
 BACKWARD = 1
 # Number of rounds of `n_stages` micro-batches that are played to see whether they repeat.
-ROUNDS_PLAYED = 10
+ROUNDS_PLAYED = 6
 # Number of the last rounds that may belong to the drain of the pipeline.
-ROUNDS_OF_DRAIN = 4
+ROUNDS_OF_DRAIN = 2
 # Rounds count as equal if their passes shift alike up to this fraction of the whole time.
 ROUND_TOLERANCE = 1e-12
 # Number of entries of the table of ends that is held at once.
 CHUNK_ENTRIES = 4_000_000
 
+IntOrInts = TypeVar("IntOrInts", int, Ints)
 # The direction (FORWARD or BACKWARD), the virtual stage of the rank, and the micro-batch.
 Pass: TypeAlias = tuple[int, int, int]
 
 
 def rank_order(rank: int, n_stages: int, n_virtual: int, n_micro: int) -> list[Pass]:
-    """Return the passes of one rank in the order in which Megatron-LM runs them.
+    """Return the passes of one rank in the order in which Megatron-LM runs them."""
+    return [tuple(each) for each in _orders(n_stages, n_virtual, n_micro)[:, rank].T.tolist()]
+
+
+def _orders(n_stages: int, n_virtual: int, n_micro: int) -> Ints:
+    """Return direction, virtual stage and micro-batch of each pass, shape (3, ranks, passes).
 
     After a warm-up of forward passes, one forward and one backward pass alternate; the remaining
-    backward passes follow.
+    backward passes follow. Groups of `n_stages` micro-batches pass through one virtual stage after
+    the other.
     """
     total = n_micro * n_virtual
+    rank = np.arange(n_stages)[:, None]
     warmup = n_stages - rank - 1
     if n_virtual > 1:
         warmup = 2 * warmup + (n_virtual - 1) * n_stages
-    warmup = min(warmup, total)
-    forwards = [_forward(i, n_stages, n_virtual) for i in range(total)]
-    backwards = [(BACKWARD, n_virtual - 1 - chunk, micro) for _, chunk, micro in forwards]
-    order = forwards[:warmup]
-    for i in range(warmup, total):
-        order += [forwards[i], backwards[i - warmup]]
-    return order + backwards[total - warmup :]
-
-
-def _forward(index: int, n_stages: int, n_virtual: int) -> Pass:
-    """Return a rank's forward pass number `index`.
-
-    Groups of `n_stages` micro-batches pass through one virtual stage after the other.
-    """
-    if n_virtual == 1:
-        return FORWARD, 0, index
-    group, within = divmod(index, n_stages * n_virtual)
-    chunk, micro = divmod(within, n_stages)
-    return FORWARD, chunk, group * n_stages + micro
+    warmup = np.minimum(warmup, total)
+    number = np.arange(total)
+    group, within = np.divmod(number, n_stages * n_virtual)
+    chunk, micro = np.divmod(within, n_stages)
+    micro += group * n_stages
+    orders = np.empty((3, n_stages, 2 * total), dtype=np.int64)
+    forward_place = number + np.maximum(number - warmup, 0)
+    backward_place = number + np.minimum(number + warmup + 1, total)
+    for place, direction, stage in (
+        (forward_place, FORWARD, chunk),
+        (backward_place, BACKWARD, n_virtual - 1 - chunk),
+    ):
+        identity = np.stack([np.full_like(micro, direction), stage, micro])
+        orders[:, rank, place] = identity[:, None]
+    return orders
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,7 @@ FIRST, MIDDLE, LAST = range(3)
 N_KINDS = 6
 
 
-def kind_of(direction: int, place: int) -> int:
+def kind_of(direction: IntOrInts, place: IntOrInts) -> IntOrInts:
     """Return the index of a pass's duration; `place` is `FIRST`, `MIDDLE` or `LAST`."""
     return direction * 3 + place
 
@@ -189,59 +194,70 @@ def kind_of(direction: int, place: int) -> int:
 @lru_cache(maxsize=256)
 def _schedule(n_stages: int, n_virtual: int, n_micro: int) -> _Schedule:
     """Return the schedule of a pipeline; passes are numbered rank by rank in their order."""
-    orders = [rank_order(rank, n_stages, n_virtual, n_micro) for rank in range(n_stages)]
-    index: dict[Pass, int] = {}  # its keys count virtual stages through all ranks
-    last_of_rank = []
-    for rank, order in enumerate(orders):
-        for direction, chunk, micro in order:
-            index[direction, chunk * n_stages + rank, micro] = len(index) + 1
-        last_of_rank.append(len(index))
-
-    def round_before(end: int) -> np.ndarray:
-        return np.array([i for (_, _, micro), i in index.items() if 0 < end - micro <= n_stages])
-
+    direction, chunk, micro = _orders(n_stages, n_virtual, n_micro)
+    index = 1 + np.arange(direction.size).reshape(direction.shape)
+    stage = chunk * n_stages + np.arange(n_stages)[:, None]
+    last = n_stages * n_virtual - 1
+    index_of = np.empty((2, last + 1, n_micro), dtype=np.int64)
+    index_of[direction, stage, micro] = index
+    needed = _needed(index_of)[direction, stage, micro]
+    previous = np.where(np.arange(index.shape[1]) > 0, index - 1, 0)
+    place = np.where(stage == 0, FIRST, np.where(stage == last, LAST, MIDDLE))
+    columns = np.stack([index, previous, needed, kind_of(direction, place)])
+    levels = _levels(needed)
+    in_levels = columns.reshape(len(columns), -1)[:, np.concatenate(levels) - 1]
+    ends = np.cumsum([level.size for level in levels])
     drain_start = n_micro - ROUNDS_OF_DRAIN * n_stages
+
+    def round_before(end: int) -> Ints:
+        return index_of[:, :, max(end - n_stages, 0) : max(end, 0)].ravel()
+
     return _Schedule(
-        n_passes=len(index),
-        levels=_levels(orders, index, n_stages * n_virtual - 1),
-        last_of_rank=np.array(last_of_rank),
+        n_passes=direction.size,
+        levels=tuple(_Level(*in_levels[:, start:end]) for start, end in pairwise([0, *ends])),
+        last_of_rank=index[:, -1],
         steady=(round_before(drain_start), round_before(drain_start - n_stages)),
     )
 
 
-def _levels(
-    orders: Sequence[Sequence[Pass]], index: Mapping[Pass, int], last: int
-) -> tuple[_Level, ...]:
-    """Return the passes sorted into levels; `last` is the number of the last virtual stage."""
-    n_stages = len(orders)
-    level = np.zeros(len(index) + 1, dtype=np.int64)
-    previous = np.zeros(len(index) + 1, dtype=np.int64)
-    needed = np.zeros(len(index) + 1, dtype=np.int64)
-    kind = np.zeros(len(index) + 1, dtype=np.int64)
-    n_placed = [0] * n_stages  # number of passes of each rank that have their level
-    has_progress = True
-    while has_progress:
-        has_progress = False
-        for rank, order in enumerate(orders):
-            while n_placed[rank] < len(order):
-                direction, chunk, micro = order[n_placed[rank]]
-                stage = chunk * n_stages + rank
-                source = source_of(direction, stage, micro, last)
-                source_index = 0 if source is None else index[source]
-                if source_index and not level[source_index]:
-                    break
-                current = index[direction, stage, micro]
-                previous[current] = current - 1 if n_placed[rank] else 0
-                needed[current] = source_index
-                level[current] = 1 + max(level[previous[current]], level[source_index])
-                place = FIRST if stage == 0 else LAST if stage == last else MIDDLE
-                kind[current] = kind_of(direction, place)
-                n_placed[rank] += 1
-                has_progress = True
-    by_level = np.argsort(level, kind="stable")
-    cuts = np.searchsorted(level[by_level], np.arange(1, level.max() + 2))
-    runs = [by_level[start:end] for start, end in pairwise(cuts)]
-    return tuple(_Level(run, previous[run], needed[run], kind[run]) for run in runs)
+def _needed(index_of: Ints) -> Ints:
+    """Return the index of the pass whose result each pass needs, or 0; see `source_of`.
+
+    Parameters
+    ----------
+    index_of : array of int, shape (2, virtual stages of all ranks, micro-batches)
+        Index of each pass.
+    """
+    forward, backward = index_of
+    of_forward = np.concatenate([np.zeros_like(forward[:1]), forward[:-1]])
+    return np.stack([of_forward, np.concatenate([backward[1:], forward[-1:]])])
+
+
+def _levels(needed: Ints) -> list[Ints]:
+    """Return the indices of the passes of each level.
+
+    They are the passes that would run at the same time if all took equally long.
+
+    Parameters
+    ----------
+    needed : array of int, shape (ranks, passes)
+        Index of the pass whose result each pass needs, or 0.
+    """
+    n_ranks, n_each = needed.shape
+    never = needed.size + 1  # what a rank needs after its last pass
+    needed = np.append(needed, np.full((n_ranks, 1), never), axis=1).ravel()
+    is_done = np.zeros(never + 1, dtype=bool)
+    is_done[0] = True
+    upcoming = (n_each + 1) * np.arange(n_ranks)  # of each rank, as a position in `needed`
+    levels: list[Ints] = []
+    while True:
+        ready = np.flatnonzero(is_done[needed[upcoming]])
+        if not ready.size:
+            return levels
+        level = upcoming[ready] - ready + 1
+        is_done[level] = True
+        upcoming[ready] += 1
+        levels.append(level)
 
 
 def source_of(direction: int, stage: int, micro: int, last: int) -> Pass | None:
@@ -255,7 +271,7 @@ def source_of(direction: int, stage: int, micro: int, last: int) -> Pass | None:
 
 
 def pipeline_seconds(
-    n_stages: int, n_virtual: int, n_micro: int, seconds: Array, transfer_seconds: Array
+    n_stages: int, n_virtual: int, n_micro: Ints | int, seconds: Array, transfer_seconds: Array
 ) -> Array:
     """Return the time from the first forward to the last backward pass of all ranks.
 
@@ -264,6 +280,8 @@ def pipeline_seconds(
 
     Parameters
     ----------
+    n_micro : array of int, shape (C,)
+        Number of micro-batches.
     seconds : array, shape (N_KINDS, C)
         Durations of passes, by `kind_of`.
     transfer_seconds : array, shape (C,)
@@ -273,17 +291,27 @@ def pipeline_seconds(
     -------
     ndarray, shape (C,) [s]
     """
-    played = ROUNDS_PLAYED * n_stages + n_micro % n_stages
-    if n_micro <= 2 * played:
-        return _played(n_stages, n_virtual, n_micro, seconds, transfer_seconds)[0]
-    end, period, drift = _played(n_stages, n_virtual, played, seconds, transfer_seconds)
-    result = end + (n_micro - played) / n_stages * period
-    unsettled = np.flatnonzero(drift > ROUND_TOLERANCE * end)
-    if unsettled.size:
-        result[unsettled] = _played(
-            n_stages, n_virtual, n_micro, seconds[:, unsettled], transfer_seconds[unsettled]
-        )[0]
+    n_micro = np.broadcast_to(np.asarray(n_micro), transfer_seconds.shape)
+    result = np.empty(n_micro.shape)
+    for played, rows in _alike(np.minimum(n_micro, ROUNDS_PLAYED * n_stages + n_micro % n_stages)):
+        end, period, drift = _played(
+            n_stages, n_virtual, played, seconds[:, rows], transfer_seconds[rows]
+        )
+        n_more = (n_micro[rows] - played) / n_stages
+        result[rows] = end + np.where(n_more > 0, n_more * period, 0.0)
+        unsettled = rows[(n_more > 0) & (drift > ROUND_TOLERANCE * end)]
+        for whole, drifting in _alike(n_micro[unsettled]):
+            late = unsettled[drifting]
+            result[late] = _played(
+                n_stages, n_virtual, whole, seconds[:, late], transfer_seconds[late]
+            )[0]
     return result
+
+
+def _alike(n_micro: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield each number of micro-batches with the rows that have it."""
+    for number in np.unique(n_micro):
+        yield int(number), np.flatnonzero(n_micro == number)
 
 
 def _played(
@@ -293,13 +321,12 @@ def _played(
 
     The period is the largest shift of a pass against the round before, the drift the difference of
     the largest and the smallest shift. Without drift all further rounds repeat. Without two steady
-    rounds period and drift are undefined.
+    rounds both are zero.
     """
     schedule = _schedule(n_stages, n_virtual, n_micro)
     n_candidates = seconds.shape[1]
     end = np.empty(n_candidates)
-    period = np.empty(n_candidates)
-    drift = np.empty(n_candidates)
+    period, drift = np.zeros((2, n_candidates))
     n_at_once = max(CHUNK_ENTRIES // (schedule.n_passes + 1), 1)
     final_round, earlier_round = schedule.steady
     for start in range(0, n_candidates, n_at_once):

@@ -63,16 +63,13 @@ def _through_pipeline(
         for direction in (FORWARD, BACKWARD):
             durations[kind_of(direction, place)] = stage[direction].seconds
     transfer = np.broadcast_to(price(pipeline.transfer), shape)
-    seconds = np.empty(shape)
-    for n_micro in np.unique(plan.n_microsteps):
-        rows = np.flatnonzero(plan.n_microsteps == n_micro)
-        seconds[rows] = pipeline_seconds(
-            pipeline.n_stages,
-            pipeline.n_virtual,
-            round(float(n_micro)),
-            durations[:, rows],
-            transfer[rows],
-        )
+    seconds = pipeline_seconds(
+        pipeline.n_stages,
+        pipeline.n_virtual,
+        np.rint(plan.n_microsteps).astype(np.int64),
+        durations,
+        transfer,
+    )
     additional = [
         synchronising.seconds - usual.seconds
         for synchronising, usual in zip(sync, first, strict=True)
