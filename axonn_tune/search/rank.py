@@ -11,7 +11,7 @@ import numpy as np
 
 from axonn_tune.cost import paper
 from axonn_tune.cost.links import placement_links
-from axonn_tune.cost.prices import Links
+from axonn_tune.cost.prices import KernelPrices, Links
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.candidates import (
     executions,
@@ -206,7 +206,8 @@ def _rank(search: Search) -> Ranking:
     if not len(table):
         raise no_grid_error(search, rejected)
     links = placement_links(scenario.machine, placements)
-    parts = [_evaluate(search, part, links) for part in _configurations(search, table)]
+    kernels = KernelPrices(scenario.machine, scenario.job)
+    parts = [_evaluate(search, part, links, kernels) for part in _configurations(search, table)]
     if not parts:
         raise no_grid_error(search, {**rejected, VARIANT_REASON: len(table)})
     n_oom = sum(part.n_oom for part in parts)
@@ -290,7 +291,7 @@ def _configurations(search: Search, table: CandidateTable) -> Iterator[Candidate
             yield more.take(too_large)
 
 
-def _evaluate(search: Search, table: CandidateTable, links: Links) -> _Part:
+def _evaluate(search: Search, table: CandidateTable, links: Links, kernels: KernelPrices) -> _Part:
     """Time the candidates of a table that fit, or nearly, or with `include_oom` all of them."""
     scenario = search.scenario
     memory, terms = memory_bytes(scenario, table)
@@ -310,7 +311,7 @@ def _evaluate(search: Search, table: CandidateTable, links: Links) -> _Part:
         fits = fits[timed]
     times = Evaluation(*np.zeros((3, 0)))
     if len(table):
-        times = Evaluator.of(scenario, table, links).evaluate()
+        times = Evaluator.of(scenario, table, links, kernels).evaluate()
     return _Part(table, times, memory, fits, n_oom, least_bytes, n_out_of_host, least_host_bytes)
 
 

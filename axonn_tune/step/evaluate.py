@@ -18,7 +18,7 @@ from axonn_tune.cost.prices import CollectivePrices, KernelPrices, Links, host_s
 from axonn_tune.errors import InputError
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.player import Played, play
-from axonn_tune.simulate.program import OpIndex, Program, compile_program
+from axonn_tune.simulate.program import OpIndex, Program, Schedule
 from axonn_tune.simulate.step import step_times
 from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
 from axonn_tune.spec.machine import Machine
@@ -74,12 +74,20 @@ class Evaluator:
     kernels: ShapePrices
 
     @classmethod
-    def of(cls, scenario: Scenario, table: CandidateTable, links: Links | None = None) -> Evaluator:
-        """Return the evaluator of a table, with the links of its placements if they are known."""
+    def of(
+        cls,
+        scenario: Scenario,
+        table: CandidateTable,
+        links: Links | None = None,
+        prices: KernelPrices | None = None,
+    ) -> Evaluator:
+        """Return the evaluator of a table.
+
+        The links of its placements and the prices of kernels may be known already.
+        """
         schedules = Schedules(scenario, table)
-        if links is None:
-            links = placement_links(scenario.machine, table.placements)
-        prices = KernelPrices(scenario.machine, scenario.job)
+        links = links or placement_links(scenario.machine, table.placements)
+        prices = prices or KernelPrices(scenario.machine, scenario.job)
         return cls(scenario, schedules, links, ShapePrices(schedules, prices))
 
     def on(self, machine: Machine) -> Evaluator:
@@ -176,6 +184,7 @@ class Schedules:
         self.shape_rows, self.shape_of = _distinct_shapes(scenario.strategy.compute_key, table)
         self.shape_plan = self._planned(self.shape_rows)
         self._shape_parts = {part.name: part for part in self.shape_plan.parts}
+        self._schedules = {part.name: Schedule(part.phases) for part in self.shape_plan.parts}
         self._programs: dict[tuple[str, int], Program] = {}
         self._whole_plan: tuple[Ints, StepPlan] | None = None
 
@@ -220,7 +229,7 @@ class Schedules:
         if key not in self._programs:
             codes = np.unravel_index(lane_code, _lane_shape(len(self._groups)))
             axis_lanes = {group: int(lane) for group, lane in zip(self._groups, codes, strict=True)}
-            self._programs[key] = compile_program(part.phases, axis_lanes)
+            self._programs[key] = self._schedules[part.name].on(axis_lanes)
         return self._programs[key]
 
 
