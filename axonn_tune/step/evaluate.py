@@ -85,8 +85,8 @@ class Evaluator:
 
         The links of its placements and the prices of kernels may be known already.
         """
-        schedules = Schedules(scenario, table)
         links = links or placement_links(scenario.machine, table.placements)
+        schedules = Schedules(scenario, table, _by_lanes(_lane_code(links, table)))
         prices = prices or KernelPrices(scenario.machine, scenario.job)
         return cls(scenario, schedules, links, ShapePrices(schedules, prices))
 
@@ -120,8 +120,8 @@ class Evaluator:
 
     def _evaluate(self) -> Evaluation:
         schedules = self.schedules
-        lane_code = _lane_code(lanes(self.links))[schedules.table.placement]
-        by_lanes = np.argsort(lane_code, kind="stable")
+        lane_code = _lane_code(self.links, schedules.table)
+        by_lanes = _by_lanes(lane_code)
         step, exposed, bubble = np.empty((3, len(schedules.table)))
         for start in range(0, len(schedules.table), CHUNK_ROWS):
             rows = by_lanes[start : start + CHUNK_ROWS]
@@ -175,13 +175,19 @@ class Evaluator:
 
 
 class Schedules:
-    """The plans of candidates that are alike, and their compiled schedules."""
+    """The plans of candidates that are alike, and their compiled schedules.
 
-    def __init__(self, scenario: Scenario, table: CandidateTable) -> None:
+    `by_lanes` is the order in which the candidates are played. Where each has a shape of its own,
+    the plan of the shapes is also that of the candidates in this order.
+    """
+
+    def __init__(self, scenario: Scenario, table: CandidateTable, by_lanes: Ints) -> None:
         self.table = table
         self._scenario = scenario
         self._groups = table.placements.axes.groups
         self.shape_rows, self.shape_of = _distinct_shapes(scenario.strategy.compute_key, table)
+        if self.shape_rows.size == len(table):
+            self.shape_rows, self.shape_of = by_lanes, np.argsort(by_lanes)
         self.shape_plan = self._planned(self.shape_rows)
         self._shape_parts = {part.name: part for part in self.shape_plan.parts}
         self._schedules = {part.name: Schedule(part.phases) for part in self.shape_plan.parts}
@@ -190,6 +196,8 @@ class Schedules:
 
     def plan(self, rows: Ints) -> StepPlan:
         """Return the plan of some rows; the plan of all rows in the same order is made once."""
+        if np.array_equal(rows, self.shape_rows):
+            return self.shape_plan
         if rows.size < len(self.table):
             return self._planned(rows)
         if self._whole_plan is None or not np.array_equal(self._whole_plan[0], rows):
@@ -214,7 +222,7 @@ class Schedules:
             if isinstance(op, Collective)
         }
         digits = np.unravel_index(lane_code, _lane_shape(len(self._groups)))
-        return _lane_code(
+        return _code(
             np.stack(
                 [
                     group_lanes if group in used_groups else np.zeros_like(group_lanes)
@@ -304,9 +312,19 @@ def _lane_shape(n_groups: int) -> tuple[int, ...]:
     return (n_groups + 1,) * n_groups
 
 
-def _lane_code(group_lanes: Ints) -> Ints:
+def _lane_code(links: Links, table: CandidateTable) -> Ints:
+    """Return the lanes of the groups of each candidate as one number, shape (C,)."""
+    return _code(lanes(links))[table.placement]
+
+
+def _code(group_lanes: Ints) -> Ints:
     """Return the lanes of the groups as one number, shape (P,)."""
     return np.ravel_multi_index(tuple(group_lanes), _lane_shape(len(group_lanes)))
+
+
+def _by_lanes(lane_code: Ints) -> Ints:
+    """Return the rows in an order in which those on the same lanes follow each other."""
+    return np.argsort(lane_code, kind="stable")
 
 
 def _distinct_shapes(compute_key: tuple[str, ...], table: CandidateTable) -> tuple[Ints, Ints]:
