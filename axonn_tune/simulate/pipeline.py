@@ -308,6 +308,28 @@ def pipeline_seconds(
     return result
 
 
+def least_pipeline_seconds(
+    n_stages: int, n_virtual: int, n_micro: Ints | int, seconds: Array, transfer_seconds: Array
+) -> Array:
+    """Return a time below which `pipeline_seconds` of the same arguments cannot be, shape (C,).
+
+    A rank does all its passes one after another. Before its first forward pass, the ranks before it
+    have done one each, and after its last backward pass they do one each. The bound is the largest
+    such sum of the first, of the last, and of the rank before the last.
+    """
+    duration = seconds + transfer_seconds
+    forward, backward = duration[:3], duration[3:]
+    first, middle, last = forward + backward
+    others = (n_virtual - 1) * middle
+    least = np.maximum(
+        n_micro * (first + others), first + (n_stages - 2) * middle + n_micro * (last + others)
+    )
+    if n_stages > 2:
+        before_last = first + (n_stages - 3) * middle + n_micro * n_virtual * middle
+        np.maximum(least, before_last, out=least)
+    return least
+
+
 def _alike(n_micro: Ints) -> Iterator[tuple[int, Ints]]:
     """Yield each number of micro-batches with the rows that have it."""
     for number in np.unique(n_micro):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.player import Played, play
 from axonn_tune.simulate.program import OpIndex, Program, Schedule
-from axonn_tune.simulate.step import step_times
+from axonn_tune.simulate.step import PlayedStep, played_step
 from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import (
@@ -102,7 +102,11 @@ class Evaluator:
         return Evaluator(replace(self.scenario, machine=machine), self.schedules, links, kernels)
 
     def evaluate(self) -> Evaluation:
-        """Return the times of every candidate of the table.
+        """Return the times of every candidate of the table; see `play`."""
+        return Evaluation(*self.play().times())
+
+    def play(self) -> PlayedStep:
+        """Return the played parts of the step of every candidate of the table.
 
         Raises
         ------
@@ -110,26 +114,26 @@ class Evaluator:
             Numbers of the machine are so far off that a time is infinite or no number.
         """
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            evaluation = self._evaluate()
-        if not np.isfinite(evaluation.step_seconds).all():
+            step = self._play_chunks()
+            least_seconds = step.least_seconds()
+        if not np.isfinite(least_seconds).all():
             raise InputError(
                 f"machine '{self.scenario.machine.name}': no time follows from its numbers; "
                 "one is too large or too small"
             )
-        return evaluation
+        return step
 
-    def _evaluate(self) -> Evaluation:
+    def _play_chunks(self) -> PlayedStep:
         schedules = self.schedules
         lane_code = _lane_code(self.links, schedules.table)
         by_lanes = _by_lanes(lane_code)
-        step, exposed, bubble = np.empty((3, len(schedules.table)))
+        steps = []
         for start in range(0, len(schedules.table), CHUNK_ROWS):
             rows = by_lanes[start : start + CHUNK_ROWS]
             prices = _ChunkPrices(self, rows)
             play_part = partial(self._play, prices, lane_code[rows])
-            times = step_times(prices.plan, play_part, prices.collectives.seconds)
-            step[rows], exposed[rows], bubble[rows] = times
-        return Evaluation(step, exposed, bubble)
+            steps.append(played_step(prices.plan, play_part, prices.collectives.seconds))
+        return reduce(PlayedStep.joined, steps).take(np.argsort(by_lanes))
 
     def _play(self, prices: _ChunkPrices, lane_code: Ints, part: Part) -> Played:
         """Play a part of a chunk; candidates on the same lanes are played together."""

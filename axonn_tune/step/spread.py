@@ -8,10 +8,13 @@ logarithm of the time is linearised in the logarithms of these numbers.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
+from axonn_tune.simulate.step import PlayedStep
 from axonn_tune.spec.candidates import CandidateTable
-from axonn_tune.spec.machine import Quantity
+from axonn_tune.spec.machine import Machine, Quantity
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.resources import Resource
 from axonn_tune.spec.scenario import Scenario
@@ -48,18 +51,20 @@ def deviations(scenario: Scenario, table: CandidateTable) -> tuple[Array, Array]
     # The table may hold many placements that none of its candidates has.
     compact = CandidateTable(placements, rows, table.micro_batch, table.recompute, table.n_virtual)
     evaluator = Evaluator.of(scenario, compact)
-    base = evaluator.evaluate().step_seconds
-    effects = np.stack([_effect(evaluator, resource, base) for resource in scenario.resources])
+    worse = [evaluator.on(_worse(resource)) for resource in scenario.resources]
+    # All machines' pipelines have the same schedule and are played at once.
+    step = reduce(PlayedStep.joined, [each.play() for each in (evaluator, *worse)])
+    seconds, _, _ = step.times()
+    base, *others = seconds.reshape(-1, len(compact))
+    effects = np.stack([np.log(other / base) for other in others])
     products = evaluator.product_seconds() * compact.n_microsteps(scenario.job.global_batch)
     error = evaluator.kernels.prices.interpolation_error
     return effects, error * np.sqrt(((products / base) ** 2).sum(axis=0))
 
 
-def _effect(evaluator: Evaluator, resource: Resource, base: Array) -> Array:
-    """Return the change of log step time for one standard deviation less of a resource."""
-    factor = float(np.exp(-spread_of(resource.quantity)))
-    worse = evaluator.on(resource.improved(factor)).evaluate().step_seconds
-    return np.log(worse / base)
+def _worse(resource: Resource) -> Machine:
+    """Return the machine with one standard deviation less of a resource."""
+    return resource.improved(float(np.exp(-spread_of(resource.quantity))))
 
 
 def spread(scenario: Scenario, effects: Array, own_error: Array) -> Array:
