@@ -104,9 +104,8 @@ def main() -> None:
         (seconds, megabytes), *others = medians(command, checkouts, wanted.runs)
         before = "".join(f"{other:>10.2f}" for other, _ in others)
         ratio = f"{seconds / base:.1f} x"
-        print(
-            f"{name:<38}{bar:>7.2f}{seconds:>8.2f}{megabytes:>6.0f}{ratio:>9}{before}", flush=True
-        )
+        now = f"{bar:>7.2f}{seconds:>8.2f}{megabytes:>6.0f}{ratio:>9}"
+        print(f"{name:<38}{now}{before}", flush=True)
 
 
 if __name__ == "__main__":
