@@ -163,6 +163,7 @@ def build_search(
         cost_model=given["cost_model"],
         include_oom=given["include_oom"],
         every_configuration=given["every_configuration"],
+        exhaustive=given["exhaustive"],
     )
     return search.on_batches(batches)
 

@@ -379,6 +379,14 @@ class RankingOptions(ConfigurationsOptions, total=False):
     include_oom: Annotated[
         bool, Option("Show what does not fit in memory, too.", False, is_flag=True)
     ]
+    exhaustive: Annotated[
+        bool,
+        Option(
+            "Time every configuration, even where a bound shows that its layout has a faster one.",
+            False,
+            is_flag=True,
+        ),
+    ]
 
 
 class SearchOptions(JobOptions, LayoutOptions, RankingOptions, ComparisonOptions, total=False):

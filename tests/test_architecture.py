@@ -24,7 +24,7 @@ BELOW = {
     "strategies": {"errors", "units", "spec"},
     "simulate": {"spec"},
     "step": {"errors", "units", "spec", "cost", "simulate"},
-    "search": {"errors", "units", "spec", "cost", "step"},
+    "search": {"errors", "units", "spec", "cost", "simulate", "step"},
     "studies": {"errors", "units", "spec", "step", "search"},
     "options": {"errors", "spec"},
     "io": {"errors", "units", "spec"},

@@ -11,6 +11,7 @@ import numpy as np
 
 from axonn_tune.cost.curve import Spline
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth, moved_copy_seconds
+from axonn_tune.spec.candidates import distinct
 from axonn_tune.spec.machine import Machine, Tile
 from axonn_tune.spec.plan import MODES, Array, Size
 from axonn_tune.spec.points import GemmPoint
@@ -150,9 +151,11 @@ class Products:
         """Return the time by measured points over that by the curve alone; 1 without points."""
         if self._correction is None:
             return 1.0
-        m, n, k = np.broadcast_arrays(m, n, k)
-        log_ratio = self._correction(coordinates(m.ravel(), n.ravel(), k.ravel(), [mode] * m.size))
-        return np.exp(log_ratio).reshape(m.shape)
+        shape = np.broadcast_shapes(m.shape, n.shape, k.shape)
+        m, n, k = (size.ravel() for size in np.broadcast_arrays(m, n, k))
+        rows, product_of = distinct(m, n, k)
+        log_ratio = self._correction(coordinates(m[rows], n[rows], k[rows], [mode] * rows.size))
+        return np.exp(log_ratio)[product_of].reshape(shape)
 
     @property
     def interpolation_error(self) -> float:

@@ -70,7 +70,8 @@ def near_lines(ranking: Ranking, predictions: Sequence[Prediction]) -> list[str]
     if ranking.near is None:
         return []
     slowest_seconds = predictions[-1].step_seconds
-    near = [p for p in ranking.near.top(MOST_NEAR) if p.step_seconds < slowest_seconds]
+    nearest = map(ranking.near.prediction, range(min(MOST_NEAR, len(ranking.near))))
+    near = [p for p in nearest if p.step_seconds < slowest_seconds]
     if not near:
         return []
     terms = near[0].memory_terms_bytes

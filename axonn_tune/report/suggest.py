@@ -44,13 +44,21 @@ def ranking_text(ranking: Ranking, top_n: int) -> str:
     search = ranking.search
     head = (
         f"{model_on_gpus(search.scenario, with_parameters=True)}: best {len(predictions)} of "
-        f"{len(ranking)} {_what_is_ranked(search)} ({ranking.n_evaluated} configurations evaluated)"
+        f"{len(ranking)} {_what_is_ranked(search)} ({_what_is_evaluated(ranking)})"
     )
     rows = fitted_table_of(predictions, _columns(search, predictions), _DROPPABLE)
     remarks = [*near_lines(ranking, predictions), *memory_lines(predictions)]
     remarks += [*tie_lines(ranking), *_batch_lines(ranking), *trust_lines(search)]
     remarks.append(assumption_line(search))
     return "\n".join([head, "", rows, "", *remarks])
+
+
+def _what_is_evaluated(ranking: Ranking) -> str:
+    """Return the number of configurations, and of those that a bound of their time settled."""
+    text = f"{ranking.n_evaluated} configurations evaluated"
+    if ranking.n_bounded:
+        text += f", {ranking.n_bounded} of them by a bound"
+    return text
 
 
 def _what_is_ranked(search: Search) -> str:

@@ -11,8 +11,9 @@ import numpy as np
 
 from axonn_tune.cost import paper
 from axonn_tune.cost.links import placement_links
-from axonn_tune.cost.prices import Links
+from axonn_tune.cost.prices import KernelPrices, Links
 from axonn_tune.errors import InputError, NoCandidateError
+from axonn_tune.search.bounds import contender_times, every_time
 from axonn_tune.search.candidates import (
     executions,
     legal_placements,
@@ -23,11 +24,12 @@ from axonn_tune.search.candidates import (
 )
 from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import Uncertainty, uncertainty
+from axonn_tune.simulate.step import PlayedStep
 from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.step.evaluate import Evaluation, Evaluator
+from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.memory import (
     fits_in_memory,
     host_memory_bytes,
@@ -73,7 +75,10 @@ class Ranking:
     rejected
         Number of placements or configurations that were rejected, by reason.
     n_evaluated
-        Number of configurations that were timed, without those that nearly fit.
+        Number of configurations that were compared, without those that nearly fit.
+    n_bounded
+        Number of these configurations of which a bound of the time showed that their layout has a
+        faster one; their exact times are not known.
     batch_seconds
         Time of the best step by global batch, where several were tried and had candidates.
     near
@@ -91,6 +96,7 @@ class Ranking:
     paper_seconds: Array | None
     rejected: Mapping[str, int]
     n_evaluated: int
+    n_bounded: int = 0
     batch_seconds: Mapping[int, float] = field(default_factory=dict)
     near: Ranking | None = None
 
@@ -210,7 +216,8 @@ def _rank(search: Search) -> Ranking:
     if not len(table):
         raise no_grid_error(search, rejected)
     links = placement_links(scenario.machine, placements)
-    parts = [_evaluate(search, part, links) for part in _configurations(search, table)]
+    kernels = KernelPrices(scenario.machine, scenario.job)
+    parts = [_evaluate(search, part, links, kernels) for part in _configurations(search, table)]
     if not parts:
         raise no_grid_error(search, {**rejected, VARIANT_REASON: len(table)})
     n_oom = sum(part.n_oom for part in parts)
@@ -243,10 +250,10 @@ def _check_offload(scenario: Scenario) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Candidates that are alike and were timed.
+    """Candidates that are alike and were played.
 
-    table, times, memory, fits
-        The candidates with their times, their peak memory and whether it suffices.
+    table, step, memory, fits
+        The candidates with the parts of their step, their peak memory and whether it suffices.
     n_oom
         Number of all candidates that do not fit in their GPUs.
     least_bytes
@@ -258,7 +265,7 @@ class _Part:
     """
 
     table: CandidateTable
-    times: Evaluation
+    step: PlayedStep
     memory: Array
     fits: np.ndarray
     n_oom: int
@@ -294,8 +301,8 @@ def _configurations(search: Search, table: CandidateTable) -> Iterator[Candidate
             yield more.take(too_large)
 
 
-def _evaluate(search: Search, table: CandidateTable, links: Links) -> _Part:
-    """Time the candidates of a table that fit, or nearly, or with `include_oom` all of them."""
+def _evaluate(search: Search, table: CandidateTable, links: Links, kernels: KernelPrices) -> _Part:
+    """Play the candidates of a table that fit, or nearly, or with `include_oom` all of them."""
     scenario = search.scenario
     memory, terms = memory_bytes(scenario, table)
     host_memory = host_memory_bytes(scenario, table)
@@ -312,10 +319,10 @@ def _evaluate(search: Search, table: CandidateTable, links: Links) -> _Part:
         table = table.take(timed)
         memory = memory[timed]
         fits = fits[timed]
-    times = Evaluation(*np.zeros((3, 0)))
+    step = PlayedStep(*np.zeros((2, 0)))
     if len(table):
-        times = Evaluator.of(scenario, table, links).evaluate()
-    return _Part(table, times, memory, fits, n_oom, least_bytes, n_out_of_host, least_host_bytes)
+        step = Evaluator.of(scenario, table, links, kernels).play()
+    return _Part(table, step, memory, fits, n_oom, least_bytes, n_out_of_host, least_host_bytes)
 
 
 def _ranked(
@@ -324,7 +331,7 @@ def _ranked(
     rejected: Mapping[str, int],
     paper_seconds: Array | None,
 ) -> Ranking:
-    """Return the ranking of all candidates that were timed; see `Ranking.near`."""
+    """Return the ranking of all candidates; see `Ranking.near`."""
     everything = _ranking_of_all(search, parts, rejected, paper_seconds)
     if search.include_oom or everything.fits.all():
         return _best_of_each(everything)
@@ -343,11 +350,19 @@ def _ranking_of_all(
     rejected: Mapping[str, int],
     paper_seconds: Array | None,
 ) -> Ranking:
-    """Return every configuration that was timed in rank order."""
+    """Return the configurations that may be shown in rank order."""
     table = reduce(CandidateTable.joined, (part.table for part in parts))
-    step = np.concatenate([part.times.step_seconds for part in parts])
     fits = np.concatenate([part.fits for part in parts])
     memory = np.concatenate([part.memory for part in parts])
+    n_evaluated = len(table) if search.include_oom else int(fits.sum())
+    steps = [part.step for part in parts]
+    if search.include_oom or search.every_configuration or search.exhaustive:
+        rows, times = every_time(steps)
+    else:
+        rows, times = contender_times(steps, table.placement, fits)
+    n_bounded = int(fits.sum() - fits[rows].sum())
+    table, fits, memory = table.take(rows), fits[rows], memory[rows]
+    step, exposed, bubble = times
     # Candidates that do not fit come last, the leanest of them first.
     keys = [memory, np.where(fits, step, memory), ~fits]
     if search.cost_model == "paper" and paper_seconds is not None:
@@ -356,15 +371,14 @@ def _ranking_of_all(
         search=search,
         table=table,
         step_seconds=step,
-        exposed_seconds=np.concatenate(
-            [part.times.exposed_communication_seconds for part in parts]
-        ),
-        bubble_seconds=np.concatenate([part.times.bubble_seconds for part in parts]),
+        exposed_seconds=exposed,
+        bubble_seconds=bubble,
         memory_bytes=memory,
         fits=fits,
         paper_seconds=paper_seconds,
         rejected=rejected,
-        n_evaluated=len(table),
+        n_evaluated=n_evaluated,
+        n_bounded=n_bounded,
     )
     return _taken(unordered, np.lexsort(keys))
 
@@ -380,8 +394,7 @@ def _best_of_each(ranking: Ranking) -> Ranking:
     if ranking.search.every_configuration:
         return ranking
     _, first = np.unique(ranking.table.placement, return_index=True)
-    best = _without_twins(_taken(ranking, np.sort(first)))
-    return replace(best, n_evaluated=ranking.n_evaluated)
+    return _without_twins(_taken(ranking, np.sort(first)))
 
 
 def _without_twins(ranking: Ranking) -> Ranking:
@@ -406,7 +419,6 @@ def _taken(ranking: Ranking, rows: Ints) -> Ranking:
         bubble_seconds=ranking.bubble_seconds[rows],
         memory_bytes=ranking.memory_bytes[rows],
         fits=ranking.fits[rows],
-        n_evaluated=len(rows),
     )
 
 

@@ -53,6 +53,9 @@ class Search:
         Whether configurations that do not fit in memory are ranked too.
     every_configuration
         Whether every configuration of a layout is ranked, and not only its best.
+    exhaustive
+        Whether every configuration is played to the end, even if a bound of its time shows that it
+        is not the best of its layout.
     batch_rule
         How the global batch follows from the number of GPUs; None where it does not.
     other_batches
@@ -65,6 +68,7 @@ class Search:
     cost_model: str = "full"
     include_oom: bool = False
     every_configuration: bool = False
+    exhaustive: bool = False
     partial_recompute: bool = False
     batch_rule: BatchRule | None = None
     other_batches: tuple[int, ...] = ()

@@ -17,26 +17,28 @@ the last one; `kind_of` numbers these combinations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pass, Slot, slots
+from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.plan import Array
-from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
+from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
 
-# Number of rounds of `n_stages` micro-batches that are played to see whether they repeat.
-ROUNDS_PLAYED = 10
-# Number of the last rounds that may belong to the drain of the pipeline.
-ROUNDS_OF_DRAIN = 4
+# How many rounds of `n_stages` micro-batches are played to see whether they repeat, and how many of
+# the last ones may belong to the drain of the pipeline, by schedule.
+ROUNDS_PLAYED = {ONE_F_ONE_B: 6, ZB_H1: 10, DUALPIPE: 10}
+ROUNDS_OF_DRAIN = {ONE_F_ONE_B: 2, ZB_H1: 4, DUALPIPE: 4}
 # Rounds count as equal if their passes shift alike up to this fraction of the whole time.
 ROUND_TOLERANCE = 1e-12
 # Number of entries of the table of ends that is held at once.
 CHUNK_ENTRIES = 4_000_000
+
+IntOrInts = TypeVar("IntOrInts", int, Ints)
 
 
 @dataclass(frozen=True)
@@ -93,23 +95,24 @@ def passes(
     duration = _durations(seconds[:, None], np.full(1, transfer_seconds))
     ends = _ends(order, duration)[:, 0]
     played = []
+    of_passes = iter(order.kinds.tolist())
     for number, (rank, slot) in enumerate(order.slots, start=1):
-        kinds = [shape.kind(rank, each) for each in slot]
+        kinds = [next(of_passes) for _ in slot]
         lengths = [duration[kind + len(seconds) * (i > 0), 0] for i, kind in enumerate(kinds)]
         start = ends[number] - sum(lengths)
         for each, kind, length in zip(slot, kinds, lengths, strict=True):
             direction, chunk, micro = each
-            stage = shape.stage_of(rank, chunk)
+            stage = chunk * n_stages + rank
             if schedule == DUALPIPE:
+                stage = n_stages - 1 - rank if chunk else rank
                 micro += chunk * (n_micro // 2)
-                stage %= n_stages
             end = float(start + length)
             played.append(PlayedPass(rank, stage, direction, micro, kind, float(start), end))
             start = end
     return played
 
 
-def _per_flow(schedule: str, n_micro: int) -> int:
+def _per_flow(schedule: str, n_micro: IntOrInts) -> IntOrInts:
     """Return the number of micro-batches that enter at one end of the pipeline."""
     return n_micro // 2 if schedule == DUALPIPE else n_micro
 
@@ -135,38 +138,28 @@ class _Shape:
     @property
     def n_kinds(self) -> int:
         """The number of kinds of passes."""
-        return _N_DIRECTIONS * (max(LAST, *self.places) + 1) if self.places else N_KINDS
+        return kind_of(FORWARD, max((LAST, *self.places)) + 1)
 
-    def stage_of(self, rank: int, chunk: int) -> int:
-        """Return the number of a rank's virtual stage, counted through all ranks.
+    @property
+    def n_flows(self) -> int:
+        """The number of ends at which micro-batches enter."""
+        return 2 if self.schedule == DUALPIPE else 1
+
+    def stage_of(self, rank: Ints, chunk: Ints) -> Ints:
+        """Return the numbers of ranks' virtual stages, counted through all ranks.
 
         With two directions the stages of the second one are counted after all of the first one.
         """
-        if self.schedule == DUALPIPE and chunk:
-            return 2 * self.n_stages - 1 - rank
+        if self.schedule == DUALPIPE:
+            return np.where(chunk > 0, 2 * self.n_stages - 1 - rank, rank)
         return chunk * self.n_stages + rank
 
-    def kind(self, rank: int, each: Pass) -> int:
-        """Return the kind of a rank's pass."""
-        direction, chunk, _ = each
-        stage = self.stage_of(rank, chunk) % (self.last + 1)
-        if self.places:
-            return kind_of(direction, self.places[stage])
-        place = FIRST if stage == 0 else LAST if stage == self.last else MIDDLE
-        return kind_of(direction, place)
-
-    def source(self, rank: int, each: Pass, index: Mapping[Pass, int]) -> int:
-        """Return the index of the slot whose result a rank's pass needs; 0 if it needs none."""
-        direction, chunk, micro = each
-        stage = self.stage_of(rank, chunk)
-        flow_start = stage - stage % (self.last + 1)
-        source = source_of(direction, stage - flow_start, micro, self.last)
-        if source is None:
-            return 0
-        wanted, source_stage, _ = source
-        if wanted == BACKWARD and (INPUT, flow_start + source_stage, micro) in index:
-            wanted = INPUT
-        return index[wanted, flow_start + source_stage, micro]
+    def kind(self, direction: Ints, stage: Ints) -> Ints:
+        """Return the kinds of passes."""
+        last = self.last
+        usual = [MIDDLE] * (last + 1)
+        usual[0], usual[last] = FIRST, LAST
+        return kind_of(direction, np.array(self.places or usual)[stage % (last + 1)])
 
 
 class _Level(NamedTuple):
@@ -196,6 +189,8 @@ class _Schedule:
 
     slots
         Slots of all ranks, each with its rank.
+    kinds
+        Kinds of the passes of all slots, one slot after another.
     levels
         Levels in the order in which they are played.
     last_of_rank
@@ -205,6 +200,7 @@ class _Schedule:
     """
 
     slots: tuple[tuple[int, Slot], ...]
+    kinds: np.ndarray
     levels: tuple[_Level, ...]
     last_of_rank: np.ndarray
     steady: tuple[np.ndarray, np.ndarray]
@@ -215,7 +211,7 @@ _N_DIRECTIONS = 4
 N_KINDS = 3 * _N_DIRECTIONS
 
 
-def kind_of(direction: int, place: int) -> int:
+def kind_of(direction: IntOrInts, place: IntOrInts) -> IntOrInts:
     """Return the index of a pass's duration; `place` is `FIRST`, `MIDDLE`, `LAST` or later."""
     return place * _N_DIRECTIONS + direction
 
@@ -239,60 +235,85 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
         slots(shape.schedule, rank, n_stages, shape.n_virtual, n_micro) for rank in range(n_stages)
     ]
     numbered = tuple((rank, slot) for rank, order in enumerate(orders) for slot in order)
-    index: dict[Pass, int] = {}  # its keys count virtual stages through all ranks
-    for number, (rank, slot) in enumerate(numbered, start=1):
-        for direction, chunk, micro in slot:
-            index[direction, shape.stage_of(rank, chunk), micro] = number
+    rows = [
+        (number, position, rank, *each)
+        for number, (rank, slot) in enumerate(numbered, start=1)
+        for position, each in enumerate(slot)
+    ]
+    number, position, rank, direction, chunk, micro = np.array(rows).T
+    stage = shape.stage_of(rank, chunk)
+    index_of = np.zeros((_N_DIRECTIONS, shape.n_flows * (shape.last + 1), n_micro), dtype=np.int64)
+    index_of[direction, stage, micro] = number
+    kind = shape.kind(direction, stage)
+    of_slots = (position.max() + 1, len(numbered) + 1)
+    needed = np.zeros(of_slots, dtype=np.int64)
+    needed[position, number] = _needed(index_of, shape.n_flows)[direction, stage, micro]
+    kinds = np.full(of_slots, 2 * shape.n_kinds)
+    kinds[position, number] = kind + shape.n_kinds * (position > 0)
+    ends = np.cumsum([len(order) for order in orders])
+    previous = np.arange(-1, len(numbered))
+    previous[np.array([0, *ends[:-1]]) + 1] = 0
+    drain_start = n_micro - ROUNDS_OF_DRAIN[shape.schedule] * n_stages
 
-    def round_before(end: int) -> np.ndarray:
-        return np.array([i for (_, _, micro), i in index.items() if 0 < end - micro <= n_stages])
+    def round_before(end: int) -> Ints:
+        played = index_of[:, :, max(end - n_stages, 0) : max(end, 0)].ravel()
+        return played[played > 0]
 
-    drain_start = n_micro - ROUNDS_OF_DRAIN * n_stages
     return _Schedule(
         slots=numbered,
-        levels=_levels(shape, orders, index),
-        last_of_rank=np.cumsum([len(order) for order in orders]),
+        kinds=kind,
+        levels=tuple(
+            _Level(level, previous[level], tuple(needed[:, level]), tuple(kinds[:, level]))
+            for level in _levels(needed, ends)
+        ),
+        last_of_rank=ends,
         steady=(round_before(drain_start), round_before(drain_start - n_stages)),
     )
 
 
-def _levels(
-    shape: _Shape, orders: Sequence[Sequence[Slot]], index: Mapping[Pass, int]
-) -> tuple[_Level, ...]:
-    """Return the slots sorted into levels."""
-    n_stages = len(orders)
-    n_slots = sum(map(len, orders))
-    widest = max(len(slot) for order in orders for slot in order)
-    level = np.zeros(n_slots + 1, dtype=np.int64)
-    previous = np.zeros(n_slots + 1, dtype=np.int64)
-    needed = np.zeros((widest, n_slots + 1), dtype=np.int64)
-    kinds = np.full((widest, n_slots + 1), 2 * shape.n_kinds)
-    starts = [0, *accumulate(map(len, orders))]
-    n_placed = [0] * n_stages  # number of slots of each rank that have their level
-    has_progress = True
-    while has_progress:
-        has_progress = False
-        for rank, order in enumerate(orders):
-            while n_placed[rank] < len(order):
-                slot = order[n_placed[rank]]
-                current = starts[rank] + n_placed[rank] + 1
-                sources = [shape.source(rank, each, index) for each in slot]
-                if any(source and not level[source] for source in sources):
-                    break
-                previous[current] = current - 1 if n_placed[rank] else 0
-                for i, (each, source) in enumerate(zip(slot, sources, strict=True)):
-                    needed[i, current] = source
-                    kinds[i, current] = shape.kind(rank, each) + shape.n_kinds * (i > 0)
-                level[current] = 1 + max(level[[previous[current], *sources]])
-                n_placed[rank] += 1
-                has_progress = True
-    assert sum(n_placed) == n_slots, f"ranks of {shape.schedule} wait for one another"
-    by_level = np.argsort(level, kind="stable")
-    cuts = np.searchsorted(level[by_level], np.arange(1, level.max() + 2))
-    runs = [by_level[start:end] for start, end in pairwise(cuts)]
-    return tuple(
-        _Level(run, previous[run], tuple(needed[:, run]), tuple(kinds[:, run])) for run in runs
-    )
+def _needed(index_of: Ints, n_flows: int) -> Ints:
+    """Return the index of the slot whose result each pass needs, or 0; see `source_of`.
+
+    Parameters
+    ----------
+    index_of : array of int, shape (directions, virtual stages of all ranks, micro-batches)
+        Index of the slot of each pass, or 0 where there is no such pass.
+    n_flows : int
+        Number of directions in which micro-batches pass through the stages.
+    """
+    n_directions, _, n_micro = index_of.shape
+    of_flows = index_of.reshape(n_directions, n_flows, -1, n_micro)
+    forward = of_flows[FORWARD]
+    gradient = np.maximum(of_flows[BACKWARD], of_flows[INPUT])
+    needed = np.zeros_like(of_flows)
+    needed[FORWARD, :, 1:] = forward[:, :-1]
+    of_backward = np.concatenate([gradient[:, 1:], forward[:, -1:]], axis=1)
+    needed[BACKWARD] = needed[INPUT] = of_backward
+    return needed.reshape(index_of.shape)
+
+
+def _levels(needed: Ints, ends: Ints) -> Iterator[Ints]:
+    """Yield the indices of the slots of each level.
+
+    They are the slots that would run at the same time if all took equally long.
+
+    Parameters
+    ----------
+    needed : array of int, shape (passes of a slot, slots + 1)
+        Indices of the slots whose results each slot needs, or 0.
+    ends : array of int, shape (ranks,)
+        Index of the last slot of each rank.
+    """
+    is_done = np.zeros(needed.shape[1], dtype=bool)
+    is_done[0] = True
+    upcoming = np.array([0, *ends[:-1]]) + 1
+    while (waiting := np.flatnonzero(upcoming <= ends)).size:
+        ready = waiting[is_done[needed[:, upcoming[waiting]]].all(axis=0)]
+        assert ready.size, "ranks of a pipeline wait for one another"
+        level = upcoming[ready]
+        yield level
+        is_done[level] = True
+        upcoming[ready] += 1
 
 
 def source_of(direction: int, stage: int, micro: int, last: int) -> Pass | None:
@@ -311,7 +332,7 @@ def source_of(direction: int, stage: int, micro: int, last: int) -> Pass | None:
 def pipeline_seconds(
     n_stages: int,
     n_virtual: int,
-    n_micro: int,
+    n_micro: Ints | int,
     seconds: Array,
     transfer_seconds: Array,
     schedule: str = ONE_F_ONE_B,
@@ -324,6 +345,8 @@ def pipeline_seconds(
 
     Parameters
     ----------
+    n_micro : array of int, shape (C,)
+        Number of micro-batches.
     seconds : array, shape (kinds, C)
         Durations of passes, by `kind_of`.
     transfer_seconds : array, shape (C,)
@@ -340,16 +363,56 @@ def pipeline_seconds(
     """
     shape = _Shape(schedule, n_stages, n_virtual, places)
     duration = _durations(seconds, transfer_seconds)
-    n_micro = _per_flow(schedule, n_micro)
-    played = ROUNDS_PLAYED * n_stages + n_micro % n_stages
-    if n_micro <= 2 * played:
-        return _played(_schedule(shape, n_micro), duration)[0]
-    end, period, drift = _played(_schedule(shape, played), duration)
-    result = end + (n_micro - played) / n_stages * period
-    unsettled = np.flatnonzero(drift > ROUND_TOLERANCE * end)
-    if unsettled.size:
-        result[unsettled] = _played(_schedule(shape, n_micro), duration[:, unsettled])[0]
+    n_micro = _per_flow(schedule, np.broadcast_to(np.asarray(n_micro), transfer_seconds.shape))
+    result = np.empty(n_micro.shape)
+    most = ROUNDS_PLAYED[schedule] * n_stages + n_micro % n_stages
+    for played, rows in _alike(np.minimum(n_micro, most)):
+        end, period, drift = _played(_schedule(shape, played), duration[:, rows])
+        n_more = (n_micro[rows] - played) / n_stages
+        result[rows] = end + np.where(n_more > 0, n_more * period, 0.0)
+        unsettled = rows[(n_more > 0) & (drift > ROUND_TOLERANCE * end)]
+        for whole, drifting in _alike(n_micro[unsettled]):
+            late = unsettled[drifting]
+            result[late] = _played(_schedule(shape, whole), duration[:, late])[0]
     return result
+
+
+def least_pipeline_seconds(
+    n_stages: int,
+    n_virtual: int,
+    n_micro: Ints | int,
+    seconds: Array,
+    transfer_seconds: Array,
+    schedule: str = ONE_F_ONE_B,
+    places: tuple[int, ...] = (),
+) -> Array:
+    """Return a time below which `pipeline_seconds` of the same arguments cannot be, shape (C,).
+
+    A rank does all its passes one after another. Before its first forward pass, the ranks before it
+    have done one each, and after its last backward pass they do one each. The bound is the largest
+    such sum of the first, of the last, and of the rank before the last. It is known for 1F1B with
+    equal stages between the first and the last; elsewhere it is zero.
+    """
+    if schedule != ONE_F_ONE_B or places:
+        return np.zeros(transfer_seconds.shape)
+    first, middle, last = (
+        seconds[kind_of(FORWARD, place)] + seconds[kind_of(BACKWARD, place)] + 2 * transfer_seconds
+        for place in (FIRST, MIDDLE, LAST)
+    )
+    others = (n_virtual - 1) * middle
+    least = np.maximum(
+        n_micro * (first + others), first + (n_stages - 2) * middle + n_micro * (last + others)
+    )
+    if n_stages > 2:
+        before_last = first + (n_stages - 3) * middle + n_micro * n_virtual * middle
+        np.maximum(least, before_last, out=least)
+    return least
+
+
+def _alike(n_micro: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield each number of micro-batches with the rows that have it."""
+    for number in np.unique(n_micro):
+        yield int(number), np.flatnonzero(n_micro == number)
 
 
 def _ends(schedule: _Schedule, duration: Array) -> Array:
@@ -370,12 +433,11 @@ def _played(schedule: _Schedule, duration: Array) -> tuple[Array, Array, Array]:
 
     The period is the largest shift of a slot against the round before, the drift the difference of
     the largest and the smallest shift. Without drift all further rounds repeat. Without two steady
-    rounds period and drift are undefined.
+    rounds both are zero.
     """
     n_candidates = duration.shape[1]
     end = np.empty(n_candidates)
-    period = np.empty(n_candidates)
-    drift = np.empty(n_candidates)
+    period, drift = np.zeros((2, n_candidates))
     n_at_once = max(CHUNK_ENTRIES // (len(schedule.slots) + 1), 1)
     final_round, earlier_round = schedule.steady
     for start in range(0, n_candidates, n_at_once):

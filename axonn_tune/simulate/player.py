@@ -63,14 +63,14 @@ def play(
     """
     zeros = np.zeros(shape)
     state = _State(zeros, zeros, dict.fromkeys(program.lanes, zeros))
-    for phase in program.phases:
+    for phase, repeats in zip(program.phases, program.repeats, strict=True):
         durations = [
             kernels_seconds(instruction.operations)
             if isinstance(instruction, Kernels)
             else message_seconds(instruction.operation)
             for instruction in phase.instructions
         ]
-        _play_repeated(_Playable(phase, durations, interference), state)
+        _play_repeated(_Playable(phase, durations, interference), repeats, state)
     end = np.maximum(_latest([state.compute, *state.lane.values()]), least_seconds)
     return Played(end, state.idle + (end - state.compute))
 
@@ -224,7 +224,7 @@ def _latest(times: Iterable[Array]) -> Array:
     return reduce(np.maximum, times)
 
 
-def _play_repeated(playable: _Playable, state: _State) -> None:
+def _play_repeated(playable: _Playable, repeats: int, state: _State) -> None:
     """Play a phase `repeats` times; once its state repeats, add the period for the rest.
 
     The player is a deterministic function of its state up to a common shift. From the first
@@ -237,7 +237,6 @@ def _play_repeated(playable: _Playable, state: _State) -> None:
     before = playable.snapshot(state)
     earlier = state.copy()
     n_settled = np.zeros(state.compute.shape, dtype=np.int64)  # periodic repeats in a row
-    repeats = playable.phase.repeats
     for played in range(1, repeats + 1):
         playable.play(state)
         if played == repeats:

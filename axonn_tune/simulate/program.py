@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
 from axonn_tune.spec.plan import (
     FROM_HOST,
     TO_HOST,
+    Collective,
     HostCopy,
     Operation,
     Phase,
@@ -66,8 +68,6 @@ class PhaseProgram:
 
     instructions
         Instructions of one repeat, in order.
-    repeats
-        Number of repeats.
     carried
         Names of collectives that are awaited before the phase issues them: an earlier repeat or
         phase has issued them.
@@ -76,7 +76,6 @@ class PhaseProgram:
     """
 
     instructions: tuple[Instruction, ...]
-    repeats: int
     carried: tuple[str, ...]
     feeding_lanes: frozenset[int]
 
@@ -89,17 +88,47 @@ class PhaseProgram:
 
 @dataclass(frozen=True)
 class Program:
-    """The schedule of phases that follow each other."""
+    """The schedule of phases that follow each other, with the number of times that each is played.
+
+    Only `repeats` depends on how many layers a phase stands for.
+    """
 
     phases: tuple[PhaseProgram, ...]
     lanes: tuple[int, ...]
+    repeats: tuple[int, ...]
+
+
+class Issue(NamedTuple):
+    """What a schedule depends on of an operation.
+
+    name
+        Name of the operation.
+    group
+        Group of a collective, or direction of a copy; empty for a kernel.
+    waits_for
+        Names of operations that end before it starts.
+    """
+
+    name: str
+    group: str
+    waits_for: tuple[str, ...]
+
+
+# What a schedule depends on of a phase: its operations, and whether it is repeated.
+_Issues: TypeAlias = tuple[tuple[Issue, ...], bool]
+
+
+def _group_of(operation: Operation) -> str:
+    """Return the group of a collective, or the direction of a copy; empty for a kernel."""
+    if isinstance(operation, HostCopy):
+        return operation.direction
+    return operation.axis if isinstance(operation, Collective) else ""
 
 
 def lane_of(transfer: Transfer, axis_lanes: AxisLanes) -> int:
     """Return the lane of a collective or of a copy; 0 for a collective over a single rank."""
-    if isinstance(transfer, HostCopy):
-        return HOST_LANES[transfer.direction]
-    return axis_lanes[transfer.axis]
+    group = _group_of(transfer)
+    return HOST_LANES[group] if group in HOST_LANES else axis_lanes[group]
 
 
 def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes) -> Program:
@@ -112,19 +141,47 @@ def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes) -> Program:
     axis_lanes : mapping of str to int
         The lane of each axis.
     """
+    return Schedule(phases).on(axis_lanes)
+
+
+class Schedule:
+    """The schedule of phases that are played one after another, on any lanes."""
+
+    def __init__(self, phases: Sequence[Phase]) -> None:
+        self._repeats = tuple([phase.repeats for phase in phases])
+        self._issues = tuple(
+            (
+                tuple([Issue(op.name, _group_of(op), op.waits_for) for op in phase.operations]),
+                phase.repeats > 1,
+            )
+            for phase in phases
+        )
+
+    def on(self, axis_lanes: AxisLanes) -> Program:
+        """Return the schedule where the axes have these lanes."""
+        return Program(*_compiled(self._issues, tuple(axis_lanes.items())), self._repeats)
+
+
+@lru_cache(maxsize=4096)
+def _compiled(
+    issues: tuple[_Issues, ...], axis_lanes: tuple[tuple[str, int], ...]
+) -> tuple[tuple[PhaseProgram, ...], tuple[int, ...]]:
+    """Return the schedules of phases whose groups occupy these lanes, and the lanes in use."""
+    lane_of_group = {**HOST_LANES, **dict(axis_lanes)}
     lanes = {
-        op.name: lane
-        for phase in phases
-        for op in phase.operations
-        if isinstance(op, Transfer) and (lane := lane_of(op, axis_lanes))
+        issue.name: lane
+        for operations, _ in issues
+        for issue in operations
+        if issue.group and (lane := lane_of_group[issue.group])
     }
-    compiled = []
+    phases = []
     issued: dict[str, _Moment] = {}
-    for index, phase in enumerate(phases):
-        compiler = _PhaseCompiler(index, lanes, _histories(index, phase, issued))
-        compiled.append(compiler.compile(phase))
+    for index, (operations, is_repeated) in enumerate(issues):
+        histories = _histories(index, operations, is_repeated, issued)
+        compiler = _PhaseCompiler(index, lanes, histories)
+        phases.append(compiler.compile(operations))
         issued = compiler.issued
-    return Program(tuple(compiled), tuple(sorted(set(lanes.values()))))
+    return tuple(phases), tuple(sorted(set(lanes.values())))
 
 
 # The phase, the repeat and the operation in which something was issued; empty for never.
@@ -152,12 +209,14 @@ class _History:
             self._done[lane] = self.issued[name]
 
 
-def _histories(index: int, phase: Phase, issued: Mapping[str, _Moment]) -> tuple[_History, ...]:
+def _histories(
+    index: int, issues: Sequence[Issue], is_repeated: bool, issued: Mapping[str, _Moment]
+) -> tuple[_History, ...]:
     """Return the history that the first repeat of a phase finds, and that of later repeats."""
     first = _History(dict(issued))
-    if phase.repeats == 1:
+    if not is_repeated:
         return (first,)
-    by_repeat = {op.name: (index, 0, i) for i, op in enumerate(phase.operations)}
+    by_repeat = {issue.name: (index, 0, i) for i, issue in enumerate(issues)}
     return first, _History({**issued, **by_repeat})
 
 
@@ -184,29 +243,26 @@ class _PhaseCompiler:
         """The moment at which every collective was last issued so far."""
         return self._histories[0].issued
 
-    def compile(self, phase: Phase) -> PhaseProgram:
+    def compile(self, issues: Sequence[Issue]) -> PhaseProgram:
         """Return the schedule of the phase."""
         issued: set[str] = set()
         carried: dict[str, None] = {}
         feeding: set[int] = set()
-        for index, op in enumerate(phase.operations):
-            is_message = isinstance(op, Transfer)
-            if is_message and op.name not in self._lane_of:
+        for index, (name, group, waits_for) in enumerate(issues):
+            if group and name not in self._lane_of:
                 continue
             waits: tuple[str, ...] = ()
-            if op.waits_for:
-                waits = tuple([name for name in op.waits_for if name in self._pending])
-                carried |= {name: None for name in waits if name not in issued}
-                feeding |= {self._lane_of[name] for name in waits}
-            if is_message:
-                self._message(op, index, waits)
-                issued.add(op.name)
+            if waits_for:
+                waits = tuple([other for other in waits_for if other in self._pending])
+                carried |= {other: None for other in waits if other not in issued}
+                feeding |= {self._lane_of[other] for other in waits}
+            if group:
+                self._message(name, index, waits)
+                issued.add(name)
             else:
                 self._kernel(index, waits)
         self._flush()
-        return PhaseProgram(
-            tuple(self._instructions), phase.repeats, tuple(carried), frozenset(feeding)
-        )
+        return PhaseProgram(tuple(self._instructions), tuple(carried), frozenset(feeding))
 
     def _holds_up(self, name: str, lane: int) -> bool:
         """Return whether an operation may still be running on its lane, in any repeat."""
@@ -223,14 +279,14 @@ class _PhaseCompiler:
             if lane != awaited_lane or self._holds_up(name, lane)
         }
 
-    def _message(self, op: Operation, index: int, waits: tuple[str, ...]) -> None:
+    def _message(self, name: str, index: int, waits: tuple[str, ...]) -> None:
         """Append a collective or a copy."""
         self._flush()
-        lane = self._lane_of[op.name]
-        self._instructions.append(Message((self._phase_index, index), op.name, lane, waits))
+        lane = self._lane_of[name]
+        self._instructions.append(Message((self._phase_index, index), name, lane, waits))
         for history in self._histories:
-            history.issued[op.name] = (self._phase_index, 1, index)
-        self._pending[op.name] = lane
+            history.issued[name] = (self._phase_index, 1, index)
+        self._pending[name] = lane
 
     def _kernel(self, index: int, waits: tuple[str, ...]) -> None:
         """Join a kernel to those before it, or begin a new run of kernels if it waits."""

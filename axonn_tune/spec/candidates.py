@@ -282,12 +282,12 @@ def _common(column: Ints, otherwise: int) -> int:
     return int(column[0])
 
 
-def distinct(*columns: Ints) -> tuple[Ints, Ints]:
+def distinct(*columns: Ints | Floats) -> tuple[Ints, Ints]:
     """Return the first row of each distinct combination, and for each row its combination.
 
     Parameters
     ----------
-    columns : arrays of non-negative int, shape (C,)
+    columns : arrays, shape (C,)
 
     Returns
     -------

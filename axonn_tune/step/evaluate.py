@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from axonn_tune.cost.prices import CollectivePrices, KernelPrices, Links, host_s
 from axonn_tune.errors import InputError
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.player import Played, play
-from axonn_tune.simulate.program import OpIndex, Program, compile_program
-from axonn_tune.simulate.step import step_times
+from axonn_tune.simulate.program import OpIndex, Program, Schedule
+from axonn_tune.simulate.step import PlayedStep, played_step
 from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import (
@@ -74,12 +74,20 @@ class Evaluator:
     kernels: ShapePrices
 
     @classmethod
-    def of(cls, scenario: Scenario, table: CandidateTable, links: Links | None = None) -> Evaluator:
-        """Return the evaluator of a table, with the links of its placements if they are known."""
-        schedules = Schedules(scenario, table)
-        if links is None:
-            links = placement_links(scenario.machine, table.placements)
-        prices = KernelPrices(scenario.machine, scenario.job)
+    def of(
+        cls,
+        scenario: Scenario,
+        table: CandidateTable,
+        links: Links | None = None,
+        prices: KernelPrices | None = None,
+    ) -> Evaluator:
+        """Return the evaluator of a table.
+
+        The links of its placements and the prices of kernels may be known already.
+        """
+        links = links or placement_links(scenario.machine, table.placements)
+        schedules = Schedules(scenario, table, _by_lanes(_lane_code(links, table)))
+        prices = prices or KernelPrices(scenario.machine, scenario.job)
         return cls(scenario, schedules, links, ShapePrices(schedules, prices))
 
     def on(self, machine: Machine) -> Evaluator:
@@ -94,7 +102,11 @@ class Evaluator:
         return Evaluator(replace(self.scenario, machine=machine), self.schedules, links, kernels)
 
     def evaluate(self) -> Evaluation:
-        """Return the times of every candidate of the table.
+        """Return the times of every candidate of the table; see `play`."""
+        return Evaluation(*self.play().times())
+
+    def play(self) -> PlayedStep:
+        """Return the played parts of the step of every candidate of the table.
 
         Raises
         ------
@@ -102,26 +114,26 @@ class Evaluator:
             Numbers of the machine are so far off that a time is infinite or no number.
         """
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            evaluation = self._evaluate()
-        if not np.isfinite(evaluation.step_seconds).all():
+            step = self._play_chunks()
+            least_seconds = step.least_seconds()
+        if not np.isfinite(least_seconds).all():
             raise InputError(
                 f"machine '{self.scenario.machine.name}': no time follows from its numbers; "
                 "one is too large or too small"
             )
-        return evaluation
+        return step
 
-    def _evaluate(self) -> Evaluation:
+    def _play_chunks(self) -> PlayedStep:
         schedules = self.schedules
-        lane_code = _lane_code(lanes(self.links))[schedules.table.placement]
-        by_lanes = np.argsort(lane_code, kind="stable")
-        step, exposed, bubble = np.empty((3, len(schedules.table)))
+        lane_code = _lane_code(self.links, schedules.table)
+        by_lanes = _by_lanes(lane_code)
+        steps = []
         for start in range(0, len(schedules.table), CHUNK_ROWS):
             rows = by_lanes[start : start + CHUNK_ROWS]
             prices = _ChunkPrices(self, rows)
             play_part = partial(self._play, prices, lane_code[rows])
-            times = step_times(prices.plan, play_part, prices.collectives.seconds)
-            step[rows], exposed[rows], bubble[rows] = times
-        return Evaluation(step, exposed, bubble)
+            steps.append(played_step(prices.plan, play_part, prices.collectives.seconds))
+        return reduce(PlayedStep.joined, steps).take(np.argsort(by_lanes))
 
     def _play(self, prices: _ChunkPrices, lane_code: Ints, part: Part) -> Played:
         """Play a part of a chunk; candidates on the same lanes are played together."""
@@ -167,20 +179,29 @@ class Evaluator:
 
 
 class Schedules:
-    """The plans of candidates that are alike, and their compiled schedules."""
+    """The plans of candidates that are alike, and their compiled schedules.
 
-    def __init__(self, scenario: Scenario, table: CandidateTable) -> None:
+    `by_lanes` is the order in which the candidates are played. Where each has a shape of its own,
+    the plan of the shapes is also that of the candidates in this order.
+    """
+
+    def __init__(self, scenario: Scenario, table: CandidateTable, by_lanes: Ints) -> None:
         self.table = table
         self._scenario = scenario
         self._groups = table.placements.axes.groups
         self.shape_rows, self.shape_of = _distinct_shapes(scenario.strategy.compute_key, table)
+        if self.shape_rows.size == len(table):
+            self.shape_rows, self.shape_of = by_lanes, np.argsort(by_lanes)
         self.shape_plan = self._planned(self.shape_rows)
         self._shape_parts = {part.name: part for part in self.shape_plan.parts}
+        self._schedules = {part.name: Schedule(part.phases) for part in self.shape_plan.parts}
         self._programs: dict[tuple[str, int], Program] = {}
         self._whole_plan: tuple[Ints, StepPlan] | None = None
 
     def plan(self, rows: Ints) -> StepPlan:
         """Return the plan of some rows; the plan of all rows in the same order is made once."""
+        if np.array_equal(rows, self.shape_rows):
+            return self.shape_plan
         if rows.size < len(self.table):
             return self._planned(rows)
         if self._whole_plan is None or not np.array_equal(self._whole_plan[0], rows):
@@ -205,7 +226,7 @@ class Schedules:
             if isinstance(op, Collective)
         }
         digits = np.unravel_index(lane_code, _lane_shape(len(self._groups)))
-        return _lane_code(
+        return _code(
             np.stack(
                 [
                     group_lanes if group in used_groups else np.zeros_like(group_lanes)
@@ -220,7 +241,7 @@ class Schedules:
         if key not in self._programs:
             codes = np.unravel_index(lane_code, _lane_shape(len(self._groups)))
             axis_lanes = {group: int(lane) for group, lane in zip(self._groups, codes, strict=True)}
-            self._programs[key] = compile_program(part.phases, axis_lanes)
+            self._programs[key] = self._schedules[part.name].on(axis_lanes)
         return self._programs[key]
 
 
@@ -295,9 +316,19 @@ def _lane_shape(n_groups: int) -> tuple[int, ...]:
     return (n_groups + 1,) * n_groups
 
 
-def _lane_code(group_lanes: Ints) -> Ints:
+def _lane_code(links: Links, table: CandidateTable) -> Ints:
+    """Return the lanes of the groups of each candidate as one number, shape (C,)."""
+    return _code(lanes(links))[table.placement]
+
+
+def _code(group_lanes: Ints) -> Ints:
     """Return the lanes of the groups as one number, shape (P,)."""
     return np.ravel_multi_index(tuple(group_lanes), _lane_shape(len(group_lanes)))
+
+
+def _by_lanes(lane_code: Ints) -> Ints:
+    """Return the rows in an order in which those on the same lanes follow each other."""
+    return np.argsort(lane_code, kind="stable")
 
 
 def _distinct_shapes(compute_key: tuple[str, ...], table: CandidateTable) -> tuple[Ints, Ints]:

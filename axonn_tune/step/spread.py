@@ -9,13 +9,14 @@ logarithm of the time is linearised in the logarithms of these numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
+from axonn_tune.simulate.step import PlayedStep
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.learnable import learnable
-from axonn_tune.spec.learned import Learned
-from axonn_tune.spec.machine import Quantity
+from axonn_tune.spec.machine import Machine, Quantity
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.resources import Resource
 from axonn_tune.spec.scenario import Scenario
@@ -53,38 +54,38 @@ def deviations(scenario: Scenario, table: CandidateTable) -> tuple[Array, Array]
     # The table may hold many placements that none of its candidates has.
     compact = CandidateTable(placements, rows, table.micro_batch, table.recompute, table.n_virtual)
     evaluator = Evaluator.of(scenario, compact)
-    base = evaluator.evaluate().step_seconds
     learned = scenario.learned
+    resources = scenario.resources if learned is None else scenario.of_host
+    causes = [(each, spread_of(each.quantity)) for each in resources]
     if learned is not None:
-        of_learned = learned.root @ _slopes(evaluator, learned, base)
-        of_host = _stated_effects(evaluator, scenario.of_host, base)
-        effects = np.concatenate([of_learned, of_host])
+        factors = zip(learnable(scenario.machine), learned.factors, strict=True)
+        causes = [*((each, factor.spread) for each, factor in factors), *causes]
+    base, *worse = _played(evaluator, [_worse(*cause) for cause in causes])
+    changes = np.log(np.array(worse).reshape(-1, len(table)) / base)
+    if learned is not None:
+        n_learned = len(learned.factors)
+        spreads = np.array([deviation for _, deviation in causes[:n_learned]])
+        slopes = changes[:n_learned] / spreads[:, None]
+        effects = np.concatenate([learned.root @ slopes, changes[n_learned:]])
         return effects, np.full(len(table), learned.scatter_fraction)
-    effects = _stated_effects(evaluator, scenario.resources, base)
     products = evaluator.product_seconds() * compact.n_microsteps(scenario.job.global_batch)
     error = evaluator.kernels.prices.interpolation_error
-    return effects, error * np.sqrt(((products / base) ** 2).sum(axis=0))
+    return changes, error * np.sqrt(((products / base) ** 2).sum(axis=0))
 
 
-def _stated_effects(evaluator: Evaluator, resources: Sequence[Resource], base: Array) -> Array:
-    """Return the effects of resources whose spreads the profile states, shape (resources, C)."""
-    effects = [_effect(evaluator, each, base, spread_of(each.quantity)) for each in resources]
-    return np.array(effects).reshape(-1, base.size)
+def _played(evaluator: Evaluator, machines: Sequence[Machine]) -> Array:
+    """Return the step time on the evaluator's machine and on others, shape (1 + machines, C).
+
+    All machines' pipelines have the same schedule and are played at once.
+    """
+    steps = [each.play() for each in (evaluator, *map(evaluator.on, machines))]
+    seconds, _, _ = reduce(PlayedStep.joined, steps).times()
+    return seconds.reshape(len(steps), -1)
 
 
-def _slopes(evaluator: Evaluator, learned: Learned, base: Array) -> Array:
-    """Return how log step time falls with the logarithm of each learned factor, (factors, C)."""
-    learnt = zip(learnable(evaluator.scenario.machine), learned.factors, strict=True)
-    return np.stack(
-        [_effect(evaluator, each, base, factor.spread) / factor.spread for each, factor in learnt]
-    )
-
-
-def _effect(evaluator: Evaluator, resource: Resource, base: Array, deviation: float) -> Array:
-    """Return the change of log step time for a deviation downwards of the log of a resource."""
-    factor = float(np.exp(-deviation))
-    worse = evaluator.on(resource.improved(factor)).evaluate().step_seconds
-    return np.log(worse / base)
+def _worse(resource: Resource, deviation: float) -> Machine:
+    """Return the machine with less of a resource, by a deviation of its logarithm."""
+    return resource.improved(float(np.exp(-deviation)))
 
 
 def spread(scenario: Scenario, effects: Array, own_error: Array) -> Array:

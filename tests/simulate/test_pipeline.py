@@ -13,6 +13,7 @@ from axonn_tune.simulate.pipeline import (
     MIDDLE,
     N_KINDS,
     kind_of,
+    least_pipeline_seconds,
     pipeline_seconds,
 )
 
@@ -106,6 +107,28 @@ def test_all_candidates_at_once_are_played_as_one_would_plainly(p, v, rounds, se
     column = np.array(seconds)[:, None]
     got = pipeline_seconds(p, v, n_micro, column, np.array([transfer]))[0]
     assert got == pytest.approx(plainly(p, v, n_micro, seconds, transfer), rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(2, 6),
+    st.integers(1, 3),
+    st.integers(1, 30),
+    st.lists(st.floats(0.01, 3.0), min_size=N_KINDS, max_size=N_KINDS),
+    st.floats(0.0, 0.5),
+)
+def test_no_pipeline_is_faster_than_its_bound(p, v, rounds, seconds, transfer):
+    column, transfers = np.array(seconds)[:, None], np.array([transfer])
+    least = least_pipeline_seconds(p, v, rounds * p, column, transfers)[0]
+    assert least <= pipeline_seconds(p, v, rounds * p, column, transfers)[0] * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("v", [1, 3])
+def test_the_bound_of_equal_stages_is_the_time_itself(p, v):
+    seconds, none = durations(1.0, 2.0), np.zeros(1)
+    least = least_pipeline_seconds(p, v, 8 * p, seconds, none)
+    assert least == pytest.approx(pipeline_seconds(p, v, 8 * p, seconds, none), rel=1e-12)
 
 
 @pytest.mark.parametrize(("p", "v", "m"), [(4, 1, 100), (4, 2, 100), (16, 1, 500), (8, 2, 304)])

@@ -1,0 +1,76 @@
+"""Time only the candidates that may be the best of their placement.
+
+The passes of a pipeline bound the time of a step from below (`PlayedStep.least_seconds`), and to
+play them through the pipeline takes longer than all else. So the candidate with the least bound of
+each placement is played first; of the others, those that its time does not rule out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from axonn_tune.simulate.step import PlayedStep
+from axonn_tune.spec.candidates import Ints
+from axonn_tune.spec.plan import Array
+
+# Bounds and times are sums of many numbers: a bound counts as above a time only beyond this.
+ROUNDING = 1e-9
+
+
+def every_time(steps: Sequence[PlayedStep]) -> tuple[Ints, Array]:
+    """Return the rows and the times of all candidates of some tables; see `contender_times`."""
+    rows = np.arange(sum(step.seconds.size for step in steps))
+    return rows, _times_of(steps, rows)
+
+
+def contender_times(
+    steps: Sequence[PlayedStep], placement: Ints, fits: np.ndarray
+) -> tuple[Ints, Array]:
+    """Return the rows, and the times, of the candidates that may be the best of their placement.
+
+    The best of those that fit counts, and of those that nearly fit whatever is faster than that.
+
+    Parameters
+    ----------
+    steps : sequence of PlayedStep
+        Candidates of some tables; rows are counted through all of them.
+    placement, fits : arrays, shape (C,)
+        Columns of these candidates.
+
+    Returns
+    -------
+    rows : array of int, shape (R,)
+        Rows of these candidates, in ascending order.
+    times : array, shape (3, R)
+        Times of a step, of its exposed communication and of its bubble.
+    """
+    if all(step.passes is None for step in steps):
+        return every_time(steps)
+    least = np.concatenate([step.least_seconds() for step in steps])
+    times = np.full((3, least.size), np.inf)
+    group = 2 * placement + fits
+    by_bound = np.argsort(least, kind="stable")
+    _, first = np.unique(group[by_bound], return_index=True)
+    likeliest = np.sort(by_bound[first])
+    times[:, likeliest] = _times_of(steps, likeliest)
+    to_beat = np.full(2 * (int(placement.max()) + 1), np.inf)
+    to_beat[group[likeliest]] = times[0, likeliest]
+    nearly_fit, fit = to_beat[0::2], to_beat[1::2]
+    np.minimum(nearly_fit, fit, out=nearly_fit)
+    may_be_best = least <= to_beat[group] * (1.0 + ROUNDING)
+    others = np.flatnonzero(may_be_best & np.isinf(times[0]))
+    times[:, others] = _times_of(steps, others)
+    rows = np.flatnonzero(np.isfinite(times[0]))
+    return rows, times[:, rows]
+
+
+def _times_of(steps: Sequence[PlayedStep], rows: Ints) -> Array:
+    """Return the times of some candidates, whose rows ascend, shape (3, R)."""
+    sizes = np.array([step.seconds.size for step in steps])
+    ends = np.cumsum(sizes)
+    of_tables = np.split(rows, np.searchsorted(rows, ends[:-1]))
+    found = zip(steps, of_tables, ends - sizes, strict=True)
+    times = [np.stack(step.take(own - start).times()) for step, own, start in found if own.size]
+    return np.concatenate([np.zeros((3, 0)), *times], axis=1)

@@ -1,0 +1,113 @@
+"""A search that bounds times finds what a search that plays every candidate finds."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from build import on_machine, ranking_of, search_of
+from worlds import machine_of, quantity
+
+from axonn_tune.errors import NoCandidateError
+from axonn_tune.search.bounds import contender_times, every_time
+from axonn_tune.simulate.pipeline import N_KINDS
+from axonn_tune.simulate.step import Passes, PlayedStep
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.machine import MemoryReserve
+from axonn_tune.spec.model import Model
+from axonn_tune.strategies.axonn4d import Axonn4D
+from axonn_tune.strategies.megatron3d import Megatron3D
+
+
+def random_search(random):
+    """A search through pipelines whose candidates do not all fit in memory."""
+    n_layers = int(random.choice([4, 8, 12]))
+    model = Model("m", n_layers, int(random.choice([256, 1024])), 8, 2048, 256)
+    n_gpus = int(random.choice([4, 8, 16]))
+    job = Job(n_gpus, n_gpus * int(random.choice([2, 8, 24])), 256)
+    machine = machine_of(
+        bandwidths=tuple(10.0 ** random.uniform(9.0, 11.5, 2)),
+        jitter=random.uniform(0.0, 0.1),
+        slowdown=random.uniform(0.0, 0.3),
+    )
+    reserve = MemoryReserve(quantity(1.0), replace(quantity(0.3), spread_fraction=0.5))
+    machine = replace(machine, memory_reserve=reserve)
+    strategy = Axonn4D(pipelined=True) if random.random() < 0.3 else Megatron3D()
+    search = search_of(model, job, machine, strategy, recomputes=("none", "selective", "full"))
+    needed = ranking_of(replace(search, include_oom=True, every_configuration=True)).memory_bytes
+    capacity = float(np.quantile(needed, random.uniform(0.1, 0.7)))
+    gpu = replace(machine.gpu, memory_bytes=quantity(capacity))
+    return on_machine(search, replace(machine, gpu=gpu))
+
+
+def assert_same(bounded, whole):
+    """All columns of two rankings, and those of what nearly fits, are equal."""
+    for field in fields(bounded.table):
+        if field.name != "placements":
+            got, expected = (getattr(r.table, field.name) for r in (bounded, whole))
+            np.testing.assert_array_equal(got, expected)
+    for name in ("step_seconds", "exposed_seconds", "bubble_seconds", "memory_bytes", "fits"):
+        np.testing.assert_allclose(getattr(bounded, name), getattr(whole, name), rtol=1e-12)
+    assert bounded.n_evaluated == whole.n_evaluated
+    assert bounded.rejected == whole.rejected
+    assert (bounded.near is None) == (whole.near is None)
+    if bounded.near is not None:
+        assert_same(bounded.near, whole.near)
+
+
+def test_bounds_change_no_ranking():
+    n_bounded = n_near = 0
+    for seed in range(12):
+        search = random_search(np.random.default_rng(seed))
+        try:
+            whole = ranking_of(replace(search, exhaustive=True))
+        except NoCandidateError:
+            with pytest.raises(NoCandidateError):
+                ranking_of(search)
+            continue
+        bounded = ranking_of(search)
+        assert_same(bounded, whole)
+        assert whole.n_bounded == 0
+        n_bounded += bounded.n_bounded
+        n_near += bounded.near is not None
+    assert n_bounded > 100
+    assert n_near > 1
+
+
+def random_steps(random, n_tables, n_candidates):
+    """Steps of a few pipelines each, without a plan."""
+
+    def some(low, high, *shape):
+        return random.uniform(low, high, (*shape, n_candidates))
+
+    for _ in range(n_tables):
+        n_stages, n_virtual = (int(random.choice([2, 3, 4])), int(random.choice([1, 2, 3])))
+        n_micro = n_stages * random.integers(1, 12, n_candidates)
+        passes = Passes(
+            n_stages,
+            n_virtual,
+            n_micro,
+            some(0.5, 1.5, N_KINDS) / n_micro,
+            some(0.0, 0.1) / n_micro,
+            some(0.0, 0.1),
+            some(1.0, 2.0),
+        )
+        yield PlayedStep(some(0.0, 0.2), some(0.0, 1.0), passes)
+
+
+def test_the_best_of_each_placement_is_among_the_contenders():
+    """Also what nearly fits and beats all that fits; hundreds of random tables of times."""
+    for seed in range(300):
+        random = np.random.default_rng(seed)
+        steps = list(random_steps(random, n_tables=3, n_candidates=8))
+        placement = random.integers(0, 4, 24)
+        fits = random.random(24) < 0.7
+        rows, times = contender_times(steps, placement, fits)
+        _, every = every_time(steps)
+        np.testing.assert_array_equal(times, every[:, rows])
+        seconds = every[0]
+        for number in np.unique(placement):
+            fitting = np.flatnonzero((placement == number) & fits)
+            best = min(seconds[fitting], default=np.inf)
+            near = np.flatnonzero((placement == number) & ~fits & (seconds < best))
+            wanted = [each[seconds[each].argmin()] for each in (fitting, near) if each.size]
+            assert set(wanted) <= set(rows)
