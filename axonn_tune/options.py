@@ -213,6 +213,14 @@ class SwitchOptions(TypedDict, total=False):
             "as the engine",
         ),
     ]
+    overlaps_tensor: Annotated[
+        bool | None,
+        Option(
+            "Let tokens travel within the tensor group beside their products (megatron).",
+            None,
+            "as the engine",
+        ),
+    ]
     overlaps_experts: Annotated[
         bool | None,
         Option(

@@ -21,8 +21,8 @@ UNFUSED_FORWARD_PASSES = 2.0
 UNFUSED_BACKWARD_PASSES = 3.0
 
 
-# Whether attention is of the backward pass, fused and masked.
-_Kind: TypeAlias = tuple[bool, bool, bool]
+# Whether attention is of the backward pass, fused and masked, and the library that has its kernel.
+_Kind: TypeAlias = tuple[bool, bool, bool, str]
 
 
 class AttentionPrices:
@@ -48,7 +48,9 @@ class AttentionPrices:
         batch = n_sequences * n_heads
         d = float(operation.head_dim)
         seconds = self._formula(batch, s, d, operation.backward, operation.fused)
-        correction = self._correction((operation.backward, operation.fused, operation.masked))
+        correction = self._correction(
+            (operation.backward, operation.fused, operation.masked, operation.library)
+        )
         if correction is not None:
             flat = batch.ravel()
             points = _coordinates(flat, s.ravel(), np.full(flat.shape, d))
@@ -58,19 +60,21 @@ class AttentionPrices:
     def _correction(self, kind: _Kind) -> Spline | None:
         """Return the logarithm of measured over computed time, or None without measured points.
 
-        Where attention was not measured without a mask, it is as fast as with one.
+        Where attention was not measured without a mask, it is as fast as with one. Where the
+        library's was not measured, what was measured stands for it.
         """
         if kind not in self._corrections:
-            backward, fused, masked = kind
+            backward, fused, masked, library = kind
             points = [
                 p
                 for p in self._machine.kernels.attention_points
-                if (p.backward, p.fused, p.masked, p.dtype) == (*kind, self._dtype)
+                if (p.backward, p.fused, p.masked, p.dtype) == (*kind[:3], self._dtype)
             ]
+            points = [p for p in points if p.library == library] or points
             if points:
                 self._corrections[kind] = self._fitted(points)
             else:
-                causal = (backward, fused, True)
+                causal = (backward, fused, True, library)
                 self._corrections[kind] = None if masked else self._correction(causal)
         return self._corrections[kind]
 

@@ -60,6 +60,7 @@ class KernelPrices:
         self._low_products = Products(machine, job.product_format) if job.recipe else None
         self._grouped: dict[str, GroupedProducts] = {}
         self._attention = AttentionPrices(machine, job.dtype, self._products)
+        self._clock_fraction = machine.gpu.training_clock_fraction.value
         self._slowest_rank = slowest_rank_factor(machine, job.n_gpus)
         self._n_on_node = min(machine.ranks_per_node, job.n_gpus)
 
@@ -83,10 +84,11 @@ class KernelPrices:
     def _device_seconds(self, operation: Gemm | Attention | MemoryBound) -> Array:
         """Return the time of a kernel on a mean GPU, without the host's gap."""
         if isinstance(operation, GroupedGemm):
-            seconds = self._grouped_products(operation.number_format).seconds(operation)
+            products = self._grouped_products(operation.number_format)
+            seconds = products.seconds(operation) / self._clock_fraction
             return np.maximum(seconds, operation.n_launches * operation.issue_seconds)
         if isinstance(operation, Gemm):
-            return self._product_seconds(operation)
+            return self._product_seconds(operation) / self._clock_fraction
         if isinstance(operation, Attention):
             return self._attention.seconds(operation)
         n_launches = operation.n_launches

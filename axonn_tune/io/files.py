@@ -100,10 +100,11 @@ def write_text(path: FileName, text: str) -> None:
     write_bytes(path, data)
 
 
-def write_bytes(path: FileName, data: bytes) -> None:
+def write_bytes(path: FileName, data: bytes, is_lasting: bool = True) -> None:
     """Write a whole file, or leave the old file as it was.
 
-    A symbolic link stays a link, and a file that is replaced keeps its permissions.
+    A symbolic link stays a link, and a file that is replaced keeps its permissions. A lasting file
+    is on the disk before the old one goes, so that it outlives a failure of the power, too.
 
     Raises
     ------
@@ -112,7 +113,7 @@ def write_bytes(path: FileName, data: bytes) -> None:
     """
     try:
         if is_replaced(path):
-            _replace(os.path.realpath(path), data, _mode(path))
+            _replace(os.path.realpath(path), data, _mode(path), is_lasting)
         else:  # The path is a pipe, a terminal or /dev/stdout, which may stand for a file.
             with open(path, "ab") as file:
                 file.write(data)
@@ -156,7 +157,8 @@ def write_files(directory: str, files: Mapping[str, str]) -> list[str]:
 def write_byte_files(directory: str, files: Iterable[tuple[str, bytes]]) -> int:
     """Write several files, given by name and content, as `write_files` does; return their bytes.
 
-    Files may be many and large: each is written before the next one is asked for.
+    Files may be many and large: each is written before the next one is asked for, and none waits
+    for the disk, since they can be computed again.
 
     Raises
     ------
@@ -166,7 +168,7 @@ def write_byte_files(directory: str, files: Iterable[tuple[str, bytes]]) -> int:
     folder = _made_folder(directory)
     nbytes = 0
     for name, data in files:
-        write_bytes(folder / name, data)
+        write_bytes(folder / name, data, is_lasting=False)
         nbytes += len(data)
     return nbytes
 
@@ -214,7 +216,7 @@ def _mode(path: FileName) -> int | None:
         return None
 
 
-def _replace(path: str, data: bytes, mode: int | None) -> None:
+def _replace(path: str, data: bytes, mode: int | None, is_lasting: bool) -> None:
     if mode is not None and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, "the file is read-only")
     temporary = os.path.join(os.path.dirname(path), f".axonn-tune-{os.urandom(8).hex()}.tmp")
@@ -225,7 +227,8 @@ def _replace(path: str, data: bytes, mode: int | None) -> None:
                 os.fchmod(descriptor, stat.S_IMODE(mode))
             file.write(data)
             file.flush()
-            os.fsync(descriptor)
+            if is_lasting:
+                os.fsync(descriptor)
         os.replace(temporary, path)
     except BaseException:
         with suppress(FileNotFoundError):  # An interrupt may come after the replacement.

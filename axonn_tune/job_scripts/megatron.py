@@ -11,6 +11,7 @@ from axonn_tune.job_scripts.framework import N_STEPS, Start
 from axonn_tune.job_scripts.megatron_model import model_flags
 from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
 from axonn_tune.spec.layout import EXPERT, PIPELINE
+from axonn_tune.spec.plan import FLASH_ATTENTION
 from axonn_tune.spec.recomputation import is_partial
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.megatron3d import Megatron3D
@@ -22,6 +23,8 @@ PROGRAM = "Megatron-LM/pretrain_gpt.py"
 _ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 # The names of Transformer Engine, which Megatron-Core passes on.
 _CONTEXT_KINDS = {RING: "p2p", ALL_GATHER: "all_gather", ULYSSES: "a2a"}
+# Transformer Engine chooses cuDNN by itself where that is faster.
+_ATTENTION_BACKENDS = {FLASH_ATTENTION: "flash", "cudnn": "auto", "unfused": "unfused"}
 
 _TRAINING_FLAGS = (
     "--mock-data",
@@ -89,6 +92,8 @@ def flags(prediction: Prediction) -> list[str]:
         lines.append(f"--cp-comm-type {_CONTEXT_KINDS[strategy.context_kind]}")
     if strategy.sequence_parallel and sizes["tensor"] > 1:
         lines.append("--sequence-parallel")
+        if strategy.overlaps_tensor:
+            lines.append("--tp-comm-overlap")
     if strategy.distributed_optimizer:
         lines.append("--use-distributed-optimizer")
     if strategy.overlap_grad_reduce:
@@ -117,7 +122,8 @@ def flags(prediction: Prediction) -> list[str]:
     lines += _PRECISION_FLAGS[job.precision]
     if strategy.stores_low_weights(job):
         lines.append("--fp4-param-gather" if job.precision == "nvfp4" else "--fp8-param-gather")
-    lines.append(f"--attention-backend {'flash' if job.attention == 'flash' else 'unfused'}")
+    kind = strategy.engine.attention_library if job.attention == "flash" else job.attention
+    lines.append(f"--attention-backend {_ATTENTION_BACKENDS[kind]}")
     rate = 0.1 if job.dropout else 0.0
     return [*lines, f"--attention-dropout {rate}", f"--hidden-dropout {rate}"]
 

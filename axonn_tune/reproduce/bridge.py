@@ -47,6 +47,7 @@ def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
         has_experts=not model.is_dense,
         sends_once=row["dispatcher"] == "flex",
         overlaps_experts=row["overlaps"] == "yes",
+        overlaps_tensor=model.is_dense,
     )
     job = Job(
         int(row["gpus"]),

@@ -9,7 +9,7 @@ from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
 from axonn_tune.reproduce.sharded import sharded_search
 from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
-from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.machine import Machine, Quantity
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.resources import resources
@@ -151,7 +151,9 @@ def _torchtitan_machine(loaders: Loaders) -> Machine:
     for key, factor in factors.items():
         resource = next(each for each in resources(machine) if each.key == key)
         machine = resource.improved(factor)
-    return replace(machine, name="dgx-h100, 500 W, HBM2e")
+    under_load = Quantity(1.0, "assumed", "what its products reach, they reach under load")
+    gpu = replace(machine.gpu, training_clock_fraction=under_load)
+    return replace(machine, name="dgx-h100, 500 W, HBM2e", gpu=gpu)
 
 
 def fms_fsdp(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:

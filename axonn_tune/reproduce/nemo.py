@@ -36,7 +36,7 @@ def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def _runs(paper: Paper, rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield the runs of a table."""
-    engine = loaders.engine("megatron-core")
+    engine = loaders.engine("nemo")
     for row in rows:
         layers = int(row["layers"])
         model = replace(loaders.model(row["model"]), n_layers=layers)
@@ -48,9 +48,8 @@ def _runs(paper: Paper, rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
     """Return the search that is held to a row's layout."""
-    strategy = megatron_of(
-        engine, n_virtual=(int(row["virtual"]),), fp32_gradients=False, low_weights=True
-    )
+    with_its_attention = replace(engine, attention_library=row["attention"])
+    strategy = megatron_of(with_its_attention, n_virtual=(int(row["virtual"]),))
     gpus = int(row["gpus"])
     dropout = row["dropout"] == "yes"
     job = Job(

@@ -22,6 +22,8 @@ from axonn_tune.spec.checks import (
 from axonn_tune.spec.job import MOMENT_BYTES, Job
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.plan import (
+    ATTENTION_LIBRARIES,
+    FLASH_ATTENTION,
     MEMORY_KERNELS,
     Attention,
     GroupedGemm,
@@ -100,7 +102,7 @@ class MegatronProgram:
     (Megatron-Core, DistributedDataParallelConfig, bucket_size).
 
     sequence_parallel, distributed_optimizer, overlap_grad_reduce, fused_accumulation, \
-    fp32_gradients, low_weights, context_kind, sends_once, overlaps_experts
+    fp32_gradients, low_weights, context_kind, sends_once, overlaps_experts, overlaps_tensor
         Options of `Megatron3D` that hold unless a user says otherwise.
     bucket_elements
         Least number of elements of a bucket.
@@ -114,6 +116,8 @@ class MegatronProgram:
         not once for each expert.
     overlaps_experts
         Whether tokens travel to and from experts while another micro-batch computes.
+    overlaps_tensor
+        Whether tokens travel within the tensor group beside the products that take or form them.
     experts_at_once
         Number of experts whose products run at the same time on a rank: Transformer Engine's
         GroupedLinear has four streams for cuBLAS (common/util/multi_stream.cpp at d0067d0d).
@@ -131,6 +135,7 @@ class MegatronProgram:
     balances_stages: bool = False
     sends_once: bool = False
     overlaps_experts: bool = False
+    overlaps_tensor: bool = False
     experts_at_once: int = 4
 
     def __post_init__(self) -> None:
@@ -340,8 +345,10 @@ class Engine:
         Types in which its optimizer stores moments, of `MOMENT_BYTES`.
     kernels
         Forms of kernels by name, one of `MEMORY_KERNELS`, or `EVERY_KERNEL` for all others.
+    attention_library
+        Library that has its fused attention, one of `ATTENTION_LIBRARIES`.
     attention_rate
-        Rate of its fused attention over that of the machine; None for the machine's.
+        Rate of its fused attention over that of the library on the machine; None for the same.
     issue_seconds
         Time in which its host issues one operation; None for the machine's.
     expert_issue_seconds
@@ -367,6 +374,7 @@ class Engine:
     precisions: tuple[str, ...] = (FULL,)
     moments: tuple[str, ...] = ("fp32",)
     kernels: Mapping[str, KernelForm] = field(default_factory=dict)
+    attention_library: str = FLASH_ATTENTION
     attention_rate: Quantity | None = None
     issue_seconds: Quantity | None = None
     expert_issue_seconds: Quantity | None = None
@@ -389,6 +397,7 @@ class Engine:
             require_choice(owner, "moments", moment, MOMENT_BYTES)
         for kernel in self.kernels:
             require_choice(owner, "kernel", kernel, (EVERY_KERNEL, *MEMORY_KERNELS))
+        require_choice(owner, "attention_library", self.attention_library, ATTENTION_LIBRARIES)
         if self.attention_rate is not None:
             require_between(owner, "attention_rate", self.attention_rate.value, 0.01, 10.0)
         for name in ("issue_seconds", "expert_issue_seconds", "stage_wait_seconds"):
@@ -429,7 +438,8 @@ class Engine:
 
     def as_run(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the kernels that the engine really launches."""
-        if not self.kernels and self.attention_rate is None and not self._holds_experts_up(plan):
+        has_its_attention = self.attention_library == FLASH_ATTENTION and not self.attention_rate
+        if not self.kernels and has_its_attention and not self._holds_experts_up(plan):
             return plan
         return replace(
             plan,
@@ -471,8 +481,9 @@ class Engine:
         if isinstance(operation, GroupedGemm) and operation.mode == "NN":
             # The host has just waited for the numbers of tokens that the experts take.
             return replace(operation, issue_seconds=value_or(self.expert_issue_seconds, 0.0))
-        if isinstance(operation, Attention) and operation.fused and self.attention_rate:
-            return replace(operation, rate=operation.rate * self.attention_rate.value)
+        if isinstance(operation, Attention) and operation.fused:
+            rate = operation.rate * value_or(self.attention_rate, 1.0)
+            return replace(operation, rate=rate, library=self.attention_library)
         return operation
 
 

@@ -98,6 +98,9 @@ class Gpu:
         Advertised dense peak by dtype, and by format of low products (`FORMATS`).
     transposes_operands
         Whether low products read their operands along rows only, so that others are transposed.
+    training_clock_fraction
+        Clock that it holds while it trains over that of the measurements of its products, which end
+        before its power limit is reached.
     """
 
     name: str
@@ -106,6 +109,7 @@ class Gpu:
     memory_bandwidth_bytes_per_s: Quantity
     peak_flops_per_s: Mapping[str, Quantity]
     transposes_operands: bool = False
+    training_clock_fraction: Quantity = Quantity(1.0, "assumed", "not measured: taken as the same")
 
     def __post_init__(self) -> None:
         owner = f"gpu '{self.name}'"

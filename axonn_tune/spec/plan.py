@@ -32,6 +32,9 @@ MODES = ("NN", "NT", "TN")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
 # Collectives that a ring carries out in steps, of which each passes one chunk on.
 RING_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+# Libraries of fused attention. The first one is that of torch on GPUs before Blackwell.
+FLASH_ATTENTION = "flash-attention"
+ATTENTION_LIBRARIES = (FLASH_ATTENTION, "cudnn")
 # Kernels that memory bandwidth limits, by the share of the bandwidth that they reach.
 MEMORY_KERNELS = (
     "copy",
@@ -123,9 +126,9 @@ class Attention:
 
     `rate` is the rate of the kernel over the rate that the machine reaches. With a `window` each
     query attends to that many tokens, its own included; with 0 it attends to all earlier ones.
-    `n_launches` is the number of such kernels, which all have these sizes. A kernel that is not
-    `masked` does the work of a causal one of this length without a mask: its queries or its keys
-    are half as many.
+    `n_launches` is the number of such kernels, which all have these sizes, and `library`, one of
+    `ATTENTION_LIBRARIES`, has them. A kernel that is not `masked` does the work of a causal one of
+    this length without a mask: its queries or its keys are half as many.
     """
 
     name: str
@@ -140,6 +143,7 @@ class Attention:
     window: int = 0
     n_launches: Size = 1.0
     masked: bool = True
+    library: str = FLASH_ATTENTION
     stream: ClassVar[str] = COMPUTE
 
     @property

@@ -17,7 +17,7 @@ from axonn_tune.spec.checks import (
     require_fraction,
     require_positive,
 )
-from axonn_tune.spec.plan import KINDS, MEMORY_KERNELS, MODES, RING_KINDS
+from axonn_tune.spec.plan import ATTENTION_LIBRARIES, KINDS, MEMORY_KERNELS, MODES, RING_KINDS
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT, PRODUCT_FORMATS
 
 
@@ -79,7 +79,10 @@ class GroupedGemmPoint(_Timed):
 
 @dataclass(frozen=True)
 class AttentionPoint(_Timed):
-    """One measured softmax attention over whole sequences, with a causal mask or without one."""
+    """One measured softmax attention over whole sequences, with a causal mask or without one.
+
+    `library` is the library of its kernel, one of `ATTENTION_LIBRARIES`; empty where nobody says.
+    """
 
     n_sequences: int
     n_heads: int
@@ -91,11 +94,14 @@ class AttentionPoint(_Timed):
     seconds: float
     spread_fraction: float = 0.0
     masked: bool = True
+    library: str = ""
 
     def __post_init__(self) -> None:
         owner = f"attention point {self.n_sequences}x{self.n_heads}x{self.seq_len}x{self.head_dim}"
         _check(owner, self, ("n_sequences", "n_heads", "seq_len", "head_dim"))
         require_choice(owner, "dtype", self.dtype, BYTES_PER_ELEMENT)
+        if self.library:
+            require_choice(owner, "library", self.library, ATTENTION_LIBRARIES)
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,9 @@ class Megatron3D:
     exchanges_adapters
         Whether the output of an adapter is exchanged, columns for tokens, and not gathered
         (Megatron-Bridge's a2a_experimental).
+    overlaps_tensor
+        Whether tokens travel within the tensor group, in as many parts as it has ranks, beside the
+        products that take or form them (--tp-comm-overlap); only with sequence parallelism.
     low_weights
         Whether weights of low products are stored and gathered in their format only
         (--fp8-param-gather, --fp4-param-gather).
@@ -118,6 +121,7 @@ class Megatron3D:
     sends_once: bool = False
     overlaps_experts: bool = False
     exchanges_adapters: bool = False
+    overlaps_tensor: bool = False
     low_weights: bool = False
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
@@ -471,13 +475,63 @@ class MegatronCommunication(SequenceParallel):
         """Whether there is sequence parallelism."""
         return self.options.sequence_parallel
 
+    @property
+    def _overlaps_products(self) -> bool:
+        """Whether products begin with the first part of what the tensor group sends for them."""
+        return self.options.overlaps_tensor and self._splits_tokens
+
+    def gather_input(self, host: HostProgram, weight: Weight) -> None:
+        """Bring all tokens together, or start to send what travels beside the product."""
+        if not self._overlaps_products:
+            super().gather_input(host, weight)
+            return
+        shape = self.shapes.linears[weight.layer]
+        if self._gathers_tokens(shape):
+            name = names.all_gather(weight.name)
+            host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
+        elif shape.linear.transposed:
+            self._scatter_sum(host, weight, self._share_beside)
+
+    def sum_output(self, host: HostProgram, weight: Weight) -> None:
+        """Sum the output, of which a product that runs beside the sum leaves the last part."""
+        if not self._overlaps_products:
+            super().sum_output(host, weight)
+            return
+        shape = self.shapes.linears[weight.layer]
+        if self._gathers_tokens(shape):
+            host.wait(names.all_gather(weight.name))
+        elif shape.linear.transposed:
+            self._scatter_sum(host, weight, 1.0 - self._share_beside)
+            host.wait(names.reduce_scatter(weight.name))
+
+    @property
+    def _share_beside(self) -> Array:
+        """The share of a sum that is sent while its product runs: all but the last rank's part."""
+        return 1.0 - 1.0 / self.shapes.table.size("tensor")
+
+    def _scatter_sum(self, host: HostProgram, weight: Weight, share: Array) -> None:
+        """Start to sum a share of the output of a product."""
+        nbytes = share * self.shapes.linears[weight.layer].output_bytes
+        host.issue(names.reduce_scatter(weight.name), "reduce_scatter", nbytes, "tensor")
+
+    def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
+        """Start to sum dI; the gradient that came beside the product of dI is there."""
+        shape = self.shapes.linears[weight.layer]
+        if self._overlaps_products and shape.linear.transposed:
+            host.wait(names.all_gather(weight.name))
+        return super().sum_input_gradient(host, weight)
+
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
         """Gather dO, or start to gather the input for dW (sequence parallelism).
 
         The input is gathered while dI is formed (Korthikanti et al., section 4.2.2).
         """
-        super().gather_for_gradients(host, weight)
         shape = self.shapes.linears[weight.layer]
+        if self._overlaps_products and shape.linear.transposed:
+            name = names.all_gather(weight.name)
+            host.issue(name, "all_gather", shape.gathered_gradient_bytes, "tensor")
+        else:
+            super().gather_for_gradients(host, weight)
         if self._gathers_tokens(shape) and self.shapes.job.trains_weights:
             name = names.all_gather(weight.name)
             host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")

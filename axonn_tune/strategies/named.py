@@ -28,7 +28,8 @@ class Switches:
 
     Attributes
     ----------
-    sequence_parallel, overlap_grad_reduce, low_weights, sends_once, overlaps_experts
+    sequence_parallel, overlap_grad_reduce, low_weights, sends_once, overlaps_experts, \
+    overlaps_tensor
         Flags of Megatron-LM, see `Megatron3D`; None for those of the engine.
     distributed_optimizer
         Whether optimizer states are sharded over the replicas; None for what the engine does, which
@@ -49,6 +50,7 @@ class Switches:
     low_weights: bool | None = None
     sends_once: bool | None = None
     overlaps_experts: bool | None = None
+    overlaps_tensor: bool | None = None
     distributed_optimizer: bool | None = None
     split_experts: bool = False
     context_kind: str | None = None
@@ -120,6 +122,7 @@ def strategy_named(
             low_weights=switches.low_weights,
             sends_once=switches.sends_once,
             overlaps_experts=switches.overlaps_experts,
+            overlaps_tensor=switches.overlaps_tensor,
             context_kind=switches.context_kind,
         )
     if name == "zeropp":

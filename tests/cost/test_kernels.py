@@ -1,16 +1,18 @@
 """GEMM, attention and memory-bound kernels against values worked out by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from worlds import machine_of
+from worlds import machine_of, quantity
 
 from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.memory_bound import memory_bound_seconds, moved_copy_seconds
-from axonn_tune.cost.prices import slowest_rank_factor
-from axonn_tune.spec.plan import Attention
+from axonn_tune.cost.prices import KernelPrices, slowest_rank_factor
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.plan import Attention, Gemm, MemoryBound
 from axonn_tune.spec.points import GemmPoint
 
 
@@ -89,6 +91,20 @@ def test_unfused_attention_moves_its_scores_through_memory():
     got = float(attention_seconds(attention(False, fused=False), machine, "bf16"))
     assert got > 4 * scores_bytes / 0.8e11
     assert attention_seconds(attention(True, fused=False), machine, "bf16") > got
+
+
+def test_products_run_at_the_clock_of_training_and_all_else_does_not():
+    machine = machine_of()
+    slow = replace(machine, gpu=replace(machine.gpu, training_clock_fraction=quantity(0.5)))
+    job = Job(1, 1, 128, kernel_tuning=False)
+    usual, slowed = KernelPrices(machine, job), KernelPrices(slow, job)
+    product = Gemm("product", 1024.0, 1024.0, 1024.0, "NN")
+    assert slowed.seconds(product) == pytest.approx(2.0 * usual.seconds(product))
+    for kernel in (
+        Attention("attention", 1.0, 8.0, 1024.0, 64, False, True),
+        MemoryBound("sum", 2.0**20, "add"),
+    ):
+        assert slowed.seconds(kernel) == usual.seconds(kernel)
 
 
 def test_memory_bound_kernel():

@@ -64,6 +64,28 @@ def test_part_of_an_axis_says_nothing_of_the_whole():
     assert got == pytest.approx(group_seconds(machine_of(), "all_gather", 2, 4, SIZES))
 
 
+def test_attention_is_that_of_the_engines_library():
+    """Where it was not measured, what was measured stands for it."""
+
+    def point(seconds, library):
+        return AttentionPoint(1, 8, 1024, 64, False, True, "bf16", seconds, library=library)
+
+    def seconds(machine, library):
+        operation = Attention("a", 1.0, 8.0, 1024.0, 64, False, True, library=library)
+        return attention_seconds(operation, machine, "bf16").item()
+
+    machine = machine_of()
+    points = (point(2e-4, "flash-attention"), point(1e-4, "cudnn"))
+    both = replace(machine, kernels=replace(machine.kernels, attention_points=points))
+    assert seconds(both, "flash-attention") == pytest.approx(2e-4)
+    assert seconds(both, "cudnn") == pytest.approx(1e-4)
+    unnamed = (point(3e-4, ""),)
+    other = replace(machine, kernels=replace(machine.kernels, attention_points=unnamed))
+    assert seconds(other, "cudnn") == pytest.approx(3e-4)
+    with pytest.raises(InputError, match="library is 'fa9'; allowed: flash-attention, cudnn"):
+        point(1e-4, "fa9")
+
+
 def on_switch(machine):
     level = replace(machine.links[0], is_switch=True)
     return replace(machine, links=(level, *machine.links[1:]))

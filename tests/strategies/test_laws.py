@@ -44,6 +44,7 @@ LAYOUTS = [
     (PIPELINED, {"x": 2, "z": 2, "data": 2, "pipeline": 2}),
     (PLAIN, {"tensor": 2, "context": 2, "data": 4}),
     (SHARDED, {"tensor": 2, "context": 2, "data": 2, "pipeline": 2}),
+    (replace(SHARDED, overlaps_tensor=True), {"tensor": 4, "data": 4}),
     (replace(PLAIN, context_kind="all_gather"), {"tensor": 2, "context": 4, "data": 2}),
     (replace(SHARDED, context_kind="ulysses"), {"tensor": 2, "context": 2, "data": 4}),
     (zero3(), {"shard": 2, "replica": 8}),

@@ -1,0 +1,61 @@
+"""Messages of a tensor group that travel beside the products which take or form them."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from build import number, operations, plan_of
+from worlds import machine_of
+
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import Layout
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Collective, Gemm
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.predict import predict
+from axonn_tune.strategies.megatron3d import Megatron3D
+
+MODEL = Model("m", n_layers=4, hidden_size=2048, n_heads=16, vocab_size=1024, seq_len=1024)
+JOB = Job(8, 8, 1024)
+SIZES = {"tensor": 4, "data": 2}
+USUAL = Megatron3D()
+BESIDE = replace(USUAL, overlaps_tensor=True)
+
+
+def kernels_and_messages(strategy):
+    ops = operations(plan_of(strategy, MODEL, JOB, **SIZES).microstep)
+    sent = Counter()
+    for op in ops:
+        if isinstance(op, Collective) and op.axis == "tensor":
+            sent[op.name] += number(op.nbytes)
+    waiting = {op.name for op in ops if isinstance(op, Gemm) and op.waits_for}
+    return ops, sent, waiting
+
+
+def test_as_much_is_sent_and_products_do_not_wait_for_it():
+    _, sent, waiting = kernels_and_messages(USUAL)
+    _, sent_beside, waiting_beside = kernels_and_messages(BESIDE)
+    assert sent_beside == pytest.approx(sent)
+    assert {"forward.up.gemm", "backward.down.gemm_input"} <= waiting
+    assert not {"forward.up.gemm", "backward.down.gemm_input"} & waiting_beside
+
+
+def test_all_but_the_part_of_one_rank_is_summed_while_the_product_runs():
+    ops, _, _ = kernels_and_messages(BESIDE)
+    names = [op.name for op in ops]
+    product = names.index("forward.down.gemm")
+    first, last = (ops[i] for i in (product - 1, product + 1))
+    assert first.name == last.name == "forward.down.reduce_scatter"
+    assert number(first.nbytes) == pytest.approx(3.0 * number(last.nbytes))
+
+
+def test_what_was_exposed_is_hidden_and_nothing_is_without_sequence_parallelism():
+    configuration = Configuration(Layout({**SIZES, "context": 1, "pipeline": 1}))
+
+    def step(strategy):
+        return predict(Scenario(MODEL, JOB, machine_of(), strategy), configuration).step_seconds
+
+    assert step(BESIDE) < 0.98 * step(USUAL)
+    whole = replace(USUAL, sequence_parallel=False)
+    assert step(replace(whole, overlaps_tensor=True)) == step(whole)
