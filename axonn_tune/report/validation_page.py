@@ -182,12 +182,12 @@ Megatron-Core on one node, whose kernels SimuMax measured one by one (its own pr
 these rows), also with experts, and with sequences of up to 131,072 tokens over eight GPUs by
 all-to-all; nothing fitted. *LoRA*: Llama 70B with adapters beside frozen weights, as NVIDIA
 fine-tunes it for MLPerf (H100 to GB300) and with Megatron-Bridge; nothing fitted. What these runs
-do and no prediction does is attention in 8 bits, tensor collectives beside the very products that
-need them, and activations stored in 8 bits. The same layouts took up to 18 % less time in MLPerf's
-next round, with newer software. *Megatron-Bridge*: Megatron-Core on H100 to GB300, mostly in 8 and
-4 bits (NVIDIA-NeMo/Megatron-Bridge, Apache-2.0), as its releases from 25.11 to 26.06 measured it.
-The host's time for experts is fitted to two of its steps; with experts and no CUDA graph of a whole
-iteration the host holds the GPU up more than predicted.
+do and no prediction does is attention in 8 bits and activations stored in 8 bits. The same layouts
+took up to 18 % less time in MLPerf's next round, with newer software. *Megatron-Bridge*:
+Megatron-Core on H100 to GB300, mostly in 8 and 4 bits (NVIDIA-NeMo/Megatron-Bridge, Apache-2.0), as
+its releases from 25.11 to 26.06 measured it. The host's time for experts is fitted to two of its
+steps; with experts and no CUDA graph of a whole iteration the host holds the GPU up more than
+predicted.
 *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale Playbook
 (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes, and runs
 on 64 nodes, where the source's own times scatter up to ten times, stand apart. *near*: steps that

@@ -16,17 +16,17 @@ _SOURCES = {
     "MLPerf": "MLPerf Training v4.0 to v5.1 (Apache-2.0)",
     "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge (Apache-2.0)",
 }
-_ENGINES = {"yes": "megatron-core-graphs", "no": "megatron-core"}
+_ENGINES = {"MLPerf": "nemo", "Megatron-Bridge": "megatron-core"}
 
 
 def fine_tuning(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield the measured steps."""
-    engines = {graphs: loaders.engine(name) for graphs, name in _ENGINES.items()}
+    engines = {system: loaders.engine(name) for system, name in _ENGINES.items()}
     for row in rows:
         machine = loaders.machine(row["machine"])
         paper = Paper(row["system"], _SOURCES[row["system"]], machine, assumed=("network",))
         subject = f"LoRA of {row['model']} on {row['gpus']} of {row['machine']}, {row['release']}"
-        search = _search(row, loaders, engines[row["graphs"]])
+        search = _search(row, loaders, engines[row["system"]])
         published = {"step_seconds": float(row["step_seconds"])}
         yield paper.run(row["system"], subject, search, published)
 
@@ -38,6 +38,7 @@ def _search(row: Row, loaders: Loaders, engine: Engine) -> Search:
         n_virtual=(int(row["virtual"]),),
         fp32_gradients=False,
         low_weights=True,
+        overlaps_tensor=True,
         exchanges_adapters=row["system"] == "MLPerf",
         context_kind=row["context_kind"],
     )
