@@ -37,9 +37,10 @@ def test_the_nodes_are_measured_searched_and_validated(tmp_path):
     assert starts == ["srun", "axonn-tune", "srun"]
     asked = [words[words.index("axonn-tune") + 1 :] for words in commands]
     assert [words[0] for words in asked] == ["calibrate", "suggest", "validate"]
+    parent = click.Context(cli, **cli.context_settings)
     for name, *arguments in asked:
-        command = cli.get_command(click.Context(cli), name)
-        given = command.make_context(name, list(arguments)).params
+        command = cli.get_command(parent, name)
+        given = command.make_context(name, list(arguments), parent=parent).params
         assert given["global_batch"] == 32 and given["model"] == "5b"
         assert "cluster.yaml" in (given.get("output"), given.get("machine"))
 
