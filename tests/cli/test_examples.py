@@ -69,9 +69,10 @@ def folder(tmp_path, monkeypatch):
     for name in ("mycluster", "mine", "monday", "tuesday", "old", "new"):
         (tmp_path / f"{name}.yaml").write_text(template("machine"))
     (tmp_path / "myengine.yaml").write_text("name: mine\ntitle: mine\nstrategies: [zero3]\n")
-    (tmp_path / "runs.csv").write_text(
-        "model,gpus,layout,global_batch,step_seconds\ntiny,8,1x1x8x1,64,0.01\n"
-    )
+    columns = "model,gpus,layout,global_batch,engine,step_seconds"
+    for name, seconds in (("runs", 5.0), ("yesterday", 5.0), ("tonight", 5.1)):
+        row = f'llama3-8b,64,"tensor=2,data=32",256,megatron-core,{seconds}'
+        (tmp_path / f"{name}.csv").write_text(f"{columns}\n{row}\n")
     program = (ROOT / "docs" / "examples" / "train_step.py").read_text()
     (tmp_path / "train_step.py").write_text(program)
     logs = {"run1": "megatron", "run2": "nanotron", "titan": "torchtitan"}

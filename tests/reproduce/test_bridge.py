@@ -66,7 +66,8 @@ def test_a_graph_of_a_whole_iteration_is_faster_than_its_release_before(errors):
 def test_steps_that_recompute_the_up_projections_of_latent_attention_fit(predictions):
     """All of them ran. Without recomputation two thirds would not fit; two stages still do not.
 
-    What these four rows hold is predicted 7 % above the memory of their GPUs.
+    What these four rows hold is predicted 14 % above the memory of their GPUs; half of that is the
+    module of multi-token prediction on the last stage.
     """
     rows = [(row, p) for row, p in predictions if "mla_up_proj" in row["recomputed"]]
     assert len(rows) == 19
@@ -74,4 +75,4 @@ def test_steps_that_recompute_the_up_projections_of_latent_attention_fit(predict
     missed = [(row, p) for row, p in rows if not p.fits]
     assert {(row["machine"], row["pipeline"]) for row, _ in missed} == {("gb300-nvl72-64", "2")}
     assert len(missed) == 4
-    assert max(p.memory_bytes / p.memory_capacity_bytes for _, p in missed) < 1.08
+    assert max(p.memory_bytes / p.memory_capacity_bytes for _, p in missed) < 1.14

@@ -14,6 +14,7 @@ from axonn_tune.simulate.step import Passes, PlayedStep
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import MemoryReserve
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
 
@@ -85,11 +86,13 @@ def random_steps(random, n_tables, n_candidates):
         passes = Passes(
             n_stages,
             n_virtual,
-            n_micro,
-            some(0.5, 1.5, N_KINDS) / n_micro,
-            some(0.0, 0.1) / n_micro,
-            some(0.0, 0.1),
-            some(1.0, 2.0),
+            schedule=ONE_F_ONE_B,
+            places=(),
+            n_micro=n_micro,
+            durations=some(0.5, 1.5, N_KINDS) / n_micro,
+            transfer_seconds=some(0.0, 0.1) / n_micro,
+            sync_seconds=some(0.0, 0.1),
+            work_seconds=some(1.0, 2.0),
         )
         yield PlayedStep(some(0.0, 0.2), some(0.0, 1.0), passes)
 
