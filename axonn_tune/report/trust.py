@@ -32,7 +32,10 @@ def trust_lines(*searches: Search) -> list[str]:
 
 def _one_of_each(scenarios: Iterable[Scenario]) -> list[Scenario]:
     """Return one scenario for each strategy on each family of GPUs."""
-    kinds = {(s.strategy.name, s.strategy.engine.title, s.machine.gpu.family): s for s in scenarios}
+    kinds = {
+        (s.strategy.name, s.strategy.engine.record_title, s.machine.gpu.family): s
+        for s in scenarios
+    }
     return list(kinds.values())
 
 
@@ -44,8 +47,8 @@ def track_record_line(scenario: Scenario) -> str:
         return f"Track record of {strategy.name}: never compared with a measured step."
     gpu = scenario.machine.gpu.family
     remark = ""
-    if strategy.engine.title not in ("", record.engine):
-        remark = f" (of other engines, too; {strategy.engine.title} has too few)"
+    if strategy.engine.record_title not in ("", record.engine):
+        remark = f" (of other engines, too; {strategy.engine.record_title} has too few)"
     place = f"on {record.gpu}" if record.gpu else "on all machines"
     if record.gpu != gpu:
         place += f", since {gpu} has too few"

@@ -172,31 +172,31 @@ parallel blocks and sliding windows are not modelled. torchtitan's own H100 take
 
 _STEPS_READING = """*several nodes* and *one node*: layouts of Megatron-LM on A100 that vTrain
 published with their times (VIA-Research/vTrain, data/, MIT licence); recomputation and vocabulary
-are not in its files, and full recomputation and 51200 are taken for all rows. *FSDP*: MPT models
-of llm-foundry (Apache-2.0) on A100 and H100; two numbers of its engine are fitted to the steps on
-one node of A100, and then the clock that H100 holds in training to those on H100. *NeMo*: Megatron-Core on DGX H100 in bf16 and, with delayed scales, in 8 bits
-(NVIDIA/dgxc-benchmarking, Apache-2.0), nothing fitted. *MLPerf*: submissions on H100 in 8 bits
-(MLPerf Training v3.0 to v5.1, Apache-2.0), nothing fitted. *long sequences*: NeMo 24.03 on H100
-in FP8, 4 thousand to a million tokens (NVIDIA/NeMo, Apache-2.0), nothing fitted. *B200*:
-Megatron-Core on one node, whose kernels SimuMax measured one by one (its own prediction: 5.3 % on
-these rows), also with experts, and with sequences of up to 131,072 tokens over eight GPUs by
-all-to-all; nothing fitted. *LoRA*: Llama 70B with adapters beside frozen weights, as NVIDIA
-fine-tunes it for MLPerf (H100 to GB300) and with Megatron-Bridge; nothing fitted. What these runs
-do and no prediction does is attention in 8 bits and activations stored in 8 bits. The same layouts
-took up to 18 % less time in MLPerf's next round, with newer software. *Megatron-Bridge*:
-Megatron-Core on H100 to GB300, mostly in 8 and 4 bits (NVIDIA-NeMo/Megatron-Bridge, Apache-2.0), as
-its releases from 25.11 to 26.06 measured it. The host's time for experts is fitted to two of its
-steps; with experts and no CUDA graph of a whole iteration the host holds the GPU up more than
-predicted.
+are not in its files, and full recomputation and 51200 are taken for all rows. *FSDP*: MPT models of
+llm-foundry (Apache-2.0) on A100 and H100; two numbers of its engine are fitted to the steps on one
+node of A100, and then the clock that H100 holds in training to those on H100. *NeMo*: Megatron-Core
+on DGX H100 in bf16 and, with delayed scales, in 8 bits (NVIDIA/dgxc-benchmarking, Apache-2.0),
+nothing fitted. *MLPerf*: submissions on H100 in 8 bits (MLPerf Training v3.0 to v5.1, Apache-2.0),
+nothing fitted. *long sequences*: NeMo 24.03 on H100 in FP8, 4 thousand to a million tokens
+(NVIDIA/NeMo, Apache-2.0), nothing fitted. *B200*: Megatron-Core on one node, whose kernels SimuMax
+measured one by one (its own prediction: 5.3 % on these rows), also with experts, and with sequences
+of up to 131,072 tokens over eight GPUs by all-to-all; nothing fitted. *LoRA*: Llama 70B with
+adapters beside frozen weights, as NVIDIA fine-tunes it for MLPerf (H100 to GB300) and with
+Megatron-Bridge; nothing fitted. What these runs do and no prediction does is attention in 8 bits
+and activations stored in 8 bits. The same layouts took up to 18 % less time in MLPerf's next round,
+with newer software. *Megatron-Bridge*: Megatron-Core on H100 to GB300, mostly in 8 and 4 bits
+(NVIDIA-NeMo/Megatron-Bridge, Apache-2.0), as its releases from 25.11 to 26.06 measured it. The
+host's time for experts is fitted to two of its steps; with experts and no CUDA graph of a whole
+iteration the host holds the GPU up more than predicted.
 *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale Playbook
-(Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes, and runs
-on 64 nodes, where the source's own times scatter up to ten times, stand apart. *near*: steps that
-took at most twice as long as the fastest of their job, among which people choose. *naive*: FLOPs
-at one fraction of the peak, fitted to the very rows of a table, times the bubble. *regret*: how
-much slower the layout that is predicted to be the fastest is than the fastest measured one, over
-jobs (same model, GPUs, batch and precision). For comparison, on vTrain's whole sets of 109 and
-1,440 rows, of which these are a part: Calculon 15.3 % on several nodes and 38.9 % on one;
-vTrain's own claim 14.7 % and 8.4 %."""
+(Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes, and runs on
+64 nodes, where the source's own times scatter up to ten times, stand apart. *near*: steps that took
+at most twice as long as the fastest of their job, among which people choose. *naive*: FLOPs at one
+fraction of the peak, fitted to the very rows of a table, times the bubble. *regret*: how much
+slower the layout that is predicted to be the fastest is than the fastest measured one, over jobs
+(same model, GPUs, batch and precision). For comparison, on vTrain's whole sets of 109 and 1,440
+rows, of which these are a part: Calculon 15.3 % on several nodes and 38.9 % on one; vTrain's own
+claim 14.7 % and 8.4 %."""
 
 
 _MEMORY_READING = """All of these steps ran. An error is what the allocator was predicted to hold

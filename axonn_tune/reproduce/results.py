@@ -76,7 +76,7 @@ def compare_number(run: Run, metric: str, prediction: Prediction | None) -> Comp
         group=run.group,
         assumed=run.assumed,
         strategy=scenario.strategy.name,
-        engine=scenario.strategy.engine.title,
+        engine=scenario.strategy.engine.record_title,
         gpu=scenario.machine.gpu.family,
         kind=scenario.kind,
         is_fitted=run.is_fitted,

@@ -339,6 +339,8 @@ class Engine:
         Names of the strategies that it carries out.
     description
         Text for people.
+    counts_as
+        Title of the engine for whose predictions its runs count, too; empty for its own.
     package
         Package with which `run` and `validate` train, one of `PACKAGES`; empty for none.
     precisions
@@ -372,6 +374,7 @@ class Engine:
     title: str = ""
     strategies: tuple[str, ...] = ()
     description: str = ""
+    counts_as: str = ""
     package: str = ""
     precisions: tuple[str, ...] = (FULL,)
     moments: tuple[str, ...] = ("fp32",)
@@ -408,6 +411,11 @@ class Engine:
                 require_wait(owner, name, quantity.value)
         if self.name and not self.strategies:
             raise InputError(f"{owner}: strategies is empty; name at least one")
+
+    @property
+    def record_title(self) -> str:
+        """The title under which published runs are counted."""
+        return self.counts_as or self.title
 
     def precision_named(self, name: str) -> str:
         """Return the precision that a user's word means, such as the usual one of 8 bits.

@@ -127,7 +127,7 @@ class Scenario:
         """How predictions of this kind have fared; None if too few were compared."""
         strategy = self.strategy
         family = self.machine.gpu.family
-        return self.track_records.of(strategy.name, strategy.engine.title, family, self.kind)
+        return self.track_records.of(strategy.name, strategy.engine.record_title, family, self.kind)
 
     @property
     def kind(self) -> str:
