@@ -12,6 +12,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = "# needs ranks\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "n_not_run", "printed"),
     [

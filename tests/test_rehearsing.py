@@ -182,6 +182,7 @@ def test_memory_that_is_not_planned_is_found_out(small):
     assert comparison.memory_error == pytest.approx(1 / 1.1 - 1, abs=MOST_ERROR)
 
 
+@pytest.mark.slow
 def test_a_step_of_many_micro_steps_is_shortened():
     assert rehearsed("tiny", 8, "1x1x8x1", global_batch=64).prediction.n_microsteps == 2
     whole = rehearsed("tiny", 8, "1x1x8x1", global_batch=32, whole_step=True)
@@ -195,6 +196,7 @@ TINY = ("rehearse", "--model", "tiny", "--gpus", "4", "--micro-batch", "1", "--r
 TINY = (*TINY, "--global-batch", "8", "--grid", "1x2x2x1", "--format", "json")
 
 
+@pytest.mark.slow
 def test_the_command_exits_with_1_if_something_differs(capsys):
     code, out, _ = run_cli(capsys, *TINY, "--max-memory-error", "0.5")
     document = json.loads(out)

@@ -149,6 +149,7 @@ def test_a_table_without_runs_is_refused(tmp_path):
         score(written(tmp_path), "dgx-h100")
 
 
+@pytest.mark.slow
 def test_errors_are_shown_by_a_fact_and_by_the_size_of_an_axis(tmp_path, capsys):
     factors = dict(zip(LAYOUTS, (2.0, 1.0, 0.5), strict=True))
     rows = [row(name, step(name).step_seconds * factor) for name, factor in factors.items()]

@@ -39,6 +39,7 @@ def test_packed_samples_take_less_time(capsys):
     assert packed["prediction"]["step_seconds"] < whole["prediction"]["step_seconds"]
 
 
+@pytest.mark.slow
 def test_tables_say_what_is_trained(capsys):
     words = ["--lora-rank", "4", "--lora-dropout", "--samples-per-sequence", "2.5"]
     code, out, _ = run_cli(capsys, "suggest", *MEGATRON, *words)
@@ -47,6 +48,7 @@ def test_tables_say_what_is_trained(capsys):
     assert text + "2.5 samples in each sequence" in out
 
 
+@pytest.mark.slow
 def test_a_comparison_names_the_strategies_that_do_not_predict_adapters(capsys):
     code, out, _ = run_cli(capsys, "compare", *JOB, "--lora-rank", "16")
     assert code == 0
@@ -55,6 +57,7 @@ def test_a_comparison_names_the_strategies_that_do_not_predict_adapters(capsys):
     assert set(frame["strategy"]) == {"megatron"}
 
 
+@pytest.mark.slow
 def test_a_plan_writes_checkpoints_of_what_is_trained(capsys):
     words = ["--tokens", "1B", *MEGATRON]
     usual = document_of(capsys, "plan", *words)["runs"][0]
@@ -88,6 +91,7 @@ def test_models_whose_parts_have_no_adapters_are_refused(capsys):
     assert_refused(capsys, "suggest", *words, culprit="mixtral-8x7b has experts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--lora-rank", "8"], ["--samples-per-sequence", "4"]])
 def test_no_script_is_written_for_what_its_framework_cannot_do(capsys, tmp_path, words):
     output = ["--output", str(tmp_path / "run")]

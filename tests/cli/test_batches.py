@@ -14,6 +14,7 @@ def suggestion(capsys, gpus, model="80b", *options):
     return json.loads(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpus", "batch", "power_of_two"),
     [(96, 8064, 128), (384, 8064, 512), (3072, 9216, 2048), (6144, 6144, 8192)],

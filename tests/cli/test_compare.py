@@ -59,6 +59,7 @@ def test_suggest_all_is_compare(capsys, flags, left_out):
         assert (f"\n{name} " in compared) == (name not in left_out)
 
 
+@pytest.mark.slow
 def test_what_changes_the_numerics_is_left_out_unless_asked_for(capsys):
     tiny = ["compare", "--gpus", "4", "--model", "tiny", "--global-batch", "8"]
     tiny += ["--micro-batch", "1", "--recompute", "none"]
@@ -206,6 +207,7 @@ def test_what_does_not_fit_is_compared_last(capsys):
     assert [row["fits"] for row in rows] == ["True", "False"]
 
 
+@pytest.mark.slow
 def test_a_sweep_has_the_rows_of_each_value(capsys):
     vary = ["--vary", "batch=64,128", "--vary", "seq_len=1024,2048"]
     rows = rows_of(capsys, "--strategies", "axonn,zero3", *vary)
@@ -229,6 +231,7 @@ def test_a_pipeline_of_one_stage_is_no_row_of_its_own(capsys):
     assert "axonn-pipeline comes to the same as a row above." in text
 
 
+@pytest.mark.slow
 def test_engines_are_side_by_side_each_with_a_strategy_that_it_carries_out(capsys):
     engines = ["--engine", "fsdp2, fsdp2-eager,megatron-core", "--micro-batch", "1"]
     _, text, _ = run_cli(capsys, "compare", *JOB, *engines, "--format", "json")

@@ -20,7 +20,7 @@ BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Commands that start ranks or measure; `reproduce` has its own tests.
 NOT_RUN = {"run", "validate", "calibrate", "emulate", "reproduce"}
 # Commands that search many times, or run a whole step.
-SLOW = {"compare", "plan", "rehearse", "report", "scale", "whatif"}
+SLOW = {"compare", "next", "plan", "rehearse", "report", "scale", "whatif"}
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 2048,

@@ -62,6 +62,7 @@ def test_runs_on_two_machines_are_refused(capsys, tmp_path):
     assert_refused(capsys, "learn", path, "--machine", "dgx-h100", "--quiet", culprit=culprit)
 
 
+@pytest.mark.slow
 def test_a_night_is_compared_with_the_one_before(capsys, tmp_path, table):
     tonight = tmp_path / "tonight.csv"
     tonight.write_text(table.read_text().replace("11.5", "13.8"))

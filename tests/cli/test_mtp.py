@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from command_line import assert_refused, run_cli
 
 JOB = ["--gpus", "8", "--model", "llama2-7b", "--machine", "dgx-h100", "--global-batch", "32"]
@@ -25,6 +26,7 @@ def test_each_module_takes_time_and_memory(capsys):
         assert none < one < two
 
 
+@pytest.mark.slow
 def test_tables_say_that_a_models_modules_are_not_trained(capsys):
     remark = "Multi-token prediction is not trained; --mtp-modules 1 is the model's."
     assert remark in run_cli(capsys, "suggest", *DEEPSEEK)[1]
@@ -33,6 +35,7 @@ def test_tables_say_that_a_models_modules_are_not_trained(capsys):
     assert ", 1 module of multi-token prediction" in trained and remark not in trained
 
 
+@pytest.mark.slow
 def test_other_strategies_are_refused_and_left_out(capsys):
     culprit = "--strategy axonn does not predict multi-token prediction"
     assert_refused(capsys, "suggest", *JOB, "--mtp-modules", "1", culprit=culprit)

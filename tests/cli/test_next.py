@@ -34,6 +34,7 @@ def runs(tmp_path):
     return table
 
 
+@pytest.mark.slow
 def test_what_was_tried_is_not_proposed_again(capsys, runs):
     tried = "tensor=1,context=2,data=2,pipeline=2"
     (before,) = proposed(capsys, "--budget", "1")["proposals"]
@@ -44,6 +45,7 @@ def test_what_was_tried_is_not_proposed_again(capsys, runs):
     assert tried not in {each["layout"] for each in after["proposals"]}
 
 
+@pytest.mark.slow
 def test_the_commands_write_job_scripts(capsys, runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (proposal,) = proposed(capsys, "--runs", runs, "--budget", "1")["proposals"]
@@ -53,6 +55,7 @@ def test_the_commands_write_job_scripts(capsys, runs, tmp_path, monkeypatch):
     assert code == 0 and "trial-4" in out
 
 
+@pytest.mark.slow
 def test_the_table_says_what_it_knows(capsys, runs):
     code, out, _ = run_cli(capsys, "next", *MEGATRON, "--runs", runs)
     assert code == 0

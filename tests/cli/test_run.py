@@ -152,6 +152,7 @@ def test_given_ranks_join_and_rank_0_speaks_alone(launcher):
     assert second[1:] == ("", "")
 
 
+@pytest.mark.slow
 def test_given_ranks_report_bad_input_once():
     ranks = start_ranks(COMMAND, [*TINY, "--grid", "1x1x4x1"], torchrun_variables())
     first, second = (finish(rank) for rank in ranks)

@@ -8,6 +8,7 @@ import pytest
 from command_line import assert_refused, run_cli
 
 
+@pytest.mark.slow
 def test_scaling_in_every_format(capsys):
     arguments = ["--model", "5b", "--gpus", "32..128", "--global-batch", "128"]
     arguments += ["--recompute", "full"]
@@ -35,6 +36,7 @@ def test_weak_scaling_grows_the_model_or_the_batch(capsys):
     assert "global batches from 8 to 16 sequences" in run_cli(capsys, *batch)[1]
 
 
+@pytest.mark.slow
 def test_a_factor_of_three_leaves_no_dent_in_the_scaling(capsys):
     scaling = ["scale", "--model", "20b", "--gpus", "96,128,192,256", "--recompute", "full"]
     rows = json.loads(run_cli(capsys, *scaling, "--format", "json")[1])["results"]

@@ -68,6 +68,7 @@ def test_json_is_the_contract_and_goes_to_a_file(capsys, tmp_path):
     assert sum(document["rejected"].values()) > 0
 
 
+@pytest.mark.slow
 def test_csv_and_yaml_hold_the_same_results(capsys):
     _, as_json, _ = run_cli(capsys, *SUGGEST, "--format", "json")
     _, as_csv, _ = run_cli(capsys, *SUGGEST, "--format", "csv")
@@ -184,6 +185,7 @@ def test_a_config_states_its_sequence_length_and_what_is_left_out(capsys, tmp_pa
     assert "sequence length 2048, bf16" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [3, 5])
 def test_the_batches_and_counts_that_an_error_names_do_work(capsys, micro_batch):
     """64 GPUs of llama3-8b: no share of 2048 sequences can be cut into threes."""

@@ -10,6 +10,7 @@ from command_line import assert_refused, run_cli
 JOB = ["--gpus", "64", "--model", "5b", "--global-batch", "128", "--recompute", "full"]
 
 
+@pytest.mark.slow
 def test_what_if_says_what_changes(capsys):
     settings = ["--set", "gpu=h200", "--set", "inter_node.bandwidth=2x"]
     _, out, _ = run_cli(capsys, "whatif", *JOB, *settings)

@@ -220,6 +220,7 @@ def check_reductions(case):
 THREE_GRIDS = [grid_layout(2, 1, 2, 1), grid_layout(1, 2, 1, 2), grid_layout(1, 1, 2, 2)]
 
 
+@pytest.mark.slow
 def test_gradients_are_summed_one_parameter_at_a_time():
     options = [{}, {"dtype": "bf16", "bias": True}, {"dtype": "bf16", "mixed": True}]
     cases = [Case(grid, **each) for grid, each in itertools.product(THREE_GRIDS, options)]
@@ -233,6 +234,7 @@ def check_gradients(case):
         torch.testing.assert_close(own.grad, other.grad)
 
 
+@pytest.mark.slow
 def test_axonn_waits_for_what_it_overlaps():
     """If the adapter for CPUs forgot to wait for a collective, gradients would differ."""
     cases = [Case(grid, recompute=each) for grid in THREE_GRIDS for each in ("none", "full")]

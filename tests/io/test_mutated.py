@@ -144,6 +144,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path, kind):
     assert refused > 150
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["machine", "model", "config"])
 def test_what_is_read_of_a_damaged_file_is_ranked_or_refused(capsys, tmp_path, kind):

@@ -172,6 +172,7 @@ def test_what_aliases_multiply_is_counted(tmp_path: Path, text: str) -> None:
     assert "too many values" in _message(tmp_path / "a.yaml", text)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(20)
 def test_a_huge_file_is_refused_soon(tmp_path: Path) -> None:
     assert "too many values" in _message(tmp_path / "a.yaml", A_MILLION_KEYS)

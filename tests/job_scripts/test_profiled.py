@@ -37,6 +37,7 @@ def profile_fsdp2(rank, cases):
             profiler.export_chrome_trace(path)
 
 
+@pytest.mark.slow
 def test_products_gathers_and_attention_of_fsdp2_are_as_planned(tmp_path):
     options = {"strategy": "zero3", "engine": "fsdp2", "global_batch": 8, "micro_batch": 2}
     predictions = {

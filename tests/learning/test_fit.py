@@ -23,6 +23,7 @@ def test_many_runs_find_the_factors():
     assert fit.is_set_aside.mean() < 0.02
 
 
+@pytest.mark.slow
 def test_what_is_found_is_as_uncertain_as_it_says():
     log_factors = np.array([0.1, -0.2, 0.05])
     misses = []

@@ -50,6 +50,7 @@ def test_noise_is_no_change(baseline):
     assert seen.error_fraction == pytest.approx(1 / 1.1 - 1, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["products", "nvlink.bandwidth", "infiniband.bandwidth"])
 def test_the_resource_that_broke_is_named_with_its_change(baseline, key):
     (broken,) = (resource for resource in learnable(MACHINE) if resource.key == key)

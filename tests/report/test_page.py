@@ -40,6 +40,7 @@ def document(rankings):
     return page_document(rankings, "--gpus 32 --model 5b", ["axonn"], "written today", 60, 10)
 
 
+@pytest.mark.slow
 def test_rows_are_the_fastest_of_all_rankings_and_what_does_not_fit_comes_last(document, rankings):
     rows = document["rows"]
     fits = rows["fits"]
@@ -147,6 +148,7 @@ def test_the_page_holds_its_data_and_asks_for_nothing(document):
     assert len(page) < 1.5e6
 
 
+@pytest.mark.slow
 def test_the_same_search_writes_the_same_page(document):
     again = page_document(
         rankings_of("axonn", "megatron"), "--gpus 32 --model 5b", ["axonn"], "written today", 60, 10
@@ -161,6 +163,7 @@ def test_the_plotting_library_is_as_it_was_published():
         assert (VENDOR / f"{name.split('.')[0]}.LICENSE").exists()
 
 
+@pytest.mark.slow
 def test_measured_steps_go_to_their_candidates_and_others_are_refused():
     folder = ROOT / "docs" / "emulated"
     validation = load_json(folder / "frontier-mini-overlap.json", Validation)

@@ -42,6 +42,7 @@ def predicted_milliseconds(kind, ranks, mebibytes):
     return 1e3 * float(group_seconds(machine, kind, 1, ranks, mebibytes * 2**20)[0])
 
 
+@pytest.mark.slow
 def test_sizes_inside_a_node_are_whole_buffers():
     """A rank sends that share of the whole buffer, near the link's bandwidth and never above it."""
     large = [

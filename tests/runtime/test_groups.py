@@ -49,5 +49,6 @@ def a_sleeping_peer(rank):
             assert time.monotonic() - begin < 3
 
 
+@pytest.mark.slow
 def test_a_peer_that_sleeps_is_noticed_in_time():
     on_ranks(4, a_sleeping_peer)

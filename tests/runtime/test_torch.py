@@ -138,6 +138,7 @@ def names_of(rank, recompute, expected):
     assert set(names) == expected, set(names) ^ expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_collectives_have_the_names_of_the_step_plan(recompute):
     search = build_search(

@@ -238,6 +238,7 @@ def check_initial_weights(rank):
     assert not torch.equal(whole["blocks.0.qkv.matrix"], whole["blocks.1.qkv.matrix"])
 
 
+@pytest.mark.slow
 def test_every_grid_starts_from_the_same_weights():
     on_ranks(4, check_initial_weights)
 
@@ -299,6 +300,7 @@ def check_own_loop(rank):
                 assert_close(gradient, part, 1e-5, f"gradient of {name} on {grid}")
 
 
+@pytest.mark.slow
 def test_layers_in_a_loop_of_ones_own():
     on_ranks(4, check_own_loop)
 

@@ -40,6 +40,7 @@ def ended(process):
     return process.returncode, output, errors
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_in_vain_ends_when_another_one_fails():
     begin = time.monotonic()
     first, second = map(ended, given_ranks("raise"))
@@ -48,6 +49,7 @@ def test_a_rank_that_waits_in_vain_ends_when_another_one_fails():
     assert first == (2, f"{ON_FIRE}\n", "")  # it keeps the reason, and does not repeat it
 
 
+@pytest.mark.slow
 def test_ranks_that_all_fail_can_meet_again():
     first, second = map(ended, given_ranks("both"))
     for code, output, _ in (first, second):
@@ -55,6 +57,7 @@ def test_ranks_that_all_fail_can_meet_again():
     assert (first[2] + second[2]).count("failed: ValueError: the disk is on fire") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["hang", "stop"])
 def test_one_rank_says_that_nothing_ends(how):
     ranks = given_ranks(how)

@@ -124,6 +124,7 @@ def several():
     return build_search("5b", 96, global_batch=1000, within="5%", recompute="full")
 
 
+@pytest.mark.slow
 def test_the_fastest_batch_for_each_sequence_is_found(several):
     ranking = rank_candidates(several)
     alone = {
@@ -138,6 +139,7 @@ def test_the_fastest_batch_for_each_sequence_is_found(several):
     assert best_of(several).search == with_best_batch(several) == ranking.search
 
 
+@pytest.mark.slow
 def test_a_layout_takes_the_best_batch_that_it_can_share(several):
     prediction = best_of_layout(several, "1x1x32x3")
     assert prediction.scenario.job.global_batch == 960

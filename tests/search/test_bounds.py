@@ -55,6 +55,7 @@ def assert_same(bounded, whole):
         assert_same(bounded.near, whole.near)
 
 
+@pytest.mark.slow
 def test_bounds_change_no_ranking():
     n_bounded = n_near = 0
     for seed in range(12):
@@ -97,6 +98,7 @@ def random_steps(random, n_tables, n_candidates):
         yield PlayedStep(some(0.0, 0.2), some(0.0, 1.0), passes)
 
 
+@pytest.mark.slow
 def test_the_best_of_each_placement_is_among_the_contenders():
     """Also what nearly fits and beats all that fits; hundreds of random tables of times."""
     for seed in range(300):

@@ -76,6 +76,7 @@ def test_hardware_flops_of_a_gpt_are_the_published_formula():
     assert model.hardware_flops(b * s, s, "none") == pytest.approx(without, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_every_candidate_is_counted_once(search):
     everything = rank_candidates(replace(search, include_oom=True, every_configuration=True))
     fitting = rank_candidates(replace(search, every_configuration=True))
@@ -341,6 +342,7 @@ def test_switches_have_the_defaults_of_the_options():
     assert asdict(Switches()).items() <= shown.items()
 
 
+@pytest.mark.slow
 def test_orders_that_make_no_difference_are_one_row():
     every = rank_candidates(build_search("5b", 32, order="all", every_configuration=True))
     ranked = rank_candidates(build_search("5b", 32, order="all")).top()

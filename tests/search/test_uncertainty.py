@@ -127,6 +127,7 @@ def test_a_dominated_row_has_no_chance():
     assert slower.any() and known.p_best[slower].max() < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_true_times_lie_in_their_intervals_and_the_likeliest_wins_as_often(seed):
     """Machines drawn from the stated spreads, priced exactly, not linearised."""

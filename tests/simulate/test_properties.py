@@ -48,6 +48,7 @@ def plain_twin(model, job, machine, recompute, table, row):
     return step, exposed
 
 
+@pytest.mark.slow
 @given(worlds())
 def test_whole_steps_equal_the_plain_twin(world):
     model, job, machine, recompute, table = world

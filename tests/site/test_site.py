@@ -22,6 +22,7 @@ WRITE = os.environ.get("AXONN_TUNE_WRITE_GOLDEN")
 ELLIPSIS = "..."
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
     built = subprocess.run([*command, DOCS, tmp_path], capture_output=True, text=True, check=False)

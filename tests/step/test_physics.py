@@ -217,6 +217,7 @@ def faster_memory(machine, factor):
     return replace(machine, gpu=replace(machine.gpu, memory_bandwidth_bytes_per_s=bandwidth))
 
 
+@pytest.mark.slow
 @given(worlds(), st.floats(1.01, 10.0))
 def test_better_hardware_is_never_slower(world, factor):
     model, job, machine, recompute, table = world
@@ -277,6 +278,7 @@ def test_permuting_candidates_permutes_results(world, random):
     assert step_seconds(shuffled) == pytest.approx(step_seconds(world)[order], rel=1e-12)
 
 
+@pytest.mark.slow
 @given(worlds())
 def test_one_at_a_time_equals_all_at_once(world):
     model, job, machine, recompute, table = world

@@ -67,6 +67,7 @@ def test_transposed_copies_follow_the_machine():
     assert saved == pytest.approx(model.n_layers * model.block_matmul_parameters / 4)
 
 
+@pytest.mark.slow
 def test_a_word_stands_for_the_engines_usual_recipe():
     search = build_search("llama3-8b", 64, "dgx-h100", precision="fp8", **OPTIONS)
     assert isinstance(search.scenario, Scenario)
@@ -76,6 +77,7 @@ def test_a_word_stands_for_the_engines_usual_recipe():
     )
 
 
+@pytest.mark.slow
 def test_a_comparison_leaves_out_what_lacks_the_precision():
     frame = compare("llama3-8b", 64, "dgx-h100", precision="fp8-current", global_batch=64)
     assert set(frame["strategy"]) == {"megatron"}
@@ -98,6 +100,7 @@ def test_what_cannot_be_done_is_one_line(machine, options, message):
         build_search("llama3-8b", 64, machine, **{**OPTIONS, **options})
 
 
+@pytest.mark.slow
 def test_a_what_if_on_another_gpu_needs_the_format_there():
     options = {"strategy": "megatron", "precision": "fp8-current", "global_batch": 64}
     frame = whatif("llama3-8b", 64, "dgx-h100", changes=["gpu=b200"], **options)

@@ -100,6 +100,7 @@ def test_a_block_gathers_once_in_each_pass_and_computes_once_more(strategy, reco
     assert waited <= set(issued)
 
 
+@pytest.mark.slow
 def test_a_search_finds_what_trying_every_count_finds():
     """Only counts are left out that recompute more than needed."""
     search = build_search("20b", 64, "perlmutter", global_batch=256)

@@ -94,6 +94,7 @@ def test_money_and_missing_power(search):
         Facility(node_hour_price=price)
 
 
+@pytest.mark.slow
 def test_the_deadline_is_met_by_the_first_count_that_does(search):
     runs = meet_deadline(search, 1e11, 3 * DAY)
     assert runs[-1].wall_seconds <= 3 * DAY

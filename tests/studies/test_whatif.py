@@ -91,6 +91,7 @@ def test_another_gpu_brings_its_memory_and_rates_and_leaves_the_links(perlmutter
     assert (changed.links, changed.ranks_per_node) == (perlmutter.links, 4)
 
 
+@pytest.mark.slow
 def test_what_if_compares_the_best_before_and_after():
     search = build_search("20b", 64, global_batch=256)
     larger = with_settings(search.scenario.machine, ["gpu.memory=160 GiB"], "bf16")
@@ -134,6 +135,7 @@ def test_influences_are_searches_anew_the_strongest_first():
     assert {i.parameter.name: i for i in no_memory}["gpu.memory"].less is None
 
 
+@pytest.mark.slow
 def test_scaling_states_the_best_of_each_count_and_its_efficiency():
     job = {"global_batch": 256, "recompute": "full"}
     searches = [build_search("5b", count, **job) for count in (32, 64, 256)]
