@@ -22,7 +22,6 @@ from functools import cached_property, partial
 import numpy as np
 
 from axonn_tune.spec import names
-from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.engine import IDEAL, RING, ULYSSES, Engine, value_or
 from axonn_tune.spec.job import Job
@@ -36,9 +35,16 @@ from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
 from axonn_tune.spec.stage_layout import layers_of_stages
 from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Weight
-from axonn_tune.strategies.context import ContextParallelism, context_parallelism
-from axonn_tune.strategies.experts import ExpertShapes
-from axonn_tune.strategies.modules import discarded_bytes
+from axonn_tune.strategies.context import context_parallelism
+from axonn_tune.strategies.megatron_stage import (
+    held_by_blocks,
+    module_layers,
+    saved_by_module,
+    stored_adapters,
+    stored_experts,
+    stored_matrices,
+    stored_parameters,
+)
 from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
@@ -52,7 +58,7 @@ from axonn_tune.strategies.pipeline import (
 )
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.sequence_parallel import SequenceParallel, broken_tensor_rules
-from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes, stage_parameters
+from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 from axonn_tune.strategies.transformer import Transformer
 
 # Tensor is the fastest axis of the rank number, pipeline the slowest (--use-tp-pp-dp-mapping off).
@@ -279,14 +285,14 @@ class Megatron3D:
         n_copies = copies_of_model(self.schedule, shapes.table)
         chunk = -(-len(layers) // (shapes.n_virtual * n_copies))
         n_modules = last * job.mtp_modules
-        layers = [*layers, *_module_layers(shapes, last)]
+        layers = [*layers, *module_layers(shapes, last)]
         held = held + n_modules
-        stored = _stored_parameters(shapes, layers, first, last)
-        experts = _stored_experts(shapes, layers)
-        adapters = _stored_adapters(shapes, layers)
+        stored = stored_parameters(shapes, layers, first, last)
+        experts = stored_experts(shapes, layers)
+        adapters = stored_adapters(shapes, layers)
         everywhere = stored + experts
         projection = model.mtp_projection.parameters / shapes.table.size("tensor")
-        matrices = _stored_matrices(shapes, layers) + n_modules * projection
+        matrices = stored_matrices(shapes, layers) + n_modules * projection
         uncast = everywhere - matrices if self.stores_low_weights(job) else everywhere
         dense, routed = (stored, experts) if job.trains_weights else (adapters, 0.0)
         trained = dense + routed
@@ -300,7 +306,7 @@ class Megatron3D:
         has_dummies = self.fused_accumulation and job.trains_weights
         dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * has_dummies
         context = context_parallelism(self.context_kind, shapes)
-        saved, working = _held_by_blocks(shapes, layers, last, context)
+        saved, working = held_by_blocks(shapes, layers, last, context)
         moved = moved_by_layers(shapes, layers, chunk)
         return {
             "weights": (uncast + adapters) * job.element_bytes + matrices * kept_weight_bytes(job),
@@ -309,7 +315,7 @@ class Megatron3D:
             **host_copies(job, self.engine.offload_in(job), owned),
             **host_activations(job, held * moved),
             "activations": held * (shapes.saved_by_layers(saved, chunk) - moved)
-            + n_modules * _saved_by_module(shapes),
+            + n_modules * saved_by_module(shapes),
             "working_set": working
             + largest_moved(shapes, layers)
             + n_dummies * dummy_bytes / shapes.table.size("tensor"),
@@ -335,159 +341,6 @@ def megatron_of(
     names = [item.name for item in fields(engine.megatron) if hasattr(Megatron3D, item.name)]
     usual = {name: getattr(engine.megatron, name) for name in names}
     return Megatron3D(**{**usual, **given}, n_virtual=n_virtual, engine=engine)
-
-
-def _held_by_blocks(
-    shapes: Shapes, layers: Sequence[int], last: bool, context: ContextParallelism
-) -> tuple[Array, Array]:
-    """Return what a block saves on the average, and what is in work at the peak, shape (C,) each.
-
-    A block that is recomputed as a whole saves its input; partial recomputation counts elsewhere.
-    """
-    counts = shapes.model.counts(layers)
-    total = np.zeros(len(shapes.table))
-    working = context.working_bytes
-    for block, count in counts.items():
-        without_scores = _saved_without_scores(shapes, block) + context.saved_bytes
-        scores = _saved_scores(shapes)
-        everything = without_scores + scores
-        saved = {
-            "none": everything - discarded_bytes(shapes, block, scores),
-            "selective": without_scores,
-            "full": shapes.residual_bytes,
-        }[shapes.recompute]
-        total = total + count * saved
-        in_mlp = _mlp_bytes(shapes, block)
-        in_head = _final_norm_bytes(shapes) + _input_bytes(shapes)
-        working = np.maximum(working, shapes.working_set(everything, saved, last, in_mlp, in_head))
-    return total / max(sum(counts.values()), 1), working
-
-
-def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
-    """Return the bytes of gradients in work in a block's MLP, or in its experts, at the peak.
-
-    Beside the gradient of the residual stream these are the gradients before and after the
-    activation, or later the one before it with that of the MLP's input.
-    """
-    experts = shapes.model.experts
-    if not block.has_experts or experts is None:
-        before = shapes.linears["up"].output_bytes
-        in_work = np.maximum(shapes.gated_bytes, before + _input_bytes(shapes))
-        return shapes.residual_bytes + in_work
-    sizes = ExpertShapes(shapes, experts)
-    return sizes.up_bytes + sizes.activated_bytes + sizes.taken_bytes
-
-
-def _final_norm_bytes(shapes: Shapes) -> Array:
-    """Return the bytes of the input and the output of the final norm, which are saved."""
-    return 2.0 * shapes.residual_bytes
-
-
-def _input_bytes(shapes: Shapes) -> Array:
-    """Return the bytes of the gradient of a product's input before it is summed.
-
-    With sequence parallelism the gathered input is beside it.
-    """
-    return shapes.stream_bytes * (1.0 + (np.asarray(shapes.residual_split) > 1.0))
-
-
-def _saved_without_scores(shapes: Shapes, block: Block) -> Array:
-    """Return the bytes that a block saves apart from attention's scores.
-
-    These are inputs and outputs of the norms and two dropout masks of the residual stream; q, k,
-    v, the input of proj, the MLP before and after its activation (Korthikanti et al., equations
-    1 to 4), or what the experts save.
-    """
-    n_masks = 2.0 * MASK_BYTES / shapes.element_bytes if shapes.job.dropout else 0.0
-    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
-    inner_bytes = shapes.inner_bytes
-    if block.has_experts and shapes.model.experts is not None:
-        saved = ExpertShapes(shapes, shapes.model.experts).saved_bytes
-        inner_bytes = shapes.attention_bytes + saved
-    inner_bytes = inner_bytes + shapes.adapter_bytes
-    return norm_bytes + n_masks * shapes.residual_bytes + inner_bytes
-
-
-def _saved_by_module(shapes: Shapes) -> Array:
-    """Return the bytes that a module of multi-token prediction saves besides its block.
-
-    These are the inputs of its three norms, what two of them form and it joins, and the output of
-    the third.
-    """
-    return shapes.residual_bytes * (4.0 + 2.0 * shapes.saved_share)
-
-
-def _module_layers(shapes: Shapes, last: bool) -> list[int]:
-    """Return the layers that are like the blocks of a stage's modules of multi-token prediction."""
-    return [shapes.model.n_layers - 1] * (last * shapes.job.mtp_modules)
-
-
-def _saved_scores(shapes: Shapes) -> Array | float:
-    """Return the bytes that unfused attention saves of its scores.
-
-    These are the softmax, the mask of its dropout and the result of the dropout (Korthikanti et
-    al., equation 1).
-    """
-    mask = MASK_BYTES / shapes.element_bytes
-    n_of_scores = 2.0 + mask if shapes.job.dropout else 1.0
-    return n_of_scores * shapes.saved_score_bytes
-
-
-def _stored_parameters(shapes: Shapes, layers: Sequence[int], first: bool, last: bool) -> Array:
-    """Return how many parameters a rank of a stage stores besides routed experts, shape (C,).
-
-    Matrices and their biases are split over the tensor group, other vectors are not. `layers` holds
-    the blocks of modules, too, which with the last layer have a projection and norms, and in
-    another stage than the first a copy of the embedding.
-    """
-    model = shapes.model
-    matrices, whole, split = stage_parameters(model, layers, first, last)
-    n_modules = last * shapes.job.mtp_modules
-    if n_modules:
-        matrices += n_modules * model.mtp_projection.parameters
-        whole += n_modules * 3.0 * model.norm_parameters
-        matrices += (not first and not model.tied_embeddings) * model.head.parameters
-    return (matrices + split) / shapes.table.size("tensor") + whole
-
-
-def _stored_adapters(shapes: Shapes, layers: Sequence[int]) -> Array:
-    """Return how many parameters of adapters a rank stores beside some layers, shape (C,).
-
-    Ranks of the tensor group split all of them.
-    """
-    adapters = shapes.job.adapters
-    if adapters is None:
-        return np.zeros(len(shapes.table))
-    counts = shapes.model.counts(layers)
-    whole = sum(
-        count * sum(adapters.parameters_beside(linear) for linear in shapes.model.linears_of(block))
-        for block, count in counts.items()
-    )
-    return whole / shapes.table.size("tensor")
-
-
-def _stored_matrices(shapes: Shapes, layers: Sequence[int]) -> Array:
-    """Return how many elements a rank stores of the matrices of some layers, experts included.
-
-    These are the weights that low precisions cast.
-    """
-    tensor = shapes.table.size("tensor")
-    total = _stored_experts(shapes, layers) * np.ones(len(shapes.table))
-    for block, count in shapes.model.counts(layers).items():
-        for linear in shapes.model.linears_of(block):
-            total = total + count * linear.parameters / (tensor if linear.is_split else 1.0)
-    return total
-
-
-def _stored_experts(shapes: Shapes, layers: Sequence[int]) -> Array | float:
-    """Return how many parameters of routed experts a rank of a stage stores, shape (C,)."""
-    model = shapes.model
-    if model.experts is None:
-        return 0.0
-    counts = model.counts(layers)
-    n_layers = sum(count for block, count in counts.items() if block.has_experts)
-    of_layer = model.experts.n_experts * model.expert_parameters
-    return n_layers * of_layer / (shapes.expert_split * shapes.expert_tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -719,14 +572,14 @@ class MegatronCommunication(SequenceParallel):
         """The number of trained parameters besides experts that a rank stores of a mean block."""
         n_layers = self.shapes.model.n_layers
         if not self.shapes.job.trains_weights:
-            return _stored_adapters(self.shapes, range(n_layers)) / n_layers
-        return _stored_parameters(self.shapes, range(n_layers), False, False) / n_layers
+            return stored_adapters(self.shapes, range(n_layers)) / n_layers
+        return stored_parameters(self.shapes, range(n_layers), False, False) / n_layers
 
     @property
     def _block_experts(self) -> Array:
         """The number of experts' parameters that a rank stores of a block on the average."""
         n_layers = self.shapes.model.n_layers
-        stored = _stored_experts(self.shapes, range(n_layers)) / n_layers
+        stored = stored_experts(self.shapes, range(n_layers)) / n_layers
         return stored * np.ones(len(self.shapes.table))
 
     def _stored_in_blocks(self) -> Array:
@@ -739,13 +592,13 @@ class MegatronCommunication(SequenceParallel):
     def _first_layers(self) -> list[int]:
         """The layers of the first stage, which stores most, since it has the embedding."""
         has_head = self.shapes.table.n_stages == 1
-        return [*layers_of_stage(self.shapes, 0), *_module_layers(self.shapes, has_head)]
+        return [*layers_of_stage(self.shapes, 0), *module_layers(self.shapes, has_head)]
 
     def _stored_outside(self) -> Array:
         """Return how many parameters the first stage trains outside blocks."""
         if not self.shapes.job.trains_weights:
             return np.zeros(len(self.shapes.table))
-        return _stored_parameters(self.shapes, (), True, self.shapes.table.n_stages == 1)
+        return stored_parameters(self.shapes, (), True, self.shapes.table.n_stages == 1)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
         """Without fused accumulation, add the micro-step's gradients to the fp32 sums."""
@@ -770,7 +623,7 @@ class MegatronCommunication(SequenceParallel):
         in_blocks = n_layers * self._block_parameters
         experts = n_layers * self._block_experts
         trains_weights = shapes.job.trains_weights
-        matrices = trains_weights * _stored_matrices(shapes, self._first_layers)
+        matrices = trains_weights * stored_matrices(shapes, self._first_layers)
         has_copy = model.tied_embeddings or shapes.job.mtp_modules > 0
         if trains_weights and has_copy and shapes.table.n_stages > 1:
             shared_bytes = model.head.parameters * gradient_bytes / shapes.y
