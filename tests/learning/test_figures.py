@@ -29,7 +29,7 @@ def by_machine(groups):
 def test_five_runs_make_a_known_engine_of_a_generic_one():
     """Of llm-foundry, predicted as FSDP2 of today: 8.8 to 17.2 % before, 6 % after."""
     groups = by_machine(published_trials("llm_foundry", fsdp.llm_foundry, "fsdp2-eager"))
-    results = [lessons(trials, 5, 3).mean(axis=0) for trials in groups.values()]
+    results = [lessons(trials, 5, 1).mean(axis=0) for trials in groups.values()]
     for before, after, within in results:
         assert after < 0.7 * before
         assert within > 0.85
@@ -39,7 +39,7 @@ def test_five_runs_make_a_known_engine_of_a_generic_one():
 def test_six_runs_of_a_node_do_no_harm_where_errors_are_those_of_shapes():
     """Of vTrain each shape has an error of its own, which other shapes do not tell."""
     for trials in published_trials("vtrain_a100_single", megatron.vtrain).values():
-        before, after, _ = lessons(trials, 6, 3).mean(axis=0)
+        before, after, _ = lessons(trials, 6, 1).mean(axis=0)
         assert after < before + 0.01
 
 
@@ -49,7 +49,7 @@ def test_the_best_layout_is_found_in_few_trials():
         [
             (
                 n_random(trials),
-                np.mean([n_until_best(order_without_model(trials, s), trials) for s in range(10)]),
+                np.mean([n_until_best(order_without_model(trials, s), trials) for s in range(3)]),
                 n_until_best(proposed_order(trials), trials),
             )
             for trials in jobs.values()
