@@ -1,4 +1,4 @@
-"""In which order each rank of a pipeline runs its passes, for every schedule.
+"""The order in which each rank of a pipeline runs its passes, for every schedule.
 
 `slots` lists what a rank runs one after another. A slot holds one pass, or a forward and a backward
 pass of two micro-batches that run together. The schedules are

@@ -95,16 +95,16 @@ def passes(
     duration = _durations(seconds[:, None], np.full(1, transfer_seconds))
     ends = _ends(order, duration)[:, 0]
     played = []
-    of_passes = iter(order.kinds.tolist())
+    kind_of_pass, stage_of_pass = iter(order.kinds.tolist()), iter(order.stages.tolist())
     for number, (rank, slot) in enumerate(order.slots, start=1):
-        kinds = [next(of_passes) for _ in slot]
+        kinds = [next(kind_of_pass) for _ in slot]
         lengths = [duration[kind + len(seconds) * (i > 0), 0] for i, kind in enumerate(kinds)]
         start = ends[number] - sum(lengths)
         for each, kind, length in zip(slot, kinds, lengths, strict=True):
             direction, chunk, micro = each
-            stage = chunk * n_stages + rank
+            stage = next(stage_of_pass)
             if schedule == DUALPIPE:
-                stage = n_stages - 1 - rank if chunk else rank
+                stage %= n_stages
                 micro += chunk * (n_micro // 2)
             end = float(start + length)
             played.append(PlayedPass(rank, stage, direction, micro, kind, float(start), end))
@@ -189,8 +189,8 @@ class _Schedule:
 
     slots
         Slots of all ranks, each with its rank.
-    kinds
-        Kinds of the passes of all slots, one slot after another.
+    kinds, stages
+        Kinds and virtual stages of the passes of all slots, one slot after another.
     levels
         Levels in the order in which they are played.
     last_of_rank
@@ -201,6 +201,7 @@ class _Schedule:
 
     slots: tuple[tuple[int, Slot], ...]
     kinds: np.ndarray
+    stages: np.ndarray
     levels: tuple[_Level, ...]
     last_of_rank: np.ndarray
     steady: tuple[np.ndarray, np.ndarray]
@@ -262,6 +263,7 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
     return _Schedule(
         slots=numbered,
         kinds=kind,
+        stages=stage,
         levels=tuple(
             _Level(level, previous[level], tuple(needed[:, level]), tuple(kinds[:, level]))
             for level in _levels(needed, ends)

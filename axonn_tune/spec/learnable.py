@@ -96,38 +96,28 @@ def _with_products(machine: Machine, factor: float) -> Machine:
 def _with_attention(machine: Machine, factor: float) -> Machine:
     """Return the machine with fused attention that is `factor` times as fast."""
     kernels = machine.kernels
-    return replace(
-        machine,
-        kernels=replace(
-            kernels,
-            flash_forward_fraction=kernels.flash_forward_fraction.scaled(factor),
-            flash_backward_fraction=kernels.flash_backward_fraction.scaled(factor),
-            attention_points=faster(kernels.attention_points, factor),
-        ),
+    faster_kernels = replace(
+        kernels,
+        flash_forward_fraction=kernels.flash_forward_fraction.scaled(factor),
+        flash_backward_fraction=kernels.flash_backward_fraction.scaled(factor),
+        attention_points=faster(kernels.attention_points, factor),
     )
+    return replace(machine, kernels=faster_kernels)
 
 
 def _with_memory_kernels(machine: Machine, factor: float) -> Machine:
     """Return the machine whose memory-bound kernels are `factor` times as fast."""
     kernels = machine.kernels
+    fraction = kernels.memory_fraction.scaled(factor)
+    points = faster(kernels.memory_points, factor)
     return replace(
-        machine,
-        kernels=replace(
-            kernels,
-            memory_fraction=kernels.memory_fraction.scaled(factor),
-            memory_points=faster(kernels.memory_points, factor),
-        ),
+        machine, kernels=replace(kernels, memory_fraction=fraction, memory_points=points)
     )
 
 
 def _with_host(machine: Machine, factor: float) -> Machine:
     """Return the machine with a host that issues `factor` times as many operations per second."""
     kernels = machine.kernels
-    return replace(
-        machine,
-        kernels=replace(
-            kernels,
-            issue_factor=kernels.issue_factor.scaled(1.0 / factor),
-            issue_seconds=kernels.issue_seconds.scaled(1.0 / factor),
-        ),
-    )
+    times = kernels.issue_factor.scaled(1.0 / factor)
+    seconds = kernels.issue_seconds.scaled(1.0 / factor)
+    return replace(machine, kernels=replace(kernels, issue_factor=times, issue_seconds=seconds))

@@ -59,7 +59,7 @@ class Strategy(Protocol):
 
     @property
     def schedule(self) -> str:
-        """In which order the ranks of a pipeline run their passes, one of `SCHEDULES`."""
+        """The order in which the ranks of a pipeline run their passes, one of `SCHEDULES`."""
         ...
 
     @property

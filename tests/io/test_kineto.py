@@ -124,7 +124,7 @@ def test_steps_are_counted(trace):
 
 
 def test_a_group_without_a_description_is_read_though_its_json_is_broken(trace):
-    """As torch 2.4 wrote it."""
+    """The event is as torch 2.4 wrote it."""
     event = json.dumps({"traceEvents": [kernel("ncclDevKernel_AllGather", 1, **NCCL)]})
     read = trace(text=event.replace('"mesh_dp_shard"', ""))
     assert read.operations[0].group == ""

@@ -27,7 +27,7 @@ def by_machine(groups):
 
 
 def test_five_runs_make_a_known_engine_of_a_generic_one():
-    """Of llm-foundry, predicted as FSDP2 of today: 8.8 to 17.2 % before, 6 % after."""
+    """Runs of llm-foundry are predicted as FSDP2 of today: 8.8 to 17.2 % before, 6 % after."""
     groups = by_machine(published_trials("llm_foundry", fsdp.llm_foundry, "fsdp2-eager"))
     results = [lessons(trials, 5, 1).mean(axis=0) for trials in groups.values()]
     for before, after, within in results:
@@ -37,7 +37,7 @@ def test_five_runs_make_a_known_engine_of_a_generic_one():
 
 
 def test_six_runs_of_a_node_do_no_harm_where_errors_are_those_of_shapes():
-    """Of vTrain each shape has an error of its own, which other shapes do not tell."""
+    """Each shape of vTrain has an error of its own, which other shapes do not tell."""
     for trials in published_trials("vtrain_a100_single", megatron.vtrain).values():
         before, after, _ = lessons(trials, 6, 1).mean(axis=0)
         assert after < before + 0.01

@@ -100,7 +100,7 @@ def random_steps(random, n_tables, n_candidates):
 
 @pytest.mark.slow
 def test_the_best_of_each_placement_is_among_the_contenders():
-    """Also what nearly fits and beats all that fits; hundreds of random tables of times."""
+    """What nearly fits and beats all that fits is there, too, in hundreds of random tables."""
     for seed in range(300):
         random = np.random.default_rng(seed)
         steps = list(random_steps(random, n_tables=3, n_candidates=8))

@@ -181,7 +181,7 @@ def test_memory_of_weights_gradients_and_states_by_hand():
 
 
 def test_saved_activations_by_hand():
-    """Of a block: inputs of both norms, q, k and v, attention's output, the MLP before the gate.
+    """A block saves inputs of both norms, q, k, v, attention's output, and the MLP before its gate.
 
     The adapter beside qkv saves the tokens of both ranks, which sequence parallelism splits, and
     with dropout a mask of a byte; each adapter saves its hidden features.
