@@ -39,7 +39,7 @@ def launch_files(
     Parameters
     ----------
     framework : str or None
-        One of `FRAMEWORKS` of the strategy; None takes the first.
+        One of `FRAMEWORKS` of the strategy; None takes that of the engine, or else the first.
     train : str or None
         A training program that is started in place of the framework's own.
     sbatch_options : sequence of str
@@ -54,7 +54,9 @@ def launch_files(
     allowed = FRAMEWORKS.get(name, ())
     if not allowed:
         raise InputError(f"strategy {name} has no released implementation to launch")
-    framework = allowed[0] if framework is None else framework
+    if framework is None:
+        package = prediction.scenario.strategy.engine.package
+        framework = package if package in allowed else allowed[0]
     if framework not in allowed:
         raise InputError(
             f"--framework {framework} does not run {name}; allowed: {', '.join(allowed)}"

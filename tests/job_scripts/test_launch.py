@@ -135,6 +135,14 @@ def test_deepspeed_documents_every_key(case, framework):
     assert document["train_batch_size"] == per_step * CASES[case][1]
 
 
+@pytest.mark.parametrize(
+    ("engine", "program"), [("deepspeed", "train_deepspeed.py"), ("fsdp2", "train_fsdp2.py")]
+)
+def test_the_engine_chooses_the_framework(engine, program):
+    search = build_search("20b", 64, strategy="zero3", engine=engine, micro_batch=1)
+    assert program in launch_files(best_of_layout(search, "shard=64"))
+
+
 def offloading(strategy, layout, **options):
     """A prediction with offload on hosts with the memory of Perlmutter's."""
     return best_of_layout(
@@ -143,7 +151,7 @@ def offloading(strategy, layout, **options):
 
 
 def test_deepspeed_offloads_to_the_memory_of_the_host():
-    files = launch_files(offloading("zero3", "shard=64", engine="deepspeed"), "deepspeed")
+    files = launch_files(offloading("zero3", "shard=64", engine="deepspeed"))
     zero = json.loads(files["ds_config.json"])["zero_optimization"]
     assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
     assert "offload_optimizer" not in files_of("fsdp2", framework="deepspeed")["ds_config.json"]
