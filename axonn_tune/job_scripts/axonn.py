@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from axonn_tune.job_scripts.framework import RANK_IS_PLACE, Start, training_start
+from axonn_tune.job_scripts.framework import RANK_IS_PLACE, Program, Start, training_start
 from axonn_tune.spec.layout import AXES, LETTERS, PAPER_ORDER, PIPELINE
 from axonn_tune.step.prediction import Prediction
 
-PROGRAM = "train_axonn.py"
+PROGRAM = Program(
+    "train_axonn.py",
+    ("axonn_gpt.py", "pipeline.py", "layers.py", "training.py"),
+    "axonn",
+    " and axonn 0.2.0",
+)
 # Kernels then run in the order in which they were issued, as the overlaps assume
 # (Megatron-AxoNN, examples/run_axonn_perlmutter.sh).
 _ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-_MODULES = ("axonn_gpt.py", "pipeline.py", "layers.py", "training.py")
 
 
 def start(prediction: Prediction, train: str | None) -> Start:
     """Return how AxoNN is started; its calls follow axonn/axonn.py and axonn/intra_layer/."""
-    begun = training_start(
-        prediction, PROGRAM, _MODULES, (*AXES, PIPELINE), " and axonn 0.2.0", train
-    )
+    program = PROGRAM
+    if prediction.scenario.strategy.name != "axonn":
+        program = replace(PROGRAM, engine="")  # No engine has facts of AxoNN with a pipeline.
+    begun = training_start(prediction, program, (*AXES, PIPELINE), train)
     return replace(begun, environment=_ENVIRONMENT, rank_lines=rank_lines(prediction))
 
 

@@ -11,19 +11,22 @@ from dataclasses import replace
 from typing import Any
 
 from axonn_tune.errors import InputError
-from axonn_tune.job_scripts.framework import Start, training_start
+from axonn_tune.job_scripts.framework import Program, Start, training_start
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.zero import Zero
 
 CONFIG = "ds_config.json"
-PROGRAM = "train_deepspeed.py"
-_MODULES = ("gpt.py", "layers.py", "training.py")
+PROGRAM = Program(
+    "train_deepspeed.py",
+    ("gpt.py", "layers.py", "training.py"),
+    "deepspeed-eager",
+    " and deepspeed",
+)
 
 
 def start(prediction: Prediction, train: str | None) -> Start:
     """Return how DeepSpeed is started."""
-    axes = tuple(prediction.layout.sizes)
-    begun = training_start(prediction, PROGRAM, _MODULES, axes, " and deepspeed", train)
+    begun = training_start(prediction, PROGRAM, tuple(prediction.layout.sizes), train)
     command = begun.command
     if train is not None:
         command = ((*command[0], "--deepspeed", "--deepspeed_config", CONFIG),)

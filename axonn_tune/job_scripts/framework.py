@@ -39,24 +39,33 @@ class Start:
     rank_lines: tuple[str, ...] = RANK_IS_PLACE
 
 
+@dataclass(frozen=True)
+class Program:
+    """A training program of this package.
+
+    name, modules
+        Its file, and those of the modules that it imports.
+    engine
+        Name of the engine that it runs, which is without torch.compile; empty if none has facts.
+    packages
+        What it needs besides torch, as the end of a sentence.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    engine: str
+    packages: str = ""
+
+
 def training_start(
-    prediction: Prediction,
-    program: str,
-    modules: tuple[str, ...],
-    axes: tuple[str, ...],
-    packages: str,
-    train: str | None,
+    prediction: Prediction, program: Program, axes: tuple[str, ...], train: str | None
 ) -> Start:
     """Return how a training program of this package is started.
 
     Parameters
     ----------
-    program, modules : str, tuple of str
-        The program, and the modules that it imports.
     axes : tuple of str
         The axes of the layout that the program reads.
-    packages : str
-        What the program needs besides torch, as the end of a sentence.
     train : str or None
         A program of the user that is started instead.
 
@@ -68,14 +77,18 @@ def training_start(
     layout = prediction.layout
     if train is None and layout.size(TENSOR) > 1:
         raise InputError(
-            f"{program} splits no layers, and {layout} does; allowed: --train with a program that "
-            "does, or a layout with tensor=1"
+            f"{program.name} splits no layers, and {layout} does; allowed: --train with a program "
+            "that does, or a layout with tensor=1"
         )
-    files = {name: training_program(name) for name in (program, *modules)}
-    files[SETTINGS] = settings_text(prediction, axes)
-    to_fill_in = [f"Activate an environment in which python finds torch (2.6 or newer){packages}."]
+    files = {name: training_program(name) for name in (program.name, *program.modules)}
+    files[SETTINGS] = settings_text(prediction, program.engine, axes)
+    to_fill_in = [
+        f"Activate an environment in which python finds torch (2.6 or newer){program.packages}."
+    ]
     if train is not None:
         return Start(files, (("python", train),), tuple(to_fill_in))
-    to_fill_in.append(f"{program} trains on random tokens; --data FILE behind it changes that.")
-    command = ("python", program, "--steps", str(N_STEPS))
+    to_fill_in.append(
+        f"{program.name} trains on random tokens; --data FILE behind it changes that."
+    )
+    command = ("python", program.name, "--steps", str(N_STEPS))
     return Start(files, (command,), tuple(to_fill_in))

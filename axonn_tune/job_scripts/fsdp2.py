@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from axonn_tune.job_scripts.framework import Start, training_start
+from axonn_tune.job_scripts.framework import Program, Start, training_start
 from axonn_tune.step.prediction import Prediction
 
-PROGRAM = "train_fsdp2.py"
-_MODULES = ("gpt.py", "layers.py", "training.py")
+PROGRAM = Program("train_fsdp2.py", ("gpt.py", "layers.py", "training.py"), "fsdp2-eager")
 
 
 def start(prediction: Prediction, train: str | None) -> Start:
     """Return how FSDP2 is started."""
-    axes = tuple(prediction.layout.sizes)
-    return training_start(prediction, PROGRAM, _MODULES, axes, "", train)
+    return training_start(prediction, PROGRAM, tuple(prediction.layout.sizes), train)

@@ -6,51 +6,31 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from axonn_tune.spec.model import Model
+from axonn_tune.spec.model import DENSE_SIZES, Model
 from axonn_tune.step.prediction import Prediction
 
 NAME = "settings.json"
-# The model's sizes that the programs read.
-_MODEL_FIELDS = (
-    "name",
-    "n_layers",
-    "hidden_size",
-    "n_heads",
-    "n_kv_heads",
-    "head_dim",
-    "ffn_hidden_size",
-    "vocab_size",
-    "padded_vocab_size",
-    "gated_mlp",
-    "norm",
-    "position",
-    "bias",
-    "qkv_bias",
-    "tied_embeddings",
-    "parallel_block",
-)
-# What the programs of this package run, without torch.compile, whichever engine was predicted.
-_ENGINES = {"axonn": "axonn", "zero3": "fsdp2-eager", "zeropp": "deepspeed-eager"}
 # The probability that Megatron-LM and GPT-2 use.
 DROPOUT = 0.1
 
 
-def settings_text(prediction: Prediction, axes: tuple[str, ...]) -> str:
+def settings_text(prediction: Prediction, engine: str, axes: tuple[str, ...]) -> str:
     """Return the file of settings; JSON holds every name and text, so that none is ever code.
 
     Parameters
     ----------
+    engine : str
+        Name of the engine that the program runs, whichever was predicted; empty if none has facts.
     axes : tuple of str
         The axes of the layout that the program reads, also those of size 1.
     """
     configuration = prediction.configuration
     job = prediction.scenario.job
     model = prediction.scenario.model
-    strategy = prediction.scenario.strategy.name
     document = {
         "model": _model_sizes(model),
-        "strategy": strategy,
-        "engine": _ENGINES.get(strategy),
+        "strategy": prediction.scenario.strategy.name,
+        "engine": engine or None,
         "layout": {axis: prediction.layout.size(axis) for axis in axes},
         "seq_len": job.seq_len,
         "n_positions": max(job.seq_len, model.seq_len),
@@ -68,4 +48,4 @@ def settings_text(prediction: Prediction, axes: tuple[str, ...]) -> str:
 
 
 def _model_sizes(model: Model) -> dict[str, Any]:
-    return {name: getattr(model, name) for name in _MODEL_FIELDS}
+    return {name: getattr(model, name) for name in ("name", "padded_vocab_size", *DENSE_SIZES)}

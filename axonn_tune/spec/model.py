@@ -16,6 +16,23 @@ from axonn_tune.spec.tuning import Adapters
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by default
 RECOMPUTES = ("none", "selective", "full")
+# The fields of a dense model that say how it is built, at any sequence length.
+DENSE_SIZES = (
+    "n_layers",
+    "hidden_size",
+    "n_heads",
+    "n_kv_heads",
+    "head_dim",
+    "ffn_hidden_size",
+    "vocab_size",
+    "gated_mlp",
+    "norm",
+    "position",
+    "bias",
+    "qkv_bias",
+    "tied_embeddings",
+    "parallel_block",
+)
 MOST_LAYERS = 10_000  # Each layer is looked at, and no model has a tenth of these.
 
 

@@ -140,7 +140,9 @@ def test_deepspeed_documents_every_key(case, framework):
 )
 def test_the_engine_chooses_the_framework(engine, program):
     search = build_search("20b", 64, strategy="zero3", engine=engine, micro_batch=1)
-    assert program in launch_files(best_of_layout(search, "shard=64"))
+    files = launch_files(best_of_layout(search, "shard=64"))
+    assert program in files
+    assert json.loads(files["settings.json"])["engine"] == f"{engine}-eager"
 
 
 def offloading(strategy, layout, **options):

@@ -15,6 +15,7 @@ from axonn_tune.io.runs.logged_run import (
     ran_out_of_memory,
     stated,
 )
+from axonn_tune.spec.model import DENSE_SIZES
 
 _STEP = re.compile(r"step (\d+): loss [\w.-]+, " + NUMBER + r" s")
 _SETTINGS = re.compile(r"settings: (\{[^\n]*)")
@@ -27,22 +28,6 @@ _SETTINGS_FACTS = (
     "dtype",
     "attention",
     "recompute",
-)
-_MODEL_FIELDS = (
-    "n_layers",
-    "hidden_size",
-    "n_heads",
-    "n_kv_heads",
-    "head_dim",
-    "ffn_hidden_size",
-    "vocab_size",
-    "gated_mlp",
-    "norm",
-    "position",
-    "bias",
-    "qkv_bias",
-    "tied_embeddings",
-    "parallel_block",
 )
 
 
@@ -69,7 +54,7 @@ def parse_program(text: str) -> LoggedRun:
     if not isinstance(layout, dict) or not isinstance(model, dict):
         raise FileError("the line of settings has no layout or no model")
     facts |= {"gpus": prod(layout.values()), "layout": layout_text(layout)}
-    sizes = {name: model[name] for name in _MODEL_FIELDS if name in model}
+    sizes = {name: model[name] for name in DENSE_SIZES if name in model}
     sizes["seq_len"] = settings.get("seq_len")
     steps = {int(step): float(seconds) for step, seconds in _STEP.findall(text)}
     return LoggedRun(
