@@ -501,7 +501,15 @@ def _enter(folder: Path) -> None:
     sys.path[:] = [str(folder), *(path for path in sys.path if path not in here)]
 
 
-_OPTIONS = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestWarning")
+_OPTIONS = (
+    "-q",
+    "-m",
+    "not slow and not sweep",
+    "-p",
+    "no:cacheprovider",
+    "-W",
+    "ignore::pytest.PytestWarning",
+)
 
 
 def _pytest(arguments: Sequence[str], plugin: object, folder: Path) -> int:

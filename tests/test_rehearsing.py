@@ -69,8 +69,15 @@ def in_turn(models, recomputes):
     return list(zip(models, itertools.cycle(recomputes), strict=False))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "recompute"), in_turn(MODELS, ["none", "selective", "full"]))
+def first_slow(cases, count):
+    """Return the cases as parameters, of which the first run in CI and the others in a sweep."""
+    marks = [pytest.mark.slow] * count + [pytest.mark.sweep] * (len(cases) - count)
+    return [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("model", "recompute"), first_slow(in_turn(MODELS, ["none", "selective", "full"]), 3)
+)
 def test_the_grid_of_any_model_agrees(model, recompute):
     assert_agrees(rehearsed(model, *MODELS[model], n_layers=4, recompute=recompute))
 
@@ -93,10 +100,9 @@ def test_the_grid_agrees_with_other_options(options):
     assert not comparison.differing and abs(comparison.memory_error) < MOST_ERROR
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "recompute"),
-    in_turn([name for name in MODELS if name != "gpt-neox-20b"], ["none", "full"]),
+    first_slow(in_turn([name for name in MODELS if name != "gpt-neox-20b"], ["none", "full"]), 2),
 )
 def test_fsdp2_of_any_model_agrees_but_for_the_last_product(model, recompute):
     """Torch's checkpoint stops before a block's last product, which nothing needs."""
@@ -111,17 +117,20 @@ def test_fsdp2_of_any_model_agrees_but_for_the_last_product(model, recompute):
         assert any(name.endswith("recompute.down.gemm") for name in line.names)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(
-    ("model", "layout"),
-    [
-        ("llama2-7b", "shard=4,replica=2"),
-        ("20b", "shard=8,replica=8"),
-        ("5b", "shard=1,replica=8"),
-    ],
+    ("model", "layout", "recompute", "per_rank"),
+    first_slow(
+        [
+            ("llama2-7b", "shard=4,replica=2", "full", 2),
+            ("20b", "shard=8,replica=8", "none", 1),
+            ("llama2-7b", "shard=4,replica=2", "none", 1),
+            ("20b", "shard=8,replica=8", "full", 2),
+            ("5b", "shard=1,replica=8", "full", 1),
+            ("5b", "shard=1,replica=8", "none", 2),
+        ],
+        2,
+    ),
 )
-@pytest.mark.parametrize("per_rank", [1, 2])
 def test_shards_with_replicas_agree_in_memory(model, layout, recompute, per_rank):
     gpus = math.prod(int(size) for size in re.findall(r"\d+", layout))
     options = {"strategy": "hsdp", "recompute": recompute, "global_batch": per_rank * gpus}

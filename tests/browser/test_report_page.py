@@ -18,12 +18,12 @@ def pages(tmp_path_factory):
     """Pages by name, and what they were made with."""
     folder = tmp_path_factory.mktemp("pages")
     made = {
-        "grids": [],
-        "strategies": ["--strategy", "all", "--details", "60"],
-        "many": ["--order", "all", "--every-configuration"],
+        "grids": JOB,
+        "strategies": ["--gpus", "64", "--model", "20b", "--strategy", "all", "--details", "60"],
+        "many": [*JOB, "--order", "all", "--every-configuration"],
     }
     for name, options in made.items():
-        main(["report", *JOB, *options, "--output", str(folder / f"{name}.html")])
+        main(["report", *options, "--output", str(folder / f"{name}.html")])
     return {name: folder / f"{name}.html" for name in made}
 
 

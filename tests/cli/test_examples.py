@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Commands that start ranks or measure; `reproduce` has its own tests.
 NOT_RUN = {"run", "validate", "calibrate", "emulate", "reproduce"}
-# Commands that search many times, or run a whole step.
+# Commands that search many times, or run a whole step; CI runs the first example of each.
 SLOW = {"compare", "next", "plan", "rehearse", "report", "scale", "whatif"}
 CONFIG = {
     "model_type": "llama",
@@ -56,10 +56,15 @@ def examples():
     found = {}
     for line in (line for text in texts for line in lines_of(text)):
         found.setdefault(tuple(shlex.split(line, comments=True)), line)
+    seen = set()
     for words, line in found.items():
-        if words[1] not in NOT_RUN and "--measured" not in words and "--validation" not in words:
-            is_slow = words[1] in SLOW or "all" in words or "--html" in words
-            yield pytest.param(line, id=line, marks=[pytest.mark.slow] if is_slow else [])
+        if words[1] in NOT_RUN or "--measured" in words or "--validation" in words:
+            continue
+        marks = []
+        if words[1] in SLOW or "all" in words or "--html" in words:
+            marks = [pytest.mark.sweep if words[1] in seen else pytest.mark.slow]
+            seen.add(words[1])
+        yield pytest.param(line, id=line, marks=marks)
 
 
 @pytest.fixture

@@ -195,7 +195,11 @@ def cases_of(n_ranks, n_for_each_grid):
 
 @pytest.mark.parametrize(
     ("n_ranks", "n_for_each_grid"),
-    [(2, 4), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((4, 3), (8, 2)))],
+    [
+        (2, 4),
+        pytest.param(4, 3, marks=pytest.mark.slow),
+        pytest.param(8, 2, marks=pytest.mark.sweep),
+    ],
 )
 def test_axonn_does_what_the_plan_says(n_ranks, n_for_each_grid):
     on_axonn_ranks(n_ranks, check_events, list(cases_of(n_ranks, n_for_each_grid)))

@@ -138,8 +138,10 @@ def names_of(rank, recompute, expected):
     assert set(names) == expected, set(names) ^ expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    "recompute",
+    [pytest.param("full", marks=pytest.mark.slow), pytest.param("none", marks=pytest.mark.sweep)],
+)
 def test_collectives_have_the_names_of_the_step_plan(recompute):
     search = build_search(
         MODELS["gpt"],
