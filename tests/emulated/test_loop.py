@@ -80,9 +80,14 @@ def check_engine(calibrated, capsys, engine, *options):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("strategy", ["hsdp", "megatron-tp"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("hsdp", marks=pytest.mark.slow),
+        pytest.param("megatron-tp", marks=pytest.mark.sweep),
+    ],
+)
 def test_predictions_of_torch_s_own_parallelism_hold(emulation, capsys, strategy):
     """On flat-8, with the profile that docs/emulated has of it."""
     profile = Path(__file__).parents[2] / "docs" / "emulated" / "flat-8.yaml"

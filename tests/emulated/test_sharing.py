@@ -36,10 +36,13 @@ def by_law(cluster, stride, size):
     return min(shares)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("name", "kind"), [("frontier-mini", "all_gather"), ("perlmutter-mini", "all_reduce")]
+    ("name", "kind"),
+    [
+        pytest.param("frontier-mini", "all_gather", marks=pytest.mark.sweep),
+        pytest.param("perlmutter-mini", "all_reduce", marks=pytest.mark.slow),
+    ],
 )
 def test_rings_share_the_links_that_they_cross(name, kind, emulation, tmp_path, capsys):
     spec = faster_cluster(name, FASTER, tmp_path)
