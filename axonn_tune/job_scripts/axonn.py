@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import RANK_IS_PLACE, Start, training_start
 from axonn_tune.spec.layout import AXES, LETTERS, PAPER_ORDER, PIPELINE
 from axonn_tune.step.prediction import Prediction
@@ -17,6 +18,11 @@ _MODULES = ("axonn_gpt.py", "pipeline.py", "layers.py", "training.py")
 
 def start(prediction: Prediction, train: str | None) -> Start:
     """Return how AxoNN is started; its calls follow axonn/axonn.py and axonn/intra_layer/."""
+    if prediction.scenario.job.overlap.grad_reduce:
+        raise InputError(
+            "AxoNN 0.2.0 reduces gradients over data after the backward pass; allowed: no "
+            "--overlap-grad-reduce"
+        )
     begun = training_start(
         prediction, PROGRAM, _MODULES, (*AXES, PIPELINE), " and axonn 0.2.0", train
     )
