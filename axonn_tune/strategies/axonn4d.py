@@ -165,6 +165,14 @@ class Axonn4D:
         in_buckets = self.engine.axonn.reduction == BUCKETS
         return job.overlap.grad_reduce and in_buckets and not self.pipelined
 
+    def adds_gradients(self, job: Job, table: CandidateTable) -> np.ndarray:
+        """Return whether gradients of micro-steps are added to sums, shape (C,).
+
+        The bundled runtime forms those of a single micro-step in fp32 where their sums belong.
+        """
+        forms_sums = self.engine.axonn.reduction == BUCKETS and job.element_bytes == GRADIENT_BYTES
+        return (table.n_microsteps(job.global_batch) > 1) | self.pipelined | (not forms_sums)
+
     def _stage_memory(
         self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool, held: Array
     ) -> dict[str, Array]:
@@ -193,7 +201,8 @@ class Axonn4D:
         return {
             "weights": stored * job.element_bytes,
             # The fp32 sums, and what the micro-step's reduce-scatters have brought.
-            "gradients": stored * (GRADIENT_BYTES + job.element_bytes),
+            "gradients": stored
+            * (GRADIENT_BYTES + job.element_bytes * self.adds_gradients(job, shapes.table)),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
             "activations": held * shapes.saved_by_layers(saved, chunk) + shapes.residual_bytes,
@@ -529,9 +538,14 @@ class AxonnCommunication(Communication):
         return "reduce_scatter" if self.options.sharded_optimizer else "all_reduce"
 
     def _accumulate(self, host: HostProgram, name: str, n_elements: Array) -> None:
-        """Add gradients of a micro-step to their fp32 sums."""
+        """Add gradients of a micro-step to their fp32 sums, unless they were formed there."""
         element_bytes = self.shapes.element_bytes + 2.0 * GRADIENT_BYTES
-        host.memory_bound(name, n_elements * element_bytes, "add")
+        host.memory_bound(name, self._adds_gradients * n_elements * element_bytes, "add")
+
+    @property
+    def _adds_gradients(self) -> np.ndarray:
+        """Whether gradients of micro-steps are added to sums, shape (C,)."""
+        return self.options.adds_gradients(self.shapes.job, self.shapes.table)
 
     # Once per micro-step and once per step, on what the rank stores ------------------------
 
@@ -586,10 +600,12 @@ class AxonnCommunication(Communication):
         summed_over = [axis for axis in table.placements.axes.groups if axis != "data"]
         if is_sharded:
             summed_over.append("data")
+        owned = stored / table.size("data") if is_sharded else stored
         updated = clip_and_update(
             host,
             shapes.job,
-            owned=stored / table.size("data") if is_sharded else stored,
+            owned=owned,
+            cleared=np.where(self._adds_gradients, owned, replicated),
             gradient_bytes=GRADIENT_BYTES,
             norm_sums={names.norm_all_reduce(axis): axis for axis in summed_over},
             offload=self.options.engine.offload_in(shapes.job),

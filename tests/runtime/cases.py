@@ -113,6 +113,7 @@ def trained(case, mesh):
         case.spec,
         mesh,
         model={"attention": case.attention, "recompute": case.recompute},
+        optimizer={"one_microstep": case.n_microsteps == 1},
         dtype=case.dtype,
         overlap=case.overlap,
         keep_gathered_weights=case.keep_gathered_weights,

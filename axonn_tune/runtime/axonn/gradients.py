@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -19,7 +20,8 @@ class GradientSums:
     """Sums of gradients in fp32, in one flat buffer.
 
     A backward pass leaves a micro-step's gradients in the weights' type, and its end adds them to
-    the sums. `reduce` then sums them over the grid. Vectors come first and then the matrices in
+    the sums. Where a step has one micro-step and the weights are fp32, it forms them where the sums
+    belong. `reduce` then sums them over the grid. Vectors come first and then the matrices in
     the order of the model, so that what a backward pass has finished lies at the end.
 
     Parameters
@@ -27,6 +29,8 @@ class GradientSums:
     engine : Engine
     owners : sequence of Matrix and Vector
         The model's parameters in the order in which they lie in the buffer, vectors first.
+    one_microstep : bool
+        Whether each step has one micro-step.
 
     Attributes
     ----------
@@ -36,13 +40,16 @@ class GradientSums:
         Number of elements that belong to vectors.
     """
 
-    def __init__(self, engine: Engine, owners: Sequence[Matrix | Vector]) -> None:
+    def __init__(
+        self, engine: Engine, owners: Sequence[Matrix | Vector], one_microstep: bool
+    ) -> None:
         self._engine = engine
         sizes = [owner.shard.numel() for owner in owners]
         self.n_in_vectors = sum(o.shard.numel() for o in owners if isinstance(o, Vector))
-        self._new = torch.zeros(sum(sizes), dtype=engine.dtype, device=engine.mesh.device)
-        self.flat = torch.zeros_like(self._new, dtype=torch.float32)
-        self._starts = dict(zip(owners, torch.tensor([0, *sizes]).cumsum(0).tolist(), strict=False))
+        self.flat = torch.zeros(sum(sizes), device=engine.mesh.device)
+        self._adds = not one_microstep or engine.dtype != self.flat.dtype
+        self._new = torch.zeros_like(self.flat, dtype=engine.dtype) if self._adds else self.flat
+        self._starts = dict(zip(owners, accumulate([0, *sizes]), strict=False))
         for owner, gradient in zip(owners, self._new.split(sizes), strict=True):
             if isinstance(owner, Matrix):
                 owner.gradient = gradient
@@ -71,6 +78,11 @@ class GradientSums:
         self._in_flight.clear()
         self._sent_from = len(self.flat)
 
+    @property
+    def added_to(self) -> torch.Tensor:
+        """The sums that have to be zero before a step, since backward passes add to them."""
+        return self.flat if self._adds else self.flat[: self.n_in_vectors]
+
     def _send_unit_before(self, unit: str, first: Matrix) -> None:
         """Send the unit before this one, whose gradients have all been scattered over Z by now."""
         if self._formed is not None:
@@ -84,11 +96,14 @@ class GradientSums:
         is_last = self._engine.unit_formed is not None
         rest = names.accumulate(names.gradient("rest"))
         self._accumulate(rest if is_last else names.GRADIENT_ACCUMULATE, 0)
-        self._new[: self.n_in_vectors].zero_()
+        if self._adds:
+            self._new[: self.n_in_vectors].zero_()
         self._engine.unit_formed = self._formed = None
 
     def _accumulate(self, name: str, start: int) -> None:
         """Add the micro-step's gradients from an element on, as far as they have not been sent."""
+        if not self._adds:
+            return
         new, sums = self._new[start : self._sent_from], self.flat[start : self._sent_from]
         with self._engine.recorder.memory_bound(name, new.nbytes + 2.0 * sums.nbytes):
             sums.add_(new)

@@ -32,6 +32,8 @@ class Optimizer:
         Numbers of AdamW; norms, biases and positions are not decayed.
     clip_norm : float or None
         Largest norm of the whole gradient; None for no clipping.
+    one_microstep : bool
+        Whether each step has one micro-step only, which saves passes over the gradients in fp32.
 
     Attributes
     ----------
@@ -50,6 +52,7 @@ class Optimizer:
         eps: float = 1e-8,
         weight_decay: float = WEIGHT_DECAY,
         clip_norm: float | None = CLIP_NORM,
+        one_microstep: bool = False,
     ) -> None:
         self.mesh = engine.mesh
         self._engine = engine
@@ -64,7 +67,7 @@ class Optimizer:
         sizes = [owner.shard.numel() for owner in self.owners]
         for owner, weight in zip(self.owners, self.weights.split(sizes), strict=True):
             owner.shard.data = weight
-        self.sums = GradientSums(engine, self.owners)
+        self.sums = GradientSums(engine, self.owners, one_microstep)
         self.gradients = self.sums.flat
         self.has_master_copy = self.weights.dtype != torch.float32
         self.master = self.weights.float() if self.has_master_copy else self.weights
@@ -142,13 +145,14 @@ class Optimizer:
         with recorder.memory_bound(names.GRADIENT_CLIP, 2.0 * self.gradients.nbytes):
             self.gradients.mul_(factor)
         moments_bytes = 2.0 * self.gradients.nbytes
-        nbytes = 2.0 * (self.gradients.nbytes + moments_bytes + self.master.nbytes)
+        nbytes = 2.0 * (moments_bytes + self.master.nbytes)
+        nbytes += self.gradients.nbytes + self.sums.added_to.nbytes
         nbytes += self.weights.nbytes if self.has_master_copy else 0.0
         with recorder.memory_bound(names.OPTIMIZER_STEP, nbytes):
             self.adamw.step()
             if self.has_master_copy:
                 self.weights.copy_(self.master)
-            self.gradients.zero_()
+            self.sums.added_to.zero_()
         return norm
 
     def _norm(self) -> torch.Tensor:
