@@ -227,10 +227,12 @@ def _switches(given: Mapping[str, Any]) -> Switches:
 
 
 def _overlap(given: Mapping[str, Any]) -> Overlap:
-    """Return the three overlaps, each as its option says, or else as `overlap` says."""
+    """Return the overlaps: AxoNN's three as their options say, or else as `overlap` says."""
     default = given["overlap"] is not False
-    names = [field.name for field in fields(Overlap)]
-    return Overlap(**{name: default if given[name] is None else given[name] for name in names})
+    oar, ors, oag = (
+        default if given[name] is None else given[name] for name in ("oar", "ors", "oag")
+    )
+    return Overlap(oar, ors, oag, grad_reduce=bool(given["overlap_grad_reduce"]))
 
 
 def _fixed_axes(given: Mapping[str, Any]) -> dict[str, int]:

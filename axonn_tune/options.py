@@ -178,6 +178,14 @@ class ExecutionOptions(TypedDict, total=False):
     oar: Annotated[bool | None, Option("Overlap the backward all-reduce.")]
     ors: Annotated[bool | None, Option("Overlap the reduce-scatter.")]
     oag: Annotated[bool | None, Option("Overlap the all-gather.")]
+    overlap_grad_reduce: Annotated[
+        bool | None,
+        Option(
+            "Reduce gradients over data during the last backward pass (megatron, axonn).",
+            None,
+            "as the engine, axonn no",
+        ),
+    ]
     kernel_tuning: Annotated[
         bool, Option("Take the fastest of NN, NT and TN for each product.", True)
     ]
@@ -193,10 +201,6 @@ class SwitchOptions(TypedDict, total=False):
     sequence_parallel: Annotated[
         bool | None,
         Option("Split the residual stream by tokens (megatron).", None, "as the engine"),
-    ]
-    overlap_grad_reduce: Annotated[
-        bool | None,
-        Option("Reduce gradients during the last backward pass (megatron).", None, "as the engine"),
     ]
     distributed_optimizer: Annotated[
         bool | None,

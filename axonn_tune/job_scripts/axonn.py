@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import RANK_IS_PLACE, Program, Start, training_start
 from axonn_tune.spec.layout import AXES, LETTERS, PAPER_ORDER, PIPELINE
 from axonn_tune.step.prediction import Prediction
@@ -21,6 +22,11 @@ _ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 def start(prediction: Prediction, train: str | None) -> Start:
     """Return how AxoNN is started; its calls follow axonn/axonn.py and axonn/intra_layer/."""
+    if prediction.scenario.job.overlap.grad_reduce:
+        raise InputError(
+            "AxoNN 0.2.0 reduces gradients over data after the backward pass; allowed: no "
+            "--overlap-grad-reduce"
+        )
     program = PROGRAM
     if prediction.scenario.strategy.name != "axonn":
         program = replace(PROGRAM, engine="")  # No engine has facts of AxoNN with a pipeline.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 from axonn_tune.spec.model import DENSE_SIZES, Model
@@ -40,7 +39,7 @@ def settings_text(prediction: Prediction, engine: str, axes: tuple[str, ...]) ->
         "recompute": configuration.recompute,
         "attention": job.attention,
         "dropout": DROPOUT if job.dropout else 0.0,
-        "overlap": asdict(job.overlap),
+        "overlap": {"oar": job.overlap.oar, "ors": job.overlap.ors, "oag": job.overlap.oag},
         "offload": job.offload,
         "predicted_step_seconds": prediction.step_seconds,
     }

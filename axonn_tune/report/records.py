@@ -18,7 +18,6 @@ def assumptions(search: Search) -> dict[str, Any]:
     scenario = search.scenario
     job = scenario.job
     machine = scenario.machine
-    overlap = job.overlap
     return {
         "model": scenario.model.name,
         "parameters": scenario.model.parameters,
@@ -37,7 +36,7 @@ def assumptions(search: Search) -> dict[str, Any]:
         "dtype": job.dtype,
         "precision": job.precision,
         "attention": job.attention,
-        "overlap": {"oar": overlap.oar, "ors": overlap.ors, "oag": overlap.oag},
+        "overlap": asdict(job.overlap),
         "kernel_tuning": job.kernel_tuning,
         "keep_gathered_weights": job.keep_gathered_weights,
         "dropout": job.dropout,

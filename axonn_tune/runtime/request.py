@@ -95,6 +95,8 @@ class RunRequest:
             raise InputError(f"run: {owner} does not run models with parallel blocks")
         if self.goldfish is not None:
             raise InputError(f"run: goldfish is of axonn here; {owner} does not have it")
+        if self.job.overlap.grad_reduce:
+            raise InputError(f"run: overlap_grad_reduce is of axonn here; {owner} does not have it")
 
 
 def require_built(model: Model, seq_len: int | None = None) -> None:

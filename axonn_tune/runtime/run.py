@@ -21,6 +21,7 @@ from axonn_tune.runtime.ranks.memory import MemoryWatch
 from axonn_tune.runtime.ranks.session import Place, joined, pick_device
 from axonn_tune.runtime.released.packages import trainer_of
 from axonn_tune.runtime.request import RunRequest
+from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.measurement import Measurement, Operation, Step
 
 PROGRESS_SECONDS = 0.5  # least time between two lines of progress
@@ -78,12 +79,17 @@ def _axonn_trainer(request: RunRequest, device: torch.device) -> Trainer:
     )
     return Trainer(
         model,
-        Optimizer(model, engine),
+        Optimizer(model, engine, one_microstep=_has_one_microstep(request)),
         RandomTokens(request.model.vocab_size, job.seq_len, request.seed),
         job.global_batch,
         configuration.micro_batch,
         request.goldfish,
     )
+
+
+def _has_one_microstep(request: RunRequest) -> bool:
+    table = CandidateTable.single(request.configuration)
+    return bool(table.n_microsteps(request.job.global_batch)[0] == 1)
 
 
 def execute(

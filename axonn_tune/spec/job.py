@@ -28,7 +28,9 @@ LARGEST_IMBALANCE = 1000.0
 
 @dataclass(frozen=True)
 class Overlap:
-    """The choice of collectives that run while the rank computes (AxoNN's three overlaps).
+    """The choice of collectives that run while the rank computes.
+
+    The first three are AxoNN's overlaps.
 
     oar
         The backward all-reduce of dI runs during the dW product.
@@ -36,14 +38,19 @@ class Overlap:
         The reduce-scatter of dW runs during the rest of the backward pass.
     oag
         The all-gather of the next weight runs during the present layer.
+    grad_reduce
+        The reduction of gradients over data runs during the last backward pass of a step. Only the
+        bundled runtime's AxoNN takes this from here; other strategies have a switch of their own.
     """
 
     oar: bool = True
     ors: bool = True
     oag: bool = True
+    grad_reduce: bool = False
 
     def __str__(self) -> str:
         active = [name.upper() for name in ("oar", "ors", "oag") if getattr(self, name)]
+        active += ["grad-reduce"] * self.grad_reduce
         return "+".join(active) if active else "none"
 
 

@@ -194,6 +194,16 @@ def unit_gradient(unit: str, group: str) -> str:
     return f"gradient.{unit}.{group}"
 
 
+def gradient(unit: str) -> str:
+    """Return the owner's name for operations on a unit's gradients."""
+    return f"gradient.{unit}"
+
+
+def accumulate(owner: str) -> str:
+    """Return the name of the kernel that adds a micro-step's gradients of `owner` to their sums."""
+    return f"{owner}.accumulate"
+
+
 def reduce(owner: str) -> str:
     """Return the name of the collective, of any kind, that reduces the gradients of `owner`."""
     return collective(owner, "reduce")

@@ -121,7 +121,10 @@ class Axonn4D:
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """Return the operations of one rank in one training step, for all candidates."""
         shapes = self.shapes(model, job, table)
-        return step_plan(Transformer(shapes, self.communication(shapes, sync=False)))
+        usual = Transformer(shapes, self.communication(shapes, sync=False))
+        if not self.overlaps_reduction(job):
+            return step_plan(usual)
+        return step_plan(usual, Transformer(shapes, self.communication(shapes, sync=True)))
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of one rank by term, each of shape (C,).
@@ -151,8 +154,24 @@ class Axonn4D:
         )
 
     def communication(self, shapes: Shapes, sync: bool) -> AxonnCommunication:
-        """Return the communication of a micro-step; it is the same whatever `sync` says."""
+        """Return the communication of a usual micro-step, or of the one that reduces gradients."""
         return AxonnCommunication(shapes, sync, self)
+
+    def overlaps_reduction(self, job: Job) -> bool:
+        """Return whether gradients are reduced over data during the last backward pass of a step.
+
+        Only a program that reduces them in buckets can, and none does in a pipeline.
+        """
+        in_buckets = self.engine.axonn.reduction == BUCKETS
+        return job.overlap.grad_reduce and in_buckets and not self.pipelined
+
+    def adds_gradients(self, job: Job, table: CandidateTable) -> np.ndarray:
+        """Return whether gradients of micro-steps are added to sums, shape (C,).
+
+        The bundled runtime forms those of a single micro-step in fp32 where their sums belong.
+        """
+        forms_sums = self.engine.axonn.reduction == BUCKETS and job.element_bytes == GRADIENT_BYTES
+        return (table.n_microsteps(job.global_batch) > 1) | self.pipelined | (not forms_sums)
 
     def _stage_memory(
         self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool, held: Array
@@ -182,7 +201,8 @@ class Axonn4D:
         return {
             "weights": stored * job.element_bytes,
             # The fp32 sums, and what the micro-step's reduce-scatters have brought.
-            "gradients": stored * (GRADIENT_BYTES + job.element_bytes),
+            "gradients": stored
+            * (GRADIENT_BYTES + job.element_bytes * self.adds_gradients(job, shapes.table)),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
             "activations": held * shapes.saved_by_layers(saved, chunk) + shapes.residual_bytes,
@@ -461,6 +481,72 @@ class AxonnCommunication(Communication):
             return (self._z > 1).astype(np.float64)
         return 1.0
 
+    # Gradients that are reduced over data during the backward pass ---------------------------
+
+    @property
+    def reduces_later(self) -> bool:
+        """Whether this micro-step reduces gradients of matrices, each block's one block later.
+
+        By then all of them have been scattered over Z, so that nothing waits.
+        """
+        return self.sync
+
+    def end_block(self, host: HostProgram, is_first: bool) -> None:
+        """Add up and start to reduce the gradients of the matrices of the block before this one.
+
+        Before the first block there is the head, unless it shares its weight with the embedding.
+        """
+        if not self.sync:
+            return
+        unit = "head" if is_first else "block"
+        elements = self._head_matrix if is_first else self._block_matrices
+        if elements is None:
+            return
+        owner = names.gradient(unit)
+        self._accumulate(host, names.accumulate(owner), elements)
+        nbytes = elements * GRADIENT_BYTES
+        n_calls = np.ceil(nbytes / BUCKET_BYTES)
+        name = names.collective(owner, self._reduction_kind)
+        host.issue(name, self._reduction_kind, nbytes, "data", n_calls)
+
+    @property
+    def _block_matrices(self) -> Array:
+        """The number of elements that a rank stores of the matrices of a block."""
+        shapes = self.shapes
+        return stored_parameters(shapes.model, shapes.table, 1, False, False)[0]
+
+    @property
+    def _head_matrix(self) -> Array | None:
+        """The number of elements that a rank stores of the head; None if it shares its weight."""
+        shapes = self.shapes
+        if shapes.model.tied_embeddings:
+            return None
+        return shapes.model.head.parameters / (shapes.x * shapes.y * self._z)
+
+    @property
+    def _reduced_in_backward(self) -> Array | float:
+        """The number of gradients that the last backward pass reduces; all others come later."""
+        if not self.options.overlaps_reduction(self.shapes.job):
+            return 0.0
+        of_blocks = (self.shapes.model.n_layers - 1) * self._block_matrices
+        head = self._head_matrix
+        return of_blocks if head is None else of_blocks + head
+
+    @property
+    def _reduction_kind(self) -> str:
+        """The kind of collective that sums gradients over data."""
+        return "reduce_scatter" if self.options.sharded_optimizer else "all_reduce"
+
+    def _accumulate(self, host: HostProgram, name: str, n_elements: Array) -> None:
+        """Add gradients of a micro-step to their fp32 sums, unless they were formed there."""
+        element_bytes = self.shapes.element_bytes + 2.0 * GRADIENT_BYTES
+        host.memory_bound(name, self._adds_gradients * n_elements * element_bytes, "add")
+
+    @property
+    def _adds_gradients(self) -> np.ndarray:
+        """Whether gradients of micro-steps are added to sums, shape (C,)."""
+        return self.options.adds_gradients(self.shapes.job, self.shapes.table)
+
     # Once per micro-step and once per step, on what the rank stores ------------------------
 
     def _largest_stage(self) -> tuple[Array, Array]:
@@ -478,14 +564,18 @@ class AxonnCommunication(Communication):
         if shapes.model.tied_embeddings and shapes.table.n_stages == 1:
             shard_bytes = shapes.embedding_bytes / self._z
             host.memory_bound(names.GRADIENT_TIED, (self._z > 1) * 3.0 * shard_bytes, "add")
-        nbytes = (sharded + replicated) * (shapes.element_bytes + 2.0 * GRADIENT_BYTES)
-        host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes / shapes.n_virtual, "add")
+        rest = (sharded + replicated) / shapes.n_virtual
+        if self.sync:
+            owner = names.gradient("rest")
+            self._accumulate(host, names.accumulate(owner), rest - self._reduced_in_backward)
+        else:
+            self._accumulate(host, names.GRADIENT_ACCUMULATE, rest)
 
     def step_end(self, host: HostProgram) -> None:
         """Reduce the gradients over data, clip them and update the weights.
 
-        With a sharded optimizer each replica receives its part of the gradients, and the updated
-        weights are gathered.
+        Those that the last backward pass has reduced are left out. With a sharded optimizer each
+        replica receives its part of the gradients, and the updated weights are gathered.
         """
         shapes = self.shapes
         model = shapes.model
@@ -496,27 +586,26 @@ class AxonnCommunication(Communication):
         if model.tied_embeddings and table.n_stages > 1:
             shard_bytes = model.head.parameters * GRADIENT_BYTES / (shapes.x * shapes.y * self._z)
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shard_bytes, PIPELINE)
-        calls = self._reduction_calls(stored * GRADIENT_BYTES)
+        gradient_bytes = (stored - self._reduced_in_backward) * GRADIENT_BYTES
+        calls = self._reduction_calls(gradient_bytes)
         vector_bytes = replicated * GRADIENT_BYTES
         host.run(names.GRADIENT_VECTORS, "all_reduce", vector_bytes, "z", calls.norms)
-        gradient_bytes = stored * GRADIENT_BYTES
         if calls.vectors:
             gradient_bytes = sharded * GRADIENT_BYTES
             name = names.GRADIENT_VECTORS_OVER_DATA
             host.run(name, "all_reduce", vector_bytes, "data", calls.vectors)
-        if is_sharded:
-            name = names.GRADIENT_REDUCE_SCATTER
-            host.run(name, "reduce_scatter", gradient_bytes, "data", calls.matrices)
-        else:
-            name = names.GRADIENT_ALL_REDUCE
-            host.run(name, "all_reduce", gradient_bytes, "data", calls.matrices)
+        kind = self._reduction_kind
+        name = names.GRADIENT_REDUCE_SCATTER if is_sharded else names.GRADIENT_ALL_REDUCE
+        host.run(name, kind, gradient_bytes, "data", calls.matrices)
         summed_over = [axis for axis in table.placements.axes.groups if axis != "data"]
         if is_sharded:
             summed_over.append("data")
+        owned = stored / table.size("data") if is_sharded else stored
         updated = clip_and_update(
             host,
             shapes.job,
-            owned=stored / table.size("data") if is_sharded else stored,
+            owned=owned,
+            cleared=np.where(self._adds_gradients, owned, replicated),
             gradient_bytes=GRADIENT_BYTES,
             norm_sums={names.norm_all_reduce(axis): axis for axis in summed_over},
             offload=self.options.engine.offload_in(shapes.job),

@@ -190,8 +190,20 @@ class Communication:
         the end of the backward pass, where no kernel follows that could wait; `accumulate` waits.
         """
 
-    def end_block(self, host: HostProgram) -> None:
-        """Start to reduce the gradients of a block; called after its last backward kernel."""
+    @property
+    def reduces_later(self) -> bool:
+        """Whether gradients are reduced at the end of the next block of the backward pass.
+
+        The first block of that pass then ends in another way than those after it.
+        """
+        return False
+
+    def end_block(self, host: HostProgram, is_first: bool) -> None:
+        """Start to reduce gradients of blocks; called after a block's last backward kernel.
+
+        `is_first` says whether no block came before in this backward pass; it is told only where
+        gradients are reduced later.
+        """
 
     @property
     def embedding_starts_from_zero(self) -> Array | float:

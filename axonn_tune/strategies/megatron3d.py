@@ -511,7 +511,7 @@ class MegatronCommunication(SequenceParallel):
                 host, _UPDATED_EXPERTS, "all_gather", self._block_experts, element
             )
 
-    def end_block(self, host: HostProgram) -> None:
+    def end_block(self, host: HostProgram, is_first: bool) -> None:
         """Start to reduce the block's gradients, while earlier blocks form theirs."""
         if self.sync:
             name = "gradient.block.reduce"

@@ -341,11 +341,17 @@ class Transformer:
         self._rotary(host, RECOMPUTE)
 
     def _block_backward(
-        self, host: HostProgram, block: Block, recomputes: bool, next_entry: Weight | None
+        self,
+        host: HostProgram,
+        block: Block,
+        recomputes: bool,
+        next_entry: Weight | None,
+        is_first: bool = False,
     ) -> None:
         """Recompute the forward pass if told so, then form the gradients of MLP and attention.
 
-        `next_entry` is the weight that the next block of the backward pass uses first.
+        `next_entry` is the weight that the next block of the backward pass uses first; `is_first`
+        is meant as for `Communication.end_block`.
         """
         layers = [linear.name for linear in self._model.linears_of(block)]
         previous = {layer: Weight(BACKWARD, before) for before, layer in pairwise(layers)}
@@ -387,7 +393,7 @@ class Transformer:
             self._linear_backward(host, layer, previous.get(layer, next_entry))
         self._norm(host, BACKWARD, "norm1")
         self._residual(host, BACKWARD, "residual1")
-        self.communication.end_block(host)
+        self.communication.end_block(host, is_first)
 
     def _entry(self, chain: str, block: Block) -> Weight:
         """Return the weight that a chain's pass over a block uses first."""
@@ -538,11 +544,17 @@ class Transformer:
         host.run(name, "all_gather", self.shapes.stream_bytes, self.shapes.y_axis)
 
     def _blocks_backward(
-        self, name: str, layers: Sequence[int], recomputes: bool, following: Weight | None
+        self,
+        name: str,
+        layers: Sequence[int],
+        recomputes: bool,
+        following: Weight | None,
+        begins: bool,
     ) -> list[Phase]:
         """Run the backward pass of some layers, which are all recomputed as a whole or all not.
 
-        `following` is the weight that is used after them.
+        `following` is the weight that is used after them, and `begins` says whether no layer came
+        before them in this backward pass.
         """
         chain = RECOMPUTE if recomputes else BACKWARD
         kinds = [*reversed(self._model.counts(layers).items())]
@@ -551,13 +563,16 @@ class Transformer:
             entry = self._entry(chain, block)
             next_kind = kinds[number + 1][0] if kinds[number + 1 :] else None
             after = following if next_kind is None else self._entry(chain, next_kind)
-            for end, repeats, next_entry, next_block in (
-                ("", n_blocks - 1, entry, block),
-                ("_last", 1, after, next_kind),
+            has_first = begins and number == 0 and self.communication.reduces_later
+            n_first = int(has_first and n_blocks > 1)
+            for end, repeats, next_entry, next_block, is_first in (
+                ("_first", n_first, entry, block, True),
+                ("", n_blocks - 1 - n_first, entry, block, False),
+                ("_last", 1, after, next_kind, has_first and n_blocks == 1),
             ):
                 host = HostProgram()
                 self._bring_back(host, next_block)
-                self._block_backward(host, block, recomputes, next_entry)
+                self._block_backward(host, block, recomputes, next_entry, is_first)
                 phases.append(host.phase(f"{name}{_kind_suffix(block)}{end}", repeats))
         return phases
 
@@ -621,10 +636,10 @@ class Transformer:
             following = None
             if recomputed:
                 following = self._entry(RECOMPUTE, self._model.blocks[recomputed[-1]])
-            phases += self._blocks_backward("backward", kept, False, following)
+            phases += self._blocks_backward("backward", kept, False, following, True)
         if recomputed:
             name = "backward_recomputed" if kept else "backward"
-            phases += self._blocks_backward(name, recomputed, True, None)
+            phases += self._blocks_backward(name, recomputed, True, None, not kept)
         trains_embedding = first and self.shapes.job.trains_weights
         if trains_embedding:
             phases.append(self._embedding_backward())

@@ -512,7 +512,7 @@ class ZeroCommunication(SequenceParallel):
         if layer in ("qkv", "embedding") and self._overlap.ors:
             self._finish_reduction(host, self._block)
 
-    def end_block(self, host: HostProgram) -> None:
+    def end_block(self, host: HostProgram, is_first: bool) -> None:
         """Start to reduce the block's gradients; without ORS, wait for them."""
         self._start_reduction(host, self._block)
         if not self._overlap.ors:

@@ -102,7 +102,15 @@ def _stored(model: GPT) -> list[tuple[str, nn.Module, torch.Tensor]]:
 def own_model(grid: Layout) -> tuple[GPT, Step]:
     engine = Engine(Mesh(grid))
     model = GPT(engine, SPEC)
-    optimizer = Optimizer(model, engine, LR, BETAS, weight_decay=DECAY, clip_norm=CLIP_NORM)
+    optimizer = Optimizer(
+        model,
+        engine,
+        LR,
+        BETAS,
+        weight_decay=DECAY,
+        clip_norm=CLIP_NORM,
+        one_microstep=True,
+    )
     n_counted = float(N_RANKS * MICRO_BATCH * SPEC.seq_len)
 
     def step(text: torch.Tensor) -> torch.Tensor:

@@ -234,6 +234,12 @@ def test_a_framework_that_does_not_run_the_strategy_is_refused():
         files_of("axonn", framework="megatron")
 
 
+def test_axonn_reduces_gradients_after_the_backward_pass_only():
+    search = build_search("20b", 64, overlap_grad_reduce=True)
+    with pytest.raises(InputError, match="allowed: no --overlap-grad-reduce"):
+        launch_files(best_of_layout(search, "1x1x32x2"))
+
+
 def test_deepspeed_keeps_no_replicas():
     with pytest.raises(InputError, match=r"DeepSpeed keeps no replicas .*: --framework fsdp2"):
         files_of("fsdp2-hybrid", framework="deepspeed")

@@ -24,12 +24,19 @@ MODELS = {
     "gpt": GPT,
     "llama": LLAMA,
     "parallel": replace(GPT, parallel_block=True, position="rotary"),
+    "deep": replace(GPT, n_layers=3),
     "bare": replace(GPT, position="none", bias=False, qkv_bias=True, tied_embeddings=False),
 }
 BATCH = 16
 
 ALL_ON, ALL_OFF = Overlap(), Overlap(False, False, False)
-OVERLAPS = (ALL_ON, ALL_OFF, *(replace(ALL_ON, **{name: False}) for name in ("oar", "ors", "oag")))
+OVERLAPS = (
+    ALL_ON,
+    ALL_OFF,
+    replace(ALL_ON, grad_reduce=True),
+    *(replace(ALL_ON, **{name: False}) for name in ("oar", "ors", "oag")),
+    replace(ALL_OFF, grad_reduce=True),
+)
 OPTIONS = [
     {},
     {"model": "llama"},
@@ -79,6 +86,17 @@ def telling_cases(n_ranks):
             yield replace(case, grid=grid, model=case.model if is_legal else "gpt")
 
 
+def reducing_cases(n_ranks):
+    """Grids with two replicas, whose last backward pass reduces gradients over them."""
+    all_on, only = (replace(each, grad_reduce=True) for each in (ALL_ON, ALL_OFF))
+    wanted = [grid for grid in grids(n_ranks) if grid.size("data") == 2 and grid.size("x") == 1]
+    options = (
+        {"model": "bare", "overlap": all_on, "n_microsteps": 2, "dtype": "bf16"},
+        {"model": "deep", "overlap": only, "recompute": "full"},
+    )
+    return [Case(grid, **each) for grid in wanted for each in options]
+
+
 def all_cases(n_ranks):
     """Every overlap with every recomputation on the grids whose axes have one or two ranks.
 
@@ -95,6 +113,7 @@ def trained(case, mesh):
         case.spec,
         mesh,
         model={"attention": case.attention, "recompute": case.recompute},
+        optimizer={"one_microstep": case.n_microsteps == 1},
         dtype=case.dtype,
         overlap=case.overlap,
         keep_gathered_weights=case.keep_gathered_weights,

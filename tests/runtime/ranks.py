@@ -112,7 +112,7 @@ class Trained:
 
     def gradients(self):
         """The gradients that the optimizer would apply, by name."""
-        self.optimizer._reduce()
+        self.optimizer.sums.reduce()
         sizes = [owner.shard.numel() for owner in self.optimizer.owners]
         names = {owner: name for name, owner in self.owners.items()}
         pieces = self.optimizer.gradients.split(sizes)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from runtime.cases import BATCH, telling_cases, trained
+from runtime.cases import BATCH, reducing_cases, telling_cases, trained
 from runtime.ranks import on_grid, on_ranks
 
 from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
@@ -35,7 +35,9 @@ def planned_step(case):
     plan = AXONN.plan(spec, job, CandidateTable.single(configuration))
     assert number(plan.n_microsteps) == case.n_microsteps
     operations = []
-    for phase in [*plan.microstep.phases * case.n_microsteps, *plan.step_end.phases]:
+    last = plan.sync_microstep or plan.microstep
+    microsteps = [*plan.microstep.phases * (case.n_microsteps - 1), *last.phases]
+    for phase in [*microsteps, *plan.step_end.phases]:
         operations += list(phase.operations) * phase.repeats
     described = [describe_planned(op, case.grid) for op in operations]
     return [op for op in described if op is not None]
@@ -93,3 +95,8 @@ def check_times(operations):
 )
 def test_record_equals_plan(n_ranks):
     on_ranks(n_ranks, check_records, list(telling_cases(n_ranks)))
+
+
+@pytest.mark.parametrize("n_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_record_equals_plan_where_the_backward_pass_reduces_gradients(n_ranks):
+    on_ranks(n_ranks, check_records, reducing_cases(n_ranks))

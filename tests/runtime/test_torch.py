@@ -160,6 +160,7 @@ def test_collectives_have_the_names_of_the_step_plan(recompute):
 
 PLAIN = Configuration(Layout({"shard": 4, "replica": 1}))
 SELECTIVE = replace(PLAIN, recompute="selective")
+REDUCING = Overlap(grad_reduce=True)
 LATENT = LatentAttention(kv_rank=8, q_rank=0, content_dim=8, position_dim=4, value_dim=8)
 
 
@@ -169,6 +170,7 @@ LATENT = LatentAttention(kv_rank=8, q_rank=0, content_dim=8, position_dim=4, val
         ({"configuration": SELECTIVE}, "recompute is 'selective'"),
         ({"goldfish": 3}, "goldfish is of axonn here"),
         ({"job": Job(4, 8, 16, dtype="fp32", dropout=True)}, "dropout is not executed"),
+        ({"job": Job(4, 8, 16, "fp32", overlap=REDUCING)}, "overlap_grad_reduce is of axonn here"),
         ({"strategy": "zeropp"}, "strategy is 'zeropp'; allowed: axonn, zero3, megatron"),
         ({"model": Model("p", 2, 32, 4, 256, 16, parallel_block=True)}, "parallel blocks"),
         ({"model": Model("p", 2, 32, 4, 256, 16, experts=Experts(4, 2, 32))}, "has experts, which"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from axonn_tune.errors import InputError
 from axonn_tune.runtime.axonn.gemm import Gemms
 from axonn_tune.runtime.axonn.mesh import Mesh
-from axonn_tune.runtime.axonn.weights import GradientScatters, WeightGathers
+from axonn_tune.runtime.axonn.weights import GradientScatters, Matrix, WeightGathers
 from axonn_tune.runtime.ranks.collectives import Collectives
 from axonn_tune.runtime.ranks.recorder import Recorder
 from axonn_tune.spec import names
@@ -38,6 +38,12 @@ class Engine:
         be called after each step, as `Trainer` does; otherwise the record fills the memory.
     recorder : Recorder, optional
         What notes the operations, instead of a recorder of its own.
+
+    Attributes
+    ----------
+    unit_formed : function or None
+        What a backward pass calls when it has formed the gradients of the head or of a block, with
+        the name of that unit and the first of its matrices. It is set before the forward pass.
 
     Raises
     ------
@@ -72,6 +78,7 @@ class Engine:
         self.scatters = GradientScatters(mesh, self.collectives, self.recorder, self.overlap.ors)
         self.scatters.after_backward.append(self.gathers.end_microstep)
         self.chain = names.FORWARD
+        self.unit_formed: Callable[[str, Matrix], None] | None = None
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:

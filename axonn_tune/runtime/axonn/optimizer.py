@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
 
 from axonn_tune.runtime.axonn.engine import Engine
+from axonn_tune.runtime.axonn.gradients import GradientSums
 from axonn_tune.runtime.axonn.weights import Matrix, Vector
 from axonn_tune.runtime.ranks.collectives import wait
 from axonn_tune.spec import names
-from axonn_tune.strategies.axonn4d import BUCKET_BYTES
 
 # The numbers of AdamW, unless a caller asks for others.
 LR = 3e-4
@@ -23,8 +21,7 @@ CLIP_NORM = 1.0
 class Optimizer:
     """Owns the memory of a model's weights and gradients, each in one flat buffer.
 
-    A backward pass leaves a micro-step's gradients in the weights' type, and its end adds them to
-    sums in fp32. `step` reduces these sums over the grid, clips them, applies them and clears them.
+    `step` reduces the sums of gradients over the grid, clips them, applies them and clears them.
 
     Parameters
     ----------
@@ -35,6 +32,8 @@ class Optimizer:
         Numbers of AdamW; norms, biases and positions are not decayed.
     clip_norm : float or None
         Largest norm of the whole gradient; None for no clipping.
+    one_microstep : bool
+        Whether each step has one micro-step only, which saves passes over the gradients in fp32.
 
     Attributes
     ----------
@@ -53,40 +52,26 @@ class Optimizer:
         eps: float = 1e-8,
         weight_decay: float = WEIGHT_DECAY,
         clip_norm: float | None = CLIP_NORM,
+        one_microstep: bool = False,
     ) -> None:
         self.mesh = engine.mesh
         self._engine = engine
         self._clip_norm = clip_norm
-        matrices = [m for m in model.modules() if isinstance(m, Matrix)]
         vectors = [m for m in model.modules() if isinstance(m, Vector)]
         self.owners: list[Matrix | Vector] = [
-            *matrices,
             *sorted(vectors, key=lambda vector: vector.axis, reverse=True),
+            *(m for m in model.modules() if isinstance(m, Matrix)),
         ]
-        sizes = [owner.shard.numel() for owner in self.owners]
-        self._n_in_matrices = sum(sizes[: len(matrices)])
-        n_over_y = sum(v.shard.numel() for v in vectors if v.axis == "y")
-        self._vector_sizes = {"y": n_over_y, "x": sum(sizes) - self._n_in_matrices - n_over_y}
+        self._n_over_y = sum(v.shard.numel() for v in vectors if v.axis == "y")
         self.weights = torch.cat([owner.shard.detach() for owner in self.owners])
-        self._new_gradients = torch.zeros_like(self.weights)
-        self.gradients = torch.zeros_like(self.weights, dtype=torch.float32)
+        sizes = [owner.shard.numel() for owner in self.owners]
+        for owner, weight in zip(self.owners, self.weights.split(sizes), strict=True):
+            owner.shard.data = weight
+        self.sums = GradientSums(engine, self.owners, one_microstep)
+        self.gradients = self.sums.flat
         self.has_master_copy = self.weights.dtype != torch.float32
         self.master = self.weights.float() if self.has_master_copy else self.weights
-        self._adopt(sizes)
         self.adamw = self._adamw(lr, betas, eps, weight_decay)
-        engine.scatters.after_backward.append(self._accumulate)
-
-    def _adopt(self, sizes: list[int]) -> None:
-        """Let the layers' parameters and gradients be views of the buffers."""
-        pieces = zip(
-            self.owners, self.weights.split(sizes), self._new_gradients.split(sizes), strict=True
-        )
-        for owner, weight, gradient in pieces:
-            owner.shard.data = weight
-            if isinstance(owner, Matrix):
-                owner.gradient = gradient
-            else:
-                owner.shard.grad = gradient  # autograd adds to it
 
     def _adamw(
         self, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
@@ -98,8 +83,8 @@ class Optimizer:
         flats = []
         groups = []
         for part, decay in (
-            (slice(0, self._n_in_matrices), weight_decay),
-            (slice(self._n_in_matrices, None), 0.0),
+            (slice(0, self.sums.n_in_vectors), 0.0),
+            (slice(self.sums.n_in_vectors, None), weight_decay),
         ):
             flat = nn.Parameter(self.master[part])
             flat.grad = self.gradients[part]
@@ -136,12 +121,6 @@ class Optimizer:
             count.fill_(n_updates)
         self.weights.copy_(self.master)
 
-    def _accumulate(self) -> None:
-        nbytes = self._new_gradients.nbytes + 2.0 * self.gradients.nbytes
-        with self._engine.recorder.memory_bound(names.GRADIENT_ACCUMULATE, nbytes):
-            self.gradients.add_(self._new_gradients)
-            self._new_gradients[self._n_in_matrices :].zero_()
-
     @torch.no_grad()
     def step(self, scale: torch.Tensor | None = None) -> torch.Tensor:
         """Update the weights.
@@ -157,7 +136,7 @@ class Optimizer:
             The norm of the whole gradient before clipping, shape ().
         """
         recorder = self._engine.recorder
-        self._reduce()
+        self.sums.reduce()
         norm = self._norm()
         factor = torch.ones_like(norm) if scale is None else scale
         norm = norm * factor
@@ -166,41 +145,27 @@ class Optimizer:
         with recorder.memory_bound(names.GRADIENT_CLIP, 2.0 * self.gradients.nbytes):
             self.gradients.mul_(factor)
         moments_bytes = 2.0 * self.gradients.nbytes
-        nbytes = 2.0 * (self.gradients.nbytes + moments_bytes + self.master.nbytes)
+        nbytes = 2.0 * (moments_bytes + self.master.nbytes)
+        nbytes += self.gradients.nbytes + self.sums.added_to.nbytes
         nbytes += self.weights.nbytes if self.has_master_copy else 0.0
         with recorder.memory_bound(names.OPTIMIZER_STEP, nbytes):
             self.adamw.step()
             if self.has_master_copy:
                 self.weights.copy_(self.master)
-            self.gradients.zero_()
+            self.sums.added_to.zero_()
         return norm
-
-    def _reduce(self) -> None:
-        """Sum over the ranks that worked on other tokens: vectors over Z, then all over data."""
-        collectives = self._engine.collectives
-        vectors = self.gradients[self._n_in_matrices :]
-        wait(collectives.all_reduce(names.GRADIENT_VECTORS, vectors, "z"))
-        n_buckets = math.ceil(self.gradients.nbytes / BUCKET_BYTES)
-        pending = [
-            collectives.all_reduce(names.GRADIENT_ALL_REDUCE, bucket, "data")
-            for bucket in self.gradients.tensor_split(n_buckets)
-        ]
-        for collective in pending:
-            wait(collective)
 
     def _norm(self) -> torch.Tensor:
         """Return the norm over the grid, in which each element counts once."""
         mesh = self._engine.mesh
         with self._engine.recorder.memory_bound(names.GRADIENT_NORM, self.gradients.nbytes):
-            sizes = [self._n_in_matrices, self._vector_sizes["y"], self._vector_sizes["x"]]
-            parts = self.gradients.split(sizes)
-            squares = [torch.linalg.vector_norm(part).square() for part in parts]
+            parts = self.gradients.tensor_split((self._n_over_y, self.sums.n_in_vectors))
+            over_y, over_x, total = (torch.linalg.vector_norm(part).square() for part in parts)
         is_first = {axis: mesh.coordinate(axis) == 0 for axis in ("x", "y", "z")}
-        total = squares[0].clone()
         if is_first["z"] and is_first["x"]:
-            total += squares[1]
+            total += over_y
         if is_first["z"] and is_first["y"]:
-            total += squares[2]
+            total += over_x
         for axis in ("x", "y", "z"):
             wait(self._engine.collectives.all_reduce(names.norm_all_reduce(axis), total, axis))
         return total.sqrt()

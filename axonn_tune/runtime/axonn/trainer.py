@@ -123,7 +123,9 @@ class Trainer:
         start = time.perf_counter()
         recorder.start_step()
         total = torch.zeros((), device=device)
-        for tokens, targets in batches:
+        for number, (tokens, targets) in enumerate(batches, start=1):
+            if number == len(batches) and self._engine.overlap.grad_reduce:
+                self._optimizer.sums.reduce_in_backward()
             n_counted = float(self._global_batch * tokens.shape[1])
             loss = self._model.loss(tokens, targets, n_counted)
             loss.backward()
