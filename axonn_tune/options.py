@@ -200,7 +200,15 @@ class SwitchOptions(TypedDict, total=False):
     ]
     distributed_optimizer: Annotated[
         bool | None,
-        Option("Shard optimizer states over replicas.", None, "as the engine, axonn no"),
+        Option("Shard optimizer states over replicas (ZeRO-1).", None, "as the engine, axonn no"),
+    ]
+    shard_gradients: Annotated[
+        bool,
+        Option(
+            "Shard gradients over replicas, too, and reduce them in every micro-step (ZeRO-2; "
+            "axonn and megatron).",
+            False,
+        ),
     ]
     split_experts: Annotated[
         bool,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import RANK_IS_PLACE, Start, training_start
 from axonn_tune.spec.layout import AXES, LETTERS, PAPER_ORDER, PIPELINE
 from axonn_tune.step.prediction import Prediction
+from axonn_tune.strategies.axonn4d import Axonn4D
 
 PROGRAM = "train_axonn.py"
 # Kernels then run in the order in which they were issued, as the overlaps assume
@@ -16,7 +18,20 @@ _MODULES = ("axonn_gpt.py", "pipeline.py", "layers.py", "training.py")
 
 
 def start(prediction: Prediction, train: str | None) -> Start:
-    """Return how AxoNN is started; its calls follow axonn/axonn.py and axonn/intra_layer/."""
+    """Return how AxoNN is started; its calls follow axonn/axonn.py and axonn/intra_layer/.
+
+    Raises
+    ------
+    InputError
+        The prediction shards what the program keeps whole on every replica.
+    """
+    strategy = prediction.scenario.strategy
+    if train is None and isinstance(strategy, Axonn4D) and strategy.sharded_optimizer:
+        given = "--shard-gradients" if strategy.sharded_gradients else "--distributed-optimizer"
+        raise InputError(
+            f"{given}: {PROGRAM} keeps whole optimizer states on every replica, as AxoNN 0.2.0 "
+            "does; allowed: --train with a program that shards them, or neither option"
+        )
     begun = training_start(
         prediction, PROGRAM, _MODULES, (*AXES, PIPELINE), " and axonn 0.2.0", train
     )

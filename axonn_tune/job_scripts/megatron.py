@@ -52,6 +52,14 @@ _PRECISION_FLAGS = {
 }
 
 
+# Megatron-FSDP as ZeRO-2, which asserts its own format of checkpoints.
+_SHARDED_GRADIENTS = (
+    "--use-megatron-fsdp",
+    "--data-parallel-sharding-strategy optim_grads",
+    "--ckpt-format fsdp_dtensor",
+)
+
+
 # Modules that Megatron-Core 0.16 (TransformerConfig) refuses with delayed scaling.
 _NOT_DELAYED = {"layernorm", "moe_act"}
 
@@ -69,7 +77,11 @@ def start(prediction: Prediction, train: str | None) -> Start:
         to_fill_in += (
             "Megatron-LM normalises each head's query and key; the model all heads at once.",
         )
-    return Start({}, command, to_fill_in, _ENVIRONMENT)
+    strategy = prediction.scenario.strategy
+    assert isinstance(strategy, Megatron3D)
+    # Megatron-FSDP asserts that the variable is not set.
+    environment = {} if strategy.shards_gradients else _ENVIRONMENT
+    return Start({}, command, to_fill_in, environment)
 
 
 def flags(prediction: Prediction) -> list[str]:
@@ -108,6 +120,8 @@ def flags(prediction: Prediction) -> list[str]:
             lines.append("--tp-comm-overlap")
     if strategy.distributed_optimizer:
         lines.append("--use-distributed-optimizer")
+    if strategy.shards_gradients:
+        lines += _SHARDED_GRADIENTS
     if strategy.overlap_grad_reduce:
         lines.append("--overlap-grad-reduce")
     if strategy.overlap_grad_reduce and strategy.distributed_optimizer:

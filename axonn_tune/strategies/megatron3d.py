@@ -46,10 +46,16 @@ from axonn_tune.strategies.megatron_stage import (
     stored_parameters,
 )
 from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
-from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
+from axonn_tune.strategies.optimizer import (
+    clip_and_update,
+    host_copies,
+    sharded_text,
+    state_bytes,
+)
 from axonn_tune.strategies.pipeline import (
     admits_schedule,
     admits_virtual,
+    broken_gradient_rules,
     broken_pipeline_rules,
     copies_of_model,
     layers_of_stage,
@@ -76,6 +82,8 @@ _EXPERT_AXES = replace(
 _SPLIT_EXPERT_AXES = replace(_EXPERT_AXES, folded="context*data")
 _UPDATED_BLOCK = "weights.block.all_gather"
 _UPDATED_EXPERTS = "weights.experts.all_gather"
+_BLOCK_GRADIENTS = "gradient.block.reduce"
+_HEAD_GRADIENT = "gradient.head.reduce"
 _EXPERT_GRADIENTS = "gradient.experts.reduce"
 
 
@@ -127,6 +135,9 @@ class Megatron3D:
     low_weights
         Whether weights of low products are stored and gathered in their format only
         (--fp8-param-gather, --fp4-param-gather).
+    shards_gradients
+        Whether sums of gradients are sharded with the optimizer states, so that every micro-step
+        reduces its own (--data-parallel-sharding-strategy optim_grads).
     """
 
     sequence_parallel: bool = True
@@ -142,6 +153,7 @@ class Megatron3D:
     overlaps_tensor: bool = False
     exchanges_adapters: bool = False
     low_weights: bool = False
+    shards_gradients: bool = False
     schedule: str = ONE_F_ONE_B
     stage_layout: str = ""
     name: str = "megatron"
@@ -150,6 +162,12 @@ class Megatron3D:
     offload_modules: Sequence[str] = OFFLOAD_MODULES
     engine: Engine = IDEAL
     caveat: str = ""
+
+    @property
+    def sharded_by_choice(self) -> str:
+        """What replicas share beyond the engine's distributed optimizer, if it has one."""
+        is_usual = self.distributed_optimizer == self.engine.megatron.distributed_optimizer
+        return sharded_text(self.distributed_optimizer and not is_usual, self.shards_gradients)
 
     @property
     def compute_key(self) -> tuple[str, ...]:
@@ -175,6 +193,11 @@ class Megatron3D:
             "unfused attention of split sequences": (context > 1) & (job.attention == "unfused"),
             "global batch not divisible by data": job.global_batch % placements.size("data") != 0,
         }
+        if self.shards_gradients:
+            reason = "sharded gradients need --overlap-grad-reduce and trained weights"
+            is_alone = placements.size(_REPLICAS) == 1
+            broken[reason] = ~(is_alone | self.overlaps_reduction(job))
+            broken |= broken_gradient_rules(placements)
         if job.adapters is not None:
             reason = "rank of adapters not divisible by tensor"
             broken[reason] = job.adapters.rank % tensor != 0
@@ -300,6 +323,11 @@ class Megatron3D:
         replicas = shapes.table.size(_REPLICAS)
         if self.distributed_optimizer:
             owned = self.owned_share(shapes, dense, routed) / n_copies
+        summed = trained
+        if self.shards_gradients:
+            outside = stored_parameters(shapes, (), first, last)
+            two_blocks = 2.0 * (trained - outside) / len(layers)
+            summed = owned + np.where(replicas > 1, outside + two_blocks, 0.0)
         memory = self.engine.memory
         bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
         n_dummies = model.block_matmul_parameters + last * model.head.parameters
@@ -310,7 +338,7 @@ class Megatron3D:
         moved = moved_by_layers(shapes, layers, chunk)
         return {
             "weights": (uncast + adapters) * job.element_bytes + matrices * kept_weight_bytes(job),
-            "gradients": trained * (self.gradient_bytes(job) + bucket_bytes),
+            "gradients": summed * (self.gradient_bytes(job) + bucket_bytes),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
             **host_activations(job, held * moved),
@@ -427,10 +455,17 @@ class MegatronCommunication(SequenceParallel):
             host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
-        """Wait for the gathered input."""
+        """Wait for the gathered input; where gradients are sharded, for those of another block.
+
+        A rank then holds the whole gradients of two blocks at most.
+        """
         shape = self.shapes.linears.get(layer)
         if shape is not None and self._gathers_tokens(shape):
             host.wait(names.all_gather(names.of_layer(BACKWARD, layer)))
+        is_last_of_block = layer == self.shapes.model.attention_linears[0].name
+        if self.options.shards_gradients and is_last_of_block:
+            host.wait(_BLOCK_GRADIENTS)
+            self._await_experts(host, _EXPERT_GRADIENTS)
 
     # Experts ---------------------------------------------------------------------------------
 
@@ -513,11 +548,28 @@ class MegatronCommunication(SequenceParallel):
 
     def end_block(self, host: HostProgram) -> None:
         """Start to reduce the block's gradients, while earlier blocks form theirs."""
-        if self.sync:
-            name = "gradient.block.reduce"
-            parameters = self._block_parameters
-            self._over_replicas(host, name, self._reduce_kind, parameters, self._gradient_bytes)
+        if self.sync or self.options.shards_gradients:
+            self._reduce(host, _BLOCK_GRADIENTS, self._block_parameters)
             self._reduce_experts(host, self._block_experts)
+
+    def send_gradient(self, host: HostProgram, layer: str) -> None:
+        """Start to reduce gradients outside blocks, where they are sharded.
+
+        The head's are the first; all others go with the embedding's, which may be the head's, too.
+        """
+        if not self.options.shards_gradients:
+            return
+        model = self.shapes.model
+        has_own = not model.tied_embeddings
+        of_head = has_own * model.head.parameters / self.shapes.table.size("tensor")
+        if layer == "embedding":
+            self._reduce(host, names.GRADIENT_REDUCE, self._stored_outside() - of_head)
+        elif layer == "head" and has_own:
+            self._reduce(host, _HEAD_GRADIENT, of_head)
+
+    def _reduce(self, host: HostProgram, name: str, n_elements: Array) -> None:
+        """Start to reduce gradients over the replicas."""
+        self._over_replicas(host, name, self._reduce_kind, n_elements, self._gradient_bytes)
 
     def _over_replicas(
         self,
@@ -601,12 +653,36 @@ class MegatronCommunication(SequenceParallel):
         return stored_parameters(self.shapes, (), True, self.shapes.table.n_stages == 1)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
-        """Without fused accumulation, add the micro-step's gradients to the fp32 sums."""
+        """Without fused accumulation, add the micro-step's gradients to the fp32 sums.
+
+        Where gradients are sharded, add what the last reductions have brought to the shards.
+        """
+        if self.options.shards_gradients:
+            self._add_shards(host)
         if self.options.fused_accumulation:
             return
         stored = self._stored_outside() + self._stored_in_blocks()
-        nbytes = stored * (self.shapes.element_bytes + 2.0 * self._gradient_bytes)
+        # Gradients of which each replica sums a shard are converted only.
+        n_passes = 2.0 - self._shares_gradients
+        nbytes = stored * (self.shapes.element_bytes + n_passes * self._gradient_bytes)
         host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes / self.shapes.n_virtual, "add")
+
+    def _add_shards(self, host: HostProgram) -> None:
+        """Wait for the micro-step's gradients, and add a rank's shards to the earlier ones."""
+        host.wait(_BLOCK_GRADIENTS)
+        host.wait(names.GRADIENT_REDUCE)
+        self._await_experts(host, _EXPERT_GRADIENTS)
+        n_layers = len(self._first_layers)
+        dense = self._stored_outside() + n_layers * self._block_parameters
+        owned = self.options.owned_share(self.shapes, dense, n_layers * self._block_experts)
+        nbytes = self._shares_gradients * 3.0 * owned * self._gradient_bytes
+        host.memory_bound("gradient.shards", nbytes, "add")
+
+    @property
+    def _shares_gradients(self) -> Array:
+        """1 where several replicas share the sums of gradients, else 0."""
+        has_replicas = self.shapes.table.size(_REPLICAS) > 1
+        return (has_replicas & self.options.shards_gradients).astype(np.float64)
 
     def step_end(self, host: HostProgram) -> None:
         """Reduce the gradients that no micro-step has reduced, clip, and update the weights.
@@ -637,10 +713,9 @@ class MegatronCommunication(SequenceParallel):
             remaining = outside + in_blocks
             self._reduce_experts(host, experts)
             self._await_experts(host, _EXPERT_GRADIENTS)
-        self._over_replicas(
-            host, names.GRADIENT_REDUCE, self._reduce_kind, remaining, gradient_bytes
-        )
-        host.wait(names.GRADIENT_REDUCE)
+        if not options.shards_gradients:
+            self._reduce(host, names.GRADIENT_REDUCE, remaining)
+            host.wait(names.GRADIENT_REDUCE)
         stored = outside + in_blocks + experts
         owned = stored
         if options.distributed_optimizer:
@@ -651,7 +726,7 @@ class MegatronCommunication(SequenceParallel):
             owned,
             gradient_bytes,
             norm_sums={names.norm_all_reduce(axis): axis for axis in ("tensor", PIPELINE)},
-            cleared=stored,
+            cleared=owned if options.shards_gradients else stored,
             offload=options.engine.offload_in(shapes.job),
         )
         if options.distributed_optimizer:

@@ -182,6 +182,24 @@ def test_megatron_reads_the_kind_of_context_parallelism(kind, name):
     assert "cp-comm-type" not in whole
 
 
+def test_megatron_shards_gradients_with_its_fsdp():
+    search = build_search("llama3-8b", 16, "dgx-h100", strategy="megatron", shard_gradients=True)
+    script = launch_files(best_of_layout(search, "tensor=2,data=8"))["launch.sbatch"]
+    given = "--use-megatron-fsdp", "--data-parallel-sharding-strategy optim_grads"
+    for flag in (*given, "--ckpt-format fsdp_dtensor", "--use-distributed-optimizer"):
+        assert flag in script
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in script
+
+
+@pytest.mark.parametrize("option", ["distributed_optimizer", "shard_gradients"])
+def test_axonn_shards_in_a_program_of_the_user_only(option):
+    search = build_search("5b", 16, "perlmutter", strategy="axonn", **{option: True})
+    chosen = best_of_layout(search, "1x1x4x4")
+    with pytest.raises(InputError, match=f"--{option.replace('_', '-')}: train_axonn.py keeps"):
+        launch_files(chosen)
+    assert "python my.py" in launch_files(chosen, train="my.py")["launch.sbatch"]
+
+
 def test_the_parts_of_zeropp_are_switched():
     search = build_search("20b", 64, "frontier", strategy="zeropp", hpz=False, qgz=False)
     files = launch_files(best_of_layout(search, "secondary=8,across=8"))
