@@ -266,7 +266,7 @@ class SwitchOptions(TypedDict, total=False):
     context_kind: Annotated[
         str | None,
         Option(
-            "Kind of context parallelism: ring, all_gather or ulysses (megatron).",
+            "Kind of context parallelism: ring, all_gather, ulysses or ulysses_ring (megatron).",
             None,
             "as the engine",
         ),

@@ -16,14 +16,14 @@ group as the MLP is (--expert-tensor-parallel-size).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 
 import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import IDEAL, RING, ULYSSES, Engine, value_or
+from axonn_tune.spec.engine import IDEAL, RING, Engine, value_or
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE, Axes
 from axonn_tune.spec.model import Model
@@ -35,7 +35,11 @@ from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
 from axonn_tune.spec.stage_layout import layers_of_stages
 from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Weight
-from axonn_tune.strategies.context import context_parallelism
+from axonn_tune.strategies.context import (
+    broken_context_rules,
+    context_axes,
+    context_parallelism,
+)
 from axonn_tune.strategies.megatron_stage import (
     held_by_blocks,
     module_layers,
@@ -67,19 +71,6 @@ from axonn_tune.strategies.sequence_parallel import SequenceParallel, broken_ten
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 from axonn_tune.strategies.transformer import Transformer
 
-# Tensor is the fastest axis of the rank number, pipeline the slowest (--use-tp-pp-dp-mapping off).
-_REPLICAS = "context*data"
-_AXES = Axes(
-    ("tensor", "context", "data", PIPELINE),
-    ("data",),
-    ("tensor", "context", PIPELINE, _REPLICAS),
-)
-_EXPERT_AXES = replace(
-    _AXES,
-    groups=(*_AXES.groups, EXPERT, EXPERT_REPLICAS),
-    folded="tensor*context*data",
-)
-_SPLIT_EXPERT_AXES = replace(_EXPERT_AXES, folded="context*data")
 _UPDATED_BLOCK = "weights.block.all_gather"
 _UPDATED_EXPERTS = "weights.experts.all_gather"
 _BLOCK_GRADIENTS = "gradient.block.reduce"
@@ -108,7 +99,8 @@ class Megatron3D:
         Whether gradients are summed and reduced in fp32 (--accumulate-allreduce-grads-in-fp32,
         which bf16 implies), not in the weights' dtype.
     context_kind
-        Kind of context parallelism, one of `CONTEXT_KINDS` (--cp-comm-type p2p, all_gather, a2a).
+        Kind of context parallelism, one of `CONTEXT_KINDS` (--cp-comm-type p2p, all_gather, a2a,
+        a2a+p2p).
     has_experts
         Whether the model has experts, so that layouts have an axis for them
         (--expert-model-parallel-size).
@@ -172,30 +164,47 @@ class Megatron3D:
     @property
     def compute_key(self) -> tuple[str, ...]:
         """The columns on which the sizes of a micro-step's kernels depend."""
-        key = ("tensor", "context", "micro_batch")
+        key = ("tensor", *context_axes(self.context_kind), "micro_batch")
         return (*key, EXPERT) if self.has_experts else key
 
     @property
     def axes(self) -> Axes:
-        """The axes tensor, context, data and pipeline, and that of experts where there are any."""
+        """The axes tensor, context, data and pipeline, and that of experts where there are any.
+
+        Tensor is the fastest axis of the rank number, pipeline the slowest (--use-tp-pp-dp-mapping
+        off).
+        """
+        names = ("tensor", *context_axes(self.context_kind), "data", PIPELINE)
+        groups = (*names[:-2], PIPELINE, self.replicas)
         if not self.has_experts:
-            return _AXES
-        return _SPLIT_EXPERT_AXES if self.splits_experts else _EXPERT_AXES
+            return Axes(names, ("data",), groups)
+        # Experts divide the tensor group, too, unless that splits each of them.
+        folded = names[1:-1] if self.splits_experts else names[:-1]
+        groups = (*groups, EXPERT, EXPERT_REPLICAS)
+        return Axes(names, ("data",), groups, folded="*".join(folded))
+
+    @property
+    def context(self) -> str:
+        """The axis, or the product of axes, whose ranks share a sequence."""
+        return "*".join(context_axes(self.context_kind))
+
+    @property
+    def replicas(self) -> str:
+        """The product of axes whose ranks hold the same weights, apart from experts."""
+        return f"{self.context}*data"
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each of Megatron-LM's rules, the placements that break it, shape (P,)."""
         tensor = placements.size("tensor")
-        context = placements.size("context")
+        context = placements.size(self.context)
         broken = {
             **broken_tensor_rules(model, tensor),
-            "sequence not divisible by twice context": (context > 1)
-            & (job.seq_len % (2 * context) != 0),
-            "unfused attention of split sequences": (context > 1) & (job.attention == "unfused"),
+            **broken_context_rules(self.context_kind, model, job, placements, "tensor"),
             "global batch not divisible by data": job.global_batch % placements.size("data") != 0,
         }
         if self.shards_gradients:
             reason = "sharded gradients need --overlap-grad-reduce and trained weights"
-            is_alone = placements.size(_REPLICAS) == 1
+            is_alone = placements.size(self.replicas) == 1
             broken[reason] = ~(is_alone | self.overlaps_reduction(job))
             broken |= broken_gradient_rules(placements)
         if job.adapters is not None:
@@ -204,16 +213,10 @@ class Megatron3D:
         if model.experts is not None and self.splits_experts:
             reason = "experts' size not divisible by tensor"
             broken[reason] = model.experts.hidden_size % tensor != 0
-        if self.context_kind == ULYSSES:
-            for heads, count in (("attention", model.n_heads), ("KV", model.n_kv_heads)):
-                reason = f"{heads} heads not divisible by tensor*context"
-                broken[reason] = count % (tensor * context) != 0
-        if self.context_kind == RING and model.window:
-            broken["sliding windows of sequences that a ring splits"] = context > 1
         if model.experts is not None and not self.sequence_parallel:
             broken["experts with tensor need sequence parallelism"] = tensor > 1
         if self.sequence_parallel:
-            reason = "sequence not divisible by tensor*context"
+            reason = f"sequence not divisible by tensor*{self.context}"
             broken[reason] = job.seq_len % (tensor * context) != 0
         if self.schedule == DUALPIPE:
             if not self.overlap_grad_reduce:
@@ -257,7 +260,7 @@ class Megatron3D:
             model,
             job,
             table,
-            tokens=table.sequences_at_once * job.seq_len / table.size("context"),
+            tokens=table.sequences_at_once * job.seq_len / table.size(self.context),
             x=np.ones(len(table)),
             y=tensor,
             y_axis="tensor",
@@ -320,7 +323,7 @@ class Megatron3D:
         dense, routed = (stored, experts) if job.trains_weights else (adapters, 0.0)
         trained = dense + routed
         owned = trained
-        replicas = shapes.table.size(_REPLICAS)
+        replicas = shapes.table.size(self.replicas)
         if self.distributed_optimizer:
             owned = self.owned_share(shapes, dense, routed) / n_copies
         summed = trained
@@ -355,7 +358,7 @@ class Megatron3D:
         Of those that it stores, replicas of the rank share all but the experts, and ranks that hold
         the same experts share these.
         """
-        of_others = stored / shapes.table.size(_REPLICAS)
+        of_others = stored / shapes.table.size(self.replicas)
         if not self.has_experts:
             return of_others
         return of_others + experts / shapes.table.size(EXPERT_REPLICAS)
@@ -578,10 +581,11 @@ class MegatronCommunication(SequenceParallel):
         kind: str,
         n_elements: Array,
         element_bytes: Size,
-        axis: str = _REPLICAS,
+        axis: str = "",
         after: tuple[str, ...] = (),
     ) -> None:
-        """Start a collective over replicas, in buckets, after some copies."""
+        """Start a collective over replicas, or another axis, in buckets, after some copies."""
+        axis = axis or self.options.replicas
         program = self.options.engine.megatron
         n_replicas = self.shapes.table.size(axis)
         bucket_elements = np.maximum(
@@ -681,7 +685,7 @@ class MegatronCommunication(SequenceParallel):
     @property
     def _shares_gradients(self) -> Array:
         """1 where several replicas share the sums of gradients, else 0."""
-        has_replicas = self.shapes.table.size(_REPLICAS) > 1
+        has_replicas = self.shapes.table.size(self.options.replicas) > 1
         return (has_replicas & self.options.shards_gradients).astype(np.float64)
 
     def step_end(self, host: HostProgram) -> None:

@@ -182,6 +182,23 @@ def test_megatron_reads_the_kind_of_context_parallelism(kind, name):
     assert "cp-comm-type" not in whole
 
 
+@pytest.mark.parametrize(
+    ("layout", "flags"),
+    [
+        ("ulysses=2,ring=4", "--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4"),
+        ("ulysses=8,ring=1", "--cp-comm-type a2a "),
+        ("ulysses=1,ring=8", "--cp-comm-type p2p "),
+    ],
+)
+def test_megatron_reads_two_kinds_of_context_parallelism(layout, flags):
+    search = build_search(
+        "llama3-8b", 16, "dgx-h100", strategy="megatron", context_kind="ulysses_ring"
+    )
+    files = launch_files(best_of_layout(search, f"tensor=1,data=2,{layout}"))
+    script = " ".join(files["launch.sbatch"].replace("\\\n", " ").split())
+    assert f"--context-parallel-size 8 {flags}" in script
+
+
 def test_megatron_shards_gradients_with_its_fsdp():
     search = build_search("llama3-8b", 16, "dgx-h100", strategy="megatron", shard_gradients=True)
     script = launch_files(best_of_layout(search, "tensor=2,data=8"))["launch.sbatch"]

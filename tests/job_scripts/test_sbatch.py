@@ -138,6 +138,7 @@ def test_megatron_knows_every_flag():
         {"layout": "context=2,data=2", "switches": Switches(context_kind="ulysses")},
         {"layout": "tensor=2,data=2", "switches": Switches(overlaps_tensor=True)},
         {"switches": Switches(shard_gradients=True)},
+        {"layout": "ulysses=2,ring=2", "switches": Switches(context_kind="ulysses_ring")},
         {"switches": plain, "model": replace(llama, qkv_bias=True)},
         {"model": replace(MODEL, position="none", n_kv_heads=2)},
         {"model": load_model("deepseek-v2"), "layout": "data=4,expert=4"},
