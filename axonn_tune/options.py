@@ -204,7 +204,15 @@ class SwitchOptions(TypedDict, total=False):
     ]
     distributed_optimizer: Annotated[
         bool | None,
-        Option("Shard optimizer states over replicas.", None, "as the engine, axonn no"),
+        Option("Shard optimizer states over replicas (ZeRO-1).", None, "as the engine, axonn no"),
+    ]
+    shard_gradients: Annotated[
+        bool,
+        Option(
+            "Shard gradients over replicas, too, and reduce them in every micro-step (ZeRO-2; "
+            "axonn and megatron).",
+            False,
+        ),
     ]
     split_experts: Annotated[
         bool,
@@ -262,7 +270,7 @@ class SwitchOptions(TypedDict, total=False):
     context_kind: Annotated[
         str | None,
         Option(
-            "Kind of context parallelism: ring, all_gather or ulysses (megatron).",
+            "Kind of context parallelism: ring, all_gather, ulysses or ulysses_ring (megatron).",
             None,
             "as the engine",
         ),

@@ -8,6 +8,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import RANK_IS_PLACE, Program, Start, training_start
 from axonn_tune.spec.layout import AXES, LETTERS, PAPER_ORDER, PIPELINE
 from axonn_tune.step.prediction import Prediction
+from axonn_tune.strategies.axonn4d import Axonn4D
 
 PROGRAM = Program(
     "train_axonn.py",
@@ -21,14 +22,28 @@ _ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 
 def start(prediction: Prediction, train: str | None) -> Start:
-    """Return how AxoNN is started; its calls follow axonn/axonn.py and axonn/intra_layer/."""
-    if prediction.scenario.job.overlap.grad_reduce:
+    """Return how AxoNN is started; its calls follow axonn/axonn.py and axonn/intra_layer/.
+
+    Raises
+    ------
+    InputError
+        The prediction overlaps or shards what the program does not.
+    """
+    strategy = prediction.scenario.strategy
+    if train is None and prediction.scenario.job.overlap.grad_reduce:
         raise InputError(
-            "AxoNN 0.2.0 reduces gradients over data after the backward pass; allowed: no "
-            "--overlap-grad-reduce"
+            f"--overlap-grad-reduce: {PROGRAM.name} reduces gradients over data after the backward "
+            "pass, as AxoNN 0.2.0 does; allowed: --train with a program that does not, or no such "
+            "option"
+        )
+    if train is None and isinstance(strategy, Axonn4D) and strategy.sharded_optimizer:
+        given = "--shard-gradients" if strategy.sharded_gradients else "--distributed-optimizer"
+        raise InputError(
+            f"{given}: {PROGRAM.name} keeps whole optimizer states on every replica, as AxoNN "
+            "0.2.0 does; allowed: --train with a program that shards them, or neither option"
         )
     program = PROGRAM
-    if prediction.scenario.strategy.name != "axonn":
+    if strategy.name != "axonn":
         program = replace(PROGRAM, engine="")  # No engine has facts of AxoNN with a pipeline.
     begun = training_start(prediction, program, (*AXES, PIPELINE), train)
     return replace(begun, environment=_ENVIRONMENT, rank_lines=rank_lines(prediction))

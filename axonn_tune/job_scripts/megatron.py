@@ -6,15 +6,18 @@ Core from which it builds its arguments (main, August 2026).
 
 from __future__ import annotations
 
+from math import prod
+
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import N_STEPS, Start
 from axonn_tune.job_scripts.megatron_model import model_flags
-from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
+from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES, ULYSSES_RING
 from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.plan import FLASH_ATTENTION
 from axonn_tune.spec.recomputation import is_partial, recomputed_modules
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.step.prediction import Prediction
+from axonn_tune.strategies.context import context_axes
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.pipeline import cut_layers
 
@@ -52,6 +55,14 @@ _PRECISION_FLAGS = {
 }
 
 
+# Megatron-FSDP as ZeRO-2, which asserts its own format of checkpoints.
+_SHARDED_GRADIENTS = (
+    "--use-megatron-fsdp",
+    "--data-parallel-sharding-strategy optim_grads",
+    "--ckpt-format fsdp_dtensor",
+)
+
+
 # Modules that Megatron-Core 0.16 (TransformerConfig) refuses with delayed scaling.
 _NOT_DELAYED = {"layernorm", "moe_act"}
 
@@ -69,7 +80,11 @@ def start(prediction: Prediction, train: str | None) -> Start:
         to_fill_in += (
             "Megatron-LM normalises each head's query and key; the model all heads at once.",
         )
-    return Start({}, command, to_fill_in, _ENVIRONMENT)
+    strategy = prediction.scenario.strategy
+    assert isinstance(strategy, Megatron3D)
+    # Megatron-FSDP asserts that the variable is not set.
+    environment = {} if strategy.shards_gradients else _ENVIRONMENT
+    return Start({}, command, to_fill_in, environment)
 
 
 def flags(prediction: Prediction) -> list[str]:
@@ -91,7 +106,7 @@ def flags(prediction: Prediction) -> list[str]:
         *([f"--mtp-num-layers {job.mtp_modules}"] if job.mtp_modules else []),
         f"--tensor-model-parallel-size {sizes['tensor']}",
         f"--pipeline-model-parallel-size {sizes[PIPELINE]}",
-        f"--context-parallel-size {sizes['context']}",
+        *_context_flags(prediction, strategy),
         *_expert_flags(prediction, strategy),
         f"--micro-batch-size {configuration.micro_batch}",
         f"--global-batch-size {job.global_batch}",
@@ -100,14 +115,14 @@ def flags(prediction: Prediction) -> list[str]:
         lines.append(f"--pipeline-model-parallel-layout {''.join(strategy.stage_layout.split())}")
     else:
         lines += _stage_flags(model.n_layers, sizes[PIPELINE], configuration.n_virtual)
-    if sizes["context"] > 1:
-        lines.append(f"--cp-comm-type {_CONTEXT_KINDS[strategy.context_kind]}")
     if strategy.sequence_parallel and sizes["tensor"] > 1:
         lines.append("--sequence-parallel")
         if strategy.overlaps_tensor:
             lines.append("--tp-comm-overlap")
     if strategy.distributed_optimizer:
         lines.append("--use-distributed-optimizer")
+    if strategy.shards_gradients:
+        lines += _SHARDED_GRADIENTS
     if strategy.overlap_grad_reduce:
         lines.append("--overlap-grad-reduce")
     if strategy.overlap_grad_reduce and strategy.distributed_optimizer:
@@ -133,6 +148,25 @@ def flags(prediction: Prediction) -> list[str]:
     lines.append(f"--attention-backend {_ATTENTION_BACKENDS[kind]}")
     rate = 0.1 if job.dropout else 0.0
     return [*lines, f"--attention-dropout {rate}", f"--hidden-dropout {rate}"]
+
+
+def _context_flags(prediction: Prediction, strategy: Megatron3D) -> tuple[str, ...]:
+    """Return the flags of the ranks that share a sequence, and of what these exchange.
+
+    Where two kinds work together, a group of one rank leaves the other kind alone.
+    """
+    axes = context_axes(strategy.context_kind)
+    sizes = [prediction.layout.size(axis) for axis in axes]
+    n_ranks = f"--context-parallel-size {prod(sizes)}"
+    if prod(sizes) == 1:
+        return (n_ranks,)
+    if strategy.context_kind != ULYSSES_RING:
+        return (n_ranks, f"--cp-comm-type {_CONTEXT_KINDS[strategy.context_kind]}")
+    if min(sizes) == 1:
+        kind = ULYSSES if sizes[1] == 1 else RING
+        return (n_ranks, f"--cp-comm-type {_CONTEXT_KINDS[kind]}")
+    levels = " ".join(map(str, sizes))
+    return (n_ranks, "--cp-comm-type a2a+p2p", f"--hierarchical-context-parallel-sizes {levels}")
 
 
 def _recompute_flags(recompute: str, precision: str) -> tuple[str, ...]:

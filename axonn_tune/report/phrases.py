@@ -32,7 +32,7 @@ def assumption_line(*searches: Search) -> str:
         f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, "
         f"{_sequences_text(searches)}{_seq_len_remark(scenario)}, {types_text(job)}, "
         f"{job.attention} attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}"
-        f"{engine_text}{_experts_text(scenario)}{_tuning_text(job)}{_offload_text(scenario)}."
+        f"{engine_text}{_sharding_text(scenario)}{_experts_text(scenario)}{_tuning_text(job)}{_offload_text(scenario)}."
     )
     return " ".join([line, *(remark for remark in remarks if remark)])
 
@@ -46,6 +46,12 @@ def _tuning_text(job: Job) -> str:
     n_samples = job.samples_per_sequence
     samples = "" if n_samples == 1.0 else f", {n_samples:g} samples in each sequence"
     return modules + adapters + samples
+
+
+def _sharding_text(scenario: Scenario) -> str:
+    """Name what replicas share at the user's wish, as the end of a sentence, if it is anything."""
+    sharded = scenario.strategy.sharded_by_choice
+    return f", {sharded} sharded over replicas" if sharded else ""
 
 
 def _experts_text(scenario: Scenario) -> str:

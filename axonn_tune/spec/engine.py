@@ -40,9 +40,14 @@ from axonn_tune.spec.precision import FULL, PRECISIONS, USUAL_LOW
 # Ways in which gradients are summed: in buckets of some bytes, all of them in one call, or with a
 # call for each parameter.
 BUCKETS, WHOLE, PARAMETERS = "buckets", "whole", "parameters"
-# Kinds of context parallelism: keys and values travel around a ring, or are gathered; or tokens are
-# exchanged for heads.
-RING, ALL_GATHER, ULYSSES = CONTEXT_KINDS = ("ring", "all_gather", "ulysses")
+# Kinds of context parallelism: keys and values travel around a ring, or are gathered; tokens are
+# exchanged for heads; or they are exchanged within small groups, and a ring connects these.
+RING, ALL_GATHER, ULYSSES, ULYSSES_RING = CONTEXT_KINDS = (
+    "ring",
+    "all_gather",
+    "ulysses",
+    "ulysses_ring",
+)
 # No engine moves the bytes of a kernel so often, or cuts it into so many.
 LARGEST_FACTOR = 1000.0
 # The term of a rank's memory that only offload adds: copies that the host holds.

@@ -144,6 +144,11 @@ def scatter_add(owner: str) -> str:
     return f"{owner}.scatter_add"
 
 
+def over(name: str, axis: str) -> str:
+    """Return the name of a collective that goes on over another axis where an earlier one ended."""
+    return f"{name}.{axis}"
+
+
 def collective(owner: str, kind: str) -> str:
     """Return the name of the collective of the given kind that serves `owner`."""
     return f"{owner}.{kind}"

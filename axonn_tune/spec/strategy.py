@@ -40,6 +40,11 @@ class Strategy(Protocol):
         ...
 
     @property
+    def sharded_by_choice(self) -> str:
+        """What replicas share beyond what the engine shards by itself; empty if it is no more."""
+        ...
+
+    @property
     def axes(self) -> Axes:
         """The axes along which the strategy arranges ranks."""
         ...

@@ -11,7 +11,8 @@ replicated over Y; heads and the MLP's hidden units are split over Y and replica
 over X, so attention and the activation are computed once per X rank.
 
 Beyond the paper's grid, layers may be cut into the stages of a pipeline (AxoNN's G_inter), and
-optimizer states may be sharded over data.
+optimizer states may be sharded over data (ZeRO-1), with them the gradients (ZeRO-2; Rajbhandari et
+al., arXiv 1910.02054).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -33,9 +35,15 @@ from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, Size, StepPlan
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.communication import Communication, Weight
-from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
+from axonn_tune.strategies.optimizer import (
+    clip_and_update,
+    host_copies,
+    sharded_text,
+    state_bytes,
+)
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
+    broken_gradient_rules,
     broken_pipeline_rules,
     chunk_layers,
     stage_memory,
@@ -66,12 +74,16 @@ class Axonn4D:
         Whether there is an axis of pipeline stages.
     sharded_optimizer
         Whether optimizer states are sharded over data.
+    sharded_gradients
+        Whether the sums of gradients are sharded over data, too: every micro-step scatters its
+        gradients over Z and then over data. Optimizer states are sharded then.
     engine
         Engine that carries it out.
     """
 
     pipelined: bool = False
     sharded_optimizer: bool = False
+    sharded_gradients: bool = False
     engine: Engine = IDEAL
     compute_key: tuple[str, ...] = ("x", "y", "micro_batch")
     n_virtual: Sequence[int] = (1,)
@@ -84,6 +96,11 @@ class Axonn4D:
     def name(self) -> str:
         """The name of the strategy for users and in results."""
         return "axonn-pipeline" if self.pipelined else "axonn"
+
+    @property
+    def sharded_by_choice(self) -> str:
+        """What replicas share: nothing, optimizer states, or gradients, too."""
+        return sharded_text(self.sharded_optimizer, self.sharded_gradients)
 
     @property
     def axes(self) -> Axes:
@@ -112,6 +129,8 @@ class Axonn4D:
             ),
             "global batch not divisible by G_z*G_data": job.global_batch % (z * data) != 0,
         }
+        if self.sharded_gradients:
+            broken |= broken_gradient_rules(placements)
         return broken | broken_pipeline_rules(model, placements)
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
@@ -160,18 +179,25 @@ class Axonn4D:
     def overlaps_reduction(self, job: Job) -> bool:
         """Return whether gradients are reduced over data during the last backward pass of a step.
 
-        Only a program that reduces them in buckets can, and none does in a pipeline.
+        Only a program that reduces them in buckets can, and none does in a pipeline. Where
+        gradients are sharded, every backward pass has reduced them.
         """
         in_buckets = self.engine.axonn.reduction == BUCKETS
-        return job.overlap.grad_reduce and in_buckets and not self.pipelined
+        is_able = in_buckets and not (self.pipelined or self.sharded_gradients)
+        return job.overlap.grad_reduce and is_able
 
     def adds_gradients(self, job: Job, table: CandidateTable) -> np.ndarray:
         """Return whether gradients of micro-steps are added to sums, shape (C,).
 
         The bundled runtime forms those of a single micro-step in fp32 where their sums belong.
         """
-        forms_sums = self.engine.axonn.reduction == BUCKETS and job.element_bytes == GRADIENT_BYTES
-        return (table.n_microsteps(job.global_batch) > 1) | self.pipelined | (not forms_sums)
+        is_fp32 = job.element_bytes == GRADIENT_BYTES
+        forms_sums = (
+            is_fp32
+            and self.engine.axonn.reduction == BUCKETS
+            and not (self.pipelined or self.sharded_gradients)
+        )
+        return (table.n_microsteps(job.global_batch) > 1) | (not forms_sums)
 
     def _stage_memory(
         self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool, held: Array
@@ -189,7 +215,12 @@ class Axonn4D:
         chunk = -(-n_layers // shapes.n_virtual)
         sharded, replicated = stored_parameters(shapes.model, shapes.table, n_layers, first, last)
         stored = sharded + replicated
-        owned = stored / shapes.table.size("data") if self.sharded_optimizer else stored
+        n_replicas = shapes.table.size("data")
+        owned = stored / n_replicas if self.sharded_optimizer else stored
+        summed, under_way = stored, np.zeros(len(shapes.table))
+        if self.sharded_gradients:
+            summed = sharded / n_replicas + replicated
+            under_way = np.where(n_replicas > 1, _gradients_awaiting_data(shapes), 0.0)
         norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
         inner_bytes = shapes.inner_bytes + shapes.grouped_query_bytes
         everything = norm_bytes + inner_bytes + shapes.saved_score_bytes
@@ -201,8 +232,9 @@ class Axonn4D:
         return {
             "weights": stored * job.element_bytes,
             # The fp32 sums, and what the micro-step's reduce-scatters have brought.
-            "gradients": stored
-            * (GRADIENT_BYTES + job.element_bytes * self.adds_gradients(job, shapes.table)),
+            "gradients": summed
+            * (GRADIENT_BYTES + job.element_bytes * self.adds_gradients(job, shapes.table))
+            + under_way,
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
             "activations": held * shapes.saved_by_layers(saved, chunk) + shapes.residual_bytes,
@@ -352,6 +384,24 @@ def _held(
     return np.where(shapes.table.size("z") > 1, gathered + under_way, 0.0)
 
 
+def _gradients_awaiting_data(shapes: Shapes) -> Array:
+    """Return the bytes of gradients that Z has scattered and data has not, at most.
+
+    These are two that follow one another in the backward pass (`GRADIENTS_IN_FLIGHT`).
+    """
+    order = ("head", *_BACKWARD_ORDER, *_BACKWARD_ORDER, "embedding")
+    nbytes = [_weight_bytes(shapes, layer) for layer in order]
+    largest = np.max([before + after for before, after in pairwise(nbytes)], axis=0)
+    return np.asarray(largest / shapes.table.size("z"))
+
+
+def _weight_bytes(shapes: Shapes, layer: str) -> Array:
+    """Return the bytes of a layer's gathered weight in the job's type."""
+    if layer == "embedding":
+        return shapes.embedding_bytes
+    return shapes.linears[layer].weight_bytes
+
+
 def _gathered_element_ratio(shapes: Shapes, program: AxonnProgram) -> float:
     """Return the bytes of an element of a gathered weight over those of the job's type."""
     return (program.gathered_element_bytes or shapes.element_bytes) / shapes.element_bytes
@@ -441,21 +491,15 @@ class AxonnCommunication(Communication):
     def _gather(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather a weight."""
         ratio = _gathered_element_ratio(self.shapes, self.options.engine.axonn)
-        nbytes = ratio * self._weight_bytes(weight.layer)
+        nbytes = ratio * _weight_bytes(self.shapes, weight.layer)
         host.issue(names.all_gather(weight.name), "all_gather", nbytes, "z")
 
     def _convert(self, host: HostProgram, weight: Weight) -> None:
         """Convert a gathered weight to the job's type, if it was gathered in another one."""
         ratio = _gathered_element_ratio(self.shapes, self.options.engine.axonn)
         if ratio != 1.0:
-            nbytes = (1.0 + ratio) * self._weight_bytes(weight.layer)
+            nbytes = (1.0 + ratio) * _weight_bytes(self.shapes, weight.layer)
             host.memory_bound(names.convert(weight.name), nbytes, "copy")
-
-    def _weight_bytes(self, layer: str) -> Array:
-        """Return the bytes of a layer's gathered weight in the job's type."""
-        if layer == "embedding":
-            return self.shapes.embedding_bytes
-        return self.shapes.linears[layer].weight_bytes
 
     # Gradients ---------------------------------------------------------------------------
 
@@ -463,23 +507,43 @@ class AxonnCommunication(Communication):
         """Wait, with ORS, until at most `GRADIENTS_IN_FLIGHT` gradients will be under way."""
         if self.backward_overlap.ors and not self.options.engine.axonn.awaits_scatters_at_end:
             for earlier in _GRADIENTS_AWAITED_BY.get(layer, ()):
-                host.wait(_scatter(earlier))
+                host.wait(self._last_scatter(earlier))
 
     def send_gradient(self, host: HostProgram, layer: str) -> None:
-        """Start to scatter the gradient over Z; without ORS, wait for it."""
-        host.issue(_scatter(layer), "reduce_scatter", self._weight_bytes(layer), "z")
+        """Start to scatter the gradient over Z, and over data; without ORS, wait for it."""
+        nbytes = _weight_bytes(self.shapes, layer)
+        scattered = _scatter(layer)
+        host.issue(scattered, "reduce_scatter", nbytes, "z")
+        if self.options.sharded_gradients:
+            name = self._last_scatter(layer)
+            host.issue(name, "reduce_scatter", nbytes / self._z, "data", after=(scattered,))
         if layer != "embedding" and not self.backward_overlap.ors:
-            host.wait(_scatter(layer))
+            host.wait(self._last_scatter(layer))
+
+    def _last_scatter(self, layer: str) -> str:
+        """Return the name of the message that brings a layer's gradient to where it is summed."""
+        name = _scatter(layer)
+        return names.over(name, "data") if self.options.sharded_gradients else name
 
     @property
     def embedding_starts_from_zero(self) -> Array | float:
         """1 where the embedding's gradient begins from zero, 0 where it adds to the head's.
 
-        The gradient of a shared weight can add to the head's where Z does not split the weight.
+        The gradient of a shared weight can add to the head's where nothing has scattered that.
         """
-        if self.shapes.model.tied_embeddings:
-            return (self._z > 1).astype(np.float64)
-        return 1.0
+        return self._is_scattered if self.shapes.model.tied_embeddings else 1.0
+
+    @property
+    def _is_scattered(self) -> Array:
+        """1 where the ranks of some group scatter each gradient that is formed, else 0."""
+        return (self._z * self._gradient_shards > 1).astype(np.float64)
+
+    @property
+    def _gradient_shards(self) -> Array:
+        """The number of replicas that share the sums of a matrix's gradients."""
+        if not self.options.sharded_gradients:
+            return np.ones(len(self.shapes.table))
+        return self.shapes.table.size("data")
 
     # Gradients that are reduced over data during the backward pass ---------------------------
 
@@ -560,11 +624,12 @@ class AxonnCommunication(Communication):
         """Add the micro-step's gradients to the fp32 sums, once the last scatter has ended."""
         shapes = self.shapes
         sharded, replicated = self._largest_stage()
-        host.wait(_scatter(last_layer))
+        n_shards = self._gradient_shards
+        host.wait(self._last_scatter(last_layer))
         if shapes.model.tied_embeddings and shapes.table.n_stages == 1:
-            shard_bytes = shapes.embedding_bytes / self._z
-            host.memory_bound(names.GRADIENT_TIED, (self._z > 1) * 3.0 * shard_bytes, "add")
-        rest = (sharded + replicated) / shapes.n_virtual
+            shard_bytes = shapes.embedding_bytes / (self._z * n_shards)
+            host.memory_bound(names.GRADIENT_TIED, self._is_scattered * 3.0 * shard_bytes, "add")
+        rest = (sharded / n_shards + replicated) / shapes.n_virtual
         if self.sync:
             owner = names.gradient("rest")
             self._accumulate(host, names.accumulate(owner), rest - self._reduced_in_backward)
@@ -574,8 +639,9 @@ class AxonnCommunication(Communication):
     def step_end(self, host: HostProgram) -> None:
         """Reduce the gradients over data, clip them and update the weights.
 
-        Those that the last backward pass has reduced are left out. With a sharded optimizer each
-        replica receives its part of the gradients, and the updated weights are gathered.
+        Those that a backward pass has reduced are left out; where gradients are sharded, only those
+        of vectors remain. With a sharded optimizer each replica receives its part of the gradients,
+        and the updated weights are gathered.
         """
         shapes = self.shapes
         model = shapes.model
@@ -586,7 +652,10 @@ class AxonnCommunication(Communication):
         if model.tied_embeddings and table.n_stages > 1:
             shard_bytes = model.head.parameters * GRADIENT_BYTES / (shapes.x * shapes.y * self._z)
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shard_bytes, PIPELINE)
-        gradient_bytes = (stored - self._reduced_in_backward) * GRADIENT_BYTES
+        remaining = stored - self._reduced_in_backward
+        if self.options.sharded_gradients:
+            remaining = replicated
+        gradient_bytes = remaining * GRADIENT_BYTES
         calls = self._reduction_calls(gradient_bytes)
         vector_bytes = replicated * GRADIENT_BYTES
         host.run(names.GRADIENT_VECTORS, "all_reduce", vector_bytes, "z", calls.norms)

@@ -5,6 +5,9 @@ and its counterpart from the back, so that all ranks have the same share of a ca
 differ in how the ranks' queries meet all keys and values. They are those of Transformer Engine at
 d0067d0d (pytorch/attention/dot_product_attention/context_parallel.py), whose copies and buffers are
 counted here. Attention is fused: Transformer Engine splits no other.
+
+Where two kinds work together, two axes share a sequence: ranks that exchange tokens for heads are
+neighbours, and each of them is in a ring (Fang and Zhao, arXiv 2405.07719).
 """
 
 from __future__ import annotations
@@ -16,14 +19,19 @@ from functools import cached_property
 import numpy as np
 
 from axonn_tune.spec import names
-from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
+from axonn_tune.spec.candidates import Placements
+from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES, ULYSSES_RING
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array, Attention, Size
-from axonn_tune.strategies.attention import attention_name, of_samples, whole_attention
+from axonn_tune.strategies.attention import attention_name, of_samples
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
 
 AXIS = "context"
+# The axes of the two kinds that work together.
+EXCHANGE_AXIS, RING_AXIS = "ulysses", "ring"
 # Bytes that a copy moves for each byte of its result, and an addition for each byte of its sum.
 _COPY = 2.0
 _ADD = 3.0
@@ -31,9 +39,19 @@ _ADD = 3.0
 
 @dataclass(frozen=True, eq=False)
 class ContextParallelism:
-    """One kind of context parallelism with the sizes of the candidates, which it computes with."""
+    """One kind of context parallelism with the sizes of the candidates, which it computes with.
+
+    Attributes
+    ----------
+    axis
+        The axis whose ranks share a sequence.
+    head_split
+        Number of ranks among which the rank's attention heads have been divided before.
+    """
 
     shapes: Shapes
+    axis: str = AXIS
+    head_split: Array | float = 1.0
 
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Run attention of a chain, with what is sent before, beside and after it."""
@@ -52,7 +70,7 @@ class ContextParallelism:
     @cached_property
     def n_ranks(self) -> Array:
         """The number of ranks that share a sequence."""
-        return self.shapes.table.size(AXIS)
+        return self.shapes.table.size(self.axis)
 
     @property
     def is_split(self) -> Array:
@@ -94,7 +112,7 @@ class ContextParallelism:
         kernel = Attention(
             attention_name(chain, window),
             n_sequences,
-            self.shapes.n_heads,
+            self.shapes.n_heads / self.head_split,
             seq_len,
             self.shapes.attention_dim,
             backward=chain == BACKWARD,
@@ -119,12 +137,11 @@ class Ring(ContextParallelism):
         values on. The backward pass ends with it: the first step sends keys and values, the last
         one the sums of their gradients, the others both. No ring splits attention with a window.
         """
+        n_sequences, seq_len = self.shapes.table.sequences_at_once, self.shapes.job.seq_len
         if window:
-            whole_attention(host, self.shapes, chain, window)
+            host.launch(self._kernel(chain, window, n_sequences / self.n_ranks, seq_len))
             return
-        masked = self._kernel(
-            chain, 0, self.shapes.table.sequences_at_once, self.shapes.job.seq_len / self.n_ranks
-        )
+        masked = self._kernel(chain, 0, n_sequences, seq_len / self.n_ranks)
         name = masked.name
         n_ends = self.is_split
         n_inner = np.maximum(self.n_ranks - 2.0, 0.0)
@@ -150,7 +167,7 @@ class Ring(ContextParallelism):
     ) -> None:
         """Run steps of attention while messages go to the next rank, and wait for these."""
         sent = names.send_recv(steps.name)
-        host.issue(sent, "send_recv", n_messages * message_bytes, AXIS, n_messages)
+        host.issue(sent, "send_recv", n_messages * message_bytes, self.axis, n_messages)
         host.launch(steps)
         host.wait(sent)
 
@@ -174,13 +191,13 @@ class AllGather(ContextParallelism):
         kernel = self._kernel(chain, window, n_sequences, self.shapes.job.seq_len)
         name = kernel.name
         everything = self.all_key_value_bytes
-        host.run(names.all_gather(name), "all_gather", everything, AXIS, 2.0)
+        host.run(names.all_gather(name), "all_gather", everything, self.axis, 2.0)
         host.memory_bound(f"{name}.order", self.is_split * _COPY * everything, "copy")
         host.launch(replace(kernel, n_launches=n_chunks))
         if chain == BACKWARD:
             summed_bytes = (1.0 + _ADD + _COPY) * everything
             host.memory_bound(f"{name}.sum", self.is_split * summed_bytes, "add")
-            host.run(names.reduce_scatter(name), "reduce_scatter", everything, AXIS, 2.0)
+            host.run(names.reduce_scatter(name), "reduce_scatter", everything, self.axis, 2.0)
 
     @property
     def working_bytes(self) -> Array:
@@ -199,14 +216,19 @@ class Ulysses(ContextParallelism):
 
         The backward pass exchanges the output's gradient before, and the others after attention.
         """
-        shapes = self.shapes
-        kernel = self._kernel(chain, window, shapes.table.sequences_at_once, shapes.job.seq_len)
+        name = attention_name(chain, window)
         inputs = (("q", self.query_bytes), ("k", self.key_bytes), ("v", self.value_bytes))
         output = (("out", self.output_bytes),)
         before, after = (output, inputs) if chain == BACKWARD else (inputs, output)
-        self._exchange(host, kernel.name, before)
+        self._exchange(host, name, before)
+        self._attend_with_part_of_heads(host, chain, window)
+        self._exchange(host, name, after)
+
+    def _attend_with_part_of_heads(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run attention of the tokens that the ranks have together, with the rank's heads."""
+        shapes = self.shapes
+        kernel = self._kernel(chain, window, shapes.table.sequences_at_once, shapes.job.seq_len)
         host.launch(replace(kernel, n_heads=shapes.n_heads / self.n_ranks))
-        self._exchange(host, kernel.name, after)
 
     def _exchange(
         self, host: HostProgram, name: str, tensors: Collection[tuple[str, Array]]
@@ -215,7 +237,7 @@ class Ulysses(ContextParallelism):
         for tensor, nbytes in tensors:
             copied = self.is_split * _COPY * nbytes
             host.memory_bound(f"{name}.{tensor}.pack", copied, "copy")
-            host.issue(names.all_to_all(f"{name}.{tensor}"), "all_to_all", nbytes, AXIS)
+            host.issue(names.all_to_all(f"{name}.{tensor}"), "all_to_all", nbytes, self.axis)
         for tensor, nbytes in tensors:
             host.wait(names.all_to_all(f"{name}.{tensor}"))
             copied = self.is_split * _COPY * nbytes
@@ -233,13 +255,66 @@ class Ulysses(ContextParallelism):
         return self.is_split * (4.0 * inputs + 2.0 * self.output_bytes)
 
 
-_KINDS: dict[str, type[ContextParallelism]] = {
-    RING: Ring,
-    ALL_GATHER: AllGather,
-    ULYSSES: Ulysses,
-}
+class UlyssesRing(Ulysses):
+    """Neighbours exchange tokens for heads; each then sends its keys and values around a ring.
+
+    Fang and Zhao, arXiv 2405.07719 (USP); cp_comm_type a2a+p2p in Transformer Engine. A rank has as
+    many bytes of queries, keys and values after the exchange as before.
+    """
+
+    @cached_property
+    def _ring(self) -> Ring:
+        """The ring of the ranks that have the same heads."""
+        return Ring(self.shapes, RING_AXIS, head_split=self.n_ranks)
+
+    def _attend_with_part_of_heads(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run the steps of the ring."""
+        self._ring.attend(host, chain, window)
+
+    @property
+    def working_bytes(self) -> Array:
+        """The ring's buffers beside the output's gradient before and after, or the exchange's."""
+        in_ring = self._ring.working_bytes + self.is_split * 2.0 * self.output_bytes
+        return np.maximum(in_ring, super().working_bytes)
+
+
+def context_axes(kind: str) -> tuple[str, ...]:
+    """Return the axes whose ranks share a sequence, the fastest varying first."""
+    return (EXCHANGE_AXIS, RING_AXIS) if kind == ULYSSES_RING else (AXIS,)
 
 
 def context_parallelism(kind: str, shapes: Shapes) -> ContextParallelism:
     """Return a kind of context parallelism, one of `CONTEXT_KINDS`, with its sizes."""
-    return _KINDS[kind](shapes)
+    if kind == ULYSSES_RING:
+        return UlyssesRing(shapes, EXCHANGE_AXIS)
+    kinds: dict[str, type[ContextParallelism]] = {
+        RING: Ring,
+        ALL_GATHER: AllGather,
+        ULYSSES: Ulysses,
+    }
+    return kinds[kind](shapes)
+
+
+def broken_context_rules(
+    kind: str, model: Model, job: Job, placements: Placements, head_axis: str
+) -> dict[str, np.ndarray]:
+    """Return, for each rule of a kind, which placements break it, shape (P,).
+
+    `head_axis` splits the attention heads, too.
+    """
+    axes = context_axes(kind)
+    context = placements.size("*".join(axes))
+    broken = {
+        "sequence not divisible by twice context": (context > 1)
+        & (job.seq_len % (2 * context) != 0),
+        "unfused attention of split sequences": (context > 1) & (job.attention == "unfused"),
+    }
+    if kind in (ULYSSES, ULYSSES_RING):
+        group = f"{head_axis}*{axes[0]}"
+        n_ranks = placements.size(head_axis) * placements.size(axes[0])
+        for heads, count in (("attention", model.n_heads), ("KV", model.n_kv_heads)):
+            broken[f"{heads} heads not divisible by {group}"] = count % n_ranks != 0
+    if kind in (RING, ULYSSES_RING) and model.window:
+        reason = "sliding windows of sequences that a ring splits"
+        broken[reason] = placements.size(axes[-1]) > 1
+    return broken

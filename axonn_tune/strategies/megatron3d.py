@@ -16,14 +16,14 @@ group as the MLP is (--expert-tensor-parallel-size).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 
 import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import IDEAL, RING, ULYSSES, Engine, value_or
+from axonn_tune.spec.engine import IDEAL, RING, Engine, value_or
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE, Axes
 from axonn_tune.spec.model import Model
@@ -35,7 +35,11 @@ from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
 from axonn_tune.spec.stage_layout import layers_of_stages
 from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Weight
-from axonn_tune.strategies.context import context_parallelism
+from axonn_tune.strategies.context import (
+    broken_context_rules,
+    context_axes,
+    context_parallelism,
+)
 from axonn_tune.strategies.megatron_stage import (
     held_by_blocks,
     module_layers,
@@ -46,10 +50,16 @@ from axonn_tune.strategies.megatron_stage import (
     stored_parameters,
 )
 from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
-from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
+from axonn_tune.strategies.optimizer import (
+    clip_and_update,
+    host_copies,
+    sharded_text,
+    state_bytes,
+)
 from axonn_tune.strategies.pipeline import (
     admits_schedule,
     admits_virtual,
+    broken_gradient_rules,
     broken_pipeline_rules,
     copies_of_model,
     layers_of_stage,
@@ -61,21 +71,10 @@ from axonn_tune.strategies.sequence_parallel import SequenceParallel, broken_ten
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 from axonn_tune.strategies.transformer import Transformer
 
-# Tensor is the fastest axis of the rank number, pipeline the slowest (--use-tp-pp-dp-mapping off).
-_REPLICAS = "context*data"
-_AXES = Axes(
-    ("tensor", "context", "data", PIPELINE),
-    ("data",),
-    ("tensor", "context", PIPELINE, _REPLICAS),
-)
-_EXPERT_AXES = replace(
-    _AXES,
-    groups=(*_AXES.groups, EXPERT, EXPERT_REPLICAS),
-    folded="tensor*context*data",
-)
-_SPLIT_EXPERT_AXES = replace(_EXPERT_AXES, folded="context*data")
 _UPDATED_BLOCK = "weights.block.all_gather"
 _UPDATED_EXPERTS = "weights.experts.all_gather"
+_BLOCK_GRADIENTS = "gradient.block.reduce"
+_HEAD_GRADIENT = "gradient.head.reduce"
 _EXPERT_GRADIENTS = "gradient.experts.reduce"
 
 
@@ -100,7 +99,8 @@ class Megatron3D:
         Whether gradients are summed and reduced in fp32 (--accumulate-allreduce-grads-in-fp32,
         which bf16 implies), not in the weights' dtype.
     context_kind
-        Kind of context parallelism, one of `CONTEXT_KINDS` (--cp-comm-type p2p, all_gather, a2a).
+        Kind of context parallelism, one of `CONTEXT_KINDS` (--cp-comm-type p2p, all_gather, a2a,
+        a2a+p2p).
     has_experts
         Whether the model has experts, so that layouts have an axis for them
         (--expert-model-parallel-size).
@@ -127,6 +127,9 @@ class Megatron3D:
     low_weights
         Whether weights of low products are stored and gathered in their format only
         (--fp8-param-gather, --fp4-param-gather).
+    shards_gradients
+        Whether sums of gradients are sharded with the optimizer states, so that every micro-step
+        reduces its own (--data-parallel-sharding-strategy optim_grads).
     """
 
     sequence_parallel: bool = True
@@ -142,6 +145,7 @@ class Megatron3D:
     overlaps_tensor: bool = False
     exchanges_adapters: bool = False
     low_weights: bool = False
+    shards_gradients: bool = False
     schedule: str = ONE_F_ONE_B
     stage_layout: str = ""
     name: str = "megatron"
@@ -152,45 +156,67 @@ class Megatron3D:
     caveat: str = ""
 
     @property
+    def sharded_by_choice(self) -> str:
+        """What replicas share beyond the engine's distributed optimizer, if it has one."""
+        is_usual = self.distributed_optimizer == self.engine.megatron.distributed_optimizer
+        return sharded_text(self.distributed_optimizer and not is_usual, self.shards_gradients)
+
+    @property
     def compute_key(self) -> tuple[str, ...]:
         """The columns on which the sizes of a micro-step's kernels depend."""
-        key = ("tensor", "context", "micro_batch")
+        key = ("tensor", *context_axes(self.context_kind), "micro_batch")
         return (*key, EXPERT) if self.has_experts else key
 
     @property
     def axes(self) -> Axes:
-        """The axes tensor, context, data and pipeline, and that of experts where there are any."""
+        """The axes tensor, context, data and pipeline, and that of experts where there are any.
+
+        Tensor is the fastest axis of the rank number, pipeline the slowest (--use-tp-pp-dp-mapping
+        off).
+        """
+        names = ("tensor", *context_axes(self.context_kind), "data", PIPELINE)
+        groups = (*names[:-2], PIPELINE, self.replicas)
         if not self.has_experts:
-            return _AXES
-        return _SPLIT_EXPERT_AXES if self.splits_experts else _EXPERT_AXES
+            return Axes(names, ("data",), groups)
+        # Experts divide the tensor group, too, unless that splits each of them.
+        folded = names[1:-1] if self.splits_experts else names[:-1]
+        groups = (*groups, EXPERT, EXPERT_REPLICAS)
+        return Axes(names, ("data",), groups, folded="*".join(folded))
+
+    @property
+    def context(self) -> str:
+        """The axis, or the product of axes, whose ranks share a sequence."""
+        return "*".join(context_axes(self.context_kind))
+
+    @property
+    def replicas(self) -> str:
+        """The product of axes whose ranks hold the same weights, apart from experts."""
+        return f"{self.context}*data"
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each of Megatron-LM's rules, the placements that break it, shape (P,)."""
         tensor = placements.size("tensor")
-        context = placements.size("context")
+        context = placements.size(self.context)
         broken = {
             **broken_tensor_rules(model, tensor),
-            "sequence not divisible by twice context": (context > 1)
-            & (job.seq_len % (2 * context) != 0),
-            "unfused attention of split sequences": (context > 1) & (job.attention == "unfused"),
+            **broken_context_rules(self.context_kind, model, job, placements, "tensor"),
             "global batch not divisible by data": job.global_batch % placements.size("data") != 0,
         }
+        if self.shards_gradients:
+            reason = "sharded gradients need --overlap-grad-reduce and trained weights"
+            is_alone = placements.size(self.replicas) == 1
+            broken[reason] = ~(is_alone | self.overlaps_reduction(job))
+            broken |= broken_gradient_rules(placements)
         if job.adapters is not None:
             reason = "rank of adapters not divisible by tensor"
             broken[reason] = job.adapters.rank % tensor != 0
         if model.experts is not None and self.splits_experts:
             reason = "experts' size not divisible by tensor"
             broken[reason] = model.experts.hidden_size % tensor != 0
-        if self.context_kind == ULYSSES:
-            for heads, count in (("attention", model.n_heads), ("KV", model.n_kv_heads)):
-                reason = f"{heads} heads not divisible by tensor*context"
-                broken[reason] = count % (tensor * context) != 0
-        if self.context_kind == RING and model.window:
-            broken["sliding windows of sequences that a ring splits"] = context > 1
         if model.experts is not None and not self.sequence_parallel:
             broken["experts with tensor need sequence parallelism"] = tensor > 1
         if self.sequence_parallel:
-            reason = "sequence not divisible by tensor*context"
+            reason = f"sequence not divisible by tensor*{self.context}"
             broken[reason] = job.seq_len % (tensor * context) != 0
         if self.schedule == DUALPIPE:
             if not self.overlap_grad_reduce:
@@ -234,7 +260,7 @@ class Megatron3D:
             model,
             job,
             table,
-            tokens=table.sequences_at_once * job.seq_len / table.size("context"),
+            tokens=table.sequences_at_once * job.seq_len / table.size(self.context),
             x=np.ones(len(table)),
             y=tensor,
             y_axis="tensor",
@@ -297,9 +323,14 @@ class Megatron3D:
         dense, routed = (stored, experts) if job.trains_weights else (adapters, 0.0)
         trained = dense + routed
         owned = trained
-        replicas = shapes.table.size(_REPLICAS)
+        replicas = shapes.table.size(self.replicas)
         if self.distributed_optimizer:
             owned = self.owned_share(shapes, dense, routed) / n_copies
+        summed = trained
+        if self.shards_gradients:
+            outside = stored_parameters(shapes, (), first, last)
+            two_blocks = 2.0 * (trained - outside) / len(layers)
+            summed = owned + np.where(replicas > 1, outside + two_blocks, 0.0)
         memory = self.engine.memory
         bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
         n_dummies = model.block_matmul_parameters + last * model.head.parameters
@@ -310,7 +341,7 @@ class Megatron3D:
         moved = moved_by_layers(shapes, layers, chunk)
         return {
             "weights": (uncast + adapters) * job.element_bytes + matrices * kept_weight_bytes(job),
-            "gradients": trained * (self.gradient_bytes(job) + bucket_bytes),
+            "gradients": summed * (self.gradient_bytes(job) + bucket_bytes),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
             **host_activations(job, held * moved),
@@ -327,7 +358,7 @@ class Megatron3D:
         Of those that it stores, replicas of the rank share all but the experts, and ranks that hold
         the same experts share these.
         """
-        of_others = stored / shapes.table.size(_REPLICAS)
+        of_others = stored / shapes.table.size(self.replicas)
         if not self.has_experts:
             return of_others
         return of_others + experts / shapes.table.size(EXPERT_REPLICAS)
@@ -427,10 +458,17 @@ class MegatronCommunication(SequenceParallel):
             host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
-        """Wait for the gathered input."""
+        """Wait for the gathered input; where gradients are sharded, for those of another block.
+
+        A rank then holds the whole gradients of two blocks at most.
+        """
         shape = self.shapes.linears.get(layer)
         if shape is not None and self._gathers_tokens(shape):
             host.wait(names.all_gather(names.of_layer(BACKWARD, layer)))
+        is_last_of_block = layer == self.shapes.model.attention_linears[0].name
+        if self.options.shards_gradients and is_last_of_block:
+            host.wait(_BLOCK_GRADIENTS)
+            self._await_experts(host, _EXPERT_GRADIENTS)
 
     # Experts ---------------------------------------------------------------------------------
 
@@ -513,11 +551,28 @@ class MegatronCommunication(SequenceParallel):
 
     def end_block(self, host: HostProgram, is_first: bool) -> None:
         """Start to reduce the block's gradients, while earlier blocks form theirs."""
-        if self.sync:
-            name = "gradient.block.reduce"
-            parameters = self._block_parameters
-            self._over_replicas(host, name, self._reduce_kind, parameters, self._gradient_bytes)
+        if self.sync or self.options.shards_gradients:
+            self._reduce(host, _BLOCK_GRADIENTS, self._block_parameters)
             self._reduce_experts(host, self._block_experts)
+
+    def send_gradient(self, host: HostProgram, layer: str) -> None:
+        """Start to reduce gradients outside blocks, where they are sharded.
+
+        The head's are the first; all others go with the embedding's, which may be the head's, too.
+        """
+        if not self.options.shards_gradients:
+            return
+        model = self.shapes.model
+        has_own = not model.tied_embeddings
+        of_head = has_own * model.head.parameters / self.shapes.table.size("tensor")
+        if layer == "embedding":
+            self._reduce(host, names.GRADIENT_REDUCE, self._stored_outside() - of_head)
+        elif layer == "head" and has_own:
+            self._reduce(host, _HEAD_GRADIENT, of_head)
+
+    def _reduce(self, host: HostProgram, name: str, n_elements: Array) -> None:
+        """Start to reduce gradients over the replicas."""
+        self._over_replicas(host, name, self._reduce_kind, n_elements, self._gradient_bytes)
 
     def _over_replicas(
         self,
@@ -526,10 +581,11 @@ class MegatronCommunication(SequenceParallel):
         kind: str,
         n_elements: Array,
         element_bytes: Size,
-        axis: str = _REPLICAS,
+        axis: str = "",
         after: tuple[str, ...] = (),
     ) -> None:
-        """Start a collective over replicas, in buckets, after some copies."""
+        """Start a collective over replicas, or another axis, in buckets, after some copies."""
+        axis = axis or self.options.replicas
         program = self.options.engine.megatron
         n_replicas = self.shapes.table.size(axis)
         bucket_elements = np.maximum(
@@ -601,12 +657,36 @@ class MegatronCommunication(SequenceParallel):
         return stored_parameters(self.shapes, (), True, self.shapes.table.n_stages == 1)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
-        """Without fused accumulation, add the micro-step's gradients to the fp32 sums."""
+        """Without fused accumulation, add the micro-step's gradients to the fp32 sums.
+
+        Where gradients are sharded, add what the last reductions have brought to the shards.
+        """
+        if self.options.shards_gradients:
+            self._add_shards(host)
         if self.options.fused_accumulation:
             return
         stored = self._stored_outside() + self._stored_in_blocks()
-        nbytes = stored * (self.shapes.element_bytes + 2.0 * self._gradient_bytes)
+        # Gradients of which each replica sums a shard are converted only.
+        n_passes = 2.0 - self._shares_gradients
+        nbytes = stored * (self.shapes.element_bytes + n_passes * self._gradient_bytes)
         host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes / self.shapes.n_virtual, "add")
+
+    def _add_shards(self, host: HostProgram) -> None:
+        """Wait for the micro-step's gradients, and add a rank's shards to the earlier ones."""
+        host.wait(_BLOCK_GRADIENTS)
+        host.wait(names.GRADIENT_REDUCE)
+        self._await_experts(host, _EXPERT_GRADIENTS)
+        n_layers = len(self._first_layers)
+        dense = self._stored_outside() + n_layers * self._block_parameters
+        owned = self.options.owned_share(self.shapes, dense, n_layers * self._block_experts)
+        nbytes = self._shares_gradients * 3.0 * owned * self._gradient_bytes
+        host.memory_bound("gradient.shards", nbytes, "add")
+
+    @property
+    def _shares_gradients(self) -> Array:
+        """1 where several replicas share the sums of gradients, else 0."""
+        has_replicas = self.shapes.table.size(self.options.replicas) > 1
+        return (has_replicas & self.options.shards_gradients).astype(np.float64)
 
     def step_end(self, host: HostProgram) -> None:
         """Reduce the gradients that no micro-step has reduced, clip, and update the weights.
@@ -637,10 +717,9 @@ class MegatronCommunication(SequenceParallel):
             remaining = outside + in_blocks
             self._reduce_experts(host, experts)
             self._await_experts(host, _EXPERT_GRADIENTS)
-        self._over_replicas(
-            host, names.GRADIENT_REDUCE, self._reduce_kind, remaining, gradient_bytes
-        )
-        host.wait(names.GRADIENT_REDUCE)
+        if not options.shards_gradients:
+            self._reduce(host, names.GRADIENT_REDUCE, remaining)
+            host.wait(names.GRADIENT_REDUCE)
         stored = outside + in_blocks + experts
         owned = stored
         if options.distributed_optimizer:
@@ -651,7 +730,7 @@ class MegatronCommunication(SequenceParallel):
             owned,
             gradient_bytes,
             norm_sums={names.norm_all_reduce(axis): axis for axis in ("tensor", PIPELINE)},
-            cleared=stored,
+            cleared=owned if options.shards_gradients else stored,
             offload=options.engine.offload_in(shapes.job),
         )
         if options.distributed_optimizer:

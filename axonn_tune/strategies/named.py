@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_choice
-from axonn_tune.spec.engine import CONTEXT_KINDS, IDEAL, Engine
+from axonn_tune.spec.engine import BUCKETS, CONTEXT_KINDS, IDEAL, Engine
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, SCHEDULES, ZB_H1
 from axonn_tune.spec.stage_layout import layers_of_stages
 from axonn_tune.spec.strategy import Strategy
@@ -36,6 +36,8 @@ class Switches:
     distributed_optimizer
         Whether optimizer states are sharded over the replicas; None for what the engine does, which
         is off for AxoNN.
+    shard_gradients
+        Whether gradients are sharded over the replicas, too, with optimizer states (ZeRO-2).
     split_experts
         Whether each expert is split over the tensor group, and not whole; for Megatron-LM.
     context_kind
@@ -58,6 +60,7 @@ class Switches:
     overlaps_experts: bool | None = None
     overlaps_tensor: bool | None = None
     distributed_optimizer: bool | None = None
+    shard_gradients: bool = False
     split_experts: bool = False
     context_kind: str | None = None
     schedule: str = ONE_F_ONE_B
@@ -114,6 +117,7 @@ def strategy_named(
         raise InputError(f"engine {engine.name} carries out {carried_out}, not {name}")
     _check_offload(name, engine)
     switches = switches or Switches()
+    _check_sharding(switches, engine)
     if switches.context_kind is not None:
         require_choice("search", "context_kind", switches.context_kind, CONTEXT_KINDS)
     require_choice("search", "schedule", switches.schedule, SCHEDULES)
@@ -124,7 +128,8 @@ def strategy_named(
     if name in ("axonn", "axonn-pipeline"):
         return Axonn4D(
             pipelined=name == "axonn-pipeline",
-            sharded_optimizer=bool(switches.distributed_optimizer),
+            sharded_optimizer=bool(switches.distributed_optimizer) or switches.shard_gradients,
+            sharded_gradients=switches.shard_gradients,
             engine=engine,
         )
     if name == "megatron":
@@ -134,7 +139,8 @@ def strategy_named(
             has_experts=has_experts,
             splits_experts=has_experts and switches.split_experts,
             sequence_parallel=switches.sequence_parallel,
-            distributed_optimizer=switches.distributed_optimizer,
+            distributed_optimizer=switches.shard_gradients or switches.distributed_optimizer,
+            shards_gradients=switches.shard_gradients,
             overlap_grad_reduce=switches.overlap_grad_reduce,
             low_weights=switches.low_weights,
             sends_once=switches.sends_once,
@@ -165,6 +171,21 @@ def _numbers_of_virtual_stages(switches: Switches) -> tuple[int, ...]:
             f"virtual_stages is {stages}; allowed with --schedule {switches.schedule}: 1"
         )
     return (1,)
+
+
+def _check_sharding(switches: Switches, engine: Engine) -> None:
+    """Raise InputError if gradients cannot be sharded as the switches and the engine want."""
+    if not switches.shard_gradients:
+        return
+    if switches.distributed_optimizer is False:
+        raise InputError(
+            "--shard-gradients shards optimizer states, too; leave out --no-distributed-optimizer"
+        )
+    if engine.axonn.reduction != BUCKETS:
+        raise InputError(
+            f"--shard-gradients: engine {engine.name} reduces whole gradients at the end of a "
+            "step; allowed: --engine bundled"
+        )
 
 
 def _check_offload(name: str, engine: Engine) -> None:

@@ -33,6 +33,13 @@ def state_bytes(job: Job) -> float:
     return moment_bytes + (FP32_BYTES if has_master_copy(job) else 0.0)
 
 
+def sharded_text(states: bool, gradients: bool) -> str:
+    """Name what is sharded, of which states are a part where gradients are."""
+    if gradients:
+        return "optimizer states and gradients"
+    return "optimizer states" if states else ""
+
+
 def host_copies(job: Job, offload: OffloadProgram | None, owned: Array) -> dict[str, Array]:
     """Return what offload adds to the memory of a rank, as a term; nothing without offload.
 

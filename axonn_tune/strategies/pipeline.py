@@ -67,6 +67,17 @@ def broken_pipeline_rules(
     return {reason: ~_are_cut(model.n_layers, stages)}
 
 
+def broken_gradient_rules(placements: Placements) -> dict[str, np.ndarray]:
+    """Return the placements that cannot shard gradients, since they have a pipeline.
+
+    A stage would reduce the gradients of every micro-batch between its passes; DeepSpeed refuses
+    it, too (0.19, runtime/pipe/engine.py).
+    """
+    if PIPELINE not in placements.axes.names:
+        return {}
+    return {"sharded gradients in a pipeline": placements.size(PIPELINE) > 1}
+
+
 def admits_virtual(
     model: Model, job: Job, table: CandidateTable, stage_layout: Sequence[int] = ()
 ) -> np.ndarray:

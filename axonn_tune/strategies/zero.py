@@ -150,6 +150,11 @@ class Zero:
         return f"{self.name} {'; it '.join(remarks)}." if remarks else ""
 
     @property
+    def sharded_by_choice(self) -> str:
+        """Nothing beyond what the strategy itself shards."""
+        return ""
+
+    @property
     def tensor_axis(self) -> str:
         """The axis over which layers are split; empty if there is none."""
         return TENSOR if TENSOR in self.axes.names else ""

@@ -192,6 +192,41 @@ def test_megatron_reads_the_kind_of_context_parallelism(kind, name):
     assert "cp-comm-type" not in whole
 
 
+@pytest.mark.parametrize(
+    ("layout", "flags"),
+    [
+        ("ulysses=2,ring=4", "--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4"),
+        ("ulysses=8,ring=1", "--cp-comm-type a2a "),
+        ("ulysses=1,ring=8", "--cp-comm-type p2p "),
+    ],
+)
+def test_megatron_reads_two_kinds_of_context_parallelism(layout, flags):
+    search = build_search(
+        "llama3-8b", 16, "dgx-h100", strategy="megatron", context_kind="ulysses_ring"
+    )
+    files = launch_files(best_of_layout(search, f"tensor=1,data=2,{layout}"))
+    script = " ".join(files["launch.sbatch"].replace("\\\n", " ").split())
+    assert f"--context-parallel-size 8 {flags}" in script
+
+
+def test_megatron_shards_gradients_with_its_fsdp():
+    search = build_search("llama3-8b", 16, "dgx-h100", strategy="megatron", shard_gradients=True)
+    script = launch_files(best_of_layout(search, "tensor=2,data=8"))["launch.sbatch"]
+    given = "--use-megatron-fsdp", "--data-parallel-sharding-strategy optim_grads"
+    for flag in (*given, "--ckpt-format fsdp_dtensor", "--use-distributed-optimizer"):
+        assert flag in script
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in script
+
+
+@pytest.mark.parametrize("option", ["distributed_optimizer", "shard_gradients"])
+def test_axonn_shards_in_a_program_of_the_user_only(option):
+    search = build_search("5b", 16, "perlmutter", strategy="axonn", **{option: True})
+    chosen = best_of_layout(search, "1x1x4x4")
+    with pytest.raises(InputError, match=f"--{option.replace('_', '-')}: train_axonn.py keeps"):
+        launch_files(chosen)
+    assert "python my.py" in launch_files(chosen, train="my.py")["launch.sbatch"]
+
+
 def test_the_parts_of_zeropp_are_switched():
     search = build_search("20b", 64, "frontier", strategy="zeropp", hpz=False, qgz=False)
     files = launch_files(best_of_layout(search, "secondary=8,across=8"))
@@ -236,8 +271,10 @@ def test_a_framework_that_does_not_run_the_strategy_is_refused():
 
 def test_axonn_reduces_gradients_after_the_backward_pass_only():
     search = build_search("20b", 64, overlap_grad_reduce=True)
-    with pytest.raises(InputError, match="allowed: no --overlap-grad-reduce"):
-        launch_files(best_of_layout(search, "1x1x32x2"))
+    chosen = best_of_layout(search, "1x1x32x2")
+    with pytest.raises(InputError, match="--overlap-grad-reduce: train_axonn.py reduces"):
+        launch_files(chosen)
+    assert any("mine.py" in text for text in launch_files(chosen, train="mine.py").values())
 
 
 def test_deepspeed_keeps_no_replicas():

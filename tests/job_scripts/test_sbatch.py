@@ -137,6 +137,8 @@ def test_megatron_knows_every_flag():
         {"layout": "pipeline=2,data=2", "n_virtual": 2, "switches": virtual},
         {"layout": "context=2,data=2", "switches": Switches(context_kind="ulysses")},
         {"layout": "tensor=2,data=2", "switches": Switches(overlaps_tensor=True)},
+        {"switches": Switches(shard_gradients=True)},
+        {"layout": "ulysses=2,ring=2", "switches": Switches(context_kind="ulysses_ring")},
         {"switches": plain, "model": replace(llama, qkv_bias=True)},
         {"model": replace(MODEL, position="none", n_kv_heads=2)},
         {"model": load_model("deepseek-v2"), "layout": "data=4,expert=4"},
@@ -151,7 +153,7 @@ def test_megatron_knows_every_flag():
         found |= {(flag, kind(value)) for flag, value in flags_of(script_of("megatron", **case))}
     assert found <= known_flags()
     needed = {"--mock-data", "--train-iters", "--lr", "--tokenizer-type", "--vocab-size"}
-    needed |= {"--tp-comm-overlap"}
+    needed |= {"--tp-comm-overlap", "--use-megatron-fsdp"}
     assert needed <= {flag for flag, _ in found}
 
 

@@ -18,7 +18,7 @@ from worlds import llama, machine_of
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import LatentAttention
-from axonn_tune.spec.engine import CONTEXT_KINDS
+from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
@@ -30,7 +30,8 @@ GPT = Model("m", n_layers=2, hidden_size=256, n_heads=16, vocab_size=1024, seq_l
 LLAMA = llama(n_layers=2, hidden_size=256, n_heads=16, n_kv_heads=8, vocab_size=1024, seq_len=512)
 JOB = Job(16, 16, 512)
 MODELS = pytest.mark.parametrize("model", [GPT, LLAMA])
-KINDS = pytest.mark.parametrize("kind", CONTEXT_KINDS)
+ALONE = (RING, ALL_GATHER, ULYSSES)
+KINDS = pytest.mark.parametrize("kind", ALONE)
 SIZES = pytest.mark.parametrize("context", [1, 2, 4, 8])
 
 
@@ -196,7 +197,7 @@ def test_copies_and_sums_beside_attention(model):
     query, keys = (512 / 4 * heads * 16 * 2.0 for heads in (model.n_heads, model.n_kv_heads))
     found = {
         (kind, chain): copied_bytes(plan(kind, model, context=4), chain)
-        for kind in CONTEXT_KINDS
+        for kind in ALONE
         for chain in (FORWARD, BACKWARD)
     }
     pack = 2 * 2 * keys
@@ -222,7 +223,7 @@ def predicted(kind, machine, job=JOB, **sizes):
 
 
 def test_all_kinds_are_equal_where_sequences_are_whole():
-    found = [predicted(kind, machine_of(), tensor=2, data=8) for kind in CONTEXT_KINDS]
+    found = [predicted(kind, machine_of(), tensor=2, data=8) for kind in ALONE]
     assert len({each.step_seconds for each in found}) == 1
     assert len({each.memory_bytes for each in found}) == 1
 
@@ -248,7 +249,7 @@ def test_a_ring_shows_only_what_is_longer_than_its_steps():
         machine = machine_of(bandwidths=(bandwidth, bandwidth))
         exposed[name] = {
             kind: predicted(kind, machine, job, context=8).exposed_communication_seconds
-            for kind in CONTEXT_KINDS
+            for kind in ALONE
         }
     assert exposed["fast"]["ring"] < 0.1 * exposed["fast"]["all_gather"]
     assert exposed["fast"]["ulysses"] > exposed["fast"]["ring"]
@@ -257,7 +258,7 @@ def test_a_ring_shows_only_what_is_longer_than_its_steps():
 
 def test_candidates_of_any_size_share_a_plan():
     """One table with several context sizes, and each alone, take equally long."""
-    for kind in CONTEXT_KINDS:
+    for kind in ALONE:
         strategy = megatron(kind)
         search = search_of(LLAMA, JOB, machine_of(), strategy, micro_batch=1)
         for context in (1, 2, 8):
@@ -278,7 +279,7 @@ def test_buffers_of_long_sequences(model):
     query, keys = (2.0 * tokens * heads * 16 / 2 for heads in (model.n_heads, model.n_kv_heads))
     working = {
         kind: memory_terms(megatron(kind), model, job, tensor=2, context=8)["working_set"]
-        for kind in CONTEXT_KINDS
+        for kind in ALONE
     }
     # Keys and values of all steps and an output of each; what is gathered, its gradient and a part.
     assert working["ring"] == 8 * (2 * keys + query)
@@ -287,7 +288,7 @@ def test_buffers_of_long_sequences(model):
     assert working["ulysses"] == 4 * (query + 2 * keys) + 2 * query
     saved = {
         kind: memory_terms(megatron(kind), model, job, tensor=2, context=8)["activations"]
-        for kind in CONTEXT_KINDS
+        for kind in ALONE
     }
     assert saved["ring"] == saved["all_gather"]
     assert saved["ulysses"] - saved["ring"] == pytest.approx(model.n_layers * query)

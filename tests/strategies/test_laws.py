@@ -42,7 +42,9 @@ PIPELINED = Axonn4D(pipelined=True)
 LAYOUTS = [
     (AXONN, {"x": 2, "y": 2, "z": 2, "data": 2}),
     (PIPELINED, {"x": 2, "z": 2, "data": 2, "pipeline": 2}),
+    (Axonn4D(False, True, True), {"x": 2, "y": 2, "z": 2, "data": 2}),
     (PLAIN, {"tensor": 2, "context": 2, "data": 4}),
+    (replace(SHARDED, shards_gradients=True), {"tensor": 2, "context": 2, "data": 4}),
     (SHARDED, {"tensor": 2, "context": 2, "data": 2, "pipeline": 2}),
     (replace(SHARDED, overlaps_tensor=True), {"tensor": 4, "data": 4}),
     (replace(PLAIN, context_kind="all_gather"), {"tensor": 2, "context": 4, "data": 2}),
