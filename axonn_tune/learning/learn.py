@@ -99,12 +99,11 @@ def stated_spreads(machine: Machine, engine: Engine) -> Array:
     least = dict(LEAST_SPREAD)
     if engine.attention_rate is None:
         least["attention"] = UNKNOWN_ATTENTION_SPREAD
-    return np.array(
-        [
-            max(spread_of(resource.quantity), least.get(resource.key, 0.0))
-            for resource in learnable(machine)
-        ]
-    )
+    stated = {resource.key: resource.quantity for resource in learnable(machine)}
+    if engine.issue_seconds is None:
+        # Such an engine's steps rest on the time that was found on this machine.
+        stated["host"] = machine.kernels.issue_seconds
+    return np.array([max(spread_of(stated[key]), least.get(key, 0.0)) for key in stated])
 
 
 def _engine_of(machine: Machine, trials: Sequence[Trial]) -> Engine:
