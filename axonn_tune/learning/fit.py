@@ -136,11 +136,13 @@ def _solution(scaled: Array, errors: Array, used: np.ndarray) -> tuple[Array, Ar
     n_runs = EXPECTED_SCATTER_RUNS + _MEAN_SQUARE_CUT * used.sum()
     covariance: Array
     for _ in range(_N_REWEIGHTINGS):
-        weighted = scaled.T * (weights / scatter**2)
+        # Runs that agree on more than is expected are no reason to doubt them.
+        scale = min(scatter, EXPECTED_SCATTER)
+        weighted = scaled.T * (weights / scale**2)
         covariance = np.asarray(np.linalg.inv(weighted @ scaled + np.eye(scaled.shape[1])))
         factors = covariance @ (weighted @ errors)
         left = np.abs(errors - scaled @ factors)
-        weights = used * (_TAIL_FREEDOM + 1) / (_TAIL_FREEDOM + (left / scatter) ** 2)
+        weights = used * (_TAIL_FREEDOM + 1) / (_TAIL_FREEDOM + (left / scale) ** 2)
         cut = np.minimum(left, _HUBER * scatter)
         scatter = float(np.sqrt((expected + used @ cut**2) / n_runs))
     return factors, covariance, scatter
