@@ -58,25 +58,47 @@ class Fit:
     is_set_aside: np.ndarray
 
 
-def fitted(slopes: Array, errors: Array, spreads: Array) -> Fit:
+@dataclass(frozen=True, eq=False)
+class _Runs:
+    """What runs show, in units of what is expected.
+
+    slopes
+        Change of each logarithm for a stated spread of each factor, shape (N, F).
+    errors
+        Logarithm of measured over predicted times, shape (N,).
+    is_step
+        Whether a time is that of a whole step, shape (N,).
+    """
+
+    slopes: Array
+    errors: Array
+    is_step: np.ndarray
+
+
+def fitted(slopes: Array, errors: Array, spreads: Array, certainty: Array | None = None) -> Fit:
     """Return the factors that explain errors.
 
     Parameters
     ----------
     slopes : array, shape (N, F)
-        Change of the logarithm of each step for that of each factor.
+        Change of the logarithm of each time for that of each factor.
     errors : array, shape (N,)
-        Logarithm of measured over predicted steps.
+        Logarithm of measured over predicted times.
     spreads : array, shape (F,)
         Stated standard deviation of the logarithm of each factor.
+    certainty : array, shape (N,)
+        How many times less than a step each time scatters by itself; those that are more certain
+        than 1 are parts of steps, which do not tell how steps scatter. Without it, all are steps.
     """
-    scaled = slopes * spreads
-    used = _used(scaled, errors)
-    log_factors, covariance, scatter = _solution(scaled, errors, used)
+    sure = np.ones(errors.size) if certainty is None else certainty
+    runs = _Runs(slopes * spreads * sure[:, None], errors * sure, sure == 1.0)
+    used = _used(runs)
+    n_steps = int((runs.is_step & used).sum())
+    log_factors, covariance, scatter = _solution(runs, used)
     return Fit(
-        _safe_share(scaled[used], log_factors, covariance) * spreads * log_factors,
+        _safe_share(runs.slopes[used], log_factors, covariance) * spreads * log_factors,
         covariance * np.outer(spreads, spreads),
-        scatter * _student_95(EXPECTED_SCATTER_RUNS + int(used.sum())) / NORMAL_90,
+        scatter * _student_95(EXPECTED_SCATTER_RUNS + n_steps) / NORMAL_90,
         ~used,
     )
 
@@ -103,13 +125,14 @@ def _student_95(freedom: int) -> float:
     return _STUDENT_95[freedom - 1]
 
 
-def _used(scaled: Array, errors: Array) -> np.ndarray:
+def _used(runs: _Runs) -> np.ndarray:
     """Return which runs are used: all but those that the others contradict."""
-    used = np.ones(errors.size, dtype=bool)
-    for _ in range(errors.size // RUNS_PER_BAD_RUN):
+    n_runs = runs.errors.size
+    used = np.ones(n_runs, dtype=bool)
+    for _ in range(n_runs // RUNS_PER_BAD_RUN):
         strangeness = [
             abs(error) / spread
-            for error, spread in (_from_others(scaled, errors, used, i) for i in range(errors.size))
+            for error, spread in (_from_others(runs, used, i) for i in range(n_runs))
         ]
         strangest = int(np.argmax(np.where(used, strangeness, 0.0)))
         if strangeness[strangest] < CONTRADICTED:
@@ -118,31 +141,33 @@ def _used(scaled: Array, errors: Array) -> np.ndarray:
     return used
 
 
-def _from_others(scaled: Array, errors: Array, used: np.ndarray, index: int) -> tuple[float, float]:
+def _from_others(runs: _Runs, used: np.ndarray, index: int) -> tuple[float, float]:
     """Return by how much the other runs miss a run, and the standard deviation of this miss."""
     others = used.copy()
     others[index] = False
-    factors, covariance, scatter = _solution(scaled, errors, others)
-    own = scaled[index]
+    factors, covariance, scatter = _solution(runs, others)
+    own = runs.slopes[index]
     spread = np.sqrt(scatter**2 + own @ covariance @ own)
-    return float(errors[index] - own @ factors), float(spread)
+    return float(runs.errors[index] - own @ factors), float(spread)
 
 
-def _solution(scaled: Array, errors: Array, used: np.ndarray) -> tuple[Array, Array, float]:
+def _solution(runs: _Runs, used: np.ndarray) -> tuple[Array, Array, float]:
     """Return the factors in units of their spreads, their covariance, and the scatter."""
     scatter = EXPECTED_SCATTER
     weights = used.astype(np.float64)
     expected = EXPECTED_SCATTER_RUNS * EXPECTED_SCATTER**2
-    n_runs = EXPECTED_SCATTER_RUNS + _MEAN_SQUARE_CUT * used.sum()
+    steps = used & runs.is_step
+    n_steps = EXPECTED_SCATTER_RUNS + _MEAN_SQUARE_CUT * steps.sum()
+    scaled = runs.slopes
     covariance: Array
     for _ in range(_N_REWEIGHTINGS):
         # Runs that agree on more than is expected are no reason to doubt them.
         scale = min(scatter, EXPECTED_SCATTER)
         weighted = scaled.T * (weights / scale**2)
         covariance = np.asarray(np.linalg.inv(weighted @ scaled + np.eye(scaled.shape[1])))
-        factors = covariance @ (weighted @ errors)
-        left = np.abs(errors - scaled @ factors)
+        factors = covariance @ (weighted @ runs.errors)
+        left = np.abs(runs.errors - scaled @ factors)
         weights = used * (_TAIL_FREEDOM + 1) / (_TAIL_FREEDOM + (left / scale) ** 2)
         cut = np.minimum(left, _HUBER * scatter)
-        scatter = float(np.sqrt((expected + used @ cut**2) / n_runs))
+        scatter = float(np.sqrt((expected + steps @ cut**2) / n_steps))
     return factors, covariance, scatter
