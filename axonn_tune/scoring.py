@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from axonn_tune.api import MachineLike, build_search
@@ -24,7 +25,7 @@ _COUNTS = ("gpus", "global_batch", "micro_batch", "seq_len", "virtual_stages")
 _TEXTS = ("strategy", "engine", "dtype", "precision", "attention", "recompute")
 # What a log told besides; it enters no prediction.
 _REMARKS = ("spread_fraction", "n_steps", "source")
-OPTIONAL_COLUMNS = (*_COUNTS[2:], *_TEXTS, "machine", "memory_gib", "status", *_REMARKS)
+OPTIONAL_COLUMNS = (*_COUNTS[2:], *_TEXTS, "machine", "memory_gib", "status", "trace", *_REMARKS)
 _STATUSES = ("ok", "oom")
 
 
@@ -80,7 +81,8 @@ def _judged(table: FileName, row: Mapping[str, str], machine: MachineLike | None
         certainty="table",
         source=str(table),
     )
-    return JudgedRun(run, prediction, status == "oom")
+    trace = str(Path(table).parent / row["trace"]) if "trace" in row else ""
+    return JudgedRun(run, prediction, status == "oom", trace)
 
 
 def _search(row: Mapping[str, str], machine: MachineLike | None) -> tuple[Search, Layout]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from axonn_tune.api import DEFAULT_MACHINE
 from axonn_tune.errors import InputError
 from axonn_tune.io.files import FileName
+from axonn_tune.io.kineto import load_trace
 from axonn_tune.io.presets import load_machine
 from axonn_tune.learning.choose import Proposals, next_layouts
 from axonn_tune.learning.learn import Trial, learn
@@ -84,7 +85,10 @@ def trials(judged: Sequence[JudgedRun]) -> list[Trial]:
     """Return the runs of a table that ran, named by their rows."""
     return [
         Trial(
-            f"row {number}: {each.run.subject}", each.prediction, each.run.published["step_seconds"]
+            f"row {number}: {each.run.subject}",
+            each.prediction,
+            each.run.published["step_seconds"],
+            load_trace(each.trace) if each.trace else None,
         )
         for number, each in enumerate(judged, start=1)
         if not each.ran_out

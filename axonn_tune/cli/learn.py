@@ -26,7 +26,8 @@ def command(
 
     RUNS is a table as `score` reads it (docs/score.md), with runs of one engine on one machine.
     Each number starts from the profile and moves as far as the runs tell; the report says which
-    did not move, and which run contradicts all others. Use the profile that is written with the
+    did not move, and which run contradicts all others. The column `trace` names traces of torch's
+    profiler, which tell kernels and collectives apart. Use the profile that is written with the
     engine of these runs.
 
     \b

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    OF_MANY_LAYOUTS,
     format_option,
     given_options,
     quiet_option,
@@ -21,18 +22,7 @@ if TYPE_CHECKING:
     from axonn_tune.spec.configuration import Configuration
 
 # Options that the configuration of a proposal answers.
-_ANSWERED = {
-    "gx",
-    "gy",
-    "gz",
-    "gdata",
-    "fix",
-    "max_tp",
-    "order",
-    "micro_batch",
-    "recompute",
-    "virtual_stages",
-}
+_ANSWERED = {*OF_MANY_LAYOUTS, "order", "micro_batch", "recompute", "virtual_stages"}
 
 
 @click.command("next")

@@ -94,10 +94,10 @@ strategies_options = options_of(
     declared(*_SEARCH, changed={"strategy": _ANY_STRATEGY}), required=_SUBJECT
 )
 # The options that say what a layout is compared with have no meaning for one layout.
-_OF_MANY_LAYOUTS = ("gx", "gy", "gz", "gdata", "fix", "max_tp")
+OF_MANY_LAYOUTS = ("gx", "gy", "gz", "gdata", "fix", "max_tp")
 _ONE_ORDER = Option("Rank order, fastest varying axis first.", PAPER_ORDER)
 layout_options = options_of(
-    declared(*_SEARCH, changed={"order": _ONE_ORDER}, without=_OF_MANY_LAYOUTS), required=_SUBJECT
+    declared(*_SEARCH, changed={"order": _ONE_ORDER}, without=OF_MANY_LAYOUTS), required=_SUBJECT
 )
 LAYOUT_HELP = (
     "Layout as tables print it: 8x4x4x8 (G_x, G_y, G_z, G_data) or x=8,z=4; of other strategies "

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from axonn_tune.cli.options import (
+    OF_MANY_LAYOUTS,
     comparison_options,
     format_option,
     given_options,
@@ -23,15 +24,7 @@ from axonn_tune.cli.options import (
 from axonn_tune.options import ComparisonOptions, RankingOptions, declared
 
 # Options that `explain` does not have, or that its layout answers.
-_LEFT_OUT = {
-    *declared(RankingOptions, ComparisonOptions),
-    "gx",
-    "gy",
-    "gz",
-    "gdata",
-    "fix",
-    "max_tp",
-}
+_LEFT_OUT = {*declared(RankingOptions, ComparisonOptions), *OF_MANY_LAYOUTS}
 
 
 @click.command("suggest")

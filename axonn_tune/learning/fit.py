@@ -1,9 +1,11 @@
-"""The robust and regularised fit of factors to the errors of predicted steps.
+"""The robust and careful fit of factors to the errors of predicted steps.
 
 The logarithm of a step time is linear in the logarithms of the factors, as far as one step of the
 fit goes. Each factor is drawn to 1 by its stated spread, so that what no run tells stays as it is.
-Runs beyond the usual scatter pull less (Huber, "Robust Estimation of a Location Parameter", 1964);
-one that all others contradict is set aside.
+What is left of the errors has Student's t distribution with few degrees of freedom, so that the
+further off a run is, the less it pulls (Lange, Little and Taylor, "Robust Statistical Modeling
+Using the t Distribution", 1989); one that all others contradict is set aside. The factors move only
+so far that they predict better than the stated ones with a confidence of 95 percent.
 """
 
 from __future__ import annotations
@@ -13,25 +15,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from axonn_tune.spec.plan import Array
+from axonn_tune.step.spread import NORMAL_90
 
 # Scatter of the logarithm of measured over predicted steps that is expected before any run is seen,
 # and the number of runs that this expectation counts for: conventions. Engines whose predictions
 # were compared scatter by 3 to 14 percent.
 EXPECTED_SCATTER = 0.1
 EXPECTED_SCATTER_RUNS = 4
-# Errors above this number of scatters pull no more than one of this size does.
+# Degrees of freedom of the errors, by the convention of Lange, Little and Taylor.
+_TAIL_FREEDOM = 4
+# Errors above this number of scatters count as one of this size in the scatter, and the mean
+# square of a standard normal deviate that is cut there (Huber's proposal 2, 1964).
 _HUBER = 1.5
-# Mean square of a standard normal deviate that is cut there (Huber's proposal 2).
 _MEAN_SQUARE_CUT = 0.7785
+# What Student's t with 1, 2, ... degrees of freedom exceeds with a probability of 5 percent.
+_STUDENT_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 # A run is set aside where the others predict it this many standard deviations away.
 CONTRADICTED = 3.0
 # One run in so many may be set aside.
 RUNS_PER_BAD_RUN = 5
-# How much of a factor's stated spread the fit uses: what predicts each run best from the others.
-_STRENGTHS = (1.0, 0.5, 0.0)
-# A prediction from others is not judged by how far beyond this error it is.
-_LARGEST_ERROR = 0.3
-_N_REWEIGHTINGS = 15
+_N_REWEIGHTINGS = 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +46,8 @@ class Fit:
     covariance
         Covariance of the logarithms, shape (F, F).
     scatter
-        Standard deviation of the errors that remain.
+        Standard deviation of the errors that remain; larger where few runs tell it, so that
+        normal errors of this size have the interval of 90 % that Student's t has.
     is_set_aside
         Whether a run was left out, shape (N,).
     """
@@ -54,39 +58,81 @@ class Fit:
     is_set_aside: np.ndarray
 
 
-def fitted(slopes: Array, errors: Array, spreads: Array) -> Fit:
+@dataclass(frozen=True, eq=False)
+class _Runs:
+    """What runs show, in units of what is expected.
+
+    slopes
+        Change of each logarithm for a stated spread of each factor, shape (N, F).
+    errors
+        Logarithm of measured over predicted times, shape (N,).
+    is_step
+        Whether a time is that of a whole step, shape (N,).
+    """
+
+    slopes: Array
+    errors: Array
+    is_step: np.ndarray
+
+
+def fitted(slopes: Array, errors: Array, spreads: Array, certainty: Array | None = None) -> Fit:
     """Return the factors that explain errors.
 
     Parameters
     ----------
     slopes : array, shape (N, F)
-        Change of the logarithm of each step for that of each factor.
+        Change of the logarithm of each time for that of each factor.
     errors : array, shape (N,)
-        Logarithm of measured over predicted steps.
+        Logarithm of measured over predicted times.
     spreads : array, shape (F,)
         Stated standard deviation of the logarithm of each factor.
+    certainty : array, shape (N,)
+        How many times less than a step each time scatters by itself; those that are more certain
+        than 1 are parts of steps, which do not tell how steps scatter. Without it, all are steps.
     """
-    scaled = slopes * spreads
-    used = _used(scaled, errors)
-    strength = min(_STRENGTHS, key=lambda share: _error_of_others(share * scaled, errors, used))
-    log_factors, _, scatter = _solution(strength * scaled, errors, used)
-    # A fit that trusts the profile does not make it surer than the runs do.
-    _, covariance, _ = _solution(scaled, errors, used)
+    sure = np.ones(errors.size) if certainty is None else certainty
+    runs = _Runs(slopes * spreads * sure[:, None], errors * sure, sure == 1.0)
+    used = _used(runs)
+    n_steps = int((runs.is_step & used).sum())
+    log_factors, covariance, scatter = _solution(runs, used)
     return Fit(
-        strength * spreads * log_factors,
+        _safe_share(runs.slopes[used], log_factors, covariance) * spreads * log_factors,
         covariance * np.outer(spreads, spreads),
-        scatter,
+        scatter * _student_95(EXPECTED_SCATTER_RUNS + n_steps) / NORMAL_90,
         ~used,
     )
 
 
-def _used(scaled: Array, errors: Array) -> np.ndarray:
+def _safe_share(scaled: Array, factors: Array, covariance: Array) -> float:
+    """Return the part of the way to the factors that is better than staying, with confidence.
+
+    The steps of the runs should change by some `change`, of which the fit expects `moved`. To go a
+    share of it brings the prediction nearer wherever change * moved > share * moved**2 / 2. There
+    are as many degrees of freedom as runs, since the expected scatter is no evidence.
+    """
+    moved = scaled @ factors
+    square = float(moved @ moved)
+    if square == 0.0:
+        return 0.0
+    deviation = float(np.sqrt(moved @ scaled @ covariance @ scaled.T @ moved))
+    return min(1.0, max(0.0, 2.0 * (1.0 - _student_95(len(scaled)) * deviation / square)))
+
+
+def _student_95(freedom: int) -> float:
+    """Return what Student's t exceeds with a probability of 5 percent."""
+    if freedom > len(_STUDENT_95):
+        return NORMAL_90 * (1.0 + 1.0 / freedom)
+    return _STUDENT_95[freedom - 1]
+
+
+def _used(runs: _Runs) -> np.ndarray:
     """Return which runs are used: all but those that the others contradict."""
-    used = np.ones(errors.size, dtype=bool)
-    for _ in range(errors.size // RUNS_PER_BAD_RUN):
+    n_runs = runs.errors.size
+    used = np.ones(n_runs, dtype=bool)
+    for _ in range(n_runs // RUNS_PER_BAD_RUN):
         strangeness = [
             abs(error) / spread
-            for error, spread in (_from_others(scaled, errors, used, i) for i in range(errors.size))
+            for error, spread in (_from_others(runs, used, i) for i in range(n_runs))
         ]
         strangest = int(np.argmax(np.where(used, strangeness, 0.0)))
         if strangeness[strangest] < CONTRADICTED:
@@ -95,35 +141,33 @@ def _used(scaled: Array, errors: Array) -> np.ndarray:
     return used
 
 
-def _error_of_others(scaled: Array, errors: Array, used: np.ndarray) -> float:
-    """Return the mean error with which the other runs predict each run that is used."""
-    left = [abs(_from_others(scaled, errors, used, i)[0]) for i in np.flatnonzero(used).tolist()]
-    return float(np.minimum(left, _LARGEST_ERROR).mean())
-
-
-def _from_others(scaled: Array, errors: Array, used: np.ndarray, index: int) -> tuple[float, float]:
+def _from_others(runs: _Runs, used: np.ndarray, index: int) -> tuple[float, float]:
     """Return by how much the other runs miss a run, and the standard deviation of this miss."""
     others = used.copy()
     others[index] = False
-    factors, covariance, scatter = _solution(scaled, errors, others)
-    own = scaled[index]
+    factors, covariance, scatter = _solution(runs, others)
+    own = runs.slopes[index]
     spread = np.sqrt(scatter**2 + own @ covariance @ own)
-    return float(errors[index] - own @ factors), float(spread)
+    return float(runs.errors[index] - own @ factors), float(spread)
 
 
-def _solution(scaled: Array, errors: Array, used: np.ndarray) -> tuple[Array, Array, float]:
+def _solution(runs: _Runs, used: np.ndarray) -> tuple[Array, Array, float]:
     """Return the factors in units of their spreads, their covariance, and the scatter."""
     scatter = EXPECTED_SCATTER
     weights = used.astype(np.float64)
+    expected = EXPECTED_SCATTER_RUNS * EXPECTED_SCATTER**2
+    steps = used & runs.is_step
+    n_steps = EXPECTED_SCATTER_RUNS + _MEAN_SQUARE_CUT * steps.sum()
+    scaled = runs.slopes
     covariance: Array
     for _ in range(_N_REWEIGHTINGS):
-        weighted = scaled.T * (weights / scatter**2)
+        # Runs that agree on more than is expected are no reason to doubt them.
+        scale = min(scatter, EXPECTED_SCATTER)
+        weighted = scaled.T * (weights / scale**2)
         covariance = np.asarray(np.linalg.inv(weighted @ scaled + np.eye(scaled.shape[1])))
-        factors = covariance @ (weighted @ errors)
-        left = errors - scaled @ factors
-        expected = EXPECTED_SCATTER_RUNS * EXPECTED_SCATTER**2
-        n_runs = EXPECTED_SCATTER_RUNS + _MEAN_SQUARE_CUT * used.sum()
-        cut = np.minimum(np.abs(left), _HUBER * scatter)
-        scatter = float(np.sqrt((expected + used @ cut**2) / n_runs))
-        weights = used * np.minimum(1.0, _HUBER * scatter / np.maximum(np.abs(left), 1e-12))
+        factors = covariance @ (weighted @ runs.errors)
+        left = np.abs(runs.errors - scaled @ factors)
+        weights = used * (_TAIL_FREEDOM + 1) / (_TAIL_FREEDOM + (left / scale) ** 2)
+        cut = np.minimum(left, _HUBER * scatter)
+        scatter = float(np.sqrt((expected + steps @ cut**2) / n_steps))
     return factors, covariance, scatter

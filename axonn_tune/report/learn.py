@@ -20,6 +20,7 @@ from axonn_tune.spec.machine import Machine
 _FACTOR_HEADERS = ("resource", "change %", "spread before %", "spread %")
 _PROPOSAL_HEADERS = ("try", "layout", "micro-batch", "recompute", "step s", "P(best) %", "gain %")
 _RUN_HEADERS = ("run", "measured s", "before %", "after %", "")
+_TRACED_HEADERS = ("part of a traced step", *_RUN_HEADERS[1:])
 
 
 def learned_text(machine: Machine) -> str:
@@ -27,7 +28,10 @@ def learned_text(machine: Machine) -> str:
     learned = machine.learned
     assert learned is not None, "only machines that have learned are shown"
     runs = table([_run_row(run) for run in learned.runs], _RUN_HEADERS)
-    return "\n\n".join([factors_text(machine), runs, fill(_errors_text(learned), 100)])
+    parts = [factors_text(machine), runs]
+    if learned.traced:
+        parts.append(table([_run_row(run) for run in learned.traced], _TRACED_HEADERS))
+    return "\n\n".join([*parts, fill(_errors_text(learned), 100)])
 
 
 def factors_text(machine: Machine) -> str:
@@ -53,7 +57,7 @@ def factors_text(machine: Machine) -> str:
     if told:
         parts.append(table(rows, _FACTOR_HEADERS))
     if all(factor.factor == 1.0 for factor in learned.factors):
-        parts.append("No number moves: each run is predicted best by what the profile states.")
+        parts.append("No number moves: no other values are better with a confidence of 95 %.")
     if untold:
         parts.append(fill(f"These runs say nothing of: {', '.join(untold)}.", 100))
     return "\n\n".join(parts)
@@ -95,11 +99,14 @@ def learned_document(machine: Machine) -> dict[str, Any]:
             {**asdict(factor), "is_told": factor.gain_fraction >= LEAST_GAIN}
             for factor in learned.factors
         ],
-        "runs": [
-            {**asdict(run), "stated_error": run.stated_error, "learned_error": run.learned_error}
-            for run in learned.runs
-        ],
+        "runs": [_run_document(run) for run in learned.runs],
+        "traced": [_run_document(run) for run in learned.traced],
     }
+
+
+def _run_document(run: LearnedRun) -> dict[str, Any]:
+    """Return a run, or a part of a traced step, with its errors."""
+    return {**asdict(run), "stated_error": run.stated_error, "learned_error": run.learned_error}
 
 
 def proposals_text(proposed: Proposals, commands: Sequence[str]) -> str:

@@ -42,11 +42,18 @@ class Score:
 
 @dataclass(frozen=True)
 class JudgedRun:
-    """A run of a table, its prediction, and whether the run itself ran out of memory."""
+    """A run of a table and its prediction.
+
+    ran_out
+        Whether the run itself ran out of memory.
+    trace
+        File with the trace of a rank by torch's profiler; empty if there is none.
+    """
 
     run: Run
     prediction: Prediction
     ran_out: bool = False
+    trace: str = ""
 
 
 def score_of(judged: Sequence[JudgedRun]) -> Score:

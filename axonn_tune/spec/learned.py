@@ -40,16 +40,16 @@ class LearnedFactor:
 
 @dataclass(frozen=True)
 class LearnedRun:
-    """A run that was learned from.
+    """A run that was learned from, or a part of its step that a trace tells apart.
 
     name
-        Text that names the run: its place in the table, its model and its layout.
+        Text that names the run, its place in the table, its model and its layout; or the part.
     measured_seconds
-        Time of its step.
+        Time of its step, or of the part in a step.
     stated_seconds, learned_seconds
         Its prediction before and after.
     is_set_aside
-        Whether it was left out because all other runs contradict it.
+        Whether it was left out because all others contradict it.
     """
 
     name: str
@@ -85,6 +85,8 @@ class Learned:
         Covariance of the logarithms of the factors, one row for each.
     runs
         The runs.
+    traced
+        The parts of those runs' steps of which there are traces.
     """
 
     engine: str
@@ -93,6 +95,7 @@ class Learned:
     factors: tuple[LearnedFactor, ...]
     covariance: tuple[tuple[float, ...], ...]
     runs: tuple[LearnedRun, ...]
+    traced: tuple[LearnedRun, ...] = ()
 
     def __post_init__(self) -> None:
         require_positive("learned", "scatter_fraction", self.scatter_fraction)

@@ -10,6 +10,7 @@ ATTENTION = "attention"
 ATTENTION_BACKWARD = "attention, backward"
 OPTIMIZER = "optimizer"
 MEMORY_BOUND = "memory-bound"
+KERNELS = (PRODUCT, ATTENTION, ATTENTION_BACKWARD, OPTIMIZER, MEMORY_BOUND)
 # A collective whose kind its kernel does not tell.
 UNKNOWN_COLLECTIVE = "collective"
 
@@ -45,8 +46,7 @@ class TracedOperation:
     @property
     def is_collective(self) -> bool:
         """Whether ranks exchanged data."""
-        kernels = (PRODUCT, ATTENTION, ATTENTION_BACKWARD, OPTIMIZER, MEMORY_BOUND)
-        return self.kind not in kernels
+        return self.kind not in KERNELS
 
 
 @dataclass(frozen=True)

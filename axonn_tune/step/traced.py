@@ -49,6 +49,10 @@ class MeasuredLine:
         Number of calls in a step.
     predicted_seconds, traced_seconds
         Their time in a step.
+    shortest_traced_seconds
+        Time of the shortest traced call; 0 if there is none.
+    is_of_one_size
+        Whether all calls have the sizes that `size` says.
     """
 
     kind: str
@@ -59,6 +63,8 @@ class MeasuredLine:
     traced_calls: float
     predicted_seconds: float
     traced_seconds: float
+    shortest_traced_seconds: float
+    is_of_one_size: bool
 
     @property
     def is_on_both_sides(self) -> bool:
@@ -94,6 +100,7 @@ def _line(
     predicted: Sequence[OperationCost],
     traced: Sequence[TracedOperation],
     n_steps: int,
+    is_of_one_size: bool = True,
 ) -> MeasuredLine:
     return MeasuredLine(
         kind=kind,
@@ -104,6 +111,8 @@ def _line(
         traced_calls=len(traced) / n_steps,
         predicted_seconds=sum(op.total_seconds for op in predicted),
         traced_seconds=sum(op.seconds for op in traced) / n_steps,
+        shortest_traced_seconds=min((op.seconds for op in traced), default=0.0),
+        is_of_one_size=is_of_one_size,
     )
 
 
@@ -127,7 +136,7 @@ def _products(
         for key in {**planned, **ran}
     ]
     if unknown or grouped:
-        lines.append(_line(PRODUCT, "of sizes not traced", grouped, unknown, n_steps))
+        lines.append(_line(PRODUCT, "of sizes not traced", grouped, unknown, n_steps, False))
     return lines
 
 
@@ -151,7 +160,7 @@ def _kernels(
         planned[_kernel_kind(op)].append(op)
     kinds = (ATTENTION, ATTENTION_BACKWARD, OPTIMIZER, MEMORY_BOUND)
     lines = [
-        _line(kind, "", planned[kind], [op for op in traced if op.kind == kind], n_steps)
+        _line(kind, "", planned[kind], [op for op in traced if op.kind == kind], n_steps, False)
         for kind in kinds
     ]
     return [line for line in lines if line.predicted_names or line.traced_names]
@@ -248,5 +257,5 @@ def _of_group(
     ]
     left = [op for op in predicted if not ran[op.nbytes]]
     if left or others:
-        lines.append(_line(kind, f"{group}, other sizes", left, others, n_steps))
+        lines.append(_line(kind, f"{group}, other sizes", left, others, n_steps, False))
     return lines

@@ -55,6 +55,30 @@ def test_json_holds_every_factor_and_every_run(capsys, table):
     assert told["attention"] and not told["infiniband.bandwidth"]
 
 
+def kernel(name, microseconds):
+    return {"ph": "X", "cat": "kernel", "name": name, "dur": microseconds, "args": {}}
+
+
+def test_a_trace_tells_of_kernels_and_the_report_says_which(capsys, tmp_path):
+    """Backward attention took 0.9 s, and nothing else is in the trace."""
+    events = [kernel("flash_bwd_kernel", 9000.0)] * 100
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": events}))
+    path = tmp_path / "traced.csv"
+    path.write_text(f"{HEADER},trace\n{ROWS[0]},rank0.json\n{ROWS[1]},\n")
+    document = json.loads(learn(capsys, path, "--format", "json"))
+    (part,) = document["traced"]
+    assert part["name"] == "row 1: llama3-8b, tensor=8, 8 GPUs: attention, backward"
+    assert part["measured_seconds"] == pytest.approx(0.9)
+    assert "part of a traced step" in learn(capsys, path)
+
+
+def test_a_trace_that_is_not_there_is_named(capsys, tmp_path):
+    path = tmp_path / "traced.csv"
+    path.write_text(f"{HEADER},trace\n{ROWS[0]},nowhere.json\n")
+    culprit = str(tmp_path / "nowhere.json")
+    assert_refused(capsys, "learn", path, "--machine", "dgx-h100", "--quiet", culprit=culprit)
+
+
 def test_runs_on_two_machines_are_refused(capsys, tmp_path):
     path = tmp_path / "two.csv"
     path.write_text(f"{HEADER},machine\n{ROWS[0]},\n{ROWS[1]},aws-p5\n")

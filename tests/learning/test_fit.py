@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
-from axonn_tune.learning.fit import EXPECTED_SCATTER, fitted
+from axonn_tune.learning.fit import EXPECTED_SCATTER, _student_95, fitted
 
 RANDOM = np.random.default_rng(1)
 SPREADS = np.array([0.2, 0.3, 0.1])
@@ -42,9 +43,37 @@ def test_a_factor_that_moves_no_run_stays_with_its_spread():
     assert (np.diag(fit.covariance)[:2] < SPREADS[:2] ** 2).all()
 
 
-def test_one_run_moves_less_than_its_error():
-    fit = fitted(np.array([[-1.0, 0.0, 0.0]]), np.array([-0.2]), SPREADS)
-    assert 0.0 < fit.log_factors[0] < 0.2
+def test_a_lone_run_moves_nothing_and_runs_that_agree_move_less_than_their_error():
+    slopes = np.array([[-1.0, 0.0, 0.0]] * 5)
+    alone, together = (fitted(slopes[:n], np.full(n, -0.3), SPREADS) for n in (1, 5))
+    assert alone.log_factors[0] == 0.0
+    assert 0.15 < together.log_factors[0] < 0.3
+
+
+def test_two_runs_hardly_ever_make_it_worse_than_none():
+    """Machines are drawn as the profile states, and their scatter as it is expected to be."""
+    changes = []
+    for _ in range(300):
+        log_factors = SPREADS * RANDOM.standard_normal(3)
+        fit = fitted(*steps(2, log_factors, EXPECTED_SCATTER), SPREADS)
+        slopes, errors = steps(50, log_factors)
+        left = np.abs(errors - slopes @ fit.log_factors).mean()
+        changes.append(left - np.abs(errors).mean())
+    assert np.mean(np.array(changes) > 0.0) < 0.05
+    assert np.mean(changes) < -0.002
+
+
+def test_two_runs_leave_a_profile_alone_that_was_right():
+    moved = [
+        fitted(*steps(2, np.zeros(3), EXPECTED_SCATTER), SPREADS).log_factors.any()
+        for _ in range(300)
+    ]
+    assert np.mean(moved) < 0.05
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 10, 11, 30, 200])
+def test_the_quantile_is_that_of_students_distribution(freedom):
+    assert _student_95(freedom) == pytest.approx(student.ppf(0.95, freedom), rel=0.003)
 
 
 def test_a_bad_run_in_five_is_set_aside_and_pulls_no_other():
@@ -62,8 +91,9 @@ def test_runs_that_contradict_each_other_move_nothing():
     assert fit.log_factors.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_a_lone_run_that_is_far_off_pulls_no_more_than_an_unusual_one():
-    slopes = np.array([[-1.0, 0.0, 0.0]])
-    far, farther = (fitted(slopes, np.array([error]), SPREADS) for error in (-1.0, -4.0))
-    assert farther.log_factors == pytest.approx(far.log_factors, rel=0.02)
-    assert farther.scatter < 2.0 * EXPECTED_SCATTER
+def test_a_run_that_is_far_off_pulls_less_the_further_it_is():
+    slopes = np.array([[-1.0, 0.0, 0.0]] * 4)
+    fits = [fitted(slopes, np.array([*[-0.3] * 3, far]), SPREADS) for far in (-0.3, -1.0, -4.0)]
+    near, far, farther = (fit.log_factors[0] for fit in fits)
+    assert near * 0.8 < farther < far < near * 1.3
+    assert fits[2].scatter < 2.5 * EXPECTED_SCATTER

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from traces import traced_as_planned
 
 from axonn_tune.api import build_search
 from axonn_tune.search.one_layout import best_of_layout
@@ -10,12 +11,6 @@ from axonn_tune.spec.traced import Trace, TracedOperation
 from axonn_tune.step.explain import explain
 from axonn_tune.step.traced import beside_trace
 
-DESCRIPTIONS = {
-    "shard": "mesh_fsdp",
-    "tensor": "TENSOR_MODEL_PARALLEL_GROUP",
-    "context*data": "DATA_PARALLEL_GROUP_WITH_CP",
-    "pipeline": "PIPELINE_MODEL_PARALLEL_GROUP",
-}
 JOBS = {
     "zero3": ("shard=8", {"shard": 8}),
     "megatron": (
@@ -29,33 +24,6 @@ def explanation_of(strategy):
     options = {"global_batch": 16, "micro_batch": 1, "recompute": "none", "strategy": strategy}
     search = build_search("llama3-8b", 8, "dgx-h100", include_oom=True, **options)
     return explain(best_of_layout(search, JOBS[strategy][0]), with_sensitivities=False)
-
-
-def traced_as_planned(explanation, sizes, slower=2.0):
-    """The trace of a program that does what the plan says, with transposed products."""
-    operations = []
-    for op in explanation.operations:
-        kind, shape = op.kind, ()
-        if op.kind.startswith("GEMM"):
-            m, n, k = map(int, op.shape.split(" x "))
-            kind, shape = "product", (n, m, k)
-        elif op.kind == "attention":
-            kind += ", backward" * op.name.startswith("backward")
-        elif op.name.startswith("optimizer."):
-            kind = "optimizer"
-        elif op.kind == "host":
-            continue
-        traced = TracedOperation(
-            f"kernel of {op.name}",
-            kind,
-            slower * op.seconds_per_call,
-            shape,
-            op.nbytes if op.axis else 0.0,
-            sizes.get(op.axis, 0),
-            DESCRIPTIONS.get(op.axis, ""),
-        )
-        operations += [traced] * op.n_calls
-    return Trace(tuple(operations), 1)
 
 
 @pytest.mark.parametrize("strategy", JOBS)
