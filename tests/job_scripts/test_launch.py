@@ -272,7 +272,7 @@ def test_a_framework_that_does_not_run_the_strategy_is_refused():
 def test_axonn_reduces_gradients_after_the_backward_pass_only():
     search = build_search("20b", 64, overlap_grad_reduce=True)
     chosen = best_of_layout(search, "1x1x32x2")
-    with pytest.raises(InputError, match="--overlap-grad-reduce: train_axonn.py reduces"):
+    with pytest.raises(InputError, match=r"--overlap-grad-reduce: train_axonn\.py reduces"):
         launch_files(chosen)
     assert any("mine.py" in text for text in launch_files(chosen, train="mine.py").values())
 
