@@ -32,6 +32,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, Size, StepPlan
 from axonn_tune.spec.schedule import ONE_F_ONE_B
+from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import (
@@ -169,20 +170,23 @@ class Axonn4D:
         n_layers = len(layers)
         chunk = -(-n_layers // shapes.n_virtual)
         sharded, replicated = stored_parameters(shapes.model, shapes.table, n_layers, first, last)
-        stored = sharded + replicated
-        owned = stored / shapes.table.size("data") if self.sharded_optimizer else stored
+        frozen = (sharded + replicated) * (not job.trains_weights)
+        sharded, replicated = trained_parameters(shapes, n_layers, first, last)
+        trained = sharded + replicated
+        owned = trained / shapes.table.size("data") if self.sharded_optimizer else trained
         norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
-        inner_bytes = shapes.inner_bytes + shapes.grouped_query_bytes
+        inner_bytes = shapes.inner_bytes + shapes.grouped_query_bytes + shapes.adapter_bytes
         everything = norm_bytes + inner_bytes + shapes.saved_score_bytes
+        formed_again = shapes.saved_of_input("down", shapes.mlp_bytes)
         saved = {
             "none": everything,
-            "selective": shapes.norm_input_bytes + inner_bytes - shapes.mlp_bytes,
+            "selective": shapes.norm_input_bytes + inner_bytes - formed_again,
             "full": shapes.residual_bytes,
         }[shapes.recompute]
         return {
-            "weights": stored * job.element_bytes,
+            "weights": (frozen + trained) * job.element_bytes,
             # The fp32 sums, and what the micro-step's reduce-scatters have brought.
-            "gradients": stored * (GRADIENT_BYTES + job.element_bytes),
+            "gradients": trained * (GRADIENT_BYTES + job.element_bytes),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
             "activations": held * shapes.saved_by_layers(saved, chunk) + shapes.residual_bytes,
@@ -219,6 +223,18 @@ def stored_parameters(
     x = table.size("x")
     y = table.size("y")
     return matrices / (x * y * table.size("z")), over_x / x + over_y / y
+
+
+def trained_parameters(
+    shapes: Shapes, n_layers: int, first: bool, last: bool
+) -> tuple[Array, Array]:
+    """Return how many parameters a rank of a stage trains, as `stored_parameters` does.
+
+    Beside frozen weights these are adapters, which Z does not split.
+    """
+    if shapes.job.trains_weights:
+        return stored_parameters(shapes.model, shapes.table, n_layers, first, last)
+    return np.zeros(len(shapes.table)), adapter_elements(shapes, range(n_layers))
 
 
 class _Moment(NamedTuple):
@@ -317,7 +333,7 @@ def _held(
     """Return the bytes of a weight in use and the one gathered ahead, and of gradients under way.
 
     Both are held only where Z splits the weights. Without their overlaps, nothing is gathered
-    ahead and each gradient has gone before the next one is formed.
+    ahead and each gradient has gone before the next one is formed. Frozen weights have none.
     """
     overlap = shapes.job.overlap
     blocks = [shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears]
@@ -328,6 +344,8 @@ def _held(
         if program.reuses_recomputed_weights and shapes.recompute == "full":
             gathered = np.maximum(gathered, sum(blocks) + weights[0])
         gathered = gathered * _gathered_element_ratio(shapes, program)
+    if not shapes.job.trains_weights:
+        gradients = ()
     under_way = sum(gradients if overlap.ors else gradients[-1:], start=np.zeros(1))
     return np.where(shapes.table.size("z") > 1, gathered + under_way, 0.0)
 
@@ -464,18 +482,18 @@ class AxonnCommunication(Communication):
     # Once per micro-step and once per step, on what the rank stores ------------------------
 
     def _largest_stage(self) -> tuple[Array, Array]:
-        """Return `stored_parameters` of the first stage, which has most due to the embedding."""
-        model = self.shapes.model
-        table = self.shapes.table
+        """Return `trained_parameters` of the first stage, which has most due to the embedding."""
         n_layers = sum(chunk_layers(self.shapes, 0))
-        return stored_parameters(model, table, n_layers, True, table.n_stages == 1)
+        return trained_parameters(self.shapes, n_layers, True, self.shapes.table.n_stages == 1)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
         """Add the micro-step's gradients to the fp32 sums, once the last scatter has ended."""
         shapes = self.shapes
         sharded, replicated = self._largest_stage()
-        host.wait(_scatter(last_layer))
-        if shapes.model.tied_embeddings and shapes.table.n_stages == 1:
+        trains_weights = shapes.job.trains_weights
+        if trains_weights:
+            host.wait(_scatter(last_layer))
+        if trains_weights and shapes.model.tied_embeddings and shapes.table.n_stages == 1:
             shard_bytes = shapes.embedding_bytes / self._z
             host.memory_bound(names.GRADIENT_TIED, (self._z > 1) * 3.0 * shard_bytes, "add")
         nbytes = (sharded + replicated) * (shapes.element_bytes + 2.0 * GRADIENT_BYTES)
@@ -493,7 +511,7 @@ class AxonnCommunication(Communication):
         is_sharded = self.options.sharded_optimizer
         sharded, replicated = self._largest_stage()
         stored = sharded + replicated
-        if model.tied_embeddings and table.n_stages > 1:
+        if shapes.job.trains_weights and model.tied_embeddings and table.n_stages > 1:
             shard_bytes = model.head.parameters * GRADIENT_BYTES / (shapes.x * shapes.y * self._z)
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shard_bytes, PIPELINE)
         calls = self._reduction_calls(stored * GRADIENT_BYTES)
@@ -533,6 +551,9 @@ class AxonnCommunication(Communication):
             return _ReductionCalls(np.ceil(gradient_bytes / BUCKET_BYTES))
         if reduction == WHOLE:
             return _ReductionCalls(1.0)
+        if not self.shapes.job.trains_weights:
+            n_products = float(2 * model.n_layers * self.shapes.n_adapters)
+            return _ReductionCalls(n_products, norms=n_products)
         n_matrices = model.n_layers * len(model.block_linears) + 2
         n_norms = model.n_norms * (2 if model.norm == "layer" else 1)
         n_biases = model.n_layers * sum(linear.bias for linear in model.block_linears)
@@ -547,7 +568,7 @@ class _ReductionCalls(NamedTuple):
     vectors
         Calls over data for norms and biases; 0 where they go with the matrices.
     norms
-        Calls over Z for the norms.
+        Calls over Z for the norms, or for adapters.
     """
 
     matrices: Size

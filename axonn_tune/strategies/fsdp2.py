@@ -1,6 +1,8 @@
 """The peak memory of a rank under torch's FSDP2 with each block a unit.
 
-Weights and gradients are stored in fp32 shards and gathered in the job's type. When a unit's
+Weights and gradients are stored in fp32 shards and gathered in the job's type; frozen weights are
+stored in that type, too, since torch wants one type of trained parameters only (torch 2.13,
+_fully_shard/_fsdp_param_group.py, _init_mp_dtypes). When a unit's
 backward pass ends, the message with its gradients is kept until the next unit's is sent; the next
 unit's weights are gathered while a unit computes.
 
@@ -18,8 +20,10 @@ import numpy as np
 
 from axonn_tune.spec.engine import ZeroProgram, value_or
 from axonn_tune.spec.plan import Array, Size
+from axonn_tune.strategies.adapters import adapter_shape
 from axonn_tune.strategies.optimizer import FP32_MOMENT_BYTES
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
+from axonn_tune.strategies.units import GatherUnit
 
 # The backward pass of torch's loss holds the logarithm of the softmax, its gradient and that of the
 # logits, which are gone by then.
@@ -45,14 +49,10 @@ class _Moment(NamedTuple):
     working: Size
 
 
-def fsdp2_memory(shapes: Shapes, block: Size, root: Size, program: ZeroProgram) -> dict[str, Array]:
-    """Return the bytes by term, each of shape (C,).
-
-    Parameters
-    ----------
-    block, root : float, or array of shape (C,)
-        Number of a rank's parameters of a block, and of those outside of blocks.
-    """
+def fsdp2_memory(
+    shapes: Shapes, block: GatherUnit, root: GatherUnit, program: ZeroProgram
+) -> dict[str, Array]:
+    """Return the bytes by term, each of shape (C,), of the units of a block and of the root."""
     model = shapes.model
     n_layers = model.n_layers
     n_shards = shapes.table.size("shard")
@@ -65,18 +65,20 @@ def fsdp2_memory(shapes: Shapes, block: Size, root: Size, program: ZeroProgram) 
     if shapes.recomputes_by_product:
         saved = _saved_beside_products(shapes, program.runs_eagerly)
     accumulates = np.where(shapes.table.n_microsteps(shapes.job.global_batch) > 1, 1.0, 0.0)
-    stored = (n_layers * block + root) * FP32_BYTES / n_shards
+    trained = n_layers * block.trained + root.trained
+    stored = trained * FP32_BYTES / n_shards
+    block_bytes, root_bytes = (unit.fp32_shard_bytes(shapes.job) for unit in (block, root))
     one_each = np.ones(len(shapes.table))
     terms: list[dict[str, Array]] = []
     for moment in _moments(shapes, block, root, everything, saved, accumulates, program):
-        reduced, gathered = moment.n_reduced * block, moment.gathered
+        reduced, gathered = moment.n_reduced * block.trained, moment.gathered
         if program.reserves_by_stream:
-            reduced, gathered = n_layers * block + root, gathered + block + root
+            reduced, gathered = trained, gathered + block.parameters + root.parameters
         n_left = n_layers - moment.n_done
         left = n_left * shapes.saved_by_layers(saved, n_layers)
         terms.append(
             {
-                "weights": stored,
+                "weights": (n_layers * block_bytes + root_bytes) / n_shards,
                 "gradients": _gradient_bytes(shapes, stored, reduced, accumulates),
                 "optimizer_states": stored * (FP32_MOMENT_BYTES / FP32_BYTES),
                 "gathered_weights": gathered * shapes.element_bytes * one_each,
@@ -115,9 +117,11 @@ def _gradient_bytes(shapes: Shapes, stored: Array, reduced: Size, accumulates: A
 
 def _saved_by_block(shapes: Shapes, runs_eagerly: bool) -> Array:
     """Return the bytes that a block saves if nothing is recomputed."""
-    # Norms' outputs are saved as they were gathered over a tensor group.
-    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes * shapes.y
-    saved = norm_bytes + shapes.inner_bytes + shapes.saved_score_bytes
+    # Norms' outputs are saved as they were gathered over a tensor group; beside frozen weights they
+    # are counted so in any case.
+    n_parts = shapes.y if shapes.job.trains_weights else 1.0
+    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes * n_parts
+    saved = norm_bytes + shapes.inner_bytes + shapes.saved_score_bytes + shapes.adapter_bytes
     return saved + _kept_by_eager_kernels(shapes) if runs_eagerly else saved
 
 
@@ -135,7 +139,7 @@ def _saved_beside_products(shapes: Shapes, runs_eagerly: bool) -> Array:
     if shapes.y_axis:
         saved = saved + (shapes.y > 1) * shapes.residual_bytes
     is_last_kept = len(products) % 2 == 1
-    return saved + (runs_eagerly and is_last_kept) * shapes.residual_bytes
+    return saved + (runs_eagerly and is_last_kept) * shapes.residual_bytes + shapes.adapter_bytes
 
 
 def _kept_by_eager_kernels(shapes: Shapes) -> Array:
@@ -154,8 +158,8 @@ def _kept_by_eager_kernels(shapes: Shapes) -> Array:
 
 def _moments(
     shapes: Shapes,
-    block: Size,
-    root: Size,
+    block: GatherUnit,
+    root: GatherUnit,
     everything: Array,
     saved: Array,
     accumulates: Array,
@@ -174,27 +178,38 @@ def _moments(
     logit_bytes = value_or(shapes.memory.logit_bytes, _TENSORS_OF_LOSS * shapes.element_bytes)
     split_logit_bytes = value_or(shapes.memory.split_logit_bytes, logit_bytes)
     of_loss = shapes.logits * np.where(shapes.y > 1, split_logit_bytes, logit_bytes)
-    head = shapes.linears["head"].weight_bytes / shapes.element_bytes
+    head = _gradient_elements(shapes, "head")
     # Elements of the job's type that are as large as an element of a message.
     per_element = program.message_bytes(shapes.element_bytes) / shapes.element_bytes
     # The message of the micro-step before, until the first block sends its own.
-    message = accumulates * root * per_element
-    last_block = block if program.keeps_last_block else 0.0
+    message = accumulates * root.trained * per_element
+    last_block = block.parameters if program.keeps_last_block else 0.0
     in_activation = everything - saved + (2.0 if model.gated_mlp else 1.0) * shapes.mlp_bytes
     at_end = 3.0 * stream + shapes.linears["qkv"].output_bytes
-    down = shapes.linears["down"].weight_bytes / shapes.element_bytes
+    down = _gradient_elements(shapes, "down")
+    whole_root, whole_block = root.parameters, block.parameters
+    before_blocks = whole_root + message
     moments = [
-        _Moment(0, 0, root + message + last_block, of_loss + head_input),
-        _Moment(0, 0, root + message + head + block, logits_bytes + 2.0 * head_input),
+        _Moment(0, 0, before_blocks + last_block, of_loss + head_input),
+        _Moment(0, 0, before_blocks + head + whole_block, logits_bytes + 2.0 * head_input),
     ]
     telling = {0, min(1, n_layers - 1), max(n_layers - 2, 0), n_layers - 1}
     for n_done in sorted(telling):
         is_last = n_done == n_layers - 1
-        sent = block * per_element if n_done else message
-        held = root + head + block * (1 if is_last else 2) + sent
+        sent = block.trained * per_element if n_done else message
+        held = whole_root + head + whole_block * (1 if is_last else 2) + sent
         moments.append(_Moment(n_done, n_done, held + down, in_activation))
-        moments.append(_Moment(n_done + 1, n_done, held + block, at_end))
+        moments.append(_Moment(n_done + 1, n_done, held + block.trained, at_end))
     # The gradients of the head and of the embedding, and their sum where they share the weight.
     n_gradients = 3 if model.tied_embeddings else 2
-    moments.append(_Moment(n_layers, n_layers, root + block + n_gradients * head, stream))
+    at_last = whole_root + block.trained + n_gradients * head
+    moments.append(_Moment(n_layers, n_layers, at_last, stream))
     return moments
+
+
+def _gradient_elements(shapes: Shapes, layer: str) -> Size:
+    """Return the elements of the gradients that a layer forms: its weight's, or its adapter's."""
+    if shapes.job.trains_weights:
+        return shapes.linears[layer].weight_bytes / shapes.element_bytes
+    adapter = adapter_shape(shapes, layer)
+    return 0.0 if adapter is None else adapter.parameters

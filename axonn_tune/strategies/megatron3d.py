@@ -33,6 +33,7 @@ from axonn_tune.spec.plan import Array, Size, StepPlan
 from axonn_tune.spec.recomputation import MODULES
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
 from axonn_tune.spec.stage_layout import layers_of_stages
+from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
@@ -40,7 +41,6 @@ from axonn_tune.strategies.megatron_stage import (
     held_by_blocks,
     module_layers,
     saved_by_module,
-    stored_adapters,
     stored_experts,
     stored_matrices,
     stored_parameters,
@@ -289,7 +289,7 @@ class Megatron3D:
         held = held + n_modules
         stored = stored_parameters(shapes, layers, first, last)
         experts = stored_experts(shapes, layers)
-        adapters = stored_adapters(shapes, layers)
+        adapters = adapter_elements(shapes, layers)
         everywhere = stored + experts
         projection = model.mtp_projection.parameters / shapes.table.size("tensor")
         matrices = stored_matrices(shapes, layers) + n_modules * projection
@@ -572,7 +572,7 @@ class MegatronCommunication(SequenceParallel):
         """The number of trained parameters besides experts that a rank stores of a mean block."""
         n_layers = self.shapes.model.n_layers
         if not self.shapes.job.trains_weights:
-            return stored_adapters(self.shapes, range(n_layers)) / n_layers
+            return adapter_elements(self.shapes, range(n_layers)) / n_layers
         return stored_parameters(self.shapes, range(n_layers), False, False) / n_layers
 
     @property

@@ -131,22 +131,6 @@ def stored_parameters(shapes: Shapes, layers: Sequence[int], first: bool, last: 
     return (matrices + split) / shapes.table.size("tensor") + whole
 
 
-def stored_adapters(shapes: Shapes, layers: Sequence[int]) -> Array:
-    """Return how many parameters of adapters a rank stores beside some layers, shape (C,).
-
-    Ranks of the tensor group split all of them.
-    """
-    adapters = shapes.job.adapters
-    if adapters is None:
-        return np.zeros(len(shapes.table))
-    counts = shapes.model.counts(layers)
-    whole = sum(
-        count * sum(adapters.parameters_beside(linear) for linear in shapes.model.linears_of(block))
-        for block, count in counts.items()
-    )
-    return whole / shapes.table.size("tensor")
-
-
 def stored_matrices(shapes: Shapes, layers: Sequence[int]) -> Array:
     """Return how many elements a rank stores of the matrices of some layers, experts included.
 

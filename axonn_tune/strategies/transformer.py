@@ -109,7 +109,7 @@ class Transformer:
         self._take_weight(host, weight, following)
         self.casts.cast_gradient(host, layer)
         self.communication.gather_for_gradients(host, weight)
-        if not self.shapes.job.trains_weights:
+        if self.communication.keeps_weights and not self.shapes.job.trains_weights:
             self.casts.transpose_frozen_weight(host, layer)
         for name, n in shape.products:
             owner = names.gemm_input(names.of_layer(BACKWARD, name))

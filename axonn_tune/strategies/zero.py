@@ -29,6 +29,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import FORWARD
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size, StepPlan
 from axonn_tune.spec.schedule import ONE_F_ONE_B
+from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.fsdp2 import fsdp2_memory
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
@@ -37,6 +38,7 @@ from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.sequence_parallel import SequenceParallel, broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
 from axonn_tune.strategies.transformer import Transformer
+from axonn_tune.strategies.units import GatherUnit
 
 # Bytes of an element in quantised messages, with the fp16 scale of each group of 2048 elements
 # (ZeRO++, sections 3.1 and 3.3: INT8 weights, INT4 gradients).
@@ -73,31 +75,6 @@ class Sharding:
     replicas: str = ""
     outer: str = ""
     updated_over: str = ""
-
-
-@dataclass(frozen=True)
-class GatherUnit:
-    """Weights that are gathered together, and whose gradients are reduced together.
-
-    Attributes
-    ----------
-    name
-        Name of the unit, ``block`` or ``root``.
-    parameters
-        Number of its parameters of which the rank's shards are parts.
-    gathered
-        Number of those that are gathered: all, or the elements of matrices.
-    n_calls
-        Number of gathers that carry it.
-    n_reductions
-        Number of reductions that carry its gradients; a share of one where units share them.
-    """
-
-    name: str
-    parameters: Size
-    gathered: Size
-    n_calls: float
-    n_reductions: Size
 
 
 @dataclass(frozen=True)
@@ -166,6 +143,8 @@ class Zero:
         if not self.tensor_axis:
             return broken
         tensor = placements.size(self.tensor_axis)
+        if job.adapters is not None:
+            broken["rank of adapters not divisible by tensor"] = job.adapters.rank % tensor != 0
         return {
             **broken_tensor_rules(model, tensor),
             "sequence not divisible by tensor": job.seq_len % tensor != 0,
@@ -200,12 +179,13 @@ class Zero:
         element = job.element_bytes
         block, root = self.units(shapes)
         parameters = model.n_layers * block.parameters + root.parameters
+        trained = model.n_layers * block.trained + root.trained
         offload = self.engine.offload_in(job)
         if self.engine.zero.is_fsdp2:
-            terms = fsdp2_memory(shapes, block.parameters, root.parameters, self.engine.zero)
+            terms = fsdp2_memory(shapes, block, root, self.engine.zero)
             if offload is not None:
                 # On the host all gradients are there at last; on the GPU none stays.
-                terms["gradients"] = parameters * FP32_BYTES / table.size(sharding.gradients)
+                terms["gradients"] = trained * FP32_BYTES / table.size(sharding.gradients)
             return terms
         weights = parameters * element / table.size(sharding.weights)
         if sharding.copy:
@@ -214,14 +194,15 @@ class Zero:
         # too where weights are gathered; or what the engine lets it hold.
         two_blocks = 2.0 * block.parameters + root.parameters
         program = self.engine.zero
-        held_gradients = max(two_blocks, min(program.bucket_elements, parameters))
-        held_weights = max(two_blocks, min(program.live_elements, parameters))
+        gradients_of_two = 2.0 * block.trained + root.trained
+        held_gradients = np.maximum(gradients_of_two, np.minimum(program.bucket_elements, trained))
+        held_weights = np.maximum(two_blocks, np.minimum(program.live_elements, parameters))
         comes_from_host = offload is not None and offload.weights
         is_gathered = (table.size(sharding.weights) > 1) | comes_from_host
         held_weights_if_gathered = np.where(is_gathered, held_weights, 0.0)
-        owned = parameters / table.size(sharding.states)
+        owned = trained / table.size(sharding.states)
         norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
-        without_scores = norm_bytes + shapes.inner_bytes
+        without_scores = norm_bytes + shapes.inner_bytes + shapes.adapter_bytes
         everything = without_scores + shapes.saved_score_bytes
         saved = {
             "none": everything,
@@ -230,7 +211,7 @@ class Zero:
         }[shapes.recompute]
         return {
             "weights": weights,
-            "gradients": parameters * element / table.size(sharding.gradients),
+            "gradients": trained * element / table.size(sharding.gradients),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, offload, owned),
             "gathered_weights": (held_gradients + held_weights_if_gathered) * element,
@@ -263,26 +244,32 @@ class Zero:
 
     def units(self, shapes: Shapes) -> tuple[GatherUnit, GatherUnit]:
         """Return two units: a block, and the root, which is embedding, final norm and head."""
-        is_whole = self.engine.zero.gathers_blocks
-        n_calls = 1.0 if is_whole else float(len(shapes.model.block_linears))
+        n_calls = 1.0
+        if not self.engine.zero.gathers_blocks:
+            n_calls = float(len(shapes.model.block_linears) + 2 * shapes.n_adapters)
         return self._unit(shapes, "block", 1, n_calls), self._unit(shapes, "root", 0, 1.0)
 
     def _unit(self, shapes: Shapes, name: str, n_layers: int, n_calls: float) -> GatherUnit:
         """Return the unit of some layers; that of none is embedding, final norm and head."""
         model = shapes.model
+        layers = range(n_layers)
         is_root = n_layers == 0
-        matrices, over_x, over_y = stage_parameters(model, range(n_layers), is_root, is_root)
-        parameters: Size = matrices + over_x + over_y
+        matrices, over_x, over_y = stage_parameters(model, layers, is_root, is_root)
+        weights: Size = matrices + over_x + over_y
         if self.tensor_axis:
-            parameters = (matrices + over_y) / shapes.y + over_x
-        gathered = parameters
+            weights = (matrices + over_y) / shapes.y + over_x
+        gathered = weights
         if self.engine.zero.keeps_vectors:
             gathered = matrices + is_root * model.position_parameters
+        trained: Size = weights
+        added: Size = 0.0
+        if not shapes.job.trains_weights:
+            trained = added = adapter_elements(shapes, layers)
         n_reductions: Size = n_calls
         bucket_elements = self.engine.zero.bucket_elements
         if bucket_elements:
-            n_reductions = np.minimum(n_calls, parameters / bucket_elements)
-        return GatherUnit(name, parameters, gathered, n_calls, n_reductions)
+            n_reductions = np.minimum(n_calls, trained / bucket_elements)
+        return GatherUnit(name, weights + added, trained, gathered + added, n_calls, n_reductions)
 
 
 def zero3(engine: Engine = IDEAL) -> Zero:
@@ -472,7 +459,8 @@ class ZeroCommunication(SequenceParallel):
         after: tuple[str, ...] = ()
         if self._offload.weights:
             after = (names.from_host(name),)
-            host.copy(names.from_host(name), gathered / size * FP32_BYTES, FROM_HOST)
+            shard_bytes = share * unit.fp32_shard_bytes(self.shapes.job) / size
+            host.copy(names.from_host(name), shard_bytes, FROM_HOST)
         n_calls = share * unit.n_calls
         host.issue(names.all_gather(name), "all_gather", full, group, n_calls, after)
 
@@ -513,7 +501,12 @@ class ZeroCommunication(SequenceParallel):
             self._finish_reduction(host, self._block)
 
     def end_block(self, host: HostProgram) -> None:
-        """Start to reduce the block's gradients; without ORS, wait for them."""
+        """Start to reduce the block's gradients; without ORS, wait for them.
+
+        Beside frozen weights there is no later point to wait for the preceding block's.
+        """
+        if self._overlap.ors and not self.shapes.job.trains_weights:
+            self._finish_reduction(host, self._block)
         self._start_reduction(host, self._block)
         if not self._overlap.ors:
             self._finish_reduction(host, self._block)
@@ -524,8 +517,11 @@ class ZeroCommunication(SequenceParallel):
             self._start_reduction(host, self._root)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
-        """Wait for the root's gradients, which are the last ones, and add them."""
-        self._finish_reduction(host, self._root)
+        """Wait for the last gradients, which are the root's or those of adapters, and add them."""
+        if self.shapes.job.trains_weights:
+            self._finish_reduction(host, self._root)
+        elif self._overlap.ors:
+            self._finish_reduction(host, self._block)
 
     def _start_reduction(self, host: HostProgram, unit: GatherUnit) -> None:
         """Reduce over each group in turn; the remaining message shrinks by the group's size.
@@ -534,7 +530,7 @@ class ZeroCommunication(SequenceParallel):
         """
         table = self.shapes.table
         element = self.shapes.element_bytes
-        remaining = np.full(len(table), unit.parameters)
+        remaining = np.full(len(table), unit.trained)
         before: tuple[str, ...] = ()
         kind = "all_to_all" if self.options.quantised_gradients else "reduce_scatter"
         message_element = np.where(self._packs_gradients, INT4_BYTES, self._message_element)
@@ -605,7 +601,7 @@ class ZeroCommunication(SequenceParallel):
         """Wait for a reduction, unpack its result, and add it to the sums."""
         table = self.shapes.table
         element = self.shapes.element_bytes
-        remaining = np.full(len(table), unit.parameters)
+        remaining = np.full(len(table), unit.trained)
         for group in self._sharding.reduced_over:
             name = names.unit_gradient(unit.name, group)
             size = table.size(group)
@@ -631,23 +627,23 @@ class ZeroCommunication(SequenceParallel):
         table = shapes.table
         sharding = self._sharding
         element = shapes.element_bytes
-        parameters = shapes.model.n_layers * self._block.parameters + self._root.parameters
+        trained = shapes.model.n_layers * self._block.trained + self._root.trained
         if sharding.outer:
-            shard_bytes = parameters / table.size(sharding.gradients) * element
+            shard_bytes = trained / table.size(sharding.gradients) * element
             name = "gradient.states.reduce_scatter"
             host.run(name, "reduce_scatter", shard_bytes, sharding.outer)
         updated = clip_and_update(
             host,
             shapes.job,
-            owned=parameters / table.size(sharding.states),
+            owned=trained / table.size(sharding.states),
             gradient_bytes=element,
             norm_sums=self._norm_sums,
             offload=self.options.engine.offload_in(shapes.job),
         )
-        if self.options.engine.zero.keeps_vectors:
+        if self.options.engine.zero.keeps_vectors and shapes.job.trains_weights:
             self._gather_vectors(host, updated)
         if sharding.updated_over:
-            kept_bytes = parameters / table.size(sharding.weights) * element
+            kept_bytes = trained / table.size(sharding.weights) * element
             name = names.WEIGHTS_ALL_GATHER
             host.issue(name, "all_gather", kept_bytes, sharding.updated_over, after=updated)
 

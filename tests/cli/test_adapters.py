@@ -5,10 +5,11 @@ import json
 import pytest
 from command_line import assert_refused, run_cli
 
-import axonn_tune
+from axonn_tune.strategies.named import STRATEGIES
 
 JOB = ["--gpus", "8", "--model", "llama2-7b", "--machine", "dgx-h100", "--global-batch", "32"]
 MEGATRON = [*JOB, "--strategy", "megatron"]
+TORCHTITAN = [*JOB, "--strategy", "zero3", "--engine", "torchtitan"]
 ONE = ["--grid", "tensor=2,data=4", "--micro-batch", "1", "--recompute", "none"]
 
 
@@ -49,12 +50,10 @@ def test_tables_say_what_is_trained(capsys):
 
 
 @pytest.mark.slow
-def test_a_comparison_names_the_strategies_that_do_not_predict_adapters(capsys):
-    code, out, _ = run_cli(capsys, "compare", *JOB, "--lora-rank", "16")
-    assert code == 0
-    assert "since fine-tuning with adapters is predicted for megatron only" in out
-    frame = axonn_tune.compare("llama2-7b", 8, "dgx-h100", lora_rank=16, global_batch=32)
-    assert set(frame["strategy"]) == {"megatron"}
+def test_every_strategy_predicts_adapters(capsys):
+    words = ["--lora-rank", "16", "--every-strategy", "--micro-batch", "1", "--recompute", "none"]
+    found = document_of(capsys, "compare", *JOB, *words)["strategies"]
+    assert {each["strategy"] for each in found} == set(STRATEGIES)
 
 
 @pytest.mark.slow
@@ -70,8 +69,8 @@ def test_a_plan_writes_checkpoints_of_what_is_trained(capsys):
     ("words", "culprit"),
     [
         (
-            [*JOB, "--lora-rank", "16"],
-            "does not predict fine-tuning with adapters",
+            [*TORCHTITAN, "--lora-rank", "6", "--fix", "tp=8"],
+            "rank of adapters not divisible",
         ),
         ([*MEGATRON, "--lora-rank", "0"], "--lora-rank"),
         ([*MEGATRON, "--lora-rank", "8", "--lora-targets", "head"], "targets is 'head'"),
