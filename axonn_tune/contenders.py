@@ -16,7 +16,7 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES
 
 # The strategies that say where experts and the products of latent attention lie.
-_OF_ALL_MODELS = ("megatron",)
+_OF_ALL_MODELS = ("megatron", "zero3")
 # The strategies that say where the parts lie that a job trains besides the model's layers.
 _OF_ALL_JOBS = ("megatron",)
 NOT_ASKED_FOR = (

@@ -133,11 +133,15 @@ class Casts:
 
     def cast_weight(self, host: HostProgram, chain: str, layer: str) -> None:
         """Cast a weight that has just been gathered, along the side that the chain needs."""
+        shape = self.shapes.linears[layer]
+        self.cast_gathered(host, chain, layer, shape.k * shape.n)
+
+    def cast_gathered(self, host: HostProgram, chain: str, layer: str, n_elements: Size) -> None:
+        """Cast elements of weights that have just been gathered."""
         recipe = self._recipe(layer)
         if recipe is not None:
-            shape = self.shapes.linears[layer]
             name = names.cast_weight(names.of_layer(chain, layer))
-            self._cast(host, name, shape.k * shape.n, recipe.reads, 1.0)
+            self._cast(host, name, n_elements, recipe.reads, 1.0)
 
     def cast_kept_weights(self, host: HostProgram, n_elements: Array) -> None:
         """Cast weights that stay where they are, once they are updated."""

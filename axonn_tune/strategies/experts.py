@@ -9,13 +9,14 @@ Other dispatchers send a token once to each rank that holds any of its experts (
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from axonn_tune.spec import names
-from axonn_tune.spec.blocks import Experts
+from axonn_tune.spec.blocks import Block, Experts
 from axonn_tune.spec.names import BACKWARD, RECOMPUTE
 from axonn_tune.spec.plan import Array, GroupedGemm, Size
 from axonn_tune.strategies.casts import Casts
@@ -124,6 +125,16 @@ class ExpertShapes:
         return self.taken_tokens * self.width * self.shapes.element_bytes
 
     @property
+    def working_bytes(self) -> Array:
+        """The bytes of the gradients before and after the activation, and of the experts' input."""
+        return self.up_bytes + self.activated_bytes + self.taken_bytes
+
+    @property
+    def down_elements(self) -> Array:
+        """The number of elements of the weights of the local experts' second products."""
+        return self.n_local * self.width * self.shapes.model.hidden_size
+
+    @property
     def saved_bytes(self) -> Array:
         """The bytes that a layer saves of its routed experts and of the router.
 
@@ -144,6 +155,23 @@ class ExpertShapes:
             return 0.0
         up, down = (self.shapes.linears[linear.name] for linear in shared)
         return up.output_bytes + down.input_bytes
+
+
+def experts_of(shapes: Shapes, block: Block) -> ExpertShapes | None:
+    """Return the sizes of the routed experts of a kind of block; None if it has none."""
+    experts = shapes.model.experts
+    return ExpertShapes(shapes, experts) if block.has_experts and experts is not None else None
+
+
+def stored_experts(shapes: Shapes, layers: Sequence[int]) -> Array | float:
+    """Return how many parameters of routed experts a rank stores in some layers, shape (C,)."""
+    model = shapes.model
+    if model.experts is None:
+        return 0.0
+    counts = model.counts(layers)
+    n_layers = sum(count for block, count in counts.items() if block.has_experts)
+    of_layer = model.experts.n_experts * model.expert_parameters
+    return n_layers * of_layer / (shapes.expert_split * shapes.expert_tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,9 +221,15 @@ class Mixture:
 
     def _product_forward(self, host: HostProgram, chain: str, layer: str, k: Size, n: Size) -> None:
         """Multiply the tokens of each local expert by its weight."""
+        self._cast_weights(host, chain, layer, k * n)
         self.casts.cast_of_experts(host, chain, layer, self.sizes.taken_tokens * k)
         name = names.gemm(names.of_layer(chain, layer))
         host.launch(self._grouped(layer, name, self.sizes.rows, n, k, "NN"))
+
+    def _cast_weights(self, host: HostProgram, chain: str, layer: str, n_elements: Size) -> None:
+        """Cast the local experts' weights if they have just been gathered."""
+        if not self.communication.keeps_weights:
+            self.casts.cast_gathered(host, chain, layer, self.sizes.n_local * n_elements)
 
     def _grouped(
         self, layer: str, name: str, m: Size, n: Size, k: Size, mode: str, sum_bytes: float = 0.0
@@ -220,6 +254,7 @@ class Mixture:
         """Form the gradients of the inputs and of the weights of all local experts."""
         owner = names.of_layer(BACKWARD, layer)
         rows = self.sizes.rows
+        self._cast_weights(host, BACKWARD, layer, k * n)
         self.casts.cast_of_experts(host, BACKWARD, layer, self.sizes.taken_tokens * n)
         host.launch(self._grouped(layer, names.gemm_input(owner), rows, k, n, "NT"))
         sum_bytes = self.sizes.shapes.gradient_sum_bytes

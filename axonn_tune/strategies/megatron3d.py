@@ -37,11 +37,11 @@ from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
+from axonn_tune.strategies.experts import stored_experts
 from axonn_tune.strategies.megatron_stage import (
     held_by_blocks,
     module_layers,
     saved_by_module,
-    stored_experts,
     stored_matrices,
     stored_parameters,
 )

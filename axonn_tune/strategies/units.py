@@ -16,7 +16,9 @@ class GatherUnit:
     Attributes
     ----------
     name
-        Name of the unit, ``block`` or ``root``.
+        Name of the unit, ``block``, ``experts`` or ``root``.
+    count
+        Number of such units of the model.
     parameters
         Number of its parameters of which the rank's shards are parts.
     trained
@@ -27,14 +29,18 @@ class GatherUnit:
         Number of gathers that carry it.
     n_reductions
         Number of reductions that carry its gradients; a share of one where units share them.
+    sharded_over
+        Group whose ranks share it; empty where this is the group of the strategy.
     """
 
     name: str
+    count: int
     parameters: Size
     trained: Size
     gathered: Size
-    n_calls: float
+    n_calls: Size
     n_reductions: Size
+    sharded_over: str = ""
 
     def fp32_shard_bytes(self, job: Job) -> Size:
         """Return the bytes of a whole unit whose trained parameters are stored in fp32.
