@@ -143,9 +143,19 @@ class ExpertShapes:
         features, too.
         """
         probability_bytes = self.shapes.own_tokens * (self.experts.n_experts * FP32_BYTES)
-        inputs = (self.taken_bytes + self.activated_bytes) * self.shapes.saved_share
+        inputs = self.saved_of_input(self.taken_bytes + self.activated_bytes)
         saved = inputs + self.up_bytes + probability_bytes
         return saved + self.shared_bytes
+
+    def saved_of_input(self, nbytes: Array) -> Array:
+        """Return the bytes that are saved of an input of experts' products: frozen ones need none.
+
+        Parameters
+        ----------
+        nbytes : array, shape (C,)
+            Bytes of the input in the job's type.
+        """
+        return nbytes * (self.shapes.saved_share * self.shapes.job.trains_weights)
 
     @property
     def shared_bytes(self) -> Array | float:
@@ -154,7 +164,7 @@ class ExpertShapes:
         if not shared:
             return 0.0
         up, down = (self.shapes.linears[linear.name] for linear in shared)
-        return up.output_bytes + down.input_bytes
+        return up.output_bytes + down.input_bytes * self.shapes.job.trains_weights
 
 
 def experts_of(shapes: Shapes, block: Block) -> ExpertShapes | None:
@@ -251,12 +261,17 @@ class Mixture:
         )
 
     def _product_backward(self, host: HostProgram, layer: str, k: Size, n: Size) -> None:
-        """Form the gradients of the inputs and of the weights of all local experts."""
+        """Form the gradients of the inputs and, unless frozen, of the weights of all experts."""
         owner = names.of_layer(BACKWARD, layer)
         rows = self.sizes.rows
         self._cast_weights(host, BACKWARD, layer, k * n)
+        trains_weights = self.sizes.shapes.job.trains_weights
+        if self.communication.keeps_weights and not trains_weights:
+            self.casts.transpose_frozen(host, layer, self.sizes.n_local * (k * n))
         self.casts.cast_of_experts(host, BACKWARD, layer, self.sizes.taken_tokens * n)
         host.launch(self._grouped(layer, names.gemm_input(owner), rows, k, n, "NT"))
+        if not trains_weights:
+            return
         sum_bytes = self.sizes.shapes.gradient_sum_bytes
         name = names.gemm_weight(owner)
         host.launch(self._grouped(layer, name, k, n, rows, "TN", sum_bytes))
@@ -278,7 +293,8 @@ class Mixture:
             return
         host.memory_bound(names.of_layer(chain, "choice"), score_bytes, "softmax_backward")
         host.gemm(names.gemm_input(owner), tokens, width, n_columns, "NT")
-        host.gemm(names.gemm_weight(owner), width, n_columns, tokens, "TN")
+        if shapes.job.trains_weights:
+            host.gemm(names.gemm_weight(owner), width, n_columns, tokens, "TN")
 
     def _permute(self, host: HostProgram, chain: str, action: str) -> None:
         """Copy each token once for each of its experts, or add the copies up.
@@ -313,7 +329,12 @@ class Mixture:
         self.communication.bring_from_experts(host, name, self.sizes.sent_bytes)
 
     def activate_again(self, host: HostProgram) -> None:
-        """Form the input of the experts' second product again, which has not been saved."""
+        """Form the input of the experts' second product again, which has not been saved.
+
+        Frozen experts do not need it.
+        """
+        if not self.sizes.shapes.job.trains_weights:
+            return
         self._activate(host, RECOMPUTE)
         k, _ = self._down
         self.casts.cast_of_experts(host, RECOMPUTE, _DOWN, self.sizes.taken_tokens * k)

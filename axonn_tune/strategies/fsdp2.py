@@ -252,7 +252,7 @@ def _moments(
     last_block = block.parameters if program.keeps_last_block else 0.0
     at_end = 3.0 * stream + _attended_bytes(shapes)
     down = _gradient_elements(shapes, "down")
-    if model.experts is not None:
+    if model.experts is not None and shapes.job.trains_weights:
         down = np.maximum(down, ExpertShapes(shapes, model.experts).down_elements)
     whole_root, whole_block = root.parameters, block.parameters
     before_blocks = whole_root + message

@@ -577,7 +577,9 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _block_experts(self) -> Array:
-        """The number of experts' parameters that a rank stores of a block on the average."""
+        """The number of experts' parameters that a rank trains of a block on the average."""
+        if not self.shapes.job.trains_weights:
+            return np.zeros(len(self.shapes.table))
         n_layers = self.shapes.model.n_layers
         stored = stored_experts(self.shapes, range(n_layers)) / n_layers
         return stored * np.ones(len(self.shapes.table))

@@ -292,8 +292,9 @@ class Zero:
             gathered=block.gathered - routed,
         )
         n_calls = np.where(is_spread, 1.0, 0.0)
+        n_reductions = n_calls * shapes.job.trains_weights
         experts = GatherUnit(
-            "experts", block.count, routed, trained, routed, n_calls, n_calls, EXPERT_REPLICAS
+            "experts", block.count, routed, trained, routed, n_calls, n_reductions, EXPERT_REPLICAS
         )
         return root, block, experts
 

@@ -84,10 +84,27 @@ def test_what_cannot_be_is_refused(capsys, words, culprit):
     assert_refused(capsys, "suggest", *words, culprit=culprit)
 
 
-def test_models_whose_parts_have_no_adapters_are_refused(capsys):
-    words = ["--gpus", "8", "--model", "mixtral-8x7b", "--machine", "dgx-h100"]
+@pytest.mark.parametrize(
+    ("model", "culprit"),
+    [
+        ("mixtral-8x7b", "mixtral-8x7b has experts, which have no adapters"),
+        ("deepseek-v3", "deepseek-v3 has latent attention"),
+    ],
+)
+def test_models_whose_parts_have_no_adapters_are_refused(capsys, model, culprit):
+    words = ["--gpus", "8", "--model", model, "--machine", "dgx-h100"]
     words += ["--strategy", "megatron", "--lora-rank", "8"]
-    assert_refused(capsys, "suggest", *words, culprit="mixtral-8x7b has experts")
+    assert_refused(capsys, "suggest", *words, culprit=culprit)
+
+
+def test_adapters_stand_beside_the_attention_of_a_mixture(capsys):
+    words = ["--gpus", "8", "--model", "olmoe-1b-7b", "--machine", "dgx-h100"]
+    words += ["--lora-rank", "8", "--lora-targets", "attention", "--strategy", "zero3"]
+    layout = ["--grid", "shard=8,ep=8", "--micro-batch", "1", "--recompute", "none"]
+    document = document_of(capsys, "explain", *words, *layout)
+    found = {operation["name"] for operation in document["operations"]}
+    assert "backward.qkv.adapter_in.gemm_weight" in found
+    assert "backward.experts_up.gemm_weight" not in found
 
 
 @pytest.mark.slow
