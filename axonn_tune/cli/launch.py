@@ -13,7 +13,8 @@ from axonn_tune.cli.options import LAYOUT_HELP, search_options
 @search_options
 @click.option("--grid", metavar="LAYOUT", help=f"{LAYOUT_HELP}  [default: the best]")
 @click.option(
-    "--framework", help="Framework: axonn, megatron, fsdp2 or deepspeed.  [default: the strategy's]"
+    "--framework",
+    help="Framework: axonn, megatron, fsdp2, torchtitan or deepspeed.  [default: the strategy's]",
 )
 @click.option(
     "--train",
