@@ -186,7 +186,7 @@ def loaded(model: ModelLike) -> Model:
 
 def _is_special(given: Mapping[str, Any]) -> bool:
     """Return whether options ask for training that few strategies predict."""
-    return given.get("lora_rank") is not None or bool(given.get("mtp_modules"))
+    return bool(given.get("mtp_modules"))
 
 
 def _adapters(given: Mapping[str, Any]) -> Adapters | None:

@@ -16,7 +16,7 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES
 
 # The strategies that say where experts and the products of latent attention lie.
-_OF_ALL_MODELS = ("megatron",)
+_OF_ALL_MODELS = ("megatron", "zero3")
 # The strategies that say where the parts lie that a job trains besides the model's layers.
 _OF_ALL_JOBS = ("megatron",)
 NOT_ASKED_FOR = (
@@ -79,10 +79,15 @@ def left_out_of(
 
 def require_trained(job: Job, model: Model, strategy: str) -> None:
     """Raise InputError if a strategy does not predict what a job trains of a model."""
-    if job.adapters is not None and model.placed_parts:
+    if job.adapters is not None and model.latent_attention is not None:
         raise InputError(
-            f"model {model.name} has {' and '.join(model.placed_parts)}; allowed with adapters: a "
-            "model without"
+            f"model {model.name} has latent attention; allowed with adapters: a model without"
+        )
+    is_beside_mlp = job.adapters is not None and job.adapters.n_beside(model.mlp_linears) > 0
+    if model.experts is not None and is_beside_mlp:
+        raise InputError(
+            f"model {model.name} has experts, which have no adapters; allowed with --lora-rank: "
+            "--lora-targets attention"
         )
     if job.special_parts and strategy not in _OF_ALL_JOBS:
         raise InputError(

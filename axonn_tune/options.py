@@ -153,7 +153,7 @@ class TuningOptions(TypedDict, total=False):
 
     lora_rank: Annotated[
         int | None,
-        Option("Train low-rank adapters of this rank (LoRA) and freeze all weights (megatron)."),
+        Option("Train low-rank adapters of this rank (LoRA) and freeze all weights."),
     ]
     lora_targets: Annotated[
         str,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from axonn_tune.errors import InputError
-from axonn_tune.job_scripts import axonn, deepspeed, fsdp2, megatron, rank, sbatch
+from axonn_tune.job_scripts import axonn, deepspeed, fsdp2, megatron, rank, sbatch, torchtitan
 from axonn_tune.job_scripts.framework import Start
 from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
@@ -16,7 +16,7 @@ FRAMEWORKS = {
     "axonn": ("axonn",),
     "axonn-pipeline": ("axonn",),
     "megatron": ("megatron",),
-    "zero3": ("fsdp2", "deepspeed"),
+    "zero3": ("fsdp2", "torchtitan", "deepspeed"),
     "zeropp": ("deepspeed",),
     "zero-topo": (),
 }
@@ -25,7 +25,10 @@ _STARTS: dict[str, Callable[[Prediction, str | None], Start]] = {
     "deepspeed": deepspeed.start,
     "fsdp2": fsdp2.start,
     "megatron": megatron.start,
+    "torchtitan": torchtitan.start,
 }
+# Frameworks that build models with experts, latent attention, windows and norms of their own.
+_WITH_OWN_MODELS = ("megatron", "torchtitan")
 
 
 def launch_files(
@@ -99,7 +102,7 @@ def _require_built(scenario: Scenario, framework: str) -> None:
             "script is written: 2"
         )
     special = model.special_parts(scenario.job.seq_len)
-    if special and framework != "megatron":
+    if special and framework not in _WITH_OWN_MODELS:
         raise InputError(
             f"model {model.name} has {' and '.join(special)}; allowed where a script of "
             f"{framework} is written: a model without"

@@ -174,9 +174,8 @@ class Job:
 
     @property
     def special_parts(self) -> list[str]:
-        """The names of what is trained besides the model's own layers, or in their place."""
-        adapters = [] if self.adapters is None else ["fine-tuning with adapters"]
-        return adapters + ["multi-token prediction"] * (self.mtp_modules > 0)
+        """The names of what is trained besides the model's own layers and their adapters."""
+        return ["multi-token prediction"] * (self.mtp_modules > 0)
 
     @property
     def sample_len(self) -> float:

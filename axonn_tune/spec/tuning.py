@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from axonn_tune.errors import InputError
@@ -45,6 +46,10 @@ class Adapters:
     def are_beside(self, layer: str) -> bool:
         """Return whether an adapter stands beside a weight of a block."""
         return any(layer in TARGETS[target] for target in self.targets)
+
+    def n_beside(self, linears: Iterable[Linear]) -> int:
+        """Return the number of weights among some layers that have adapters."""
+        return sum(self.are_beside(linear.name) for linear in linears)
 
     def parameters_beside(self, linear: Linear) -> float:
         """Return the number of elements of A and B beside a weight; 0 where there is no adapter."""

@@ -1,17 +1,22 @@
 """The kernels of low-rank adapters beside frozen weights (LoRA), and what a rank holds of them.
 
-The adapter of a layer has two products, A and B (`spec.tuning.Adapters`). The ranks that split the
-layer split both of them, as Megatron-Bridge does (067f987d, peft/utils.py,
+The adapter of a layer has two products, A and B (`spec.tuning.Adapters`). The ranks of a tensor
+group that split the layer split both of them, as Megatron-Bridge does (067f987d, peft/utils.py,
 `ParallelLinearAdapter`): by their columns, and A by its rows instead where the layer splits its
 input. The few hidden features between A and B are brought together, or summed. A layer whose output
 is summed takes all columns of its adapter's output, which are gathered; with sequence parallelism
 each rank then keeps its tokens.
+
+On AxoNN's grid, the rows of A are split as those of the layer's weight are, and the columns of B as
+its columns. The hidden features are summed over the axis that splits the rows, and their gradient
+over the one that splits the columns. Z splits neither A nor B.
 
 Both products and all that lies between run in the job's type, whatever the precision of the layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,17 +42,55 @@ class AdapterShape:
         Number of columns of A that the rank holds.
     n
         Number of columns of B that the rank holds.
+    splits_rows
+        Whether ranks split the rows of A and sum the hidden features, and do not gather them.
+    splits_more
+        Whether ranks split the columns of B which all of them take of the layer's output.
+    hidden_axis, gradient_axis
+        Axes over which ranks exchange the hidden features and sum the gradient of these.
     """
 
     layer: LinearShape
     rank: float
     hidden: Size
     n: Array
+    splits_rows: bool
+    splits_more: bool
+    hidden_axis: str
+    gradient_axis: str
 
     @property
-    def sums_hidden(self) -> bool:
-        """Whether ranks sum the hidden features, since they split the rows of A."""
-        return self.layer.linear.transposed
+    def parameters(self) -> Array:
+        """The number of elements of A and B that the rank computes with."""
+        return self.layer.k * self.hidden + self.rank * self.n
+
+
+def adapter_shape(shapes: Shapes, layer: str) -> AdapterShape | None:
+    """Return the sizes of a layer's adapter; None if the layer has none."""
+    adapters = shapes.job.adapters
+    if adapters is None or not adapters.are_beside(layer):
+        return None
+    shape = shapes.linears[layer]
+    rank = float(adapters.rank)
+    whole = np.full(len(shapes.table), rank)
+    if shapes.x_axis:
+        axes = shape.input_axis, shape.output_axis
+        return AdapterShape(shape, rank, whole, shape.n, True, False, *axes)
+    axes = shapes.y_axis, shapes.y_axis
+    if shape.linear.transposed:
+        return AdapterShape(shape, rank, whole, shape.n / shapes.y, True, True, *axes)
+    return AdapterShape(shape, rank, whole / shapes.y, shape.n, False, False, *axes)
+
+
+def adapter_elements(shapes: Shapes, layers: Sequence[int]) -> Array:
+    """Return how many parameters a rank has of the adapters beside some layers, shape (C,)."""
+    total = np.zeros(len(shapes.table))
+    for block, count in shapes.model.counts(layers).items():
+        for linear in shapes.model.linears_of(block):
+            adapter = adapter_shape(shapes, linear.name)
+            if adapter is not None:
+                total = total + count * adapter.parameters
+    return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +101,7 @@ class AdapterPasses:
 
     def forward(self, host: HostProgram, chain: str, layer: str) -> None:
         """Form the output of a layer's adapter, if it has one, and add it to the layer's output."""
-        adapter = self._of(layer)
+        adapter = adapter_shape(self.shapes, layer)
         if adapter is None:
             return
         owner = names.of_layer(chain, layer)
@@ -66,11 +109,11 @@ class AdapterPasses:
         tokens = adapter.layer.tokens
         self._drop(host, inner, adapter)
         host.gemm(names.gemm(inner), tokens, adapter.hidden, adapter.layer.k, "NN")
-        kind = "all_reduce" if adapter.sums_hidden else "all_gather"
+        kind = "all_reduce" if adapter.splits_rows else "all_gather"
         name = names.collective(inner, kind)
-        host.run(name, kind, self._hidden_bytes(adapter), self.shapes.y_axis)
+        host.run(name, kind, self._hidden_bytes(adapter), adapter.hidden_axis)
         host.gemm(names.gemm(outer), tokens, adapter.n, adapter.rank, "NN")
-        if adapter.sums_hidden:
+        if adapter.splits_more:
             self._exchange(host, outer, adapter)
         self._scale(host, outer, adapter)
         host.memory_bound(names.adapter_sum(owner), 3.0 * self._output_bytes(adapter), "add")
@@ -78,42 +121,30 @@ class AdapterPasses:
     def backward(self, host: HostProgram, layer: str) -> None:
         """Form the gradients of A, B and the adapter's input, if the layer has an adapter.
 
-        The gradient of the hidden features is summed while that of B is formed.
+        The gradient of the hidden features is summed while that of B is formed. On a grid, a rank's
+        part of it is enough for the gradient of the input, which is summed with the layer's own.
         """
-        adapter = self._of(layer)
+        adapter = adapter_shape(self.shapes, layer)
         if adapter is None:
             return
         owner = names.of_layer(BACKWARD, layer)
         inner, outer = names.adapter_in(owner), names.adapter_out(owner)
         tokens, k = adapter.layer.tokens, adapter.layer.k
         self._scale(host, outer, adapter)
-        if adapter.sums_hidden and np.any(np.asarray(self.shapes.residual_split) > 1.0):
+        if adapter.splits_more and np.any(np.asarray(self.shapes.residual_split) > 1.0):
             self._exchange(host, outer, adapter)
         host.gemm(names.gemm_input(outer), tokens, adapter.rank, adapter.n, "NT")
-        name, axis = names.all_reduce(outer), self.shapes.y_axis
+        name, axis = names.all_reduce(outer), adapter.gradient_axis
         host.issue(name, "all_reduce", self._hidden_bytes(adapter), axis)
         host.gemm(names.gemm_weight(outer), adapter.rank, adapter.n, tokens, "TN")
-        if axis:
+        if axis and not self.shapes.x_axis:
             host.wait(name)
         host.gemm(names.gemm_input(inner), tokens, k, adapter.hidden, "NT")
+        if axis and self.shapes.x_axis:
+            host.wait(name)
         host.gemm(names.gemm_weight(inner), k, adapter.hidden, tokens, "TN")
         self._drop(host, inner, adapter)
         host.memory_bound(names.adapter_sum(owner), 3.0 * adapter.layer.input_bytes, "add")
-
-    def _of(self, layer: str) -> AdapterShape | None:
-        """Return the sizes of a layer's adapter; None if the layer has none."""
-        adapters = self.shapes.job.adapters
-        if adapters is None or not adapters.are_beside(layer):
-            return None
-        shape = self.shapes.linears[layer]
-        split = self.shapes.y
-        is_transposed = shape.linear.transposed
-        return AdapterShape(
-            shape,
-            rank=float(adapters.rank),
-            hidden=np.full(len(split), float(adapters.rank)) / (1.0 if is_transposed else split),
-            n=shape.n / split if is_transposed else shape.n,
-        )
 
     def _hidden_bytes(self, adapter: AdapterShape) -> Array:
         """Return the bytes of all hidden features."""
@@ -121,7 +152,7 @@ class AdapterPasses:
 
     def _output_bytes(self, adapter: AdapterShape) -> Array:
         """Return the bytes of the adapter's output where it is added to the layer's."""
-        split = self.shapes.residual_split if adapter.sums_hidden else 1.0
+        split = self.shapes.residual_split if adapter.splits_more else 1.0
         return adapter.layer.output_bytes / split
 
     def _exchange(self, host: HostProgram, owner: str, adapter: AdapterShape) -> None:

@@ -34,6 +34,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, Size, StepPlan
 from axonn_tune.spec.schedule import ONE_F_ONE_B
+from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.optimizer import (
     clip_and_update,
@@ -180,11 +181,18 @@ class Axonn4D:
         """Return whether gradients are reduced over data during the last backward pass of a step.
 
         Only a program that reduces them in buckets can, and none does in a pipeline. Where
-        gradients are sharded, every backward pass has reduced them.
+        gradients are sharded, every backward pass has reduced them; those of adapters are few.
         """
         in_buckets = self.engine.axonn.reduction == BUCKETS
         is_able = in_buckets and not (self.pipelined or self.sharded_gradients)
-        return job.overlap.grad_reduce and is_able
+        return job.overlap.grad_reduce and is_able and job.trains_weights
+
+    def shards_gradients(self, job: Job) -> bool:
+        """Return whether every micro-step scatters gradients over data.
+
+        Those of adapters are few: replicas sum them once in a step, as without sharding.
+        """
+        return self.sharded_gradients and job.trains_weights
 
     def adds_gradients(self, job: Job, table: CandidateTable) -> np.ndarray:
         """Return whether gradients of micro-steps are added to sums, shape (C,).
@@ -214,23 +222,26 @@ class Axonn4D:
         n_layers = len(layers)
         chunk = -(-n_layers // shapes.n_virtual)
         sharded, replicated = stored_parameters(shapes.model, shapes.table, n_layers, first, last)
-        stored = sharded + replicated
+        frozen = (sharded + replicated) * (not job.trains_weights)
+        sharded, replicated = trained_parameters(shapes, n_layers, first, last)
+        trained = sharded + replicated
         n_replicas = shapes.table.size("data")
-        owned = stored / n_replicas if self.sharded_optimizer else stored
-        summed, under_way = stored, np.zeros(len(shapes.table))
-        if self.sharded_gradients:
+        owned = trained / n_replicas if self.sharded_optimizer else trained
+        summed, under_way = trained, np.zeros(len(shapes.table))
+        if self.shards_gradients(job):
             summed = sharded / n_replicas + replicated
             under_way = np.where(n_replicas > 1, _gradients_awaiting_data(shapes), 0.0)
         norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
-        inner_bytes = shapes.inner_bytes + shapes.grouped_query_bytes
+        inner_bytes = shapes.inner_bytes + shapes.grouped_query_bytes + shapes.adapter_bytes
         everything = norm_bytes + inner_bytes + shapes.saved_score_bytes
+        formed_again = shapes.saved_of_input("down", shapes.mlp_bytes)
         saved = {
             "none": everything,
-            "selective": shapes.norm_input_bytes + inner_bytes - shapes.mlp_bytes,
+            "selective": shapes.norm_input_bytes + inner_bytes - formed_again,
             "full": shapes.residual_bytes,
         }[shapes.recompute]
         return {
-            "weights": stored * job.element_bytes,
+            "weights": (frozen + trained) * job.element_bytes,
             # The fp32 sums, and what the micro-step's reduce-scatters have brought.
             "gradients": summed
             * (GRADIENT_BYTES + job.element_bytes * self.adds_gradients(job, shapes.table))
@@ -271,6 +282,18 @@ def stored_parameters(
     x = table.size("x")
     y = table.size("y")
     return matrices / (x * y * table.size("z")), over_x / x + over_y / y
+
+
+def trained_parameters(
+    shapes: Shapes, n_layers: int, first: bool, last: bool
+) -> tuple[Array, Array]:
+    """Return how many parameters a rank of a stage trains, as `stored_parameters` does.
+
+    Beside frozen weights these are adapters, which Z does not split.
+    """
+    if shapes.job.trains_weights:
+        return stored_parameters(shapes.model, shapes.table, n_layers, first, last)
+    return np.zeros(len(shapes.table)), adapter_elements(shapes, range(n_layers))
 
 
 class _Moment(NamedTuple):
@@ -369,7 +392,7 @@ def _held(
     """Return the bytes of a weight in use and the one gathered ahead, and of gradients under way.
 
     Both are held only where Z splits the weights. Without their overlaps, nothing is gathered
-    ahead and each gradient has gone before the next one is formed.
+    ahead and each gradient has gone before the next one is formed. Frozen weights have none.
     """
     overlap = shapes.job.overlap
     blocks = [shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears]
@@ -380,6 +403,8 @@ def _held(
         if program.reuses_recomputed_weights and shapes.recompute == "full":
             gathered = np.maximum(gathered, sum(blocks) + weights[0])
         gathered = gathered * _gathered_element_ratio(shapes, program)
+    if not shapes.job.trains_weights:
+        gradients = ()
     under_way = sum(gradients if overlap.ors else gradients[-1:], start=np.zeros(1))
     return np.where(shapes.table.size("z") > 1, gathered + under_way, 0.0)
 
@@ -514,7 +539,7 @@ class AxonnCommunication(Communication):
         nbytes = _weight_bytes(self.shapes, layer)
         scattered = _scatter(layer)
         host.issue(scattered, "reduce_scatter", nbytes, "z")
-        if self.options.sharded_gradients:
+        if self._shards_gradients:
             name = self._last_scatter(layer)
             host.issue(name, "reduce_scatter", nbytes / self._z, "data", after=(scattered,))
         if layer != "embedding" and not self.backward_overlap.ors:
@@ -523,7 +548,7 @@ class AxonnCommunication(Communication):
     def _last_scatter(self, layer: str) -> str:
         """Return the name of the message that brings a layer's gradient to where it is summed."""
         name = _scatter(layer)
-        return names.over(name, "data") if self.options.sharded_gradients else name
+        return names.over(name, "data") if self._shards_gradients else name
 
     @property
     def embedding_starts_from_zero(self) -> Array | float:
@@ -539,9 +564,14 @@ class AxonnCommunication(Communication):
         return (self._z * self._gradient_shards > 1).astype(np.float64)
 
     @property
+    def _shards_gradients(self) -> bool:
+        """Whether the micro-step scatters gradients over data, too."""
+        return self.options.shards_gradients(self.shapes.job)
+
+    @property
     def _gradient_shards(self) -> Array:
         """The number of replicas that share the sums of a matrix's gradients."""
-        if not self.options.sharded_gradients:
+        if not self._shards_gradients:
             return np.ones(len(self.shapes.table))
         return self.shapes.table.size("data")
 
@@ -614,19 +644,19 @@ class AxonnCommunication(Communication):
     # Once per micro-step and once per step, on what the rank stores ------------------------
 
     def _largest_stage(self) -> tuple[Array, Array]:
-        """Return `stored_parameters` of the first stage, which has most due to the embedding."""
-        model = self.shapes.model
-        table = self.shapes.table
+        """Return `trained_parameters` of the first stage, which has most due to the embedding."""
         n_layers = sum(chunk_layers(self.shapes, 0))
-        return stored_parameters(model, table, n_layers, True, table.n_stages == 1)
+        return trained_parameters(self.shapes, n_layers, True, self.shapes.table.n_stages == 1)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
         """Add the micro-step's gradients to the fp32 sums, once the last scatter has ended."""
         shapes = self.shapes
         sharded, replicated = self._largest_stage()
         n_shards = self._gradient_shards
-        host.wait(self._last_scatter(last_layer))
-        if shapes.model.tied_embeddings and shapes.table.n_stages == 1:
+        trains_weights = shapes.job.trains_weights
+        if trains_weights:
+            host.wait(self._last_scatter(last_layer))
+        if trains_weights and shapes.model.tied_embeddings and shapes.table.n_stages == 1:
             shard_bytes = shapes.embedding_bytes / (self._z * n_shards)
             host.memory_bound(names.GRADIENT_TIED, self._is_scattered * 3.0 * shard_bytes, "add")
         rest = (sharded / n_shards + replicated) / shapes.n_virtual
@@ -649,11 +679,11 @@ class AxonnCommunication(Communication):
         is_sharded = self.options.sharded_optimizer
         sharded, replicated = self._largest_stage()
         stored = sharded + replicated
-        if model.tied_embeddings and table.n_stages > 1:
+        if shapes.job.trains_weights and model.tied_embeddings and table.n_stages > 1:
             shard_bytes = model.head.parameters * GRADIENT_BYTES / (shapes.x * shapes.y * self._z)
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shard_bytes, PIPELINE)
         remaining = stored - self._reduced_in_backward
-        if self.options.sharded_gradients:
+        if self._shards_gradients:
             remaining = replicated
         gradient_bytes = remaining * GRADIENT_BYTES
         calls = self._reduction_calls(gradient_bytes)
@@ -691,6 +721,9 @@ class AxonnCommunication(Communication):
             return _ReductionCalls(np.ceil(gradient_bytes / BUCKET_BYTES))
         if reduction == WHOLE:
             return _ReductionCalls(1.0)
+        if not self.shapes.job.trains_weights:
+            n_products = float(2 * model.n_layers * self.shapes.n_adapters)
+            return _ReductionCalls(n_products, norms=n_products)
         n_matrices = model.n_layers * len(model.block_linears) + 2
         n_norms = model.n_norms * (2 if model.norm == "layer" else 1)
         n_biases = model.n_layers * sum(linear.bias for linear in model.block_linears)
@@ -705,7 +738,7 @@ class _ReductionCalls(NamedTuple):
     vectors
         Calls over data for norms and biases; 0 where they go with the matrices.
     norms
-        Calls over Z for the norms.
+        Calls over Z for the norms, or for adapters.
     """
 
     matrices: Size

@@ -114,30 +114,38 @@ class Casts:
 
     def transpose_frozen_weight(self, host: HostProgram, layer: str) -> None:
         """Transpose a frozen weight for dI, if the backward pass reads another copy of it."""
+        shape = self.shapes.linears[layer]
+        self.transpose_frozen(host, layer, shape.k * shape.n)
+
+    def transpose_frozen(self, host: HostProgram, layer: str, n_elements: Size) -> None:
+        """Transpose elements of frozen weights that stay with a rank."""
         recipe = self._recipe(layer)
         if recipe is None or recipe.quantises_columns or not self.shapes.job.transposes_operands:
             return
-        shape = self.shapes.linears[layer]
-        self._transpose(host, names.transposed(names.of_layer(BACKWARD, layer)), shape.k * shape.n)
+        self._transpose(host, names.transposed(names.of_layer(BACKWARD, layer)), n_elements)
 
     def cast_of_experts(self, host: HostProgram, chain: str, layer: str, n_elements: Size) -> None:
         """Cast the input of experts' products, or in the backward chain the gradient of a result.
 
-        All copies are formed at once.
+        All copies are formed at once; those along the columns are for dW.
         """
         recipe = self._recipe(layer)
         if recipe is not None:
             name = names.cast(names.of_layer(chain, layer))
-            n_copies = _n_copies(self.shapes.job, recipe)
+            n_copies = _n_copies(self.shapes.job, recipe) if self.shapes.job.trains_weights else 1.0
             self._cast(host, name, n_elements, recipe.reads, n_copies)
 
     def cast_weight(self, host: HostProgram, chain: str, layer: str) -> None:
         """Cast a weight that has just been gathered, along the side that the chain needs."""
+        shape = self.shapes.linears[layer]
+        self.cast_gathered(host, chain, layer, shape.k * shape.n)
+
+    def cast_gathered(self, host: HostProgram, chain: str, layer: str, n_elements: Size) -> None:
+        """Cast elements of weights that have just been gathered."""
         recipe = self._recipe(layer)
         if recipe is not None:
-            shape = self.shapes.linears[layer]
             name = names.cast_weight(names.of_layer(chain, layer))
-            self._cast(host, name, shape.k * shape.n, recipe.reads, 1.0)
+            self._cast(host, name, n_elements, recipe.reads, 1.0)
 
     def cast_kept_weights(self, host: HostProgram, n_elements: Array) -> None:
         """Cast weights that stay where they are, once they are updated."""
@@ -193,7 +201,7 @@ class Casts:
         element_bytes = n_reads * job.element_bytes + n_copies * job.operand_bytes
         host.memory_bound(name, n_elements * element_bytes, "cast")
 
-    def _transpose(self, host: HostProgram, name: str, n_elements: Array) -> None:
+    def _transpose(self, host: HostProgram, name: str, n_elements: Size) -> None:
         """Read and write elements in the recipe's format, if there are any."""
         if np.any(n_elements > 0):
             host.memory_bound(name, n_elements * (2.0 * self.shapes.job.operand_bytes), "cast")

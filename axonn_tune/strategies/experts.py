@@ -9,13 +9,14 @@ Other dispatchers send a token once to each rank that holds any of its experts (
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from axonn_tune.spec import names
-from axonn_tune.spec.blocks import Experts
+from axonn_tune.spec.blocks import Block, Experts
 from axonn_tune.spec.names import BACKWARD, RECOMPUTE
 from axonn_tune.spec.plan import Array, GroupedGemm, Size
 from axonn_tune.strategies.casts import Casts
@@ -124,6 +125,16 @@ class ExpertShapes:
         return self.taken_tokens * self.width * self.shapes.element_bytes
 
     @property
+    def working_bytes(self) -> Array:
+        """The bytes of the gradients before and after the activation, and of the experts' input."""
+        return self.up_bytes + self.activated_bytes + self.taken_bytes
+
+    @property
+    def down_elements(self) -> Array:
+        """The number of elements of the weights of the local experts' second products."""
+        return self.n_local * self.width * self.shapes.model.hidden_size
+
+    @property
     def saved_bytes(self) -> Array:
         """The bytes that a layer saves of its routed experts and of the router.
 
@@ -132,9 +143,19 @@ class ExpertShapes:
         features, too.
         """
         probability_bytes = self.shapes.own_tokens * (self.experts.n_experts * FP32_BYTES)
-        inputs = (self.taken_bytes + self.activated_bytes) * self.shapes.saved_share
+        inputs = self.saved_of_input(self.taken_bytes + self.activated_bytes)
         saved = inputs + self.up_bytes + probability_bytes
         return saved + self.shared_bytes
+
+    def saved_of_input(self, nbytes: Array) -> Array:
+        """Return the bytes that are saved of an input of experts' products: frozen ones need none.
+
+        Parameters
+        ----------
+        nbytes : array, shape (C,)
+            Bytes of the input in the job's type.
+        """
+        return nbytes * (self.shapes.saved_share * self.shapes.job.trains_weights)
 
     @property
     def shared_bytes(self) -> Array | float:
@@ -143,7 +164,24 @@ class ExpertShapes:
         if not shared:
             return 0.0
         up, down = (self.shapes.linears[linear.name] for linear in shared)
-        return up.output_bytes + down.input_bytes
+        return up.output_bytes + down.input_bytes * self.shapes.job.trains_weights
+
+
+def experts_of(shapes: Shapes, block: Block) -> ExpertShapes | None:
+    """Return the sizes of the routed experts of a kind of block; None if it has none."""
+    experts = shapes.model.experts
+    return ExpertShapes(shapes, experts) if block.has_experts and experts is not None else None
+
+
+def stored_experts(shapes: Shapes, layers: Sequence[int]) -> Array | float:
+    """Return how many parameters of routed experts a rank stores in some layers, shape (C,)."""
+    model = shapes.model
+    if model.experts is None:
+        return 0.0
+    counts = model.counts(layers)
+    n_layers = sum(count for block, count in counts.items() if block.has_experts)
+    of_layer = model.experts.n_experts * model.expert_parameters
+    return n_layers * of_layer / (shapes.expert_split * shapes.expert_tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,9 +231,15 @@ class Mixture:
 
     def _product_forward(self, host: HostProgram, chain: str, layer: str, k: Size, n: Size) -> None:
         """Multiply the tokens of each local expert by its weight."""
+        self._cast_weights(host, chain, layer, k * n)
         self.casts.cast_of_experts(host, chain, layer, self.sizes.taken_tokens * k)
         name = names.gemm(names.of_layer(chain, layer))
         host.launch(self._grouped(layer, name, self.sizes.rows, n, k, "NN"))
+
+    def _cast_weights(self, host: HostProgram, chain: str, layer: str, n_elements: Size) -> None:
+        """Cast the local experts' weights if they have just been gathered."""
+        if not self.communication.keeps_weights:
+            self.casts.cast_gathered(host, chain, layer, self.sizes.n_local * n_elements)
 
     def _grouped(
         self, layer: str, name: str, m: Size, n: Size, k: Size, mode: str, sum_bytes: float = 0.0
@@ -217,11 +261,17 @@ class Mixture:
         )
 
     def _product_backward(self, host: HostProgram, layer: str, k: Size, n: Size) -> None:
-        """Form the gradients of the inputs and of the weights of all local experts."""
+        """Form the gradients of the inputs and, unless frozen, of the weights of all experts."""
         owner = names.of_layer(BACKWARD, layer)
         rows = self.sizes.rows
+        self._cast_weights(host, BACKWARD, layer, k * n)
+        trains_weights = self.sizes.shapes.job.trains_weights
+        if self.communication.keeps_weights and not trains_weights:
+            self.casts.transpose_frozen(host, layer, self.sizes.n_local * (k * n))
         self.casts.cast_of_experts(host, BACKWARD, layer, self.sizes.taken_tokens * n)
         host.launch(self._grouped(layer, names.gemm_input(owner), rows, k, n, "NT"))
+        if not trains_weights:
+            return
         sum_bytes = self.sizes.shapes.gradient_sum_bytes
         name = names.gemm_weight(owner)
         host.launch(self._grouped(layer, name, k, n, rows, "TN", sum_bytes))
@@ -243,7 +293,8 @@ class Mixture:
             return
         host.memory_bound(names.of_layer(chain, "choice"), score_bytes, "softmax_backward")
         host.gemm(names.gemm_input(owner), tokens, width, n_columns, "NT")
-        host.gemm(names.gemm_weight(owner), width, n_columns, tokens, "TN")
+        if shapes.job.trains_weights:
+            host.gemm(names.gemm_weight(owner), width, n_columns, tokens, "TN")
 
     def _permute(self, host: HostProgram, chain: str, action: str) -> None:
         """Copy each token once for each of its experts, or add the copies up.
@@ -278,7 +329,12 @@ class Mixture:
         self.communication.bring_from_experts(host, name, self.sizes.sent_bytes)
 
     def activate_again(self, host: HostProgram) -> None:
-        """Form the input of the experts' second product again, which has not been saved."""
+        """Form the input of the experts' second product again, which has not been saved.
+
+        Frozen experts do not need it.
+        """
+        if not self.sizes.shapes.job.trains_weights:
+            return
         self._activate(host, RECOMPUTE)
         k, _ = self._down
         self.casts.cast_of_experts(host, RECOMPUTE, _DOWN, self.sizes.taken_tokens * k)

@@ -1,6 +1,8 @@
 """The peak memory of a rank under torch's FSDP2 with each block a unit.
 
-Weights and gradients are stored in fp32 shards and gathered in the job's type. When a unit's
+Weights and gradients are stored in fp32 shards and gathered in the job's type; frozen weights are
+stored in that type, too, since torch wants one type of trained parameters only (torch 2.13,
+_fully_shard/_fsdp_param_group.py, _init_mp_dtypes). When a unit's
 backward pass ends, the message with its gradients is kept until the next unit's is sent; the next
 unit's weights are gathered while a unit computes.
 
@@ -12,14 +14,19 @@ largest amount of each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.engine import ZeroProgram, value_or
 from axonn_tune.spec.plan import Array, Size
+from axonn_tune.strategies.adapters import adapter_shape
+from axonn_tune.strategies.experts import ExpertShapes, experts_of
 from axonn_tune.strategies.optimizer import FP32_MOMENT_BYTES
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
+from axonn_tune.strategies.units import GatherUnit
 
 # The backward pass of torch's loss holds the logarithm of the softmax, its gradient and that of the
 # logits, which are gone by then.
@@ -45,38 +52,31 @@ class _Moment(NamedTuple):
     working: Size
 
 
-def fsdp2_memory(shapes: Shapes, block: Size, root: Size, program: ZeroProgram) -> dict[str, Array]:
-    """Return the bytes by term, each of shape (C,).
-
-    Parameters
-    ----------
-    block, root : float, or array of shape (C,)
-        Number of a rank's parameters of a block, and of those outside of blocks.
-    """
+def fsdp2_memory(
+    shapes: Shapes, units: Sequence[GatherUnit], program: ZeroProgram
+) -> dict[str, Array]:
+    """Return the bytes by term, each of shape (C,), of the root and the units of a block."""
     model = shapes.model
     n_layers = model.n_layers
-    n_shards = shapes.table.size("shard")
-    everything = _saved_by_block(shapes, program.runs_eagerly)
-    saved = {
-        "none": everything,
-        "selective": everything - shapes.saved_score_bytes,
-        "full": shapes.residual_bytes,
-    }[shapes.recompute]
-    if shapes.recomputes_by_product:
-        saved = _saved_beside_products(shapes, program.runs_eagerly)
+    root, *in_block = units
+    block = _Block.of(shapes, in_block, program)
     accumulates = np.where(shapes.table.n_microsteps(shapes.job.global_batch) > 1, 1.0, 0.0)
-    stored = (n_layers * block + root) * FP32_BYTES / n_shards
+    root_bytes = _shard_bytes(shapes, root, root.trained * FP32_BYTES)
+    stored = root_bytes + n_layers * block.gradient_bytes
+    weight_bytes = sum(
+        unit.count * _shard_bytes(shapes, unit, unit.fp32_shard_bytes(shapes.job)) for unit in units
+    )
     one_each = np.ones(len(shapes.table))
     terms: list[dict[str, Array]] = []
-    for moment in _moments(shapes, block, root, everything, saved, accumulates, program):
-        reduced, gathered = moment.n_reduced * block, moment.gathered
+    for moment in _moments(shapes, block, root, accumulates, program):
+        reduced, gathered = moment.n_reduced * block.gradient_bytes, moment.gathered
         if program.reserves_by_stream:
-            reduced, gathered = n_layers * block + root, gathered + block + root
+            reduced, gathered = stored, gathered + block.parameters + root.parameters
         n_left = n_layers - moment.n_done
-        left = n_left * shapes.saved_by_layers(saved, n_layers)
+        left = n_left * shapes.saved_by_layers(block.saved, n_layers)
         terms.append(
             {
-                "weights": stored,
+                "weights": weight_bytes * one_each,
                 "gradients": _gradient_bytes(shapes, stored, reduced, accumulates),
                 "optimizer_states": stored * (FP32_MOMENT_BYTES / FP32_BYTES),
                 "gathered_weights": gathered * shapes.element_bytes * one_each,
@@ -91,7 +91,72 @@ def fsdp2_memory(shapes: Shapes, block: Size, root: Size, program: ZeroProgram) 
     }
 
 
-def _gradient_bytes(shapes: Shapes, stored: Array, reduced: Size, accumulates: Array) -> Array:
+def _shard_bytes(shapes: Shapes, unit: GatherUnit, nbytes: Size) -> Array:
+    """Return what a rank has of the bytes of a unit that its ranks share."""
+    return nbytes / shapes.table.size(unit.sharded_over or "shard")
+
+
+class _Block(NamedTuple):
+    """What a mean block holds, and what the kind of block takes in work that takes most.
+
+    parameters, trained
+        Number of its parameters that a rank gathers, and of those that are trained.
+    gradient_bytes
+        Bytes of the rank's shards of its gradients.
+    saved
+        Bytes that it saves.
+    in_activation
+        Bytes in work in the activation, besides what it has saved.
+    """
+
+    parameters: Size
+    trained: Size
+    gradient_bytes: Array
+    saved: Array
+    in_activation: Array
+
+    @classmethod
+    def of(cls, shapes: Shapes, units: Sequence[GatherUnit], program: ZeroProgram) -> _Block:
+        """Return what the blocks hold whose weights are in some units."""
+        saved = in_activation = gradient_bytes = np.zeros(len(shapes.table))
+        counts = shapes.model.counts(range(shapes.model.n_layers))
+        for kind, count in counts.items():
+            everything = _saved_by_block(shapes, kind, program.runs_eagerly)
+            kept = _kept_by_block(shapes, everything, program)
+            saved = saved + count * kept
+            in_activation = np.maximum(in_activation, everything - kept + _mlp_bytes(shapes, kind))
+        for unit in units:
+            shard_bytes = _shard_bytes(shapes, unit, unit.trained * FP32_BYTES)
+            gradient_bytes = gradient_bytes + shard_bytes
+        return cls(
+            sum(unit.parameters for unit in units),
+            sum(unit.trained for unit in units),
+            gradient_bytes,
+            saved / shapes.model.n_layers,
+            in_activation,
+        )
+
+
+def _kept_by_block(shapes: Shapes, everything: Array, program: ZeroProgram) -> Array:
+    """Return what a block saves of everything that it would save without recomputation."""
+    if shapes.recomputes_by_product:
+        return _saved_beside_products(shapes, program.runs_eagerly)
+    return {
+        "none": everything,
+        "selective": everything - shapes.saved_score_bytes,
+        "full": shapes.residual_bytes,
+    }[shapes.recompute]
+
+
+def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
+    """Return the bytes of the gradients around the activation of a block's MLP or experts."""
+    experts = experts_of(shapes, block)
+    if experts is not None:
+        return experts.working_bytes
+    return (2.0 if shapes.model.gated_mlp else 1.0) * shapes.mlp_bytes
+
+
+def _gradient_bytes(shapes: Shapes, stored: Array, new: Array, accumulates: Array) -> Array:
     """Return the bytes of the sharded gradients of earlier micro-steps, and of new ones.
 
     Replicas add their sums once in a step. These are in the type of the messages, and they are kept
@@ -101,24 +166,29 @@ def _gradient_bytes(shapes: Shapes, stored: Array, reduced: Size, accumulates: A
     ----------
     stored : array, shape (C,)
         Bytes of all gradients in fp32.
-    reduced : float, or array of shape (C,)
-        Number of parameters whose gradients have been reduced in this backward pass.
+    new : array, shape (C,)
+        Bytes in fp32 of those that have been reduced in this backward pass.
     accumulates : array, shape (C,)
         1 where there are earlier micro-steps, 0 elsewhere.
     """
-    new = reduced * FP32_BYTES / shapes.table.size("shard")
     ratio = shapes.element_bytes / FP32_BYTES
     is_converted = (shapes.table.size("replica") > 1) & (ratio < 1)
     converted = accumulates * stored * ratio + new * (1.0 + (1.0 - accumulates) * ratio)
     return np.where(is_converted, converted, np.where(accumulates > 0, stored, new))
 
 
-def _saved_by_block(shapes: Shapes, runs_eagerly: bool) -> Array:
-    """Return the bytes that a block saves if nothing is recomputed."""
-    # Norms' outputs are saved as they were gathered over a tensor group.
-    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes * shapes.y
-    saved = norm_bytes + shapes.inner_bytes + shapes.saved_score_bytes
-    return saved + _kept_by_eager_kernels(shapes) if runs_eagerly else saved
+def _saved_by_block(shapes: Shapes, block: Block, runs_eagerly: bool) -> Array:
+    """Return the bytes that a kind of block saves if nothing is recomputed."""
+    # Norms' outputs are saved as they were gathered over a tensor group; beside frozen weights they
+    # are counted so in any case.
+    n_parts = shapes.y if shapes.job.trains_weights else 1.0
+    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes * n_parts
+    inner_bytes = shapes.inner_bytes
+    experts = experts_of(shapes, block)
+    if experts is not None:
+        inner_bytes = shapes.attention_bytes + experts.saved_bytes
+    saved = norm_bytes + inner_bytes + shapes.saved_score_bytes + shapes.adapter_bytes
+    return saved + _kept_by_eager_kernels(shapes, block) if runs_eagerly else saved
 
 
 def _saved_beside_products(shapes: Shapes, runs_eagerly: bool) -> Array:
@@ -135,18 +205,20 @@ def _saved_beside_products(shapes: Shapes, runs_eagerly: bool) -> Array:
     if shapes.y_axis:
         saved = saved + (shapes.y > 1) * shapes.residual_bytes
     is_last_kept = len(products) % 2 == 1
-    return saved + (runs_eagerly and is_last_kept) * shapes.residual_bytes
+    return saved + (runs_eagerly and is_last_kept) * shapes.residual_bytes + shapes.adapter_bytes
 
 
-def _kept_by_eager_kernels(shapes: Shapes) -> Array:
-    """Return the bytes that a block saves because its kernels are not fused.
+def _kept_by_eager_kernels(shapes: Shapes, block: Block) -> Array:
+    """Return the bytes that a kind of block saves because its kernels are not fused.
 
     Rotated queries and keys are stored next to what they were, and then attention's output lies in
     the order of the queries; grouped queries are copied; a gate is stored before it is applied.
     """
     model = shapes.model
     query_bytes = shapes.linears["proj"].input_bytes
-    kept = shapes.mlp_bytes if model.gated_mlp else 0.0 * query_bytes
+    experts = experts_of(shapes, block)
+    mlp_bytes = shapes.mlp_bytes if experts is None else experts.activated_bytes
+    kept = mlp_bytes if model.gated_mlp else 0.0 * query_bytes
     if model.position == "rotary":
         return kept + query_bytes * (2.0 + model.n_kv_heads / model.n_heads)
     return kept + (query_bytes if model.n_kv_heads < model.n_heads else 0.0)
@@ -154,10 +226,8 @@ def _kept_by_eager_kernels(shapes: Shapes) -> Array:
 
 def _moments(
     shapes: Shapes,
-    block: Size,
-    root: Size,
-    everything: Array,
-    saved: Array,
+    block: _Block,
+    root: GatherUnit,
     accumulates: Array,
     program: ZeroProgram,
 ) -> list[_Moment]:
@@ -174,27 +244,46 @@ def _moments(
     logit_bytes = value_or(shapes.memory.logit_bytes, _TENSORS_OF_LOSS * shapes.element_bytes)
     split_logit_bytes = value_or(shapes.memory.split_logit_bytes, logit_bytes)
     of_loss = shapes.logits * np.where(shapes.y > 1, split_logit_bytes, logit_bytes)
-    head = shapes.linears["head"].weight_bytes / shapes.element_bytes
+    head = _gradient_elements(shapes, "head")
     # Elements of the job's type that are as large as an element of a message.
     per_element = program.message_bytes(shapes.element_bytes) / shapes.element_bytes
     # The message of the micro-step before, until the first block sends its own.
-    message = accumulates * root * per_element
-    last_block = block if program.keeps_last_block else 0.0
-    in_activation = everything - saved + (2.0 if model.gated_mlp else 1.0) * shapes.mlp_bytes
-    at_end = 3.0 * stream + shapes.linears["qkv"].output_bytes
-    down = shapes.linears["down"].weight_bytes / shapes.element_bytes
+    message = accumulates * root.trained * per_element
+    last_block = block.parameters if program.keeps_last_block else 0.0
+    at_end = 3.0 * stream + _attended_bytes(shapes)
+    down = _gradient_elements(shapes, "down")
+    if model.experts is not None and shapes.job.trains_weights:
+        down = np.maximum(down, ExpertShapes(shapes, model.experts).down_elements)
+    whole_root, whole_block = root.parameters, block.parameters
+    before_blocks = whole_root + message
     moments = [
-        _Moment(0, 0, root + message + last_block, of_loss + head_input),
-        _Moment(0, 0, root + message + head + block, logits_bytes + 2.0 * head_input),
+        _Moment(0, 0, before_blocks + last_block, of_loss + head_input),
+        _Moment(0, 0, before_blocks + head + whole_block, logits_bytes + 2.0 * head_input),
     ]
     telling = {0, min(1, n_layers - 1), max(n_layers - 2, 0), n_layers - 1}
     for n_done in sorted(telling):
         is_last = n_done == n_layers - 1
-        sent = block * per_element if n_done else message
-        held = root + head + block * (1 if is_last else 2) + sent
-        moments.append(_Moment(n_done, n_done, held + down, in_activation))
-        moments.append(_Moment(n_done + 1, n_done, held + block, at_end))
+        sent = block.trained * per_element if n_done else message
+        held = whole_root + head + whole_block * (1 if is_last else 2) + sent
+        moments.append(_Moment(n_done, n_done, held + down, block.in_activation))
+        moments.append(_Moment(n_done + 1, n_done, held + block.trained, at_end))
     # The gradients of the head and of the embedding, and their sum where they share the weight.
     n_gradients = 3 if model.tied_embeddings else 2
-    moments.append(_Moment(n_layers, n_layers, root + block + n_gradients * head, stream))
+    at_last = whole_root + block.trained + n_gradients * head
+    moments.append(_Moment(n_layers, n_layers, at_last, stream))
     return moments
+
+
+def _attended_bytes(shapes: Shapes) -> Size:
+    """Return the bytes of queries, keys and values, or of what latent attention forms of them."""
+    if shapes.model.latent_attention is not None:
+        return shapes.up_projected_bytes
+    return shapes.linears["qkv"].output_bytes
+
+
+def _gradient_elements(shapes: Shapes, layer: str) -> Size:
+    """Return the elements of the gradients that a layer forms: its weight's, or its adapter's."""
+    if shapes.job.trains_weights:
+        return shapes.linears[layer].weight_bytes / shapes.element_bytes
+    adapter = adapter_shape(shapes, layer)
+    return 0.0 if adapter is None else adapter.parameters

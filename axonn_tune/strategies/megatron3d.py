@@ -33,6 +33,7 @@ from axonn_tune.spec.plan import Array, Size, StepPlan
 from axonn_tune.spec.recomputation import MODULES
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
 from axonn_tune.spec.stage_layout import layers_of_stages
+from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.casts import Casts, kept_weight_bytes
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import (
@@ -40,12 +41,11 @@ from axonn_tune.strategies.context import (
     context_axes,
     context_parallelism,
 )
+from axonn_tune.strategies.experts import stored_experts
 from axonn_tune.strategies.megatron_stage import (
     held_by_blocks,
     module_layers,
     saved_by_module,
-    stored_adapters,
-    stored_experts,
     stored_matrices,
     stored_parameters,
 )
@@ -315,7 +315,7 @@ class Megatron3D:
         held = held + n_modules
         stored = stored_parameters(shapes, layers, first, last)
         experts = stored_experts(shapes, layers)
-        adapters = stored_adapters(shapes, layers)
+        adapters = adapter_elements(shapes, layers)
         everywhere = stored + experts
         projection = model.mtp_projection.parameters / shapes.table.size("tensor")
         matrices = stored_matrices(shapes, layers) + n_modules * projection
@@ -628,12 +628,14 @@ class MegatronCommunication(SequenceParallel):
         """The number of trained parameters besides experts that a rank stores of a mean block."""
         n_layers = self.shapes.model.n_layers
         if not self.shapes.job.trains_weights:
-            return stored_adapters(self.shapes, range(n_layers)) / n_layers
+            return adapter_elements(self.shapes, range(n_layers)) / n_layers
         return stored_parameters(self.shapes, range(n_layers), False, False) / n_layers
 
     @property
     def _block_experts(self) -> Array:
-        """The number of experts' parameters that a rank stores of a block on the average."""
+        """The number of experts' parameters that a rank trains of a block on the average."""
+        if not self.shapes.job.trains_weights:
+            return np.zeros(len(self.shapes.table))
         n_layers = self.shapes.model.n_layers
         stored = stored_experts(self.shapes, range(n_layers)) / n_layers
         return stored * np.ones(len(self.shapes.table))

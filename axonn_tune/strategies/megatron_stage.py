@@ -13,7 +13,7 @@ import numpy as np
 from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.plan import Array
 from axonn_tune.strategies.context import ContextParallelism
-from axonn_tune.strategies.experts import ExpertShapes
+from axonn_tune.strategies.experts import ExpertShapes, stored_experts
 from axonn_tune.strategies.modules import discarded_bytes
 from axonn_tune.strategies.shapes import MASK_BYTES, Shapes, stage_parameters
 
@@ -55,8 +55,7 @@ def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
         before = shapes.linears["up"].output_bytes
         in_work = np.maximum(shapes.gated_bytes, before + _input_bytes(shapes))
         return shapes.residual_bytes + in_work
-    sizes = ExpertShapes(shapes, experts)
-    return sizes.up_bytes + sizes.activated_bytes + sizes.taken_bytes
+    return ExpertShapes(shapes, experts).working_bytes
 
 
 def _final_norm_bytes(shapes: Shapes) -> Array:
@@ -131,22 +130,6 @@ def stored_parameters(shapes: Shapes, layers: Sequence[int], first: bool, last: 
     return (matrices + split) / shapes.table.size("tensor") + whole
 
 
-def stored_adapters(shapes: Shapes, layers: Sequence[int]) -> Array:
-    """Return how many parameters of adapters a rank stores beside some layers, shape (C,).
-
-    Ranks of the tensor group split all of them.
-    """
-    adapters = shapes.job.adapters
-    if adapters is None:
-        return np.zeros(len(shapes.table))
-    counts = shapes.model.counts(layers)
-    whole = sum(
-        count * sum(adapters.parameters_beside(linear) for linear in shapes.model.linears_of(block))
-        for block, count in counts.items()
-    )
-    return whole / shapes.table.size("tensor")
-
-
 def stored_matrices(shapes: Shapes, layers: Sequence[int]) -> Array:
     """Return how many elements a rank stores of the matrices of some layers, experts included.
 
@@ -158,14 +141,3 @@ def stored_matrices(shapes: Shapes, layers: Sequence[int]) -> Array:
         for linear in shapes.model.linears_of(block):
             total = total + count * linear.parameters / (tensor if linear.is_split else 1.0)
     return total
-
-
-def stored_experts(shapes: Shapes, layers: Sequence[int]) -> Array | float:
-    """Return how many parameters of routed experts a rank of a stage stores, shape (C,)."""
-    model = shapes.model
-    if model.experts is None:
-        return 0.0
-    counts = model.counts(layers)
-    n_layers = sum(count for block, count in counts.items() if block.has_experts)
-    of_layer = model.experts.n_experts * model.expert_parameters
-    return n_layers * of_layer / (shapes.expert_split * shapes.expert_tensor)

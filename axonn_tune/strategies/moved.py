@@ -101,6 +101,6 @@ def _of_experts(sizes: ExpertShapes) -> dict[str, Size]:
     if "moe" in sizes.shapes.recomputed_modules:
         return {}
     return {
-        "expert_fc1": sizes.taken_bytes * sizes.shapes.saved_share,
+        "expert_fc1": sizes.saved_of_input(sizes.taken_bytes),
         "moe_act": sizes.up_bytes,
     }

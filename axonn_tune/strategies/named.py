@@ -104,7 +104,7 @@ def strategy_named(
 ) -> Strategy:
     """Return the strategy with the given name and switches, as an engine carries it out.
 
-    With experts in the model, layouts of megatron have an axis for them.
+    With experts in the model, layouts of megatron and zero3 have an axis for them.
 
     Raises
     ------
@@ -155,7 +155,12 @@ def strategy_named(
         return zeropp(switches.qwz, switches.hpz, switches.qgz, engine)
     if name == "zero-topo":
         return zero_topo(switches.qwz, switches.qgz, engine)
-    return zero3(engine)
+    if has_experts and not engine.zero.is_fsdp2:
+        raise InputError(
+            f"engine {engine.name} does not spread experts over ranks; allowed for a model with "
+            "experts: an engine of FSDP2, or --strategy megatron"
+        )
+    return zero3(engine, has_experts)
 
 
 def _numbers_of_virtual_stages(switches: Switches) -> tuple[int, ...]:

@@ -390,8 +390,13 @@ class Shapes:
         adapters = self.job.adapters
         if adapters is None:
             return 0.0
-        n_adapters = sum(adapters.are_beside(linear.name) for linear in self.model.block_linears)
-        return self.tokens * (n_adapters * adapters.rank * self.element_bytes)
+        return self.tokens * (self.n_adapters * adapters.rank * self.element_bytes)
+
+    @property
+    def n_adapters(self) -> int:
+        """The number of adapters of a block."""
+        adapters = self.job.adapters
+        return 0 if adapters is None else adapters.n_beside(self.model.block_linears)
 
     @property
     def up_projected_bytes(self) -> Array | float:

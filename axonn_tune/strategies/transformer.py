@@ -109,7 +109,7 @@ class Transformer:
         self._take_weight(host, weight, following)
         self.casts.cast_gradient(host, layer)
         self.communication.gather_for_gradients(host, weight)
-        if not self.shapes.job.trains_weights:
+        if self.communication.keeps_weights and not self.shapes.job.trains_weights:
             self.casts.transpose_frozen_weight(host, layer)
         for name, n in shape.products:
             owner = names.gemm_input(names.of_layer(BACKWARD, name))
@@ -368,14 +368,16 @@ class Transformer:
         if not recomputes:
             self._mlp_again(host, block)
         self._output_norm(host, BACKWARD, "mlp_norm")
+        prefetched = next_entry.chain if next_entry is not None and not recomputes else ""
         if block.has_experts and self._mixture is not None:
+            self._prefetch_block(host, prefetched)
             self._mixture.backward(host)
         if mlp := layers[n_attention:]:
             up, down = mlp
             self._linear_backward(host, down, previous[down])
             self._activation_backward(host, up, down)
-            if next_entry is not None and not recomputes:
-                self.communication.prefetch_block(host, next_entry.chain)
+            if not block.has_experts:
+                self._prefetch_block(host, prefetched)
             self._linear_backward(host, up, previous[up])
         if not self._model.shares_norm:
             self._norm(host, BACKWARD, "norm2")
@@ -394,6 +396,11 @@ class Transformer:
         self._norm(host, BACKWARD, "norm1")
         self._residual(host, BACKWARD, "residual1")
         self.communication.end_block(host, is_first)
+
+    def _prefetch_block(self, host: HostProgram, chain: str) -> None:
+        """Start to gather the next block of a chain; an empty text stands for none."""
+        if chain:
+            self.communication.prefetch_block(host, chain)
 
     def _entry(self, chain: str, block: Block) -> Weight:
         """Return the weight that a chain's pass over a block uses first."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -24,12 +24,14 @@ from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.engine import IDEAL, Engine, OffloadProgram
 from axonn_tune.spec.job import Job, Overlap
-from axonn_tune.spec.layout import TENSOR, Axes
+from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, TENSOR, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import FORWARD
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size, StepPlan
 from axonn_tune.spec.schedule import ONE_F_ONE_B
+from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.communication import Weight
+from axonn_tune.strategies.experts import stored_experts
 from axonn_tune.strategies.fsdp2 import fsdp2_memory
 from axonn_tune.strategies.optimizer import clip_and_update, host_copies, state_bytes
 from axonn_tune.strategies.pipeline import step_plan
@@ -37,6 +39,7 @@ from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.sequence_parallel import SequenceParallel, broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
 from axonn_tune.strategies.transformer import Transformer
+from axonn_tune.strategies.units import GatherUnit
 
 # Bytes of an element in quantised messages, with the fp16 scale of each group of 2048 elements
 # (ZeRO++, sections 3.1 and 3.3: INT8 weights, INT4 gradients).
@@ -76,31 +79,6 @@ class Sharding:
 
 
 @dataclass(frozen=True)
-class GatherUnit:
-    """Weights that are gathered together, and whose gradients are reduced together.
-
-    Attributes
-    ----------
-    name
-        Name of the unit, ``block`` or ``root``.
-    parameters
-        Number of its parameters of which the rank's shards are parts.
-    gathered
-        Number of those that are gathered: all, or the elements of matrices.
-    n_calls
-        Number of gathers that carry it.
-    n_reductions
-        Number of reductions that carry its gradients; a share of one where units share them.
-    """
-
-    name: str
-    parameters: Size
-    gathered: Size
-    n_calls: float
-    n_reductions: Size
-
-
-@dataclass(frozen=True)
 class Zero:
     """A strategy of the family; `zero3`, `zeropp` and `zero_topo` return its members.
 
@@ -116,6 +94,8 @@ class Zero:
         Whether gradients travel in INT4 by all-to-all instead of by reduce-scatter (qgZ).
     is_released
         Whether an implementation is released.
+    has_experts
+        Whether the model has experts, so that layouts have an axis for them.
     engine
         Engine that carries it out.
     """
@@ -130,6 +110,7 @@ class Zero:
     recomputed_modules: Sequence[str] = ()
     offload_modules: Sequence[str] = ()
     is_released: bool = True
+    has_experts: bool = False
     engine: Engine = IDEAL
 
     @property
@@ -162,7 +143,7 @@ class Zero:
     @property
     def compute_key(self) -> tuple[str, ...]:
         """All axes and the micro-batch, since kernels that pack messages work on shards."""
-        return (*self.axes.names, "micro_batch")
+        return (*self.axes.sized, "micro_batch")
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each rule of the algorithm, the placements that break it, shape (P,)."""
@@ -171,6 +152,10 @@ class Zero:
         if not self.tensor_axis:
             return broken
         tensor = placements.size(self.tensor_axis)
+        if job.adapters is not None:
+            broken["rank of adapters not divisible by tensor"] = job.adapters.rank % tensor != 0
+        if self.has_experts:
+            broken["expert not divisible by tensor"] = placements.size(EXPERT) % tensor != 0
         return {
             **broken_tensor_rules(model, tensor),
             "sequence not divisible by tensor": job.seq_len % tensor != 0,
@@ -178,8 +163,17 @@ class Zero:
         }
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
-        """Return true for all candidates, since there are no stages, shape (C,)."""
-        return np.ones(len(table), dtype=bool)
+        """Return true for all candidates, since there are no stages, shape (C,).
+
+        Which products of experts an engine forms again that recomputes every second product is not
+        known.
+        """
+        is_unknown = (
+            bool(model.placed_parts)
+            and self.engine.zero.recomputes_products
+            and table.common_recompute == "selective"
+        )
+        return np.full(len(table), not is_unknown)
 
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """Return the operations of one rank in one training step, for all candidates.
@@ -203,15 +197,17 @@ class Zero:
         shapes = self.shapes(model, job, table)
         sharding = self.sharding
         element = job.element_bytes
-        block, root = self.units(shapes)
-        parameters = model.n_layers * block.parameters + root.parameters
         offload = self.engine.offload_in(job)
         if self.engine.zero.is_fsdp2:
-            terms = fsdp2_memory(shapes, block.parameters, root.parameters, self.engine.zero)
+            terms = fsdp2_memory(shapes, self.units(shapes), self.engine.zero)
             if offload is not None:
                 # On the host all gradients are there at last; on the GPU none stays.
-                terms["gradients"] = parameters * FP32_BYTES / table.size(sharding.gradients)
+                owned = self.trained_share(shapes, sharding.gradients)
+                terms["gradients"] = owned * FP32_BYTES
             return terms
+        root, block = self.units(shapes)
+        parameters = block.count * block.parameters + root.parameters
+        trained = block.count * block.trained + root.trained
         weights = parameters * element / table.size(sharding.weights)
         if sharding.copy:
             weights = weights + parameters * element / table.size(sharding.copy)
@@ -219,14 +215,15 @@ class Zero:
         # too where weights are gathered; or what the engine lets it hold.
         two_blocks = 2.0 * block.parameters + root.parameters
         program = self.engine.zero
-        held_gradients = max(two_blocks, min(program.bucket_elements, parameters))
-        held_weights = max(two_blocks, min(program.live_elements, parameters))
+        gradients_of_two = 2.0 * block.trained + root.trained
+        held_gradients = np.maximum(gradients_of_two, np.minimum(program.bucket_elements, trained))
+        held_weights = np.maximum(two_blocks, np.minimum(program.live_elements, parameters))
         comes_from_host = offload is not None and offload.weights
         is_gathered = (table.size(sharding.weights) > 1) | comes_from_host
         held_weights_if_gathered = np.where(is_gathered, held_weights, 0.0)
-        owned = parameters / table.size(sharding.states)
+        owned = trained / table.size(sharding.states)
         norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
-        without_scores = norm_bytes + shapes.inner_bytes
+        without_scores = norm_bytes + shapes.inner_bytes + shapes.adapter_bytes
         everything = without_scores + shapes.saved_score_bytes
         saved = {
             "none": everything,
@@ -235,7 +232,7 @@ class Zero:
         }[shapes.recompute]
         return {
             "weights": weights,
-            "gradients": parameters * element / table.size(sharding.gradients),
+            "gradients": trained * element / table.size(sharding.gradients),
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, offload, owned),
             "gathered_weights": (held_gradients + held_weights_if_gathered) * element,
@@ -259,6 +256,7 @@ class Zero:
             residual_split=tensor,
             recomputes_products=self.engine.zero.recomputes_products,
             separates_products=self.engine.zero.separates_products,
+            expert_split=table.size(EXPERT) if self.has_experts else 1.0,
             memory=self.engine.memory,
         )
 
@@ -266,40 +264,88 @@ class Zero:
         """Return the communication of a usual micro-step, or of the synchronising one."""
         return ZeroCommunication(shapes, sync, self)
 
-    def units(self, shapes: Shapes) -> tuple[GatherUnit, GatherUnit]:
-        """Return two units: a block, and the root, which is embedding, final norm and head."""
-        is_whole = self.engine.zero.gathers_blocks
-        n_calls = 1.0 if is_whole else float(len(shapes.model.block_linears))
-        return self._unit(shapes, "block", 1, n_calls), self._unit(shapes, "root", 0, 1.0)
+    def trained_share(self, shapes: Shapes, group: str) -> Array:
+        """Return how many trained parameters a rank holds if the ranks of a group share them."""
+        table = shapes.table
+        return sum(
+            (
+                unit.count * unit.trained / table.size(unit.sharded_over or group)
+                for unit in self.units(shapes)
+            ),
+            start=np.zeros(len(table)),
+        )
 
-    def _unit(self, shapes: Shapes, name: str, n_layers: int, n_calls: float) -> GatherUnit:
-        """Return the unit of some layers; that of none is embedding, final norm and head."""
+    def units(self, shapes: Shapes) -> tuple[GatherUnit, ...]:
+        """Return the root, which is embedding, final norm and head, and the units of a mean block.
+
+        Experts that are spread over ranks are a unit of their own.
+        """
+        n_calls: Size = 1.0
+        if not self.engine.zero.gathers_blocks:
+            n_calls = float(len(shapes.model.block_linears) + 2 * shapes.n_adapters)
+        root = self._unit(shapes, "root", 0, 1.0)
+        block = self._unit(shapes, "block", shapes.model.n_layers, n_calls)
+        if not self.has_experts:
+            return root, block
+        is_spread = shapes.table.size(EXPERT) > 1
+        routed = is_spread * stored_experts(shapes, range(block.count)) / block.count
+        trained = routed * shapes.job.trains_weights
+        block = replace(
+            block,
+            parameters=block.parameters - routed,
+            trained=block.trained - trained,
+            gathered=block.gathered - routed,
+        )
+        n_calls = np.where(is_spread, 1.0, 0.0)
+        n_reductions = n_calls * shapes.job.trains_weights
+        experts = GatherUnit(
+            "experts", block.count, routed, trained, routed, n_calls, n_reductions, EXPERT_REPLICAS
+        )
+        return root, block, experts
+
+    def _unit(self, shapes: Shapes, name: str, n_layers: int, n_calls: Size) -> GatherUnit:
+        """Return the unit of a mean layer; that of none is embedding, final norm and head."""
         model = shapes.model
+        layers = range(n_layers)
         is_root = n_layers == 0
-        matrices, over_x, over_y = stage_parameters(model, range(n_layers), is_root, is_root)
-        parameters: Size = matrices + over_x + over_y
+        count = max(n_layers, 1)
+        matrices, over_x, over_y = stage_parameters(model, layers, is_root, is_root)
+        weights: Size = (matrices + over_x + over_y) / count
         if self.tensor_axis:
-            parameters = (matrices + over_y) / shapes.y + over_x
-        gathered = parameters
+            weights = ((matrices + over_y) / shapes.y + over_x) / count
+        weights = weights + stored_experts(shapes, layers) / count
+        gathered = weights
         if self.engine.zero.keeps_vectors:
-            gathered = matrices + is_root * model.position_parameters
+            gathered = matrices / count + is_root * model.position_parameters
+        trained: Size = weights
+        added: Size = 0.0
+        if not shapes.job.trains_weights:
+            trained = added = adapter_elements(shapes, layers) / count
         n_reductions: Size = n_calls
         bucket_elements = self.engine.zero.bucket_elements
         if bucket_elements:
-            n_reductions = np.minimum(n_calls, parameters / bucket_elements)
-        return GatherUnit(name, parameters, gathered, n_calls, n_reductions)
+            n_reductions = np.minimum(n_calls, trained / bucket_elements)
+        whole, sent = weights + added, gathered + added
+        return GatherUnit(name, count, whole, trained, sent, n_calls, n_reductions)
 
 
-def zero3(engine: Engine = IDEAL) -> Zero:
+def zero3(engine: Engine = IDEAL, has_experts: bool = False) -> Zero:
     """Return ZeRO-3, which is FSDP: all three are sharded over `shard`.
 
     With replicas of the shards it is hybrid sharding (HSDP). An engine may add a tensor axis.
+
+    Experts are spread over neighbours among the ranks of tensor group and shards, and each is
+    sharded over those of these ranks that hold the same experts (torchtitan 05a6cb38,
+    models/llama4/infra/parallelize.py, apply_fsdp, and distributed/parallel_dims.py).
     """
     batch = ("shard", "replica")
     names_of_axes = (TENSOR, *batch) if engine.zero.splits_layers else batch
     axes = Axes(names_of_axes, batch, names_of_axes)
+    if has_experts:
+        groups = (*names_of_axes, EXPERT, EXPERT_REPLICAS)
+        axes = replace(axes, groups=groups, folded="*".join(names_of_axes[:-1]))
     sharding = Sharding("shard", "shard", "shard", ("shard",), replicas="replica")
-    return Zero("zero3", axes, sharding, engine=engine)
+    return Zero("zero3", axes, sharding, has_experts=has_experts, engine=engine)
 
 
 def zeropp(
@@ -387,15 +433,31 @@ class ZeroCommunication(SequenceParallel):
         """The share of the micro-steps whose gradients are added to earlier ones, shape (C,)."""
         return 1.0 - 1.0 / self.shapes.table.n_microsteps(self.shapes.job.global_batch)
 
-    @cached_property
-    def _block(self) -> GatherUnit:
-        """The unit of a block."""
-        return self.options.units(self.shapes)[0]
-
-    @cached_property
+    @property
     def _root(self) -> GatherUnit:
         """The unit of embedding, final norm and head."""
-        return self.options.units(self.shapes)[1]
+        return self._units[0]
+
+    @property
+    def _in_block(self) -> tuple[GatherUnit, ...]:
+        """The units of a block."""
+        return self._units[1:]
+
+    @cached_property
+    def _units(self) -> tuple[GatherUnit, ...]:
+        """All units."""
+        return self.options.units(self.shapes)
+
+    # Experts ---------------------------------------------------------------------------------
+
+    def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Exchange tokens within the group that holds all experts."""
+        if self.options.has_experts:
+            host.run(name, "all_to_all", nbytes, EXPERT)
+
+    def bring_from_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Exchange results within the group that holds all experts."""
+        self.send_to_experts(host, name, nbytes)
 
     # Tokens of a tensor group ----------------------------------------------------------------
 
@@ -438,18 +500,22 @@ class ZeroCommunication(SequenceParallel):
 
     def begin_block(self, host: HostProgram, chain: str) -> None:
         """Wait for all weights of the block, since they come together."""
-        self._take(host, chain, self._block)
+        for unit in self._in_block:
+            self._take(host, chain, unit)
 
     def prefetch_block(self, host: HostProgram, chain: str) -> None:
         """Start to gather the next block's weights; without OAG, they are gathered when taken."""
         if self._overlap.oag:
-            self._start_gather(host, chain, self._block)
+            for unit in self._in_block:
+                self._start_gather(host, chain, unit)
 
-    def _source(self, chain: str) -> tuple[str, bool]:
+    def _source(self, chain: str, unit: GatherUnit) -> tuple[str, bool]:
         """Return the group from which a chain gathers weights, and whether they are quantised.
 
         The second copy is made in the first forward pass after an update.
         """
+        if unit.sharded_over:
+            return unit.sharded_over, False
         sharding = self._sharding
         if sharding.copy and not (chain == FORWARD and self.sync):
             return sharding.copy, False
@@ -457,7 +523,7 @@ class ZeroCommunication(SequenceParallel):
 
     def _start_gather(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
         """Start to gather a unit's weights; quantised ones are packed to INT8 before."""
-        group, is_quantised = self._source(chain)
+        group, is_quantised = self._source(chain, unit)
         size = self.shapes.table.size(group)
         name = names.of_layer(chain, unit.name)
         share = self._share(chain)
@@ -477,7 +543,8 @@ class ZeroCommunication(SequenceParallel):
         after: tuple[str, ...] = ()
         if self._offload.weights:
             after = (names.from_host(name),)
-            host.copy(names.from_host(name), gathered / size * FP32_BYTES, FROM_HOST)
+            shard_bytes = share * unit.fp32_shard_bytes(self.shapes.job) / size
+            host.copy(names.from_host(name), shard_bytes, FROM_HOST)
         n_calls = share * unit.n_calls
         host.issue(names.all_gather(name), "all_gather", full, group, n_calls, after)
 
@@ -490,14 +557,15 @@ class ZeroCommunication(SequenceParallel):
         """The share of the blocks that the backward pass gathers, on average over the blocks."""
         model = self.shapes.model
         program = self.options.engine.zero
-        n_kept = max(0.0, program.live_elements - model.head.parameters) / self._block.gathered
+        gathered = sum(unit.gathered for unit in self._in_block)
+        n_kept = max(0.0, program.live_elements - model.head.parameters) / gathered
         return np.maximum(0.0, 1.0 - np.maximum(n_kept, program.keeps_last_block) / model.n_layers)
 
     def _take(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
         """Wait for a gather, and copy or unpack the received weights to where they are used."""
         if not self._overlap.oag:
             self._start_gather(host, chain, unit)
-        group, is_quantised = self._source(chain)
+        group, is_quantised = self._source(chain, unit)
         name = names.of_layer(chain, unit.name)
         element = self.shapes.element_bytes
         host.wait(names.all_gather(name))
@@ -514,14 +582,26 @@ class ZeroCommunication(SequenceParallel):
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
         """Wait, with ORS, for the preceding block's gradients before the block's last product."""
-        if layer in ("qkv", "embedding") and self._overlap.ors:
-            self._finish_reduction(host, self._block)
+        first = self.shapes.model.attention_linears[0].name
+        if layer in (first, "embedding") and self._overlap.ors:
+            self._finish_blocks(host)
 
     def end_block(self, host: HostProgram, is_first: bool) -> None:
-        """Start to reduce the block's gradients; without ORS, wait for them."""
-        self._start_reduction(host, self._block)
+        """Start to reduce the block's gradients; without ORS, wait for them.
+
+        Beside frozen weights there is no later point to wait for the preceding block's.
+        """
+        if self._overlap.ors and not self.shapes.job.trains_weights:
+            self._finish_blocks(host)
+        for unit in reversed(self._in_block):
+            self._start_reduction(host, unit)
         if not self._overlap.ors:
-            self._finish_reduction(host, self._block)
+            self._finish_blocks(host)
+
+    def _finish_blocks(self, host: HostProgram) -> None:
+        """Wait for the reduction of a block."""
+        for unit in reversed(self._in_block):
+            self._finish_reduction(host, unit)
 
     def send_gradient(self, host: HostProgram, layer: str) -> None:
         """Start to reduce the root's gradients, the last of which is the embedding's."""
@@ -529,8 +609,11 @@ class ZeroCommunication(SequenceParallel):
             self._start_reduction(host, self._root)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
-        """Wait for the root's gradients, which are the last ones, and add them."""
-        self._finish_reduction(host, self._root)
+        """Wait for the last gradients, which are the root's or those of adapters, and add them."""
+        if self.shapes.job.trains_weights:
+            self._finish_reduction(host, self._root)
+        elif self._overlap.ors:
+            self._finish_blocks(host)
 
     def _start_reduction(self, host: HostProgram, unit: GatherUnit) -> None:
         """Reduce over each group in turn; the remaining message shrinks by the group's size.
@@ -539,11 +622,11 @@ class ZeroCommunication(SequenceParallel):
         """
         table = self.shapes.table
         element = self.shapes.element_bytes
-        remaining = np.full(len(table), unit.parameters)
+        remaining = np.full(len(table), unit.trained)
         before: tuple[str, ...] = ()
         kind = "all_to_all" if self.options.quantised_gradients else "reduce_scatter"
         message_element = np.where(self._packs_gradients, INT4_BYTES, self._message_element)
-        for group in self._sharding.reduced_over:
+        for group in self._reduced_over(unit):
             name = names.unit_gradient(unit.name, group)
             size = table.size(group)
             sent = (size > 1) * remaining
@@ -559,6 +642,7 @@ class ZeroCommunication(SequenceParallel):
                 "all_reduce",
                 remaining * self._message_element,
                 self._sharding.replicas,
+                np.sign(unit.n_reductions),
                 after=before,
             )
             before = (_replica_sum(unit),)
@@ -597,6 +681,10 @@ class ZeroCommunication(SequenceParallel):
         host.wait(names.to_host(name))
         host.host_kernel(f"gradient.{unit.name}.accumulate", 3.0 * nbytes)
 
+    def _reduced_over(self, unit: GatherUnit) -> tuple[str, ...]:
+        """Return the groups over which a unit's gradients are reduced, one after the other."""
+        return (unit.sharded_over,) if unit.sharded_over else self._sharding.reduced_over
+
     @property
     def _packs_gradients(self) -> np.ndarray:
         """Whether gradients are quantised, which DeepSpeed does across nodes only, shape (C,)."""
@@ -610,8 +698,8 @@ class ZeroCommunication(SequenceParallel):
         """Wait for a reduction, unpack its result, and add it to the sums."""
         table = self.shapes.table
         element = self.shapes.element_bytes
-        remaining = np.full(len(table), unit.parameters)
-        for group in self._sharding.reduced_over:
+        remaining = np.full(len(table), unit.trained)
+        for group in self._reduced_over(unit):
             name = names.unit_gradient(unit.name, group)
             size = table.size(group)
             host.wait(names.reduce(name))
@@ -633,26 +721,25 @@ class ZeroCommunication(SequenceParallel):
     def step_end(self, host: HostProgram) -> None:
         """Reduce gradients over the outer group, clip, update, and bring weights to their ranks."""
         shapes = self.shapes
-        table = shapes.table
         sharding = self._sharding
         element = shapes.element_bytes
-        parameters = shapes.model.n_layers * self._block.parameters + self._root.parameters
+        trained_share = partial(self.options.trained_share, shapes)
         if sharding.outer:
-            shard_bytes = parameters / table.size(sharding.gradients) * element
+            shard_bytes = trained_share(sharding.gradients) * element
             name = "gradient.states.reduce_scatter"
             host.run(name, "reduce_scatter", shard_bytes, sharding.outer)
         updated = clip_and_update(
             host,
             shapes.job,
-            owned=parameters / table.size(sharding.states),
+            owned=trained_share(sharding.states),
             gradient_bytes=element,
             norm_sums=self._norm_sums,
             offload=self.options.engine.offload_in(shapes.job),
         )
-        if self.options.engine.zero.keeps_vectors:
+        if self.options.engine.zero.keeps_vectors and shapes.job.trains_weights:
             self._gather_vectors(host, updated)
         if sharding.updated_over:
-            kept_bytes = parameters / table.size(sharding.weights) * element
+            kept_bytes = trained_share(sharding.weights) * element
             name = names.WEIGHTS_ALL_GATHER
             host.issue(name, "all_gather", kept_bytes, sharding.updated_over, after=updated)
 
@@ -666,9 +753,7 @@ class ZeroCommunication(SequenceParallel):
     def _gather_vectors(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather each updated norm and bias alone, after some copies."""
         model = self.shapes.model
-        block, root = self._block, self._root
-        vectors = model.n_layers * (block.parameters - block.gathered)
-        vectors += root.parameters - root.gathered
+        vectors = sum(unit.count * (unit.parameters - unit.gathered) for unit in self._units)
         full = np.full(len(self.shapes.table), vectors * self.shapes.element_bytes)
         group = self._sharding.weights
         n_calls = model.n_vectors

@@ -5,10 +5,11 @@ import json
 import pytest
 from command_line import assert_refused, run_cli
 
-import axonn_tune
+from axonn_tune.strategies.named import STRATEGIES
 
 JOB = ["--gpus", "8", "--model", "llama2-7b", "--machine", "dgx-h100", "--global-batch", "32"]
 MEGATRON = [*JOB, "--strategy", "megatron"]
+TORCHTITAN = [*JOB, "--strategy", "zero3", "--engine", "torchtitan"]
 ONE = ["--grid", "tensor=2,data=4", "--micro-batch", "1", "--recompute", "none"]
 
 
@@ -49,12 +50,10 @@ def test_tables_say_what_is_trained(capsys):
 
 
 @pytest.mark.slow
-def test_a_comparison_names_the_strategies_that_do_not_predict_adapters(capsys):
-    code, out, _ = run_cli(capsys, "compare", *JOB, "--lora-rank", "16")
-    assert code == 0
-    assert "since fine-tuning with adapters is predicted for megatron only" in out
-    frame = axonn_tune.compare("llama2-7b", 8, "dgx-h100", lora_rank=16, global_batch=32)
-    assert set(frame["strategy"]) == {"megatron"}
+def test_every_strategy_predicts_adapters(capsys):
+    words = ["--lora-rank", "16", "--every-strategy", "--micro-batch", "1", "--recompute", "none"]
+    found = document_of(capsys, "compare", *JOB, *words)["strategies"]
+    assert {each["strategy"] for each in found} == set(STRATEGIES)
 
 
 @pytest.mark.slow
@@ -70,8 +69,8 @@ def test_a_plan_writes_checkpoints_of_what_is_trained(capsys):
     ("words", "culprit"),
     [
         (
-            [*JOB, "--lora-rank", "16"],
-            "does not predict fine-tuning with adapters",
+            [*TORCHTITAN, "--lora-rank", "6", "--fix", "tp=8"],
+            "rank of adapters not divisible",
         ),
         ([*MEGATRON, "--lora-rank", "0"], "--lora-rank"),
         ([*MEGATRON, "--lora-rank", "8", "--lora-targets", "head"], "targets is 'head'"),
@@ -85,10 +84,27 @@ def test_what_cannot_be_is_refused(capsys, words, culprit):
     assert_refused(capsys, "suggest", *words, culprit=culprit)
 
 
-def test_models_whose_parts_have_no_adapters_are_refused(capsys):
-    words = ["--gpus", "8", "--model", "mixtral-8x7b", "--machine", "dgx-h100"]
+@pytest.mark.parametrize(
+    ("model", "culprit"),
+    [
+        ("mixtral-8x7b", "mixtral-8x7b has experts, which have no adapters"),
+        ("deepseek-v3", "deepseek-v3 has latent attention"),
+    ],
+)
+def test_models_whose_parts_have_no_adapters_are_refused(capsys, model, culprit):
+    words = ["--gpus", "8", "--model", model, "--machine", "dgx-h100"]
     words += ["--strategy", "megatron", "--lora-rank", "8"]
-    assert_refused(capsys, "suggest", *words, culprit="mixtral-8x7b has experts")
+    assert_refused(capsys, "suggest", *words, culprit=culprit)
+
+
+def test_adapters_stand_beside_the_attention_of_a_mixture(capsys):
+    words = ["--gpus", "8", "--model", "olmoe-1b-7b", "--machine", "dgx-h100"]
+    words += ["--lora-rank", "8", "--lora-targets", "attention", "--strategy", "zero3"]
+    layout = ["--grid", "shard=8,ep=8", "--micro-batch", "1", "--recompute", "none"]
+    document = document_of(capsys, "explain", *words, *layout)
+    found = {operation["name"] for operation in document["operations"]}
+    assert "backward.qkv.adapter_in.gemm_weight" in found
+    assert "backward.experts_up.gemm_weight" not in found
 
 
 @pytest.mark.slow

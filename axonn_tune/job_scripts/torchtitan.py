@@ -1,0 +1,91 @@
+"""torchtitan: flags of its own training program, for the models that it builds.
+
+The flags are those of its configuration in late 2025 (05a6cb38, config/job_config.py), which names
+a model and a flavor of it.
+"""
+
+from __future__ import annotations
+
+from axonn_tune.errors import InputError
+from axonn_tune.job_scripts.framework import N_STEPS, Start
+from axonn_tune.spec.layout import EXPERT, TENSOR
+from axonn_tune.spec.model import RECOMPUTES
+from axonn_tune.step.prediction import Prediction
+
+PROGRAM = ("python", "-m", "torchtitan.train")
+# Name and flavor of each model in torchtitan (models/*/__init__.py at 05a6cb38).
+MODELS = {
+    "deepseek-v3": ("deepseek_v3", "671B"),
+    "llama3-8b": ("llama3", "8B"),
+    "llama3-70b": ("llama3", "70B"),
+    "llama3-405b": ("llama3", "405B"),
+    "llama4-scout": ("llama4", "17bx16e"),
+    "llama4-maverick": ("llama4", "17bx128e"),
+    "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
+    "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
+}
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+_DEGREES = {
+    "shard": "data_parallel_shard_degree",
+    "replica": "data_parallel_replicate_degree",
+    TENSOR: "tensor_parallel_degree",
+    EXPERT: "expert_parallel_degree",
+}
+_TO_FILL_IN = (
+    "Activate an environment in which python finds torchtitan of late 2025 (it has --model.name).",
+    "It trains on c4_test with a tokenizer for tests: add --training.dataset and "
+    "--model.hf_assets_path.",
+)
+
+
+def start(prediction: Prediction, train: str | None) -> Start:
+    """Return how torchtitan is started; `train` is a program that takes its place."""
+    program = PROGRAM if train is None else ("python", train)
+    return Start({}, (program, *(tuple(line.split()) for line in flags(prediction))), _TO_FILL_IN)
+
+
+def flags(prediction: Prediction) -> list[str]:
+    """Return the flags with their values, one per line.
+
+    Raises
+    ------
+    InputError
+        torchtitan does not build the model, or does not run it like this.
+    """
+    scenario, configuration = prediction.scenario, prediction.configuration
+    job, engine = scenario.job, scenario.strategy.engine
+    for what, value, allowed in (
+        ("model", scenario.model.name, MODELS),
+        ("dtype", job.dtype, _DTYPES),
+        ("recompute", configuration.recompute, RECOMPUTES),
+    ):
+        if value not in allowed:
+            raise InputError(
+                f"{what} is '{value}'; allowed with --framework torchtitan: {', '.join(allowed)}"
+            )
+    name, flavor = MODELS[scenario.model.name]
+    lines = [
+        f"--model.name {name}",
+        f"--model.flavor {flavor}",
+        f"--training.steps {N_STEPS}",
+        f"--training.seq_len {job.seq_len}",
+        f"--training.local_batch_size {configuration.micro_batch}",
+        f"--training.global_batch_size {job.global_batch}",
+        f"--training.mixed_precision_param {_DTYPES[job.dtype]}",
+        *_degrees(prediction),
+        f"--activation_checkpoint.mode {configuration.recompute}",
+    ]
+    if configuration.recompute == "selective":
+        lines.append("--activation_checkpoint.selective_ac_option op")
+    if job.offloads_optimizer:
+        lines.append("--training.enable_cpu_offload")
+    return lines if engine.zero.runs_eagerly else [*lines, "--compile.enable"]
+
+
+def _degrees(prediction: Prediction) -> list[str]:
+    """Return a flag for each axis; experts are whole within a tensor group."""
+    sizes = {axis: prediction.layout.size(axis) for axis in _DEGREES}
+    lines = [f"--parallelism.{flag} {sizes[axis]}" for axis, flag in _DEGREES.items()]
+    if sizes[EXPERT] > 1:
+        lines.append("--parallelism.expert_tensor_parallel_degree 1")
+    return lines

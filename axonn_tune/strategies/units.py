@@ -1,0 +1,51 @@
+"""Units of sharded weights: what is gathered together, and whose gradients are reduced together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.plan import Size
+from axonn_tune.strategies.shapes import FP32_BYTES
+
+
+@dataclass(frozen=True)
+class GatherUnit:
+    """Weights that are gathered together, and whose gradients are reduced together.
+
+    Attributes
+    ----------
+    name
+        Name of the unit, ``block``, ``experts`` or ``root``.
+    count
+        Number of such units of the model.
+    parameters
+        Number of its parameters of which the rank's shards are parts.
+    trained
+        Number of those that are trained; the others are frozen.
+    gathered
+        Number of those that are gathered: all, or the elements of matrices.
+    n_calls
+        Number of gathers that carry it.
+    n_reductions
+        Number of reductions that carry its gradients; a share of one where units share them.
+    sharded_over
+        Group whose ranks share it; empty where this is the group of the strategy.
+    """
+
+    name: str
+    count: int
+    parameters: Size
+    trained: Size
+    gathered: Size
+    n_calls: Size
+    n_reductions: Size
+    sharded_over: str = ""
+
+    def fp32_shard_bytes(self, job: Job) -> Size:
+        """Return the bytes of a whole unit whose trained parameters are stored in fp32.
+
+        Frozen ones, which no optimizer updates, are stored in the job's type.
+        """
+        frozen = self.parameters - self.trained
+        return self.trained * FP32_BYTES + frozen * job.element_bytes

@@ -1,0 +1,78 @@
+"""What `launch` writes for torchtitan."""
+
+import pytest
+
+from axonn_tune.api import build_search
+from axonn_tune.errors import InputError
+from axonn_tune.io.presets import list_models
+from axonn_tune.job_scripts.script import launch_files
+from axonn_tune.job_scripts.torchtitan import MODELS, flags
+from axonn_tune.search.one_layout import best_of_layout
+
+
+def prediction_of(model, layout, gpus=64, engine="torchtitan", **options):
+    given = {"global_batch": 256, "micro_batch": 1, "recompute": "full", **options}
+    search = build_search(model, gpus, "dgx-h100", strategy="zero3", engine=engine, **given)
+    return best_of_layout(search, layout)
+
+
+def values_of(prediction):
+    pairs = [line.split() for line in flags(prediction)]
+    return {pair[0].lstrip("-"): pair[1] if len(pair) > 1 else True for pair in pairs}
+
+
+def test_flags_say_the_layout_and_the_step():
+    values = values_of(prediction_of("qwen3-30b-a3b", "shard=32,replica=2,ep=8"))
+    assert values == {
+        "model.name": "qwen3",
+        "model.flavor": "30B-A3B",
+        "training.steps": "20",
+        "training.seq_len": "4096",
+        "training.local_batch_size": "1",
+        "training.global_batch_size": "256",
+        "training.mixed_precision_param": "bfloat16",
+        "parallelism.data_parallel_shard_degree": "32",
+        "parallelism.data_parallel_replicate_degree": "2",
+        "parallelism.tensor_parallel_degree": "1",
+        "parallelism.expert_parallel_degree": "8",
+        "parallelism.expert_tensor_parallel_degree": "1",
+        "activation_checkpoint.mode": "full",
+        "compile.enable": True,
+    }
+
+
+def test_dense_layers_may_be_split_and_every_second_product_formed_again():
+    values = values_of(prediction_of("llama3-8b", "tensor=4,shard=16", recompute="selective"))
+    assert values["parallelism.tensor_parallel_degree"] == "4"
+    assert values["activation_checkpoint.selective_ac_option"] == "op"
+    assert "parallelism.expert_tensor_parallel_degree" not in values
+    eager = prediction_of("llama3-8b", "shard=64", engine="torchtitan-2024-eager")
+    assert "compile.enable" not in values_of(eager)
+
+
+def test_the_job_script_starts_its_program():
+    prediction = prediction_of("llama3-8b", "shard=64")
+    script = launch_files(prediction, "torchtitan")["launch.sbatch"]
+    assert "python -m torchtitan.train" in script and "--model.flavor 8B" in script
+    assert "python mine.py" in launch_files(prediction, "torchtitan", "mine.py")["launch.sbatch"]
+
+
+def test_every_model_is_a_preset():
+    assert set(MODELS) <= set(list_models())
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "culprit"),
+    [
+        (
+            "olmoe-1b-7b",
+            {},
+            "model is 'olmoe-1b-7b'; allowed with --framework torchtitan: deepseek",
+        ),
+        ("llama3-8b", {"recompute": "full:16"}, "recompute is 'full:16'"),
+        ("llama3-8b", {"dtype": "fp16"}, "dtype is 'fp16'"),
+    ],
+)
+def test_what_torchtitan_does_not_run_is_refused(model, options, culprit):
+    with pytest.raises(InputError, match=culprit):
+        flags(prediction_of(model, "shard=64", engine="fsdp2", **options))

@@ -1,0 +1,181 @@
+"""FSDP with experts that are spread over ranks, against lists and memory written out by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from build import collectives, group_size, memory_terms, number, operations, plan_of, table_of
+from worlds import llama, machine_of
+
+from axonn_tune.errors import InputError
+from axonn_tune.io.presets import load_engine
+from axonn_tune.spec.blocks import Experts, LatentAttention
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.engine import Engine, ZeroProgram
+from axonn_tune.spec.groups import AxisGroups
+from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.layout import Layout
+from axonn_tune.spec.plan import Attention, Gemm, GroupedGemm, MemoryBound
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.predict import predict
+from axonn_tune.strategies.named import strategy_named
+from axonn_tune.strategies.zero import zero3
+
+LAYERS, HIDDEN, SEQ, VOCAB, N_EXPERTS, TOP_K, INNER = 4, 256, 128, 1024, 8, 2, 128
+MODEL = llama(
+    n_layers=LAYERS,
+    hidden_size=HIDDEN,
+    n_heads=8,
+    n_kv_heads=4,
+    ffn_hidden_size=512,
+    vocab_size=VOCAB,
+    seq_len=SEQ,
+    experts=Experts(N_EXPERTS, TOP_K, INNER),
+)
+LATENT = LatentAttention(kv_rank=64, q_rank=96, content_dim=32, position_dim=16, value_dim=32)
+MODELS = {
+    "mixture": MODEL,
+    "shared": replace(MODEL, experts=replace(MODEL.experts, shared_hidden_size=64)),
+    "one dense layer": replace(MODEL, experts=replace(MODEL.experts, first_layer=1)),
+    "latent attention": replace(MODEL, n_kv_heads=8, latent_attention=LATENT),
+}
+ROUTED = N_EXPERTS * 3 * HIDDEN * INNER
+OTHERS = HIDDEN * (2 * HIDDEN + HIDDEN + N_EXPERTS + 2)
+ROOT = 2 * VOCAB * HIDDEN + HIDDEN
+JOB = Job(16, 32, SEQ)
+ENGINE = Engine(zero=ZeroProgram(is_fsdp2=True))
+TITAN = Engine(zero=ZeroProgram(is_fsdp2=True, splits_layers=True, recomputes_products=True))
+SPREAD, SPLIT = zero3(ENGINE, has_experts=True), zero3(TITAN, has_experts=True)
+LAYOUTS = [
+    {"shard": 16},
+    {"shard": 16, "expert": 4},
+    {"shard": 8, "replica": 2, "expert": 8},
+]
+
+
+def step(strategy, model=MODEL, job=JOB, **sizes):
+    layout = Layout({axis: sizes.get(axis, 1) for axis in strategy.axes.sized})
+    configuration = Configuration(layout, micro_batch=1, recompute="none")
+    return predict(Scenario(model, job, machine_of(), strategy), configuration)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("sizes", LAYOUTS, ids=str)
+def test_a_rank_does_the_products_of_its_tokens(model, sizes):
+    ops = operations(plan_of(SPREAD, model, JOB, **sizes).microstep)
+    done = sum(number(op.flops) for op in ops if isinstance(op, Gemm | Attention | GroupedGemm))
+    assert done == pytest.approx(model.model_flops(SEQ, SEQ), rel=1e-9)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("overlap", [Overlap(), Overlap(False, False, False)])
+@pytest.mark.parametrize("replica", [1, 2])
+def test_experts_over_one_rank_are_as_if_there_were_no_such_axis(model, overlap, replica):
+    job = replace(JOB, overlap=overlap)
+    sizes = {"shard": 16 // replica, "replica": replica}
+    whole = step(zero3(ENGINE), model, job, **sizes)
+    spread = step(SPREAD, model, job, **sizes)
+    assert spread.step_seconds == pytest.approx(whole.step_seconds, rel=1e-12)
+    assert spread.memory_bytes == pytest.approx(whole.memory_bytes, rel=1e-12)
+
+
+def bytes_over(axis, kind, **sizes):
+    plan = plan_of(SPREAD, MODEL, JOB, **sizes)
+    found = collectives(plan, plan.microstep)
+    return sorted(number(op.nbytes) for op in found if (op.axis, op.kind) == (axis, kind))
+
+
+@pytest.mark.parametrize("expert", [2, 4, 8])
+def test_experts_are_gathered_and_reduced_over_the_ranks_that_hold_the_same_ones(expert):
+    sizes = {"shard": 16, "expert": expert}
+    local = 2 * ROUTED / expert
+    assert bytes_over("expert_replicas", "all_gather", **sizes) == [local] * 2 * LAYERS
+    assert bytes_over("expert_replicas", "reduce_scatter", **sizes) == [local] * LAYERS
+    dense = sorted([2 * OTHERS] * 2 * LAYERS + [2 * ROOT])
+    assert bytes_over("shard", "all_gather", **sizes) == dense
+    copies = 2 * SEQ * TOP_K * HIDDEN
+    assert bytes_over("expert", "all_to_all", **sizes) == [copies] * 4 * LAYERS
+
+
+def test_replicas_sum_the_shards_of_experts_once_in_a_step():
+    sizes = {"shard": 8, "replica": 2, "expert": 4}
+    plan = plan_of(SPREAD, MODEL, JOB, **sizes)
+    sums = {
+        op.name: number(op.nbytes)
+        for op in collectives(plan, plan.sync_microstep)
+        if op.axis == "replica"
+    }
+    assert sums["gradient.experts.all_reduce"] == 2 * ROUTED / 8
+    assert sums["gradient.block.all_reduce"] == 2 * OTHERS / 8
+    assert bytes_over("replica", "all_reduce", **sizes) == []
+
+
+def test_ranks_of_a_group_of_experts_are_neighbours():
+    table = table_of(SPREAD, shard=8, replica=2, expert=4)
+    groups = AxisGroups.of(table.placements, "expert")
+    assert list(groups.ranks(0)) == [0, 1, 2, 3] and len(groups) == 4
+    assert list(AxisGroups.of(table.placements, "expert_replicas").ranks(0)) == [0, 4]
+    split = table_of(SPLIT, tensor=2, shard=8, expert=4)
+    assert list(AxisGroups.of(split.placements, "expert_replicas").ranks(0)) == [0, 4, 8, 12]
+
+
+@pytest.mark.parametrize("expert", [1, 2, 4, 8])
+def test_states_are_shared_by_all_ranks_however_experts_are_spread(expert):
+    """What is gathered shrinks: the experts of a rank, and no longer all of them."""
+    terms = memory_terms(SPREAD, MODEL, JOB, shard=16, expert=expert)
+    weights = LAYERS * (ROUTED + OTHERS) + ROOT
+    assert terms["weights"] == 4 * weights / 16
+    assert terms["optimizer_states"] == 8 * weights / 16
+    whole = OTHERS + ROUTED / expert
+    assert 2 * (ROOT + whole) <= terms["gathered_weights"] <= 2 * (3 * ROOT + 4 * whole)
+
+
+def test_saved_activations_by_hand():
+    """A block saves norms, q, k, v, attention, the experts' inputs and features, and scores."""
+    terms = memory_terms(SPREAD, MODEL, JOB, shard=16, expert=8)
+    widths = 2 * 2 * HIDDEN + 2 * HIDDEN + HIDDEN + TOP_K * (HIDDEN + 3 * INNER)
+    saved = 2 * SEQ * widths + 4 * SEQ * N_EXPERTS
+    n_saved = (terms["activations"] - 2 * SEQ * HIDDEN) / saved
+    assert n_saved == pytest.approx(round(n_saved)) and 1 <= n_saved <= LAYERS
+
+
+def test_busier_experts_take_longer_where_they_are_spread():
+    busy = replace(JOB, expert_imbalance=2.0)
+    for sizes in LAYOUTS:
+        longer = step(SPREAD, job=busy, **sizes).step_seconds
+        usual = step(SPREAD, **sizes).step_seconds
+        assert (longer > usual) == (sizes.get("expert", 1) > 1)
+
+
+def test_gathered_experts_are_cast_in_both_passes():
+    job = replace(JOB, precision="fp8-current")
+    ops = operations(plan_of(SPREAD, MODEL, job, shard=16, expert=4).microstep)
+    casts = [
+        op for op in ops if isinstance(op, MemoryBound) and "experts_up.cast_weight" in op.name
+    ]
+    assert len(casts) == 2 * LAYERS
+    assert {number(op.nbytes) for op in casts} == {(2 * 2 + 1) * ROUTED * 2 / 3 / 4}
+
+
+def test_experts_are_spread_over_whole_tensor_groups():
+    sizes = [[2, 2], [8, 8], [1, 1], [2, 1]]
+    placements = table_of(SPLIT, tensor=2, shard=8).placements
+    placements = replace(placements, sizes=np.array(sizes), order=np.zeros(2, np.int64))
+    broken = SPLIT.rejections(MODEL, JOB, placements)["expert not divisible by tensor"]
+    assert broken.tolist() == [False, True]
+    plan = plan_of(SPLIT, MODEL, JOB, tensor=2, shard=8, expert=4)
+    assert group_size(plan, "expert_replicas") == 4
+    sent = [op for op in collectives(plan, plan.microstep) if op.kind == "all_to_all"]
+    assert {number(op.nbytes) for op in sent} == {2 * SEQ / 2 * TOP_K * HIDDEN}
+
+
+def test_recomputation_of_every_second_product_is_not_tried_with_experts():
+    selective = table_of(SPLIT, recompute="selective", shard=16)
+    assert not SPLIT.admits(MODEL, JOB, selective).any()
+    assert SPLIT.admits(replace(MODEL, experts=None), JOB, selective).all()
+    assert SPLIT.admits(MODEL, JOB, table_of(SPLIT, recompute="full", shard=16)).all()
+
+
+def test_engines_without_fsdp2_spread_no_experts():
+    with pytest.raises(InputError, match="engine deepspeed does not spread experts"):
+        strategy_named("zero3", engine=load_engine("deepspeed"), has_experts=True)
