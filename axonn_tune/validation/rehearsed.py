@@ -20,6 +20,7 @@ from axonn_tune.spec.plan import (
 )
 from axonn_tune.spec.rehearsal import (
     ACTIVATIONS,
+    GATHERED_WEIGHTS,
     HOLDERS,
     FusedAttention,
     Message,
@@ -260,12 +261,18 @@ def _nearest(subject: Subject, planned: Mapping[Subject, int]) -> Subject:
 
 
 def _memory(planned_bytes: Mapping[str, float], rehearsal: Rehearsal) -> tuple[MemoryLine, ...]:
-    """Return what holds memory; the memory model's working set is of activations."""
+    """Return what holds memory; the memory model's working set is of activations.
+
+    Where no weights are gathered, what is gathered are tokens, which are activations.
+    """
     by_holder: dict[str, float] = defaultdict(float)
     for term, nbytes in planned_bytes.items():
         if term not in NOT_OF_TENSORS:
             by_holder[ACTIVATIONS if term in _ALSO_ACTIVATIONS else term] += nbytes
+    held_bytes = defaultdict(float, rehearsal.held_bytes)
+    if GATHERED_WEIGHTS not in by_holder:
+        held_bytes[ACTIVATIONS] += held_bytes.pop(GATHERED_WEIGHTS, 0.0)
     return tuple(
-        MemoryLine(holder, by_holder.get(holder, 0.0), rehearsal.held_bytes.get(holder, 0.0))
+        MemoryLine(holder, by_holder.get(holder, 0.0), held_bytes[holder])
         for holder in dict.fromkeys([*HOLDERS, *by_holder])
     )

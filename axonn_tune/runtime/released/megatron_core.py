@@ -25,6 +25,7 @@ from axonn_tune.runtime.released.megatron_experts import (
 )
 from axonn_tune.runtime.released.torch_calls import TorchCalls
 from axonn_tune.runtime.request import RunRequest
+from axonn_tune.spec.checks import require_choice
 from axonn_tune.spec.layout import EXPERT, Layout
 from axonn_tune.spec.model import Model
 from axonn_tune.strategies.megatron3d import Megatron3D
@@ -67,6 +68,7 @@ def config_of(spec: Model, layout: Layout) -> Any:
     Experts with tensor parallelism need sequence parallelism.
     """
     tensor_size = layout.size("tensor")
+    require_choice(f"model {spec.name}", "qk_norm", spec.qk_norm, ("", "head"))
     return import_module("megatron.core.transformer.transformer_config").TransformerConfig(
         num_layers=spec.n_layers,
         hidden_size=spec.hidden_size,
@@ -79,6 +81,7 @@ def config_of(spec: Model, layout: Layout) -> Any:
         activation_func=F.silu if spec.gated_mlp else functools.partial(F.gelu, approximate="tanh"),
         add_bias_linear=spec.bias,
         add_qkv_bias=spec.qkv_bias,
+        qk_layernorm=bool(spec.qk_norm),
         init_method_std=INITIAL_STD,
         tensor_model_parallel_size=tensor_size,
         sequence_parallel=spec.experts is not None and tensor_size > 1,

@@ -80,11 +80,14 @@ def layers_of(spec: Model, config: Any) -> Any:
     """Return the layers of a model, whose routers choose all experts equally often."""
     specs = import_module("megatron.core.models.gpt.gpt_layer_specs")
     if spec.experts is None:
-        return specs.get_gpt_layer_local_spec()
+        return specs.get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm)
     block = specs.get_gpt_decoder_block_spec(config, use_transformer_engine=False)
     block.layer_norm = _norm()
     for layer in block.layer_specs:
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = _norm()
+        if config.qk_layernorm:
+            attention = layer.submodules.self_attention.submodules
+            attention.q_layernorm = attention.k_layernorm = _norm()
         mixture = layer.submodules.mlp.submodules
         if hasattr(mixture, "router"):
             mixture.router = _even_router()
