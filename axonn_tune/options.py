@@ -636,7 +636,8 @@ REHEARSAL = declared(
             "Recomputation: none, selective, full, or auto, the fastest that fits.", "auto"
         ),
         "strategy": Option(
-            "Strategy: axonn, or through torch zero3 (FSDP2), hsdp (with replicas) or megatron-tp.",
+            "Strategy: axonn, through torch zero3 (FSDP2), hsdp (with replicas) or megatron-tp, or "
+            "megatron with --engine megatron-core.",
             None,
             "that of --engine, or axonn",
         ),
@@ -646,7 +647,9 @@ REHEARSAL = declared(
     "engine": (
         str | None,
         Option(
-            "Engine: bundled, fsdp2-eager or fsdp2.", None, "what is run: bundled or fsdp2-eager"
+            "Engine: bundled, fsdp2-eager, fsdp2 or megatron-core.",
+            None,
+            "what is run: bundled or fsdp2-eager",
         ),
     )
 }

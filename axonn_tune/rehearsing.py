@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from axonn_tune.api import DEFAULT_MACHINE, ModelLike, build_search, loaded
 from axonn_tune.errors import InputError
-from axonn_tune.io.presets import load_machine
+from axonn_tune.io.presets import load_engine, load_machine
 from axonn_tune.options import REHEARSAL, defaults
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.search import Search
 from axonn_tune.spec.checks import require_choice, require_count
+from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.step.predict import predict
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.rehearsed import PricedRehearsal, price
@@ -23,8 +24,14 @@ if TYPE_CHECKING:
 # Micro-steps that a rehearsal has, unless it is of the whole step: the last one may differ from
 # the others, and these are alike.
 MOST_MICROSTEPS = 2
-# The strategies, as `validate` names them, that the runtime carries out as an engine does.
-_OF_ENGINE = {"bundled": ("axonn",), "fsdp2": ("zero3", "hsdp"), "fsdp2-eager": ("zero3", "hsdp")}
+# The strategies, as `validate` names them, that the runtime or a package carries out as an engine
+# does.
+_OF_ENGINE = {
+    "bundled": ("axonn",),
+    "fsdp2": ("zero3", "hsdp"),
+    "fsdp2-eager": ("zero3", "hsdp"),
+    "megatron-core": ("megatron",),
+}
 # Those that a search knows by a name, too, so that it can choose their engine.
 _NAMED = {"axonn": "axonn", "zero3": "zero3", "hsdp": "zero3"}
 
@@ -59,6 +66,7 @@ def rehearse(
     search = _search(model, gpus, {**defaults(REHEARSAL), **options})
     whole = best_of_layout(search, grid)
     prediction = whole if whole_step else shortened(whole)
+    strategy = prediction.scenario.strategy
     request = RunRequest(
         model=prediction.scenario.model,
         job=prediction.scenario.job,
@@ -66,18 +74,20 @@ def rehearse(
         n_steps=1,
         device="cpu",
         quiet=True,
-        strategy=prediction.scenario.strategy.name,
+        strategy=strategy.name,
+        engine=strategy.engine if strategy.engine.package else IDEAL,
     )
     return search, compare(prediction, rehearsed(request), whole.n_microsteps)
 
 
 def _search(model: ModelLike, gpus: int, given: Mapping[str, Any]) -> Search:
     """Return the search of a strategy that the runtime carries out, with what it can do."""
+    from axonn_tune.runtime.released.packages import installed_package
     from axonn_tune.runtime.request import require_built
     from axonn_tune.validation.campaign import runnable
 
     options = dict(given)
-    require_built(loaded(model), options["seq_len"])
+    spec = loaded(model)
     engine, strategy = options["engine"], options["strategy"]
     if engine is not None:
         require_choice("rehearse", "engine", engine, tuple(_OF_ENGINE))
@@ -86,7 +96,11 @@ def _search(model: ModelLike, gpus: int, given: Mapping[str, Any]) -> Search:
             allowed = " and ".join(_OF_ENGINE[engine])
             raise InputError(f"engine {engine} carries out {allowed}, not {strategy}")
     strategy = strategy or "axonn"
-    chosen = runnable(strategy)
+    released = _released(engine)
+    require_built(spec, options["seq_len"], released or IDEAL)
+    chosen = runnable(strategy, released, not spec.is_dense)
+    if released is not None:
+        options["dtype"] = options["dtype"] or installed_package(released).dtypes[0]
     if engine is None and strategy in _OF_ENGINE["fsdp2-eager"]:
         options["engine"] = "fsdp2-eager"  # as the program runs
     options |= {
@@ -94,8 +108,13 @@ def _search(model: ModelLike, gpus: int, given: Mapping[str, Any]) -> Search:
         "fix": chosen.fixed_axes,
         "kernel_tuning": False,
     }
-    search = build_search(**options | {"model": model, "gpus": gpus})
-    return replace(search, partial_recompute=False)
+    return chosen.search_of(build_search(**options | {"model": spec, "gpus": gpus}))
+
+
+def _released(name: str | None) -> Engine | None:
+    """Return the engine of a name if it trains through a package of its own."""
+    engine = IDEAL if name is None else load_engine(name)
+    return engine if engine.package else None
 
 
 def shortened(prediction: Prediction) -> Prediction:

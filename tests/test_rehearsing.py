@@ -12,6 +12,8 @@ from command_line import run_cli
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine, load_model
 from axonn_tune.rehearsing import MOST_MICROSTEPS, rehearse, rehearse_script
+from axonn_tune.spec.blocks import Experts
+from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.rehearsal import (
     FusedAttention,
     Message,
@@ -199,6 +201,88 @@ def test_a_step_of_many_micro_steps_is_shortened():
     assert not whole.differing
 
 
+# Mixtures of experts --------------------------------------------------------------------------
+
+MIXTRAL = replace(load_model("mixtral-8x7b"), n_layers=2)
+SMALL_MIXTURE = replace(
+    MIXTRAL,
+    n_layers=3,
+    hidden_size=512,
+    n_heads=4,
+    n_kv_heads=4,
+    ffn_hidden_size=2048,
+    qk_norm="head",
+    experts=Experts(8, 2, 1024, shared_hidden_size=512, first_layer=1),
+)
+
+
+def rehearsed_mixture(spec, grid, **options):
+    pytest.importorskip("megatron.core")
+    options = {"micro_batch": 1, "global_batch": 8, "seq_len": 512, **options}
+    return rehearse(spec, 8, grid, engine="megatron-core", attention="unfused", **options)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spec", "grid"),
+    [
+        (MIXTRAL, "dp=8,ep=8"),
+        (MIXTRAL, "tp=2,dp=4,ep=4"),
+        (SMALL_MIXTURE, "dp=8,ep=2"),
+        (SMALL_MIXTURE, "tp=4,dp=2,ep=8"),
+    ],
+    ids=["mixtral", "mixtral with tensor", "shared", "shared with tensor"],
+)
+def test_megatron_core_does_with_experts_what_the_plan_says(spec, grid):
+    comparison = rehearsed_mixture(spec, grid)
+    assert not comparison.differing
+    names = {name for line in comparison.lines for name in line.names}
+    assert {"forward.router.gemm", "forward.experts_up.gemm"} <= names
+    assert {"forward.dispatch", "forward.probabilities"} <= names
+    held = {line.holder: line for line in comparison.memory}
+    for holder in ("weights", "gradients", "optimizer_states"):
+        line = held[holder]
+        assert line.planned_bytes == pytest.approx(line.rehearsed_bytes, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_plans_of_other_experts_are_found_out():
+    comparison = rehearsed_mixture(SMALL_MIXTURE, "dp=8,ep=4")
+    assert not comparison.differing
+    prediction = comparison.prediction
+    scenario, configuration = prediction.scenario, prediction.configuration
+    elsewhere = Layout({**configuration.layout.sizes, "expert": 2})
+    wrong = [
+        predict(scenario, replace(configuration, layout=elsewhere)),
+        *(
+            predict(replace(scenario, **change), configuration)
+            for change in (
+                {"job": replace(scenario.job, expert_imbalance=1.5)},
+                {"strategy": replace(scenario.strategy, sends_once=True)},
+            )
+        ),
+    ]
+    for other in wrong:
+        found = compare(other, comparison.rehearsal, comparison.n_microsteps).differing
+        assert "all_to_all" in {line.subject.kind for line in found}
+
+
+@pytest.mark.slow
+def test_dense_models_through_megatron_core_agree_as_well():
+    dense = replace(SMALL_MIXTURE, experts=None)
+    assert not rehearsed_mixture(dense, "tp=2,dp=4").differing
+
+
+@pytest.mark.slow
+def test_experts_that_cannot_be_equally_busy_are_one_line(capsys):
+    pytest.importorskip("megatron.core")
+    words = "--model mixtral-8x7b --engine megatron-core --grid dp=8,ep=8 --attention unfused"
+    code, _, err = run_cli(
+        capsys, "rehearse", "--gpus", "8", *words.split(), "--seq-len", "3", "--global-batch", "8"
+    )
+    assert code == 2 and "equally busy" in err and err.count("\n") == 1
+
+
 # The command ----------------------------------------------------------------------------------
 
 TINY = ("rehearse", "--model", "tiny", "--gpus", "4", "--micro-batch", "1", "--recompute", "none")
@@ -223,6 +307,7 @@ def test_the_command_exits_with_1_if_something_differs(capsys):
         (("--script", "x.py", "--ranks", "2", "--gpus", "2"), "--gpus is of a layout"),
         (("--script", "missing.py", "--ranks", "2"), "missing.py cannot be read"),
         ((*TINY[1:], "--engine", "deepspeed"), "bundled"),
+        (("--gpus", "8", "--model", "mixtral-8x7b", "--grid", "1x1x8x1"), "has experts"),
         ((*TINY[1:], "--engine", "bundled", "--strategy", "zero3"), "not zero3"),
     ],
 )

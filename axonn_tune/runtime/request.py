@@ -70,7 +70,7 @@ class RunRequest:
         if self.goldfish is not None:
             require_count("run", "goldfish", self.goldfish, least=2)
         model, seq_len = self.model, self.job.seq_len
-        require_built(model, seq_len)
+        require_built(model, seq_len, self.engine)
         if model.position == "learned" and seq_len > model.seq_len:
             raise InputError(
                 f"run: seq_len is {seq_len}; allowed: at most {model.seq_len}, the learned "
@@ -99,12 +99,13 @@ class RunRequest:
             raise InputError(f"run: overlap_grad_reduce is of axonn here; {owner} does not have it")
 
 
-def require_built(model: Model, seq_len: int | None = None) -> None:
-    """Raise InputError if the runtime does not build a model for sequences of a length.
+def require_built(model: Model, seq_len: int | None = None, engine: Engine = IDEAL) -> None:
+    """Raise InputError if nothing here builds a model for sequences of a length.
 
-    Without a length, it is the model's.
+    Without a length, it is the model's. An engine with a package builds more than the runtime.
     """
-    parts = model.special_parts(seq_len or model.seq_len)
+    more = installed_package(engine).parts if engine.package else ()
+    parts = [p for p in model.special_parts(seq_len or model.seq_len) if p not in more]
     if parts:
         raise InputError(
             f"run: model '{model.name}' has {' and '.join(parts)}, which the runtime does not "

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from axonn_tune.spec import names
 from axonn_tune.spec.job import Overlap
-from axonn_tune.spec.plan import Array
+from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.attention import whole_attention
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
@@ -147,12 +147,24 @@ class Communication:
         Called with the bytes that a rank receives.
         """
 
+    def gather_counts(self, host: HostProgram, name: str, nbytes: Size) -> None:
+        """Tell all ranks that hold experts how many copies come for each expert, and wait.
+
+        Called with the bytes of one rank's numbers.
+        """
+
     # Backward pass of a layer ------------------------------------------------------------------
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
         """Bring the output's gradient together, and start to bring the input for dW together.
 
         Called between `take_weight` and the product that forms dI.
+        """
+
+    def gather_embedding_gradient(self, host: HostProgram) -> None:
+        """Bring the gradients of the embedding's rows together where ranks have some tokens each.
+
+        Called in the backward pass of the embedding.
         """
 
     def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:

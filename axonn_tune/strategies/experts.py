@@ -25,6 +25,8 @@ from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, kernel_of
 
 _UP, _DOWN, _ROUTER = "experts_up", "experts_down", "router"
+_PROBABILITIES = "probabilities"
+COUNT_BYTES = 8.0  # bytes of a number of copies
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +92,11 @@ class ExpertShapes:
             left = np.maximum(n_experts - self.n_local - chosen, 0.0)
             missed = missed * left / (n_experts - chosen)
         return n_experts / self.n_local * (1.0 - missed)
+
+    @property
+    def probability_bytes(self) -> Array:
+        """The bytes of the router's probabilities, which travel with the copies, in fp32."""
+        return self.routed_tokens * FP32_BYTES
 
     @property
     def taken_tokens(self) -> Array:
@@ -195,8 +202,10 @@ class Mixture:
     def forward(self, host: HostProgram, chain: str) -> None:
         """Route each token, send its copies to their experts, and bring the results back."""
         self._route(host, chain)
+        self._count(host, chain)
         self._permute(host, chain, "permute")
         self._send(host, chain, "dispatch")
+        self._send_probabilities(host, chain)
         self._sort(host, chain, "sort")
         self._product_forward(host, chain, _UP, *self._up)
         self._activate(host, chain)
@@ -214,6 +223,7 @@ class Mixture:
         self._activate(host, BACKWARD)
         self._product_backward(host, _UP, *self._up)
         self._sort(host, BACKWARD, "sort")
+        self._bring_probabilities(host)
         self._bring(host, BACKWARD, "dispatch")
         self._permute(host, BACKWARD, "permute")
         self._route(host, BACKWARD)
@@ -327,6 +337,24 @@ class Mixture:
         """Bring what the experts have formed of the rank's tokens back."""
         name = names.of_layer(chain, action)
         self.communication.bring_from_experts(host, name, self.sizes.sent_bytes)
+
+    def _count(self, host: HostProgram, chain: str) -> None:
+        """Let the ranks of the experts know how many copies come, unless a kernel sends both."""
+        if not self.sizes.shapes.sends_once:
+            nbytes = self.sizes.experts.n_experts * COUNT_BYTES
+            self.communication.gather_counts(host, names.of_layer(chain, "counts"), nbytes)
+
+    def _send_probabilities(self, host: HostProgram, chain: str) -> None:
+        """Send the copies' probabilities to the experts, unless a kernel sends them with tokens."""
+        if not self.sizes.shapes.sends_once:
+            name = names.of_layer(chain, _PROBABILITIES)
+            self.communication.send_to_experts(host, name, self.sizes.probability_bytes)
+
+    def _bring_probabilities(self, host: HostProgram) -> None:
+        """Bring the gradients of the copies' probabilities back."""
+        if not self.sizes.shapes.sends_once:
+            name = names.of_layer(BACKWARD, _PROBABILITIES)
+            self.communication.bring_from_experts(host, name, self.sizes.probability_bytes)
 
     def activate_again(self, host: HostProgram) -> None:
         """Form the input of the experts' second product again, which has not been saved.

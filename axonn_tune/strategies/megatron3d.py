@@ -494,6 +494,12 @@ class MegatronCommunication(SequenceParallel):
         if not self.options.overlaps_experts:
             host.wait(name)
 
+    def gather_counts(self, host: HostProgram, name: str, nbytes: Size) -> None:
+        """Gather each rank's numbers within the group that holds all experts."""
+        if self.options.has_experts:
+            gathered_bytes = nbytes * self.shapes.table.size(EXPERT)
+            host.run(names.all_gather(name), "all_gather", gathered_bytes, EXPERT)
+
     # Context and pipeline --------------------------------------------------------------------
 
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
@@ -658,6 +664,19 @@ class MegatronCommunication(SequenceParallel):
             return np.zeros(len(self.shapes.table))
         return stored_parameters(self.shapes, (), True, self.shapes.table.n_stages == 1)
 
+    def _replicated(self) -> float:
+        """Return how many parameters of norms and routers every rank of a tensor group has."""
+        model = self.shapes.model
+        counts = model.counts(self._first_layers)
+        of_block = model.norms_per_block * model.norm_parameters + model.head_norm_parameters
+        of_routers = sum(count for block, count in counts.items() if block.has_experts)
+        is_last = self.shapes.table.n_stages == 1
+        return (
+            sum(counts.values()) * of_block
+            + of_routers * model.router_parameters
+            + is_last * float(model.norm_parameters)
+        )
+
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
         """Without fused accumulation, add the micro-step's gradients to the fp32 sums.
 
@@ -711,8 +730,7 @@ class MegatronCommunication(SequenceParallel):
             shared_bytes = model.head.parameters * gradient_bytes / shapes.y
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shared_bytes, PIPELINE)
         if trains_weights and options.sequence_parallel:
-            n_elements = float(model.norms_per_block * n_layers * model.norm_parameters)
-            norm_bytes = np.full(len(shapes.table), n_elements * gradient_bytes)
+            norm_bytes = np.full(len(shapes.table), self._replicated() * gradient_bytes)
             host.run("gradient.norms.all_reduce", "all_reduce", norm_bytes, "tensor")
         remaining = outside
         if not is_overlapped:

@@ -75,5 +75,11 @@ class SequenceParallel(Communication):
             host.run(name, "all_gather", shape.gathered_gradient_bytes, self.shapes.y_axis)
             self._order_tokens(host, name, shape.gathered_gradient_bytes)
 
+    def gather_embedding_gradient(self, host: HostProgram) -> None:
+        """Gather the gradients of all tokens, since each rank holds some rows of the embedding."""
+        if self._splits_tokens:
+            name = names.all_gather(names.of_layer(names.BACKWARD, "embedding"))
+            host.run(name, "all_gather", self.shapes.stream_bytes, self.shapes.y_axis)
+
     def _order_tokens(self, host: HostProgram, message: str, nbytes: Size) -> None:
         """Copy what a message has brought, or will take, where its ranks' tokens do not adjoin."""

@@ -592,6 +592,7 @@ class Transformer:
             position = names.of_layer(BACKWARD, "embedding.position")
             host.memory_bound(position, shapes.residual_bytes, "reduce")
         self.communication.before_weight_gradient(host, "embedding")
+        self.communication.gather_embedding_gradient(host)
         cleared_bytes = self.communication.embedding_starts_from_zero * shapes.embedding_bytes
         nbytes = cleared_bytes + 3.0 * shapes.residual_bytes
         host.memory_bound(names.scatter_add(owner), nbytes, "scatter_add")

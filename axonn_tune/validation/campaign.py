@@ -23,6 +23,9 @@ from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3
 from axonn_tune.validation.outcomes import outcome_of
 
+# More elements than any bucket of gradients has.
+_ALL_ELEMENTS = 2.0**62
+
 
 @dataclass(frozen=True)
 class RunnableStrategy:
@@ -60,14 +63,15 @@ def runnable_strategies() -> dict[str, RunnableStrategy]:
     }
 
 
-def _blocking_megatron(engine: Engine = IDEAL) -> Megatron3D:
+def _blocking_megatron(engine: Engine = IDEAL, has_experts: bool = False) -> Megatron3D:
     """Return Megatron-LM's strategy as torch's DTensor and Megatron-Core's local layers run it.
 
-    There is neither sequence parallelism nor a distributed optimizer; reductions are not
-    overlapped, and the accumulation of gradients is not fused.
+    There is no distributed optimizer, and sequence parallelism only with experts, which need it;
+    reductions are not overlapped, and the accumulation of gradients is not fused.
     """
     return Megatron3D(
-        sequence_parallel=False,
+        sequence_parallel=has_experts,
+        has_experts=has_experts,
         distributed_optimizer=False,
         overlap_grad_reduce=False,
         fused_accumulation=False,
@@ -76,13 +80,20 @@ def _blocking_megatron(engine: Engine = IDEAL) -> Megatron3D:
     )
 
 
-def released_strategies(engine: Engine) -> dict[str, RunnableStrategy]:
+def _in_one_bucket(engine: Engine) -> Engine:
+    """Return Megatron-Core as it reduces gradients after the backward pass, in one message."""
+    return replace(engine, megatron=replace(engine.megatron, bucket_elements=_ALL_ELEMENTS))
+
+
+def released_strategies(engine: Engine, has_experts: bool = False) -> dict[str, RunnableStrategy]:
     """Return what can be validated here through the package of an engine."""
     runnable_with = {
         "axonn": {"axonn": RunnableStrategy(Axonn4D(engine=engine), {})},
         "megatron-core": {
             "megatron": RunnableStrategy(
-                _blocking_megatron(engine), {"context": 1, "pipeline": 1}, ("none",)
+                _blocking_megatron(_in_one_bucket(engine), has_experts),
+                {"context": 1, "pipeline": 1},
+                ("none",),
             )
         },
         "deepspeed": {"zero3": RunnableStrategy(zero3(engine), {"replica": 1})},
@@ -91,20 +102,24 @@ def released_strategies(engine: Engine) -> dict[str, RunnableStrategy]:
     return {name: strategy for name, strategy in known.items() if name in engine.strategies}
 
 
-def runnable(name: str, engine: Engine | None = None) -> RunnableStrategy:
+def runnable(
+    name: str, engine: Engine | None = None, has_experts: bool = False
+) -> RunnableStrategy:
     """Return a strategy that can be validated here, by the name that users give it.
 
     Parameters
     ----------
     engine : Engine, optional
         A released engine with a package, which carries it out instead of the runtime and torch.
+    has_experts : bool
+        Whether the model has experts.
 
     Raises
     ------
     InputError
         It is not executed here.
     """
-    known = runnable_strategies() if engine is None else released_strategies(engine)
+    known = runnable_strategies() if engine is None else released_strategies(engine, has_experts)
     if name not in known:
         through = "" if engine is None else f" with --engine {engine.name}"
         raise InputError(

@@ -7,10 +7,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from axonn_tune.spec.groups import axes_by_ranks
-from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound, Operation, StepPlan
+from axonn_tune.spec.candidates import Placements
+from axonn_tune.spec.groups import AxisGroups, axes_by_ranks
+from axonn_tune.spec.plan import (
+    Attention,
+    Collective,
+    Gemm,
+    GroupedGemm,
+    MemoryBound,
+    Operation,
+    StepPlan,
+)
 from axonn_tune.spec.rehearsal import (
     ACTIVATIONS,
+    GATHERED_WEIGHTS,
     HOLDERS,
     FusedAttention,
     Message,
@@ -136,13 +146,14 @@ def compare(prediction: Prediction, rehearsal: Rehearsal, n_microsteps: int) -> 
     planned: dict[Subject, int] = defaultdict(int)
     names: dict[Subject, dict[str, None]] = defaultdict(dict)
     kernel_bytes = 0.0
+    groups = axes_by_ranks(table.placements)
     for operation, count in _issued(plan):
         if isinstance(operation, MemoryBound):
             kernel_bytes += count * number(operation.nbytes)
-        for subject, n_calls in _planned(operation, plan):
+        for subject, n_calls in _planned(operation, table.placements, groups):
             planned[subject] += round(count * n_calls)
             names[subject][operation.name] = None
-    done = _rehearsed(rehearsal, axes_by_ranks(table.placements), planned)
+    done = _rehearsed(rehearsal, groups, planned)
     return Comparison(
         prediction,
         rehearsal,
@@ -175,18 +186,25 @@ def _issued(plan: StepPlan) -> Iterator[tuple[Operation, int]]:
                 yield operation, repeats * phase.repeats
 
 
-def _planned(operation: Operation, plan: StepPlan) -> Iterator[tuple[Subject, float]]:
-    """Yield what an operation of the plan consists of, with the number of calls."""
+def _planned(
+    operation: Operation, placements: Placements, groups: Mapping[tuple[int, ...], str]
+) -> Iterator[tuple[Subject, float]]:
+    """Yield what an operation of the plan consists of, with the number of calls.
+
+    Axes whose groups have the same ranks have the same name, that of `groups`.
+    """
     if isinstance(operation, Gemm):
         sizes = [round(number(size)) for size in (operation.m, operation.n, operation.k)]
-        yield _product(*sizes), 1.0
+        n_products = operation.n_groups if isinstance(operation, GroupedGemm) else 1.0
+        yield _product(*sizes), number(n_products)
     elif isinstance(operation, Attention):
         yield from _planned_attention(operation)
     elif isinstance(operation, Collective):
         nbytes = number(operation.nbytes)
-        if nbytes and plan.candidates.size(operation.axis)[0] > 1:
+        ranks = tuple(AxisGroups.of(placements, operation.axis).ranks(0))
+        if nbytes and len(ranks) > 1:
             n_calls = number(operation.n_calls)
-            subject = Subject(operation.kind, (), round(nbytes / n_calls), operation.axis)
+            subject = Subject(operation.kind, (), round(nbytes / n_calls), groups[ranks])
             yield subject, n_calls
 
 
@@ -243,12 +261,18 @@ def _nearest(subject: Subject, planned: Mapping[Subject, int]) -> Subject:
 
 
 def _memory(planned_bytes: Mapping[str, float], rehearsal: Rehearsal) -> tuple[MemoryLine, ...]:
-    """Return what holds memory; the memory model's working set is of activations."""
+    """Return what holds memory; the memory model's working set is of activations.
+
+    Where no weights are gathered, what is gathered are tokens, which are activations.
+    """
     by_holder: dict[str, float] = defaultdict(float)
     for term, nbytes in planned_bytes.items():
         if term not in NOT_OF_TENSORS:
             by_holder[ACTIVATIONS if term in _ALSO_ACTIVATIONS else term] += nbytes
+    held_bytes = defaultdict(float, rehearsal.held_bytes)
+    if GATHERED_WEIGHTS not in by_holder:
+        held_bytes[ACTIVATIONS] += held_bytes.pop(GATHERED_WEIGHTS, 0.0)
     return tuple(
-        MemoryLine(holder, by_holder.get(holder, 0.0), rehearsal.held_bytes.get(holder, 0.0))
+        MemoryLine(holder, by_holder.get(holder, 0.0), held_bytes[holder])
         for holder in dict.fromkeys([*HOLDERS, *by_holder])
     )

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from axonn_tune.errors import AxonnTuneError, FileError, InputError
 from axonn_tune.runtime.rehearsal.script import rehearse_script
+from axonn_tune.runtime.rehearsal.tape import as_one_kernel
 from axonn_tune.runtime.rehearsal.world import rehearsed
 from axonn_tune.spec.rehearsal import (
     ACTIVATIONS,
@@ -206,3 +207,41 @@ def test_what_fails_in_a_rehearsal_is_one_line():
     with pytest.raises(AxonnTuneError, match=r"^RuntimeError: "), rehearsed(2):
         torch.mm(torch.empty(2, 3), torch.empty(2, 3))
     assert not dist.is_initialized()
+
+
+def test_a_mask_of_known_numbers_selects_a_known_number_of_values():
+    """A router's choice that is known says how many copies each rank sends."""
+    with rehearsed(2):
+        mask = torch.arange(6).view(2, 3) % 2 == 0
+        scores = torch.empty(2, 3, requires_grad=True)
+        selected = scores.masked_select(mask)
+        selected.sum().backward()
+    assert selected.shape == (3,) and scores.grad.shape == (2, 3)
+
+
+def test_gradients_that_are_summed_together_are_one_message():
+    with rehearsed(4) as tape:
+        tape.begin_step()
+        with dist._coalescing_manager():
+            for size in (1000, 3000):
+                dist.all_reduce(torch.empty(size))
+    assert tape.counts == {Message("all_reduce", 16000, "fp32", (0, 1, 2, 3)): 1}
+
+
+def test_a_kernel_of_a_gpu_leaves_nothing_but_its_results():
+    def gated(values):
+        left, right = values.chunk(2, -1)
+        return nn.functional.silu(left) * right
+
+    peaks, kernels = [], []
+    for function in (gated, as_one_kernel(gated)):
+        with rehearsed(1) as tape:
+            values = torch.empty(1000, 2000)
+            tape.begin_step()
+            function(values)
+            peaks.append(tape.memory.peak()[0])
+            kernels.append(of_kind(tape.counts, OtherKernel))
+    megabytes = 4e6
+    assert peaks == [4 * megabytes, 3 * megabytes]
+    assert kernels[1] == {OtherKernel("gated", 3 * int(megabytes), "fp32"): 1}
+    assert as_one_kernel(gated)(torch.ones(1, 2)).shape == (1, 1)

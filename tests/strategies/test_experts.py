@@ -101,7 +101,8 @@ def test_each_layer_sends_every_tokens_copies_there_and_back_twice(strategy, imb
     job = replace(JOB, expert_imbalance=imbalance)
     sizes = {"tensor": 2, "data": 8, "expert": 4}
     plan = plan_of(strategy, MIXTURE, job, **sizes)
-    sent = [op for op in collectives(plan, plan.microstep) if op.kind == "all_to_all"]
+    exchanged = [op for op in collectives(plan, plan.microstep) if op.kind == "all_to_all"]
+    sent = [op for op in exchanged if "probabilities" not in op.name]
     assert len(sent) == 4 * MIXTURE.n_layers
     copies = JOB.seq_len / 2 * EXPERTS.top_k * MIXTURE.hidden_size * JOB.element_bytes
     assert [number(op.nbytes) for op in sent] == [approx(imbalance * copies)] * len(sent)
@@ -165,7 +166,23 @@ def test_a_dense_layer_and_a_layer_with_experts_add_up():
 def test_a_recomputed_layer_routes_its_tokens_once_more(recompute):
     plan = plan_of(WHOLE, MIXTURE, JOB, recompute=recompute, data=16, expert=8)
     sent = [op for op in collectives(plan, plan.microstep) if op.kind == "all_to_all"]
-    assert len(sent) == (6 if recompute == "full" else 4) * MIXTURE.n_layers
+    assert len(sent) == (9 if recompute == "full" else 6) * MIXTURE.n_layers
+
+
+@pytest.mark.parametrize("sends_once", [False, True])
+def test_numbers_and_probabilities_of_copies_travel_by_themselves(sends_once):
+    """Unless a kernel sends them with the tokens."""
+    strategy = replace(WHOLE, sends_once=sends_once)
+    plan = plan_of(strategy, MIXTURE, JOB, tensor=2, data=8, expert=4)
+    sent = {op.name: number(op.nbytes) for op in collectives(plan, plan.microstep)}
+    copies = JOB.seq_len / 2 * EXPERTS.top_k
+    wanted = {
+        "forward.counts.all_gather": 4 * 8.0 * EXPERTS.n_experts,
+        "forward.probabilities": 4.0 * copies,
+        "backward.probabilities": 4.0 * copies,
+    }
+    found = {name: sent[name] for name in wanted if name in sent}
+    assert found == ({} if sends_once else wanted)
 
 
 def test_gradients_of_experts_are_reduced_over_their_replicas_alone():
@@ -214,7 +231,8 @@ def test_exchange_beside_another_micro_batch_holds_no_kernel_up():
     plan = plan_of(overlapped, MIXTURE, JOB, data=16, expert=8)
     ops = operations(plan.microstep)
     sent = {op.name for op in ops if isinstance(op, Collective) and op.kind == "all_to_all"}
-    assert sent == {f"{c}.{a}" for c in ("forward", "backward") for a in ("dispatch", "combine")}
+    messages = ("dispatch", "combine", "probabilities")
+    assert sent == {f"{chain}.{m}" for chain in ("forward", "backward") for m in messages}
     kernels = [op for op in ops if not isinstance(op, Collective)]
     assert not any(sent & set(op.waits_for) for op in kernels)
 

@@ -322,7 +322,8 @@ def test_the_end_of_megatrons_step_by_hand(
         shared = 1024 * 256 * gradient / 2
         wanted["gradient.embedding.send_recv"] = ("send_recv", "pipeline", shared)
     if sequence_parallel:
-        norms = 2 * (8 // n_stages) * 256 * (2 if model.norm == "layer" else 1)
+        final = 1 if n_stages == 1 else 0
+        norms = (2 * (8 // n_stages) + final) * 256 * (2 if model.norm == "layer" else 1)
         wanted["gradient.norms.all_reduce"] = ("all_reduce", "tensor", norms * gradient)
     assert sent == wanted
     names = [op.name for op in operations(plan.step_end)]

@@ -89,10 +89,11 @@ def test_checkpoint_of_experts_runs_all_of_them_again_with_their_messages():
     ops = operations(plan("selective:moe").microstep)
     forward, again = ([op.name for op in of_chain(ops, c)] for c in ("forward", "recompute"))
     words = ("router", "choice", "permute", "dispatch", "sort", "experts", "combine", "shared")
+    words = (*words, "counts", "probabilities")
     of_experts = [name for name in forward if any(word in name for word in words)]
     assert len(again) == len(of_experts) == 3 * len(set(of_experts))
     messages = [op for op in of_chain(ops, "recompute") if isinstance(op, Collective)]
-    assert sum(op.kind == "all_to_all" for op in messages) == 2 * N_EXPERT_LAYERS
+    assert sum(op.kind == "all_to_all" for op in messages) == 3 * N_EXPERT_LAYERS
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -107,6 +107,12 @@ def _other(name: str, args: tuple[Any, ...], kwargs: Any, result: Any) -> OtherK
     return OtherKernel(name, nbytes, dtype_name(moved[0])) if nbytes else None
 
 
+def one_kernel(name: str, args: tuple[Any, ...], result: Any) -> OtherKernel:
+    """Return a kernel that reads its arguments and writes its results."""
+    moved = [*tensors_in(args), *tensors_in(result)]
+    return OtherKernel(name, sum(map(_nbytes, moved)), dtype_name(moved[0]))
+
+
 def _nbytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's elements; those that stand for many count once."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

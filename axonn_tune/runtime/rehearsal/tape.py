@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+)
 
-from axonn_tune.runtime.rehearsal.kernels import kernel_of, tensors_in
+from axonn_tune.runtime.rehearsal.kernels import kernel_of, one_kernel, tensors_in
 from axonn_tune.runtime.rehearsal.memory import MemoryLog
 from axonn_tune.runtime.rehearsal.messages import is_of_collectives, message_of
 from axonn_tune.spec.rehearsal import GATHERED_WEIGHTS, Rehearsed
 
 # Whole numbers in tensors of up to this size are real: ranks of a mesh, positions, tokens.
-MOST_VALUES = 2**16
+MOST_VALUES = 2**22
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _DEVICE = torch.ops.prim.device.default
+_COALESCED = torch.ops.c10d.allreduce_coalesced_.default
+_MASKED_SELECT = torch.ops.aten.masked_select.default
 _WHOLE = (torch.int64, torch.int32, torch.bool, torch.uint8, torch.int16, torch.int8)
 
 
@@ -36,6 +43,7 @@ class Tape(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.running = False
+        self._within_kernel = False
         self.counts: Counter[Rehearsed] = Counter()
         self.memory = MemoryLog()
 
@@ -57,6 +65,8 @@ class Tape(TorchDispatchMode):
         if func is _SCALAR and isinstance(args[0], FakeTensor):
             return _stand_in(args[0])
         result = _run(func, types, args, kwargs)
+        if self._within_kernel:
+            return result
         for tensor in tensors_in(result):
             self.memory.note(tensor)
         if func.namespace == "fsdp" or is_of_collectives(func):
@@ -65,6 +75,19 @@ class Tape(TorchDispatchMode):
             kernel = kernel_of(func, args, kwargs, result)
             if kernel is not None:
                 self.counts[kernel] += 1
+        return result
+
+    def run_as_one(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Run a function that is one kernel on a GPU, so that its parts leave nothing in memory."""
+        self._within_kernel = True
+        try:
+            result = function(*args)
+        finally:
+            self._within_kernel = False
+        for tensor in tensors_in(result):
+            self.memory.note(tensor)
+        if self.running:
+            self.counts[one_kernel(name, args, result)] += 1
         return result
 
     def _collective(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
@@ -80,12 +103,41 @@ class Tape(TorchDispatchMode):
                 self.counts[message] += 1
 
 
+def as_one_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is one kernel of a rehearsal; elsewhere it runs as it is."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        tapes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Tape)]
+        return tapes[-1].run_as_one(function.__name__, function, args) if tapes else function(*args)
+
+    return run
+
+
 def _run(func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
     """Run an operator; on whole numbers alone, it really computes."""
+    if func is _COALESCED:
+        return _one_by_one(*args)
+    if func is _MASKED_SELECT and [isinstance(a, FakeTensor) for a in args] == [True, False]:
+        return _selected(*args)
     if any(issubclass(kind, FakeTensor) for kind in types) or not _is_small(args, kwargs):
         return func(*args, **kwargs)
     with unset_fake_temporarily():
         return func(*args, **kwargs)
+
+
+def _one_by_one(tensors: list[torch.Tensor], group: Any, op: Any, *_: Any) -> Any:
+    """Reduce some tensors one after another, since fake tensors cannot be reduced together."""
+    for tensor in tensors:
+        _, work = torch.ops.c10d.allreduce_.default([tensor], group, op, None)
+    return work
+
+
+def _selected(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return a fake tensor of as many elements as a mask selects that has its values."""
+    with unset_fake_temporarily():
+        n_selected = int(mask.expand(torch.broadcast_shapes(mask.shape, tensor.shape)).sum())
+    return tensor.new_empty(n_selected)
 
 
 def _is_small(args: tuple[Any, ...], kwargs: Any) -> bool:

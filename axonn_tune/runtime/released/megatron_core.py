@@ -17,8 +17,16 @@ import torch.nn.functional as F
 from axonn_tune.runtime.axonn.gpt import INITIAL_STD
 from axonn_tune.runtime.axonn.optimizer import BETAS, CLIP_NORM, LR, WEIGHT_DECAY
 from axonn_tune.runtime.native.trainer import RecordedTrainer, WaitRecorder
+from axonn_tune.runtime.released.megatron_experts import (
+    fields_of,
+    layers_of,
+    replace_compiled,
+    replace_streams,
+)
 from axonn_tune.runtime.released.torch_calls import TorchCalls
 from axonn_tune.runtime.request import RunRequest
+from axonn_tune.spec.checks import require_choice
+from axonn_tune.spec.layout import EXPERT, Layout
 from axonn_tune.spec.model import Model
 from axonn_tune.strategies.megatron3d import Megatron3D
 
@@ -30,9 +38,11 @@ def _replace_cuda_calls() -> None:
     """Let Megatron-Core allocate on a CPU in this process."""
     cuda: Any = torch.cuda
     cuda.current_device = lambda: torch.device("cpu")
+    replace_streams()
+    replace_compiled()
 
 
-def form_groups(tensor_size: int) -> Any:
+def form_groups(layout: Layout) -> Any:
     """Form Megatron-Core's groups anew, neighbours along the tensor axis, and return their module.
 
     Nothing here draws random numbers in a layer, so that its tracker of CUDA's random numbers is
@@ -42,15 +52,23 @@ def form_groups(tensor_size: int) -> Any:
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tensor_size, create_gloo_process_groups=False
+        tensor_model_parallel_size=layout.size("tensor"),
+        expert_model_parallel_size=layout.size(EXPERT),
+        expert_tensor_parallel_size=1,
+        create_gloo_process_groups=False,
     )
     random = import_module("megatron.core.tensor_parallel.random")
     random.initialize_rng_tracker(inference_rng_tracker=True)
     return parallel_state
 
 
-def config_of(spec: Model, tensor_size: int) -> Any:
-    """Return Megatron-Core's description of the layers of a model."""
+def config_of(spec: Model, layout: Layout) -> Any:
+    """Return Megatron-Core's description of the layers of a model on a layout.
+
+    Experts with tensor parallelism need sequence parallelism.
+    """
+    tensor_size = layout.size("tensor")
+    require_choice(f"model {spec.name}", "qk_norm", spec.qk_norm, ("", "head"))
     return import_module("megatron.core.transformer.transformer_config").TransformerConfig(
         num_layers=spec.n_layers,
         hidden_size=spec.hidden_size,
@@ -63,29 +81,32 @@ def config_of(spec: Model, tensor_size: int) -> Any:
         activation_func=F.silu if spec.gated_mlp else functools.partial(F.gelu, approximate="tanh"),
         add_bias_linear=spec.bias,
         add_qkv_bias=spec.qkv_bias,
+        qk_layernorm=bool(spec.qk_norm),
         init_method_std=INITIAL_STD,
         tensor_model_parallel_size=tensor_size,
+        sequence_parallel=spec.experts is not None and tensor_size > 1,
         use_cpu_initialization=True,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
-        bias_activation_fusion=False,
+        cross_entropy_loss_fusion=True,
+        cross_entropy_fusion_impl="native",
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,
+        **{"bias_activation_fusion": False, **fields_of(spec, layout)},
     )
 
 
 def parallel_gpt(request: RunRequest, device: torch.device) -> Any:
     """Return Megatron-Core's model within its data parallelism, which sums gradients in the end."""
     spec = request.model
-    config = config_of(spec, request.configuration.layout.size("tensor"))
+    config = config_of(spec, request.configuration.layout)
     torch.manual_seed(request.seed)
-    layers = import_module("megatron.core.models.gpt.gpt_layer_specs")
     model = import_module("megatron.core.models.gpt.gpt_model").GPTModel(
         config,
-        layers.get_gpt_layer_local_spec(),
+        layers_of(spec, config),
         vocab_size=spec.padded_vocab_size,
         max_sequence_length=spec.seq_len,
         share_embeddings_and_output_weights=spec.tied_embeddings,
@@ -109,7 +130,7 @@ class MegatronCoreTrainer(RecordedTrainer):
             _replace_cuda_calls()
         layout = request.configuration.layout
         recorder = WaitRecorder(device)
-        groups = form_groups(layout.size("tensor"))
+        groups = form_groups(layout)
         share = groups.get_data_parallel_rank()
         super().__init__(recorder, request, device, layout.size("data"), share)
         self._tensor_group = groups.get_tensor_model_parallel_group()
@@ -136,7 +157,7 @@ class MegatronCoreTrainer(RecordedTrainer):
                 loss = losses.mean() / len(texts)
                 loss.backward()
                 total += loss.detach()
-            model.finish_grad_sync()
+            import_module("megatron.core.distributed").finalize_model_grads([model])
             norm = self._clip()
         self._adamw.step()
         self._adamw.zero_grad()

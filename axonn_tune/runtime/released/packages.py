@@ -21,12 +21,16 @@ class Package:
         The class that trains with it, behind the module of this room in which it is.
     dtypes, attentions, recomputes
         What it does here.
+    parts
+        Parts of a model that it builds here and the runtime does not, as `Model.special_parts`
+        names them.
     """
 
     trainer: str
     dtypes: tuple[str, ...] = ("bf16", "fp32")
     attentions: tuple[str, ...] = ATTENTIONS
     recomputes: tuple[str, ...] = ("none", "full")
+    parts: tuple[str, ...] = ()
 
 
 _PACKAGES: Mapping[str, Package] = {
@@ -37,6 +41,7 @@ _PACKAGES: Mapping[str, Package] = {
         dtypes=("fp32",),
         attentions=("unfused",),
         recomputes=("none",),
+        parts=("experts", "norms of queries and keys"),
     ),
 }
 

@@ -36,7 +36,13 @@ class TorchCalls:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Let the collectives that are called within this context come here."""
+        """Let the collectives that are called within this context come here.
+
+        A rehearsal sees them without this.
+        """
+        if dist.get_backend() == "fake":
+            yield
+            return
         replacements: Mapping[str, Callable[..., Any]] = {
             "all_reduce": self._all_reduce,
             "all_gather_into_tensor": self._all_gather_into_tensor,
