@@ -35,7 +35,7 @@ def activation(engine: Engine, input: torch.Tensor, gated: bool) -> tuple[torch.
         with engine.recorder.memory_bound(names.of_layer(names.RECOMPUTE, _NAME), nbytes):
             return function(input)
 
-    return recorded(engine, _NAME, amount, function, input), (again, (input.detach(),))
+    return recorded(engine, _NAME, amount, function, input), (again, (input,))
 
 
 def _gelu(input: torch.Tensor) -> torch.Tensor:

@@ -109,6 +109,8 @@ def fork(engine: Engine, stream: torch.Tensor, name: str) -> tuple[torch.Tensor,
 
 def join(engine: Engine, stream: torch.Tensor, branch: torch.Tensor, name: str) -> torch.Tensor:
     """Return the sum of the residual stream and a branch, shape (b, s, d / G_x)."""
+    if not engine.recorder.active:
+        return stream + branch
     with engine.recorder.memory_bound(names.of_layer(engine.chain, name), 3.0 * stream.nbytes):
         return stream + branch
 

@@ -101,10 +101,16 @@ class Linear4D(nn.Module):
         shape (..., n / G_y), or (..., n / G_x) if the layer is transposed
         """
         function, sources = recipe or (None, ())
-        bias = None if self.bias is None else self.bias.shard
+        bias = self.bias
         backward_follows = torch.is_grad_enabled()
         return _Linear.apply(
-            input, self.matrix.shard, bias, self, backward_follows, function, *sources
+            input,
+            self.matrix.shard,
+            None if bias is None else bias.shard,
+            self,
+            backward_follows,
+            function,
+            *(source.detach() for source in sources),
         )
 
 
@@ -120,11 +126,11 @@ class _Linear(torch.autograd.Function):
         recipe: Callable[..., torch.Tensor] | None,
         *sources: torch.Tensor,
     ) -> torch.Tensor:
-        engine = layer.engine
+        engine, matrix = layer.engine, layer.matrix
         name = names.of_layer(engine.chain, layer.name)
         ctx.layer, ctx.recipe = layer, recipe
         ctx.save_for_backward(*(sources if recipe else (input,)))
-        weight = engine.gathers.take(engine.chain, layer.name, layer.matrix, backward_follows)
+        weight = engine.gathers.take(engine.chain, layer.name, matrix, backward_follows)
         # One rank of those whose results are summed adds the bias.
         adds_bias = bias is not None and engine.mesh.coordinate(layer.input_axis) == 0
         output_mn = engine.gemms(
@@ -134,7 +140,7 @@ class _Linear(torch.autograd.Function):
             "NT" if layer.is_tied else "NN",
             bias=bias if adds_bias else None,
         )
-        engine.gathers.give_back(layer.name, layer.matrix, weight)
+        engine.gathers.give_back(layer.name, matrix, weight)
         wait(engine.collectives.all_reduce(names.all_reduce(name), output_mn, layer.input_axis))
         return output_mn.view(*input.shape[:-1], -1)
 

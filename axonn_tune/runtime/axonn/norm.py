@@ -60,14 +60,14 @@ class Norm(nn.Module):
         -------
         shape (b, s, d / G_x), and the recipe
         """
-        shift = None if self.shift is None else self.shift.shard
+        gain, shift = self.gain.shard, None if self.shift is None else self.shift.shard
         if self.engine.mesh.size("x") == 1:
             amount = Amount(2.0 * input.nbytes, 3.0 * input.nbytes)
-            parameters = (self.gain.shard,) if shift is None else (self.gain.shard, shift)
+            parameters = (gain,) if shift is None else (gain, shift)
             output = recorded(self.engine, self.name, amount, self._whole, input, *parameters)
-            return output, (self._whole_again, (input.detach(),))
-        output, mean, rstd = _SplitNorm.apply(input, self.gain.shard, shift, self)
-        return output, (self._split_again, (input.detach(), mean, rstd))
+            return output, (self._whole_again, (input,))
+        output, mean, rstd = _SplitNorm.apply(input, gain, shift, self)
+        return output, (self._split_again, (input, mean, rstd))
 
     def _whole(
         self, input: torch.Tensor, gain: torch.Tensor, shift: torch.Tensor | None = None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,8 +12,7 @@ from axonn_tune.runtime.axonn.engine import Engine
 from axonn_tune.spec import names
 
 
-@dataclass(frozen=True)
-class Amount:
+class Amount(NamedTuple):
     """How much an operation does in each pass.
 
     It counts the FLOPs of attention, or the bytes that a memory-bound kernel reads and writes.

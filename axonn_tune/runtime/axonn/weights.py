@@ -126,9 +126,12 @@ class WeightGathers:
     def take(
         self, chain: str, layer: str, matrix: Matrix, backward_follows: bool = True
     ) -> torch.Tensor:
-        """Return the weight's block, shape `matrix.block_shape`; call `give_back` after its use."""
+        """Return the weight's block, shape `matrix.block_shape`; call `give_back` after its use.
+
+        It is called where autograd follows nothing, within a function of its own.
+        """
         if not self._is_split:
-            return matrix.shard.detach().view(matrix.block_shape)
+            return matrix.shard.view(matrix.block_shape)
         use = _Use(chain, layer, matrix)
         if self._previous is not None and backward_follows:
             self._following[self._previous] = use
