@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import RANK_IS_PLACE, Start, training_start
@@ -23,7 +24,7 @@ def start(prediction: Prediction, train: str | None) -> Start:
     Raises
     ------
     InputError
-        The prediction shards what the program keeps whole on every replica.
+        The prediction shards what the program keeps whole on every replica, or splits sequences.
     """
     strategy = prediction.scenario.strategy
     if train is None and isinstance(strategy, Axonn4D) and strategy.sharded_optimizer:
@@ -32,9 +33,13 @@ def start(prediction: Prediction, train: str | None) -> Start:
             f"{given}: {PROGRAM} keeps whole optimizer states on every replica, as AxoNN 0.2.0 "
             "does; allowed: --train with a program that shards them, or neither option"
         )
-    begun = training_start(
-        prediction, PROGRAM, _MODULES, (*AXES, PIPELINE), " and axonn 0.2.0", train
-    )
+    axes = (*AXES, PIPELINE)
+    if train is None and prediction.layout.n_ranks > prod(map(prediction.layout.size, axes)):
+        raise InputError(
+            f"{PROGRAM} splits no sequences, nor does AxoNN 0.2.0, and {prediction.layout} does; "
+            "allowed: --train with a program that does, or a layout in which no ranks share one"
+        )
+    begun = training_start(prediction, PROGRAM, _MODULES, axes, " and axonn 0.2.0", train)
     return replace(begun, environment=_ENVIRONMENT, rank_lines=rank_lines(prediction))
 
 
