@@ -113,9 +113,15 @@ def build_search(
         if count is not None:
             require_count("search", name, count)
     if order != PAPER_ORDER and not strategy.axes.has_orders:
-        raise InputError(f"strategy {strategy.name} has one rank order; --order is axonn's")
+        raise InputError(
+            f"strategy {strategy.name} has one rank order with the axes "
+            f"{', '.join(strategy.axes.names)}; --order is of x, y, z and data alone"
+        )
     if given["cost_model"] != "full" and not strategy.axes.is_grid:
-        raise InputError(f"strategy {strategy.name} has one cost model; --cost-model is AxoNN's")
+        raise InputError(
+            f"strategy {strategy.name} has one cost model with the axes "
+            f"{', '.join(strategy.axes.names)}; --cost-model is of AxoNN's grids"
+        )
     batch_rule = _batch_rule(given, seq_len)
     batches = batch_rule.batches(gpus, strategy.axes)
     job = Job(

@@ -270,9 +270,10 @@ class SwitchOptions(TypedDict, total=False):
     context_kind: Annotated[
         str | None,
         Option(
-            "Kind of context parallelism: ring, all_gather, ulysses or ulysses_ring (megatron).",
+            "Kind of context parallelism: ring, all_gather, ulysses or ulysses_ring (axonn and "
+            "megatron).",
             None,
-            "as the engine",
+            "as the engine, axonn none",
         ),
     ]
     virtual_stages: Annotated[

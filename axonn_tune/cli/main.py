@@ -50,6 +50,10 @@ _INSTALLS = {
 }
 
 
+# Commands that run the program whose step they compare with a prediction.
+_EXECUTING = ("run", "rehearse", "validate")
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
 
@@ -98,6 +102,8 @@ def main(args: list[str] | None = None) -> Any:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         sys.exit(2)
+    except click.NoSuchOption as error:
+        _fail(_not_executed(error) or error.format_message())
     except click.ClickException as error:
         _fail(error.format_message())
     except ModuleNotFoundError as error:
@@ -116,6 +122,20 @@ def main(args: list[str] | None = None) -> Any:
         if sys.stdout is not given:
             _give_back(sys.stdout)
             sys.stdout = given
+
+
+def _not_executed(error: click.NoSuchOption) -> str | None:
+    """Say of an option that a prediction has it and a run has not; None where that is not so."""
+    from axonn_tune.options import SwitchOptions, declared
+
+    command = error.ctx.info_name if error.ctx is not None else None
+    name = error.option_name.lstrip("-").removeprefix("no-").replace("-", "_")
+    if command not in _EXECUTING or name not in declared(SwitchOptions):
+        return None
+    return (
+        f"{command} has no {error.option_name}, which is predicted (suggest, explain, compare) and "
+        "not executed; leave it out"
+    )
 
 
 def _give_back(stream: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import RANK_IS_PLACE, Program, Start, training_start
@@ -27,7 +28,7 @@ def start(prediction: Prediction, train: str | None) -> Start:
     Raises
     ------
     InputError
-        The prediction overlaps or shards what the program does not.
+        The prediction overlaps, shards or splits what the program does not.
     """
     strategy = prediction.scenario.strategy
     if train is None and prediction.scenario.job.overlap.grad_reduce:
@@ -42,10 +43,17 @@ def start(prediction: Prediction, train: str | None) -> Start:
             f"{given}: {PROGRAM.name} keeps whole optimizer states on every replica, as AxoNN "
             "0.2.0 does; allowed: --train with a program that shards them, or neither option"
         )
+    axes = (*AXES, PIPELINE)
+    if train is None and prediction.layout.n_ranks > prod(map(prediction.layout.size, axes)):
+        raise InputError(
+            f"{PROGRAM.name} splits no sequences, nor does AxoNN 0.2.0, and {prediction.layout} "
+            "does; allowed: --train with a program that does, or a layout in which no ranks share "
+            "one"
+        )
     program = PROGRAM
     if strategy.name != "axonn":
         program = replace(PROGRAM, engine="")  # No engine has facts of AxoNN with a pipeline.
-    begun = training_start(prediction, program, (*AXES, PIPELINE), train)
+    begun = training_start(prediction, program, axes, train)
     return replace(begun, environment=_ENVIRONMENT, rank_lines=rank_lines(prediction))
 
 

@@ -57,7 +57,7 @@ class Axes:
     @property
     def is_grid(self) -> bool:
         """Whether layouts are AxoNN's grids, with or without a pipeline."""
-        return set(AXES) <= set(self.names)
+        return set(AXES) <= set(self.names) <= {*AXES, PIPELINE}
 
     @property
     def has_orders(self) -> bool:
@@ -81,7 +81,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         sizes = dict(self.sizes)
-        if self.is_grid and sizes.get(PIPELINE) == 1:
+        if "x" in sizes and sizes.get(PIPELINE) == 1:
             del sizes[PIPELINE]
         if sizes.get(EXPERT) == 1:
             del sizes[EXPERT]
@@ -95,8 +95,8 @@ class Layout:
 
     @property
     def is_grid(self) -> bool:
-        """Whether this is a grid of AxoNN."""
-        return "x" in self.sizes
+        """Whether this is a grid of AxoNN, with no other axis than that of a pipeline."""
+        return "x" in self.sizes and self.sizes.keys() <= {*AXES, PIPELINE}
 
     @property
     def n_ranks(self) -> int:

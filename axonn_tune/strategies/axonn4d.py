@@ -12,7 +12,8 @@ over X, so attention and the activation are computed once per X rank.
 
 Beyond the paper's grid, layers may be cut into the stages of a pipeline (AxoNN's G_inter), and
 optimizer states may be sharded over data (ZeRO-1), with them the gradients (ZeRO-2; Rajbhandari et
-al., arXiv 1910.02054).
+al., arXiv 1910.02054). Sequences may be split over ranks that hold the same weights; `context` has
+what attention then needs.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, Size, StepPlan
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.strategies.context import (
+    ContextParallelism,
+    WholeSequences,
+    broken_context_rules,
+    context_axes,
+    context_parallelism,
+)
 from axonn_tune.strategies.optimizer import (
     clip_and_update,
     host_copies,
@@ -58,9 +66,6 @@ from axonn_tune.strategies.transformer import Transformer
 GRADIENT_BYTES = FP32_BYTES
 # Bytes of gradients that one data-parallel all-reduce carries: torch DDP's bucket_cap_mb default.
 BUCKET_BYTES = 25.0 * 2**20
-# AxoNN numbers its ranks so that stages lie between the ranks of a tensor group and the replicas.
-_PIPELINED_NAMES = ("x", "y", "z", PIPELINE, "data")
-_PIPELINED_AXES = Axes(_PIPELINED_NAMES, AXONN_AXES.batch, _PIPELINED_NAMES)
 # Order in which the backward pass of a block forms the gradients of its weights.
 _BACKWARD_ORDER = ("down", "up", "proj", "qkv")
 
@@ -78,6 +83,8 @@ class Axonn4D:
     sharded_gradients
         Whether the sums of gradients are sharded over data, too: every micro-step scatters its
         gradients over Z and then over data. Optimizer states are sharded then.
+    context_kind
+        Kind of context parallelism, one of `CONTEXT_KINDS`; empty where sequences are whole.
     engine
         Engine that carries it out.
     """
@@ -85,8 +92,8 @@ class Axonn4D:
     pipelined: bool = False
     sharded_optimizer: bool = False
     sharded_gradients: bool = False
+    context_kind: str = ""
     engine: Engine = IDEAL
-    compute_key: tuple[str, ...] = ("x", "y", "micro_batch")
     n_virtual: Sequence[int] = (1,)
     schedule: str = ONE_F_ONE_B
     recomputed_modules: Sequence[str] = ()
@@ -104,9 +111,30 @@ class Axonn4D:
         return sharded_text(self.sharded_optimizer, self.sharded_gradients)
 
     @property
+    def compute_key(self) -> tuple[str, ...]:
+        """The columns on which the sizes of a micro-step's kernels depend."""
+        return ("x", "y", *self.context_axes, "micro_batch")
+
+    @property
     def axes(self) -> Axes:
-        """The four axes of the grid, and the axis of the pipeline if there is one."""
-        return _PIPELINED_AXES if self.pipelined else AXONN_AXES
+        """The four axes of the grid, with those of the pipeline and of sequences if there are any.
+
+        AxoNN numbers its ranks so that stages lie between the ranks of a tensor group and the
+        replicas.
+        """
+        stages = (PIPELINE,) if self.pipelined else ()
+        inner = ("x", "y", "z", *stages, *self.context_axes)
+        return Axes((*inner, "data"), AXONN_AXES.batch, (*inner, self.replicas))
+
+    @property
+    def context_axes(self) -> tuple[str, ...]:
+        """The axes whose ranks share a sequence; none where sequences are whole."""
+        return context_axes(self.context_kind) if self.context_kind else ()
+
+    @property
+    def replicas(self) -> str:
+        """The product of axes whose ranks hold the same weights."""
+        return "*".join((*self.context_axes, "data"))
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each divisibility rule of the algorithm, the placements that break it.
@@ -132,6 +160,8 @@ class Axonn4D:
         }
         if self.sharded_gradients:
             broken |= broken_gradient_rules(placements)
+        if self.context_kind:
+            broken |= broken_context_rules(self.context_kind, model, job, placements, "y")
         return broken | broken_pipeline_rules(model, placements)
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
@@ -164,7 +194,7 @@ class Axonn4D:
             model,
             job,
             table,
-            tokens=table.sequences_at_once * job.seq_len,
+            tokens=table.sequences_at_once * job.seq_len / self.n_sharing(table),
             x=table.size("x"),
             y=table.size("y"),
             x_axis="x",
@@ -172,6 +202,16 @@ class Axonn4D:
             recomputes_inputs=True,
             memory=self.engine.memory,
         )
+
+    def n_sharing(self, table: CandidateTable) -> Array | float:
+        """Return the number of ranks that share a sequence."""
+        return table.size("*".join(self.context_axes)) if self.context_axes else 1.0
+
+    def context(self, shapes: Shapes) -> ContextParallelism:
+        """Return how ranks share sequences; unfused attention needs whole ones."""
+        if not self.context_kind or shapes.job.attention == "unfused":
+            return WholeSequences(shapes)
+        return context_parallelism(self.context_kind, shapes)
 
     def communication(self, shapes: Shapes, sync: bool) -> AxonnCommunication:
         """Return the communication of a usual micro-step, or of the one that reduces gradients."""
@@ -225,14 +265,20 @@ class Axonn4D:
         frozen = (sharded + replicated) * (not job.trains_weights)
         sharded, replicated = trained_parameters(shapes, n_layers, first, last)
         trained = sharded + replicated
-        n_replicas = shapes.table.size("data")
+        n_replicas = shapes.table.size(self.replicas)
         owned = trained / n_replicas if self.sharded_optimizer else trained
         summed, under_way = trained, np.zeros(len(shapes.table))
         if self.shards_gradients(job):
             summed = sharded / n_replicas + replicated
             under_way = np.where(n_replicas > 1, _gradients_awaiting_data(shapes), 0.0)
         norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
-        inner_bytes = shapes.inner_bytes + shapes.grouped_query_bytes + shapes.adapter_bytes
+        context = self.context(shapes)
+        inner_bytes = (
+            shapes.inner_bytes
+            + shapes.grouped_query_bytes
+            + shapes.adapter_bytes
+            + context.saved_bytes
+        )
         everything = norm_bytes + inner_bytes + shapes.saved_score_bytes
         formed_again = shapes.saved_of_input("down", shapes.mlp_bytes)
         saved = {
@@ -249,7 +295,9 @@ class Axonn4D:
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
             "activations": held * shapes.saved_by_layers(saved, chunk) + shapes.residual_bytes,
-            **_largest_moment(shapes, self.engine.axonn, everything, saved, n_layers, last),
+            **_largest_moment(
+                shapes, self.engine.axonn, context, everything, saved, n_layers, last
+            ),
         }
 
 
@@ -312,13 +360,14 @@ class _Moment(NamedTuple):
 def _largest_moment(
     shapes: Shapes,
     program: AxonnProgram,
+    context: ContextParallelism,
     everything: Array,
     saved: Array,
     n_layers: int,
     last: bool,
 ) -> dict[str, Array]:
     """Return the terms of the moment in which gathered weights and what is in work take most."""
-    moments = _block_moments(shapes, program, everything, saved, n_layers, last)
+    moments = _block_moments(shapes, program, context, everything, saved, n_layers, last)
     if last:
         moments += _head_moments(shapes, program, n_layers)
     one_each = np.ones(len(shapes.table))
@@ -353,6 +402,7 @@ def _head_moments(shapes: Shapes, program: AxonnProgram, n_layers: int) -> list[
 def _block_moments(
     shapes: Shapes,
     program: AxonnProgram,
+    context: ContextParallelism,
     everything: Array,
     saved: Array,
     n_layers: int,
@@ -361,8 +411,8 @@ def _block_moments(
     """Return the moments of the backward pass of the block that comes first in it.
 
     They are the second MLP layer, whose input and its gradient are there; the activation, of which
-    a gate makes seven tensors of the MLP's size; and unfused attention with the gradients of its
-    scores in fp32.
+    a gate makes seven tensors of the MLP's size; unfused attention with the gradients of its
+    scores in fp32; and attention of split sequences with its buffers.
     """
     qkv, proj, up, down = (
         shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears
@@ -379,6 +429,10 @@ def _block_moments(
         n_scores = 7.0 if shapes.element_bytes < FP32_BYTES else 3.0
         scores = n_scores * shapes.score_bytes - mlp - shapes.linears["up"].output_bytes
         moments.append(_Moment(held([qkv], [up, proj]), formed + scores))
+    buffers = context.working_bytes
+    of_attention = np.maximum(formed - mlp - shapes.linears["up"].output_bytes, 0.0)
+    in_attention = held([qkv], [up, proj]), of_attention + buffers
+    moments.append(_Moment(*(np.where(buffers > 0.0, nbytes, 0.0) for nbytes in in_attention)))
     return moments
 
 
@@ -526,6 +580,12 @@ class AxonnCommunication(Communication):
             nbytes = (1.0 + ratio) * _weight_bytes(self.shapes, weight.layer)
             host.memory_bound(names.convert(weight.name), nbytes, "copy")
 
+    # Attention ---------------------------------------------------------------------------
+
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run attention, over sequences that ranks share if any do."""
+        self.options.context(self.shapes).attend(host, chain, window)
+
     # Gradients ---------------------------------------------------------------------------
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
@@ -540,8 +600,8 @@ class AxonnCommunication(Communication):
         scattered = _scatter(layer)
         host.issue(scattered, "reduce_scatter", nbytes, "z")
         if self._shards_gradients:
-            name = self._last_scatter(layer)
-            host.issue(name, "reduce_scatter", nbytes / self._z, "data", after=(scattered,))
+            name, replicas = self._last_scatter(layer), self.options.replicas
+            host.issue(name, "reduce_scatter", nbytes / self._z, replicas, after=(scattered,))
         if layer != "embedding" and not self.backward_overlap.ors:
             host.wait(self._last_scatter(layer))
 
@@ -573,7 +633,7 @@ class AxonnCommunication(Communication):
         """The number of replicas that share the sums of a matrix's gradients."""
         if not self._shards_gradients:
             return np.ones(len(self.shapes.table))
-        return self.shapes.table.size("data")
+        return self.shapes.table.size(self.options.replicas)
 
     # Gradients that are reduced over data during the backward pass ---------------------------
 
@@ -601,7 +661,7 @@ class AxonnCommunication(Communication):
         nbytes = elements * GRADIENT_BYTES
         n_calls = np.ceil(nbytes / BUCKET_BYTES)
         name = names.collective(owner, self._reduction_kind)
-        host.issue(name, self._reduction_kind, nbytes, "data", n_calls)
+        host.issue(name, self._reduction_kind, nbytes, self.options.replicas, n_calls)
 
     @property
     def _block_matrices(self) -> Array:
@@ -677,6 +737,7 @@ class AxonnCommunication(Communication):
         model = shapes.model
         table = shapes.table
         is_sharded = self.options.sharded_optimizer
+        replicas = self.options.replicas
         sharded, replicated = self._largest_stage()
         stored = sharded + replicated
         if shapes.job.trains_weights and model.tied_embeddings and table.n_stages > 1:
@@ -692,14 +753,15 @@ class AxonnCommunication(Communication):
         if calls.vectors:
             gradient_bytes = sharded * GRADIENT_BYTES
             name = names.GRADIENT_VECTORS_OVER_DATA
-            host.run(name, "all_reduce", vector_bytes, "data", calls.vectors)
+            host.run(name, "all_reduce", vector_bytes, replicas, calls.vectors)
         kind = self._reduction_kind
         name = names.GRADIENT_REDUCE_SCATTER if is_sharded else names.GRADIENT_ALL_REDUCE
-        host.run(name, kind, gradient_bytes, "data", calls.matrices)
-        summed_over = [axis for axis in table.placements.axes.groups if axis != "data"]
+        host.run(name, kind, gradient_bytes, replicas, calls.matrices)
+        alike = (replicas, *self.options.context_axes)
+        summed_over = [axis for axis in table.placements.axes.groups if axis not in alike]
         if is_sharded:
-            summed_over.append("data")
-        owned = stored / table.size("data") if is_sharded else stored
+            summed_over.append(replicas)
+        owned = stored / table.size(replicas) if is_sharded else stored
         updated = clip_and_update(
             host,
             shapes.job,
@@ -711,7 +773,7 @@ class AxonnCommunication(Communication):
         )
         if is_sharded:
             nbytes = stored * shapes.element_bytes
-            host.issue(names.WEIGHTS_ALL_GATHER, "all_gather", nbytes, "data", after=updated)
+            host.issue(names.WEIGHTS_ALL_GATHER, "all_gather", nbytes, replicas, after=updated)
 
     def _reduction_calls(self, gradient_bytes: Array) -> _ReductionCalls:
         """Return the number of calls that sum gradients, where all have these bytes."""

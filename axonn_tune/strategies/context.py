@@ -25,7 +25,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array, Attention, Size
-from axonn_tune.strategies.attention import attention_name, of_samples
+from axonn_tune.strategies.attention import attention_name, of_samples, whole_attention
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
 
@@ -120,6 +120,19 @@ class ContextParallelism:
             window=window,
         )
         return of_samples(kernel, self.shapes.job)
+
+
+class WholeSequences(ContextParallelism):
+    """Every rank has whole sequences."""
+
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run attention of whole sequences."""
+        whole_attention(host, self.shapes, chain, window)
+
+    @property
+    def working_bytes(self) -> Array:
+        """Nothing is sent, so that there are no buffers."""
+        return np.zeros(len(self.shapes.table))
 
 
 class Ring(ContextParallelism):

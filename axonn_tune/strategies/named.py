@@ -41,7 +41,8 @@ class Switches:
     split_experts
         Whether each expert is split over the tensor group, and not whole; for Megatron-LM.
     context_kind
-        Kind of context parallelism, one of `CONTEXT_KINDS`; None for that of the engine.
+        Kind of context parallelism, one of `CONTEXT_KINDS`; None for that of the engine, which with
+        AxoNN is none.
     schedule
         In which order the ranks of a Megatron-LM pipeline run their passes, one of `SCHEDULES`.
     stage_layout
@@ -130,6 +131,7 @@ def strategy_named(
             pipelined=name == "axonn-pipeline",
             sharded_optimizer=bool(switches.distributed_optimizer) or switches.shard_gradients,
             sharded_gradients=switches.shard_gradients,
+            context_kind=switches.context_kind or "",
             engine=engine,
         )
     if name == "megatron":

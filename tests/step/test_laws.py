@@ -40,7 +40,11 @@ MODEL = Model("m", 6, 256, 8, 1024, 128)
 JOB = Job(8, 16, 128)
 PIPELINED = Axonn4D(pipelined=True)
 MEGATRON = Megatron3D()
-STRATEGIES = [AXONN, PIPELINED, MEGATRON, zero3(), zeropp(), zero_topo()]
+SHARING = [
+    Axonn4D(False, True, True, "ulysses_ring"),
+    Megatron3D(context_kind="ulysses_ring", shards_gradients=True),
+]
+STRATEGIES = [AXONN, PIPELINED, MEGATRON, *SHARING, zero3(), zeropp(), zero_topo()]
 # Memory so slow that kernels over what a rank stores weigh as much as products.
 SLOW_MEMORY = machine_of(memory_bandwidth=2e10, slowdown=0.2, jitter=0.02)
 
