@@ -7,6 +7,10 @@ input. The few hidden features between A and B are brought together, or summed. 
 is summed takes all columns of its adapter's output, which are gathered; with sequence parallelism
 each rank then keeps its tokens.
 
+With FSDP, B is instead split by its rows there, so that a rank takes its part of the hidden
+features only, and what it forms is summed with its part of the layer's output (NeMo-Automodel,
+components/distributed/parallel_styles.py, `RowwiseParallelLora`).
+
 On AxoNN's grid, the rows of A are split as those of the layer's weight are, and the columns of B as
 its columns. The hidden features are summed over the axis that splits the rows, and their gradient
 over the one that splits the columns. Z splits neither A nor B.
@@ -37,27 +41,28 @@ class AdapterShape:
     layer
         The sizes of the layer.
     rank
-        Number of hidden features.
+        Number of hidden features, and of rows of B, that the rank's second product takes.
     hidden
         Number of columns of A that the rank holds.
     n
         Number of columns of B that the rank holds.
-    splits_rows
-        Whether ranks split the rows of A and sum the hidden features, and do not gather them.
+    hidden_kind, gradient_kind
+        Kinds of the collectives that exchange the hidden features, and the gradient of these.
+    hidden_axis, gradient_axis
+        Axes over which they do.
     splits_more
         Whether ranks split the columns of B which all of them take of the layer's output.
-    hidden_axis, gradient_axis
-        Axes over which ranks exchange the hidden features and sum the gradient of these.
     """
 
     layer: LinearShape
-    rank: float
+    rank: Size
     hidden: Size
     n: Array
-    splits_rows: bool
-    splits_more: bool
+    hidden_kind: str
+    gradient_kind: str
     hidden_axis: str
     gradient_axis: str
+    splits_more: bool = False
 
     @property
     def parameters(self) -> Array:
@@ -73,13 +78,18 @@ def adapter_shape(shapes: Shapes, layer: str) -> AdapterShape | None:
     shape = shapes.linears[layer]
     rank = float(adapters.rank)
     whole = np.full(len(shapes.table), rank)
+    split = whole / shapes.y
+    summed = "all_reduce", "all_reduce"
     if shapes.x_axis:
         axes = shape.input_axis, shape.output_axis
-        return AdapterShape(shape, rank, whole, shape.n, True, False, *axes)
+        return AdapterShape(shape, rank, whole, shape.n, *summed, *axes)
     axes = shapes.y_axis, shapes.y_axis
-    if shape.linear.transposed:
-        return AdapterShape(shape, rank, whole, shape.n / shapes.y, True, True, *axes)
-    return AdapterShape(shape, rank, whole / shapes.y, shape.n, False, False, *axes)
+    if not shape.linear.transposed:
+        return AdapterShape(shape, rank, split, shape.n, "all_gather", "all_reduce", *axes)
+    if shapes.sums_adapters:
+        kinds = "reduce_scatter", "all_gather"
+        return AdapterShape(shape, split, whole, shape.n, *kinds, *axes)
+    return AdapterShape(shape, rank, whole, shape.n / shapes.y, *summed, *axes, splits_more=True)
 
 
 def adapter_elements(shapes: Shapes, layers: Sequence[int]) -> Array:
@@ -109,7 +119,7 @@ class AdapterPasses:
         tokens = adapter.layer.tokens
         self._drop(host, inner, adapter)
         host.gemm(names.gemm(inner), tokens, adapter.hidden, adapter.layer.k, "NN")
-        kind = "all_reduce" if adapter.splits_rows else "all_gather"
+        kind = adapter.hidden_kind
         name = names.collective(inner, kind)
         host.run(name, kind, self._hidden_bytes(adapter), adapter.hidden_axis)
         host.gemm(names.gemm(outer), tokens, adapter.n, adapter.rank, "NN")
@@ -121,8 +131,8 @@ class AdapterPasses:
     def backward(self, host: HostProgram, layer: str) -> None:
         """Form the gradients of A, B and the adapter's input, if the layer has an adapter.
 
-        The gradient of the hidden features is summed while that of B is formed. On a grid, a rank's
-        part of it is enough for the gradient of the input, which is summed with the layer's own.
+        The gradient of the hidden features is exchanged while that of B is formed. On a grid, a
+        rank's part of it is enough for the gradient of the input, which is summed with the layer's.
         """
         adapter = adapter_shape(self.shapes, layer)
         if adapter is None:
@@ -134,8 +144,9 @@ class AdapterPasses:
         if adapter.splits_more and np.any(np.asarray(self.shapes.residual_split) > 1.0):
             self._exchange(host, outer, adapter)
         host.gemm(names.gemm_input(outer), tokens, adapter.rank, adapter.n, "NT")
-        name, axis = names.all_reduce(outer), adapter.gradient_axis
-        host.issue(name, "all_reduce", self._hidden_bytes(adapter), axis)
+        kind, axis = adapter.gradient_kind, adapter.gradient_axis
+        name = names.collective(outer, kind)
+        host.issue(name, kind, self._hidden_bytes(adapter), axis)
         host.gemm(names.gemm_weight(outer), adapter.rank, adapter.n, tokens, "TN")
         if axis and not self.shapes.x_axis:
             host.wait(name)
@@ -148,7 +159,9 @@ class AdapterPasses:
 
     def _hidden_bytes(self, adapter: AdapterShape) -> Array:
         """Return the bytes of all hidden features."""
-        return adapter.layer.tokens * (adapter.rank * self.shapes.element_bytes)
+        adapters = self.shapes.job.adapters
+        rank = 0.0 if adapters is None else float(adapters.rank)
+        return adapter.layer.tokens * (rank * self.shapes.element_bytes)
 
     def _output_bytes(self, adapter: AdapterShape) -> Array:
         """Return the bytes of the adapter's output where it is added to the layer's."""

@@ -123,6 +123,8 @@ class Shapes:
         Number of experts whose products run at the same time on a rank.
     exchanges_adapters : bool
         Whether the output of an adapter is exchanged, columns for tokens, and not gathered.
+    sums_adapters : bool
+        Whether the output of an adapter is summed over ranks with that of its layer, where that is.
     gradient_sum_bytes : float
         Bytes of an element of the sums to which the products that form the experts' dW add; 0
         where they do not add.
@@ -149,6 +151,7 @@ class Shapes:
     sends_once: bool = False
     experts_at_once: float = math.inf
     exchanges_adapters: bool = False
+    sums_adapters: bool = False
     gradient_sum_bytes: float = 0.0
     memory: MemoryForm = IDEAL.memory
 

@@ -257,6 +257,7 @@ class Zero:
             recomputes_products=self.engine.zero.recomputes_products,
             separates_products=self.engine.zero.separates_products,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
+            sums_adapters=True,
             memory=self.engine.memory,
         )
 

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from axonn_tune.api import build_search
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.fine_tuning import fine_tuning
 from axonn_tune.reproduce.results import predict_run
 from axonn_tune.reproduce.runs import Loaders
+from axonn_tune.search.one_layout import best_of_layout
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +56,34 @@ def test_nvidia_counts_the_same_flops(predicted):
             flops = p.tflops_per_gpu * 1e12 / p.tokens_per_second_per_gpu
             adapters = 6.0 * p.scenario.model.adapter_parameters(job.adapters)
             assert flops - adapters == pytest.approx(278.8e9, rel=0.01)
+
+
+# NVIDIA-NeMo/Automodel 36044ad3, docs/performance-summary.mdx: seconds of a step on H100 with
+# FSDP2; examples/llm_benchmark (dbfdfa15) has rank, dropout and recomputation.
+@pytest.mark.parametrize(
+    ("model", "gpus", "engine", "layout", "dropout", "recompute", "seconds", "most"),
+    [
+        ("llama3-8b", 1, "fsdp2", "shard=1", True, "none", 10.51, 0.03),
+        ("qwen2.5-7b", 1, "fsdp2", "shard=1", False, "none", 9.29, 0.03),
+        ("llama3-70b", 8, "torchtitan", "tensor=2,shard=4", False, "full", 15.0, 0.25),
+        ("llama3-70b", 16, "torchtitan", "tensor=2,shard=8", False, "full", 8.32, 0.25),
+    ],
+)
+def test_steps_of_fsdp_are_met_within_what_the_page_says(
+    model, gpus, engine, layout, dropout, recompute, seconds, most
+):
+    search = build_search(
+        model,
+        gpus,
+        "dgx-h100",
+        strategy="zero3",
+        engine=engine,
+        global_batch=32,
+        micro_batch=2,
+        seq_len=4096,
+        recompute=recompute,
+        lora_rank=16,
+        lora_dropout=dropout,
+    )
+    predicted_seconds = best_of_layout(search, layout).step_seconds
+    assert abs(predicted_seconds / seconds - 1.0) < most

@@ -185,9 +185,33 @@ def test_offloaded_frozen_shards_travel_in_the_jobs_type():
 def test_a_tensor_group_splits_adapters():
     sizes = {"tensor": 4, "shard": 4}
     assert messages(TENSOR, LORA, "shard", "reduce_scatter", **sizes) == [2 * OF_BLOCK / 4] * LAYERS
-    hidden = 2 * SEQ * RANK
-    summed = messages(TENSOR, LORA, "tensor", "all_reduce", **sizes)
-    assert summed.count(hidden) == 6 * LAYERS  # four gradients of hidden features, and two sums
+    found = collectives(plan := plan_of(TENSOR, MODEL, LORA, **sizes), plan.microstep)
+    of_adapters = [op for op in found if ".adapter_" in op.name]
+    assert {number(op.nbytes) for op in of_adapters} == {2 * SEQ * RANK}
+    kinds = {op.name.split(".")[0] + "." + op.name.split(".")[1]: op.kind for op in of_adapters}
+    expected = {}
+    for layer in SIDES:
+        forward, backward = ("all_gather", "all_reduce")
+        if layer in ("proj", "down"):
+            forward, backward = ("reduce_scatter", "all_gather")
+        expected |= {f"forward.{layer}": forward, f"backward.{layer}": backward}
+    assert kinds == expected
+
+
+def test_ranks_that_split_hidden_features_form_parts_of_the_output():
+    """Each rank multiplies its sums by its rows of B; the parts add up, and so do the gradients."""
+    random = np.random.default_rng(1)
+    ranks, m, k, n, r = 4, 6, 8, 12, 4
+    i, a, b, o = (random.normal(size=s) for s in [(m, k), (k, r), (r, n), (m, n)])
+    rows = [slice(p * k // ranks, (p + 1) * k // ranks) for p in range(ranks)]
+    own = [slice(p * r // ranks, (p + 1) * r // ranks) for p in range(ranks)]
+    hidden = sum(i[:, part] @ a[part] for part in rows)
+    parts = [hidden[:, part] @ b[part] for part in own]
+    assert np.allclose(sum(parts), i @ a @ b)
+    gathered = np.concatenate([o @ b[part].T for part in own], axis=1)
+    for part in rows:
+        assert np.allclose(i[:, part].T @ gathered, (i.T @ (o @ b.T))[part])
+        assert np.allclose(gathered @ a[part].T, (o @ b.T @ a.T)[:, part])
 
 
 # AxoNN's grid ------------------------------------------------------------------------------------
