@@ -10,7 +10,7 @@ from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.learning.choose import LIKENESS_DOUBLINGS, _doublings, next_layouts
 from axonn_tune.learning.learn import Trial, learn
-from axonn_tune.reproduce.results import predict_run
+from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.spread import NORMAL_90, deviations, spread
@@ -24,8 +24,10 @@ def published_trials(table, rows_of, engine=None):
     """Trials of a published table by group; `engine` takes the place of the one that is known."""
     loaders = Loaders(load_model, load_machine, lambda name: load_engine(engine or name))
     groups = {}
-    for number, run in enumerate(rows_of(load_published(table), loaders), start=1):
-        trial = Trial(f"row {number}", predict_run(run), run.published["step_seconds"])
+    runs = list(rows_of(load_published(table), loaders))
+    predictions = predict_runs(runs)
+    for number, (run, prediction) in enumerate(zip(runs, predictions, strict=True), start=1):
+        trial = Trial(f"row {number}", prediction, run.published["step_seconds"])
         groups.setdefault(run.group, []).append(trial)
     return groups
 

@@ -67,7 +67,11 @@ class EfficiencyCurve:
 
     def seconds(self, m: Array, n: Array, k: Array, mode: str) -> Array:
         """Return the time of (m x k) times (k x n) products, in the shape of the sizes."""
-        in_waves = self._wave_seconds(m, n, k, mode, 1.0)
+        return self.seconds_by_mode(m, n, k, [mode])[0]
+
+    def seconds_by_mode(self, m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
+        """Return the time of (m x k) times (k x n) products in some modes, shape (modes, ...)."""
+        in_waves = self._wave_seconds(m, n, k, modes, 1.0)
         moved_bytes = self.element_bytes * (m * k + k * n) + self.result_bytes * (m * n)
         return self.launch_seconds + np.maximum(in_waves, moved_bytes / self.bytes_per_s)
 
@@ -87,22 +91,29 @@ class EfficiencyCurve:
         is added to sums with elements of so many bytes, which are read and written.
         """
         at_once = np.minimum(n_at_once, n_groups)
-        in_waves = self._wave_seconds(m, n, k, mode, at_once) * (n_groups / at_once)
+        in_waves = self._wave_seconds(m, n, k, [mode], at_once)[0] * (n_groups / at_once)
         written_bytes = 2.0 * sum_bytes if sum_bytes else self.result_bytes
         moved_bytes = self.element_bytes * (m * k + k * n) + written_bytes * m * n
         return self.launch_seconds + np.maximum(in_waves, n_groups * moved_bytes / self.bytes_per_s)
 
-    def _wave_seconds(self, m: Array, n: Array, k: Array, mode: str, at_once: Size) -> Array:
-        """Return the time in which the multiprocessors form the tiles of `at_once` products."""
-        rate = self.sustained_flops_per_s * self.mode_fractions[MODES.index(mode)]
-        per_tile = 2.0 * (k + self.k_overhead) / (rate / self.n_multiprocessors)
-        best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
+    def _wave_seconds(
+        self, m: Array, n: Array, k: Array, modes: Sequence[str], at_once: Size
+    ) -> Array:
+        """Return the time in which the multiprocessors form the tiles of `at_once` products.
+
+        The result has an entry for each mode, shape (modes, ...).
+        """
+        shape = np.broadcast_shapes(m.shape, n.shape, k.shape)
+        area_in_waves = np.full(shape, np.inf)
         for tile in self.tiles:
             n_tiles = at_once * np.ceil(m / tile.rows) * np.ceil(n / tile.columns)
             waves = np.ceil(n_tiles / self.n_multiprocessors)
             area = tile.rows * tile.columns / tile.speed_fraction
-            np.minimum(best, waves * (area * per_tile), out=best)
-        return best
+            np.minimum(area_in_waves, waves * area, out=area_in_waves)
+        fractions = np.array([self.mode_fractions[MODES.index(mode)] for mode in modes])
+        rates = self.sustained_flops_per_s * fractions / self.n_multiprocessors
+        work = area_in_waves * (2.0 * (k + self.k_overhead))
+        return work / rates.reshape(-1, *[1] * len(shape))
 
 
 class Products:
@@ -134,28 +145,29 @@ class Products:
         -------
         ndarray, shape (K,) [s]
         """
-        m, n, k = (np.asarray(size, dtype=np.float64) for size in (m, n, k))
-        natural = self._mode_seconds(m, n, k, mode)
-        if not kernel_tuning:
-            return natural
-        smaller_bytes = self._curve.element_bytes * np.minimum(m * k, k * n)
-        copy = moved_copy_seconds(smaller_bytes, self._machine, self._dtype)
-        others = [self._mode_seconds(m, n, k, other) + copy for other in MODES if other != mode]
-        return np.minimum.reduce([natural, *others])
+        sizes = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k)))
+        rows, product_of = distinct(*(size.ravel() for size in sizes))
+        m, n, k = (size.ravel()[rows] for size in sizes)
+        modes = [mode, *(other for other in MODES if other != mode and kernel_tuning)]
+        seconds = self._curve.seconds_by_mode(m, n, k, modes) * self._corrections(m, n, k, modes)
+        if kernel_tuning:
+            smaller_bytes = self._curve.element_bytes * np.minimum(m * k, k * n)
+            seconds[1:] += moved_copy_seconds(smaller_bytes, self._machine, self._dtype)
+        return seconds.min(axis=0)[product_of].reshape(sizes[0].shape)
 
-    def _mode_seconds(self, m: Array, n: Array, k: Array, mode: str) -> Array:
-        """Return the corrected time of products in one mode."""
-        return self._curve.seconds(m, n, k, mode) * self.correction(m, n, k, mode)
-
-    def correction(self, m: Array, n: Array, k: Array, mode: str) -> Array | float:
+    def correction(self, m: Array, n: Array, k: Array, mode: str) -> Array:
         """Return the time by measured points over that by the curve alone; 1 without points."""
+        return self._corrections(m, n, k, [mode])[0]
+
+    def _corrections(self, m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
+        """Return the correction of K products in some modes, shape (modes, K)."""
+        n_modes = len(modes)
         if self._correction is None:
-            return 1.0
-        shape = np.broadcast_shapes(m.shape, n.shape, k.shape)
-        m, n, k = (size.ravel() for size in np.broadcast_arrays(m, n, k))
-        rows, product_of = distinct(m, n, k)
-        log_ratio = self._correction(coordinates(m[rows], n[rows], k[rows], [mode] * rows.size))
-        return np.exp(log_ratio)[product_of].reshape(shape)
+            return np.ones((n_modes, m.size))
+        m_of, n_of, k_of = np.tile(np.stack([m, n, k]), n_modes)
+        mode_of = np.repeat(modes, m.size).tolist()
+        log_ratio = self._correction(coordinates(m_of, n_of, k_of, mode_of))
+        return np.exp(log_ratio).reshape(n_modes, m.size)
 
     @property
     def interpolation_error(self) -> float:

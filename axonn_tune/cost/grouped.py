@@ -8,6 +8,7 @@ import numpy as np
 
 from axonn_tune.cost.curve import Spline
 from axonn_tune.cost.gemm import EfficiencyCurve, Products, coordinates, formats_to_try
+from axonn_tune.spec.candidates import distinct
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Array, GroupedGemm
 from axonn_tune.spec.points import GroupedGemmPoint
@@ -29,17 +30,20 @@ class GroupedProducts:
 
     def seconds(self, operation: GroupedGemm) -> Array:
         """Return the time of an operation, in the shape of its sizes."""
-        sizes = np.broadcast_arrays(operation.m, operation.n, operation.k, operation.n_groups)
-        m, n, k, n_groups = (np.asarray(size, dtype=np.float64) for size in sizes)
+        given = (operation.m, operation.n, operation.k, operation.n_groups)
+        sizes = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in given))
+        rows, group_of = distinct(*(size.ravel() for size in sizes))
+        m, n, k, n_groups = (size.ravel()[rows] for size in sizes)
         mode = operation.mode
         seconds = self._curve.grouped_seconds(
             m, n, k, mode, n_groups, operation.n_at_once, operation.sum_bytes
         )
         if self._correction is None:
-            return seconds * self._products.correction(*_joined(m, n, k, n_groups, mode), mode)
-        flat = m.ravel(), n.ravel(), k.ravel()
-        points = _coordinates(*flat, n_groups.ravel(), [mode] * m.size)
-        return seconds * np.exp(self._correction(points)).reshape(m.shape)
+            seconds = seconds * self._products.correction(*_joined(m, n, k, n_groups, mode), mode)
+        else:
+            points = _coordinates(m, n, k, n_groups, [mode] * m.size)
+            seconds = seconds * np.exp(self._correction(points))
+        return seconds[group_of].reshape(sizes[0].shape)
 
 
 def _nearest_correction(machine: Machine, dtype: str) -> Spline | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from axonn_tune.cost.links import axis_links
 from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.runs import Loaders, Row
 from axonn_tune.search.batches import nearest_shared_batch
-from axonn_tune.search.rank import Each, rank_candidates
+from axonn_tune.search.rank import Each, Ranking, rank_candidates
 from axonn_tune.search.search import Constraints, Search
+from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, parse_layout
 from axonn_tune.spec.scenario import Scenario
@@ -129,12 +131,11 @@ def _best_tried(search: Search) -> Prediction:
     """Return the fastest of the configurations that the authors would have run."""
     ranking = rank_candidates(replace(search, cost_model="paper"))
     least = _LEAST_TENSOR_RANKS.get(search.scenario.model.name.removeprefix("gpt-"), 1)
-    tried = [
-        prediction
-        for prediction in ranking.top()
-        if math.prod(prediction.layout.size(axis) for axis in ("x", "y", "z")) >= least
-    ]
-    return min(tried[:_N_TRIED], key=lambda prediction: prediction.step_seconds)
+    ranked = map(ranking.prediction, range(len(ranking)))
+    large = (
+        p for p in ranked if math.prod(p.layout.size(axis) for axis in ("x", "y", "z")) >= least
+    )
+    return min(islice(large, _N_TRIED), key=lambda prediction: prediction.step_seconds)
 
 
 def _fraction_of_peak(row: Row, loaders: Loaders) -> tuple[float, str]:
@@ -169,10 +170,19 @@ def _improvement_from_overlap(row: Row, loaders: Loaders) -> tuple[float, str]:
     job = replace(search.scenario.job, overlap=Overlap(False, False, False))
     serial = replace(search, scenario=replace(search.scenario, job=job))
     without = rank_candidates(serial)
-    overlapped = {p.configuration: p.step_seconds for p in rank_candidates(search).top()}
-    improvements = [p.step_seconds / overlapped[p.configuration] - 1.0 for p in without.top()]
+    overlapped = _seconds_by_configuration(rank_candidates(search))
+    improvements = [
+        seconds / overlapped[configuration] - 1.0
+        for configuration, seconds in _seconds_by_configuration(without).items()
+    ]
     best = without.prediction(0)
     return improvements[0], f"{_setting(best)}; up to {max(improvements):.2f} on other grids"
+
+
+def _seconds_by_configuration(ranking: Ranking) -> dict[Configuration, float]:
+    """Return the time of a step of each ranked configuration, in rank order."""
+    configurations = map(ranking.table.configuration, range(len(ranking)))
+    return dict(zip(configurations, ranking.step_seconds.tolist(), strict=True))
 
 
 def _speedup_over_megatron(row: Row, loaders: Loaders) -> tuple[float, str]:

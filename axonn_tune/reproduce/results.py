@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from axonn_tune.errors import NoCandidateError
 from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.runs import Run
-from axonn_tune.search.rank import Each, rank_candidates
+from axonn_tune.search.rank import Each, best_of, only_configuration
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.predict import predict_each
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
@@ -42,21 +44,37 @@ _METRICS: dict[str, Callable[[Prediction, Run], float]] = {
 }
 
 
-def predict_run(run: Run) -> Prediction | None:
-    """Return the best configuration that agrees with what is known of a run; None if none fits."""
-    try:
-        return rank_candidates(run.search).prediction(0)
-    except NoCandidateError:
-        return None
+def predict_runs(runs: Sequence[Run], each: Each = iter) -> list[Prediction | None]:
+    """Return for each run the best configuration that agrees with what is known; None if none fits.
+
+    Runs of one scenario of which the whole configuration is known are predicted together.
+    """
+    predictions: dict[int, Prediction | None] = {}
+    known: list[tuple[Scenario, dict[int, Configuration]]] = []
+    for i, run in each(list(enumerate(runs))):
+        configuration = only_configuration(run.search)
+        if configuration is None:
+            predictions[i] = best_of(run.search, with_interval=False).prediction
+            continue
+        scenario = run.search.scenario
+        alike = next((found for other, found in known if other == scenario), None)
+        if alike is None:
+            known.append((scenario, {i: configuration}))
+        else:
+            alike[i] = configuration
+    for scenario, configurations in each(known):
+        found = predict_each(scenario, list(configurations.values()))
+        predictions |= zip(configurations, found, strict=True)
+    return [predictions[i] for i in range(len(runs))]
 
 
 def compare_published(runs: Sequence[Run], each: Each = iter) -> list[Comparison]:
     """Return one comparison for each number of each run."""
-    comparisons = []
-    for run in each(runs):
-        prediction = predict_run(run)
-        comparisons += [compare_number(run, metric, prediction) for metric in run.published]
-    return comparisons
+    return [
+        compare_number(run, metric, prediction)
+        for run, prediction in zip(runs, predict_runs(runs, each), strict=True)
+        for metric in run.published
+    ]
 
 
 def compare_number(run: Run, metric: str, prediction: Prediction | None) -> Comparison:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from axonn_tune.reproduce.comparison import Comparison, ErrorSummary, grouped, summary_of
-from axonn_tune.reproduce.results import compare_number, predict_run
+from axonn_tune.reproduce.results import compare_number, predict_runs
 from axonn_tune.reproduce.runs import Run
 from axonn_tune.search.rank import Each
 from axonn_tune.spec.model import Model
@@ -83,8 +83,7 @@ class GroupError:
 def time_runs(runs: Sequence[Run], each: Each = iter) -> list[TimedRun]:
     """Predict measured steps, and set them beside the naive baseline."""
     predicted = []
-    for run in each(runs):
-        prediction = predict_run(run)
+    for run, prediction in zip(runs, predict_runs(runs, each), strict=True):
         assert prediction is not None, "searches of measured runs include what does not fit"
         predicted.append((run, prediction))
     return beside_baseline(predicted)

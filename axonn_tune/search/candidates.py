@@ -213,13 +213,13 @@ def nearest_batches(search: Search, placements: Placements) -> list[int]:
 
 
 def nearest_counts(
-    n_gpus: int, admits: Callable[[int], bool], farthest: int = NEAREST_TRIED
+    n_gpus: int, admits: Callable[[int], bool], farthest: int = NEAREST_TRIED, step: int = 1
 ) -> Sequence[int]:
     """Return the nearest smaller and the nearest larger number of GPUs that `admits` accepts.
 
-    No number as far as `farthest` is tried.
+    Numbers at multiples of a step from this one are tried, and none as far as `farthest`.
     """
-    below = range(n_gpus - 1, max(n_gpus - farthest, 0), -1)
-    above = range(n_gpus + 1, n_gpus + farthest)
+    below = range(n_gpus - step, max(n_gpus - farthest, 0), -step)
+    above = range(n_gpus + step, n_gpus + farthest, step)
     nearest = (next((n for n in counts if admits(n)), None) for counts in (below, above))
     return [n for n in nearest if n is not None]

@@ -26,6 +26,7 @@ from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import Uncertainty, uncertainty
 from axonn_tune.simulate.step import PlayedStep
 from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
+from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
@@ -42,6 +43,8 @@ from axonn_tune.units import gib
 LARGEST_GPU_COUNT = 2**22
 # Where a model does not fit, numbers of GPUs that are so near are looked at before larger ones.
 NEAR_FRACTION = 0.1
+# Of many numbers only multiples of a power of two are looked at, at least so many on each side.
+LEAST_NEAR_COUNTS = 32
 MEMORY_REASON = "out of memory"
 HOST_MEMORY_REASON = "out of the host's memory"
 VARIANT_REASON = (
@@ -198,6 +201,19 @@ def rank_candidates(search: Search) -> Ranking:
 def with_best_batch(search: Search) -> Search:
     """Return the search with the one global batch that is the fastest for each sequence."""
     return rank_candidates(search).search if search.other_batches else search
+
+
+def only_configuration(search: Search) -> Configuration | None:
+    """Return the configuration of a search that has one and ranks it whether it fits or not.
+
+    None says that the search has to choose, or to say why it has nothing to choose from.
+    """
+    is_free = search.other_batches or search.partial_recompute or not search.include_oom
+    if is_free or search.scenario.job.offloads_optimizer:
+        return None
+    table, _ = with_micro_batches(search, legal_placements(search)[0])
+    tables = list(executions(search, table))
+    return tables[0].configuration(0) if [len(table) for table in tables] == [1] else None
 
 
 def _seconds_per_sequence(ranking: Ranking) -> tuple[bool, float]:
@@ -466,22 +482,30 @@ def _offload_hint(search: Search) -> str:
         return ""
     job = replace(scenario.job, offload="optimizer")
     offloading = replace(search, scenario=replace(scenario, job=job))
-    fits = len(_placements_that_fit(offloading)) > 0
-    return "; with --offload optimizer it fits" if fits else ""
+    return "; with --offload optimizer it fits" if _something_fits(offloading) else ""
 
 
 def _gpus_hint(search: Search) -> str:
     """Return a phrase that says on how many GPUs the model fits."""
 
     def fits(n_gpus: int) -> bool:
-        return len(_placements_that_fit(search.on_gpus(n_gpus))) > 0
+        return _something_fits(search.on_gpus(n_gpus))
 
     n_gpus = search.scenario.job.n_gpus
-    near = nearest_counts(n_gpus, fits, int(NEAR_FRACTION * n_gpus))
+    farthest = int(NEAR_FRACTION * n_gpus)
+    near = nearest_counts(n_gpus, fits, farthest, near_step(n_gpus, farthest))
     if near:
         return f"; it fits on {' or '.join(map(str, near))} GPUs"
     enough = next(filter(fits, _larger_powers_of_two(n_gpus)), None)
     return f"; it fits from {enough} GPUs" if enough else "; no count of GPUs tried fits it"
+
+
+def near_step(n_gpus: int, farthest: int) -> int:
+    """Return the largest power of two of whose multiples enough lie near a number, itself one."""
+    step = n_gpus & -n_gpus
+    while step > 1 and step * LEAST_NEAR_COUNTS > farthest:
+        step //= 2
+    return step
 
 
 def _larger_powers_of_two(n_gpus: int) -> Iterator[int]:
@@ -492,12 +516,14 @@ def _larger_powers_of_two(n_gpus: int) -> Iterator[int]:
         power *= 2
 
 
-def _placements_that_fit(search: Search) -> Placements:
-    """Return the legal placements of which some candidate fits."""
+def _something_fits(search: Search) -> bool:
+    """Return whether some candidate fits.
+
+    A recomputation of a part of the layers is not tried: that of all layers takes less memory.
+    """
     placements, _ = legal_placements(search)
     table, _ = with_micro_batches(search, placements)
-    fits = np.zeros(len(placements), dtype=bool)
-    for part in _configurations(search, table):
-        memory, _ = memory_bytes(search.scenario, part)
-        fits[part.placement[fits_in_memory(search.scenario, part, memory)]] = True
-    return placements.take(fits)
+    return any(
+        fits_in_memory(search.scenario, part, memory_bytes(search.scenario, part)[0]).any()
+        for part in executions(search, table)
+    )

@@ -118,7 +118,7 @@ class Issue(NamedTuple):
 _Issues: TypeAlias = tuple[tuple[Issue, ...], bool]
 
 
-def _group_of(operation: Operation) -> str:
+def group_of(operation: Operation) -> str:
     """Return the group of a collective, or the direction of a copy; empty for a kernel."""
     if isinstance(operation, HostCopy):
         return operation.direction
@@ -127,7 +127,7 @@ def _group_of(operation: Operation) -> str:
 
 def lane_of(transfer: Transfer, axis_lanes: AxisLanes) -> int:
     """Return the lane of a collective or of a copy; 0 for a collective over a single rank."""
-    group = _group_of(transfer)
+    group = group_of(transfer)
     return HOST_LANES[group] if group in HOST_LANES else axis_lanes[group]
 
 
@@ -151,7 +151,7 @@ class Schedule:
         self._repeats = tuple([phase.repeats for phase in phases])
         self._issues = tuple(
             (
-                tuple([Issue(op.name, _group_of(op), op.waits_for) for op in phase.operations]),
+                tuple([Issue(op.name, group_of(op), op.waits_for) for op in phase.operations]),
                 phase.repeats > 1,
             )
             for phase in phases

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.program import AxisLanes, lane_of
 from axonn_tune.spec.plan import Operation, Phase, Transfer
 
+COMPUTE_LANE = 0
 
-@dataclass(frozen=True)
+
+@dataclass(slots=True)
 class Event:
     """One operation on the timeline.
 
@@ -53,26 +55,27 @@ def timeline(
     which collectives still run after the last kernel is charged in the same way. If the links
     that lanes share need longer, the last collective ends after `least_seconds`.
     """
-    recording = _Recording(seconds_of, axis_lanes, interference)
+    recording = _Recording(interference)
     for phase in phases:
+        issues = [(op, _lane_of(op, axis_lanes), seconds_of(op)) for op in phase.operations]
         for _ in range(phase.repeats):
-            for operation in phase.operations:
-                recording.issue(phase.name, operation)
+            for operation, lane, seconds in issues:
+                recording.issue(phase.name, operation, lane, seconds)
     recording.drain(least_seconds)
     return recording.events
+
+
+def _lane_of(operation: Operation, axis_lanes: AxisLanes) -> int | None:
+    """Return the lane of a collective or of a copy; None for one over a single rank."""
+    if not isinstance(operation, Transfer):
+        return COMPUTE_LANE
+    return lane_of(operation, axis_lanes) or None
 
 
 class _Recording:
     """The events of one candidate, recorded operation by operation."""
 
-    def __init__(
-        self,
-        seconds_of: Callable[[Operation], float],
-        axis_lanes: AxisLanes,
-        interference: Interference,
-    ) -> None:
-        self._seconds_of = seconds_of
-        self._axis_lanes = axis_lanes
+    def __init__(self, interference: Interference) -> None:
         self._interference = interference
         self.events: list[Event] = []
         self._queues: dict[int, list[int]] = {}  # events of each lane, in order
@@ -80,8 +83,13 @@ class _Recording:
         self._followed: dict[int, int | None] = {}  # event whose end started each event
         self._compute_free = 0.0
 
-    def issue(self, phase: str, operation: Operation) -> None:
-        """Start an operation as soon as its stream and what it waits for allow."""
+    def issue(self, phase: str, operation: Operation, lane: int | None, seconds: float) -> None:
+        """Start an operation as soon as its stream and what it waits for allow.
+
+        An operation without a lane takes no time and holds nothing up.
+        """
+        if lane is None:
+            return
         ready = self._compute_free
         holding = None
         for name in operation.waits_for:
@@ -89,22 +97,21 @@ class _Recording:
             if latest is not None and self.events[latest].end_seconds > ready:
                 ready = self.events[latest].end_seconds
                 holding = latest
-        if not isinstance(operation, Transfer):
+        if lane == COMPUTE_LANE:
             if holding is not None:
                 self._charge(holding)
-            seconds = self._slowed(self._seconds_of(operation), ready)
+            seconds = self._slowed(seconds, ready)
             self._delay(ready, seconds)
             self._compute_free = ready + seconds
-            self.events.append(Event(phase, operation, 0, ready, self._compute_free))
-        elif lane := lane_of(operation, self._axis_lanes):
+            self.events.append(Event(phase, operation, lane, ready, self._compute_free))
+        else:
             queue = self._queues.setdefault(lane, [])
             start = max(ready, self._lane_free(lane))
             index = len(self.events)
             self._followed[index] = holding if start == ready else queue[-1]
             self._latest[operation.name] = index
             queue.append(index)
-            end = start + self._seconds_of(operation)
-            self.events.append(Event(phase, operation, lane, start, end))
+            self.events.append(Event(phase, operation, lane, start, start + seconds))
 
     def drain(self, least_seconds: float) -> None:
         """Charge the collectives that still run after the last kernel."""
@@ -112,7 +119,7 @@ class _Recording:
         ends = [self.events[index].end_seconds for index in last_events]
         if ends and least_seconds > max(self._compute_free, *ends):
             last = max(last_events, key=lambda i: self.events[i].end_seconds)
-            self.events[last] = replace(self.events[last], end_seconds=least_seconds)
+            self.events[last].end_seconds = least_seconds
         for queue in sorted(self._queues.values(), key=lambda q: self.events[q[-1]].end_seconds):
             if self.events[queue[-1]].end_seconds > self._compute_free:
                 self._charge(queue[-1])
@@ -149,11 +156,8 @@ class _Recording:
                 event = self.events[index]
                 if event.end_seconds <= start:
                     break
-                self.events[index] = replace(
-                    event,
-                    start_seconds=delayed(event.start_seconds),
-                    end_seconds=delayed(event.end_seconds),
-                )
+                event.start_seconds = delayed(event.start_seconds)
+                event.end_seconds = delayed(event.end_seconds)
 
     def _charge(self, holding: int) -> None:
         """Charge the standstill until the event `holding` ends to it and to those it followed."""
@@ -161,6 +165,5 @@ class _Recording:
         index: int | None = holding
         while index is not None and self.events[index].end_seconds > idle_from:
             event = self.events[index]
-            share = event.end_seconds - max(event.start_seconds, idle_from)
-            self.events[index] = replace(event, exposed_seconds=event.exposed_seconds + share)
+            event.exposed_seconds += event.end_seconds - max(event.start_seconds, idle_from)
             index = self._followed[index]

@@ -165,16 +165,18 @@ class CandidateTable:
     @classmethod
     def single(cls, configuration: Configuration, axes: Axes = AXONN_AXES) -> CandidateTable:
         """Return the table that holds one configuration."""
-        placements = Placements.of(
-            [configuration.layout], (check_order(configuration.order),), axes
-        )
-        return cls(
-            placements,
-            np.zeros(1, np.int64),
-            np.array([configuration.micro_batch], np.int64),
-            np.array([recompute_code(configuration.recompute)], np.int64),
-            np.array([configuration.n_virtual], np.int64),
-        )
+        return cls.of([configuration], axes)
+
+    @classmethod
+    def of(cls, configurations: Sequence[Configuration], axes: Axes) -> CandidateTable:
+        """Return the table that holds some configurations, each on a placement of its own."""
+        sizes = [[c.layout.size(axis) for axis in axes.sized] for c in configurations]
+        orders = [ORDERS.index(check_order(c.order)) for c in configurations]
+        executions = [
+            [c.micro_batch, recompute_code(c.recompute), c.n_virtual] for c in configurations
+        ]
+        placements = Placements(np.array(sizes, np.int64).T, np.array(orders, np.int64), axes)
+        return cls(placements, np.arange(len(placements)), *np.array(executions, np.int64).T)
 
     def __len__(self) -> int:
         return int(self.placement.size)

@@ -7,7 +7,7 @@ share one schedule and are played together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
@@ -29,6 +29,7 @@ from axonn_tune.spec.plan import (
     HostCopy,
     Operation,
     Part,
+    Size,
     StepPlan,
     Transfer,
 )
@@ -106,64 +107,8 @@ class Evaluator:
         return Evaluation(*self.play().times())
 
     def play(self) -> PlayedStep:
-        """Return the played parts of the step of every candidate of the table.
-
-        Raises
-        ------
-        InputError
-            Numbers of the machine are so far off that a time is infinite or no number.
-        """
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            step = self._play_chunks()
-            least_seconds = step.least_seconds()
-        if not np.isfinite(least_seconds).all():
-            raise InputError(
-                f"machine '{self.scenario.machine.name}': no time follows from its numbers; "
-                "one is too large or too small"
-            )
-        return step
-
-    def _play_chunks(self) -> PlayedStep:
-        schedules = self.schedules
-        lane_code = _lane_code(self.links, schedules.table)
-        by_lanes = _by_lanes(lane_code)
-        steps = []
-        for start in range(0, len(schedules.table), CHUNK_ROWS):
-            rows = by_lanes[start : start + CHUNK_ROWS]
-            prices = _ChunkPrices(self, rows)
-            play_part = partial(self._play, prices, lane_code[rows])
-            steps.append(played_step(prices.plan, play_part, prices.collectives.seconds))
-        return reduce(PlayedStep.joined, steps).take(np.argsort(by_lanes))
-
-    def _play(self, prices: _ChunkPrices, lane_code: Ints, part: Part) -> Played:
-        """Play a part of a chunk; candidates on the same lanes are played together."""
-        seconds, exposed = np.zeros((2, *lane_code.shape))
-        least = prices.collectives.least_seconds(part.phases)
-        for run, run_code in _runs(self.schedules.used_code(part, lane_code)):
-            program = self.schedules.program(part, run_code)
-            played = self._play_run(prices, program, part, run, least[run])
-            seconds[run] = played.seconds
-            exposed[run] = played.exposed_seconds
-        issue_seconds = self.scenario.issue_seconds
-        wait_seconds = self.scenario.wait_seconds_per_rank(prices.plan, part)
-        if issue_seconds or np.any(wait_seconds):
-            table = prices.plan.candidates
-            host = host_seconds(part.phases, table, issue_seconds, wait_seconds)
-            np.maximum(seconds, host, out=seconds)
-        return Played(seconds, exposed)
-
-    def _play_run(
-        self, prices: _ChunkPrices, program: Program, part: Part, run: slice, least: Array
-    ) -> Played:
-        """Play a part for the candidates of a run, with the prices of the whole chunk."""
-        return play(
-            program,
-            least.shape,
-            lambda indices: prices.kernels(part, indices)[run],
-            lambda index: prices.message(part, index)[run],
-            interference(self.scenario.machine),
-            least,
-        )
+        """Return the played parts of the step of every candidate; see `play_together`."""
+        return play_together([self])[0]
 
     def product_seconds(self) -> Array:
         """Return the time of all calls of each product of the micro-step, shape (ops, C)."""
@@ -176,6 +121,51 @@ class Evaluator:
                 if isinstance(operation, Gemm)
             ]
         )
+
+
+def play_together(evaluators: Sequence[Evaluator]) -> list[PlayedStep]:
+    """Return the played parts of the step of every candidate, on each of several machines.
+
+    The evaluators are one of them and what `Evaluator.on` returns for machines whose links form the
+    same levels. Those whose kernels and collectives slow each other equally are played at once.
+
+    Raises
+    ------
+    InputError
+        Numbers of a machine are so far off that a time is infinite or no number.
+    """
+    alike: dict[Interference, list[int]] = {}
+    for i, evaluator in enumerate(evaluators):
+        alike.setdefault(interference(evaluator.scenario.machine), []).append(i)
+    steps: dict[int, PlayedStep] = {}
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        for indices in alike.values():
+            steps |= zip(indices, _play_chunks([evaluators[i] for i in indices]), strict=True)
+        for i, step in steps.items():
+            _check_finite(evaluators[i].scenario.machine, step)
+    return [steps[i] for i in range(len(evaluators))]
+
+
+def _check_finite(machine: Machine, step: PlayedStep) -> None:
+    """Raise InputError if a time is infinite or no number."""
+    if not np.isfinite(step.least_seconds()).all():
+        raise InputError(
+            f"machine '{machine.name}': no time follows from its numbers; "
+            "one is too large or too small"
+        )
+
+
+def _play_chunks(evaluators: Sequence[Evaluator]) -> list[PlayedStep]:
+    """Play the candidates chunk by chunk, on all machines at once."""
+    schedules = evaluators[0].schedules
+    lane_code = _lane_code(evaluators[0].links, schedules.table)
+    by_lanes = _by_lanes(lane_code)
+    chunks = []
+    for start in range(0, len(schedules.table), CHUNK_ROWS):
+        rows = by_lanes[start : start + CHUNK_ROWS]
+        chunks.append(_PlayedChunk(evaluators, rows, lane_code[rows]).steps())
+    in_order = np.argsort(by_lanes)
+    return [reduce(PlayedStep.joined, steps).take(in_order) for steps in zip(*chunks, strict=True)]
 
 
 class Schedules:
@@ -264,30 +254,98 @@ class ShapePrices:
         return self._seconds[operation.name]
 
 
-class _ChunkPrices:
-    """The times of the operations of one chunk of candidates, arrays of shape (chunk,)."""
+class _PlayedChunk:
+    """The played parts of one chunk of candidates on M machines; each part is played once."""
 
-    def __init__(self, evaluator: Evaluator, rows: Ints) -> None:
-        self.plan = evaluator.schedules.plan(rows)
-        self.collectives = CollectivePrices(evaluator.links, self.plan.candidates)
+    def __init__(self, evaluators: Sequence[Evaluator], rows: Ints, lane_code: Ints) -> None:
+        self._evaluators = evaluators
+        self._lane_code = lane_code
+        self._schedules = evaluators[0].schedules
+        self._plan = self._schedules.plan(rows)
+        self._prices = [_ChunkPrices(evaluator, self._plan, rows) for evaluator in evaluators]
+        self._seconds: dict[tuple[str, OpIndex | tuple[OpIndex, ...]], Array] = {}
+        self._played: dict[str, list[Played]] = {}
+
+    def steps(self) -> list[PlayedStep]:
+        """Return the step on each machine."""
+        return [
+            played_step(self._plan, partial(self._part, i), prices.collectives.seconds)
+            for i, prices in enumerate(self._prices)
+        ]
+
+    def _part(self, machine: int, part: Part) -> Played:
+        """Return a part on one of the machines."""
+        if part.name not in self._played:
+            self._played[part.name] = self._play(part)
+        return self._played[part.name][machine]
+
+    def _play(self, part: Part) -> list[Played]:
+        """Play a part on all machines; candidates on the same lanes are played together."""
+        least = np.stack([prices.collectives.least_seconds(part.phases) for prices in self._prices])
+        seconds, exposed = np.zeros((2, *least.shape))
+        for run, run_code in _runs(self._schedules.used_code(part, self._lane_code)):
+            program = self._schedules.program(part, run_code)
+            played = self._play_run(program, part, run, least[:, run].ravel())
+            seconds[:, run] = played.seconds.reshape(len(least), -1)
+            exposed[:, run] = played.exposed_seconds.reshape(len(least), -1)
+        for evaluator, seconds_on in zip(self._evaluators, seconds, strict=True):
+            np.maximum(seconds_on, self._host_seconds(evaluator.scenario, part), out=seconds_on)
+        return [Played(*on_machine) for on_machine in zip(seconds, exposed, strict=True)]
+
+    def _play_run(self, program: Program, part: Part, run: slice, least: Array) -> Played:
+        """Play a part for the candidates of a run, those on the first machine first."""
+        return play(
+            program,
+            least.shape,
+            lambda indices: self._kernels(part, indices)[:, run].ravel(),
+            lambda index: self._message(part, index)[:, run].ravel(),
+            interference(self._evaluators[0].scenario.machine),
+            least,
+        )
+
+    def _kernels(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
+        """Return the time of kernels that run back to back, shape (M, chunk)."""
+        key = (part.name, indices)
+        if key not in self._seconds:
+            priced = [prices.kernels(part, indices) for prices in self._prices]
+            self._seconds[key] = np.stack(priced)
+        return self._seconds[key]
+
+    def _message(self, part: Part, index: OpIndex) -> Array:
+        """Return the time of a collective or of a copy of a part, shape (M, chunk)."""
+        key = (part.name, index)
+        if key not in self._seconds:
+            priced = [prices.message(part, index) for prices in self._prices]
+            self._seconds[key] = np.stack(priced)
+        return self._seconds[key]
+
+    def _host_seconds(self, scenario: Scenario, part: Part) -> Size:
+        """Return how long the host needs to issue a part."""
+        issue_seconds = scenario.issue_seconds
+        wait_seconds = scenario.wait_seconds_per_rank(self._plan, part)
+        if not issue_seconds and not np.any(wait_seconds):
+            return 0.0
+        return host_seconds(part.phases, self._plan.candidates, issue_seconds, wait_seconds)
+
+
+class _ChunkPrices:
+    """The times of the operations of one chunk of candidates on a machine, of shape (chunk,)."""
+
+    def __init__(self, evaluator: Evaluator, plan: StepPlan, rows: Ints) -> None:
+        self.collectives = CollectivePrices(evaluator.links, plan.candidates)
         self._by_shape = evaluator.kernels
         self._shape_of = evaluator.schedules.shape_of[rows]
-        self._kernels: dict[tuple[str, tuple[OpIndex, ...]], Array] = {}
 
     def kernels(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
         """Return the time of kernels that run back to back."""
-        key = (part.name, indices)
-        if key not in self._kernels:
-            phase = part.phases[indices[0][0]]
-            if phase.over_storage:
-                price = self._by_shape.prices.seconds
-                kernels = [phase.operations[index] for _, index in indices]
-                seconds = [price(op) for op in kernels if not isinstance(op, Transfer)]
-                self._kernels[key] = sum(seconds[1:], start=seconds[0])
-            else:
-                seconds = [self._by_shape.seconds(part, index) for index in indices]
-                self._kernels[key] = sum(seconds[1:], start=seconds[0])[self._shape_of]
-        return self._kernels[key]
+        phase = part.phases[indices[0][0]]
+        if phase.over_storage:
+            price = self._by_shape.prices.seconds
+            kernels = [phase.operations[index] for _, index in indices]
+            seconds = [price(op) for op in kernels if not isinstance(op, Transfer)]
+            return sum(seconds[1:], start=seconds[0])
+        seconds = [self._by_shape.seconds(part, index) for index in indices]
+        return sum(seconds[1:], start=seconds[0])[self._shape_of]
 
     def message(self, part: Part, index: OpIndex) -> Array:
         """Return the time of a collective or of a copy of a part."""

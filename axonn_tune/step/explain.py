@@ -168,9 +168,10 @@ def _sum_by_name(
     """
     groups: dict[str, list[Event]] = {}
     for event in events:
-        if is_launched(event.operation):
-            groups.setdefault(event.operation.name, []).append(event)
+        groups.setdefault(event.operation.name, []).append(event)
     for group in groups.values():
+        if not is_launched(group[0].operation):
+            continue
         host_gap = 0.0 if isinstance(group[0].operation, Transfer) else gap
         total = sum(event.seconds for event in group) - len(group) * host_gap
         exposed = sum(event.exposed_seconds for event in group)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from axonn_tune.cost import paper
 from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.prices import KernelPrices, Links
 from axonn_tune.errors import InputError
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.plan import Array
 from axonn_tune.spec.recomputation import broken_module_rules
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
@@ -31,33 +35,65 @@ def predict(
     reasons = broken_by(scenario, configuration)
     if reasons:
         raise InputError(f"{configuration} is not allowed: {'; '.join(reasons)}")
-    table = candidate_table(scenario, configuration)
+    return predict_each(scenario, [configuration], with_interval)[0]
+
+
+def predict_each(
+    scenario: Scenario, configurations: Sequence[Configuration], with_interval: bool = False
+) -> list[Prediction]:
+    """Predict configurations that keep the rules, each as `predict` does, all together."""
+    table = CandidateTable.of(configurations, scenario.strategy.axes)
     links = placement_links(scenario.machine, table.placements)
-    times = Evaluator.of(scenario, table, links).evaluate()
+    prices = KernelPrices(scenario.machine, scenario.job)
+    found: dict[int, Prediction] = {}
+    for rows in table.alike():
+        part = _predictions(scenario, table.take(rows), links, prices, with_interval)
+        found |= zip(rows.tolist(), part, strict=True)
+    return [found[row] for row in range(len(table))]
+
+
+def _predictions(
+    scenario: Scenario,
+    table: CandidateTable,
+    links: Links,
+    prices: KernelPrices,
+    with_interval: bool,
+) -> list[Prediction]:
+    """Return the predictions of candidates that are alike."""
+    times = Evaluator.of(scenario, table, links, prices).evaluate()
     total_bytes, terms_bytes = memory_bytes(scenario, table)
+    host_bytes = host_memory_bytes(scenario, table)
+    n_microsteps = table.n_microsteps(scenario.job.global_batch)
     paper_seconds = None
     if table.placements.axes.is_grid:
-        by_placement = paper.communication_seconds(
+        paper_seconds = paper.communication_seconds(
             scenario.model, scenario.job, table.placements, links
-        )
-        paper_seconds = float(by_placement[0])
+        )[table.placement]
     spread_fraction = None
     if with_interval:
-        spread_fraction = float(spread(scenario, *deviations(scenario, table))[0])
-    return Prediction(
-        scenario=scenario,
-        configuration=configuration,
-        n_microsteps=int(table.n_microsteps(scenario.job.global_batch)[0]),
-        step_seconds=float(times.step_seconds[0]),
-        exposed_communication_seconds=float(times.exposed_communication_seconds[0]),
-        bubble_seconds=float(times.bubble_seconds[0]),
-        memory_terms_bytes={term: float(values[0]) for term, values in terms_bytes.items()},
-        memory_bytes=float(total_bytes[0]),
-        host_memory_bytes=float(host_memory_bytes(scenario, table)[0]),
-        paper_communication_seconds=paper_seconds,
-        spread_fraction=spread_fraction,
-        p_best=1.0 if with_interval else None,
-    )
+        spread_fraction = spread(scenario, *deviations(scenario, table))
+    return [
+        Prediction(
+            scenario=scenario,
+            configuration=table.configuration(row),
+            n_microsteps=int(n_microsteps[row]),
+            step_seconds=float(times.step_seconds[row]),
+            exposed_communication_seconds=float(times.exposed_communication_seconds[row]),
+            bubble_seconds=float(times.bubble_seconds[row]),
+            memory_terms_bytes={term: float(nbytes[row]) for term, nbytes in terms_bytes.items()},
+            memory_bytes=float(total_bytes[row]),
+            host_memory_bytes=float(host_bytes[row]),
+            paper_communication_seconds=_entry(paper_seconds, row),
+            spread_fraction=_entry(spread_fraction, row),
+            p_best=1.0 if with_interval else None,
+        )
+        for row in range(len(table))
+    ]
+
+
+def _entry(column: Array | None, row: int) -> float | None:
+    """Return an entry of a column that may not be known."""
+    return None if column is None else float(column[row])
 
 
 def candidate_table(scenario: Scenario, configuration: Configuration) -> CandidateTable:

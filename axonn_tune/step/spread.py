@@ -20,7 +20,7 @@ from axonn_tune.spec.machine import Machine, Quantity
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.resources import Resource
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.step.evaluate import Evaluator
+from axonn_tune.step.evaluate import Evaluator, play_together
 
 # Standard deviations from the middle to the ends of an interval of 90 %.
 NORMAL_90 = 1.645
@@ -78,7 +78,7 @@ def _played(evaluator: Evaluator, machines: Sequence[Machine]) -> Array:
 
     All machines' pipelines have the same schedule and are played at once.
     """
-    steps = [each.play() for each in (evaluator, *map(evaluator.on, machines))]
+    steps = play_together([evaluator, *map(evaluator.on, machines)])
     seconds, _, _ = reduce(PlayedStep.joined, steps).times()
     return seconds.reshape(len(steps), -1)
 

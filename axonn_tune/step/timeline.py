@@ -18,11 +18,13 @@ from axonn_tune.simulate.pipeline import (
     passes,
     source_of,
 )
+from axonn_tune.simulate.program import group_of
 from axonn_tune.simulate.timeline import Event, timeline
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.measurement import Operation as MeasuredOperation
 from axonn_tune.spec.plan import (
     COMPUTE,
+    Array,
     Attention,
     Collective,
     Gemm,
@@ -235,17 +237,22 @@ class Player:
         self.axis_lanes = {
             group: int(lane) for group, lane in zip(self.links, group_lanes, strict=True)
         }
-        self._kernel_seconds: dict[str, float] = {}
+        self._seconds: dict[tuple[str, str], float] = {}
 
     def seconds_of(self, operation: Operation) -> float:
-        """Return the price of an operation; operations of one name cost the same."""
+        """Return the price of an operation; those of one name and group cost the same."""
+        key = (operation.name, group_of(operation))
+        if key not in self._seconds:
+            self._seconds[key] = number(self._price(operation))
+        return self._seconds[key]
+
+    def _price(self, operation: Operation) -> Array:
+        """Return the price of an operation that has not been priced yet."""
         if isinstance(operation, Collective):
-            return number(self._collectives.seconds(operation))
+            return self._collectives.seconds(operation)
         if isinstance(operation, HostCopy):
-            return number(self._kernels.copy_seconds(operation))
-        if operation.name not in self._kernel_seconds:
-            self._kernel_seconds[operation.name] = number(self._kernels.seconds(operation))
-        return self._kernel_seconds[operation.name]
+            return self._kernels.copy_seconds(operation)
+        return self._kernels.seconds(operation)
 
     def play(self, part: Part, repeats: int) -> PlayedPart:
         """Play a part from idle streams to idle streams."""
@@ -269,10 +276,12 @@ class Player:
     def measured(self, part: PlayedPart, origin: float) -> list[MeasuredOperation]:
         """Return the events of a part that starts at `origin`."""
         gap = self._scenario.machine.kernels.gap_seconds.value
+        operations = {event.operation.name: event.operation for event in part.events}
+        launched = {name for name, operation in operations.items() if is_launched(operation)}
         return [
             _as_measured(event, origin, gap)
             for event in part.events
-            if is_launched(event.operation)
+            if event.operation.name in launched
         ]
 
     def parts(self, n_micro: int) -> list[PlayedPart]:

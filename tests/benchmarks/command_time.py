@@ -67,7 +67,7 @@ def run(command: Sequence[str], checkout: Path = HERE) -> tuple[float, float]:
             command,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": str(checkout)},
+            env={**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": ""},
             cwd=folder,
         )
         _, status, usage = os.wait4(process.pid, 0)

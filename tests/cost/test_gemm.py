@@ -191,7 +191,7 @@ def test_tuning_never_costs_time_with_measured_points(measured, mode):
     machine = machine_of(points=points_of(measured, "NN"), modes=(1.0, 0.6, 0.3))
     for (m, n, k), _ in measured:
         tuned = seconds(machine, m, n, k, mode, tuning=True)
-        assert tuned <= seconds(machine, m, n, k, mode)
+        assert tuned <= seconds(machine, m, n, k, mode) * (1.0 + 1e-12)
 
 
 @given(st.lists(st.tuples(SIDES, SIDES, SIDES), min_size=1, max_size=6), MEASURED, st.booleans())

@@ -6,7 +6,7 @@ import pytest
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.bridge import megatron_bridge
-from axonn_tune.reproduce.results import predict_run
+from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
 
 
@@ -15,7 +15,7 @@ def predictions():
     """The row and the prediction of every step."""
     rows = load_published("megatron_bridge")
     runs = megatron_bridge(rows, Loaders(load_model, load_machine, load_engine))
-    return [(row, predict_run(run)) for row, run in zip(rows, runs, strict=True)]
+    return list(zip(rows, predict_runs(list(runs)), strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from axonn_tune.api import build_search
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.fine_tuning import fine_tuning
-from axonn_tune.reproduce.results import predict_run
+from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.search.one_layout import best_of_layout
 
@@ -17,7 +17,7 @@ def predicted():
     """The row and the prediction of every step."""
     rows = load_published("lora")
     runs = fine_tuning(rows, Loaders(load_model, load_machine, load_engine))
-    return [(row, predict_run(run)) for row, run in zip(rows, runs, strict=True)]
+    return list(zip(rows, predict_runs(list(runs)), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.long_sequences import long_sequences
-from axonn_tune.reproduce.results import predict_run
+from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
 
 ROWS = load_published("nemo_long")
@@ -15,7 +15,7 @@ ROWS = load_published("nemo_long")
 @pytest.fixture(scope="module")
 def predicted():
     runs = long_sequences(ROWS, Loaders(load_model, load_machine, load_engine))
-    return [predict_run(run) for run in runs]
+    return predict_runs(list(runs))
 
 
 def test_rows_are_consistent():

@@ -7,7 +7,7 @@ import pytest
 
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
-from axonn_tune.reproduce.results import predict_run
+from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.reproduce.simumax import simumax
 from axonn_tune.units import gib
@@ -19,7 +19,7 @@ PAGE = " ".join((Path(__file__).parents[2] / "docs/validation.md").read_text().s
 def predicted():
     rows = load_published("simumax_b200")
     runs = simumax(rows, Loaders(load_model, load_machine, load_engine))
-    return [(row, predict_run(run)) for row, run in zip(rows, runs, strict=True)]
+    return list(zip(rows, predict_runs(list(runs)), strict=True))
 
 
 def allocation_errors(predicted):

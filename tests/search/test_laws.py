@@ -203,6 +203,12 @@ def test_the_nearest_smaller_count_is_at_most_1023_away():
     assert list(nearest_counts(3000, lambda n: n == 3000 - 1024)) == []
 
 
+def test_only_multiples_of_a_step_are_tried():
+    tried = []
+    assert not nearest_counts(64, lambda n: tried.append(n) is not None, farthest=20, step=8)
+    assert sorted(tried) == [48, 56, 72, 80]
+
+
 @pytest.mark.parametrize("with_interval", [True, False])
 def test_the_best_of_a_search_is_the_first_of_its_ranking(with_interval):
     search = search_of(MODEL, JOB, machine_of(), AXONN, micro_batch=1)

@@ -13,7 +13,7 @@ from axonn_tune.options import SwitchOptions, declared, defaults
 from axonn_tune.report.records import flat_record, record
 from axonn_tune.report.suggest import ranking_document
 from axonn_tune.search.one_layout import best_of_layout, why_not
-from axonn_tune.search.rank import rank_candidates
+from axonn_tune.search.rank import near_step, rank_candidates
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import grid_layout
 from axonn_tune.step.explain import explain
@@ -185,6 +185,11 @@ def test_nothing_fits_names_the_nearest_counts_that_do_if_they_are_near():
         rank_candidates(build_search("80b", 1000))
     for near in (960, 1008):
         assert len(rank_candidates(build_search("80b", near))) > 0
+
+
+@pytest.mark.parametrize(("n_gpus", "step"), [(1, 1), (48, 1), (1000, 2), (1024, 2), (16384, 32)])
+def test_of_many_counts_only_multiples_of_a_power_of_two_are_near(n_gpus, step):
+    assert near_step(n_gpus, n_gpus // 10) == step
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """One configuration is predicted without a search, and refused for what a search would refuse."""
 
+from dataclasses import replace
+
 import pytest
 
 from axonn_tune.api import build_search
 from axonn_tune.errors import InputError
-from axonn_tune.search.rank import rank_candidates
+from axonn_tune.search.rank import only_configuration, rank_candidates
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import grid_layout, parse_layout
-from axonn_tune.step.predict import predict
+from axonn_tune.step.predict import predict, predict_each
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +20,30 @@ def search():
 def test_a_prediction_is_the_one_of_the_search(search):
     best = rank_candidates(search).prediction(0)
     assert predict(search.scenario, best.configuration).step_seconds == best.step_seconds
+
+
+@pytest.mark.parametrize(("strategy", "n_depths"), [("axonn", 1), ("megatron", 5)])
+def test_configurations_are_predicted_together_as_one_by_one(strategy, n_depths):
+    search = build_search("20b", 32, global_batch=64, strategy=strategy, include_oom=True)
+    ranking = rank_candidates(search)
+    configurations = [ranking.table.configuration(row) for row in range(0, len(ranking), 4)]
+    together = predict_each(search.scenario, configurations)
+    alone = [predict(search.scenario, configuration) for configuration in configurations]
+    assert [p.configuration for p in together] == configurations
+    assert len({p.layout.n_stages for p in alone}) == n_depths
+    for number in ("step_seconds", "memory_bytes", "bubble_seconds", "n_microsteps"):
+        expected = [getattr(prediction, number) for prediction in alone]
+        assert [getattr(p, number) for p in together] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_search_that_chooses_nothing_has_one_configuration(search):
+    layout = grid_layout(2, 2, 2, 4)
+    held = search.of_layout(layout)
+    assert only_configuration(held) is None
+    fixed = replace(held, constraints=replace(held.constraints, micro_batch=2))
+    assert only_configuration(fixed) == Configuration(layout, micro_batch=2, recompute="full")
+    assert only_configuration(replace(fixed, include_oom=False)) is None
+    assert only_configuration(replace(fixed, recomputes=("none", "full"))) is None
 
 
 @pytest.mark.parametrize(
