@@ -186,8 +186,9 @@ Megatron-Bridge; nothing fitted. What these runs do and no prediction does is at
 and activations stored in 8 bits. The same layouts took up to 18 % less time in MLPerf's next round,
 with newer software. *Megatron-Bridge*: Megatron-Core on H100 to GB300, mostly in 8 and 4 bits
 (NVIDIA-NeMo/Megatron-Bridge, Apache-2.0), as its releases from 25.11 to 26.06 measured it. The
-host's time for experts is fitted to two of its steps; with experts and no CUDA graph of a whole
-iteration the host holds the GPU up more than predicted.
+host's time for experts is fitted to two of its steps, and the clock that GB200 holds in training to
+the four of Llama 3 70B in MXFP8; with experts and no CUDA graph of a whole iteration the host holds
+the GPU up more than predicted.
 *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale Playbook
 (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes, and runs on
 64 nodes, where the source's own times scatter up to ten times, stand apart. *near*: steps that took

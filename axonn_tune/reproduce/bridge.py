@@ -14,8 +14,12 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
 
-# The steps to which the host's time for experts is fitted: model, machine and micro-batch.
-_FITTED = ("qwen3-30b-a3b", "dgx-b200", "1")
+# The steps to which the host's time for experts is fitted, and those to which the clock that GB200
+# holds in training is: model, machine, precision and micro-batch.
+_FITTED = {
+    ("qwen3-30b-a3b", "dgx-b200", "mxfp8", "1"),
+    ("llama3-70b", "gb200-nvl72-64", "mxfp8", "1"),
+}
 _ENGINES = {"yes": "megatron-core-graphs", "no": "megatron-core"}
 
 
@@ -28,7 +32,8 @@ def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         model, machine = models[row["model"]], machines[row["machine"]]
         engine = engines[row["graphs"]]
         source = "NVIDIA-NeMo/Megatron-Bridge (Apache-2.0)"
-        is_fitted = (row["model"], row["machine"], row["micro_batch"]) == _FITTED
+        columns = ("model", "machine", "precision", "micro_batch")
+        is_fitted = tuple(row[column] for column in columns) in _FITTED
         paper = Paper("Megatron-Bridge", source, machine, "table", ("network",), is_fitted)
         published = {"step_seconds": float(row["step_seconds"])}
         kind = "dense" if model.is_dense else "experts"
