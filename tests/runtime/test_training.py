@@ -316,6 +316,13 @@ def check_messages(rank):
             lambda: trainer_of(Trained(GPT, Mesh(grid_layout(1, 1, 2, 1))), micro_batch=3),
             "multiple of 6",
         ),
+        (
+            lambda: trainer_of(
+                Trained(GPT, Mesh(grid_layout(1, 1, 2, 1)), optimizer={"one_microstep": True}),
+                micro_batch=1,
+            ),
+            "allowed with an optimizer that was made with one_microstep: 1",
+        ),
         (lambda: goldfish_targets(torch.zeros(1, 1), torch.zeros(1, 1), 1), "2 or more"),
     ]
     for call, words in cases:

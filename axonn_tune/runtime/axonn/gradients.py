@@ -38,6 +38,8 @@ class GradientSums:
         The sums.
     n_in_vectors : int
         Number of elements that belong to vectors.
+    adds : bool
+        Whether gradients of micro-steps are added to the sums, and not formed there.
     """
 
     def __init__(
@@ -47,8 +49,8 @@ class GradientSums:
         sizes = [owner.shard.numel() for owner in owners]
         self.n_in_vectors = sum(o.shard.numel() for o in owners if isinstance(o, Vector))
         self.flat = torch.zeros(sum(sizes), device=engine.mesh.device)
-        self._adds = not one_microstep or engine.dtype != self.flat.dtype
-        self._new = torch.zeros_like(self.flat, dtype=engine.dtype) if self._adds else self.flat
+        self.adds = not one_microstep or engine.dtype != self.flat.dtype
+        self._new = torch.zeros_like(self.flat, dtype=engine.dtype) if self.adds else self.flat
         self._starts = dict(zip(owners, accumulate([0, *sizes]), strict=False))
         for owner, gradient in zip(owners, self._new.split(sizes), strict=True):
             if isinstance(owner, Matrix):
@@ -81,7 +83,7 @@ class GradientSums:
     @property
     def added_to(self) -> torch.Tensor:
         """The sums that have to be zero before a step, since backward passes add to them."""
-        return self.flat if self._adds else self.flat[: self.n_in_vectors]
+        return self.flat if self.adds else self.flat[: self.n_in_vectors]
 
     def _send_unit_before(self, unit: str, first: Matrix) -> None:
         """Send the unit before this one, whose gradients have all been scattered over Z by now."""
@@ -96,13 +98,13 @@ class GradientSums:
         is_last = self._engine.unit_formed is not None
         rest = names.accumulate(names.gradient("rest"))
         self._accumulate(rest if is_last else names.GRADIENT_ACCUMULATE, 0)
-        if self._adds:
+        if self.adds:
             self._new[: self.n_in_vectors].zero_()
         self._engine.unit_formed = self._formed = None
 
     def _accumulate(self, name: str, start: int) -> None:
         """Add the micro-step's gradients from an element on, as far as they have not been sent."""
-        if not self._adds:
+        if not self.adds:
             return
         new, sums = self._new[start : self._sent_from], self.flat[start : self._sent_from]
         with self._engine.recorder.memory_bound(name, new.nbytes + 2.0 * sums.nbytes):

@@ -71,7 +71,8 @@ class Trainer:
     Raises
     ------
     InputError
-        The micro-batches of all ranks do not make up the global batch.
+        The micro-batches of all ranks do not make up the global batch, or the optimizer does not
+        add gradients of several micro-steps.
     """
 
     def __init__(
@@ -90,6 +91,11 @@ class Trainer:
             raise InputError(
                 f"global batch is {global_batch} sequences; allowed: a multiple of {at_once}, "
                 "G_z * G_data * micro-batch"
+            )
+        if global_batch > at_once and not optimizer.sums.adds:
+            raise InputError(
+                f"a step has {global_batch // at_once} micro-steps; allowed with an optimizer that "
+                "was made with one_microstep: 1"
             )
         self._model = model
         self._optimizer = optimizer
