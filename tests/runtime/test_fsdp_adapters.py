@@ -1,5 +1,6 @@
 """What torch's FSDP2 does with adapters beside frozen weights, seen in a world of one rank."""
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -37,6 +38,7 @@ def messages_of_a_step():
     return stored, [(op.kind, op.nbytes) for op in found]
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_gathered_and_never_reduced():
     """Each block is gathered in both passes, frozen weight and adapter in one message."""
     stored, messages = messages_of_a_step()
