@@ -9,7 +9,7 @@ import axonn_tune
 from axonn_tune.api import build_search
 from axonn_tune.errors import AxonnTuneError, InputError, NoCandidateError
 from axonn_tune.io.presets import load_machine, load_model
-from axonn_tune.options import SwitchOptions, declared, defaults
+from axonn_tune.options import ExecutionOptions, SwitchOptions, declared, defaults
 from axonn_tune.report.records import flat_record, record
 from axonn_tune.report.suggest import ranking_document
 from axonn_tune.search.one_layout import best_of_layout, why_not
@@ -343,7 +343,7 @@ def test_the_search_of_one_layout_keeps_what_does_not_fit():
 
 
 def test_switches_have_the_defaults_of_the_options():
-    shown = defaults(declared(SwitchOptions))
+    shown = defaults(declared(ExecutionOptions, SwitchOptions))
     assert asdict(Switches()).items() <= shown.items()
 
 
