@@ -15,16 +15,21 @@ from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.spread import NORMAL_90, deviations, spread
 
-# Held-out runs of which an interval is made in each draw.
+# Held-out runs of which an interval is made in each draw, at most.
 N_INTERVALS = 24
 
 
 @cache
-def published_trials(table, rows_of, engine=None):
-    """Trials of a published table by group; `engine` takes the place of the one that is known."""
+def published_trials(table, rows_of, engine=None, wanted=None):
+    """Trials of a published table by group, of all runs or of those that are wanted.
+
+    `engine` takes the place of the one that is known.
+    """
     loaders = Loaders(load_model, load_machine, lambda name: load_engine(engine or name))
     groups = {}
     for number, run in enumerate(rows_of(load_published(table), loaders), start=1):
+        if wanted is not None and not wanted(run):
+            continue
         trial = Trial(f"row {number}", predict_run(run), run.published["step_seconds"])
         groups.setdefault(run.group, []).append(trial)
     return groups
@@ -34,8 +39,13 @@ def machine_of(trial):
     return trial.prediction.scenario.machine
 
 
+def stated_errors(trials):
+    """Predicted over measured steps, minus one, on the machine that shall learn."""
+    return np.array([t.prediction.step_seconds / t.measured_seconds - 1.0 for t in trials])
+
+
 def errors_on(machine, trials):
-    """Predicted over measured steps, minus one."""
+    """The same on another machine."""
     return np.array([t.seconds_on(machine) / t.measured_seconds - 1.0 for t in trials])
 
 
@@ -47,10 +57,11 @@ def is_within(machine, trial):
     return abs(np.log(trial.seconds_on(machine) / trial.measured_seconds)) <= width
 
 
-def lessons(trials, n_runs, n_draws, others_of=None, seed=0):
+def lessons(trials, n_runs, n_draws, others_of=None, seed=0, most_others=None):
     """Mean errors before and after, and the share inside the interval, one row for each draw.
 
-    `others_of` returns what is predicted; without it, all runs that are not learned from.
+    `others_of` is what is predicted; without it, all runs that are not learned from. Of more than
+    `most_others` of them a random choice is predicted.
     """
     random = np.random.default_rng(seed)
     rows = []
@@ -60,14 +71,13 @@ def lessons(trials, n_runs, n_draws, others_of=None, seed=0):
         names = {trial.name for trial in chosen}
         pool = trials if others_of is None else others_of
         others = [trial for trial in pool if trial.name not in names]
-        before = machine_of(trials[0])
-        after = learn(before, chosen)
-        judged = [others[i] for i in random.permutation(len(others))[:N_INTERVALS]]
+        others = [others[i] for i in random.permutation(len(others))[:most_others]]
+        after = learn(machine_of(trials[0]), chosen)
         rows.append(
             (
-                np.abs(errors_on(before, others)).mean(),
+                np.abs(stated_errors(others)).mean(),
                 np.abs(errors_on(after, others)).mean(),
-                np.mean([is_within(after, trial) for trial in judged]),
+                np.mean([is_within(after, trial) for trial in others[:N_INTERVALS]]),
             )
         )
     return np.array(rows)
