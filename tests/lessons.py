@@ -9,11 +9,12 @@ from scipy.stats import norm
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.learning.choose import LIKENESS_DOUBLINGS, _doublings, next_layouts
-from axonn_tune.learning.learn import Trial, learn
+from axonn_tune.learning.fit import fitted
+from axonn_tune.learning.learn import LEAST_GAIN, Trial, _linearised, learn, stated_spreads
 from axonn_tune.reproduce.results import predict_run
 from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.step.predict import candidate_table
-from axonn_tune.step.spread import NORMAL_90, deviations, spread
+from axonn_tune.step.spread import MODEL_ERROR, NORMAL_90, deviations, spread
 
 # Held-out runs of which an interval is made in each draw, at most.
 N_INTERVALS = 24
@@ -78,6 +79,38 @@ def lessons(trials, n_runs, n_draws, others_of=None, seed=0, most_others=None):
                 np.abs(stated_errors(others)).mean(),
                 np.abs(errors_on(after, others)).mean(),
                 np.mean([is_within(after, trial) for trial in others[:N_INTERVALS]]),
+            )
+        )
+    return np.array(rows)
+
+
+def linear_lessons(trials, n_runs, n_draws, others_of=None, seed=0):
+    """The same as `lessons` for many draws: steps are linear in the logarithms of the factors.
+
+    The trials share one machine and one engine. `others_of` holds the numbers of the trials that
+    are predicted.
+    """
+    machine = machine_of(trials[0])
+    spreads = stated_spreads(machine, trials[0].prediction.scenario.strategy.engine)
+    predicted, slopes = _linearised(machine, trials, np.ones(spreads.size, dtype=bool), iter)
+    errors = np.log([trial.measured_seconds for trial in trials]) - predicted
+    random = np.random.default_rng(seed)
+    pool = np.arange(len(trials)) if others_of is None else np.array(others_of)
+    rows = []
+    for _ in range(n_draws):
+        chosen = random.permutation(len(trials))[:n_runs]
+        others = np.setdiff1d(pool, chosen)
+        fit = fitted(slopes[chosen], errors[chosen], spreads)
+        is_told = np.sqrt(np.diag(fit.covariance)) < (1.0 - LEAST_GAIN) * spreads
+        fit = fitted(slopes[chosen] * is_told, errors[chosen], spreads)
+        own = slopes[others]
+        left = errors[others] - own @ fit.log_factors
+        variance = ((own @ fit.covariance) * own).sum(axis=1) + fit.scatter**2 + MODEL_ERROR**2
+        rows.append(
+            (
+                np.abs(np.expm1(-errors[others])).mean(),
+                np.abs(np.expm1(-left)).mean(),
+                (np.abs(left) <= NORMAL_90 * np.sqrt(variance)).mean(),
             )
         )
     return np.array(rows)
