@@ -9,24 +9,32 @@ from scipy.stats import norm
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.learning.choose import LIKENESS_DOUBLINGS, _doublings, next_layouts
-from axonn_tune.learning.learn import Trial, learn
+from axonn_tune.learning.fit import fitted
+from axonn_tune.learning.learn import LEAST_GAIN, Trial, _linearised, learn, stated_spreads
 from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.step.predict import candidate_table
-from axonn_tune.step.spread import NORMAL_90, deviations, spread
+from axonn_tune.step.spread import MODEL_ERROR, NORMAL_90, deviations, spread
 
-# Held-out runs of which an interval is made in each draw.
+# Held-out runs of which an interval is made in each draw, at most.
 N_INTERVALS = 24
 
 
 @cache
-def published_trials(table, rows_of, engine=None):
-    """Trials of a published table by group; `engine` takes the place of the one that is known."""
+def published_trials(table, rows_of, engine=None, wanted=None):
+    """Trials of a published table by group, of all runs or of those that are wanted.
+
+    `engine` takes the place of the one that is known.
+    """
     loaders = Loaders(load_model, load_machine, lambda name: load_engine(engine or name))
     groups = {}
-    runs = list(rows_of(load_published(table), loaders))
-    predictions = predict_runs(runs)
-    for number, (run, prediction) in enumerate(zip(runs, predictions, strict=True), start=1):
+    numbered = [
+        (number, run)
+        for number, run in enumerate(rows_of(load_published(table), loaders), start=1)
+        if wanted is None or wanted(run)
+    ]
+    predictions = predict_runs([run for _, run in numbered])
+    for (number, run), prediction in zip(numbered, predictions, strict=True):
         trial = Trial(f"row {number}", prediction, run.published["step_seconds"])
         groups.setdefault(run.group, []).append(trial)
     return groups
@@ -36,8 +44,13 @@ def machine_of(trial):
     return trial.prediction.scenario.machine
 
 
+def stated_errors(trials):
+    """Predicted over measured steps, minus one, on the machine that shall learn."""
+    return np.array([t.prediction.step_seconds / t.measured_seconds - 1.0 for t in trials])
+
+
 def errors_on(machine, trials):
-    """Predicted over measured steps, minus one."""
+    """The same on another machine."""
     return np.array([t.seconds_on(machine) / t.measured_seconds - 1.0 for t in trials])
 
 
@@ -49,10 +62,11 @@ def is_within(machine, trial):
     return abs(np.log(trial.seconds_on(machine) / trial.measured_seconds)) <= width
 
 
-def lessons(trials, n_runs, n_draws, others_of=None, seed=0):
+def lessons(trials, n_runs, n_draws, others_of=None, seed=0, most_others=None):
     """Mean errors before and after, and the share inside the interval, one row for each draw.
 
-    `others_of` returns what is predicted; without it, all runs that are not learned from.
+    `others_of` is what is predicted; without it, all runs that are not learned from. Of more than
+    `most_others` of them a random choice is predicted.
     """
     random = np.random.default_rng(seed)
     rows = []
@@ -62,14 +76,45 @@ def lessons(trials, n_runs, n_draws, others_of=None, seed=0):
         names = {trial.name for trial in chosen}
         pool = trials if others_of is None else others_of
         others = [trial for trial in pool if trial.name not in names]
-        before = machine_of(trials[0])
-        after = learn(before, chosen)
-        judged = [others[i] for i in random.permutation(len(others))[:N_INTERVALS]]
+        others = [others[i] for i in random.permutation(len(others))[:most_others]]
+        after = learn(machine_of(trials[0]), chosen)
         rows.append(
             (
-                np.abs(errors_on(before, others)).mean(),
+                np.abs(stated_errors(others)).mean(),
                 np.abs(errors_on(after, others)).mean(),
-                np.mean([is_within(after, trial) for trial in judged]),
+                np.mean([is_within(after, trial) for trial in others[:N_INTERVALS]]),
+            )
+        )
+    return np.array(rows)
+
+
+def linear_lessons(trials, n_runs, n_draws, others_of=None, seed=0):
+    """The same as `lessons` for many draws: steps are linear in the logarithms of the factors.
+
+    The trials share one machine and one engine. `others_of` holds the numbers of the trials that
+    are predicted.
+    """
+    machine = machine_of(trials[0])
+    spreads = stated_spreads(machine, trials[0].prediction.scenario.strategy.engine)
+    predicted, slopes = _linearised(machine, trials, np.ones(spreads.size, dtype=bool), iter)
+    errors = np.log([trial.measured_seconds for trial in trials]) - predicted
+    random = np.random.default_rng(seed)
+    pool = np.arange(len(trials)) if others_of is None else np.array(others_of)
+    rows = []
+    for _ in range(n_draws):
+        chosen = random.permutation(len(trials))[:n_runs]
+        others = np.setdiff1d(pool, chosen)
+        fit = fitted(slopes[chosen], errors[chosen], spreads)
+        is_told = np.sqrt(np.diag(fit.covariance)) < (1.0 - LEAST_GAIN) * spreads
+        fit = fitted(slopes[chosen] * is_told, errors[chosen], spreads)
+        own = slopes[others]
+        left = errors[others] - own @ fit.log_factors
+        variance = ((own @ fit.covariance) * own).sum(axis=1) + fit.scatter**2 + MODEL_ERROR**2
+        rows.append(
+            (
+                np.abs(np.expm1(-errors[others])).mean(),
+                np.abs(np.expm1(-left)).mean(),
+                (np.abs(left) <= NORMAL_90 * np.sqrt(variance)).mean(),
             )
         )
     return np.array(rows)

@@ -154,20 +154,20 @@ def _from_others(runs: _Runs, used: np.ndarray, index: int) -> tuple[float, floa
 def _solution(runs: _Runs, used: np.ndarray) -> tuple[Array, Array, float]:
     """Return the factors in units of their spreads, their covariance, and the scatter."""
     scatter = EXPECTED_SCATTER
-    weights = used.astype(np.float64)
     expected = EXPECTED_SCATTER_RUNS * EXPECTED_SCATTER**2
     steps = used & runs.is_step
     n_steps = EXPECTED_SCATTER_RUNS + _MEAN_SQUARE_CUT * steps.sum()
     scaled = runs.slopes
-    covariance: Array
+    # It begins with the stated factors, so that of several explanations the nearest is found.
+    factors, covariance = np.zeros(scaled.shape[1]), np.eye(scaled.shape[1])
     for _ in range(_N_REWEIGHTINGS):
-        # Runs that agree on more than is expected are no reason to doubt them.
-        scale = min(scatter, EXPECTED_SCATTER)
-        weighted = scaled.T * (weights / scale**2)
-        covariance = np.asarray(np.linalg.inv(weighted @ scaled + np.eye(scaled.shape[1])))
-        factors = covariance @ (weighted @ runs.errors)
+        # Many runs that agree on more than is expected are no reason to doubt them.
+        scale = min(scatter, EXPECTED_SCATTER) if used.sum() >= RUNS_PER_BAD_RUN else scatter
         left = np.abs(runs.errors - scaled @ factors)
         weights = used * (_TAIL_FREEDOM + 1) / (_TAIL_FREEDOM + (left / scale) ** 2)
+        weighted = scaled.T * (weights / scale**2)
+        covariance = np.asarray(np.linalg.inv(weighted @ scaled + np.eye(scaled.shape[1])))
+        factors = np.asarray(covariance @ (weighted @ runs.errors))
         cut = np.minimum(left, _HUBER * scatter)
         scatter = float(np.sqrt((expected + steps @ cut**2) / n_steps))
     return factors, covariance, scatter

@@ -11,6 +11,8 @@ ROWS = (
     'llama3-8b,8,"tensor=4,data=2",64,1,megatron-core,none,9.1',
     'llama3-8b,8,"tensor=2,data=4",64,1,megatron-core,full,10.6',
 )
+# The same layouts again, on another day.
+AGAIN = [ROWS[0].replace("11.5", "11.6"), ROWS[1].replace("9.1", "9.2")]
 
 
 @pytest.fixture
@@ -32,12 +34,13 @@ def learn(capsys, table, *arguments):
 
 def test_a_profile_is_written_and_compared_with_the_one_before(capsys, tmp_path, table):
     mine = tmp_path / "mine.yaml"
+    table.write_text("\n".join([HEADER, *ROWS, *AGAIN, ""]))
     report = learn(capsys, table, "--output", mine)
-    assert "Learned from 3 runs of Megatron-Core" in report
+    assert "Learned from 5 runs of Megatron-Core" in report
     assert "These runs say nothing of:" in report and "infiniband bandwidth" in report
     assert f"Written to {mine}" in report
     difference = printed(capsys, "machines", "diff", "dgx-h100", mine)
-    assert "Learned from 3 runs of Megatron-Core" in difference
+    assert "Learned from 5 runs of Megatron-Core" in difference
     step = ["explain", "--model", "llama3-8b", "--gpus", "8", "--grid", "tensor=8"]
     step += ["--strategy", "megatron", "--global-batch", "64", "--micro-batch", "1"]
     step += ["--recompute", "none", "--format", "json"]

@@ -1,4 +1,7 @@
-"""What learning from a few published runs does for the prediction of the others."""
+"""What learning from a few published runs does for the prediction of the others.
+
+docs/learn.md has the same figures of more draws and of all jobs, which take minutes.
+"""
 
 import numpy as np
 import pytest
@@ -15,36 +18,65 @@ from lessons import (
 
 from axonn_tune.reproduce import fsdp, megatron, nanotron
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.slow
+# Held-out runs that are predicted in each draw.
+N_OTHERS = 10
 
 
-def by_machine(groups):
-    """The trials of all groups by the name of their machine."""
+@pytest.fixture(scope="module")
+def llm_foundry():
+    """Runs of an engine of 2023 that are predicted as FSDP2 of today, by machine."""
     machines = {}
-    for trial in (trial for trials in groups.values() for trial in trials):
-        machines.setdefault(machine_of(trial).name, []).append(trial)
+    for trials in published_trials("llm_foundry", fsdp.llm_foundry, "fsdp2-eager").values():
+        for trial in trials:
+            machines.setdefault(machine_of(trial).name, []).append(trial)
     return machines
 
 
-def test_five_runs_make_a_known_engine_of_a_generic_one():
-    """Runs of llm-foundry are predicted as FSDP2 of today: 8.8 to 17.2 % before, 6 % after."""
-    groups = by_machine(published_trials("llm_foundry", fsdp.llm_foundry, "fsdp2-eager"))
-    results = [lessons(trials, 5, 1).mean(axis=0) for trials in groups.values()]
-    for before, after, within in results:
-        assert after < 0.7 * before
-        assert within > 0.85
-    assert np.mean([after for _, after, _ in results]) < 0.06
+def is_narrow(run):
+    """Whether a run is of the smaller of the two hidden sizes of vTrain on one node."""
+    return run.group == "hidden 1024"
 
 
-def test_six_runs_of_a_node_do_no_harm_where_errors_are_those_of_shapes():
-    """Each shape of vTrain has an error of its own, which other shapes do not tell."""
-    for trials in published_trials("vtrain_a100_single", megatron.vtrain).values():
-        before, after, _ = lessons(trials, 6, 1).mean(axis=0)
+def vtrain():
+    """Runs whose errors are those of their shapes, which other shapes do not tell."""
+    return published_trials("vtrain_a100_single", megatron.vtrain, None, is_narrow)
+
+
+def test_five_runs_make_a_known_engine_of_a_generic_one(llm_foundry):
+    """The error is 8.8 to 17.2 % before, and the bar is 6 % after."""
+    results = [
+        lessons(trials, 5, 1, most_others=N_OTHERS).mean(axis=0) for trials in llm_foundry.values()
+    ]
+    before, after, within = np.mean(results, axis=0)
+    assert after < min(0.06, 0.6 * before)
+    assert within > 0.85
+
+
+def test_six_runs_do_no_harm_where_errors_are_those_of_shapes():
+    for trials in vtrain().values():
+        before, after, within = lessons(trials, 6, 1, most_others=N_OTHERS).mean(axis=0)
         assert after < before + 0.01
+        assert within >= 0.7
+
+
+@pytest.mark.parametrize("source", ["llm-foundry", "vTrain"])
+def test_two_runs_never_make_it_worse_than_none(source, llm_foundry):
+    groups = llm_foundry if source == "llm-foundry" else vtrain()
+    for trials in groups.values():
+        before, after, _ = lessons(trials, 2, 2, most_others=N_OTHERS, seed=1).T
+        assert (after < before + 0.002).all()
+
+
+def is_of_a_small_job(run):
+    """Whether a run is of the 1B model on 2 or 4 nodes: these jobs have 59 and 68 layouts."""
+    is_of_the_model = run.group == "1B, up to 16 nodes"
+    return is_of_the_model and run.search.scenario.job.n_gpus in (16, 32)
 
 
 def test_the_best_layout_is_found_in_few_trials():
-    jobs = jobs_of(published_trials("nanotron_h100", nanotron.nanotron))
+    groups = published_trials("nanotron_h100", nanotron.nanotron, None, is_of_a_small_job)
+    jobs = [trials for trials in jobs_of(groups).values() if len(trials) > 1]
     counts = np.array(
         [
             (
@@ -52,10 +84,9 @@ def test_the_best_layout_is_found_in_few_trials():
                 np.mean([n_until_best(order_without_model(trials, s), trials) for s in range(3)]),
                 n_until_best(proposed_order(trials), trials),
             )
-            for trials in jobs.values()
-            if len(trials) > 1
+            for trials in jobs
         ]
     )
-    by_chance, without_model, proposed = np.median(counts, axis=0)
-    assert proposed <= 2.0 < without_model < by_chance
-    assert counts[:, 2].mean() < 3.5
+    assert len(jobs) == 2
+    by_chance, without_model, proposed = counts.mean(axis=0)
+    assert proposed <= 3.0 < without_model < by_chance
