@@ -147,6 +147,11 @@ class Communication:
         Called with the bytes that a rank receives.
         """
 
+    @property
+    def sends_probabilities(self) -> bool:
+        """Whether the router's probabilities travel with the copies to the experts."""
+        return False
+
     def gather_counts(self, host: HostProgram, name: str, nbytes: Size) -> None:
         """Tell all ranks that hold experts how many copies come for each expert, and wait.
 

@@ -346,15 +346,20 @@ class Mixture:
 
     def _send_probabilities(self, host: HostProgram, chain: str) -> None:
         """Send the copies' probabilities to the experts, unless a kernel sends them with tokens."""
-        if not self.sizes.shapes.sends_once:
+        if self._sends_probabilities:
             name = names.of_layer(chain, _PROBABILITIES)
             self.communication.send_to_experts(host, name, self.sizes.probability_bytes)
 
     def _bring_probabilities(self, host: HostProgram) -> None:
         """Bring the gradients of the copies' probabilities back."""
-        if not self.sizes.shapes.sends_once:
+        if self._sends_probabilities:
             name = names.of_layer(BACKWARD, _PROBABILITIES)
             self.communication.bring_from_experts(host, name, self.sizes.probability_bytes)
+
+    @property
+    def _sends_probabilities(self) -> bool:
+        """Whether probabilities travel in messages of their own."""
+        return self.communication.sends_probabilities and not self.sizes.shapes.sends_once
 
     def activate_again(self, host: HostProgram) -> None:
         """Form the input of the experts' second product again, which has not been saved.

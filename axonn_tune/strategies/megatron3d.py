@@ -494,6 +494,11 @@ class MegatronCommunication(SequenceParallel):
         if not self.options.overlaps_experts:
             host.wait(name)
 
+    @property
+    def sends_probabilities(self) -> bool:
+        """True: the experts' ranks multiply by them (Megatron-Core 0.16, token_dispatcher.py)."""
+        return True
+
     def gather_counts(self, host: HostProgram, name: str, nbytes: Size) -> None:
         """Gather each rank's numbers within the group that holds all experts."""
         if self.options.has_experts:

@@ -460,6 +460,11 @@ class ZeroCommunication(SequenceParallel):
         """Exchange results within the group that holds all experts."""
         self.send_to_experts(host, name, nbytes)
 
+    def gather_counts(self, host: HostProgram, name: str, nbytes: Size) -> None:
+        """Exchange the numbers (torchtitan, distributed/expert_parallel.py)."""
+        if self.options.has_experts:
+            host.run(name, "all_to_all", np.full(len(self.shapes.table), nbytes), EXPERT)
+
     # Tokens of a tensor group ----------------------------------------------------------------
 
     def sum_output(self, host: HostProgram, weight: Weight) -> None:

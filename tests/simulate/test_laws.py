@@ -42,7 +42,8 @@ def test_links_that_need_longer_hold_up_the_collective_that_ends_last(a, b, leas
 
 
 def test_a_group_of_one_rank_has_no_event():
-    events = played([kernel("k"), collective("c", "alone"), kernel("l", "c")], {"k": 1.0, "l": 2.0})
+    operations = [kernel("k"), collective("c", "alone"), kernel("l", "c")]
+    events = played(operations, {"k": 1.0, "c": 9.0, "l": 2.0})
     assert list(events) == ["k", "l"] and events["l"].end_seconds == 3.0
 
 
