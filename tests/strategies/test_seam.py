@@ -15,13 +15,15 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Collective, MemoryBound
-from axonn_tune.strategies.axonn4d import AxonnCommunication, gradients_awaited_by
+from axonn_tune.strategies.axonn_communication import AxonnCommunication, gradients_awaited_by
 from axonn_tune.strategies.communication import Communication
-from axonn_tune.strategies.megatron3d import Megatron3D, MegatronCommunication
+from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron_communication import MegatronCommunication
 from axonn_tune.strategies.optimizer import clip_and_update
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.transformer import Transformer
-from axonn_tune.strategies.zero import ZeroCommunication, zeropp
+from axonn_tune.strategies.zero import zeropp
+from axonn_tune.strategies.zero_communication import ZeroCommunication
 
 MODEL = Model("m", n_layers=4, hidden_size=256, n_heads=8, vocab_size=1024, seq_len=128)
 JOB = Job(16, 32, 128)

@@ -1,0 +1,205 @@
+"""What a rank of AxoNN's grid stores, and what it holds at the peak of its backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.engine import AxonnProgram, value_or
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Array
+from axonn_tune.strategies.adapters import adapter_elements
+from axonn_tune.strategies.context import ContextParallelism
+from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
+
+# Gradients are accumulated and reduced over data in fp32 (AxoNN's own model takes 4 bytes too).
+GRADIENT_BYTES = FP32_BYTES
+# Order in which the backward pass of a block forms the gradients of its weights.
+BACKWARD_ORDER = ("down", "up", "proj", "qkv")
+
+
+def stored_parameters(
+    model: Model,
+    table: CandidateTable,
+    n_layers: int | None = None,
+    first: bool = True,
+    last: bool = True,
+) -> tuple[Array, Array]:
+    """Return how many parameters of matrices, and of norms, biases and positions, a rank stores.
+
+    Parameters
+    ----------
+    n_layers : int, optional
+        Number of layers of the rank's stage of a pipeline; by default all layers of the model.
+    first, last : bool
+        Whether the stage has the embedding, and whether it has the head.
+
+    Returns
+    -------
+    sharded, replicated : array, shape (C,)
+        Matrices are split over X, Y and Z; vectors over X or Y only.
+    """
+    n_layers = model.n_layers if n_layers is None else n_layers
+    matrices, over_x, over_y = stage_parameters(model, range(n_layers), first, last)
+    x = table.size("x")
+    y = table.size("y")
+    return matrices / (x * y * table.size("z")), over_x / x + over_y / y
+
+
+def trained_parameters(
+    shapes: Shapes, n_layers: int, first: bool, last: bool
+) -> tuple[Array, Array]:
+    """Return how many parameters a rank of a stage trains, as `stored_parameters` does.
+
+    Beside frozen weights these are adapters, which Z does not split.
+    """
+    if shapes.job.trains_weights:
+        return stored_parameters(shapes.model, shapes.table, n_layers, first, last)
+    return np.zeros(len(shapes.table)), adapter_elements(shapes, range(n_layers))
+
+
+class _Moment(NamedTuple):
+    """What a rank holds at one point of its backward pass, in addition to what blocks have saved.
+
+    gathered
+        Bytes of gathered weights and of weight gradients that await their scatter.
+    working
+        Bytes of what is in work.
+    """
+
+    gathered: Array
+    working: Array
+
+
+def largest_moment(
+    shapes: Shapes,
+    program: AxonnProgram,
+    context: ContextParallelism,
+    everything: Array,
+    saved: Array,
+    n_layers: int,
+    last: bool,
+) -> dict[str, Array]:
+    """Return the terms of the moment in which gathered weights and what is in work take most."""
+    moments = _block_moments(shapes, program, context, everything, saved, n_layers, last)
+    if last:
+        moments += _head_moments(shapes, program, n_layers)
+    one_each = np.ones(len(shapes.table))
+    gathered = np.stack([moment.gathered * one_each for moment in moments])
+    working = np.stack([moment.working * one_each for moment in moments])
+    largest = (gathered + working).argmax(axis=0), np.arange(len(shapes.table))
+    return {"gathered_weights": gathered[largest], "working_set": working[largest]}
+
+
+def _head_moments(shapes: Shapes, program: AxonnProgram, n_layers: int) -> list[_Moment]:
+    """Return the moments of the loss and of the head's backward pass.
+
+    The loss holds the logits, their copy in fp32 and the softmax, and the head's input has been
+    saved. Then there are the gradients of the logits and of that input.
+    """
+    head = shapes.embedding_bytes
+    first = "qkv" if shapes.recompute == "full" else "down"
+    element = shapes.element_bytes
+    copy_bytes = FP32_BYTES if element < FP32_BYTES else 0.0
+    logit_bytes = value_or(shapes.memory.logit_bytes, element + copy_bytes + FP32_BYTES)
+    of_loss = shapes.logits * logit_bytes + shapes.residual_bytes
+    of_head = shapes.logits * element + 2.0 * shapes.residual_bytes
+    return [
+        _Moment(_held(shapes, program, n_layers, [head], []), of_loss),
+        _Moment(
+            _held(shapes, program, n_layers, [head, shapes.linears[first].weight_bytes], [head]),
+            of_head,
+        ),
+    ]
+
+
+def _block_moments(
+    shapes: Shapes,
+    program: AxonnProgram,
+    context: ContextParallelism,
+    everything: Array,
+    saved: Array,
+    n_layers: int,
+    last: bool,
+) -> list[_Moment]:
+    """Return the moments of the backward pass of the block that comes first in it.
+
+    They are the second MLP layer, whose input and its gradient are there; the activation, of which
+    a gate makes seven tensors of the MLP's size; unfused attention with the gradients of its
+    scores in fp32; and attention of split sequences with its buffers.
+    """
+    qkv, proj, up, down = (
+        shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears
+    )
+    before = shapes.embedding_bytes if last else qkv
+    mlp = shapes.mlp_bytes
+    is_kept = shapes.recompute != "selective"
+    formed = everything - saved if is_kept else mlp + shapes.saved_score_bytes
+    held = partial(_held, shapes, program, n_layers)
+    moments = [_Moment(held([down, up], [before, down]), formed + mlp)]
+    if shapes.model.gated_mlp:
+        moments.append(_Moment(held([up], [before, down]), formed + 6.0 * mlp))
+    if shapes.job.attention == "unfused":
+        n_scores = 7.0 if shapes.element_bytes < FP32_BYTES else 3.0
+        scores = n_scores * shapes.score_bytes - mlp - shapes.linears["up"].output_bytes
+        moments.append(_Moment(held([qkv], [up, proj]), formed + scores))
+    buffers = context.working_bytes
+    of_attention = np.maximum(formed - mlp - shapes.linears["up"].output_bytes, 0.0)
+    in_attention = held([qkv], [up, proj]), of_attention + buffers
+    moments.append(_Moment(*(np.where(buffers > 0.0, nbytes, 0.0) for nbytes in in_attention)))
+    return moments
+
+
+def _held(
+    shapes: Shapes,
+    program: AxonnProgram,
+    n_layers: int,
+    weights: Sequence[Array],
+    gradients: Sequence[Array],
+) -> Array:
+    """Return the bytes of a weight in use and the one gathered ahead, and of gradients under way.
+
+    Both are held only where Z splits the weights. Without their overlaps, nothing is gathered
+    ahead and each gradient has gone before the next one is formed. Frozen weights have none.
+    """
+    overlap = shapes.job.overlap
+    blocks = [shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears]
+    if shapes.job.keep_gathered_weights:
+        gathered = n_layers * sum(blocks) + 2.0 * shapes.embedding_bytes
+    else:
+        gathered = sum(weights if overlap.oag else weights[:1], start=np.zeros(1))
+        if program.reuses_recomputed_weights and shapes.recompute == "full":
+            gathered = np.maximum(gathered, sum(blocks) + weights[0])
+        gathered = gathered * gathered_element_ratio(shapes, program)
+    if not shapes.job.trains_weights:
+        gradients = ()
+    under_way = sum(gradients if overlap.ors else gradients[-1:], start=np.zeros(1))
+    return np.where(shapes.table.size("z") > 1, gathered + under_way, 0.0)
+
+
+def gradients_awaiting_data(shapes: Shapes) -> Array:
+    """Return the bytes of gradients that Z has scattered and data has not, at most.
+
+    These are two that follow one another in the backward pass (`GRADIENTS_IN_FLIGHT`).
+    """
+    order = ("head", *BACKWARD_ORDER, *BACKWARD_ORDER, "embedding")
+    nbytes = [weight_bytes(shapes, layer) for layer in order]
+    largest = np.max([before + after for before, after in pairwise(nbytes)], axis=0)
+    return np.asarray(largest / shapes.table.size("z"))
+
+
+def weight_bytes(shapes: Shapes, layer: str) -> Array:
+    """Return the bytes of a layer's gathered weight in the job's type."""
+    if layer == "embedding":
+        return shapes.embedding_bytes
+    return shapes.linears[layer].weight_bytes
+
+
+def gathered_element_ratio(shapes: Shapes, program: AxonnProgram) -> float:
+    """Return the bytes of an element of a gathered weight over those of the job's type."""
+    return (program.gathered_element_bytes or shapes.element_bytes) / shapes.element_bytes

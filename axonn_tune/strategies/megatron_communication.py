@@ -1,0 +1,439 @@
+"""The messages of Megatron-LM, and what a step does once with what a rank stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from axonn_tune.spec import names
+from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE
+from axonn_tune.spec.names import BACKWARD, FORWARD
+from axonn_tune.spec.plan import Array, Size
+from axonn_tune.strategies.adapters import adapter_elements
+from axonn_tune.strategies.casts import Casts
+from axonn_tune.strategies.communication import Weight
+from axonn_tune.strategies.context import context_parallelism
+from axonn_tune.strategies.experts import stored_experts
+from axonn_tune.strategies.megatron_stage import module_layers, stored_matrices, stored_parameters
+from axonn_tune.strategies.optimizer import clip_and_update
+from axonn_tune.strategies.pipeline import layers_of_stage
+from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.sequence_parallel import SequenceParallel
+
+if TYPE_CHECKING:
+    from axonn_tune.strategies.megatron3d import Megatron3D
+
+_UPDATED_BLOCK = "weights.block.all_gather"
+_UPDATED_EXPERTS = "weights.experts.all_gather"
+_BLOCK_GRADIENTS = "gradient.block.reduce"
+_HEAD_GRADIENT = "gradient.head.reduce"
+_EXPERT_GRADIENTS = "gradient.experts.reduce"
+
+
+@dataclass(frozen=True, eq=False)
+class MegatronCommunication(SequenceParallel):
+    """The communication of Megatron-LM.
+
+    Weights stay where they are, partial sums are reduced over the tensor group, and gradients are
+    reduced over the replicas.
+    """
+
+    options: Megatron3D
+
+    @property
+    def _gradient_bytes(self) -> float:
+        """The bytes of a gradient element."""
+        return self.options.gradient_bytes(self.shapes.job)
+
+    # Sums over the tensor group ------------------------------------------------------------
+
+    @property
+    def _splits_tokens(self) -> bool:
+        """Whether there is sequence parallelism."""
+        return self.options.sequence_parallel
+
+    @property
+    def _overlaps_products(self) -> bool:
+        """Whether products begin with the first part of what the tensor group sends for them."""
+        return self.options.overlaps_tensor and self._splits_tokens
+
+    def gather_input(self, host: HostProgram, weight: Weight) -> None:
+        """Bring all tokens together, or start to send what travels beside the product."""
+        if not self._overlaps_products:
+            super().gather_input(host, weight)
+            return
+        shape = self.shapes.linears[weight.layer]
+        if self._gathers_tokens(shape):
+            name = names.all_gather(weight.name)
+            host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
+        elif shape.linear.transposed:
+            self._scatter_sum(host, weight, self._share_beside)
+
+    def sum_output(self, host: HostProgram, weight: Weight) -> None:
+        """Sum the output, of which a product that runs beside the sum leaves the last part."""
+        if not self._overlaps_products:
+            super().sum_output(host, weight)
+            return
+        shape = self.shapes.linears[weight.layer]
+        if self._gathers_tokens(shape):
+            host.wait(names.all_gather(weight.name))
+        elif shape.linear.transposed:
+            self._scatter_sum(host, weight, 1.0 - self._share_beside)
+            host.wait(names.reduce_scatter(weight.name))
+
+    @property
+    def _share_beside(self) -> Array:
+        """The share of a sum that is sent while its product runs: all but the last rank's part."""
+        return 1.0 - 1.0 / self.shapes.table.size("tensor")
+
+    def _scatter_sum(self, host: HostProgram, weight: Weight, share: Array) -> None:
+        """Start to sum a share of the output of a product."""
+        nbytes = share * self.shapes.linears[weight.layer].output_bytes
+        host.issue(names.reduce_scatter(weight.name), "reduce_scatter", nbytes, "tensor")
+
+    def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
+        """Start to sum dI; the gradient that came beside the product of dI is there."""
+        shape = self.shapes.linears[weight.layer]
+        if self._overlaps_products and shape.linear.transposed:
+            host.wait(names.all_gather(weight.name))
+        return super().sum_input_gradient(host, weight)
+
+    def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
+        """Gather dO, or start to gather the input for dW (sequence parallelism).
+
+        The input is gathered while dI is formed (Korthikanti et al., section 4.2.2).
+        """
+        shape = self.shapes.linears[weight.layer]
+        if self._overlaps_products and shape.linear.transposed:
+            name = names.all_gather(weight.name)
+            host.issue(name, "all_gather", shape.gathered_gradient_bytes, "tensor")
+        else:
+            super().gather_for_gradients(host, weight)
+        if self._gathers_tokens(shape) and self.shapes.job.trains_weights:
+            name = names.all_gather(weight.name)
+            host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
+
+    def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
+        """Wait for the gathered input; where gradients are sharded, for those of another block.
+
+        A rank then holds the whole gradients of two blocks at most.
+        """
+        shape = self.shapes.linears.get(layer)
+        if shape is not None and self._gathers_tokens(shape):
+            host.wait(names.all_gather(names.of_layer(BACKWARD, layer)))
+        is_last_of_block = layer == self.shapes.model.attention_linears[0].name
+        if self.options.shards_gradients and is_last_of_block:
+            host.wait(_BLOCK_GRADIENTS)
+            self._await_experts(host, _EXPERT_GRADIENTS)
+
+    # Experts ---------------------------------------------------------------------------------
+
+    def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Exchange within the group that holds all experts, then gather what parts of one take."""
+        self._exchange(host, name, nbytes)
+        if self.options.splits_experts:
+            gathered_bytes = nbytes * self.shapes.expert_tensor
+            host.run(names.all_gather(name), "all_gather", gathered_bytes, "tensor")
+
+    def bring_from_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Sum what parts of an expert have formed, then exchange within the group of experts."""
+        if self.options.splits_experts:
+            summed_bytes = nbytes * self.shapes.expert_tensor
+            host.run(names.reduce_scatter(name), "reduce_scatter", summed_bytes, "tensor")
+        self._exchange(host, name, nbytes)
+
+    def _exchange(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Exchange tokens within the group of experts; wait unless another micro-batch computes."""
+        if not self.options.has_experts:
+            return
+        host.issue(name, "all_to_all", nbytes, EXPERT)
+        if not self.options.overlaps_experts:
+            host.wait(name)
+
+    @property
+    def sends_probabilities(self) -> bool:
+        """True: the experts' ranks multiply by them (Megatron-Core 0.16, token_dispatcher.py)."""
+        return True
+
+    def gather_counts(self, host: HostProgram, name: str, nbytes: Size) -> None:
+        """Gather each rank's numbers within the group that holds all experts."""
+        if self.options.has_experts:
+            gathered_bytes = nbytes * self.shapes.table.size(EXPERT)
+            host.run(names.all_gather(name), "all_gather", gathered_bytes, EXPERT)
+
+    # Context and pipeline --------------------------------------------------------------------
+
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run attention over sequences that the context group shares, if it is fused."""
+        if self.shapes.job.attention == "unfused":
+            super().attend(host, chain, window)
+        else:
+            kind = self.options.context_kind
+            context_parallelism(kind, self.shapes).attend(host, chain, window)
+
+    @property
+    def transfer_bytes(self) -> Array:
+        """The bytes that a rank sends to the next stage: its part of the residual stream.
+
+        Without sequence parallelism every rank of a tensor group holds the whole stream and sends
+        a part of it.
+        """
+        return self.shapes.stream_bytes / self.shapes.table.size("tensor")
+
+    def receive(self, host: HostProgram, chain: str) -> None:
+        """Without sequence parallelism, gather the received parts (SC21, section 4.1)."""
+        if self.options.sequence_parallel:
+            return
+        name = names.of_layer(chain, "pipeline")
+        nbytes = self.shapes.stream_bytes
+        host.run(names.all_gather(name), "all_gather", nbytes, "tensor")
+        host.memory_bound(f"{name}.copy", 2.0 * nbytes, "copy")
+
+    # Gradients and updated weights over the replicas -----------------------------------------
+
+    @property
+    def _gathers_updated(self) -> bool:
+        """Whether updated weights are gathered block by block during this micro-step."""
+        return self.sync and self.options.distributed_optimizer
+
+    def begin_block(self, host: HostProgram, chain: str) -> None:
+        """Wait for the updated weights of the block."""
+        if self._gathers_updated and chain == FORWARD:
+            host.wait(_UPDATED_BLOCK)
+            self._await_experts(host, _UPDATED_EXPERTS)
+
+    def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
+        """Start to gather updated weights of the next block with a block's first weight.
+
+        There are as many gathers as blocks: the gather in the last block stands for the gather of
+        the first block's weights.
+        """
+        first_layer = self.shapes.model.attention_linears[0].name
+        if self._gathers_updated and weight == Weight(FORWARD, first_layer):
+            element = self.options.gathered_bytes(self.shapes.job)
+            self._over_replicas(host, _UPDATED_BLOCK, "all_gather", self._block_parameters, element)
+            self._over_expert_replicas(
+                host, _UPDATED_EXPERTS, "all_gather", self._block_experts, element
+            )
+
+    def end_block(self, host: HostProgram, is_first: bool) -> None:
+        """Start to reduce the block's gradients, while earlier blocks form theirs."""
+        if self.sync or self.options.shards_gradients:
+            self._reduce(host, _BLOCK_GRADIENTS, self._block_parameters)
+            self._reduce_experts(host, self._block_experts)
+
+    def send_gradient(self, host: HostProgram, layer: str) -> None:
+        """Start to reduce gradients outside blocks, where they are sharded.
+
+        The head's are the first; all others go with the embedding's, which may be the head's, too.
+        """
+        if not self.options.shards_gradients:
+            return
+        model = self.shapes.model
+        has_own = not model.tied_embeddings
+        of_head = has_own * model.head.parameters / self.shapes.table.size("tensor")
+        if layer == "embedding":
+            self._reduce(host, names.GRADIENT_REDUCE, self._stored_outside() - of_head)
+        elif layer == "head" and has_own:
+            self._reduce(host, _HEAD_GRADIENT, of_head)
+
+    def _reduce(self, host: HostProgram, name: str, n_elements: Array) -> None:
+        """Start to reduce gradients over the replicas."""
+        self._over_replicas(host, name, self._reduce_kind, n_elements, self._gradient_bytes)
+
+    def _over_replicas(
+        self,
+        host: HostProgram,
+        name: str,
+        kind: str,
+        n_elements: Array,
+        element_bytes: Size,
+        axis: str = "",
+        after: tuple[str, ...] = (),
+    ) -> None:
+        """Start a collective over replicas, or another axis, in buckets, after some copies."""
+        axis = axis or self.options.replicas
+        program = self.options.engine.megatron
+        n_replicas = self.shapes.table.size(axis)
+        bucket_elements = np.maximum(
+            program.bucket_elements, program.bucket_elements_per_replica * n_replicas
+        )
+        n_calls = np.ceil(n_elements / bucket_elements)
+        host.issue(name, kind, n_elements * element_bytes, axis, n_calls, after)
+
+    def _over_expert_replicas(
+        self,
+        host: HostProgram,
+        name: str,
+        kind: str,
+        n_elements: Array,
+        element_bytes: Size,
+        after: tuple[str, ...] = (),
+    ) -> None:
+        """Start the same over the ranks that hold the same experts, where there are any."""
+        if self.options.has_experts:
+            axis = EXPERT_REPLICAS
+            self._over_replicas(host, name, kind, n_elements, element_bytes, axis, after)
+
+    def _await_experts(self, host: HostProgram, name: str) -> None:
+        """Wait for what has been started over the ranks that hold the same experts."""
+        if self.options.has_experts:
+            host.wait(name)
+
+    def _reduce_experts(self, host: HostProgram, n_elements: Array) -> None:
+        """Start to reduce gradients of experts."""
+        kind, element_bytes = self._reduce_kind, self._gradient_bytes
+        self._over_expert_replicas(host, _EXPERT_GRADIENTS, kind, n_elements, element_bytes)
+
+    @property
+    def _reduce_kind(self) -> str:
+        """The kind of collective that reduces gradients over the replicas."""
+        return "reduce_scatter" if self.options.distributed_optimizer else "all_reduce"
+
+    @property
+    def _block_parameters(self) -> Array:
+        """The number of trained parameters besides experts that a rank stores of a mean block."""
+        n_layers = self.shapes.model.n_layers
+        if not self.shapes.job.trains_weights:
+            return adapter_elements(self.shapes, range(n_layers)) / n_layers
+        return stored_parameters(self.shapes, range(n_layers), False, False) / n_layers
+
+    @property
+    def _block_experts(self) -> Array:
+        """The number of experts' parameters that a rank trains of a block on the average."""
+        if not self.shapes.job.trains_weights:
+            return np.zeros(len(self.shapes.table))
+        n_layers = self.shapes.model.n_layers
+        stored = stored_experts(self.shapes, range(n_layers)) / n_layers
+        return stored * np.ones(len(self.shapes.table))
+
+    def _stored_in_blocks(self) -> Array:
+        """Return how many parameters the first stage trains in blocks, experts included."""
+        return len(self._first_layers) * (self._block_parameters + self._block_experts)
+
+    # Once per micro-step and once per step -----------------------------------------------------
+
+    @cached_property
+    def _first_layers(self) -> list[int]:
+        """The layers of the first stage, which stores most, since it has the embedding."""
+        has_head = self.shapes.table.n_stages == 1
+        return [*layers_of_stage(self.shapes, 0), *module_layers(self.shapes, has_head)]
+
+    def _stored_outside(self) -> Array:
+        """Return how many parameters the first stage trains outside blocks."""
+        if not self.shapes.job.trains_weights:
+            return np.zeros(len(self.shapes.table))
+        return stored_parameters(self.shapes, (), True, self.shapes.table.n_stages == 1)
+
+    def _replicated(self) -> float:
+        """Return how many parameters of norms and routers every rank of a tensor group has."""
+        model = self.shapes.model
+        counts = model.counts(self._first_layers)
+        of_block = model.norms_per_block * model.norm_parameters + model.head_norm_parameters
+        of_routers = sum(count for block, count in counts.items() if block.has_experts)
+        is_last = self.shapes.table.n_stages == 1
+        return (
+            sum(counts.values()) * of_block
+            + of_routers * model.router_parameters
+            + is_last * float(model.norm_parameters)
+        )
+
+    def accumulate(self, host: HostProgram, last_layer: str) -> None:
+        """Without fused accumulation, add the micro-step's gradients to the fp32 sums.
+
+        Where gradients are sharded, add what the last reductions have brought to the shards.
+        """
+        if self.options.shards_gradients:
+            self._add_shards(host)
+        if self.options.fused_accumulation:
+            return
+        stored = self._stored_outside() + self._stored_in_blocks()
+        # Gradients of which each replica sums a shard are converted only.
+        n_passes = 2.0 - self._shares_gradients
+        nbytes = stored * (self.shapes.element_bytes + n_passes * self._gradient_bytes)
+        host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes / self.shapes.n_virtual, "add")
+
+    def _add_shards(self, host: HostProgram) -> None:
+        """Wait for the micro-step's gradients, and add a rank's shards to the earlier ones."""
+        host.wait(_BLOCK_GRADIENTS)
+        host.wait(names.GRADIENT_REDUCE)
+        self._await_experts(host, _EXPERT_GRADIENTS)
+        n_layers = len(self._first_layers)
+        dense = self._stored_outside() + n_layers * self._block_parameters
+        owned = self.options.owned_share(self.shapes, dense, n_layers * self._block_experts)
+        nbytes = self._shares_gradients * 3.0 * owned * self._gradient_bytes
+        host.memory_bound("gradient.shards", nbytes, "add")
+
+    @property
+    def _shares_gradients(self) -> Array:
+        """1 where several replicas share the sums of gradients, else 0."""
+        has_replicas = self.shapes.table.size(self.options.replicas) > 1
+        return (has_replicas & self.options.shards_gradients).astype(np.float64)
+
+    def step_end(self, host: HostProgram) -> None:
+        """Reduce the gradients that no micro-step has reduced, clip, and update the weights.
+
+        With overlap, these are the gradients of the parameters outside blocks.
+        """
+        shapes = self.shapes
+        model = shapes.model
+        options = self.options
+        is_overlapped = options.overlaps_reduction(shapes.job)
+        gradient_bytes = self._gradient_bytes
+        n_layers = len(self._first_layers)
+        outside = self._stored_outside()
+        in_blocks = n_layers * self._block_parameters
+        experts = n_layers * self._block_experts
+        trains_weights = shapes.job.trains_weights
+        matrices = trains_weights * stored_matrices(shapes, self._first_layers)
+        has_copy = model.tied_embeddings or shapes.job.mtp_modules > 0
+        if trains_weights and has_copy and shapes.table.n_stages > 1:
+            shared_bytes = model.head.parameters * gradient_bytes / shapes.y
+            host.run(names.GRADIENT_EMBEDDING, "send_recv", shared_bytes, PIPELINE)
+        if trains_weights and options.sequence_parallel:
+            norm_bytes = np.full(len(shapes.table), self._replicated() * gradient_bytes)
+            host.run("gradient.norms.all_reduce", "all_reduce", norm_bytes, "tensor")
+        remaining = outside
+        if not is_overlapped:
+            remaining = outside + in_blocks
+            self._reduce_experts(host, experts)
+            self._await_experts(host, _EXPERT_GRADIENTS)
+        if not options.shards_gradients:
+            self._reduce(host, names.GRADIENT_REDUCE, remaining)
+            host.wait(names.GRADIENT_REDUCE)
+        stored = outside + in_blocks + experts
+        owned = stored
+        if options.distributed_optimizer:
+            owned = options.owned_share(shapes, outside + in_blocks, experts)
+        updated = clip_and_update(
+            host,
+            shapes.job,
+            owned,
+            gradient_bytes,
+            norm_sums={names.norm_all_reduce(axis): axis for axis in ("tensor", PIPELINE)},
+            cleared=owned if options.shards_gradients else stored,
+            offload=options.engine.offload_in(shapes.job),
+        )
+        if options.distributed_optimizer:
+            name = names.WEIGHTS_ALL_GATHER
+            element: Size = shapes.element_bytes
+            gathered = options.gathered_bytes(shapes.job)
+            if not is_overlapped:
+                saved = shapes.element_bytes - gathered
+                element = element - saved * (matrices - experts) / (outside + in_blocks)
+            self._over_replicas(host, name, "all_gather", remaining, element, after=updated)
+            host.wait(names.WEIGHTS_ALL_GATHER)
+            if not is_overlapped:
+                name = _UPDATED_EXPERTS
+                self._over_expert_replicas(host, name, "all_gather", experts, gathered, updated)
+                self._await_experts(host, name)
+            host.memory_bound("weights.copy", 2.0 * remaining * element, "copy")
+        if not trains_weights:
+            return
+        if options.stores_low_weights(shapes.job):
+            Casts(shapes).transpose_kept_weights(host, matrices)
+        else:
+            Casts(shapes).cast_kept_weights(host, matrices)

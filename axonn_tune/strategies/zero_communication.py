@@ -1,0 +1,404 @@
+"""The messages of ZeRO, and what a step does once with a rank's shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from axonn_tune.spec import names
+from axonn_tune.spec.engine import OffloadProgram
+from axonn_tune.spec.job import Overlap
+from axonn_tune.spec.layout import EXPERT
+from axonn_tune.spec.names import FORWARD
+from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size
+from axonn_tune.strategies.communication import Weight
+from axonn_tune.strategies.optimizer import clip_and_update
+from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.sequence_parallel import SequenceParallel
+from axonn_tune.strategies.shapes import FP32_BYTES
+from axonn_tune.strategies.units import GatherUnit
+
+if TYPE_CHECKING:
+    from axonn_tune.strategies.zero import Sharding, Zero
+
+# Bytes of an element in quantised messages, with the fp16 scale of each group of 2048 elements
+# (ZeRO++, sections 3.1 and 3.3: INT8 weights, INT4 gradients).
+INT8_BYTES = 1.0 + 2.0 / 2048
+INT4_BYTES = 0.5 + 2.0 / 2048
+
+
+@dataclass(frozen=True, eq=False)
+class ZeroCommunication(SequenceParallel):
+    """The communication of ZeRO: block by block, weights are gathered and gradients reduced."""
+
+    options: Zero
+
+    @cached_property
+    def _overlap(self) -> Overlap:
+        """The overlaps of the job, or none if the engine has none."""
+        program = self.options.engine.zero
+        return self.shapes.job.overlap if program.overlaps else Overlap(False, False, False)
+
+    @property
+    def backward_overlap(self) -> Overlap:
+        """The same without OAR: sums over a tensor group are awaited before the next kernel."""
+        return replace(self._overlap, oar=False)
+
+    @property
+    def _message_element(self) -> float:
+        """The bytes of an element of a gradient in a message that is not quantised."""
+        return self.options.engine.zero.message_bytes(self.shapes.element_bytes)
+
+    @property
+    def _sharding(self) -> Sharding:
+        """The groups of the strategy."""
+        return self.options.sharding
+
+    @cached_property
+    def _offload(self) -> OffloadProgram:
+        """How optimizer states are offloaded; without offload, nothing else is either."""
+        return self.options.engine.offload_in(self.shapes.job) or OffloadProgram()
+
+    @cached_property
+    def _share_added(self) -> Array:
+        """The share of the micro-steps whose gradients are added to earlier ones, shape (C,)."""
+        return 1.0 - 1.0 / self.shapes.table.n_microsteps(self.shapes.job.global_batch)
+
+    @property
+    def _root(self) -> GatherUnit:
+        """The unit of embedding, final norm and head."""
+        return self._units[0]
+
+    @property
+    def _in_block(self) -> tuple[GatherUnit, ...]:
+        """The units of a block."""
+        return self._units[1:]
+
+    @cached_property
+    def _units(self) -> tuple[GatherUnit, ...]:
+        """All units."""
+        return self.options.units(self.shapes)
+
+    # Experts ---------------------------------------------------------------------------------
+
+    def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Exchange tokens within the group that holds all experts."""
+        if self.options.has_experts:
+            host.run(name, "all_to_all", nbytes, EXPERT)
+
+    def bring_from_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+        """Exchange results within the group that holds all experts."""
+        self.send_to_experts(host, name, nbytes)
+
+    def gather_counts(self, host: HostProgram, name: str, nbytes: Size) -> None:
+        """Exchange the numbers (torchtitan, distributed/expert_parallel.py)."""
+        if self.options.has_experts:
+            host.run(name, "all_to_all", np.full(len(self.shapes.table), nbytes), EXPERT)
+
+    # Tokens of a tensor group ----------------------------------------------------------------
+
+    def sum_output(self, host: HostProgram, weight: Weight) -> None:
+        """Bring tokens into the order of their ranks before the sum."""
+        shape = self.shapes.linears[weight.layer]
+        if shape.input_axis:
+            self._order_tokens(host, f"{weight.name}.sum", shape.output_bytes)
+        super().sum_output(host, weight)
+
+    def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
+        """Bring tokens into the order of their ranks before the sum."""
+        shape = self.shapes.linears[weight.layer]
+        if shape.output_axis:
+            self._order_tokens(host, f"{weight.name}.sum", shape.input_bytes)
+        return super().sum_input_gradient(host, weight)
+
+    def _order_tokens(self, host: HostProgram, message: str, nbytes: Size) -> None:
+        """Copy a message within a tensor group if the engine does so."""
+        if self.options.engine.zero.orders_tokens and self.options.tensor_axis:
+            moved = np.where(self.shapes.y > 1, 2.0 * nbytes, 0.0)
+            host.memory_bound(f"{message}.copy", moved, "copy")
+
+    # Weights -----------------------------------------------------------------------------
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether weights stay with the rank: they are gathered whenever they are used."""
+        return False
+
+    def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
+        """Start to gather the root before the embedding."""
+        if weight.layer == "embedding" and self._overlap.oag:
+            self._start_gather(host, FORWARD, self._root)
+
+    def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
+        """Wait for the root's weights before the embedding; they stay for the head."""
+        if weight.layer == "embedding":
+            self._take(host, FORWARD, self._root)
+
+    def begin_block(self, host: HostProgram, chain: str) -> None:
+        """Wait for all weights of the block, since they come together."""
+        for unit in self._in_block:
+            self._take(host, chain, unit)
+
+    def prefetch_block(self, host: HostProgram, chain: str) -> None:
+        """Start to gather the next block's weights; without OAG, they are gathered when taken."""
+        if self._overlap.oag:
+            for unit in self._in_block:
+                self._start_gather(host, chain, unit)
+
+    def _source(self, chain: str, unit: GatherUnit) -> tuple[str, bool]:
+        """Return the group from which a chain gathers weights, and whether they are quantised.
+
+        The second copy is made in the first forward pass after an update.
+        """
+        if unit.sharded_over:
+            return unit.sharded_over, False
+        sharding = self._sharding
+        if sharding.copy and not (chain == FORWARD and self.sync):
+            return sharding.copy, False
+        return sharding.weights, self.options.quantised_weights
+
+    def _start_gather(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
+        """Start to gather a unit's weights; quantised ones are packed to INT8 before."""
+        group, is_quantised = self._source(chain, unit)
+        size = self.shapes.table.size(group)
+        name = names.of_layer(chain, unit.name)
+        share = self._share(chain)
+        gathered = share * unit.gathered
+        nbytes = gathered * self.shapes.element_bytes
+        if is_quantised:
+            packed = gathered * INT8_BYTES
+            host.memory_bound(f"{name}.quantise", (size > 1) * (nbytes + packed) / size, "scale")
+            nbytes = packed
+        full = np.full(len(self.shapes.table), nbytes)
+        view_seconds = self.options.engine.zero.view_seconds
+        if view_seconds is not None:
+            n_views = share * unit.n_calls * size * (size > 1)
+            host.idle(names.views(name), n_views * view_seconds.value)
+        if not np.any(share):
+            return
+        after: tuple[str, ...] = ()
+        if self._offload.weights:
+            after = (names.from_host(name),)
+            shard_bytes = share * unit.fp32_shard_bytes(self.shapes.job) / size
+            host.copy(names.from_host(name), shard_bytes, FROM_HOST)
+        n_calls = share * unit.n_calls
+        host.issue(names.all_gather(name), "all_gather", full, group, n_calls, after)
+
+    def _share(self, chain: str) -> Size:
+        """Return the share of the units of a chain that are gathered, on average."""
+        return 1.0 if chain == FORWARD else self._share_gathered_again
+
+    @cached_property
+    def _share_gathered_again(self) -> Size:
+        """The share of the blocks that the backward pass gathers, on average over the blocks."""
+        model = self.shapes.model
+        program = self.options.engine.zero
+        gathered = sum(unit.gathered for unit in self._in_block)
+        n_kept = max(0.0, program.live_elements - model.head.parameters) / gathered
+        return np.maximum(0.0, 1.0 - np.maximum(n_kept, program.keeps_last_block) / model.n_layers)
+
+    def _take(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
+        """Wait for a gather, and copy or unpack the received weights to where they are used."""
+        if not self._overlap.oag:
+            self._start_gather(host, chain, unit)
+        group, is_quantised = self._source(chain, unit)
+        name = names.of_layer(chain, unit.name)
+        element = self.shapes.element_bytes
+        host.wait(names.all_gather(name))
+        if self._offload.weights:
+            host.wait(names.from_host(name))
+        gathered = self._share(chain) * unit.gathered
+        received = np.where(self.shapes.table.size(group) > 1, gathered, 0.0)
+        if is_quantised:
+            host.memory_bound(f"{name}.dequantise", received * (INT8_BYTES + element), "scale")
+        else:
+            host.memory_bound(f"{name}.copy", received * (2.0 * element), "copy")
+
+    # Gradients ---------------------------------------------------------------------------
+
+    def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
+        """Wait, with ORS, for the preceding block's gradients before the block's last product."""
+        first = self.shapes.model.attention_linears[0].name
+        if layer in (first, "embedding") and self._overlap.ors:
+            self._finish_blocks(host)
+
+    def end_block(self, host: HostProgram, is_first: bool) -> None:
+        """Start to reduce the block's gradients; without ORS, wait for them.
+
+        Beside frozen weights there is no later point to wait for the preceding block's.
+        """
+        if self._overlap.ors and not self.shapes.job.trains_weights:
+            self._finish_blocks(host)
+        for unit in reversed(self._in_block):
+            self._start_reduction(host, unit)
+        if not self._overlap.ors:
+            self._finish_blocks(host)
+
+    def _finish_blocks(self, host: HostProgram) -> None:
+        """Wait for the reduction of a block."""
+        for unit in reversed(self._in_block):
+            self._finish_reduction(host, unit)
+
+    def send_gradient(self, host: HostProgram, layer: str) -> None:
+        """Start to reduce the root's gradients, the last of which is the embedding's."""
+        if layer == "embedding":
+            self._start_reduction(host, self._root)
+
+    def accumulate(self, host: HostProgram, last_layer: str) -> None:
+        """Wait for the last gradients, which are the root's or those of adapters, and add them."""
+        if self.shapes.job.trains_weights:
+            self._finish_reduction(host, self._root)
+        elif self._overlap.ors:
+            self._finish_blocks(host)
+
+    def _start_reduction(self, host: HostProgram, unit: GatherUnit) -> None:
+        """Reduce over each group in turn; the remaining message shrinks by the group's size.
+
+        Packing for every group counts as done before the message over the first group.
+        """
+        table = self.shapes.table
+        element = self.shapes.element_bytes
+        remaining = np.full(len(table), unit.trained)
+        before: tuple[str, ...] = ()
+        kind = "all_to_all" if self.options.quantised_gradients else "reduce_scatter"
+        message_element = np.where(self._packs_gradients, INT4_BYTES, self._message_element)
+        for group in self._reduced_over(unit):
+            name = names.unit_gradient(unit.name, group)
+            size = table.size(group)
+            sent = (size > 1) * remaining
+            host.memory_bound(f"{name}.pack", sent * (element + message_element), "copy")
+            reduction = names.reduce(name)
+            nbytes = remaining * message_element
+            host.issue(reduction, kind, nbytes, group, unit.n_reductions, before)
+            remaining = remaining / size
+            before = (reduction,)
+        if self.sync and self._sharding.replicas:
+            host.issue(
+                _replica_sum(unit),
+                "all_reduce",
+                remaining * self._message_element,
+                self._sharding.replicas,
+                np.sign(unit.n_reductions),
+                after=before,
+            )
+            before = (_replica_sum(unit),)
+        if self._offload.gradients:
+            self._keep_on_host(host, unit, remaining, before)
+
+    def _keep_on_host(
+        self, host: HostProgram, unit: GatherUnit, shard: Array, reduced: tuple[str, ...]
+    ) -> None:
+        """Copy a shard of gradients to the host's memory while the backward pass goes on.
+
+        FSDP2 does so in the first micro-step of a step only (`_add_on_host`). DeepSpeed brings
+        earlier sums to the GPU first and adds to them there, and in the last micro-step it also
+        copies them in fp32 (0.19, runtime/zero/stage3.py, partition_grads). Each micro-step has the
+        mean of these bytes.
+        """
+        name = f"gradient.{unit.name}"
+        share_first = 1.0 - self._share_added
+        nbytes = shard * share_first * FP32_BYTES
+        if not self._offload.weights:
+            sums_bytes = shard * self.shapes.element_bytes
+            host.copy(names.from_host(name), self._share_added * sums_bytes, FROM_HOST)
+            reduced = (*reduced, names.from_host(name))
+            nbytes = nbytes + sums_bytes
+        host.copy(names.to_host(name), nbytes, TO_HOST, reduced)
+
+    def _add_on_host(self, host: HostProgram, unit: GatherUnit, shard: Array) -> None:
+        """Copy a shard of gradients to the host, which adds it to earlier ones, and wait for it.
+
+        torch waits in all micro-steps but the first (2.13, _fsdp_collectives.py,
+        foreach_reduce).
+        """
+        name = f"gradient.{unit.name}.added"
+        nbytes = self._share_added * shard * FP32_BYTES
+        host.copy(names.to_host(name), nbytes, TO_HOST)
+        host.wait(names.to_host(name))
+        host.host_kernel(f"gradient.{unit.name}.accumulate", 3.0 * nbytes)
+
+    def _reduced_over(self, unit: GatherUnit) -> tuple[str, ...]:
+        """Return the groups over which a unit's gradients are reduced, one after the other."""
+        return (unit.sharded_over,) if unit.sharded_over else self._sharding.reduced_over
+
+    @property
+    def _packs_gradients(self) -> np.ndarray:
+        """Whether gradients are quantised, which DeepSpeed does across nodes only, shape (C,)."""
+        groups = self._sharding.reduced_over
+        across = np.ones(len(self.shapes.table), dtype=bool)
+        if len(groups) > 1:
+            across = self.shapes.table.size(groups[-1]) > 1
+        return across & self.options.quantised_gradients
+
+    def _finish_reduction(self, host: HostProgram, unit: GatherUnit) -> None:
+        """Wait for a reduction, unpack its result, and add it to the sums."""
+        table = self.shapes.table
+        element = self.shapes.element_bytes
+        remaining = np.full(len(table), unit.trained)
+        for group in self._reduced_over(unit):
+            name = names.unit_gradient(unit.name, group)
+            size = table.size(group)
+            host.wait(names.reduce(name))
+            if self.options.quantised_gradients:
+                moved = (size > 1) * remaining * (INT4_BYTES + element / size)
+                moved = np.where(self._packs_gradients, moved, 0.0)
+                host.memory_bound(f"{name}.dequantise", moved, "reduce")
+            remaining = remaining / size
+        if self.sync and self._sharding.replicas:
+            host.wait(_replica_sum(unit))
+        if self._offload.weights:
+            self._add_on_host(host, unit, remaining)
+            return
+        accumulated_bytes = remaining * (3.0 * element)
+        host.memory_bound(f"gradient.{unit.name}.accumulate", accumulated_bytes, "add")
+
+    # Once per step -----------------------------------------------------------------------
+
+    def step_end(self, host: HostProgram) -> None:
+        """Reduce gradients over the outer group, clip, update, and bring weights to their ranks."""
+        shapes = self.shapes
+        sharding = self._sharding
+        element = shapes.element_bytes
+        trained_share = partial(self.options.trained_share, shapes)
+        if sharding.outer:
+            shard_bytes = trained_share(sharding.gradients) * element
+            name = "gradient.states.reduce_scatter"
+            host.run(name, "reduce_scatter", shard_bytes, sharding.outer)
+        updated = clip_and_update(
+            host,
+            shapes.job,
+            owned=trained_share(sharding.states),
+            gradient_bytes=element,
+            norm_sums=self._norm_sums,
+            offload=self.options.engine.offload_in(shapes.job),
+        )
+        if self.options.engine.zero.keeps_vectors and shapes.job.trains_weights:
+            self._gather_vectors(host, updated)
+        if sharding.updated_over:
+            kept_bytes = trained_share(sharding.weights) * element
+            name = names.WEIGHTS_ALL_GATHER
+            host.issue(name, "all_gather", kept_bytes, sharding.updated_over, after=updated)
+
+    @property
+    def _norm_sums(self) -> dict[str, str]:
+        """The groups over which the norm of the gradients is summed, by name of the all-reduce."""
+        sums = {names.all_reduce(names.GRADIENT_NORM): self._sharding.states}
+        axis = self.options.tensor_axis
+        return {**sums, names.norm_all_reduce(axis): axis} if axis else sums
+
+    def _gather_vectors(self, host: HostProgram, updated: tuple[str, ...]) -> None:
+        """Gather each updated norm and bias alone, after some copies."""
+        model = self.shapes.model
+        vectors = sum(unit.count * (unit.parameters - unit.gathered) for unit in self._units)
+        full = np.full(len(self.shapes.table), vectors * self.shapes.element_bytes)
+        group = self._sharding.weights
+        n_calls = model.n_vectors
+        host.issue(names.VECTORS_ALL_GATHER, "all_gather", full, group, n_calls, updated)
+
+
+def _replica_sum(unit: GatherUnit) -> str:
+    """Return the name of the all-reduce of a unit's gradients over replicas."""
+    return names.all_reduce(f"gradient.{unit.name}")
