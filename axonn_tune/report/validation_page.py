@@ -123,13 +123,14 @@ def reproduction_markdown(
 
 
 _FITTED = fill(
-    "One number of machines is fitted to training steps: `kernels.issue_seconds` of the A100 "
-    "profiles with eight GPUs in a node, to the steps of one node with hidden size 1024 (table "
-    "above); it serves for all other rows of those machines. Steps of rings and trees "
-    "(`ring_steps`, `tree_steps`) are points of measured collectives: 17 on Frontier and 14 on "
-    "Perlmutter. Those of `frontier-2024` are assumed from them and from the bandwidth that "
-    "AxoNN's authors measured; two of its points, for eight rings at once, come from the "
-    "breakdown of the run of nanoGPT there, so that this row is not independent.",
+    "Three numbers of machines are fitted to training steps: `kernels.issue_seconds` of the "
+    "A100 profiles with eight GPUs in a node, to the steps of one node with hidden size 1024; "
+    "`gpu.training_clock_fraction` of H100, to those of llm-foundry; and that of GB200, to four "
+    "of Megatron-Bridge (tables above). They serve for all other rows of those GPUs. Steps of "
+    "rings and trees (`ring_steps`, `tree_steps`) are points of measured collectives: 17 on "
+    "Frontier and 14 on Perlmutter. Those of `frontier-2024` are assumed from them and from the "
+    "bandwidth that AxoNN's authors measured; two of its points, for eight rings at once, come "
+    "from the breakdown of the run of nanoGPT there, so that this row is not independent.",
     100,
 )
 

@@ -218,21 +218,21 @@ class GPT(nn.Module):
             )
         stream = self.embedding(tokens)
         for block in self.blocks:
-            self._tell_of(stream, "block", block.qkv.matrix)
+            self._tell_of(stream, "block", block.qkv)
             stream = self._run_block(block, stream)
-        if not self.head.is_tied:
-            self._tell_of(stream, "head", self.head.matrix)
+        if not self.spec.tied_embeddings:
+            self._tell_of(stream, "head", self.head)
         normed, _ = self.norm(stream)
         return self.head(normed)
 
-    def _tell_of(self, stream: torch.Tensor, unit: str, first: Matrix) -> None:
+    def _tell_of(self, stream: torch.Tensor, unit: str, first: nn.Module) -> None:
         """Let the backward pass tell when it has formed the gradients of the unit behind `stream`.
 
-        `first` is the first matrix of the unit.
+        `first` is the layer of the unit's first matrix.
         """
         tell = self.engine.unit_formed
         if tell is not None and stream.requires_grad:
-            stream.register_hook(lambda _: tell(unit, first))
+            stream.register_hook(lambda _: tell(unit, first.matrix))
 
     def _run_block(self, block: nn.Module, stream: torch.Tensor) -> torch.Tensor:
         if self.recompute != "full" or not torch.is_grad_enabled():

@@ -21,8 +21,10 @@ from axonn_tune.runtime.rehearsal.memory import MemoryLog
 from axonn_tune.runtime.rehearsal.messages import is_of_collectives, message_of
 from axonn_tune.spec.rehearsal import GATHERED_WEIGHTS, Rehearsed
 
-# Whole numbers in tensors of up to this size are real: ranks of a mesh, positions, tokens.
-MOST_VALUES = 2**22
+# Whole numbers in tensors of up to this size are real: ranks of a mesh, positions, tokens. Masks
+# may be larger, since they say how many elements are selected.
+MOST_VALUES = 2**18
+MOST_OF_MASK = 2**22
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _DEVICE = torch.ops.prim.device.default
 _COALESCED = torch.ops.c10d.allreduce_coalesced_.default
@@ -144,15 +146,19 @@ def _is_small(args: tuple[Any, ...], kwargs: Any) -> bool:
     """Return whether an operator that has no fake argument gives few whole numbers."""
     inputs = list(tensors_in((args, tuple(kwargs.values()))))
     if inputs:
-        return (
-            all(tensor.dtype in _WHOLE for tensor in inputs) and _n_together(inputs) <= MOST_VALUES
-        )
+        dtypes = {tensor.dtype for tensor in inputs}
+        return dtypes <= set(_WHOLE) and _n_together(inputs) <= _most(dtypes)
     dtype = kwargs.get("dtype")
     numbers = args[0] if args and isinstance(args[0], (list, tuple)) else args
     if not all(isinstance(number, int) for number in numbers):
         return False
     is_whole = dtype in _WHOLE or (dtype is None and all(isinstance(a, int) for a in args))
-    return is_whole and math.prod(max(1, abs(number)) for number in numbers) <= MOST_VALUES
+    return is_whole and math.prod(max(1, abs(number)) for number in numbers) <= _most({dtype})
+
+
+def _most(dtypes: set[Any]) -> int:
+    """Return how many elements an operator on tensors of these types may have to be real."""
+    return MOST_OF_MASK if torch.bool in dtypes else MOST_VALUES
 
 
 def _n_together(inputs: list[torch.Tensor]) -> int:
