@@ -48,7 +48,7 @@ def test_ci_calls_the_readmes_test_command_and_both_commands_are_on_its_first_sc
     assert "axonn-tune suggest --gpus 1024 --model 80b" in commands[0]
     steps = (ROOT / ".ci" / "run").read_text().splitlines()
     assert commands[1] in steps
-    assert "-m pytest -m slow" in steps[-1]
+    assert "-m pytest -m 'slow and not sweep'" in steps[-1]
 
 
 def environment():

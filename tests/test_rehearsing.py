@@ -84,17 +84,19 @@ def test_the_grid_of_any_model_agrees(model, recompute):
     assert_agrees(rehearsed(model, *MODELS[model], n_layers=4, recompute=recompute))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [
-        {"overlap": False},
-        {"keep_gathered_weights": True},
-        {"attention": "unfused"},
-        {"dtype": "fp32"},
-        {"micro_batch": 4, "global_batch": 128},
-        {"global_batch": 16},
-    ],
+    first_slow(
+        [
+            [{"overlap": False}],
+            [{"keep_gathered_weights": True}],
+            [{"attention": "unfused"}],
+            [{"dtype": "fp32"}],
+            [{"micro_batch": 4, "global_batch": 128}],
+            [{"global_batch": 16}],
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_the_grid_agrees_with_other_options(options):
@@ -140,7 +142,7 @@ def test_shards_with_replicas_agree_in_memory(model, layout, recompute, per_rank
     assert abs(comparison.memory_error) < MOST_ERROR
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_whole_model_on_many_ranks_agrees():
     """The examples of the command rehearse 80B parameters on 1,024 ranks."""
     options = {"micro_batch": 1, "recompute": "none", "global_batch": 256, "engine": "fsdp2"}

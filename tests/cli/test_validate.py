@@ -134,13 +134,14 @@ def failures_of(path):
     return [(o["configuration"]["grid"], o["failure"]) for o in outcomes if "failure" in o]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "said", "seconds"),
     [
-        ("raise", "rank 1 failed: MemoryError: no more pages", "60"),
-        ("kill", "rank 1 was ended by SIGKILL", "60"),
-        ("hang", "rank 0 failed:", "5"),
+        pytest.param(
+            *("raise", "rank 1 failed: MemoryError: no more pages", "60"), marks=pytest.mark.sweep
+        ),
+        pytest.param("kill", "rank 1 was ended by SIGKILL", "60", marks=pytest.mark.slow),
+        pytest.param("hang", "rank 0 failed:", "5", marks=pytest.mark.slow),
     ],
 )
 def test_a_grid_that_fails_is_a_row_and_the_others_run(

@@ -70,7 +70,8 @@ def check_cases(rank, cases):
 
 
 @pytest.mark.parametrize(
-    "n_ranks", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))]
+    "n_ranks",
+    [1, 2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.sweep)],
 )
 def test_every_grid_equals_plain_torch(n_ranks):
     on_ranks(n_ranks, check_cases, list(telling_cases(n_ranks)))
