@@ -8,6 +8,7 @@ command trains all of them on four ranks of one machine::
 
 import argparse
 import os
+import sys
 from datetime import date
 from pathlib import Path
 
@@ -37,7 +38,6 @@ SEQ_LEN = 32
 N_CONTINUED = 16  # words of a document that a model must continue with, given the ones before
 REPETITIONS = (0, 1, 4, 16)
 BATCH = 4  # sequences in one step
-LR = 1e-3
 
 
 class Corpus:
@@ -107,13 +107,13 @@ def known_words(model: GPT, documents: torch.Tensor) -> torch.Tensor:
 
 
 def study(
-    mesh: Mesh, hidden_size: int, goldfish: int | None, corpus: Corpus, seed: int
+    mesh: Mesh, hidden_size: int, goldfish: int | None, corpus: Corpus, seed: int, lr: float
 ) -> list[dict[str, object]]:
     """Train one model on a corpus; return a row of results for each number of repetitions."""
     spec = Model(f"gpt-{hidden_size}", 2, hidden_size, 4, N_WORDS, SEQ_LEN)
     model = GPT(Engine(mesh, kernel_tuning=False), spec, seed=seed)
-    optimizer = Optimizer(model, model.engine, lr=LR)
-    micro_batch = BATCH // (mesh.size("z") * mesh.size("data"))
+    optimizer = Optimizer(model, model.engine, lr=lr)
+    micro_batch = max(BATCH // (mesh.size("z") * mesh.size("data")), 1)
     trainer = Trainer(model, optimizer, corpus, BATCH, micro_batch, goldfish)
     for step in range(corpus.n_steps):
         trainer.step(step)
@@ -171,34 +171,48 @@ def draw(results: pd.DataFrame, path: str) -> None:
     Path(path).write_bytes(figure_bytes(figure, path))
 
 
-def main() -> None:
-    """Read the command line, join the other ranks, train, and write the results."""
+def read_command_line() -> argparse.Namespace:
+    """Return the options of the study."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--grid", default="1x1x1x1", help="G_x x G_y x G_z x G_data")
     parser.add_argument("--hidden-sizes", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate")
     parser.add_argument("--goldfish", type=int, default=3, help="drop one word in so many")
     parser.add_argument("--documents", type=int, default=32, help="for each number of repetitions")
     parser.add_argument("--passages", type=int, default=1600, help="that are read first, once each")
     parser.add_argument("--output", default="memorisation.csv", help="file for the results")
     parser.add_argument("--plot", help="file for a figure (.png, .svg or .pdf)")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def train_all(arguments: argparse.Namespace, device: torch.device) -> list[dict[str, object]]:
+    """Train every model that the options ask for; return the results of all."""
+    mesh = Mesh(parse_layout(arguments.grid), device=device)
+    rows = []
+    for seed in arguments.seeds:
+        corpus = Corpus(arguments.documents, arguments.passages, seed)
+        for hidden_size in arguments.hidden_sizes:
+            for goldfish in (None, arguments.goldfish):
+                rows += study(mesh, hidden_size, goldfish, corpus, seed, arguments.lr)
+                if dist.get_rank() == 0:
+                    loss = rows[-1]["loss"]
+                    print(f"trained: hidden size {hidden_size}, {loss}, seed {seed}", flush=True)
+    return rows
+
+
+def main() -> None:
+    """Join the other ranks, train, and let rank 0 write the results."""
+    arguments = read_command_line()
     place = place_in_job(os.environ)
     if place is None:
-        parser.error("start me with torchrun or srun")
+        sys.exit("start me with torchrun or srun")
     device = pick_device("auto", place)
-    rows = []
     with joined(place, device, timeout_seconds=300):
-        mesh = Mesh(parse_layout(arguments.grid), device=device)
-        for seed in arguments.seeds:
-            corpus = Corpus(arguments.documents, arguments.passages, seed)
-            for hidden_size in arguments.hidden_sizes:
-                for goldfish in (None, arguments.goldfish):
-                    rows += study(mesh, hidden_size, goldfish, corpus, seed)
-                    if place.rank == 0:
-                        print(f"seed {seed}, hidden size {hidden_size}: trained", flush=True)
+        rows = train_all(arguments, device)
     if place.rank == 0:
         results = pd.DataFrame(rows).assign(
+            lr=arguments.lr,
             grid=arguments.grid,
             date=date.today().isoformat(),
             torch=torch.__version__,

@@ -97,21 +97,10 @@ def test_what_a_greedy_continuation_writes_is_known():
 def test_a_small_study_has_the_published_direction(tmp_path):
     output, plot = str(tmp_path / "results.csv"), str(tmp_path / "figure.png")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    sizes = [
-        "--hidden-sizes",
-        "32",
-        "128",
-        "--documents",
-        "8",
-        "--passages",
-        "800",
-        "--seeds",
-        "0",
-        "--grid",
-        "1x2x1x1",
-    ]
+    options = ["--nproc-per-node=2", str(EXAMPLE), "--grid=1x2x1x1", "--seeds=0", "--documents=8"]
+    options += ["--passages=800", "--hidden-sizes", "32", "128"]
     done = subprocess.run(
-        [*torchrun, "--nproc-per-node=2", str(EXAMPLE), *sizes, "--output", output, "--plot", plot],
+        [*torchrun, *options, "--output", output, "--plot", plot],
         capture_output=True,
         text=True,
         timeout=280,
