@@ -58,8 +58,9 @@ def launch_files(
     if not allowed:
         raise InputError(f"strategy {name} has no released implementation to launch")
     if framework is None:
-        package = prediction.scenario.strategy.engine.package
-        framework = package if package in allowed else allowed[0]
+        engine = prediction.scenario.strategy.engine
+        own = (each for each in (engine.package, engine.name) if each in allowed)
+        framework = next(own, allowed[0])
     if framework not in allowed:
         raise InputError(
             f"--framework {framework} does not run {name}; allowed: {', '.join(allowed)}"

@@ -145,6 +145,12 @@ def test_the_engine_chooses_the_framework(engine, program):
     assert json.loads(files["settings.json"])["engine"] == f"{engine}-eager"
 
 
+def test_torchtitan_is_launched_where_it_was_predicted():
+    search = build_search("llama3-8b", 64, strategy="zero3", engine="torchtitan", micro_batch=1)
+    files = launch_files(best_of_layout(search, "shard=64"))
+    assert "--model.flavor 8B" in files["launch.sbatch"]
+
+
 def offloading(strategy, layout, **options):
     """A prediction with offload on hosts with the memory of Perlmutter's."""
     return best_of_layout(
