@@ -95,7 +95,7 @@ def build_search(
     if not is_auto:
         recompute_code(given["recompute"])
     require_choice("search", "cost_model", given["cost_model"], COST_MODELS)
-    strategy = given["strategy"]
+    strategy = given["strategy"] or _usual_strategy(given["engine"], loaded_model)
     order = given["order"]
     if isinstance(strategy, str):
         engine = _engine(given["engine"], strategy)
@@ -201,6 +201,12 @@ def _adapters(given: Mapping[str, Any]) -> Adapters | None:
         return None
     targets = tuple(target.strip() for target in given["lora_targets"].split(","))
     return Adapters(given["lora_rank"], targets, given["lora_dropout"])
+
+
+def _usual_strategy(engine: str | None, model: Model) -> str:
+    """Return the first strategy that predicts the model, of an engine's if one is given."""
+    names = list(STRATEGIES) if engine is None else list(load_engine(engine).strategies)
+    return (strategies_of(model, names) or names)[0]
 
 
 def _engine(name: str | None, strategy: str) -> Engine:

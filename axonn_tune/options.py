@@ -349,12 +349,19 @@ class ComparisonOptions(TypedDict, total=False):
     ]
 
 
+USUAL_STRATEGY = "that of --engine, or axonn, or megatron for experts and latent attention"
+
+
 class LayoutOptions(TypedDict, total=False):
     """The options that choose a strategy and restrict its layouts."""
 
     strategy: Annotated[
-        StrategyLike,
-        Option("axonn, axonn-pipeline, megatron, zero3, zeropp or zero-topo.", "axonn"),
+        StrategyLike | None,
+        Option(
+            "axonn, axonn-pipeline, megatron, zero3, zeropp or zero-topo.",
+            None,
+            USUAL_STRATEGY,
+        ),
     ]
     order: Annotated[
         str,

@@ -13,6 +13,7 @@ from axonn_tune.options import (
     CALIBRATION,
     REHEARSAL,
     RUN,
+    USUAL_STRATEGY,
     VALIDATION,
     ComparisonOptions,
     Declarations,
@@ -88,7 +89,9 @@ _SEARCH = (SubjectOptions, JobOptions, LayoutOptions)
 search_options = options_of(declared(*_SEARCH), required=_SUBJECT)
 # `suggest` and `report` also take all strategies at once.
 _ANY_STRATEGY = Option(
-    "axonn, axonn-pipeline, megatron, zero3, zeropp or zero-topo; all compares them.", "axonn"
+    "axonn, axonn-pipeline, megatron, zero3, zeropp or zero-topo; all compares them.",
+    None,
+    USUAL_STRATEGY,
 )
 strategies_options = options_of(
     declared(*_SEARCH, changed={"strategy": _ANY_STRATEGY}), required=_SUBJECT

@@ -48,11 +48,10 @@ def test_a_dense_model_is_shown_with_its_windows_alone(capsys):
 @pytest.mark.parametrize(
     "command",
     [
-        ["suggest", "--gpus", 64],
         ["suggest", "--gpus", 64, "--strategy", "axonn"],
         ["suggest", "--gpus", 64, "--strategy", "zeropp"],
-        ["explain", "--gpus", 64, "--grid", "1x8x8x1"],
-        ["scale", "--gpus", "64..128"],
+        ["explain", "--gpus", 64, "--strategy", "axonn", "--grid", "1x8x8x1"],
+        ["scale", "--gpus", "64..128", "--strategy", "axonn"],
         ["compare", "--gpus", 64, "--strategies", "axonn"],
     ],
 )
@@ -63,7 +62,25 @@ def test_strategies_that_do_not_place_experts_refuse_them(capsys, command):
 
 def test_the_parts_that_are_not_placed_are_named(capsys):
     culprit = "model deepseek-v3 has experts and latent attention: --strategy axonn predicts only"
-    assert_refused(capsys, "suggest", "--gpus", 64, "--model", "deepseek-v3", culprit=culprit)
+    words = ["--gpus", 64, "--model", "deepseek-v3", "--strategy", "axonn"]
+    assert_refused(capsys, "suggest", *words, culprit=culprit)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "strategy"),
+    [
+        ("tiny", [], "axonn"),
+        ("olmoe-1b-7b", [], "megatron"),
+        ("llama3-8b", ["--engine", "nanotron"], "megatron"),
+        ("llama3-8b", ["--engine", "fsdp2"], "zero3"),
+    ],
+)
+def test_the_model_and_the_engine_choose_the_strategy(capsys, model, options, strategy):
+    words = ["--gpus", 8, "--model", model, "--machine", "dgx-h100", "--global-batch", 8]
+    _, out, _ = run_cli(
+        capsys, "suggest", *words, "--recompute", "full", *options, "--format", "json"
+    )
+    assert json.loads(out)["assumptions"]["strategy"] == strategy
 
 
 def test_a_comparison_of_all_strategies_has_those_that_place_experts(capsys):
