@@ -95,10 +95,10 @@ def build_search(
     if not is_auto:
         recompute_code(given["recompute"])
     require_choice("search", "cost_model", given["cost_model"], COST_MODELS)
-    strategy = given["strategy"] or _usual_strategy(given["engine"], loaded_model)
+    strategy = given["strategy"]
     order = given["order"]
-    if isinstance(strategy, str):
-        engine = _engine(given["engine"], strategy)
+    if strategy is None or isinstance(strategy, str):
+        strategy, engine = _strategy_and_engine(strategy, given["engine"], loaded_model)
         strategy = strategy_named(strategy, _switches(given), engine, not loaded_model.is_dense)
     require_predicted(loaded_model, strategy.name)
     require_stage_layout(loaded_model, given["stage_layout"])
@@ -203,16 +203,19 @@ def _adapters(given: Mapping[str, Any]) -> Adapters | None:
     return Adapters(given["lora_rank"], targets, given["lora_dropout"])
 
 
-def _usual_strategy(engine: str | None, model: Model) -> str:
-    """Return the first strategy that predicts the model, of an engine's if one is given."""
-    names = list(STRATEGIES) if engine is None else list(load_engine(engine).strategies)
-    return (strategies_of(model, names) or names)[0]
+def _strategy_and_engine(
+    strategy: str | None, name: str | None, model: Model
+) -> tuple[str, Engine]:
+    """Return the name of the strategy, and the engine; either is chosen where it is not named.
 
-
-def _engine(name: str | None, strategy: str) -> Engine:
-    """Return the engine of a name, or else the usual one of a strategy."""
+    The strategy is then the first one of the engine, or of all, that predicts the model.
+    """
+    engine = None if name is None else load_engine(name)
+    if strategy is None:
+        carried_out = list(STRATEGIES if engine is None else engine.strategies)
+        strategy = (strategies_of(model, carried_out) or carried_out)[0]
     require_choice("search", "strategy", strategy, tuple(STRATEGIES))
-    return load_engine(USUAL_ENGINES[strategy] if name is None else name)
+    return strategy, engine or load_engine(USUAL_ENGINES[strategy])
 
 
 def _default_dtype(machine: Machine) -> str:

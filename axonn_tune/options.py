@@ -349,6 +349,7 @@ class ComparisonOptions(TypedDict, total=False):
     ]
 
 
+# What is taken without the option --strategy.
 USUAL_STRATEGY = "that of --engine, or axonn, or megatron for experts and latent attention"
 
 

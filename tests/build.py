@@ -11,7 +11,7 @@ from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import Layout
-from axonn_tune.spec.plan import Collective
+from axonn_tune.spec.plan import Attention, Collective
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.explain import explain
@@ -76,6 +76,24 @@ def collectives(plan, *parts):
         for op in operations(*parts)
         if isinstance(op, Collective) and group_size(plan, op.axis) > 1
     ]
+
+
+def attentions(plan, chain):
+    """The kernels of attention of one block that run at all."""
+    ops = [op for op in operations(plan.microstep) if isinstance(op, Attention)]
+    ops = {op.name: op for op in ops if op.name.startswith(chain) and number(op.n_launches)}
+    return list(ops.values())
+
+
+def sent_bytes(plan, chain, axis):
+    """Bytes that a rank sends over an axis in a chain of a micro-step."""
+    total = 0.0
+    for op in collectives(plan, plan.microstep):
+        if op.axis == axis and op.name.startswith(chain):
+            n_ranks = number(plan.candidates.size(axis))
+            moved = 1.0 if op.kind == "send_recv" else (n_ranks - 1.0) / n_ranks
+            total += moved * number(op.nbytes)
+    return total
 
 
 # Searches -----------------------------------------------------------------------------------

@@ -17,44 +17,45 @@ PROGRAM = Program(
     "axonn",
     " and axonn 0.2.0",
 )
+# The axes of a layout that the program reads.
+_AXES = (*AXES, PIPELINE)
 # Kernels then run in the order in which they were issued, as the overlaps assume
 # (Megatron-AxoNN, examples/run_axonn_perlmutter.sh).
 _ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 
 def start(prediction: Prediction, train: str | None) -> Start:
-    """Return how AxoNN is started; its calls follow axonn/axonn.py and axonn/intra_layer/.
+    """Return how AxoNN is started; its calls follow axonn/axonn.py and axonn/intra_layer/."""
+    if train is None:
+        _require_executed(prediction)
+    program = PROGRAM
+    if prediction.scenario.strategy.name != "axonn":
+        program = replace(PROGRAM, engine="")  # No engine has facts of AxoNN with a pipeline.
+    begun = training_start(prediction, program, _AXES, train)
+    return replace(begun, environment=_ENVIRONMENT, rank_lines=rank_lines(prediction))
 
-    Raises
-    ------
-    InputError
-        The prediction overlaps, shards or splits what the program does not.
-    """
+
+def _require_executed(prediction: Prediction) -> None:
+    """Raise InputError if the prediction overlaps, shards or splits what the program does not."""
     strategy = prediction.scenario.strategy
-    if train is None and prediction.scenario.job.overlap.grad_reduce:
+    if prediction.scenario.job.overlap.grad_reduce:
         raise InputError(
             f"--overlap-grad-reduce: {PROGRAM.name} reduces gradients over data after the backward "
             "pass, as AxoNN 0.2.0 does; allowed: --train with a program that does not, or no such "
             "option"
         )
-    if train is None and isinstance(strategy, Axonn4D) and strategy.sharded_optimizer:
+    if isinstance(strategy, Axonn4D) and strategy.sharded_optimizer:
         given = "--shard-gradients" if strategy.sharded_gradients else "--distributed-optimizer"
         raise InputError(
             f"{given}: {PROGRAM.name} keeps whole optimizer states on every replica, as AxoNN "
             "0.2.0 does; allowed: --train with a program that shards them, or neither option"
         )
-    axes = (*AXES, PIPELINE)
-    if train is None and prediction.layout.n_ranks > prod(map(prediction.layout.size, axes)):
+    if prediction.layout.n_ranks > prod(map(prediction.layout.size, _AXES)):
         raise InputError(
             f"{PROGRAM.name} splits no sequences, nor does AxoNN 0.2.0, and {prediction.layout} "
             "does; allowed: --train with a program that does, or a layout in which no ranks share "
             "one"
         )
-    program = PROGRAM
-    if strategy.name != "axonn":
-        program = replace(PROGRAM, engine="")  # No engine has facts of AxoNN with a pipeline.
-    begun = training_start(prediction, program, axes, train)
-    return replace(begun, environment=_ENVIRONMENT, rank_lines=rank_lines(prediction))
 
 
 def rank_lines(prediction: Prediction) -> tuple[str, ...]:

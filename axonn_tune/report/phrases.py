@@ -32,7 +32,8 @@ def assumption_line(*searches: Search) -> str:
         f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, "
         f"{_sequences_text(searches)}{_seq_len_remark(scenario)}, {types_text(job)}, "
         f"{job.attention} attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}"
-        f"{engine_text}{_sharding_text(scenario)}{_experts_text(scenario)}{_tuning_text(job)}{_offload_text(scenario)}."
+        f"{engine_text}{_sharding_text(scenario)}{_experts_text(scenario)}{_tuning_text(job)}"
+        f"{_offload_text(scenario)}."
     )
     return " ".join([line, *(remark for remark in remarks if remark)])
 

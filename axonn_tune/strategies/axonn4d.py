@@ -34,8 +34,8 @@ from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.axonn_communication import AxonnCommunication
 from axonn_tune.strategies.axonn_memory import (
     GRADIENT_BYTES,
+    BackwardPass,
     gradients_awaiting_data,
-    largest_moment,
     stored_parameters,
     trained_parameters,
 )
@@ -274,6 +274,8 @@ class Axonn4D:
             "selective": shapes.norm_input_bytes + inner_bytes - formed_again,
             "full": shapes.residual_bytes,
         }[shapes.recompute]
+        program = self.engine.axonn
+        backward = BackwardPass(shapes, program, context, everything, saved, n_layers, last)
         return {
             "weights": (frozen + trained) * job.element_bytes,
             # The fp32 sums, and what the micro-step's reduce-scatters have brought.
@@ -283,7 +285,7 @@ class Axonn4D:
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, self.engine.offload_in(job), owned),
             "activations": held * shapes.saved_by_layers(saved, chunk) + shapes.residual_bytes,
-            **largest_moment(shapes, self.engine.axonn, context, everything, saved, n_layers, last),
+            **backward.largest_moment(),
         }
 
 

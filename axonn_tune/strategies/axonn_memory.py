@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -76,110 +76,107 @@ class _Moment(NamedTuple):
     working: Array
 
 
-def largest_moment(
-    shapes: Shapes,
-    program: AxonnProgram,
-    context: ContextParallelism,
-    everything: Array,
-    saved: Array,
-    n_layers: int,
-    last: bool,
-) -> dict[str, Array]:
-    """Return the terms of the moment in which gathered weights and what is in work take most."""
-    moments = _block_moments(shapes, program, context, everything, saved, n_layers, last)
-    if last:
-        moments += _head_moments(shapes, program, n_layers)
-    one_each = np.ones(len(shapes.table))
-    gathered = np.stack([moment.gathered * one_each for moment in moments])
-    working = np.stack([moment.working * one_each for moment in moments])
-    largest = (gathered + working).argmax(axis=0), np.arange(len(shapes.table))
-    return {"gathered_weights": gathered[largest], "working_set": working[largest]}
+@dataclass(frozen=True, eq=False)
+class BackwardPass:
+    """The backward pass of a stage: what a rank holds beside what its blocks have saved.
 
-
-def _head_moments(shapes: Shapes, program: AxonnProgram, n_layers: int) -> list[_Moment]:
-    """Return the moments of the loss and of the head's backward pass.
-
-    The loss holds the logits, their copy in fp32 and the softmax, and the head's input has been
-    saved. Then there are the gradients of the logits and of that input.
+    Attributes
+    ----------
+    shapes, program, context
+        Sizes of the candidates, facts of the implementation, and how ranks share sequences.
+    everything, saved
+        Bytes of all that a block could save, and of what it has saved.
+    n_layers
+        Number of layers of the stage.
+    last
+        Whether the stage has the head.
     """
-    head = shapes.embedding_bytes
-    first = "qkv" if shapes.recompute == "full" else "down"
-    element = shapes.element_bytes
-    copy_bytes = FP32_BYTES if element < FP32_BYTES else 0.0
-    logit_bytes = value_or(shapes.memory.logit_bytes, element + copy_bytes + FP32_BYTES)
-    of_loss = shapes.logits * logit_bytes + shapes.residual_bytes
-    of_head = shapes.logits * element + 2.0 * shapes.residual_bytes
-    return [
-        _Moment(_held(shapes, program, n_layers, [head], []), of_loss),
-        _Moment(
-            _held(shapes, program, n_layers, [head, shapes.linears[first].weight_bytes], [head]),
-            of_head,
-        ),
-    ]
 
+    shapes: Shapes
+    program: AxonnProgram
+    context: ContextParallelism
+    everything: Array
+    saved: Array
+    n_layers: int
+    last: bool
 
-def _block_moments(
-    shapes: Shapes,
-    program: AxonnProgram,
-    context: ContextParallelism,
-    everything: Array,
-    saved: Array,
-    n_layers: int,
-    last: bool,
-) -> list[_Moment]:
-    """Return the moments of the backward pass of the block that comes first in it.
+    def largest_moment(self) -> dict[str, Array]:
+        """Return the terms of the moment in which gathered weights and work take most."""
+        moments = [*self._block_moments(), *(self._head_moments() if self.last else ())]
+        one_each = np.ones(len(self.shapes.table))
+        gathered = np.stack([moment.gathered * one_each for moment in moments])
+        working = np.stack([moment.working * one_each for moment in moments])
+        largest = (gathered + working).argmax(axis=0), np.arange(len(self.shapes.table))
+        return {"gathered_weights": gathered[largest], "working_set": working[largest]}
 
-    They are the second MLP layer, whose input and its gradient are there; the activation, of which
-    a gate makes seven tensors of the MLP's size; unfused attention with the gradients of its
-    scores in fp32; and attention of split sequences with its buffers.
-    """
-    qkv, proj, up, down = (
-        shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears
-    )
-    before = shapes.embedding_bytes if last else qkv
-    mlp = shapes.mlp_bytes
-    is_kept = shapes.recompute != "selective"
-    formed = everything - saved if is_kept else mlp + shapes.saved_score_bytes
-    held = partial(_held, shapes, program, n_layers)
-    moments = [_Moment(held([down, up], [before, down]), formed + mlp)]
-    if shapes.model.gated_mlp:
-        moments.append(_Moment(held([up], [before, down]), formed + 6.0 * mlp))
-    if shapes.job.attention == "unfused":
-        n_scores = 7.0 if shapes.element_bytes < FP32_BYTES else 3.0
-        scores = n_scores * shapes.score_bytes - mlp - shapes.linears["up"].output_bytes
-        moments.append(_Moment(held([qkv], [up, proj]), formed + scores))
-    buffers = context.working_bytes
-    of_attention = np.maximum(formed - mlp - shapes.linears["up"].output_bytes, 0.0)
-    in_attention = held([qkv], [up, proj]), of_attention + buffers
-    moments.append(_Moment(*(np.where(buffers > 0.0, nbytes, 0.0) for nbytes in in_attention)))
-    return moments
+    def _head_moments(self) -> list[_Moment]:
+        """Return the moments of the loss and of the head's backward pass.
 
+        The loss holds the logits, their copy in fp32 and the softmax, and the head's input has been
+        saved. Then there are the gradients of the logits and of that input.
+        """
+        shapes = self.shapes
+        head = shapes.embedding_bytes
+        first = "qkv" if shapes.recompute == "full" else "down"
+        element = shapes.element_bytes
+        copy_bytes = FP32_BYTES if element < FP32_BYTES else 0.0
+        logit_bytes = value_or(shapes.memory.logit_bytes, element + copy_bytes + FP32_BYTES)
+        of_loss = shapes.logits * logit_bytes + shapes.residual_bytes
+        of_head = shapes.logits * element + 2.0 * shapes.residual_bytes
+        return [
+            _Moment(self._held([head], []), of_loss),
+            _Moment(self._held([head, shapes.linears[first].weight_bytes], [head]), of_head),
+        ]
 
-def _held(
-    shapes: Shapes,
-    program: AxonnProgram,
-    n_layers: int,
-    weights: Sequence[Array],
-    gradients: Sequence[Array],
-) -> Array:
-    """Return the bytes of a weight in use and the one gathered ahead, and of gradients under way.
+    def _block_moments(self) -> list[_Moment]:
+        """Return the moments of the backward pass of the block that comes first in it.
 
-    Both are held only where Z splits the weights. Without their overlaps, nothing is gathered
-    ahead and each gradient has gone before the next one is formed. Frozen weights have none.
-    """
-    overlap = shapes.job.overlap
-    blocks = [shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears]
-    if shapes.job.keep_gathered_weights:
-        gathered = n_layers * sum(blocks) + 2.0 * shapes.embedding_bytes
-    else:
-        gathered = sum(weights if overlap.oag else weights[:1], start=np.zeros(1))
-        if program.reuses_recomputed_weights and shapes.recompute == "full":
-            gathered = np.maximum(gathered, sum(blocks) + weights[0])
-        gathered = gathered * gathered_element_ratio(shapes, program)
-    if not shapes.job.trains_weights:
-        gradients = ()
-    under_way = sum(gradients if overlap.ors else gradients[-1:], start=np.zeros(1))
-    return np.where(shapes.table.size("z") > 1, gathered + under_way, 0.0)
+        They are the second MLP layer, whose input and its gradient are there; the activation, of
+        which a gate makes seven tensors of the MLP's size; unfused attention with the gradients of
+        its scores in fp32; and attention of split sequences with its buffers.
+        """
+        shapes = self.shapes
+        qkv, proj, up, down = (
+            shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears
+        )
+        before = shapes.embedding_bytes if self.last else qkv
+        mlp = shapes.mlp_bytes
+        is_kept = shapes.recompute != "selective"
+        formed = self.everything - self.saved if is_kept else mlp + shapes.saved_score_bytes
+        held = self._held
+        moments = [_Moment(held([down, up], [before, down]), formed + mlp)]
+        if shapes.model.gated_mlp:
+            moments.append(_Moment(held([up], [before, down]), formed + 6.0 * mlp))
+        if shapes.job.attention == "unfused":
+            n_scores = 7.0 if shapes.element_bytes < FP32_BYTES else 3.0
+            scores = n_scores * shapes.score_bytes - mlp - shapes.linears["up"].output_bytes
+            moments.append(_Moment(held([qkv], [up, proj]), formed + scores))
+        buffers = self.context.working_bytes
+        of_attention = np.maximum(formed - mlp - shapes.linears["up"].output_bytes, 0.0)
+        in_attention = held([qkv], [up, proj]), of_attention + buffers
+        moments.append(_Moment(*(np.where(buffers > 0.0, nbytes, 0.0) for nbytes in in_attention)))
+        return moments
+
+    def _held(self, weights: Sequence[Array], gradients: Sequence[Array]) -> Array:
+        """Return the bytes of a weight in use, of the one gathered ahead, and of sent gradients.
+
+        They are held only where Z splits the weights. Without their overlaps, nothing is gathered
+        ahead and each gradient has gone before the next one is formed. Frozen weights have none.
+        """
+        shapes, program = self.shapes, self.program
+        overlap = shapes.job.overlap
+        blocks = [shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears]
+        if shapes.job.keep_gathered_weights:
+            gathered = self.n_layers * sum(blocks) + 2.0 * shapes.embedding_bytes
+        else:
+            gathered = sum(weights if overlap.oag else weights[:1], start=np.zeros(1))
+            if program.reuses_recomputed_weights and shapes.recompute == "full":
+                gathered = np.maximum(gathered, sum(blocks) + weights[0])
+            gathered = gathered * gathered_element_ratio(shapes, program)
+        if not shapes.job.trains_weights:
+            gradients = ()
+        under_way = sum(gradients if overlap.ors else gradients[-1:], start=np.zeros(1))
+        return np.where(shapes.table.size("z") > 1, gathered + under_way, 0.0)
 
 
 def gradients_awaiting_data(shapes: Shapes) -> Array:

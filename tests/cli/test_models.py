@@ -66,6 +66,11 @@ def test_the_parts_that_are_not_placed_are_named(capsys):
     assert_refused(capsys, "suggest", *words, culprit=culprit)
 
 
+def test_an_empty_name_is_no_strategy(capsys):
+    words = ["--gpus", 8, "--model", "tiny", "--strategy", ""]
+    assert_refused(capsys, "suggest", *words, culprit="strategy is ''; allowed: axonn")
+
+
 @pytest.mark.parametrize(
     ("model", "options", "strategy"),
     [

@@ -64,7 +64,7 @@ def test_a_graph_of_a_whole_iteration_is_faster_than_its_release_before(errors):
 
 
 def test_steps_that_recompute_the_up_projections_of_latent_attention_fit(predictions):
-    """All of them ran. Without recomputation two thirds would not fit; two stages still do not.
+    """These steps ran. Without recomputation two thirds would not fit; two stages still do not.
 
     What these four rows hold is predicted 14 % above the memory of their GPUs; half of that is the
     module of multi-token prediction on the last stage.

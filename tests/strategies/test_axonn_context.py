@@ -66,7 +66,7 @@ def test_ranks_share_the_work(kind, chain, kernels):
 
 @KINDS
 def test_attention_sends_what_megatron_sends(kind):
-    """With Y in the place of the tensor group, byte for byte."""
+    """Y takes the place of the tensor group, and the messages are equal byte for byte."""
     sizes = shared_by(kind, 4)
     grid = plan_of(axonn(kind), MODEL, JOB, y=2, **sizes)
     megatron = Megatron3D(False, False, False, context_kind=kind)
@@ -94,7 +94,7 @@ def test_attention_sends_what_megatron_sends(kind):
 @KINDS
 @pytest.mark.parametrize("sharded", [False, True])
 def test_gradients_are_summed_over_all_that_hold_the_weights(kind, sharded):
-    """As over so many replicas, since ranks that share a sequence hold the same weights."""
+    """Ranks that share a sequence hold the same weights, and so count as replicas."""
     of_kind = axonn(kind, sharded_optimizer=sharded)
     split = plan_of(of_kind, MODEL, JOB, z=2, data=2, **shared_by(kind, 4))
     whole = plan_of(Axonn4D(sharded_optimizer=sharded), MODEL, JOB, z=2, data=8)

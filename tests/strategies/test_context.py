@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from build import (
-    collectives,
+    attentions,
     layout_of,
     memory_terms,
     number,
@@ -12,6 +12,7 @@ from build import (
     plan_of,
     prediction_of,
     search_of,
+    sent_bytes,
     table_of,
 )
 from worlds import llama, machine_of
@@ -22,7 +23,7 @@ from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
-from axonn_tune.spec.plan import Attention, MemoryBound
+from axonn_tune.spec.plan import MemoryBound
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.named import Switches, strategy_named
 
@@ -43,22 +44,9 @@ def plan(kind, model=LLAMA, job=JOB, **sizes):
     return plan_of(megatron(kind), model, job, **sizes)
 
 
-def attentions(plan, chain):
-    """The kernels of attention of one block that run at all."""
-    ops = [op for op in operations(plan.microstep) if isinstance(op, Attention)]
-    ops = {op.name: op for op in ops if op.name.startswith(chain) and number(op.n_launches)}
-    return list(ops.values())
-
-
-def sent_bytes(plan, chain, model):
+def sent_of_block(plan, chain, model):
     """What a rank sends over the context group for attention of one block."""
-    total = 0.0
-    for op in collectives(plan, plan.microstep):
-        if op.axis == "context" and op.name.startswith(chain):
-            n_ranks = number(plan.candidates.size("context"))
-            moved = 1.0 if op.kind == "send_recv" else (n_ranks - 1.0) / n_ranks
-            total += moved * number(op.nbytes)
-    return total / model.n_layers
+    return sent_bytes(plan, chain, "context") / model.n_layers
 
 
 # Work ---------------------------------------------------------------------------------------------
@@ -136,7 +124,7 @@ def test_what_a_ring_sends(model, context):
     keys_and_values = 512 / context * 2 * model.n_kv_heads * 16 / 2 * 2.0
     for chain, backward in ((FORWARD, False), (BACKWARD, True)):
         n_messages = sum(ring_messages(context, backward))
-        assert sent_bytes(found, chain, model) == pytest.approx(n_messages * keys_and_values)
+        assert sent_of_block(found, chain, model) == pytest.approx(n_messages * keys_and_values)
 
 
 def test_a_ring_sends_keys_and_values_of_latent_attention_as_attention_reads_them():
@@ -144,7 +132,7 @@ def test_a_ring_sends_keys_and_values_of_latent_attention_as_attention_reads_the
     model = replace(LLAMA, latent_attention=latent)
     found = plan("ring", model, tensor=2, context=4)
     keys_and_values = 512 / 4 * model.n_heads / 2 * (16 + 8 + 12) * 2.0
-    assert sent_bytes(found, FORWARD, model) == pytest.approx(3 * keys_and_values)
+    assert sent_of_block(found, FORWARD, model) == pytest.approx(3 * keys_and_values)
 
 
 @MODELS
@@ -152,7 +140,7 @@ def test_a_ring_sends_keys_and_values_of_latent_attention_as_attention_reads_the
 def test_gathers_send_what_a_ring_does(model, context):
     for chain in (FORWARD, BACKWARD):
         ring, gathered = (
-            sent_bytes(plan(kind, model, context=context), chain, model)
+            sent_of_block(plan(kind, model, context=context), chain, model)
             for kind in ("ring", "all_gather")
         )
         assert gathered == pytest.approx(ring)
@@ -165,7 +153,7 @@ def test_ulysses_sends_queries_keys_values_and_the_output_once(model, context):
     elements = 512 / context * (2 * model.n_heads + 2 * model.n_kv_heads) * 16
     for chain in (FORWARD, BACKWARD):
         expected = (context - 1) / context * elements * 2.0
-        assert sent_bytes(found, chain, model) == pytest.approx(expected)
+        assert sent_of_block(found, chain, model) == pytest.approx(expected)
 
 
 @KINDS

@@ -63,7 +63,7 @@ def moved_over(plan, axis, *parts):
 @MODELS
 @pytest.mark.parametrize("z", [1, 4])
 def test_every_micro_step_of_axonn_scatters_all_matrices_over_data(model, z):
-    """In the job's type, after Z has scattered them; vectors are left to the end, in fp32."""
+    """Messages in the job's type follow those over Z; vectors are left to the end, in fp32."""
     plan = plan_of(OF_AXONN[2], model, replace(JOB, n_gpus=4 * z), x=2, z=z, data=2)
     matrices, along_stream, along_widths = grid_elements(model)
     if model.tied_embeddings:

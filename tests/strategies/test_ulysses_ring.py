@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from build import (
+    attentions,
     collectives,
     layout_of,
     memory_terms,
@@ -12,6 +13,7 @@ from build import (
     plan_of,
     prediction_of,
     search_of,
+    sent_bytes,
     table_of,
 )
 from worlds import llama, machine_of
@@ -33,22 +35,9 @@ def plan(model=MODEL, job=JOB, **sizes):
     return plan_of(STRATEGY, model, job, **sizes)
 
 
-def attentions(plan, chain):
-    """The kernels of attention of one block that run at all."""
-    ops = [op for op in operations(plan.microstep) if isinstance(op, Attention)]
-    ops = {op.name: op for op in ops if op.name.startswith(chain) and number(op.n_launches)}
-    return list(ops.values())
-
-
-def sent_bytes(plan, chain, axis):
+def sent_of_block(plan, chain, axis):
     """What a rank sends over an axis for attention of one block."""
-    total = 0.0
-    for op in collectives(plan, plan.microstep):
-        if op.axis == axis and op.name.startswith(chain):
-            n_ranks = number(plan.candidates.size(axis))
-            moved = 1.0 if op.kind == "send_recv" else (n_ranks - 1.0) / n_ranks
-            total += moved * number(op.nbytes)
-    return total / MODEL.n_layers
+    return sent_bytes(plan, chain, axis) / MODEL.n_layers
 
 
 @CHAINS
@@ -76,9 +65,11 @@ def test_what_is_exchanged_and_what_goes_around(ulysses, ring, chain):
     found = plan(ulysses=ulysses, ring=ring)
     per_head = 512 / (ulysses * ring) * 16 * 2.0
     exchanged = per_head * (2 * 16 + 2 * 8)
-    assert sent_bytes(found, chain, "ulysses") == pytest.approx((ulysses - 1) / ulysses * exchanged)
+    assert sent_of_block(found, chain, "ulysses") == pytest.approx(
+        (ulysses - 1) / ulysses * exchanged
+    )
     n_messages = (ring - 1) * (2 if chain == BACKWARD else 1)
-    assert sent_bytes(found, chain, "ring") == pytest.approx(n_messages * per_head * 2 * 8)
+    assert sent_of_block(found, chain, "ring") == pytest.approx(n_messages * per_head * 2 * 8)
 
 
 def work_and_bytes(plan, renamed):
