@@ -88,21 +88,23 @@ def lessons(trials, n_runs, n_draws, others_of=None, seed=0, most_others=None):
     return np.array(rows)
 
 
-def linear_lessons(trials, n_runs, n_draws, others_of=None, seed=0):
+def linear_lessons(trials, n_runs, n_draws, learned_of=None, others_of=None, seed=0):
     """The same as `lessons` for many draws: steps are linear in the logarithms of the factors.
 
-    The trials share one machine and one engine. `others_of` holds the numbers of the trials that
-    are predicted.
+    The trials share one machine and one engine. `learned_of` and `others_of` hold the numbers of
+    the trials that are learned from and of those that are predicted; without them, all are.
     """
     machine = machine_of(trials[0])
     spreads = stated_spreads(machine, trials[0].prediction.scenario.strategy.engine)
     predicted, slopes = _linearised(machine, trials, np.ones(spreads.size, dtype=bool), iter)
     errors = np.log([trial.measured_seconds for trial in trials]) - predicted
     random = np.random.default_rng(seed)
-    pool = np.arange(len(trials)) if others_of is None else np.array(others_of)
+    everything = np.arange(len(trials))
+    known = everything if learned_of is None else np.array(learned_of)
+    pool = everything if others_of is None else np.array(others_of)
     rows = []
     for _ in range(n_draws):
-        chosen = random.permutation(len(trials))[:n_runs]
+        chosen = random.permutation(known)[:n_runs]
         others = np.setdiff1d(pool, chosen)
         fit = fitted(slopes[chosen], errors[chosen], spreads)
         is_told = np.sqrt(np.diag(fit.covariance)) < (1.0 - LEAST_GAIN) * spreads
