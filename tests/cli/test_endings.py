@@ -90,6 +90,32 @@ run()
     assert (done.stdout, done.stderr.strip()) == ("", "")
 
 
+@pytest.mark.slow
+def test_an_interrupt_while_a_rank_is_handed_its_work_is_silent():
+    code = f"""
+import os, signal, sys, time
+from multiprocessing import util
+
+spawn = util.spawnv_passfds
+
+def interrupted(*arguments):
+    pid = spawn(*arguments)
+    if b"spawn_main" in b"".join(map(os.fsencode, arguments[1])):
+        os.kill(os.getpid(), signal.SIGINT)
+    return pid
+
+util.spawnv_passfds = interrupted
+sys.argv[1:] = {RUN!r}
+from axonn_tune.cli.start import run
+if __name__ == "__main__":
+    run()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment()
+    )
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
 def started(*arguments, **variables):
     return subprocess.Popen(
         [*COMMAND, *arguments],

@@ -12,7 +12,8 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from multiprocessing import process, resource_tracker
+from types import FrameType
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -30,6 +31,7 @@ from axonn_tune.runtime.ranks.session import (
 )
 
 MONITOR_SECONDS = 0.1  # time between two looks of the launcher whether a rank has died
+_RETRY_SECONDS = 0.02  # until an interrupt that came while a rank was being started comes again
 
 # Without SIGINT: Python's own handler of an interrupt lets the launcher end its ranks with SIGTERM.
 # An early torch has no such setting.
@@ -166,7 +168,7 @@ def _start_here(
     )
     of_others = set(multiprocessing.active_children())
     try:
-        with _silent_logs(), launching(), _interrupts_kept_from_ranks():
+        with _silent_logs(), launching(), _interrupts_kept_from_ranks(), _ranks_started_whole():
             results: dict[int, Result] = elastic_launch(config, _rank)(function, request)
     except ChildFailedError as error:
         raise _error_of(error) from error
@@ -195,6 +197,34 @@ def _interrupts_kept_from_ranks() -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         done.set()
+
+
+@contextmanager
+def _ranks_started_whole() -> Iterator[None]:
+    """Let an interrupt wait while a rank is being started.
+
+    A rank that is handed half of what it should call prints a traceback, and nobody knows of it.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield  # Interrupts are ignored, or another program handles them.
+        return
+    starts = process.BaseProcess.start.__code__
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code is starts:
+                threading.Timer(_RETRY_SECONDS, os.kill, (os.getpid(), signal.SIGINT)).start()
+                return
+            at = at.f_back
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
