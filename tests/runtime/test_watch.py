@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from axonn_tune.runtime.ranks import watch
+
 PROGRAM = str(Path(__file__).with_name("watched_ranks.py"))
 ON_FIRE = "rank 1 failed: ValueError: the disk is on fire"
 
@@ -76,3 +78,18 @@ def test_one_rank_says_that_nothing_ends(how):
 def test_ranks_that_are_started_here_end_with_the_reason():
     code, _, errors = ended(start("raise"))
     assert (code, errors) == (2, f"axonn-tune: {ON_FIRE}\n")
+
+
+def test_a_late_rank_is_silent_where_the_store_has_just_ended(monkeypatch, capsys):
+    class EndedStore:
+        def check(self, keys):
+            return False
+
+        def compare_set(self, key, expected, value):
+            raise RuntimeError("connection reset")
+
+    codes = []
+    monkeypatch.setattr(watch, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(watch.os, "_exit", codes.append)
+    watch.Watch(EndedStore(), rank=1, n_ranks=2, timeout_seconds=0.0)._thread.join()
+    assert codes == [2] and capsys.readouterr().err == ""

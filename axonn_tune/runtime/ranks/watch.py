@@ -93,25 +93,26 @@ class Watch:
     def _watch(self) -> None:
         while not self._stopped.wait(POLL_SECONDS):
             try:
-                failure = self._failure()
+                failure, is_own = self._failure()
             except (RuntimeError, ValueError):
-                # The rank that held the store has ended, and its launcher says why.
+                # The rank that held the store has ended, and it or its launcher says why.
                 self._end("the rank at which all ranks met has ended", is_own=False)
                 return
-            if failure is None and self._is_late():
-                own = (
-                    f"rank {self._rank} failed: nothing has ended for {self._timeout_seconds:g} s; "
-                    "another rank hangs or has died, or the time-out is shorter than a step"
-                )
-                first = first_failure(self._store, own)
-                self._end(first, is_own=first == own)
-            elif failure is not None and not self._stopped.wait(GRACE_SECONDS):
-                self._end(failure, is_own=False)
+            if failure and (is_own or not self._stopped.wait(GRACE_SECONDS)):
+                self._end(failure, is_own)
 
-    def _failure(self) -> str | None:
-        if not self._store.check([FAILURE_KEY]):
-            return None
-        return self._store.get(FAILURE_KEY).decode()
+    def _failure(self) -> tuple[str, bool]:
+        """Return the first failure, or an empty text, and whether it is that of this rank."""
+        if self._store.check([FAILURE_KEY]):
+            return self._store.get(FAILURE_KEY).decode(), False
+        if not self._is_late():
+            return "", False
+        own = (
+            f"rank {self._rank} failed: nothing has ended for {self._timeout_seconds:g} s; "
+            "another rank hangs or has died, or the time-out is shorter than a step"
+        )
+        first = self._store.compare_set(FAILURE_KEY, "", own).decode()
+        return first, first == own
 
     def _is_late(self) -> bool:
         return time.monotonic() - self._last_sign > self._timeout_seconds
