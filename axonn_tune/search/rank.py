@@ -11,7 +11,6 @@ import numpy as np
 
 from axonn_tune.cost import paper
 from axonn_tune.cost.links import placement_links
-from axonn_tune.cost.prices import KernelPrices, Links
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.bounds import contender_times, every_time
 from axonn_tune.search.candidates import (
@@ -19,9 +18,9 @@ from axonn_tune.search.candidates import (
     legal_placements,
     nearest_counts,
     no_grid_error,
-    partial_executions,
     with_micro_batches,
 )
+from axonn_tune.search.parts import Part, played_parts, sized_parts
 from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import Uncertainty, uncertainty
 from axonn_tune.simulate.step import PlayedStep
@@ -30,12 +29,10 @@ from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.memory import (
     fits_in_memory,
     host_memory_bytes,
     memory_bytes,
-    memory_interval_bytes,
 )
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
@@ -231,9 +228,7 @@ def _rank(search: Search) -> Ranking:
     rejected |= without_micro_batch
     if not len(table):
         raise no_grid_error(search, rejected)
-    links = placement_links(scenario.machine, placements)
-    kernels = KernelPrices(scenario.machine, scenario.job)
-    parts = [_evaluate(search, part, links, kernels) for part in _configurations(search, table)]
+    parts = sized_parts(search, table)
     if not parts:
         raise no_grid_error(search, {**rejected, VARIANT_REASON: len(table)})
     n_oom = sum(part.n_oom for part in parts)
@@ -247,10 +242,12 @@ def _rank(search: Search) -> Ranking:
             raise _nothing_fits_in_host(search, min(part.least_host_bytes for part in parts))
         may_fit = any(len(part.table) for part in parts)
         raise _nothing_fits(search, min(part.least_bytes for part in parts), may_fit)
+    links = placement_links(scenario.machine, placements)
     paper_seconds = None
     if placements.axes.is_grid:
         paper_seconds = paper.communication_seconds(scenario.model, scenario.job, placements, links)
-    return _ranked(search, parts, rejected, paper_seconds)
+    steps = played_parts(scenario, parts, links)
+    return _ranked(_ranking_of_all(search, parts, steps, rejected, paper_seconds))
 
 
 def _check_offload(scenario: Scenario) -> None:
@@ -262,32 +259,6 @@ def _check_offload(scenario: Scenario) -> None:
             "the GPU; allowed with --offload optimizer: an engine that `axonn-tune engines list` "
             "shows to offload"
         )
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Candidates that are alike and were played.
-
-    table, step, memory, fits
-        The candidates with the parts of their step, their peak memory and whether it suffices.
-    n_oom
-        Number of all candidates that do not fit in their GPUs.
-    least_bytes
-        Smallest peak memory of all candidates.
-    n_out_of_host
-        Number of the other candidates that do not fit in the memory of their nodes' hosts.
-    least_host_bytes
-        Least that a candidate which fits in its GPUs takes of a host's memory.
-    """
-
-    table: CandidateTable
-    step: PlayedStep
-    memory: Array
-    fits: np.ndarray
-    n_oom: int
-    least_bytes: float
-    n_out_of_host: int
-    least_host_bytes: float
 
 
 def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
@@ -303,53 +274,9 @@ def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
     return placements, rejected
 
 
-def _configurations(search: Search, table: CandidateTable) -> Iterator[CandidateTable]:
-    """Yield every configuration of a table that may be the best, in tables that are alike.
-
-    A part of the layers is recomputed only where recomputing less does not fit.
-    """
-    yield from executions(search, table)
-    scenario = search.scenario
-    for more, less in partial_executions(search, table):
-        memory, _ = memory_bytes(scenario, less)
-        too_large = memory > scenario.memory_capacity_bytes
-        if too_large.any():
-            yield more.take(too_large)
-
-
-def _evaluate(search: Search, table: CandidateTable, links: Links, kernels: KernelPrices) -> _Part:
-    """Play the candidates of a table that fit, or nearly, or with `include_oom` all of them."""
-    scenario = search.scenario
-    memory, terms = memory_bytes(scenario, table)
-    host_memory = host_memory_bytes(scenario, table)
-    fits_in_gpu = memory <= scenario.memory_capacity_bytes
-    fits_in_host = host_memory <= scenario.host_memory_capacity_bytes
-    fits = fits_in_gpu & fits_in_host
-    n_oom = int((~fits_in_gpu).sum())
-    n_out_of_host = int((fits_in_gpu & ~fits_in_host).sum())
-    least_bytes = float(memory.min())
-    least_host_bytes = float(host_memory[fits_in_gpu].min(initial=np.inf))
-    if not search.include_oom:
-        low, _ = memory_interval_bytes(scenario, memory, terms)
-        timed = (low <= scenario.memory_capacity_bytes) & fits_in_host
-        table = table.take(timed)
-        memory = memory[timed]
-        fits = fits[timed]
-    step = PlayedStep(*np.zeros((2, 0)))
-    if len(table):
-        step = Evaluator.of(scenario, table, links, kernels).play()
-    return _Part(table, step, memory, fits, n_oom, least_bytes, n_out_of_host, least_host_bytes)
-
-
-def _ranked(
-    search: Search,
-    parts: Sequence[_Part],
-    rejected: Mapping[str, int],
-    paper_seconds: Array | None,
-) -> Ranking:
+def _ranked(everything: Ranking) -> Ranking:
     """Return the ranking of all candidates; see `Ranking.near`."""
-    everything = _ranking_of_all(search, parts, rejected, paper_seconds)
-    if search.include_oom or everything.fits.all():
+    if everything.search.include_oom or everything.fits.all():
         return _best_of_each(everything)
     fitting = _best_of_each(_taken(everything, np.flatnonzero(everything.fits)))
     by_time = np.argsort(everything.step_seconds, kind="stable")
@@ -362,7 +289,8 @@ def _ranked(
 
 def _ranking_of_all(
     search: Search,
-    parts: Sequence[_Part],
+    parts: Sequence[Part],
+    steps: Sequence[PlayedStep],
     rejected: Mapping[str, int],
     paper_seconds: Array | None,
 ) -> Ranking:
@@ -371,7 +299,6 @@ def _ranking_of_all(
     fits = np.concatenate([part.fits for part in parts])
     memory = np.concatenate([part.memory for part in parts])
     n_evaluated = len(table) if search.include_oom else int(fits.sum())
-    steps = [part.step for part in parts]
     if search.include_oom or search.every_configuration or search.exhaustive:
         rows, times = every_time(steps)
     else:

@@ -1,7 +1,7 @@
 """The order in which each rank of a pipeline runs its passes, for every schedule.
 
-`slots` lists what a rank runs one after another. A slot holds one pass, or a forward and a backward
-pass of two micro-batches that run together. The schedules are
+A rank runs slots one after another. A slot holds one pass, or a forward and a backward pass of two
+micro-batches that run together. The schedules are
 
 ``1f1b``
     one forward, one backward (Narayanan et al., SC21, section 2.2), with virtual stages or without;
@@ -19,6 +19,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TypeAlias
 
+import numpy as np
+
+from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
 
 FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
@@ -29,8 +32,10 @@ Pass: TypeAlias = tuple[int, int, int]
 Slot: TypeAlias = tuple[Pass, ...]
 
 
-def slots(schedule: str, rank: int, n_stages: int, n_virtual: int, n_micro: int) -> list[Slot]:
-    """Return what one rank runs, in its order.
+def ordered_passes(schedule: str, rank: int, n_stages: int, n_virtual: int, n_micro: int) -> Ints:
+    """Return the passes of one rank in its order, shape (5, passes).
+
+    The rows are the number of the slot, the place in the slot, and what a `Pass` says.
 
     Parameters
     ----------
@@ -39,43 +44,57 @@ def slots(schedule: str, rank: int, n_stages: int, n_virtual: int, n_micro: int)
     n_micro
         Number of micro-batches, of each direction with ``dualpipe``.
     """
+    if schedule == ONE_F_ONE_B:
+        order = rank_order(rank, n_stages, n_virtual, n_micro)
+        number = np.arange(len(order))
+        return np.stack([number, np.zeros_like(number), *order.T])
+    return np.array(
+        [
+            (number, place, *each)
+            for number, slot in enumerate(slots(schedule, rank, n_stages, n_micro))
+            for place, each in enumerate(slot)
+        ]
+    ).T
+
+
+def slots(schedule: str, rank: int, n_stages: int, n_micro: int) -> list[Slot]:
+    """Return what one rank of a schedule without virtual stages runs, in its order."""
     if schedule == DUALPIPE:
         return _DualPipeOrder(rank, n_stages, n_micro).slots
-    if schedule == ZB_H1:
-        return [(each,) for each in _zero_bubble_order(rank, n_stages, n_micro)]
-    assert schedule == ONE_F_ONE_B, f"there is no schedule {schedule}"
-    return [(each,) for each in rank_order(rank, n_stages, n_virtual, n_micro)]
+    assert schedule == ZB_H1, f"there is no schedule {schedule}"
+    return [(each,) for each in _zero_bubble_order(rank, n_stages, n_micro)]
 
 
-def rank_order(rank: int, n_stages: int, n_virtual: int, n_micro: int) -> list[Pass]:
+def rank_order(rank: int, n_stages: int, n_virtual: int, n_micro: int) -> Ints:
     """Return the passes of one rank in the order in which Megatron-LM runs them.
 
     After a warm-up of forward passes, one forward and one backward pass alternate; the remaining
-    backward passes follow.
+    backward passes follow. Groups of `n_stages` micro-batches pass through one virtual stage after
+    the other.
+
+    Returns
+    -------
+    array of int, shape (passes, 3)
+        What a `Pass` says.
     """
     total = n_micro * n_virtual
     warmup = n_stages - rank - 1
     if n_virtual > 1:
         warmup = 2 * warmup + (n_virtual - 1) * n_stages
     warmup = min(warmup, total)
-    forwards = [_forward(i, n_stages, n_virtual) for i in range(total)]
-    backwards = [(BACKWARD, n_virtual - 1 - chunk, micro) for _, chunk, micro in forwards]
-    order = forwards[:warmup]
-    for i in range(warmup, total):
-        order += [forwards[i], backwards[i - warmup]]
-    return order + backwards[total - warmup :]
-
-
-def _forward(index: int, n_stages: int, n_virtual: int) -> Pass:
-    """Return a rank's forward pass number `index`.
-
-    Groups of `n_stages` micro-batches pass through one virtual stage after the other.
-    """
+    index = np.arange(total)
+    group, within = np.divmod(index, n_stages * n_virtual)
+    stage, micro = np.divmod(within, n_stages)
+    micro += group * n_stages
     if n_virtual == 1:
-        return FORWARD, 0, index
-    group, within = divmod(index, n_stages * n_virtual)
-    chunk, micro = divmod(within, n_stages)
-    return FORWARD, chunk, group * n_stages + micro
+        stage, micro = np.zeros_like(index), index
+    order = np.empty((2 * total, 3), dtype=np.int64)
+    forward_place = index + np.maximum(index - warmup, 0)
+    order[forward_place] = np.stack([np.full(total, FORWARD), stage, micro], axis=1)
+    backward_place = warmup + index + np.minimum(index + 1, total - warmup)
+    backward = np.stack([np.full(total, BACKWARD), n_virtual - 1 - stage, micro], axis=1)
+    order[backward_place] = backward
+    return order
 
 
 def _zero_bubble_order(rank: int, n_stages: int, n_micro: int) -> list[Pass]:
@@ -86,7 +105,7 @@ def _zero_bubble_order(rank: int, n_stages: int, n_micro: int) -> list[Pass]:
     micro-batches.
     """
     order: list[Pass] = []
-    for direction, _, micro in rank_order(rank, n_stages, 1, n_micro):
+    for direction, _, micro in rank_order(rank, n_stages, 1, n_micro).tolist():
         order.append((FORWARD if direction == FORWARD else INPUT, 0, micro))
         if direction == BACKWARD and micro >= rank:
             order.append((WEIGHT, 0, micro - rank))

@@ -2,9 +2,9 @@
 
 They are played in these steps:
 
-1. `orders.slots` lists what a rank runs, in a fixed order. A slot, which holds one pass or two,
-   starts when the rank's previous slot has ended and the results that it needs from neighbouring
-   stages (`source_of`) have arrived.
+1. `orders.ordered_passes` lists what a rank runs, in a fixed order. A slot, which holds one pass or
+   two, starts when the rank's previous slot has ended and the results that it needs from
+   neighbouring stages (`source_of`) have arrived.
 2. `_schedule` sorts the slots of all ranks into levels, so that each depends on slots of
    earlier levels only. This does not depend on durations, so that all candidates share it.
 3. `_played` computes when the passes end, one level after another, for many candidates at once.
@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pass, Slot, slots
+from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pass, ordered_passes
 from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
@@ -93,23 +93,19 @@ def passes(
     shape = _Shape(schedule, n_stages, n_virtual, places)
     order = _schedule(shape, _per_flow(schedule, n_micro))
     duration = _durations(seconds[:, None], np.full(1, transfer_seconds))
-    ends = _ends(order, duration)[:, 0]
-    played = []
-    kind_of_pass, stage_of_pass = iter(order.kinds.tolist()), iter(order.stages.tolist())
-    for number, (rank, slot) in enumerate(order.slots, start=1):
-        kinds = [next(kind_of_pass) for _ in slot]
-        lengths = [duration[kind + len(seconds) * (i > 0), 0] for i, kind in enumerate(kinds)]
-        start = ends[number] - sum(lengths)
-        for each, kind, length in zip(slot, kinds, lengths, strict=True):
-            direction, chunk, micro = each
-            stage = next(stage_of_pass)
-            if schedule == DUALPIPE:
-                stage %= n_stages
-                micro += chunk * (n_micro // 2)
-            end = float(start + length)
-            played.append(PlayedPass(rank, stage, direction, micro, kind, float(start), end))
-            start = end
-    return played
+    is_second = order.place > 0
+    length = duration[order.kind + len(seconds) * is_second, 0]
+    of_slot = np.bincount(order.slot, weights=length)[order.slot]
+    start = _ends(order, duration)[order.slot, 0] - of_slot
+    start += is_second * (of_slot - length)
+    stage, micro = order.stage, order.micro
+    if schedule == DUALPIPE:
+        micro = micro + (stage >= n_stages) * (n_micro // 2)
+        stage = stage % n_stages
+    columns = order.rank, stage, order.direction, micro, order.kind, start, start + length
+    return [
+        PlayedPass(*each) for each in zip(*(column.tolist() for column in columns), strict=True)
+    ]
 
 
 def _per_flow(schedule: str, n_micro: IntOrInts) -> IntOrInts:
@@ -187,10 +183,11 @@ class _Level(NamedTuple):
 class _Schedule:
     """The order in which the slots of a pipeline can be played, without their durations.
 
-    slots
-        Slots of all ranks, each with its rank.
-    kinds, stages
-        Kinds and virtual stages of the passes of all slots, one slot after another.
+    rank, slot, place, direction, stage, micro, kind
+        Rank, index of the slot, place in the slot, direction, virtual stage, micro-batch and kind
+        of each pass, the passes of one rank after those of another.
+    n_slots
+        Number of slots of all ranks.
     levels
         Levels in the order in which they are played.
     last_of_rank
@@ -199,12 +196,17 @@ class _Schedule:
         Indices of the slots of the last round before the drain, and of the round before it.
     """
 
-    slots: tuple[tuple[int, Slot], ...]
-    kinds: np.ndarray
-    stages: np.ndarray
+    rank: Ints
+    slot: Ints
+    place: Ints
+    direction: Ints
+    stage: Ints
+    micro: Ints
+    kind: Ints
+    n_slots: int
     levels: tuple[_Level, ...]
-    last_of_rank: np.ndarray
-    steady: tuple[np.ndarray, np.ndarray]
+    last_of_rank: Ints
+    steady: tuple[Ints, Ints]
 
 
 FIRST, MIDDLE, LAST = range(3)
@@ -233,27 +235,26 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
     """Return the schedule of a pipeline; slots are numbered rank by rank in their order."""
     n_stages = shape.n_stages
     orders = [
-        slots(shape.schedule, rank, n_stages, shape.n_virtual, n_micro) for rank in range(n_stages)
+        ordered_passes(shape.schedule, rank, n_stages, shape.n_virtual, n_micro)
+        for rank in range(n_stages)
     ]
-    numbered = tuple((rank, slot) for rank, order in enumerate(orders) for slot in order)
-    rows = [
-        (number, position, rank, *each)
-        for number, (rank, slot) in enumerate(numbered, start=1)
-        for position, each in enumerate(slot)
-    ]
-    number, position, rank, direction, chunk, micro = np.array(rows).T
+    ends = np.cumsum([order[0, -1] + 1 for order in orders])
+    starts = np.array([0, *ends[:-1]])
+    rank = np.repeat(np.arange(n_stages), [order.shape[1] for order in orders])
+    number, place, direction, chunk, micro = np.concatenate(orders, axis=1)
+    slot = 1 + number + starts[rank]
     stage = shape.stage_of(rank, chunk)
     index_of = np.zeros((_N_DIRECTIONS, shape.n_flows * (shape.last + 1), n_micro), dtype=np.int64)
-    index_of[direction, stage, micro] = number
+    index_of[direction, stage, micro] = slot
     kind = shape.kind(direction, stage)
-    of_slots = (position.max() + 1, len(numbered) + 1)
+    n_slots = int(ends[-1])
+    of_slots = (place.max() + 1, n_slots + 1)
     needed = np.zeros(of_slots, dtype=np.int64)
-    needed[position, number] = _needed(index_of, shape.n_flows)[direction, stage, micro]
+    needed[place, slot] = _needed(index_of, shape.n_flows)[direction, stage, micro]
     kinds = np.full(of_slots, 2 * shape.n_kinds)
-    kinds[position, number] = kind + shape.n_kinds * (position > 0)
-    ends = np.cumsum([len(order) for order in orders])
-    previous = np.arange(-1, len(numbered))
-    previous[np.array([0, *ends[:-1]]) + 1] = 0
+    kinds[place, slot] = kind + shape.n_kinds * (place > 0)
+    previous = np.arange(-1, n_slots)
+    previous[starts + 1] = 0
     drain_start = n_micro - ROUNDS_OF_DRAIN[shape.schedule] * n_stages
 
     def round_before(end: int) -> Ints:
@@ -261,9 +262,14 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
         return played[played > 0]
 
     return _Schedule(
-        slots=numbered,
-        kinds=kind,
-        stages=stage,
+        rank,
+        slot,
+        place,
+        direction,
+        stage,
+        micro,
+        kind,
+        n_slots,
         levels=tuple(
             _Level(level, previous[level], tuple(needed[:, level]), tuple(kinds[:, level]))
             for level in _levels(needed, ends)
@@ -419,7 +425,7 @@ def _alike(n_micro: Ints) -> Iterator[tuple[int, Ints]]:
 
 def _ends(schedule: _Schedule, duration: Array) -> Array:
     """Return the end of each slot, shape (slots + 1, C), from `_durations`."""
-    ends = np.zeros((len(schedule.slots) + 1, duration.shape[1]))
+    ends = np.zeros((schedule.n_slots + 1, duration.shape[1]))
     for level in schedule.levels:
         free = ends[level.previous]
         for needed in level.needed:
@@ -440,7 +446,7 @@ def _played(schedule: _Schedule, duration: Array) -> tuple[Array, Array, Array]:
     n_candidates = duration.shape[1]
     end = np.empty(n_candidates)
     period, drift = np.zeros((2, n_candidates))
-    n_at_once = max(CHUNK_ENTRIES // (len(schedule.slots) + 1), 1)
+    n_at_once = max(CHUNK_ENTRIES // (schedule.n_slots + 1), 1)
     final_round, earlier_round = schedule.steady
     for start in range(0, n_candidates, n_at_once):
         rows = slice(start, start + n_at_once)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from axonn_tune.errors import NoCandidateError
+from axonn_tune.processes import mapped
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import Best, Each, Ranking, best_of, rank_candidates
 from axonn_tune.search.search import Search
@@ -14,7 +15,8 @@ from axonn_tune.step.prediction import Prediction
 
 def compare(searches: Sequence[Search], each: Each = iter) -> list[Best]:
     """Return the best of each search, the fastest first; searches without a result come last."""
-    return sorted((best_of(search) for search in each(searches)), key=_seconds)
+    found = zip(each(searches), mapped(best_of, searches), strict=True)
+    return sorted((best for _, best in found), key=_seconds)
 
 
 def compare_layouts(layouts: Sequence[tuple[Search, str]], each: Each = iter) -> list[Best]:
@@ -27,11 +29,13 @@ def compare_layouts(layouts: Sequence[tuple[Search, str]], each: Each = iter) ->
     InputError
         A layout breaks a rule of its strategy; the message says which.
     """
-    return sorted((_best_of_layout(*layout) for layout in each(layouts)), key=_seconds)
+    found = zip(each(layouts), mapped(_best_of_layout, layouts), strict=True)
+    return sorted((best for _, best in found), key=_seconds)
 
 
-def _best_of_layout(search: Search, layout: str) -> Best:
+def _best_of_layout(of_search: tuple[Search, str]) -> Best:
     """Return the best configuration of a layout, whether it fits in memory or not."""
+    search, layout = of_search
     best = best_of_layout(search, layout)
     batch = best.scenario.job.global_batch
     prediction = predict(best.scenario, best.configuration, with_interval=True)

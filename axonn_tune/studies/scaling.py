@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from axonn_tune.errors import InputError, NoCandidateError
+from axonn_tune.processes import mapped
 from axonn_tune.search.rank import LARGEST_GPU_COUNT, Best, Each, best_of
 from axonn_tune.search.search import Search
 from axonn_tune.spec.checks import whole_number
@@ -18,7 +19,7 @@ def scale(searches: Sequence[Search], each: Each = iter) -> list[Best]:
     NoCandidateError
         No search has a candidate that fits.
     """
-    points = [best_of(search) for search in each(searches)]
+    points = [best for _, best in zip(each(searches), mapped(best_of, searches), strict=True)]
     if all(point.prediction is None for point in points):
         raise NoCandidateError(_reason(points))
     return points

@@ -40,7 +40,7 @@ def test_the_bubble_is_that_of_the_paper(n_stages, n_virtual, rounds):
 @pytest.mark.parametrize(("p", "v", "m"), [(2, 1, 5), (4, 1, 3), (4, 2, 8), (3, 3, 9)])
 def test_each_rank_does_every_pass_once_and_forward_first(p, v, m):
     for rank in range(p):
-        order = rank_order(rank, p, v, m)
+        order = list(map(tuple, rank_order(rank, p, v, m).tolist()))
         assert len(order) == len(set(order)) == 2 * m * v
         place = {each: i for i, each in enumerate(order)}
         for direction, chunk, micro in order:
@@ -72,7 +72,7 @@ def test_virtual_stages_hold_one_round_for_each_but_the_last(p, v, m):
 def plainly(p, v, m, seconds, transfer):
     """Pass by pass: each rank does the next of its list as soon as what it needs is there."""
     last, done, free = p * v - 1, {}, [0.0] * p
-    queues = [rank_order(rank, p, v, m) for rank in range(p)]
+    queues = [rank_order(rank, p, v, m).tolist() for rank in range(p)]
     while any(queues):
         for rank, queue in enumerate(queues):
             while queue:

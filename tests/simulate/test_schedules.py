@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from axonn_tune.simulate import pipeline
-from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT, slots
+from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT, rank_order, slots
 from axonn_tune.simulate.pipeline import (
     FIRST,
     LAST,
@@ -127,8 +127,8 @@ def most_held(order):
 @pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 16), (8, 40)])
 def test_activations_are_those_of_the_papers(p, m):
     """p micro-batches on every rank (Qi et al., section 2.1); p + 1 with two directions."""
-    assert [most_held(slots("zb-h1", rank, p, 1, m)) for rank in range(p)] == [p] * p
-    of_dual = [most_held(slots("dualpipe", rank, p, 1, m // 2)) for rank in range(p)]
+    assert [most_held(slots("zb-h1", rank, p, m)) for rank in range(p)] == [p] * p
+    of_dual = [most_held(slots("dualpipe", rank, p, m // 2)) for rank in range(p)]
     assert max(of_dual) <= p + 1
 
 
@@ -148,8 +148,8 @@ def test_long_schedules_are_extrapolated_exactly(schedule, p, m):
 @SHAPES
 def test_directions_of_dualpipe_mirror_each_other(p, m):
     for rank in range(p):
-        order = slots("dualpipe", rank, p, 1, m // 2)
-        mirrored = slots("dualpipe", p - 1 - rank, p, 1, m // 2)
+        order = slots("dualpipe", rank, p, m // 2)
+        mirrored = slots("dualpipe", p - 1 - rank, p, m // 2)
         flipped = [tuple((d, 1 - flow, micro) for d, flow, micro in slot) for slot in mirrored]
         assert order == flipped
 
@@ -157,7 +157,7 @@ def test_directions_of_dualpipe_mirror_each_other(p, m):
 def plainly(p, v, m, seconds, transfer, places):
     """1F1B pass by pass, with the duration of each virtual stage's own kind."""
     done, free = {}, [0.0] * p
-    queues = [[slot[0] for slot in slots("1f1b", rank, p, v, m)] for rank in range(p)]
+    queues = [rank_order(rank, p, v, m).tolist() for rank in range(p)]
     while any(queues):
         for rank, queue in enumerate(queues):
             while queue:
