@@ -308,7 +308,7 @@ class _PlayedChunk:
         key = (part.name, indices)
         if key not in self._seconds:
             priced = [prices.kernels(part, indices) for prices in self._prices]
-            self._seconds[key] = np.stack(priced)
+            self._seconds[key] = _on_machines(priced)
         return self._seconds[key]
 
     def _message(self, part: Part, index: OpIndex) -> Array:
@@ -316,7 +316,7 @@ class _PlayedChunk:
         key = (part.name, index)
         if key not in self._seconds:
             priced = [prices.message(part, index) for prices in self._prices]
-            self._seconds[key] = np.stack(priced)
+            self._seconds[key] = _on_machines(priced)
         return self._seconds[key]
 
     def _host_seconds(self, scenario: Scenario, part: Part) -> Size:
@@ -326,6 +326,11 @@ class _PlayedChunk:
         if not issue_seconds and not np.any(wait_seconds):
             return 0.0
         return host_seconds(part.phases, self._plan.candidates, issue_seconds, wait_seconds)
+
+
+def _on_machines(priced: Sequence[Array]) -> Array:
+    """Return the times of one operation on M machines as one array, shape (M, chunk)."""
+    return priced[0][None] if len(priced) == 1 else np.stack(priced)
 
 
 class _ChunkPrices:
