@@ -77,6 +77,11 @@ def launch_files(
             f"--lora-rank {job.adapters.rank}: {framework} has no options for adapters; allowed "
             "where a script is written: a job that trains all weights"
         )
+    if job.frozen:
+        raise InputError(
+            f"--frozen {job.frozen}: {framework} has no options for frozen parts; allowed where a "
+            "script is written: a job that trains all weights"
+        )
     if job.samples_per_sequence != 1.0:
         raise InputError(
             f"job: samples_per_sequence is {job.samples_per_sequence:g}; allowed where a script is "

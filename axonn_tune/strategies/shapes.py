@@ -174,6 +174,15 @@ class Shapes:
         """The modules that are recomputed by themselves."""
         return recomputed_modules(self.table.common_recompute)
 
+    def backward_layers(self, layers: Sequence[int]) -> Sequence[int]:
+        """Return those of some layers that have a backward pass: all above the frozen ones."""
+        return self.job.frozen.layers_above(layers)
+
+    @cached_property
+    def n_backward(self) -> int:
+        """The number of layers of the model that have a backward pass."""
+        return self.model.n_layers - self.job.frozen.n_layers
+
     def n_recomputed(self, n_layers: int) -> int:
         """Return how many of a stage's layers, the first ones, are recomputed as a whole."""
         return n_recomputed_layers(self.table.common_recompute, n_layers)

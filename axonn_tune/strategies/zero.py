@@ -198,7 +198,7 @@ class Zero:
             return terms
         root, block = self.units(shapes)
         parameters = block.count * block.parameters + root.parameters
-        trained = block.count * block.trained + root.trained
+        trained = block.all_trained + root.trained
         weights = parameters * element / table.size(sharding.weights)
         if sharding.copy:
             weights = weights + parameters * element / table.size(sharding.copy)
@@ -227,7 +227,7 @@ class Zero:
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, offload, owned),
             "gathered_weights": (held_gradients + held_weights_if_gathered) * element,
-            "activations": model.n_layers * shapes.saved_by_layers(saved, model.n_layers)
+            "activations": shapes.n_backward * shapes.saved_by_layers(saved, shapes.n_backward)
             + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last=True),
         }
@@ -261,7 +261,7 @@ class Zero:
         table = shapes.table
         return sum(
             (
-                unit.count * unit.trained / table.size(unit.sharded_over or group)
+                unit.all_trained / table.size(unit.sharded_over or group)
                 for unit in self.units(shapes)
             ),
             start=np.zeros(len(table)),
@@ -280,8 +280,10 @@ class Zero:
         if not self.has_experts:
             return root, block
         is_spread = shapes.table.size(EXPERT) > 1
-        routed = is_spread * stored_experts(shapes, range(block.count)) / block.count
-        trained = routed * shapes.job.trains_weights
+        layers = range(block.count)
+        routed = is_spread * stored_experts(shapes, layers) / block.count
+        above = stored_experts(shapes, shapes.backward_layers(layers))
+        trained = is_spread * above * shapes.job.trains_weights / block.n_trained
         block = replace(
             block,
             parameters=block.parameters - routed,
@@ -291,34 +293,53 @@ class Zero:
         n_calls = np.where(is_spread, 1.0, 0.0)
         n_reductions = n_calls * shapes.job.trains_weights
         experts = GatherUnit(
-            "experts", block.count, routed, trained, routed, n_calls, n_reductions, EXPERT_REPLICAS
+            "experts",
+            block.count,
+            routed,
+            trained,
+            block.n_trained,
+            routed,
+            n_calls,
+            n_reductions,
+            EXPERT_REPLICAS,
         )
         return root, block, experts
 
     def _unit(self, shapes: Shapes, name: str, n_layers: int, n_calls: Size) -> GatherUnit:
         """Return the unit of a mean layer; that of none is embedding, final norm and head."""
-        model = shapes.model
+        model, job = shapes.model, shapes.job
         layers = range(n_layers)
         is_root = n_layers == 0
         count = max(n_layers, 1)
-        matrices, over_x, over_y = stage_parameters(model, layers, is_root, is_root)
-        weights: Size = (matrices + over_x + over_y) / count
-        if self.tensor_axis:
-            weights = ((matrices + over_y) / shapes.y + over_x) / count
-        weights = weights + stored_experts(shapes, layers) / count
+        n_trained = 1 if is_root else shapes.n_backward
+        weights = self._mean_weights(shapes, layers, is_root, is_root)
         gathered = weights
         if self.engine.zero.keeps_vectors:
+            matrices, _, _ = stage_parameters(model, layers, is_root, is_root)
             gathered = matrices / count + is_root * model.position_parameters
-        trained: Size = weights
+        ends = is_root and job.trains_embedding, is_root and job.trains_head
+        trained = self._mean_weights(shapes, shapes.backward_layers(layers), *ends)
         added: Size = 0.0
-        if not shapes.job.trains_weights:
+        if not job.trains_weights:
             trained = added = adapter_elements(shapes, layers) / count
         n_reductions: Size = n_calls
         bucket_elements = self.engine.zero.bucket_elements
         if bucket_elements:
             n_reductions = np.minimum(n_calls, trained / bucket_elements)
         whole, sent = weights + added, gathered + added
-        return GatherUnit(name, count, whole, trained, sent, n_calls, n_reductions)
+        return GatherUnit(name, count, whole, trained, n_trained, sent, n_calls, n_reductions)
+
+    def _mean_weights(self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool) -> Size:
+        """Return how many weights a rank gathers of a layer on average, or of a part without any.
+
+        `first` and `last` are meant as for `stage_parameters`.
+        """
+        count = max(len(layers), 1)
+        matrices, over_x, over_y = stage_parameters(shapes.model, layers, first, last)
+        weights: Size = (matrices + over_x + over_y) / count
+        if self.tensor_axis:
+            weights = ((matrices + over_y) / shapes.y + over_x) / count
+        return weights + stored_experts(shapes, layers) / count
 
 
 def zero3(engine: Engine = IDEAL, has_experts: bool = False) -> Zero:

@@ -193,12 +193,13 @@ class ZeroCommunication(SequenceParallel):
 
     @cached_property
     def _share_gathered_again(self) -> Size:
-        """The share of the blocks that the backward pass gathers, on average over the blocks."""
+        """The share of the blocks in the backward pass that it gathers, on average over them."""
         model = self.shapes.model
         program = self.options.engine.zero
         gathered = sum(unit.gathered for unit in self._in_block)
         n_kept = max(0.0, program.live_elements - model.head.parameters) / gathered
-        return np.maximum(0.0, 1.0 - np.maximum(n_kept, program.keeps_last_block) / model.n_layers)
+        n_kept = np.maximum(n_kept, program.keeps_last_block)
+        return np.maximum(0.0, 1.0 - n_kept / self.shapes.n_backward)
 
     def _take(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
         """Wait for a gather, and copy or unpack the received weights to where they are used."""
@@ -248,11 +249,18 @@ class ZeroCommunication(SequenceParallel):
             self._start_reduction(host, self._root)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
-        """Wait for the last gradients, which are the root's or those of adapters, and add them."""
-        if self.shapes.job.trains_weights:
+        """Wait for the last gradients and add them.
+
+        They are the root's, which are sent now if the embedding is frozen, or those of adapters.
+        """
+        job = self.shapes.job
+        if not job.trains_embedding:
+            if self._overlap.ors:
+                self._finish_blocks(host)
+            if job.trains_head:
+                self._start_reduction(host, self._root)
+        if job.trains_embedding or job.trains_head:
             self._finish_reduction(host, self._root)
-        elif self._overlap.ors:
-            self._finish_blocks(host)
 
     def _start_reduction(self, host: HostProgram, unit: GatherUnit) -> None:
         """Reduce over each group in turn; the remaining message shrinks by the group's size.
@@ -391,11 +399,15 @@ class ZeroCommunication(SequenceParallel):
 
     def _gather_vectors(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather each updated norm and bias alone, after some copies."""
-        model = self.shapes.model
-        vectors = sum(unit.count * (unit.parameters - unit.gathered) for unit in self._units)
+        n_units = (int(self.shapes.job.trains_head), *(unit.n_trained for unit in self._in_block))
+        of_units = [unit.parameters - unit.gathered for unit in self._units]
+        vectors = sum(n * elements for n, elements in zip(n_units, of_units, strict=True))
+        whole = sum(
+            unit.count * elements for unit, elements in zip(self._units, of_units, strict=True)
+        )
         full = np.full(len(self.shapes.table), vectors * self.shapes.element_bytes)
         group = self._sharding.weights
-        n_calls = model.n_vectors
+        n_calls = self.shapes.model.n_vectors * (vectors / whole)
         host.issue(names.VECTORS_ALL_GATHER, "all_gather", full, group, n_calls, updated)
 
 
