@@ -366,7 +366,7 @@ class LayoutOptions(TypedDict, total=False):
     strategy: Annotated[
         StrategyLike | None,
         Option(
-            "axonn, axonn-pipeline, megatron, zero3, zeropp or zero-topo.",
+            "axonn, axonn-pipeline, megatron, zero1, zero2, zero3, zeropp or zero-topo.",
             None,
             USUAL_STRATEGY,
         ),

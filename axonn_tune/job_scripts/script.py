@@ -16,6 +16,8 @@ FRAMEWORKS = {
     "axonn": ("axonn",),
     "axonn-pipeline": ("axonn",),
     "megatron": ("megatron",),
+    "zero1": ("deepspeed",),
+    "zero2": ("deepspeed",),
     "zero3": ("fsdp2", "torchtitan", "deepspeed"),
     "zeropp": ("deepspeed",),
     "zero-topo": (),

@@ -1,10 +1,10 @@
-"""Sharded data parallelism: ZeRO-3, FSDP and hybrid sharding, ZeRO++, three-level partitioning.
+"""Sharded data parallelism: ZeRO's stages, FSDP and hybrid sharding, ZeRO++, three levels.
 
 Rajbhandari et al., arXiv 1910.02054 (ZeRO); Zhao et al., arXiv 2304.11277 (FSDP, hybrid
 sharding); Wang et al., arXiv 2306.10209 (ZeRO++); Xu et al., arXiv 2501.04266 (three levels).
 
 Every rank computes whole layers on its share of the batch. The members of the family differ in
-how far they shard weights, gradients and optimizer states: over the groups of `Sharding`. The
+how far they shard weights, gradients and optimizer states: over the groups of `Sharding`. Sharded
 weights of a block are gathered while the block before it computes; its gradients are reduced as
 soon as its backward pass is done.
 
@@ -46,8 +46,11 @@ class Sharding:
     ----------
     weights, gradients, states
         Groups whose ranks together hold the weights, the gradients and the optimizer states once.
+        Where the first is empty, every rank keeps whole weights.
     reduced_over
         Groups over which gradients are reduced in every micro-step, one after the other.
+    reduced_once
+        Whether they are reduced so in the last micro-step of a step only.
     copy
         Group whose ranks together hold a second copy of the weights, from which weights are
         gathered once the copy exists.
@@ -63,6 +66,7 @@ class Sharding:
     gradients: str
     states: str
     reduced_over: tuple[str, ...]
+    reduced_once: bool = False
     copy: str = ""
     replicas: str = ""
     outer: str = ""
@@ -71,7 +75,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Zero:
-    """A strategy of the family; `zero3`, `zeropp` and `zero_topo` return its members.
+    """A strategy of the family; the functions of this module return its members.
 
     Attributes
     ----------
@@ -140,6 +144,8 @@ class Zero:
         """Return, for each rule of the algorithm, the placements that break it, shape (P,)."""
         ranks = placements.size("*".join(self.axes.batch))
         broken = {"global batch not divisible by the ranks": job.global_batch % ranks != 0}
+        if job.offloads_optimizer and self.sharding.reduced_once:
+            broken["ZeRO-1 with offload, which is not predicted"] = ranks > 0
         if not self.tensor_axis:
             return broken
         tensor = placements.size(self.tensor_axis)
@@ -169,12 +175,13 @@ class Zero:
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """Return the operations of one rank in one training step, for all candidates.
 
-        One micro-step of a step differs if gradients are summed over replicas or a second copy of
-        the weights is made.
+        One micro-step of a step differs if gradients are reduced, or summed over replicas, or a
+        second copy of the weights is made.
         """
         shapes = self.shapes(model, job, table)
         usual = Transformer(shapes, self.communication(shapes, sync=False))
-        if not (self.sharding.replicas or self.sharding.copy):
+        sharding = self.sharding
+        if not (sharding.replicas or sharding.copy or sharding.reduced_once):
             return step_plan(usual)
         return step_plan(usual, Transformer(shapes, self.communication(shapes, sync=True)))
 
@@ -208,6 +215,10 @@ class Zero:
         program = self.engine.zero
         gradients_of_two = 2.0 * block.trained + root.trained
         held_gradients = np.maximum(gradients_of_two, np.minimum(program.bucket_elements, trained))
+        if not sharding.weights:
+            # Each gradient is copied to one of two buckets as soon as it is formed (DeepSpeed 0.19,
+            # runtime/zero/stage_1_and_2.py, setup_buckets).
+            held_gradients = np.full(len(table), 2.0 * program.bucket_elements)
         held_weights = np.maximum(two_blocks, np.minimum(program.live_elements, parameters))
         comes_from_host = offload is not None and offload.weights
         is_gathered = (table.size(sharding.weights) > 1) | comes_from_host
@@ -359,6 +370,27 @@ def zero3(engine: Engine = IDEAL, has_experts: bool = False) -> Zero:
         axes = replace(axes, groups=groups, folded="*".join(names_of_axes[:-1]))
     sharding = Sharding("shard", "shard", "shard", ("shard",), replicas="replica")
     return Zero("zero3", axes, sharding, has_experts=has_experts, engine=engine)
+
+
+def zero1(engine: Engine = IDEAL) -> Zero:
+    """Return DeepSpeed's stage 1: optimizer states are sharded over all ranks.
+
+    The last micro-step of a step all-reduces gradients (DeepSpeed 0.19, use_multi_rank_bucket_
+    allreduce in runtime/zero/stage_1_and_2.py), and updated weights are gathered.
+    """
+    return _with_whole_weights("zero1", "", True, engine)
+
+
+def zero2(engine: Engine = IDEAL) -> Zero:
+    """Return DeepSpeed's stage 2: gradients are sharded, too, and reduced in every micro-step."""
+    return _with_whole_weights("zero2", "data", False, engine)
+
+
+def _with_whole_weights(name: str, gradients: str, reduced_once: bool, engine: Engine) -> Zero:
+    """Return a member of which every rank keeps whole weights, which are gathered once updated."""
+    axes = Axes(("data",), ("data",), ("data",))
+    sharding = Sharding("", gradients, "data", ("data",), reduced_once, updated_over="data")
+    return Zero(name, axes, sharding, engine=engine)
 
 
 def zeropp(

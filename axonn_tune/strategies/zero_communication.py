@@ -124,29 +124,36 @@ class ZeroCommunication(SequenceParallel):
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether weights stay with the rank: they are gathered whenever they are used."""
-        return False
+        """Whether weights stay with the rank; if they are sharded, they are gathered when used."""
+        return not self._sharding.weights
 
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the root before the embedding."""
-        if weight.layer == "embedding" and self._overlap.oag:
+        if weight.layer == "embedding" and self._gathers_ahead:
             self._start_gather(host, FORWARD, self._root)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
         """Wait for the root's weights before the embedding; they stay for the head."""
-        if weight.layer == "embedding":
+        if weight.layer == "embedding" and not self.keeps_weights:
             self._take(host, FORWARD, self._root)
 
     def begin_block(self, host: HostProgram, chain: str) -> None:
         """Wait for all weights of the block, since they come together."""
+        if self.keeps_weights:
+            return
         for unit in self._in_block:
             self._take(host, chain, unit)
 
     def prefetch_block(self, host: HostProgram, chain: str) -> None:
         """Start to gather the next block's weights; without OAG, they are gathered when taken."""
-        if self._overlap.oag:
+        if self._gathers_ahead:
             for unit in self._in_block:
                 self._start_gather(host, chain, unit)
+
+    @property
+    def _gathers_ahead(self) -> bool:
+        """Whether weights are gathered before they are taken."""
+        return self._overlap.oag and not self.keeps_weights
 
     def _source(self, chain: str, unit: GatherUnit) -> tuple[str, bool]:
         """Return the group from which a chain gathers weights, and whether they are quantised.
@@ -261,17 +268,29 @@ class ZeroCommunication(SequenceParallel):
                 self._start_reduction(host, self._root)
         if job.trains_embedding or job.trains_head:
             self._finish_reduction(host, self._root)
+        if self._sharding.reduced_once:
+            self._add_whole_gradients(host)
+
+    def _add_whole_gradients(self, host: HostProgram) -> None:
+        """Add gradients to those of earlier micro-steps, where each is reduced once in a step."""
+        elements = self.options.trained_share(self.shapes, self._sharding.gradients)
+        nbytes = self._share_added * elements * (3.0 * self.shapes.element_bytes)
+        host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes, "add")
 
     def _start_reduction(self, host: HostProgram, unit: GatherUnit) -> None:
         """Reduce over each group in turn; the remaining message shrinks by the group's size.
 
         Packing for every group counts as done before the message over the first group.
         """
+        if not self._reduces:
+            return
         table = self.shapes.table
         element = self.shapes.element_bytes
         remaining = np.full(len(table), unit.trained)
         before: tuple[str, ...] = ()
         kind = "all_to_all" if self.options.quantised_gradients else "reduce_scatter"
+        if self.keeps_weights:
+            kind = "all_reduce"
         message_element = np.where(self._packs_gradients, INT4_BYTES, self._message_element)
         for group in self._reduced_over(unit):
             name = names.unit_gradient(unit.name, group)
@@ -295,6 +314,11 @@ class ZeroCommunication(SequenceParallel):
             before = (_replica_sum(unit),)
         if self._offload.gradients:
             self._keep_on_host(host, unit, remaining, before)
+
+    @property
+    def _reduces(self) -> bool:
+        """Whether this micro-step reduces gradients."""
+        return self.sync or not self._sharding.reduced_once
 
     def _keep_on_host(
         self, host: HostProgram, unit: GatherUnit, shard: Array, reduced: tuple[str, ...]
@@ -346,7 +370,7 @@ class ZeroCommunication(SequenceParallel):
         table = self.shapes.table
         element = self.shapes.element_bytes
         remaining = np.full(len(table), unit.trained)
-        for group in self._reduced_over(unit):
+        for group in self._reduced_over(unit) if self._reduces else ():
             name = names.unit_gradient(unit.name, group)
             size = table.size(group)
             host.wait(names.reduce(name))
@@ -359,6 +383,8 @@ class ZeroCommunication(SequenceParallel):
             host.wait(_replica_sum(unit))
         if self._offload.weights:
             self._add_on_host(host, unit, remaining)
+            return
+        if self._sharding.reduced_once:
             return
         accumulated_bytes = remaining * (3.0 * element)
         host.memory_bound(f"gradient.{unit.name}.accumulate", accumulated_bytes, "add")
@@ -383,7 +409,8 @@ class ZeroCommunication(SequenceParallel):
             norm_sums=self._norm_sums,
             offload=self.options.engine.offload_in(shapes.job),
         )
-        if self.options.engine.zero.keeps_vectors and shapes.job.trains_weights:
+        keeps_vectors = self.options.engine.zero.keeps_vectors and not self.keeps_weights
+        if keeps_vectors and shapes.job.trains_weights:
             self._gather_vectors(host, updated)
         if sharding.updated_over:
             kept_bytes = trained_share(sharding.weights) * element
