@@ -252,7 +252,7 @@ class Axonn4D:
         job = shapes.job
         n_layers = len(layers)
         n_backward = len(shapes.backward_layers(layers))
-        held = held * (n_backward / n_layers)
+        held = held * (n_backward / max(n_layers, 1))
         chunk = -(-n_backward // shapes.n_virtual)
         stored = sum(stored_parameters(shapes.model, shapes.table, n_layers, first, last))
         adapters = adapter_elements(shapes, layers)

@@ -281,3 +281,11 @@ def test_a_text_is_read_back(text):
 def test_parts_are_not_frozen_beside_what_is_not_predicted(others):
     with pytest.raises(InputError, match="frozen is 'head'"):
         replace(freezing("head"), **others)
+
+
+@pytest.mark.parametrize("strategy", [Axonn4D(pipelined=True), MEGATRON])
+def test_a_stage_may_have_no_layers(strategy):
+    """Embedding and head count as layers, so that two layers have four stages."""
+    few = replace(MODEL, n_layers=2)
+    terms = memory_terms(strategy, few, ALL, data=4, pipeline=4)
+    assert terms["weights"] > 0
