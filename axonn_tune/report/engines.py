@@ -26,7 +26,7 @@ class Fact:
 
 
 def _few_of(strategies: Sequence[str]) -> str:
-    """Return the names of strategies as the cell of a table, which counts those after the second."""
+    """Return the names of strategies as a cell of a table, which counts those after the second."""
     shown = ", ".join(strategies[:2])
     n_others = len(strategies[2:])
     return f"{shown} and {n_others} more" if n_others else shown

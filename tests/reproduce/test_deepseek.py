@@ -65,6 +65,10 @@ def test_it_fits_as_it_did():
     other = predicted_step(RECOMPUTED, schedule="dualpipe")
     assert own.memory_bytes < 80 * 2**30 < other.memory_bytes
     assert f"{own.memory_bytes / 2**30:.0f} GiB are predicted with `--engine hai-llm`" in PAGE
+    with_both = predicted_step(RECOMPUTED, engine="hai-llm", schedule="dualpipe", low_weights=False)
+    both_gib = with_both.memory_bytes / 2**30
+    assert both_gib < 80
+    assert f"(`--no-low-weights`) {both_gib:.0f} GiB are predicted" in PAGE
     assert f"With Megatron-Core's facts it is {other.memory_bytes / 2**30:.0f} GiB" in PAGE
     fewer = {
         term: (other.memory_terms_bytes[term] - own.memory_terms_bytes[term]) / 2**30
