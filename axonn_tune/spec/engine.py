@@ -306,6 +306,9 @@ class MemoryForm:
     dummy_gradient_bytes
         Bytes for each element of a block's matrices and of the head, of tensors without contents
         that stand for the gradients which a product itself has added: one for each shape.
+    attention_output_bytes, activation_input_bytes
+        Bytes for each element of attention's output, and of what experts form before their
+        activation, as they are saved where products are low; None for the job's type.
     saves_uncast
         Whether inputs of low products are saved in the job's type, and cast again for dW.
     """
@@ -316,6 +319,8 @@ class MemoryForm:
     split_logit_bytes: Quantity | None = None
     bucket_bytes: Quantity | None = None
     dummy_gradient_bytes: Quantity | None = None
+    attention_output_bytes: Quantity | None = None
+    activation_input_bytes: Quantity | None = None
     saves_uncast: bool = False
 
     def __post_init__(self) -> None:
@@ -326,6 +331,8 @@ class MemoryForm:
             ("split_logit_bytes", 0.0),
             ("bucket_bytes", 0.0),
             ("dummy_gradient_bytes", 0.0),
+            ("attention_output_bytes", 0.5),
+            ("activation_input_bytes", 0.5),
         ):
             quantity = getattr(self, name)
             if quantity is not None:

@@ -86,7 +86,9 @@ class Prediction:
         """The TFLOP/s of each GPU, by the model's FLOPs."""
         model = self.scenario.model
         job = self.scenario.job
-        flops = model.model_flops(job.tokens, job.sample_len, job.adapters, job.mtp_modules)
+        flops = model.model_flops(
+            job.tokens, job.sample_len, job.adapters, job.mtp_modules, job.frozen
+        )
         return flops * self._tflops_per_flop
 
     @property
@@ -96,8 +98,8 @@ class Prediction:
         job = self.scenario.job
         recompute = self.configuration.recompute
         if modules := recomputed_modules(recompute):
-            flops = model.model_flops(job.tokens, job.seq_len)
-            flops += model.recomputed_module_flops(job.tokens, job.seq_len, modules)
+            flops = model.model_flops(job.tokens, job.seq_len, frozen=job.frozen)
+            flops += model.recomputed_module_flops(job.tokens, job.seq_len, modules, job.frozen)
             return flops * self._tflops_per_flop
         share = 1.0
         if is_partial(recompute):
@@ -106,7 +108,13 @@ class Prediction:
             share = n_recomputed_layers(recompute, of_chunk) / of_chunk
             recompute = "full"
         flops = model.hardware_flops(
-            job.tokens, job.sample_len, recompute, share, job.adapters, job.mtp_modules
+            job.tokens,
+            job.sample_len,
+            recompute,
+            share,
+            job.adapters,
+            job.mtp_modules,
+            job.frozen,
         )
         engine = self.scenario.strategy.engine
         if recompute == "selective" and engine.zero.recomputes_products:

@@ -109,7 +109,8 @@ class Transformer:
         self._take_weight(host, weight, following)
         self.casts.cast_gradient(host, layer)
         self.communication.gather_for_gradients(host, weight)
-        if self.communication.keeps_weights and not self.shapes.job.trains_weights:
+        is_trained = self.shapes.job.trains(layer)
+        if self.communication.keeps_weights and not is_trained:
             self.casts.transpose_frozen_weight(host, layer)
         for name, n in shape.products:
             owner = names.gemm_input(names.of_layer(BACKWARD, name))
@@ -121,7 +122,7 @@ class Transformer:
         self._recompute_adapted_input(host, layer)
         self._adapters.backward(host, layer)
         pending_sum = self.communication.sum_input_gradient(host, weight)
-        if self.shapes.job.trains_weights:
+        if is_trained:
             self._weight_backward(host, layer)
         if pending_sum:
             host.wait(pending_sum)
@@ -410,7 +411,7 @@ class Transformer:
     def _backward_entry(self, layers: Sequence[int]) -> Weight:
         """Return the weight that the backward pass over some layers uses first."""
         last = self._model.blocks[layers[-1]] if layers else Block()
-        n_layers = len(layers)
+        n_layers = len(self.shapes.backward_layers(layers))
         recomputes_last = 0 < n_layers == self.shapes.n_recomputed(n_layers)
         recomputes = recomputes_last or self.shapes.recompute == "full"
         return self._entry(RECOMPUTE if recomputes else BACKWARD, last)
@@ -633,11 +634,14 @@ class Transformer:
     def backward_pass(self, layers: Sequence[int], first: bool, last: bool) -> tuple[Phase, ...]:
         """Return the backward pass over some layers; it ends by adding up their gradients.
 
+        It ends at the lowest layer that is not frozen.
+
         With `first` the embedding's gradient is among them; with `last` the backward pass of the
         head came before, as a part of `forward_pass`. The layers that are recomputed as a whole are
         the first ones, so that they come last.
         """
         phases = [] if last else [self._start(self._backward_entry(layers))]
+        layers = self.shapes.backward_layers(layers)
         n_recomputed = self.shapes.n_recomputed(len(layers))
         recomputed, kept = layers[:n_recomputed], layers[n_recomputed:]
         if kept:
@@ -648,7 +652,7 @@ class Transformer:
         if recomputed:
             name = "backward_recomputed" if kept else "backward"
             phases += self._blocks_backward(name, recomputed, True, None, not kept)
-        trains_embedding = first and self.shapes.job.trains_weights
+        trains_embedding = first and self.shapes.job.trains_embedding
         if trains_embedding:
             phases.append(self._embedding_backward())
         last_layer = "embedding" if trains_embedding else self._first_of_forward.layer
