@@ -591,6 +591,10 @@ class Model:
             total += count * flops
         return n_tokens * total
 
+    def last_product_flops(self, n_tokens: float) -> float:
+        """Return the FLOPs of the last products of all blocks in a forward pass."""
+        return 2.0 * n_tokens * self.n_layers * self.block_linears[-1].parameters
+
     def _block_forward_flops(self, n_tokens: float, seq_len: float) -> float:
         """Return the FLOPs of all blocks in a forward pass."""
         total = 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.checkpoint import checkpoint
 
 from axonn_tune.errors import InputError
 from axonn_tune.runtime.axonn.activation import activation
@@ -58,9 +58,9 @@ class Block(nn.Module):
         self.proj = self._linear(proj)
         self.norm2 = Norm(engine, spec.hidden_size, spec.norm, "norm2")
         self.up = self._linear(up, n_out_parts=2 if spec.gated_mlp else 1)
-        self.down = self._linear(down)
+        self.down = self._linear(down, ends_block=True)
 
-    def _linear(self, linear: Linear, n_out_parts: int = 1) -> Linear4D:
+    def _linear(self, linear: Linear, n_out_parts: int = 1, ends_block: bool = False) -> Linear4D:
         return Linear4D(
             self.engine,
             linear.n_in,
@@ -69,6 +69,7 @@ class Block(nn.Module):
             bias=linear.bias,
             transposed=linear.transposed,
             n_out_parts=n_out_parts,
+            ends_block=ends_block,
         )
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
@@ -237,15 +238,13 @@ class GPT(nn.Module):
     def _run_block(self, block: nn.Module, stream: torch.Tensor) -> torch.Tensor:
         if self.recompute != "full" or not torch.is_grad_enabled():
             return block(stream)
-        # AxoNN, and so the plan, runs the whole block again, also the end that torch could skip.
-        with set_checkpoint_early_stop(False):
-            return checkpoint(
-                block,
-                stream,
-                use_reentrant=False,
-                preserve_rng_state=False,
-                context_fn=self.engine.recompute_contexts,
-            )
+        return checkpoint(
+            block,
+            stream,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=self.engine.recompute_contexts,
+        )
 
     def loss(self, tokens: torch.Tensor, targets: torch.Tensor, n_counted: float) -> torch.Tensor:
         """Return the rank's share of the mean loss over `n_counted` tokens; see `cross_entropy`."""

@@ -39,6 +39,9 @@ class Linear4D(nn.Module):
         output's axis (2 for a gated MLP).
     matrix : Matrix, optional
         A weight that another layer stores, with shape (n_out, n_in): a tied head.
+    ends_block : bool
+        Whether the output only joins the residual stream, so that a block that is formed again
+        stops before this layer's product.
 
     Raises
     ------
@@ -57,12 +60,14 @@ class Linear4D(nn.Module):
         transposed: bool = False,
         n_out_parts: int = 1,
         matrix: Matrix | None = None,
+        ends_block: bool = False,
     ) -> None:
         super().__init__()
         self.engine = engine
         self.name = name
         self.input_axis, self.output_axis = ("y", "x") if transposed else ("x", "y")
         self.is_tied = matrix is not None
+        self.ends_block = ends_block
         columns = (n_out_parts, n_out // n_out_parts)
         column_axes = (None, self.output_axis)
         self.matrix = matrix or self._matrix(n_in, n_out, columns, column_axes)
@@ -130,6 +135,8 @@ class _Linear(torch.autograd.Function):
         name = names.of_layer(engine.chain, layer.name)
         ctx.layer, ctx.recipe = layer, recipe
         ctx.save_for_backward(*(sources if recipe else (input,)))
+        if layer.ends_block and engine.chain == names.RECOMPUTE:
+            return input.new_empty(0)  # torch's checkpoint has the block's last input, and stops
         weight = engine.gathers.take(engine.chain, layer.name, matrix, backward_follows)
         # One rank of those whose results are summed adds the bias.
         adds_bias = bias is not None and engine.mesh.coordinate(layer.input_axis) == 0
