@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from axonn_tune.errors import InputError
 from axonn_tune.runtime.axonn.boxes import BlockLayout
 from axonn_tune.runtime.axonn.engine import Engine
+from axonn_tune.runtime.axonn.layer import Layer
 from axonn_tune.runtime.axonn.weights import Matrix, Vector
 from axonn_tune.runtime.ranks.collectives import wait
 from axonn_tune.spec import names
@@ -19,7 +19,7 @@ from axonn_tune.spec import names
 Recipe = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
 
 
-class Linear4D(nn.Module):
+class Linear4D(Layer):
     """A layer that computes ``output = input @ W + b`` on a grid.
 
     The input's last dimension is split over X, and its tokens over Z and data; the output's last
@@ -97,13 +97,13 @@ class Linear4D(nn.Module):
 
         Parameters
         ----------
-        input : shape (..., k / G_x), or (..., k / G_y) if the layer is transposed
+        input : shape (m, k / G_x), or (m, k / G_y) if the layer is transposed
         recipe : Recipe, optional
             How to form the input again in the backward pass, so that it need not be kept.
 
         Returns
         -------
-        shape (..., n / G_y), or (..., n / G_x) if the layer is transposed
+        shape (m, n / G_y), or (m, n / G_x) if the layer is transposed
         """
         function, sources = recipe or (None, ())
         bias = self.bias
@@ -140,16 +140,16 @@ class _Linear(torch.autograd.Function):
         weight = engine.gathers.take(engine.chain, layer.name, matrix, backward_follows)
         # One rank of those whose results are summed adds the bias.
         adds_bias = bias is not None and engine.mesh.coordinate(layer.input_axis) == 0
-        output_mn = engine.gemms(
+        output = engine.gemms(
             names.gemm(name),
-            input.reshape(-1, input.shape[-1]),
+            input,
             weight,
             "NT" if layer.is_tied else "NN",
             bias=bias if adds_bias else None,
         )
         engine.gathers.give_back(layer.name, matrix, weight)
-        wait(engine.collectives.all_reduce(names.all_reduce(name), output_mn, layer.input_axis))
-        return output_mn.view(*input.shape[:-1], -1)
+        wait(engine.collectives.all_reduce(names.all_reduce(name), output, layer.input_axis))
+        return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -160,13 +160,12 @@ class _Linear(torch.autograd.Function):
         # This comes first, since with full recomputation it runs the block's forward pass again.
         saved = ctx.saved_tensors
         (d_output,) = gradients
-        d_output_mn = d_output.reshape(-1, d_output.shape[-1])
         d_input = None
         all_reduce = None
         if ctx.needs_input_grad[0]:
             weight = engine.gathers.take(names.BACKWARD, layer.name, matrix)
             mode = "NN" if layer.is_tied else "NT"
-            d_input = engine.gemms(names.gemm_input(name), d_output_mn, weight, mode)
+            d_input = engine.gemms(names.gemm_input(name), d_output, weight, mode)
             engine.gathers.give_back(layer.name, matrix, weight)
             all_reduce = engine.collectives.all_reduce(
                 names.all_reduce(name), d_input, layer.output_axis
@@ -174,17 +173,14 @@ class _Linear(torch.autograd.Function):
             if not engine.overlap.oar:
                 wait(all_reduce)
         input = ctx.recipe(*saved) if ctx.recipe else saved[0]
-        input_mk = input.reshape(-1, input.shape[-1])
-        a, b = (d_output_mn, input_mk) if layer.is_tied else (input_mk, d_output_mn)
+        a, b = (d_output, input) if layer.is_tied else (input, d_output)
         block = engine.scatters.buffer(matrix)
         engine.gemms(names.gemm_weight(name), a, b, "TN", out=block)
         d_bias = None
         if layer.bias is not None:
-            with engine.recorder.memory_bound(names.bias(name), d_output_mn.nbytes):
-                d_bias = d_output_mn.sum(0)
+            with engine.recorder.memory_bound(names.bias(name), d_output.nbytes):
+                d_bias = d_output.sum(0)
         engine.scatters.scatter(layer.name, matrix, block)
         if engine.overlap.oar:
             wait(all_reduce)
-        if d_input is not None:
-            d_input = d_input.view_as(input)
         return d_input, None, d_bias, *(None for _ in ctx.needs_input_grad[3:])
