@@ -82,7 +82,9 @@ class CausalAttention:
     def _split(self, heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Split (b, s, g / G_y, q + 2, e) into queries (b, h / G_y, s, e), keys and values."""
         n_queries = self.queries_per_kv_head
-        return tuple(t.flatten(2, 3).transpose(1, 2) for t in heads.split((n_queries, 1, 1), dim=3))
+        return tuple(
+            t.flatten(2, 3).transpose(1, 2) for t in heads.split_with_sizes((n_queries, 1, 1), 3)
+        )
 
     def _rotate(self, heads: torch.Tensor) -> torch.Tensor:
         assert self.rotary is not None

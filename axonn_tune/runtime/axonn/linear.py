@@ -105,18 +105,9 @@ class Linear4D(Layer):
         -------
         shape (m, n / G_y), or (m, n / G_x) if the layer is transposed
         """
-        function, sources = recipe or (None, ())
-        bias = self.bias
+        bias = None if self.bias is None else self.bias.shard
         backward_follows = torch.is_grad_enabled()
-        return _Linear.apply(
-            input,
-            self.matrix.shard,
-            None if bias is None else bias.shard,
-            self,
-            backward_follows,
-            function,
-            *(source.detach() for source in sources),
-        )
+        return _Linear.apply(input, self.matrix.shard, bias, self, backward_follows, recipe)
 
 
 class _Linear(torch.autograd.Function):
@@ -128,13 +119,13 @@ class _Linear(torch.autograd.Function):
         bias: torch.Tensor | None,
         layer: Linear4D,
         backward_follows: bool,
-        recipe: Callable[..., torch.Tensor] | None,
-        *sources: torch.Tensor,
+        recipe: Recipe | None,
     ) -> torch.Tensor:
         engine, matrix = layer.engine, layer.matrix
         name = names.of_layer(engine.chain, layer.name)
-        ctx.layer, ctx.recipe = layer, recipe
-        ctx.save_for_backward(*(sources if recipe else (input,)))
+        form_input, sources = recipe or (None, (input,))
+        ctx.layer, ctx.form_input = layer, form_input
+        ctx.save_for_backward(*sources)
         if layer.ends_block and engine.chain == names.RECOMPUTE:
             return input.new_empty(0)  # torch's checkpoint has the block's last input, and stops
         weight = engine.gathers.take(engine.chain, layer.name, matrix, backward_follows)
@@ -172,7 +163,7 @@ class _Linear(torch.autograd.Function):
             )
             if not engine.overlap.oar:
                 wait(all_reduce)
-        input = ctx.recipe(*saved) if ctx.recipe else saved[0]
+        input = ctx.form_input(*saved) if ctx.form_input else saved[0]
         a, b = (d_output, input) if layer.is_tied else (input, d_output)
         block = engine.scatters.buffer(matrix)
         engine.gemms(names.gemm_weight(name), a, b, "TN", out=block)
@@ -183,4 +174,4 @@ class _Linear(torch.autograd.Function):
         engine.scatters.scatter(layer.name, matrix, block)
         if engine.overlap.oar:
             wait(all_reduce)
-        return d_input, None, d_bias, *(None for _ in ctx.needs_input_grad[3:])
+        return d_input, None, d_bias, None, None, None
