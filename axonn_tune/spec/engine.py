@@ -21,6 +21,7 @@ from axonn_tune.spec.checks import (
 )
 from axonn_tune.spec.job import MOMENT_BYTES, Job
 from axonn_tune.spec.machine import Quantity
+from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import (
     ATTENTION_LIBRARIES,
     FLASH_ATTENTION,
@@ -67,7 +68,7 @@ def value_or(quantity: Quantity | None, default: float) -> float:
 
 @dataclass(frozen=True)
 class AxonnProgram:
-    """How an implementation of AxoNN communicates; the defaults are the bundled runtime's.
+    """How an implementation of AxoNN runs; the defaults are what the algorithm says.
 
     late_gathers
         Beginnings of the names of weights that are gathered when they are used, and not ahead.
@@ -82,6 +83,9 @@ class AxonnProgram:
         of another type is converted after it was gathered.
     reduction
         How gradients are summed: in `BUCKETS`, `WHOLE`, or by `PARAMETERS`.
+    recomputes_last_product
+        Whether full recomputation forms the output of a block's last product, too, which no
+        backward pass reads.
     """
 
     late_gathers: tuple[str, ...] = ()
@@ -90,6 +94,7 @@ class AxonnProgram:
     awaits_scatters_at_end: bool = False
     gathered_element_bytes: float | None = None
     reduction: str = BUCKETS
+    recomputes_last_product: bool = True
 
     def __post_init__(self) -> None:
         require_choice("axonn", "reduction", self.reduction, (BUCKETS, WHOLE, PARAMETERS))
@@ -99,6 +104,15 @@ class AxonnProgram:
     def gathers_late(self, name: str) -> bool:
         """Return whether the weight with this name is gathered only when it is used."""
         return name.startswith(self.late_gathers)
+
+    def leaves_out_last_product(self, model: Model, job: Job) -> bool:
+        """Return whether full recomputation leaves out a block's last product.
+
+        Experts, an adapter, a norm or dropout behind it need its output in the backward pass.
+        """
+        ends_block = model.is_dense and not model.normalises_outputs
+        is_read = job.adapters is not None or job.dropout or not ends_block
+        return not (self.recomputes_last_product or is_read)
 
 
 @dataclass(frozen=True)

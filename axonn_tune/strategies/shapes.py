@@ -107,6 +107,8 @@ class Shapes:
         a weight or a collective (norms, activation), in addition to unfused attention.
     recomputes_products : bool
         Whether selective recomputation repeats all but attention and every second product.
+    leaves_out_last_product : bool
+        Whether full recomputation leaves out a block's last product.
     separates_products : bool
         Whether query, key, value and an MLP's gate have weights of their own.
     stage_layout : tuple of int
@@ -144,6 +146,7 @@ class Shapes:
     residual_split: Array | float = 1.0
     recomputes_inputs: bool = False
     recomputes_products: bool = False
+    leaves_out_last_product: bool = False
     separates_products: bool = False
     stage_layout: tuple[int, ...] = ()
     balances_stages: bool = False

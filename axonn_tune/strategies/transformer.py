@@ -286,6 +286,9 @@ class Transformer:
         self._residual(host, chain, "residual1")
         if not self._model.shares_norm:
             self._norm(host, chain, "norm2")
+        if chain == RECOMPUTE and self.shapes.leaves_out_last_product:
+            self._activated(host, weights[n_attention:], following)
+            return
         self._mlp_forward(host, weights[n_attention:], following)
         if block.has_experts and self._mixture is not None:
             self._mixture.forward(host, chain)
@@ -298,10 +301,17 @@ class Transformer:
         """Run the MLP, or the shared experts; there are no weights where there are neither."""
         if not weights:
             return
-        up, down = weights
-        self._linear_forward(host, up, down)
-        self._activation(host, up.chain, up.layer, down.layer)
+        _, down = weights
+        self._activated(host, weights, down)
         self._linear_forward(host, down, following)
+
+    def _activated(
+        self, host: HostProgram, weights: Sequence[Weight], following: Weight | None
+    ) -> None:
+        """Form the input of the MLP's last product."""
+        up, down = weights
+        self._linear_forward(host, up, following)
+        self._activation(host, up.chain, up.layer, down.layer)
 
     def _mlp_again(self, host: HostProgram, block: Block) -> None:
         """Run again what is recomputed by itself of the MLP, or of the experts in its place."""
