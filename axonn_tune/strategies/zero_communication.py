@@ -249,10 +249,28 @@ class ZeroCommunication(SequenceParallel):
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
         """Wait for the last gradients, which are the root's or those of adapters, and add them."""
+        self._cut_gradients(host)
         if self.shapes.job.trains_weights:
             self._finish_reduction(host, self._root)
         elif self._overlap.ors:
             self._finish_blocks(host)
+
+    def _cut_gradients(self, host: HostProgram) -> None:
+        """Let the host cut each gradient into the ranks' parts; it does not with all-to-all.
+
+        It does so whenever a bucket is full, while few kernels are left that it launched before.
+        The parts of all buckets count at the end.
+        """
+        slice_seconds = self.options.engine.zero.slice_seconds
+        is_cut = self.shapes.job.trains_weights and not self.options.quantised_gradients
+        if slice_seconds is None or not is_cut:
+            return
+        model = self.shapes.model
+        n_outside = 1 + (not model.tied_embeddings) + (model.position_parameters > 0)
+        n_matrices = n_outside + model.n_layers * len(model.block_linears)
+        size = self.shapes.table.size(self._sharding.gradients)
+        n_slices = (n_matrices + model.n_vectors) * size * (size > 1)
+        host.idle(names.GRADIENT_SLICES, n_slices * slice_seconds.value)
 
     def _start_reduction(self, host: HostProgram, unit: GatherUnit) -> None:
         """Reduce over each group in turn; the remaining message shrinks by the group's size.
