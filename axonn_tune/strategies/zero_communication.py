@@ -258,8 +258,8 @@ class ZeroCommunication(SequenceParallel):
     def _cut_gradients(self, host: HostProgram) -> None:
         """Let the host cut each gradient into the ranks' parts; it does not with all-to-all.
 
-        It does so whenever a bucket is full, while few kernels are left that it launched before.
-        The parts of all buckets count at the end.
+        It does so whenever a bucket is full, when the device has little left to run: the host is
+        at most three gathers ahead of it. The parts of all buckets count at the end.
         """
         slice_seconds = self.options.engine.zero.slice_seconds
         is_cut = self.shapes.job.trains_weights and not self.options.quantised_gradients
