@@ -187,6 +187,9 @@ class ZeroProgram:
     view_seconds
         Time of the host for each rank's part of a tensor that is gathered, in which the device
         stands still; None for none.
+    slice_seconds
+        Time of the host for each rank's part of a gradient that is reduced, in which the device
+        stands still; None for none.
     is_fsdp2
         Whether this is torch's FSDP2. Its shards of weights and gradients are in fp32, and it keeps
         the message with a unit's gradients until the next unit's is sent.
@@ -221,6 +224,7 @@ class ZeroProgram:
     bucket_elements: float = 0.0
     overlaps: bool = True
     view_seconds: Quantity | None = None
+    slice_seconds: Quantity | None = None
     is_fsdp2: bool = False
     runs_eagerly: bool = False
     reduced_element_bytes: float | None = None
@@ -236,8 +240,10 @@ class ZeroProgram:
             require_between("zero", name, getattr(self, name), 0, LARGEST_AMOUNT)
         if self.reduced_element_bytes is not None:
             require_between("zero", "reduced_element_bytes", self.reduced_element_bytes, 0.5, 8)
-        if self.view_seconds is not None:
-            require_wait("zero", "view_seconds", self.view_seconds.value)
+        for name in ("view_seconds", "slice_seconds"):
+            quantity = getattr(self, name)
+            if quantity is not None:
+                require_wait("zero", name, quantity.value)
 
     def message_bytes(self, element_bytes: float) -> float:
         """Return the bytes of an element of a reduced gradient, from those of the job's type."""

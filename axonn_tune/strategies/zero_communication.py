@@ -261,6 +261,7 @@ class ZeroCommunication(SequenceParallel):
         They are the root's, which are sent now if the embedding is frozen, or those of adapters.
         """
         job = self.shapes.job
+        self._cut_gradients(host)
         if not job.trains_embedding:
             if self._overlap.ors:
                 self._finish_blocks(host)
@@ -276,6 +277,27 @@ class ZeroCommunication(SequenceParallel):
         elements = self.options.trained_share(self.shapes, self._sharding.gradients)
         nbytes = self._share_added * elements * (3.0 * self.shapes.element_bytes)
         host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes, "add")
+
+    def _cut_gradients(self, host: HostProgram) -> None:
+        """Let the host cut each gradient into the ranks' parts; it does not with all-to-all.
+
+        It does so whenever a bucket is full, when the device has little left to run: the host is
+        at most three gathers ahead of it. The parts of all buckets count at the end.
+        """
+        job = self.shapes.job
+        slice_seconds = self.options.engine.zero.slice_seconds
+        is_cut = self._sharding.weights and not self.options.quantised_gradients
+        if slice_seconds is None or not (is_cut and job.trains_weights):
+            return
+        model = self.shapes.model
+        n_layers = len(job.frozen.layers_above(range(model.n_layers)))
+        n_tables = (1 + (model.position_parameters > 0)) * job.trains_embedding
+        n_heads = (not model.tied_embeddings) * job.trains_head
+        n_vectors = model.n_vectors * n_layers / model.n_layers
+        n_gradients = n_tables + n_heads + n_layers * len(model.block_linears) + n_vectors
+        size = self.shapes.table.size(self._sharding.gradients)
+        n_slices = n_gradients * size * (size > 1)
+        host.idle(names.GRADIENT_SLICES, n_slices * slice_seconds.value)
 
     def _start_reduction(self, host: HostProgram, unit: GatherUnit) -> None:
         """Reduce over each group in turn; the remaining message shrinks by the group's size.
