@@ -91,16 +91,16 @@ def _worse(resource: Resource, deviation: float) -> Machine:
 def spread(scenario: Scenario, effects: Array, own_error: Array) -> Array:
     """Return the standard deviation of the logarithm of the step time, shape (C,).
 
-    It is what the profile tells or what published runs show, whichever is larger. The profiles of
-    those runs are uncertain, too, so that the sum of both would count that twice. A machine
-    that has learned from runs of the engine needs no runs of others.
+    It is what the profile tells or what runs show, whichever is larger. The profiles of those
+    runs are uncertain, too, so that the sum of both would count that twice. A machine that has
+    learned from runs of the engine knows how these scatter, and needs no runs of others.
 
     Parameters
     ----------
     effects, own_error : arrays
         Results of `deviations`.
     """
-    of_profile = np.sqrt((effects**2).sum(axis=0) + own_error**2 + MODEL_ERROR**2)
-    if scenario.learned is not None:
-        return of_profile
-    return np.maximum(of_profile, scenario.track_record_spread)
+    is_learned = scenario.learned is not None
+    of_products = 0.0 if is_learned else own_error
+    of_profile = np.sqrt((effects**2).sum(axis=0) + of_products**2 + MODEL_ERROR**2)
+    return np.maximum(of_profile, own_error if is_learned else scenario.track_record_spread)
