@@ -14,7 +14,7 @@ from axonn_tune.learning.learn import LEAST_GAIN, Trial, _linearised, learn, sta
 from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.step.predict import candidate_table
-from axonn_tune.step.spread import MODEL_ERROR, NORMAL_90, deviations, spread
+from axonn_tune.step.spread import MODEL_ERROR, NORMAL_90, deviations, spread, student_95
 
 # Held-out runs of which an interval is made in each draw, at most.
 N_INTERVALS = 24
@@ -117,11 +117,12 @@ def linear_lessons(trials, n_runs, n_draws, learned_of=None, others_of=None, see
         own = slopes[others]
         left = errors[others] - own @ fit.log_factors
         of_numbers = np.sqrt(((own @ fit.covariance) * own).sum(axis=1) + MODEL_ERROR**2)
+        of_scatter = fit.scatter * student_95(fit.freedom) / NORMAL_90
         rows.append(
             (
                 np.abs(np.expm1(-errors[others])).mean(),
                 np.abs(np.expm1(-left)).mean(),
-                (np.abs(left) <= NORMAL_90 * np.maximum(of_numbers, fit.scatter)).mean(),
+                (np.abs(left) <= NORMAL_90 * np.maximum(of_numbers, of_scatter)).mean(),
                 stated_regret,
                 median_regret(jobs, predicted + slopes @ fit.log_factors, measured),
             )

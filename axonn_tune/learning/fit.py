@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from axonn_tune.spec.plan import Array
-from axonn_tune.step.spread import NORMAL_90
+from axonn_tune.step.spread import student_95
 
 # Scatter of the logarithm of measured over predicted steps that is expected before any run is seen,
 # and the number of runs that this expectation counts for: conventions. Engines whose predictions
@@ -29,17 +29,6 @@ _TAIL_FREEDOM = 4
 # square of a standard normal deviate that is cut there (Huber's proposal 2, 1964).
 _HUBER = 1.5
 _MEAN_SQUARE_CUT = 0.7785
-# What Student's t exceeds with a probability of 5 percent, by the degrees of freedom.
-_STUDENT_95 = {
-    math.inf: NORMAL_90,
-    10: 1.812,
-    7: 1.895,
-    5: 2.015,
-    3: 2.353,
-    2: 2.920,
-    1.5: 3.705,
-    1: 6.314,
-}
 # A run is set aside where the others predict it this many standard deviations away.
 CONTRADICTED = 3.0
 # One run in so many may be set aside.
@@ -56,8 +45,9 @@ class Fit:
     covariance
         Covariance of the logarithms, shape (F, F).
     scatter
-        Standard deviation of the errors of other steps; larger where few runs tell it, so that
-        normal errors of this size have the interval of 90 % that Student's t has.
+        Standard deviation of the errors of other steps.
+    freedom
+        Degrees of freedom that tell the scatter.
     is_set_aside
         Whether a run was left out, shape (N,).
     """
@@ -65,6 +55,7 @@ class Fit:
     log_factors: Array
     covariance: Array
     scatter: float
+    freedom: float
     is_set_aside: np.ndarray
 
 
@@ -107,7 +98,8 @@ def fitted(slopes: Array, errors: Array, spreads: Array, certainty: Array | None
     return Fit(
         _safe_share(runs.slopes[used], log_factors, covariance) * spreads * log_factors,
         covariance * np.outer(spreads, spreads),
-        scatter * _student_95(freedom) / NORMAL_90,
+        scatter,
+        freedom,
         ~used,
     )
 
@@ -124,13 +116,7 @@ def _safe_share(scaled: Array, factors: Array, covariance: Array) -> float:
     if square == 0.0:
         return 0.0
     deviation = float(np.sqrt(moved @ scaled @ covariance @ scaled.T @ moved))
-    return min(1.0, max(0.0, 2.0 * (1.0 - _student_95(len(scaled)) * deviation / square)))
-
-
-def _student_95(freedom: float) -> float:
-    """Return what Student's t exceeds with a probability of 5 percent."""
-    known = [1.0 / each for each in _STUDENT_95]
-    return float(np.interp(1.0 / freedom, known, list(_STUDENT_95.values())))
+    return min(1.0, max(0.0, 2.0 * (1.0 - student_95(len(scaled)) * deviation / square)))
 
 
 def _used(runs: _Runs) -> np.ndarray:

@@ -171,9 +171,9 @@ their bytes say. Megatron-DeepSpeed has the layouts of its public launch scripts
 parallel blocks and sliding windows are not modelled. torchtitan's own H100 take 500 W in place of
 700; their products are taken to reach 0.6 of the peak, as pytorch/ao says of these GPUs."""
 
-_STEPS_READING = """*several nodes* and *one node*: layouts of Megatron-LM on A100 that vTrain
-published with their times (VIA-Research/vTrain, data/, MIT licence); recomputation and vocabulary
-are not in its files, and full recomputation and 51200 are taken for all rows. *FSDP*: MPT models of
+_STEPS_READING = """*several nodes* and *one node*: layouts of Megatron-DeepSpeed on A100 that
+vTrain published with their times (VIA-Research/vTrain, data/, MIT licence); recomputation and
+vocabulary are not in its files, and full recomputation and 51200 are taken for all rows. *FSDP*: MPT models of
 llm-foundry (Apache-2.0) on A100 and H100; two numbers of its engine are fitted to the steps on one
 node of A100, and then the clock that H100 holds in training to those on H100. *NeMo*: Megatron-Core
 on DGX H100 in bf16 and, with delayed scales, in 8 bits (NVIDIA/dgxc-benchmarking, Apache-2.0),

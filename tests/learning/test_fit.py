@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from axonn_tune.learning.fit import EXPECTED_SCATTER, _student_95, fitted
-from axonn_tune.step.spread import NORMAL_90
+from axonn_tune.learning.fit import EXPECTED_SCATTER, EXPECTED_SCATTER_RUNS, fitted
+from axonn_tune.step.spread import NORMAL_90, student_95
 
 RANDOM = np.random.default_rng(1)
 SPREADS = np.array([0.2, 0.3, 0.1])
@@ -45,7 +45,11 @@ def test_other_steps_lie_in_their_intervals_whatever_their_scatter(n_runs):
         slopes, errors = steps(40, log_factors, noise)
         left = np.abs(errors - slopes @ fit.log_factors)
         of_factors = np.sqrt(((slopes @ fit.covariance) * slopes).sum(axis=1))
-        inside.append((left <= NORMAL_90 * np.maximum(of_factors, fit.scatter)).mean())
+        inside.append(
+            (
+                left <= np.maximum(NORMAL_90 * of_factors, student_95(fit.freedom) * fit.scatter)
+            ).mean()
+        )
     assert 0.85 < np.mean(inside) < 0.97
 
 
@@ -56,8 +60,9 @@ def test_runs_that_decide_the_factors_tell_little_of_the_scatter():
         fitted(np.tile(slopes, (n, 1)), np.tile([0.3, -0.3, 0.3], n), np.full(3, 10.0))
         for n in (1, 4)
     )
-    assert few.scatter > 3.0 * EXPECTED_SCATTER
-    assert many.scatter < EXPECTED_SCATTER
+    assert few.freedom < 1.5 * EXPECTED_SCATTER_RUNS
+    assert many.freedom > EXPECTED_SCATTER_RUNS + 8.0
+    assert many.scatter < 0.5 * few.scatter
 
 
 def test_a_factor_that_moves_no_run_stays_with_its_spread():
@@ -99,7 +104,7 @@ def test_two_runs_leave_a_profile_alone_that_was_right():
 
 @pytest.mark.parametrize("freedom", [1, 1.5, 2, 3, 4, 5, 6, 8, 10, 11, 30, 200])
 def test_the_quantile_is_that_of_students_distribution(freedom):
-    assert _student_95(freedom) == pytest.approx(student.ppf(0.95, freedom), rel=0.006)
+    assert student_95(freedom) == pytest.approx(student.ppf(0.95, freedom), rel=0.006)
 
 
 def test_a_bad_run_in_five_is_set_aside_and_pulls_no_other():
