@@ -44,12 +44,9 @@ def test_other_steps_lie_in_their_intervals_whatever_their_scatter(n_runs):
         fit = fitted(*steps(n_runs, log_factors, noise), SPREADS)
         slopes, errors = steps(40, log_factors, noise)
         left = np.abs(errors - slopes @ fit.log_factors)
-        of_factors = np.sqrt(((slopes @ fit.covariance) * slopes).sum(axis=1))
-        inside.append(
-            (
-                left <= np.maximum(NORMAL_90 * of_factors, student_95(fit.freedom) * fit.scatter)
-            ).mean()
-        )
+        of_factors = NORMAL_90 * np.sqrt(((slopes @ fit.covariance) * slopes).sum(axis=1))
+        of_scatter = student_95(fit.freedom) * fit.scatter
+        inside.append((left <= np.maximum(of_factors, of_scatter)).mean())
     assert 0.85 < np.mean(inside) < 0.97
 
 
