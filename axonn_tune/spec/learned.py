@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.checks import require_positive
+from axonn_tune.spec.checks import require_between, require_positive
 from axonn_tune.spec.plan import Array
 
 
@@ -102,8 +102,8 @@ class Learned:
     scatter_freedom: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("scatter_fraction", "scatter_freedom"):
-            require_positive("learned", name, getattr(self, name))
+        require_positive("learned", "scatter_fraction", self.scatter_fraction)
+        require_between("learned", "scatter_freedom", self.scatter_freedom, 1.0, math.inf)
         n_factors = len(self.factors)
         if [len(row) for row in self.covariance] != [n_factors] * n_factors:
             raise InputError(f"learned: covariance is not {n_factors} rows of {n_factors} numbers")

@@ -135,6 +135,20 @@ def test_a_profile_that_has_learned_is_read_back(tmp_path, learnt):
     assert again.gemm.sustained_fraction == learnt.gemm.sustained_fraction
 
 
+def test_a_record_that_does_not_say_how_sure_its_scatter_is_is_read(tmp_path, learnt):
+    path = tmp_path / "mine.yaml"
+    save_yaml(path, learnt)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if "scatter_freedom" not in line))
+    assert load_yaml(path, Machine).learned == replace(learnt.learned, scatter_freedom=math.inf)
+
+
+@pytest.mark.parametrize("freedom", [0.0, 0.5, -1.0, math.nan])
+def test_less_than_one_degree_of_freedom_is_refused(learnt, freedom):
+    with pytest.raises(InputError, match=r"scatter_freedom .*allowed: 1 to inf"):
+        replace(learnt.learned, scatter_freedom=freedom)
+
+
 def test_learning_twice_is_refused(learnt, truth):
     with pytest.raises(InputError, match=r"has learned from 5 runs; allowed: .* \(dgx-h100\)"):
         learn(learnt, trials(truth))
