@@ -20,7 +20,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
 from axonn_tune.errors import InputError
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.points import GemmPoint
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT, FORMATS, operand_bytes
 
@@ -30,21 +32,22 @@ LEAST_SHARE = 0.5
 LEAST_POINTS = 8
 
 
-def without_casts(points: Sequence[GemmPoint], memory_bytes_per_s: float) -> tuple[GemmPoint, ...]:
+def without_casts(points: Sequence[GemmPoint], machine: Machine) -> tuple[GemmPoint, ...]:
     """Return products without the casts of their operands; those in wide formats have none.
 
     Products of which the cast takes the larger part are left out.
 
     Parameters
     ----------
-    memory_bytes_per_s : float
-        What a kernel that streams through memory achieves.
+    machine : Machine
+        Where the products were timed; its memory bounds the time of a cast.
 
     Raises
     ------
     InputError
         A format has too few products to tell.
     """
+    memory_bytes_per_s = achieved_memory_bandwidth(machine)
     kept = [point for point in points if point.dtype not in FORMATS]
     for number_format in FORMATS:
         own = [point for point in points if point.dtype == number_format]
