@@ -269,13 +269,11 @@ def _sensitivities(prediction: Prediction) -> tuple[Sensitivity, ...]:
     """Return the time that 10 % more of each resource (less of a nuisance) saves, largest first."""
     scenario = prediction.scenario
     evaluator = Evaluator.of(scenario, candidate_table(scenario, prediction.configuration))
-
-    def step_seconds(machine: Machine) -> float:
-        return float(evaluator.on(machine).evaluate().step_seconds[0])
-
-    base = step_seconds(scenario.machine)
+    resources = scenario.resources
+    improved = [resource.improved(IMPROVEMENT) for resource in resources]
+    base, *seconds = evaluator.seconds_on([scenario.machine, *improved])[:, 0].tolist()
     savings = [
-        Sensitivity(resource.name, base - step_seconds(resource.improved(IMPROVEMENT)))
-        for resource in scenario.resources
+        Sensitivity(resource.name, base - better)
+        for resource, better in zip(resources, seconds, strict=True)
     ]
     return tuple(sorted(savings, key=lambda s: -s.saved_seconds))
