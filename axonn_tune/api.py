@@ -639,11 +639,11 @@ def whatif(
         An option is wrong, or nothing fits.
     """
     from axonn_tune.report.whatif import influence_records, what_if_records
-    from axonn_tune.studies.whatif import best, influences, what_if
+    from axonn_tune.studies.whatif import influences, what_if
 
     search = with_best_batch(build_search(model, gpus, machine, **options))
     if not changes:
-        records = influence_records(best(search), influences(search, by))
+        records = influence_records(influences(search, by))
         return _frame_of_records(search, records)
     result = what_if(search, changed_machine(search, changes))
     predictions = [result.before, result.after, result.kept]

@@ -67,7 +67,7 @@ def command(
     from axonn_tune.cli.output import emit_as, with_machine_remark
     from axonn_tune.report import whatif as report
     from axonn_tune.search.rank import with_best_batch
-    from axonn_tune.studies.whatif import best, influences, what_if
+    from axonn_tune.studies.whatif import influences, what_if
 
     search = with_best_batch(build_search(**options))
     result = None
@@ -81,14 +81,13 @@ def command(
         if result is not None:
             parts.append(report.what_if_text(search, settings, result))
         if listed:
-            before = best(search) if result is None else result.before
-            parts.append(report.influences_text(before, listed, by))
+            parts.append(report.influences_text(listed, by))
         return with_machine_remark("\n\n".join(parts), options["machine"])
 
     def records() -> list[dict[str, Any]]:
         if result is not None:
             return report.what_if_records(result)
-        return report.influence_records(best(search), listed)
+        return report.influence_records(listed)
 
     emit_as(
         output_format,

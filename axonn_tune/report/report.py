@@ -27,9 +27,9 @@ from axonn_tune.search.search import Search
 from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.validation import Validation
-from axonn_tune.step.explain import explain
+from axonn_tune.step.explain import explain_played
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.step.timeline import StepTimeline, microstep_timeline, pass_timeline
+from axonn_tune.step.timeline import Player, StepTimeline
 from axonn_tune.studies.compare import without_twins
 from axonn_tune.units import format_count, gib
 
@@ -239,7 +239,8 @@ def _short(value: float | None) -> float | None:
 
 
 def _detail(prediction: Prediction) -> dict[str, Any]:
-    explanation = explain(prediction, with_sensitivities=False)
+    player = Player(prediction)
+    explanation = explain_played(player)
     return {
         "parts": {name: _short(part) for name, part in step_parts(explanation).items()},
         "operations": [
@@ -256,14 +257,14 @@ def _detail(prediction: Prediction) -> dict[str, Any]:
             ]
             for op in sorted(explanation.operations, key=lambda op: -op.total_seconds)
         ],
-        "timeline": _packed(microstep_timeline(prediction, DRAWN_LAYERS)),
-        "passes": _passes(prediction),
+        "timeline": _packed(player.shortened(DRAWN_LAYERS).sequential(1)),
+        "passes": _passes(player),
     }
 
 
-def _passes(prediction: Prediction) -> dict[str, Any] | None:
+def _passes(player: Player) -> dict[str, Any] | None:
     """Return the passes of a pipeline, if there is one and it is not too deep to draw."""
-    drawn = pass_timeline(prediction, DRAWN_PASSES)
+    drawn = player.drawn_passes(DRAWN_PASSES)
     if drawn is None:
         return None
     timeline, n_micro = drawn

@@ -61,8 +61,9 @@ def _row(title: str, best: Prediction) -> list[Any]:
     ]
 
 
-def influences_text(base: Prediction, influences: Sequence[Influence], factor: float) -> str:
+def influences_text(influences: Sequence[Influence], factor: float) -> str:
     """Return a row for each number of the machine: the step with less and with more of it."""
+    base = influences[0].base
     rows = [
         [
             influence.parameter.name,
@@ -139,15 +140,15 @@ def what_if_records(result: WhatIf) -> list[dict[str, Any]]:
     return [{"machine": name, **flat_record(best)} for name, best in named.items()]
 
 
-def influence_records(base: Prediction, influences: Sequence[Influence]) -> list[dict[str, Any]]:
+def influence_records(influences: Sequence[Influence]) -> list[dict[str, Any]]:
     """Return one flat record for each number of the machine."""
     return [
         {
             "parameter": influence.parameter.name,
             "value": influence.parameter.value,
             "origin": influence.parameter.origin,
-            **_changed_step("less", base, influence.less),
-            **_changed_step("more", base, influence.more),
+            **_changed_step("less", influence.base, influence.less),
+            **_changed_step("more", influence.base, influence.more),
         }
         for influence in influences
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -204,6 +204,11 @@ class CandidateTable:
             self.recompute[rows],
             self.n_virtual[rows],
         )
+
+    def compact(self) -> CandidateTable:
+        """Return the same rows without the placements that none of them has."""
+        placements = self.placements.take(self.placement)
+        return replace(self, placements=placements, placement=np.arange(len(self)))
 
     def executed(self, recompute: str, n_virtual: int) -> CandidateTable:
         """Return the same rows with another recomputation and number of virtual stages."""

@@ -110,6 +110,15 @@ class Evaluator:
         """Return the played parts of the step of every candidate; see `play_together`."""
         return play_together([self])[0]
 
+    def seconds_on(self, machines: Sequence[Machine]) -> Array:
+        """Return the step time on each of several machines, shape (M, C); see `play_together`.
+
+        All machines' pipelines have the same schedule and are played at once.
+        """
+        steps = play_together([self.on(machine) for machine in machines])
+        seconds, _, _ = reduce(PlayedStep.joined, steps).times()
+        return seconds.reshape(len(machines), -1)
+
     def product_seconds(self) -> Array:
         """Return the time of all calls of each product of the micro-step, shape (ops, C)."""
         part = self.schedules.shape_plan.microstep
@@ -262,7 +271,13 @@ class _PlayedChunk:
         self._lane_code = lane_code
         self._schedules = evaluators[0].schedules
         self._plan = self._schedules.plan(rows)
-        self._prices = [_ChunkPrices(evaluator, self._plan, rows) for evaluator in evaluators]
+        shape_of = self._schedules.shape_of[rows]
+        self._prices = [
+            _ChunkPrices(evaluator.kernels, collectives, shape_of)
+            for evaluator, collectives in zip(
+                evaluators, _collectives(evaluators, self._plan.candidates), strict=True
+            )
+        ]
         self._seconds: dict[tuple[str, OpIndex | tuple[OpIndex, ...]], Array] = {}
         self._played: dict[str, list[Played]] = {}
 
@@ -336,10 +351,10 @@ def _on_machines(priced: Sequence[Array]) -> Array:
 class _ChunkPrices:
     """The times of the operations of one chunk of candidates on a machine, of shape (chunk,)."""
 
-    def __init__(self, evaluator: Evaluator, plan: StepPlan, rows: Ints) -> None:
-        self.collectives = CollectivePrices(evaluator.links, plan.candidates)
-        self._by_shape = evaluator.kernels
-        self._shape_of = evaluator.schedules.shape_of[rows]
+    def __init__(self, kernels: ShapePrices, collectives: CollectivePrices, shape_of: Ints) -> None:
+        self.collectives = collectives
+        self._by_shape = kernels
+        self._shape_of = shape_of
 
     def kernels(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
         """Return the time of kernels that run back to back."""
@@ -361,6 +376,16 @@ class _ChunkPrices:
             return np.broadcast_to(seconds, self._shape_of.shape)
         assert isinstance(operation, Collective)
         return self.collectives.seconds(operation)
+
+
+def _collectives(evaluators: Sequence[Evaluator], table: CandidateTable) -> list[CollectivePrices]:
+    """Return the prices on each machine; machines with the links of the first one share them."""
+    links = evaluators[0].links
+    first = CollectivePrices(links, table)
+    return [
+        first if evaluator.links is links else CollectivePrices(evaluator.links, table)
+        for evaluator in evaluators
+    ]
 
 
 def interference(machine: Machine) -> Interference:

@@ -26,7 +26,7 @@ from axonn_tune.spec.plan import (
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.step.timeline import is_launched, number, play_step
+from axonn_tune.step.timeline import Player, is_launched, number
 
 # Factor by which a sensitivity improves a resource: 10 % more of it.
 IMPROVEMENT = 1.1
@@ -119,22 +119,28 @@ class Explanation:
 
 def explain(prediction: Prediction, with_sensitivities: bool = True) -> Explanation:
     """Play the configuration operation by operation and try each resource 10 % better."""
+    sensitivities = _sensitivities(prediction) if with_sensitivities else ()
+    return replace(explain_played(Player(prediction)), sensitivities=sensitivities)
+
+
+def explain_played(player: Player) -> Explanation:
+    """Return where the time of a configuration goes, without sensitivities."""
+    prediction = player.prediction
     scenario = prediction.scenario
     machine = scenario.machine
-    played = play_step(prediction)
+    parts = player.parts(prediction.n_microsteps)
     gap = machine.kernels.gap_seconds.value
     operations = _merged(
-        _operation_cost(*cost, played.links, machine, played.table)
-        for part in [*played.parts, *played.transfers]
+        _operation_cost(*cost, player.links, machine, player.table)
+        for part in [*parts, *player.transfers()]
         for cost in _sum_by_name(part.events, part.repeats, gap)
     )
-    host = sum(part.repeats * part.host_seconds for part in played.parts)
+    host = sum(part.repeats * part.host_seconds for part in parts)
     n_kernels = sum(op.n_calls for op in operations if not op.axis)
-    sensitivities = _sensitivities(prediction) if with_sensitivities else ()
     groups = scenario.strategy.axes.groups
     if scenario.job.uses_host:
         groups = (*groups, *HOST_DIRECTIONS)
-    return Explanation(prediction, operations, sensitivities, n_kernels * gap + host, groups)
+    return Explanation(prediction, operations, (), n_kernels * gap + host, groups)
 
 
 def _merged(costs: Iterable[OperationCost]) -> tuple[OperationCost, ...]:
@@ -269,13 +275,11 @@ def _sensitivities(prediction: Prediction) -> tuple[Sensitivity, ...]:
     """Return the time that 10 % more of each resource (less of a nuisance) saves, largest first."""
     scenario = prediction.scenario
     evaluator = Evaluator.of(scenario, candidate_table(scenario, prediction.configuration))
-
-    def step_seconds(machine: Machine) -> float:
-        return float(evaluator.on(machine).evaluate().step_seconds[0])
-
-    base = step_seconds(scenario.machine)
+    resources = scenario.resources
+    improved = [resource.improved(IMPROVEMENT) for resource in resources]
+    base, *seconds = evaluator.seconds_on([scenario.machine, *improved])[:, 0].tolist()
     savings = [
-        Sensitivity(resource.name, base - step_seconds(resource.improved(IMPROVEMENT)))
-        for resource in scenario.resources
+        Sensitivity(resource.name, base - better)
+        for resource, better in zip(resources, seconds, strict=True)
     ]
     return tuple(sorted(savings, key=lambda s: -s.saved_seconds))

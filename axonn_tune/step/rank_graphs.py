@@ -40,7 +40,7 @@ class StepGraphs:
         most_layers: int | None = None,
         most_microsteps: int | None = None,
     ) -> None:
-        self._player = Player(prediction, most_layers)
+        self._player = Player(prediction).shortened(most_layers)
         self.prediction = prediction
         self.n_microsteps = whole_rounds(prediction, most_microsteps or prediction.n_microsteps)
         self.n_stages = prediction.layout.n_stages

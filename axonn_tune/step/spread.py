@@ -9,19 +9,16 @@ logarithm of the time is linearised in the logarithms of these numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import reduce
 
 import numpy as np
 
-from axonn_tune.simulate.step import PlayedStep
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.learnable import learnable
 from axonn_tune.spec.machine import Machine, Quantity
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.resources import Resource
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.step.evaluate import Evaluator, play_together
+from axonn_tune.step.evaluate import Evaluator
 
 # Standard deviations from the middle to the ends of an interval of 90 %.
 NORMAL_90 = 1.645
@@ -61,18 +58,14 @@ def deviations(scenario: Scenario, table: CandidateTable) -> tuple[Array, Array]
     own_error : array, shape (C,)
         Standard deviation that comes from products that were not timed, or what learning left.
     """
-    placements = table.placements.take(table.placement)
-    rows = np.arange(len(table))
-    # The table may hold many placements that none of its candidates has.
-    compact = CandidateTable(placements, rows, table.micro_batch, table.recompute, table.n_virtual)
-    evaluator = Evaluator.of(scenario, compact)
+    evaluator = Evaluator.of(scenario, table.compact())
     learned = scenario.learned
     resources = scenario.resources if learned is None else scenario.of_host
     causes = [(each, spread_of(each.quantity)) for each in resources]
     if learned is not None:
         factors = zip(learnable(scenario.machine), learned.factors, strict=True)
         causes = [*((each, factor.spread) for each, factor in factors), *causes]
-    base, *worse = _played(evaluator, [_worse(*cause) for cause in causes])
+    base, *worse = evaluator.seconds_on([scenario.machine, *(_worse(*cause) for cause in causes)])
     changes = np.log(np.array(worse).reshape(-1, len(table)) / base)
     if learned is not None:
         n_learned = len(learned.factors)
@@ -80,19 +73,9 @@ def deviations(scenario: Scenario, table: CandidateTable) -> tuple[Array, Array]
         slopes = changes[:n_learned] / spreads[:, None]
         effects = np.concatenate([learned.root @ slopes, changes[n_learned:]])
         return effects, np.full(len(table), learned.scatter_fraction)
-    products = evaluator.product_seconds() * compact.n_microsteps(scenario.job.global_batch)
+    products = evaluator.product_seconds() * table.n_microsteps(scenario.job.global_batch)
     error = evaluator.kernels.prices.interpolation_error
     return changes, error * np.sqrt(((products / base) ** 2).sum(axis=0))
-
-
-def _played(evaluator: Evaluator, machines: Sequence[Machine]) -> Array:
-    """Return the step time on the evaluator's machine and on others, shape (1 + machines, C).
-
-    All machines' pipelines have the same schedule and are played at once.
-    """
-    steps = play_together([evaluator, *map(evaluator.on, machines)])
-    seconds, _, _ = reduce(PlayedStep.joined, steps).times()
-    return seconds.reshape(len(steps), -1)
 
 
 def _worse(resource: Resource, deviation: float) -> Machine:

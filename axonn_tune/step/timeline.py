@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from axonn_tune.cost.links import AxisLinks, placement_links
+from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.prices import CollectivePrices, KernelPrices, host_seconds, lanes
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT
 from axonn_tune.simulate.pipeline import (
@@ -20,7 +21,6 @@ from axonn_tune.simulate.pipeline import (
 )
 from axonn_tune.simulate.program import group_of
 from axonn_tune.simulate.timeline import Event, timeline
-from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.measurement import Operation as MeasuredOperation
 from axonn_tune.spec.plan import (
     COMPUTE,
@@ -76,26 +76,6 @@ class PlayedPart:
 
 
 @dataclass(frozen=True)
-class PlayedStep:
-    """A step, part by part.
-
-    parts
-        Parts of the plan, in order.
-    transfers
-        Transfers of a pipeline, which are in no part.
-    links
-        What the groups of each axis get.
-    table
-        The configuration as a table of one row.
-    """
-
-    parts: list[PlayedPart]
-    transfers: list[PlayedPart]
-    links: Mapping[str, AxisLinks]
-    table: CandidateTable
-
-
-@dataclass(frozen=True)
 class StepTimeline:
     """A step in the form in which the runtime records one.
 
@@ -114,22 +94,6 @@ class StepTimeline:
         return max((op.end_seconds for op in self.operations), default=0.0)
 
 
-def play_step(prediction: Prediction) -> PlayedStep:
-    """Play each part of the predicted step."""
-    player = Player(prediction)
-    plan = player.plan
-    transfers = []
-    if plan.pipeline is not None:
-        transfer = plan.pipeline.transfer
-        n_passes = 2 * plan.pipeline.n_virtual
-        seconds = player.seconds_of(transfer)
-        lane = player.axis_lanes[transfer.axis]
-        event = Event("transfer", transfer, lane, 0.0, seconds)
-        transfers.append(PlayedPart([event], n_passes * prediction.n_microsteps, seconds))
-    parts = player.parts(prediction.n_microsteps)
-    return PlayedStep(parts, transfers, player.links, player.table)
-
-
 def step_timeline(
     prediction: Prediction, most_layers: int | None = None, most_microsteps: int | None = None
 ) -> StepTimeline:
@@ -144,36 +108,11 @@ def step_timeline(
         schedule of a smaller model or batch, which begins, repeats and ends as the whole one does.
         With virtual stages the number of micro-steps is a multiple of the stages.
     """
-    player = Player(prediction, most_layers)
+    player = Player(prediction).shortened(most_layers)
     n_micro = whole_rounds(prediction, most_microsteps or prediction.n_microsteps)
     if player.plan.pipeline is not None:
         return player.pipelined(player.plan.pipeline, n_micro)
     return player.sequential(n_micro)
-
-
-def microstep_timeline(prediction: Prediction, most_layers: int) -> StepTimeline:
-    """Return one micro-step of a rank (in a pipeline, of the last stage) and the step's end."""
-    return Player(prediction, most_layers).sequential(1)
-
-
-def pass_timeline(prediction: Prediction, most_passes: int) -> tuple[StepTimeline, int] | None:
-    """Return the passes of a pipeline's ranks for some micro-batches, and their number.
-
-    The result is None where there is no pipeline, or where one round of micro-batches already has
-    more passes than `most_passes`.
-    """
-    if prediction.layout.n_stages == 1:
-        return None
-    player = Player(prediction)
-    pipeline = player.plan.pipeline
-    assert pipeline is not None, "a layout with stages has a pipeline"
-    passes_per_microbatch = 2 * pipeline.n_stages * pipeline.n_virtual
-    n_micro = min(most_passes // passes_per_microbatch, 2 * pipeline.n_stages) // pipeline.n_stages
-    n_micro = whole_rounds(prediction, n_micro * pipeline.n_stages)
-    if not n_micro:
-        return None
-    played, _ = player.passes(pipeline, n_micro)
-    return StepTimeline([_pass_operation(played_pass) for played_pass in played], {}), n_micro
 
 
 def drawable_microsteps(prediction: Prediction, most_operations: int) -> int:
@@ -222,12 +161,13 @@ def number(size: object) -> float:
 
 
 class Player:
-    """Plays parts of one configuration's plan, optionally with fewer equal layers in a row."""
+    """Plays parts of one configuration's plan; each operation is priced once."""
 
-    def __init__(self, prediction: Prediction, most_layers: int | None = None) -> None:
+    def __init__(self, prediction: Prediction) -> None:
         scenario = prediction.scenario
+        self.prediction = prediction
         self._scenario = scenario
-        self._most_layers = most_layers
+        self._most_layers: int | None = None
         self.table = candidate_table(scenario, prediction.configuration)
         self.plan = scenario.plan(self.table)
         self.links = placement_links(scenario.machine, self.table.placements)
@@ -238,6 +178,12 @@ class Player:
             group: int(lane) for group, lane in zip(self.links, group_lanes, strict=True)
         }
         self._seconds: dict[tuple[str, str], float] = {}
+
+    def shortened(self, most_layers: int | None) -> Player:
+        """Return a player of the same plan with at most so many equal layers in a row."""
+        player = copy(self)
+        player._most_layers = most_layers
+        return player
 
     def seconds_of(self, operation: Operation) -> float:
         """Return the price of an operation; those of one name and group cost the same."""
@@ -296,6 +242,17 @@ class Player:
             played.append(self.play(sync, 1))
         return [*played, self.play(plan.step_end, 1)]
 
+    def transfers(self) -> list[PlayedPart]:
+        """Return the transfers of a pipeline, which are in no part."""
+        pipeline = self.plan.pipeline
+        if pipeline is None:
+            return []
+        transfer = pipeline.transfer
+        seconds = self.seconds_of(transfer)
+        event = Event("transfer", transfer, self.axis_lanes[transfer.axis], 0.0, seconds)
+        n_transfers = 2 * pipeline.n_virtual * self.prediction.n_microsteps
+        return [PlayedPart([event], n_transfers, seconds)]
+
     def sequential(self, n_micro: int) -> StepTimeline:
         """Return the parts one after another as a timeline."""
         operations: list[MeasuredOperation] = []
@@ -321,6 +278,23 @@ class Player:
         transfer = self.seconds_of(pipeline.transfer)
         shape = (pipeline.n_stages, pipeline.n_virtual, n_micro)
         return passes(*shape, seconds, transfer, pipeline.schedule, pipeline.places), parts
+
+    def drawn_passes(self, most_passes: int) -> tuple[StepTimeline, int] | None:
+        """Return the passes of a pipeline's ranks for some micro-batches, and their number.
+
+        The result is None where there is no pipeline, or where one round of micro-batches already
+        has more passes than `most_passes`.
+        """
+        pipeline = self.plan.pipeline
+        if pipeline is None:
+            return None
+        n_stages = pipeline.n_stages
+        n_rounds = most_passes // (2 * n_stages * pipeline.n_virtual) // n_stages
+        n_micro = whole_rounds(self.prediction, min(n_rounds, 2) * n_stages)
+        if not n_micro:
+            return None
+        played, _ = self.passes(pipeline, n_micro)
+        return StepTimeline([_pass_operation(played_pass) for played_pass in played], {}), n_micro
 
     def pipelined(self, pipeline: Pipeline, n_micro: int) -> StepTimeline:
         """Return the passes of every rank, and operations of the rank of the last stage."""

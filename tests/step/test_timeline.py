@@ -13,7 +13,7 @@ from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.simulate.pipeline import N_KINDS, passes, pipeline_seconds
 from axonn_tune.spec.measurement import Operation
-from axonn_tune.step.timeline import drawable_microsteps, pass_timeline, step_timeline
+from axonn_tune.step.timeline import Player, drawable_microsteps, step_timeline
 
 STEPS = {
     "axonn": "1x4x8x2",
@@ -124,7 +124,7 @@ def test_exposed_collectives_of_the_first_stage_lengthen_the_step(machine):
 def test_a_pipeline_is_drawn_for_two_rounds_of_micro_batches_at_most(most_micro_batches, n_micro):
     prediction, _ = timeline_of("megatron")
     per_micro_batch = 2 * 4 * prediction.configuration.n_virtual
-    drawn = pass_timeline(prediction, most_micro_batches * per_micro_batch)
+    drawn = Player(prediction).drawn_passes(most_micro_batches * per_micro_batch)
     assert (drawn[1] if drawn else 0) == n_micro
 
 

@@ -103,14 +103,15 @@ def test_scaling_compares_with_the_first_count_that_has_a_candidate():
 )
 def test_an_influence_moves_by_the_larger_of_both_changes(less, more, expected):
     less, more = (None if s is None else SimpleNamespace(step_seconds=s) for s in (less, more))
-    influence = Influence(SimpleNamespace(name="p"), less, more)
-    assert influence.moves(SimpleNamespace(step_seconds=3.0)) == approx(expected)
+    base = SimpleNamespace(step_seconds=3.0)
+    influence = Influence(SimpleNamespace(name="p"), base, less, more)
+    assert influence.moves == approx(expected)
 
 
-def test_influences_are_searches_on_changed_machines_the_strongest_first():
-    search = small_search(fixed={"x": 2, "z": 2, "data": 2})
+def assert_influences_are_searches(search, factor):
+    """Each number's best is that of a whole search, and the strongest number comes first."""
     base = ranking_of(search).prediction(0)
-    found = influences(search, 1.5)
+    found = influences(search, factor)
     names = {p.name for p in parameters(search.scenario.machine, "bf16") if p.value}
     assert {influence.parameter.name for influence in found} == names
     moves = []
@@ -118,13 +119,31 @@ def test_influences_are_searches_on_changed_machines_the_strongest_first():
         p = influence.parameter
         less, more = (
             best_of(on_machine(search, p.changed(value)), False).prediction
-            for value in (p.value / 1.5, p.value * 1.5)
+            for value in (p.value / factor, p.value * factor)
         )
-        assert influence.less.step_seconds == less.step_seconds, p.name
-        assert influence.more.step_seconds == more.step_seconds, p.name
+        assert influence.base.configuration == base.configuration
+        for each, alone in ((influence.less, less), (influence.more, more)):
+            assert each.configuration == alone.configuration, p.name
+            assert each.step_seconds == approx(alone.step_seconds, rel=1e-12), p.name
         changes = [abs(each.step_seconds - base.step_seconds) for each in (less, more)]
         moves.append(max(changes) / base.step_seconds)
-    assert moves == sorted(moves, reverse=True) and moves[0] > 0.1
+    assert moves == approx(sorted(moves, reverse=True)) and moves[0] > 0.05
+
+
+def test_influences_are_searches_on_changed_machines_the_strongest_first():
+    search = small_search(fixed={"x": 2, "z": 2, "data": 2}, micro_batch=None)
+    assert_influences_are_searches(search, 1.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "fixed"), [(AXONN, {}), (Megatron3D(n_virtual=(1, 2)), {"pipeline": 2, "data": 2})]
+)
+@pytest.mark.parametrize("factor", [1.2, 3.0])
+def test_influences_are_searches_for_other_strategies_and_factors(strategy, fixed, factor):
+    recomputes = ("none", "full")
+    search = small_search(strategy, fixed=fixed, micro_batch=None, recomputes=recomputes)
+    assert_influences_are_searches(search, factor)
 
 
 def test_what_if_keeps_the_former_best_with_its_micro_batch_order_and_stages():

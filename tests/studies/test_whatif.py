@@ -121,7 +121,7 @@ def test_influences_are_searches_anew_the_strongest_first():
     search = build_search("5b", 64, global_batch=256, recompute="full")
     found = influences(search, 2.0)
     base = best(search)
-    moves = [influence.moves(base) for influence in found]
+    moves = [influence.moves for influence in found]
     assert moves == sorted(moves, reverse=True)
     by_name = {influence.parameter.name: influence for influence in found}
     assert by_name["gpu.compute"].more.step_seconds < base.step_seconds
