@@ -39,7 +39,7 @@ from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.recomputation import broken_module_rules, recompute_code
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.stage_layout import require_stage_layout
-from axonn_tune.spec.tuning import Adapters
+from axonn_tune.spec.tuning import Adapters, Frozen
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.named import (
     STRATEGIES,
@@ -140,6 +140,7 @@ def build_search(
         offload_modules=given["offload_modules"],
         expert_imbalance=given["expert_imbalance"],
         adapters=_adapters(given),
+        frozen=Frozen.of_text(given["frozen"]),
         mtp_modules=given["mtp_modules"],
         samples_per_sequence=given["samples_per_sequence"],
     )

@@ -89,6 +89,17 @@ def require_trained(job: Job, model: Model, strategy: str) -> None:
             f"model {model.name} has experts, which have no adapters; allowed with --lora-rank: "
             "--lora-targets attention"
         )
+    frozen = job.frozen
+    if frozen.n_layers >= model.n_layers:
+        raise InputError(
+            f"--frozen {frozen}: model {model.name} has {model.n_layers} layers; allowed: fewer "
+            "frozen layers"
+        )
+    if model.tied_embeddings and frozen.embedding != frozen.head:
+        raise InputError(
+            f"--frozen {frozen}: embedding and head of model {model.name} are one weight; allowed: "
+            "both of them, or none"
+        )
     if job.special_parts and strategy not in _OF_ALL_JOBS:
         raise InputError(
             f"--strategy {strategy} does not predict {' and '.join(job.special_parts)}; allowed: "

@@ -140,7 +140,7 @@ class BatchOptions(TypedDict, total=False):
 
 
 class TuningOptions(TypedDict, total=False):
-    """The options of what is trained: further tokens, or adapters for fine-tuning."""
+    """The options of what is trained: further tokens, adapters, or some parts of the model."""
 
     mtp_modules: Annotated[
         int,
@@ -163,6 +163,13 @@ class TuningOptions(TypedDict, total=False):
         ),
     ]
     lora_dropout: Annotated[bool, Option("Drop inputs of adapters at random.", False, is_flag=True)]
+    frozen: Annotated[
+        str,
+        Option(
+            "Freeze parts of the model, with commas: embedding, layers:0-N (the first ones), head.",
+            "",
+        ),
+    ]
     samples_per_sequence: Annotated[
         float,
         Option("Mean number of samples packed into a sequence, which ignore one another.", 1.0),
@@ -359,7 +366,7 @@ class LayoutOptions(TypedDict, total=False):
     strategy: Annotated[
         StrategyLike | None,
         Option(
-            "axonn, axonn-pipeline, megatron, zero3, zeropp or zero-topo.",
+            "axonn, axonn-pipeline, megatron, zero1, zero2, zero3, zeropp or zero-topo.",
             None,
             USUAL_STRATEGY,
         ),

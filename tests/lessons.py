@@ -14,7 +14,7 @@ from axonn_tune.learning.learn import LEAST_GAIN, Trial, _linearised, learn, sta
 from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.step.predict import candidate_table
-from axonn_tune.step.spread import MODEL_ERROR, NORMAL_90, deviations, spread
+from axonn_tune.step.spread import MODEL_ERROR, NORMAL_90, deviations, spread, student_95
 
 # Held-out runs of which an interval is made in each draw, at most.
 N_INTERVALS = 24
@@ -91,13 +91,18 @@ def lessons(trials, n_runs, n_draws, others_of=None, seed=0, most_others=None):
 def linear_lessons(trials, n_runs, n_draws, learned_of=None, others_of=None, seed=0):
     """The same as `lessons` for many draws: steps are linear in the logarithms of the factors.
 
-    The trials share one machine and one engine. `learned_of` and `others_of` hold the numbers of
-    the trials that are learned from and of those that are predicted; without them, all are.
+    Each row ends with the median regret of the jobs, before and after. The trials share one machine
+    and one engine. `learned_of` and `others_of` hold the numbers of the trials that are learned
+    from and of those that are predicted; without them, all are.
     """
     machine = machine_of(trials[0])
     spreads = stated_spreads(machine, trials[0].prediction.scenario.strategy.engine)
     predicted, slopes = _linearised(machine, trials, np.ones(spreads.size, dtype=bool), iter)
-    errors = np.log([trial.measured_seconds for trial in trials]) - predicted
+    measured = np.log([trial.measured_seconds for trial in trials])
+    errors = measured - predicted
+    number_of = {trial.name: number for number, trial in enumerate(trials)}
+    jobs = [[number_of[trial.name] for trial in job] for job in jobs_of({"": trials}).values()]
+    stated_regret = median_regret(jobs, predicted, measured)
     random = np.random.default_rng(seed)
     everything = np.arange(len(trials))
     known = everything if learned_of is None else np.array(learned_of)
@@ -111,12 +116,15 @@ def linear_lessons(trials, n_runs, n_draws, learned_of=None, others_of=None, see
         fit = fitted(slopes[chosen] * is_told, errors[chosen], spreads)
         own = slopes[others]
         left = errors[others] - own @ fit.log_factors
-        variance = ((own @ fit.covariance) * own).sum(axis=1) + fit.scatter**2 + MODEL_ERROR**2
+        of_numbers = np.sqrt(((own @ fit.covariance) * own).sum(axis=1) + MODEL_ERROR**2)
+        of_scatter = fit.scatter * student_95(fit.freedom) / NORMAL_90
         rows.append(
             (
                 np.abs(np.expm1(-errors[others])).mean(),
                 np.abs(np.expm1(-left)).mean(),
-                (np.abs(left) <= NORMAL_90 * np.sqrt(variance)).mean(),
+                (np.abs(left) <= NORMAL_90 * np.maximum(of_numbers, of_scatter)).mean(),
+                stated_regret,
+                median_regret(jobs, predicted + slopes @ fit.log_factors, measured),
             )
         )
     return np.array(rows)
@@ -130,6 +138,20 @@ def jobs_of(groups):
         key = (scenario.model.name, scenario.job.n_gpus, scenario.job.global_batch)
         jobs.setdefault(key, []).append(trial)
     return jobs
+
+
+def median_regret(jobs, log_predicted, log_measured):
+    """How much slower than the fastest the layout is that is predicted to be the fastest.
+
+    It is the median over the jobs that have a choice; each job is a list of numbers of trials.
+    """
+    return np.median(
+        [
+            np.expm1(log_measured[job][log_predicted[job].argmin()] - log_measured[job].min())
+            for job in jobs
+            if len(job) > 1
+        ]
+    )
 
 
 def n_until_best(ordered, trials):

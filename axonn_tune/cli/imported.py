@@ -82,6 +82,7 @@ def import_logs(
     from axonn_tune.calibration.fit.assemble import with_gemm_points, with_link_points
     from axonn_tune.calibration.fit.casts import without_casts
     from axonn_tune.calibration.fit.thin import spread_products, thinned_collectives
+    from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
     from axonn_tune.io.logs import read_logs
     from axonn_tune.io.presets import load_machine
     from axonn_tune.io.yaml_files import save_yaml
@@ -95,7 +96,7 @@ def import_logs(
         click.echo(f"axonn-tune: {one_line(warning)}", err=True)
     products = imported.gemm_points
     if kept.without_casts:
-        products = without_casts(products)
+        products = without_casts(products, achieved_memory_bandwidth(base))
     if kept.most_products is not None:
         products = spread_products(products, kept.most_products)
     machine = with_gemm_points(base, products)

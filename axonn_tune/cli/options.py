@@ -89,7 +89,7 @@ _SEARCH = (SubjectOptions, JobOptions, LayoutOptions)
 search_options = options_of(declared(*_SEARCH), required=_SUBJECT)
 # `suggest` and `report` also take all strategies at once.
 _ANY_STRATEGY = Option(
-    "axonn, axonn-pipeline, megatron, zero3, zeropp or zero-topo; all compares them.",
+    "axonn, axonn-pipeline, megatron, zero1, zero2, zero3, zeropp or zero-topo; all compares them.",
     None,
     USUAL_STRATEGY,
 )

@@ -56,7 +56,7 @@ def collective_seconds(
     (G-1) tau where the time tau of a step was measured. An all-reduce runs twice around a ring, or
     up and down a tree, whichever is faster; a way up the tree takes log2(G) alpha + S/beta, or its
     measured steps if these take longer than S/beta. A transfer to the neighbour takes one hop,
-    alpha + S/beta.
+    alpha + S/beta, and so does an all-to-all but for the part that stays, (G-1)/G S/beta.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def collective_seconds(
     n_ranks, bandwidth_bytes_per_s : arrays, shape (C,)
         Size of the group, and bandwidth of one rank's ring.
     ring_seconds, tree_seconds : arrays, shape (C,)
-        Latency once around the ring, and once up the tree.
+        Latency once around the ring (of one hop for an all-to-all), and once up the tree.
     stepped_ring_seconds, stepped_tree_seconds : arrays, shape (C,), optional
         Time of one call once around the ring, and once up the tree, by measured steps; NaN where
         there are none.

@@ -173,7 +173,7 @@ class KindLinks:
     bounding_level
         Index of the level that bounds the bandwidth, -1 for a group of one rank.
     ring_seconds
-        Latency of a chunk's way once around the ring (size - 1 hops).
+        Latency of a chunk's way once around the ring (size - 1 hops); of one hop for an all-to-all.
     tree_seconds
         Latency of a way up, or down, a binary tree.
     curve
@@ -220,7 +220,10 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
     profile lists for groups inside the node replaces the formula. The latency follows NCCL's
     decomposition (its tuner sums intra-node and inter-node hops): the hops of a ring that cross
     level l but no level beyond it cost alpha_l each; a tree takes log2 of the units that are
-    joined at each level.
+    joined at each level. An all-to-all sends to all ranks at once, so that it takes one hop over
+    the outermost level (NCCL runs up to eight messages of each channel together: NVIDIA/nccl
+    5067397, src/enqueue.cc, `NCCL_MAX_DEV_WORK_P2P_PER_BATCH`; measured on one node, 8 GPUs take
+    0 to 5 us longer than 2).
     """
     level = np.full(size.shape, -1)
     n_sharing = np.zeros(size.shape, dtype=size.dtype)  # rings through a boundary of that level
@@ -249,6 +252,7 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
     in_node = level < machine.node_level
     ring_steps = [link.ring_steps for link in machine.links]
     tree_steps = [link.tree_steps for link in machine.links]
+    one_hop = [(level == index).astype(np.float64) for index in range(len(machine.links))]
     kinds = {}
     for kind in KINDS:
         worth = [rings_worth(kind, size.astype(np.float64), units) for units in n_units]
@@ -259,7 +263,8 @@ def axis_links(machine: Machine, stride: Ints, size: Ints) -> AxisLinks:
         curve, curves = _curves(machine, kind, stride, size)
         ring_curve, ring_curves = _step_curves(ring_steps, kind, level, n_sharing, size)
         tree_curve, tree_curves = _step_curves(tree_steps, kind, level, n_sharing, size)
-        ring_seconds = _latency(machine, kind, ring_hops, size.shape)
+        hops = one_hop if kind == "all_to_all" else ring_hops
+        ring_seconds = _latency(machine, kind, hops, size.shape)
         tree_seconds = _latency(machine, kind, tree_hops, size.shape)
         n_steps = size.astype(np.float64) - 1.0
         kinds[kind] = KindLinks(

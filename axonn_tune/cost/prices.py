@@ -97,7 +97,12 @@ class KernelPrices:
         each = memory_bound_seconds(
             operation.nbytes / n_launches, self._machine, operation.kernel, self._job.dtype
         )
-        return n_launches * each
+        return n_launches * each * self._slowdown(operation)
+
+    def _slowdown(self, kernel: MemoryBound) -> float:
+        """Return the time of a kernel over that of one which only streams its bytes."""
+        recipe = self._job.recipe
+        return recipe.slowdown if recipe is not None and kernel.kernel == "cast" else 1.0
 
     def _product_seconds(self, gemm: Gemm) -> Array:
         """Return the time of a product in its number format.

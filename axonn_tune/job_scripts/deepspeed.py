@@ -1,4 +1,4 @@
-"""DeepSpeed: a training program, and the JSON of ZeRO-3 and of ZeRO++.
+"""DeepSpeed: a training program, and the JSON of ZeRO's stages and of ZeRO++.
 
 Keys as DeepSpeed documents them (deepspeed.ai, "DeepSpeed Configuration JSON" and the ZeRO++
 tutorial; deepspeed/runtime/zero/config.py of DeepSpeed 0.19, which has no MiCS any more).
@@ -16,6 +16,8 @@ from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.zero import Zero
 
 CONFIG = "ds_config.json"
+# The stages of ZeRO by strategy; ZeRO++ is a kind of the third.
+_STAGES = {"zero1": 1, "zero2": 2}
 PROGRAM = Program(
     "train_deepspeed.py",
     ("gpt.py", "layers.py", "training.py"),
@@ -40,7 +42,7 @@ def config_text(prediction: Prediction) -> str:
     sizes = prediction.layout.sizes
     assert isinstance(strategy, Zero)
     zero: dict[str, Any] = {
-        "stage": 3,
+        "stage": _STAGES.get(strategy.name, 3),
         "overlap_comm": True,
         "contiguous_gradients": True,
     }

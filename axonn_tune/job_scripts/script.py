@@ -16,6 +16,8 @@ FRAMEWORKS = {
     "axonn": ("axonn",),
     "axonn-pipeline": ("axonn",),
     "megatron": ("megatron",),
+    "zero1": ("deepspeed",),
+    "zero2": ("deepspeed",),
     "zero3": ("fsdp2", "torchtitan", "deepspeed"),
     "zeropp": ("deepspeed",),
     "zero-topo": (),
@@ -76,6 +78,11 @@ def launch_files(
         raise InputError(
             f"--lora-rank {job.adapters.rank}: {framework} has no options for adapters; allowed "
             "where a script is written: a job that trains all weights"
+        )
+    if job.frozen:
+        raise InputError(
+            f"--frozen {job.frozen}: {framework} has no options for frozen parts; allowed where a "
+            "script is written: a job that trains all weights"
         )
     if job.samples_per_sequence != 1.0:
         raise InputError(

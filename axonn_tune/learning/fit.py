@@ -10,26 +10,25 @@ so far that they predict better than the stated ones with a confidence of 95 per
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from axonn_tune.spec.plan import Array
-from axonn_tune.step.spread import NORMAL_90
+from axonn_tune.step.spread import student_95
 
 # Scatter of the logarithm of measured over predicted steps that is expected before any run is seen,
 # and the number of runs that this expectation counts for: conventions. Engines whose predictions
-# were compared scatter by 3 to 14 percent.
+# were compared scatter by 3 to 14 percent, and one of them by 120, so that it counts for little.
 EXPECTED_SCATTER = 0.1
-EXPECTED_SCATTER_RUNS = 4
+EXPECTED_SCATTER_RUNS = 1
 # Degrees of freedom of the errors, by the convention of Lange, Little and Taylor.
 _TAIL_FREEDOM = 4
 # Errors above this number of scatters count as one of this size in the scatter, and the mean
 # square of a standard normal deviate that is cut there (Huber's proposal 2, 1964).
 _HUBER = 1.5
 _MEAN_SQUARE_CUT = 0.7785
-# What Student's t with 1, 2, ... degrees of freedom exceeds with a probability of 5 percent.
-_STUDENT_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 # A run is set aside where the others predict it this many standard deviations away.
 CONTRADICTED = 3.0
 # One run in so many may be set aside.
@@ -46,8 +45,9 @@ class Fit:
     covariance
         Covariance of the logarithms, shape (F, F).
     scatter
-        Standard deviation of the errors that remain; larger where few runs tell it, so that
-        normal errors of this size have the interval of 90 % that Student's t has.
+        Standard deviation of the errors of other steps.
+    freedom
+        Degrees of freedom that tell the scatter.
     is_set_aside
         Whether a run was left out, shape (N,).
     """
@@ -55,6 +55,7 @@ class Fit:
     log_factors: Array
     covariance: Array
     scatter: float
+    freedom: float
     is_set_aside: np.ndarray
 
 
@@ -93,12 +94,12 @@ def fitted(slopes: Array, errors: Array, spreads: Array, certainty: Array | None
     sure = np.ones(errors.size) if certainty is None else certainty
     runs = _Runs(slopes * spreads * sure[:, None], errors * sure, sure == 1.0)
     used = _used(runs)
-    n_steps = int((runs.is_step & used).sum())
-    log_factors, covariance, scatter = _solution(runs, used)
+    log_factors, covariance, scatter, freedom = _solution(runs, used)
     return Fit(
         _safe_share(runs.slopes[used], log_factors, covariance) * spreads * log_factors,
         covariance * np.outer(spreads, spreads),
-        scatter * _student_95(EXPECTED_SCATTER_RUNS + n_steps) / NORMAL_90,
+        scatter,
+        freedom,
         ~used,
     )
 
@@ -115,14 +116,7 @@ def _safe_share(scaled: Array, factors: Array, covariance: Array) -> float:
     if square == 0.0:
         return 0.0
     deviation = float(np.sqrt(moved @ scaled @ covariance @ scaled.T @ moved))
-    return min(1.0, max(0.0, 2.0 * (1.0 - _student_95(len(scaled)) * deviation / square)))
-
-
-def _student_95(freedom: int) -> float:
-    """Return what Student's t exceeds with a probability of 5 percent."""
-    if freedom > len(_STUDENT_95):
-        return NORMAL_90 * (1.0 + 1.0 / freedom)
-    return _STUDENT_95[freedom - 1]
+    return min(1.0, max(0.0, 2.0 * (1.0 - student_95(len(scaled)) * deviation / square)))
 
 
 def _used(runs: _Runs) -> np.ndarray:
@@ -145,29 +139,32 @@ def _from_others(runs: _Runs, used: np.ndarray, index: int) -> tuple[float, floa
     """Return by how much the other runs miss a run, and the standard deviation of this miss."""
     others = used.copy()
     others[index] = False
-    factors, covariance, scatter = _solution(runs, others)
+    factors, covariance, scatter, _ = _solution(runs, others)
     own = runs.slopes[index]
     spread = np.sqrt(scatter**2 + own @ covariance @ own)
     return float(runs.errors[index] - own @ factors), float(spread)
 
 
-def _solution(runs: _Runs, used: np.ndarray) -> tuple[Array, Array, float]:
-    """Return the factors in units of their spreads, their covariance, and the scatter."""
+def _solution(runs: _Runs, used: np.ndarray) -> tuple[Array, Array, float, float]:
+    """Return the factors in units of their spreads, their covariance, and the scatter.
+
+    The last number is that of the degrees of freedom that tell the scatter: a run that pulls the
+    factors towards itself tells less of it.
+    """
     scatter = EXPECTED_SCATTER
-    expected = EXPECTED_SCATTER_RUNS * EXPECTED_SCATTER**2
     steps = used & runs.is_step
-    n_steps = EXPECTED_SCATTER_RUNS + _MEAN_SQUARE_CUT * steps.sum()
     scaled = runs.slopes
     # It begins with the stated factors, so that of several explanations the nearest is found.
     factors, covariance = np.zeros(scaled.shape[1]), np.eye(scaled.shape[1])
     for _ in range(_N_REWEIGHTINGS):
-        # Many runs that agree on more than is expected are no reason to doubt them.
-        scale = min(scatter, EXPECTED_SCATTER) if used.sum() >= RUNS_PER_BAD_RUN else scatter
         left = np.abs(runs.errors - scaled @ factors)
-        weights = used * (_TAIL_FREEDOM + 1) / (_TAIL_FREEDOM + (left / scale) ** 2)
-        weighted = scaled.T * (weights / scale**2)
+        weights = used * (_TAIL_FREEDOM + 1) / (_TAIL_FREEDOM + (left / scatter) ** 2)
+        weighted = scaled.T * (weights / scatter**2)
         covariance = np.asarray(np.linalg.inv(weighted @ scaled + np.eye(scaled.shape[1])))
         factors = np.asarray(covariance @ (weighted @ runs.errors))
-        cut = np.minimum(left, _HUBER * scatter)
-        scatter = float(np.sqrt((expected + steps @ cut**2) / n_steps))
-    return factors, covariance, scatter
+        leverage = ((scaled @ covariance) * weighted.T).sum(axis=1)
+        n_free = max(0.0, float(steps @ (1.0 - leverage)))
+        cut = np.minimum(np.abs(runs.errors - scaled @ factors), _HUBER * scatter)
+        square = EXPECTED_SCATTER_RUNS * EXPECTED_SCATTER**2 + float(steps @ cut**2)
+        scatter = math.sqrt(square / (EXPECTED_SCATTER_RUNS + _MEAN_SQUARE_CUT * n_free))
+    return factors, covariance, scatter, EXPECTED_SCATTER_RUNS + n_free

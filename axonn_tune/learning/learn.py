@@ -123,7 +123,16 @@ def learn(machine: Machine, trials: Sequence[Trial], each: Each = iter) -> Machi
     runs = tuple(run for run in told if run.name in names)
     traced = tuple(run for run in told if run.name not in names)
     covariance = tuple(tuple(map(float, row)) for row in fit.covariance)
-    record = Learned(engine.title, machine.name, fit.scatter, factors, covariance, runs, traced)
+    record = Learned(
+        engine.title,
+        machine.name,
+        fit.scatter,
+        factors,
+        covariance,
+        runs,
+        traced,
+        fit.freedom,
+    )
     return replace(learnt, learned=record)
 
 

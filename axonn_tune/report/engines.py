@@ -25,10 +25,17 @@ class Fact:
     source: str = ""
 
 
+def _few_of(strategies: Sequence[str]) -> str:
+    """Return the names of strategies as a cell of a table, which counts those after the second."""
+    shown = ", ".join(strategies[:2])
+    n_others = len(strategies[2:])
+    return f"{shown} and {n_others} more" if n_others else shown
+
+
 _ENGINE_COLUMNS: tuple[Column[Engine], ...] = (
     ("engine", lambda engine: engine.name),
     ("is", lambda engine: engine.title),
-    ("carries out", lambda engine: ", ".join(engine.strategies)),
+    ("carries out", lambda engine: _few_of(engine.strategies)),
     ("offloads", lambda engine: "no" if engine.offload is None else "yes"),
     ("numbers", lambda engine: sum(bool(fact.origin) for fact in stated_facts(engine))),
 )

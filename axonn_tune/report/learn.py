@@ -82,8 +82,8 @@ def _errors_text(learned: Learned) -> str:
         f"Mean error of the runs that were used: {before} % before, {after} % after. Errors are "
         "predicted over measured time, minus one. A change is that of the speed or, of latency, "
         "interference, jitter and the host's time, of its inverse. Other layouts are expected to "
-        f"scatter by {percent(learned.scatter_fraction)} % around their predictions, besides the "
-        "spreads above."
+        f"scatter by {percent(learned.scatter_fraction)} % around their predictions, or by more "
+        "where the spreads above amount to more."
     )
 
 

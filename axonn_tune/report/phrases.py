@@ -44,9 +44,10 @@ def _tuning_text(job: Job) -> str:
     plural = "s" if n_modules > 1 else ""
     modules = f", {n_modules} module{plural} of multi-token prediction" if n_modules else ""
     adapters = "" if job.adapters is None else f", frozen weights with {job.adapters}"
+    frozen = f", frozen {str(job.frozen).replace(',', ', ')}" if job.frozen else ""
     n_samples = job.samples_per_sequence
     samples = "" if n_samples == 1.0 else f", {n_samples:g} samples in each sequence"
-    return modules + adapters + samples
+    return modules + adapters + frozen + samples
 
 
 def _sharding_text(scenario: Scenario) -> str:

@@ -43,6 +43,7 @@ def assumptions(search: Search) -> dict[str, Any]:
         "moments": job.moments,
         "mtp_modules": job.mtp_modules,
         "adapters": None if job.adapters is None else asdict(job.adapters),
+        "frozen": str(job.frozen) or None,
         "samples_per_sequence": job.samples_per_sequence,
         "offload": job.offload,
         "expert_imbalance": job.expert_imbalance,

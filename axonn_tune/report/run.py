@@ -11,7 +11,7 @@ from axonn_tune.report.table import table
 from axonn_tune.spec.measurement import WARM_UP_STEPS, Measurement
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.validation import OperationTime
-from axonn_tune.step.prediction import Prediction
+from axonn_tune.step.prediction import Prediction, hardware_flops
 from axonn_tune.units import format_count, format_quantity, format_seconds, gib
 
 
@@ -20,7 +20,7 @@ def rates(scenario: Scenario, measurement: Measurement) -> dict[str, float]:
     model = scenario.model
     job = scenario.job
     per_tflop = 1e-12 / measurement.mean_step_seconds / job.n_gpus
-    hardware = model.hardware_flops(job.tokens, job.seq_len, measurement.recompute)
+    hardware = hardware_flops(scenario, measurement.recompute)
     return {
         "tflops_per_gpu": model.model_flops(job.tokens, job.seq_len) * per_tflop,
         "hardware_tflops_per_gpu": hardware * per_tflop,

@@ -161,22 +161,25 @@ _CONVENTIONS = [
 ]
 
 _READING = """How to read it: where a source does not say what was run (AxoNN's grids, the
-micro-batch of SC21's Table 1 and of the runs over RCCL and NCCL), the best configuration of the
-model stands for it; where they ran another, or a shipped profile is too kind to the machine, the
-prediction is too fast. Rows marked `recalled` are from memory and count as hints. Known misses:
-the two public logs of AxoNN do not state gradient accumulation (one micro-step is assumed); the
-batch of Alps' 6144 GPUs is assumed; of ZeRO++ only the 18B shape is stated; of the sharded
-strategies on Frontier no batch or version is known, and quantised messages were slower there than
-their bytes say. Megatron-DeepSpeed has the layouts of its public launch scripts. MegaScale's
-parallel blocks and sliding windows are not modelled. torchtitan's own H100 take 500 W in place of
-700; their products are taken to reach 0.6 of the peak, as pytorch/ao says of these GPUs."""
+micro-batch of SC21's Table 1), the best configuration of the model stands for it; where they ran
+another, or a shipped profile is too kind to the machine, the prediction is too fast. Rows marked
+`recalled` are from memory and count as hints. Known misses: the two public logs of AxoNN do not
+state gradient accumulation (one micro-step is assumed); the batch of Alps' 6144 GPUs is assumed; of
+ZeRO++ only the 18B shape is stated; of the sharded strategies on Frontier no batch or version is
+known, and quantised messages were slower there than their bytes say. Rings of RCCL over more than
+128 dies of Frontier have the steps of 77 us and more that PCCL's paper measured, while its own runs
+of ZeRO-3 on 1,024 dies leave room for 47 us at most; on 2,048 dies these differ by up to 30 % from
+their mean. Megatron-DeepSpeed has the layouts of its public launch scripts. MegaScale's parallel
+blocks and sliding windows are not modelled. torchtitan's own H100 take 500 W in place of 700; their
+products are taken to reach 0.6 of the peak, as pytorch/ao says of these GPUs."""
 
-_STEPS_READING = """*several nodes* and *one node*: layouts of Megatron-LM on A100 that vTrain
-published with their times (VIA-Research/vTrain, data/, MIT licence); recomputation and vocabulary
-are not in its files, and full recomputation and 51200 are taken for all rows. *FSDP*: MPT models of
-llm-foundry (Apache-2.0) on A100 and H100; two numbers of its engine are fitted to the steps on one
-node of A100, and then the clock that H100 holds in training to those on H100. *NeMo*: Megatron-Core
-on DGX H100 in bf16 and, with delayed scales, in 8 bits (NVIDIA/dgxc-benchmarking, Apache-2.0),
+_STEPS_READING = """*several nodes* and *one node*: layouts of Megatron-DeepSpeed on A100 that
+vTrain published with their times (VIA-Research/vTrain, data/, MIT licence); recomputation and
+vocabulary are not in its files, and full recomputation and 51200 are taken for all rows. *FSDP*:
+MPT models of llm-foundry (Apache-2.0) on A100 and H100; two numbers of its engine are fitted to the
+steps on one node of A100, and then the clock that H100 holds in training to those on H100. *NeMo*:
+Megatron-Core on DGX H100 in bf16 and, with delayed scales, in 8 bits (NVIDIA/dgxc-benchmarking,
+Apache-2.0),
 nothing fitted. *MLPerf*: submissions on H100 in 8 bits (MLPerf Training v3.0 to v5.1, Apache-2.0),
 nothing fitted. *long sequences*: NeMo 24.03 on H100 in FP8, 4 thousand to a million tokens
 (NVIDIA/NeMo, Apache-2.0), nothing fitted. *B200*: Megatron-Core on one node, whose kernels SimuMax

@@ -20,6 +20,8 @@ _FITTED = {
     ("qwen3-30b-a3b", "dgx-b200", "mxfp8", "1"),
     ("llama3-70b", "gb200-nvl72-64", "mxfp8", "1"),
 }
+# The recipes of all releases turn it off in this precision (tp_comm_overlap, v0.3.0 to v0.6.0).
+_WITHOUT_TENSOR_OVERLAP = ("nvfp4",)
 _ENGINES = {"yes": "megatron-core-graphs", "no": "megatron-core"}
 
 
@@ -52,7 +54,7 @@ def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
         has_experts=not model.is_dense,
         sends_once=row["dispatcher"] == "flex",
         overlaps_experts=row["overlaps"] == "yes",
-        overlaps_tensor=model.is_dense,
+        overlaps_tensor=model.is_dense and row["precision"] not in _WITHOUT_TENSOR_OVERLAP,
     )
     job = Job(
         int(row["gpus"]),

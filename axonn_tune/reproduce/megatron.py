@@ -240,7 +240,10 @@ def on_frontier(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 
 def vtrain(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Yield measured steps of Megatron-LM; the files omit recomputation: full is taken for all."""
+    """Yield measured steps of Megatron-DeepSpeed, whose layers are those of Megatron-LM of 2021.
+
+    The files omit recomputation: full is taken for all, as in vTrain's own configurations of them.
+    """
     paper = Paper(
         "vTrain",
         "VIA-Research/vTrain, data/ (MIT)",
@@ -249,7 +252,7 @@ def vtrain(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     )
     # The host's time for an operation was fitted to these rows of the table of one node.
     fitting = replace(paper, is_fitted=True)
-    strategy = _of_2022(loaders, is_sequence_parallel=False)
+    strategy = megatron_of(loaders.engine("megatron-2021"))
     for row in rows:
         is_large = "parameters_b" in row
         model = gpt(row, int(row["seq_len"]))

@@ -49,7 +49,11 @@ def _runs(paper: Paper, rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
     """Return the search that is held to a row's layout."""
     with_its_attention = replace(engine, attention_library=row["attention"])
-    strategy = megatron_of(with_its_attention, n_virtual=(int(row["virtual"]),))
+    strategy = megatron_of(
+        with_its_attention,
+        n_virtual=(int(row["virtual"]),),
+        overlaps_tensor=row.get("overlaps") != "no",
+    )
     gpus = int(row["gpus"])
     dropout = row["dropout"] == "yes"
     job = Job(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from axonn_tune.reproduce.megatron import megatron_search
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, gpt
 from axonn_tune.search.search import Constraints, Search
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.spec.model import Model
 from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.strategy import Strategy
@@ -118,38 +119,73 @@ def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             yield paper.run(f"ZeRO++, {row['model_b']}B", subject, search, published)
 
 
-_PCCL_ASSUMED: tuple[str, ...] = ("vocabulary", "micro-batch", "recomputation", "software")
+# What the scripts of the runs below leave open: the version of DeepSpeed; of the data parallelism,
+# whether embedding and head share one weight.
+_OPEN_OF_DEEPSPEED = ("software",)
+_OPEN_OF_DDP = ("model",)
 
 
 def pccl_training(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield DeepSpeed's ZeRO-3, and data parallelism of whole models, over RCCL and NCCL.
 
-    The micro-batch and the recomputation that are fastest by the model stand for those of the runs.
-    DDP is the data parallelism of Megatron-LM's algorithm, without its other axes.
+    Both trained nanoGPT. DDP is the data parallelism of Megatron-LM's algorithm, without its other
+    axes.
     """
-    deepspeed = zero3(loaders.engine("deepspeed-eager"))
-    ddp = megatron_of(loaders.engine("ddp"), n_virtual=(1,))
-    strategy: Strategy
     for row in rows:
-        if row["workload"] == "ZeRO-3":
-            system, strategy, sizes = "DeepSpeed ZeRO-3", deepspeed, {"replica": 1}
-            assumed = _PCCL_ASSUMED
-        else:
-            system, strategy, sizes = "DDP", ddp, {"tensor": 1, "context": 1, "pipeline": 1}
-            assumed = ("model", "sequence length", *_PCCL_ASSUMED)
         machine = loaders.machine(row["machine"])
+        if row["workload"] == "ZeRO-3":
+            system, assumed, search = "DeepSpeed ZeRO-3", _OPEN_OF_DEEPSPEED, _nanogpt_in_deepspeed
+        else:
+            system, assumed, search = "DDP", _OPEN_OF_DDP, _nanogpt_in_ddp
         paper = Paper(system, "arXiv 2504.18658v2 (IPDPS 2026)", machine, "figure", assumed)
-        search = sharded_search(
-            row,
-            gpt(row, int(row["seq_len"])),
-            machine,
-            strategy,
-            sizes,
-            None,
-            "fp16",
-            recomputes=RECOMPUTES,
-        )
         subject = f"{row['parameters_b']}B on {row['gpus']}"
         published = {"step_seconds": float(row["step_seconds"])}
         group = f"{row['machine']}, {system} of {row['parameters_b']}B"
-        yield paper.run(group, subject, search, published)
+        yield paper.run(group, subject, search(row, machine, loaders), published)
+
+
+def _nanogpt(row: Row, tied_embeddings: bool) -> Model:
+    """Return nanoGPT, whose layers have no biases and whose norms have gains only."""
+    model = gpt(row, int(row["seq_len"]), vocabulary=50304)
+    return replace(model, bias=False, qkv_bias=False, norm="rms", tied_embeddings=tied_embeddings)
+
+
+def _nanogpt_in_deepspeed(row: Row, machine: Machine, loaders: Loaders) -> Search:
+    """Return nanoGPT in ZeRO-3 as its script runs it, with full recomputation.
+
+    `ds_config_z3.json` has gradients reduced in fp32 (`communication_data_type`), and, without
+    `overlap_comm`, between the kernels.
+    """
+    engine = loaders.engine("deepspeed-eager")
+    engine = replace(engine, zero=replace(engine.zero, reduced_element_bytes=4.0))
+    model = _nanogpt(row, tied_embeddings=False)
+    return _pccl_search(row, model, machine, zero3(engine), {"replica": 1}, Overlap(ors=False))
+
+
+def _nanogpt_in_ddp(row: Row, machine: Machine, loaders: Loaders) -> Search:
+    """Return nanoGPT in DDP as its script runs it: compiled, and without recomputation.
+
+    With GPU_MAX_HW_QUEUES=1 in the script nothing overlaps.
+    """
+    engine = loaders.engine("ddp")
+    program = replace(engine.megatron, overlap_grad_reduce=False)
+    ddp = megatron_of(replace(engine, kernels={}, megatron=program), n_virtual=(1,))
+    sizes = {"tensor": 1, "context": 1, "pipeline": 1}
+    return _pccl_search(row, _nanogpt(row, tied_embeddings=True), machine, ddp, sizes, Overlap())
+
+
+def _pccl_search(
+    row: Row,
+    model: Model,
+    machine: Machine,
+    strategy: Strategy,
+    sizes: Mapping[str, int],
+    overlap: Overlap,
+) -> Search:
+    job = Job(int(row["gpus"]), int(row["global_batch"]), model.seq_len, overlap=overlap)
+    return Search(
+        Scenario(model, job, machine, strategy),
+        Constraints(dict(sizes), micro_batch=int(row["micro_batch"])),
+        recomputes=(row["recompute"],),
+        include_oom=True,
+    )

@@ -100,7 +100,10 @@ class Placements:
         return np.where(before, arranging.T[:, None, :], 1).prod(axis=2).T
 
     def size(self, group: str) -> Ints:
-        """Return the number of ranks in each group of an axis or product of axes, shape (P,)."""
+        """Return the number of ranks in each group of an axis or product of axes, shape (P,).
+
+        An empty group is that of a rank alone.
+        """
         if group == EXPERT:
             return self.sizes[-1]
         if group == EXPERT_REPLICAS:
@@ -116,7 +119,7 @@ class Placements:
 
     def _rows(self, group: str) -> list[int]:
         """Return the rows of `sizes` that belong to an axis or a product of axes."""
-        return [self.axes.names.index(axis) for axis in group.split("*")]
+        return [self.axes.names.index(axis) for axis in group.split("*") if group]
 
     def layout(self, row: int) -> Layout:
         """Return the layout of one row."""

@@ -21,6 +21,7 @@ from axonn_tune.spec.checks import (
 )
 from axonn_tune.spec.job import MOMENT_BYTES, Job
 from axonn_tune.spec.machine import Quantity
+from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import (
     ATTENTION_LIBRARIES,
     FLASH_ATTENTION,
@@ -67,7 +68,7 @@ def value_or(quantity: Quantity | None, default: float) -> float:
 
 @dataclass(frozen=True)
 class AxonnProgram:
-    """How an implementation of AxoNN communicates; the defaults are the bundled runtime's.
+    """How an implementation of AxoNN runs; the defaults are what the algorithm says.
 
     late_gathers
         Beginnings of the names of weights that are gathered when they are used, and not ahead.
@@ -82,6 +83,9 @@ class AxonnProgram:
         of another type is converted after it was gathered.
     reduction
         How gradients are summed: in `BUCKETS`, `WHOLE`, or by `PARAMETERS`.
+    recomputes_last_product
+        Whether full recomputation forms the output of a block's last product, too, which no
+        backward pass reads.
     """
 
     late_gathers: tuple[str, ...] = ()
@@ -90,6 +94,7 @@ class AxonnProgram:
     awaits_scatters_at_end: bool = False
     gathered_element_bytes: float | None = None
     reduction: str = BUCKETS
+    recomputes_last_product: bool = True
 
     def __post_init__(self) -> None:
         require_choice("axonn", "reduction", self.reduction, (BUCKETS, WHOLE, PARAMETERS))
@@ -99,6 +104,15 @@ class AxonnProgram:
     def gathers_late(self, name: str) -> bool:
         """Return whether the weight with this name is gathered only when it is used."""
         return name.startswith(self.late_gathers)
+
+    def leaves_out_last_product(self, model: Model, job: Job) -> bool:
+        """Return whether full recomputation leaves out a block's last product.
+
+        Experts, an adapter, a norm or dropout behind it need its output in the backward pass.
+        """
+        ends_block = model.is_dense and not model.normalises_outputs
+        is_read = job.adapters is not None or job.dropout or not ends_block
+        return not (self.recomputes_last_product or is_read)
 
 
 @dataclass(frozen=True)
@@ -173,6 +187,9 @@ class ZeroProgram:
     view_seconds
         Time of the host for each rank's part of a tensor that is gathered, in which the device
         stands still; None for none.
+    slice_seconds
+        Time of the host for each rank's part of a gradient that is reduced, in which the device
+        stands still; None for none.
     is_fsdp2
         Whether this is torch's FSDP2. Its shards of weights and gradients are in fp32, and it keeps
         the message with a unit's gradients until the next unit's is sent.
@@ -207,6 +224,7 @@ class ZeroProgram:
     bucket_elements: float = 0.0
     overlaps: bool = True
     view_seconds: Quantity | None = None
+    slice_seconds: Quantity | None = None
     is_fsdp2: bool = False
     runs_eagerly: bool = False
     reduced_element_bytes: float | None = None
@@ -222,8 +240,10 @@ class ZeroProgram:
             require_between("zero", name, getattr(self, name), 0, LARGEST_AMOUNT)
         if self.reduced_element_bytes is not None:
             require_between("zero", "reduced_element_bytes", self.reduced_element_bytes, 0.5, 8)
-        if self.view_seconds is not None:
-            require_wait("zero", "view_seconds", self.view_seconds.value)
+        for name in ("view_seconds", "slice_seconds"):
+            quantity = getattr(self, name)
+            if quantity is not None:
+                require_wait("zero", name, quantity.value)
 
     def message_bytes(self, element_bytes: float) -> float:
         """Return the bytes of an element of a reduced gradient, from those of the job's type."""
@@ -306,6 +326,9 @@ class MemoryForm:
     dummy_gradient_bytes
         Bytes for each element of a block's matrices and of the head, of tensors without contents
         that stand for the gradients which a product itself has added: one for each shape.
+    attention_output_bytes, activation_input_bytes
+        Bytes for each element of attention's output, and of what experts form before their
+        activation, as they are saved where products are low; None for the job's type.
     saves_uncast
         Whether inputs of low products are saved in the job's type, and cast again for dW.
     """
@@ -316,6 +339,8 @@ class MemoryForm:
     split_logit_bytes: Quantity | None = None
     bucket_bytes: Quantity | None = None
     dummy_gradient_bytes: Quantity | None = None
+    attention_output_bytes: Quantity | None = None
+    activation_input_bytes: Quantity | None = None
     saves_uncast: bool = False
 
     def __post_init__(self) -> None:
@@ -326,6 +351,8 @@ class MemoryForm:
             ("split_logit_bytes", 0.0),
             ("bucket_bytes", 0.0),
             ("dummy_gradient_bytes", 0.0),
+            ("attention_output_bytes", 0.5),
+            ("activation_input_bytes", 0.5),
         ):
             quantity = getattr(self, name)
             if quantity is not None:

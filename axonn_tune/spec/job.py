@@ -15,7 +15,7 @@ from axonn_tune.spec.precision import (
     Recipe,
     operand_bytes,
 )
-from axonn_tune.spec.tuning import Adapters
+from axonn_tune.spec.tuning import NOTHING_FROZEN, Adapters, Frozen
 
 ATTENTIONS = ("flash", "unfused")
 # Bytes of each of the optimizer's two moments of a parameter, by its type.
@@ -92,7 +92,9 @@ class Job:
     moments
         Type in which the optimizer's two moments are stored, a key of `MOMENT_BYTES`.
     adapters
-        What is trained where weights are frozen; None where all weights are trained.
+        What is trained where all weights are frozen; None where weights are trained.
+    frozen
+        Parts of the model whose weights are frozen while others are trained.
     mtp_modules
         Number of modules of multi-token prediction, each of which predicts one further token.
     samples_per_sequence
@@ -115,6 +117,7 @@ class Job:
     transposes_operands: bool = False
     moments: str = "fp32"
     adapters: Adapters | None = None
+    frozen: Frozen = NOTHING_FROZEN
     mtp_modules: int = 0
     samples_per_sequence: float = 1.0
 
@@ -134,12 +137,26 @@ class Job:
         require_count("job", "mtp_modules", self.mtp_modules, least=0)
         if self.mtp_modules and self.adapters is not None:
             raise InputError(f"job: mtp_modules is {self.mtp_modules}; allowed with adapters: 0")
+        self._require_trainable()
         n_samples = self.samples_per_sequence
         require_between("job", "samples_per_sequence", n_samples, 1.0, self.seq_len)
         if n_samples > 1.0 and self.attention == "unfused":
             raise InputError(
                 f"job: samples_per_sequence is {n_samples:g}; allowed with unfused attention: 1"
             )
+
+    def _require_trainable(self) -> None:
+        """Raise InputError if frozen parts are combined with what is not predicted beside them."""
+        if not self.frozen:
+            return
+        beside = {
+            "adapters": self.adapters is not None,
+            "mtp_modules": self.mtp_modules > 0,
+            "offload": self.uses_host,
+        }
+        for name, is_given in beside.items():
+            if is_given:
+                raise InputError(f"job: frozen is '{self.frozen}'; allowed with {name}: no part")
 
     @property
     def element_bytes(self) -> float:
@@ -171,6 +188,20 @@ class Job:
     def trains_weights(self) -> bool:
         """Whether the model's own weights are trained, and not only adapters beside them."""
         return self.adapters is None
+
+    @property
+    def trains_embedding(self) -> bool:
+        """Whether the embedding is trained."""
+        return self.trains_weights and not self.frozen.embedding
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether the final norm and the head are trained."""
+        return self.trains_weights and not self.frozen.head
+
+    def trains(self, layer: str) -> bool:
+        """Return whether the weight of a layer has a gradient where it has a backward pass."""
+        return self.trains_head if layer == "head" else self.trains_weights
 
     @property
     def special_parts(self) -> list[str]:

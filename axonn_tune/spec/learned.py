@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,6 +88,8 @@ class Learned:
         The runs.
     traced
         The parts of those runs' steps of which there are traces.
+    scatter_freedom
+        Degrees of freedom that tell the scatter; infinite where it is not uncertain.
     """
 
     engine: str
@@ -96,9 +99,11 @@ class Learned:
     covariance: tuple[tuple[float, ...], ...]
     runs: tuple[LearnedRun, ...]
     traced: tuple[LearnedRun, ...] = ()
+    scatter_freedom: float = math.inf
 
     def __post_init__(self) -> None:
-        require_positive("learned", "scatter_fraction", self.scatter_fraction)
+        for name in ("scatter_fraction", "scatter_freedom"):
+            require_positive("learned", name, getattr(self, name))
         n_factors = len(self.factors)
         if [len(row) for row in self.covariance] != [n_factors] * n_factors:
             raise InputError(f"learned: covariance is not {n_factors} rows of {n_factors} numbers")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import Block, Experts, LatentAttention, Linear, attended_keys
 from axonn_tune.spec.checks import require_choice, require_count, require_name
-from axonn_tune.spec.tuning import Adapters
+from axonn_tune.spec.tuning import NOTHING_FROZEN, Adapters, Frozen
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by default
 RECOMPUTES = ("none", "selective", "full")
@@ -475,9 +475,23 @@ class Model:
             for block, count in self.counts(range(self.n_layers)).items()
         )
 
-    def trained_parameters(self, adapters: Adapters | None) -> float:
-        """Return the number of elements that are trained: all, or those of the adapters."""
-        return self.parameters if adapters is None else self.adapter_parameters(adapters)
+    def trained_parameters(
+        self, adapters: Adapters | None, frozen: Frozen = NOTHING_FROZEN
+    ) -> float:
+        """Return the number of elements that are trained: of weights, or of the adapters."""
+        if adapters is not None:
+            return self.adapter_parameters(adapters)
+        trained = self.parameters
+        matrix = float(self.vocab_size) * self.hidden_size
+        if frozen.embedding:
+            trained -= self.position_parameters + matrix * (not self.tied_embeddings)
+        if frozen.head:
+            trained -= self.norm_parameters + matrix
+        n_experts = self.experts.n_experts if self.experts is not None else 0
+        of_norms = self.norms_per_block * self.norm_parameters + self.head_norm_parameters
+        for block, count in self.counts(range(frozen.n_layers)).items():
+            trained -= count * (self._parameters_of(block, n_experts) + of_norms)
+        return trained
 
     def model_flops(
         self,
@@ -485,6 +499,7 @@ class Model:
         seq_len: float,
         adapters: Adapters | None = None,
         mtp_modules: int = 0,
+        frozen: Frozen = NOTHING_FROZEN,
     ) -> float:
         """Return the FLOPs of a forward and a backward pass, without recomputation (for MFU).
 
@@ -495,17 +510,20 @@ class Model:
 
         Beside adapters no weight has a gradient, which leaves two of a weight's three products. The
         adapters have all three. A module of multi-token prediction has a block, a projection and
-        the head's logits.
+        the head's logits. Frozen layers have a forward pass only, and a frozen head no gradient.
         """
-        trained = 3.0 * (self._block_forward_flops(n_tokens, seq_len) + self._head_flops(n_tokens))
+        forward = self._block_forward_flops(n_tokens, seq_len)
+        head = self._head_flops(n_tokens)
+        above = self._block_forward_flops(n_tokens, seq_len, frozen)
+        trained = 3.0 * (forward + head) - 2.0 * (forward - above) - frozen.head * head
         if mtp_modules:
             projection = 2.0 * n_tokens * self.mtp_projection.parameters
             module = self._module_block_flops(n_tokens, seq_len) + projection
             trained += 3.0 * mtp_modules * (module + self._head_flops(n_tokens))
         if adapters is None:
             return trained
-        frozen = 2.0 * n_tokens * self._weights_of_products()
-        return trained - frozen + 6.0 * n_tokens * self.adapter_parameters(adapters)
+        not_formed = 2.0 * n_tokens * self._weights_of_products()
+        return trained - not_formed + 6.0 * n_tokens * self.adapter_parameters(adapters)
 
     def hardware_flops(
         self,
@@ -515,6 +533,7 @@ class Model:
         recomputed_share: float = 1.0,
         adapters: Adapters | None = None,
         mtp_modules: int = 0,
+        frozen: Frozen = NOTHING_FROZEN,
     ) -> float:
         """Return the FLOPs of all passes, including recomputation (for HFU).
 
@@ -526,11 +545,11 @@ class Model:
         require_choice("job", "recompute", recompute, RECOMPUTES)
         repeated = 0.0
         if recompute == "full":
-            repeated = self._block_forward_flops(n_tokens, seq_len)
+            repeated = self._block_forward_flops(n_tokens, seq_len, frozen)
             if adapters is not None:
                 repeated += 2.0 * n_tokens * self.adapter_parameters(adapters)
             repeated += mtp_modules * self._module_block_flops(n_tokens, seq_len)
-        flops = self.model_flops(n_tokens, seq_len, adapters, mtp_modules)
+        flops = self.model_flops(n_tokens, seq_len, adapters, mtp_modules, frozen)
         return flops + recomputed_share * repeated
 
     @property
@@ -572,15 +591,21 @@ class Model:
         elements = sum(shares[linear.name] * linear.parameters for linear in self.block_linears)
         return n_tokens * self.n_layers * 2.0 * elements
 
-    def recomputed_module_flops(self, n_tokens: float, seq_len: float, modules: Set[str]) -> float:
-        """Return the FLOPs of recomputation that runs some `MODULES` of every layer again."""
+    def recomputed_module_flops(
+        self,
+        n_tokens: float,
+        seq_len: float,
+        modules: Set[str],
+        frozen: Frozen = NOTHING_FROZEN,
+    ) -> float:
+        """Return the FLOPs of recomputation that runs some `MODULES` of trained layers again."""
         total = 0.0
         is_up_projected = "mla_up_proj" in modules
         layers = {"q_up": is_up_projected, "kv_up": is_up_projected}
         layers |= dict.fromkeys(("up", "down"), "mlp" in modules)
         is_shared = bool(modules & {"moe", "shared_experts"})
         layers |= dict.fromkeys(("shared_up", "shared_down"), is_shared)
-        for block, count in self.counts(range(self.n_layers)).items():
+        for block, count in self.counts(frozen.layers_above(range(self.n_layers))).items():
             linears = self.linears_of(block)
             elements = sum(each.parameters for each in linears if layers.get(each.name))
             if block.has_experts and "moe" in modules:
@@ -591,10 +616,17 @@ class Model:
             total += count * flops
         return n_tokens * total
 
-    def _block_forward_flops(self, n_tokens: float, seq_len: float) -> float:
-        """Return the FLOPs of all blocks in a forward pass."""
+    def last_product_flops(self, n_tokens: float, frozen: Frozen = NOTHING_FROZEN) -> float:
+        """Return the FLOPs of the last products of blocks that are not frozen in a forward pass."""
+        n_layers = len(frozen.layers_above(range(self.n_layers)))
+        return 2.0 * n_tokens * n_layers * self.block_linears[-1].parameters
+
+    def _block_forward_flops(
+        self, n_tokens: float, seq_len: float, frozen: Frozen = NOTHING_FROZEN
+    ) -> float:
+        """Return the FLOPs of all blocks that are not frozen in a forward pass."""
         total = 0.0
-        for block, count in self.counts(range(self.n_layers)).items():
+        for block, count in self.counts(frozen.layers_above(range(self.n_layers))).items():
             total += count * self._token_flops_of(block, seq_len)
         return n_tokens * total
 

@@ -133,13 +133,14 @@ class Scenario:
     def kind(self) -> str:
         """What the training of dense models in the job's type has not.
 
-        That is experts, products in 8 or 4 bits, adapters, or several of these. The text is empty
-        where there is none.
+        That is experts, products in 8 or 4 bits, adapters or frozen parts, or several of these. The
+        text is empty where there is none.
         """
-        adapters = "" if self.job.adapters is None else "adapters"
+        tuned = "frozen parts" if self.job.frozen else ""
+        tuned = tuned if self.job.adapters is None else "adapters"
         experts = "" if self.model.is_dense else "experts"
         low = "" if self.job.recipe is None else "low precision"
-        return " in ".join(filter(None, (adapters, experts, low)))
+        return " in ".join(filter(None, (tuned, experts, low)))
 
     @property
     def track_record_spread(self) -> float:

@@ -1,8 +1,9 @@
-"""Fine-tuning with low-rank adapters: what is trained beside weights that stay as they are."""
+"""Fine-tuning: adapters that are trained beside weights, and parts of a model that are frozen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from axonn_tune.errors import InputError
@@ -60,3 +61,67 @@ class Adapters:
     def __str__(self) -> str:
         dropout = ", with dropout" if self.dropout else ""
         return f"adapters of rank {self.rank} beside {' and '.join(self.targets)}{dropout}"
+
+
+_LAYERS = re.compile(r"layers:0-(\d+)")
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The parts of a model whose weights are frozen; all others are trained.
+
+    Frozen layers are the first ones, so that nothing below the lowest trained layer has a backward
+    pass.
+
+    embedding
+        Whether the embedding is frozen.
+    n_layers
+        Number of layers after it that are frozen.
+    head
+        Whether the final norm and the head are frozen.
+    """
+
+    embedding: bool = False
+    n_layers: int = 0
+    head: bool = False
+
+    def __post_init__(self) -> None:
+        require_count("frozen", "n_layers", self.n_layers, least=0)
+        if self.n_layers and not self.embedding:
+            raise InputError("frozen: layers are frozen; allowed: only with the embedding, too")
+
+    @classmethod
+    def of_text(cls, text: str) -> Frozen:
+        """Read parts such as ``embedding,layers:0-23,head``; an empty text freezes nothing."""
+        embedding, n_layers, head = False, 0, False
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            if layers := _LAYERS.fullmatch(part):
+                n_layers = int(layers[1]) + 1
+            elif part == "embedding":
+                embedding = True
+            elif part == "head":
+                head = True
+            else:
+                raise InputError(
+                    f"--frozen {text[:60]}: '{part[:40]}' is not a part; allowed: embedding, "
+                    "layers:0-N (from the first layer on), head"
+                )
+        return cls(embedding, n_layers, head)
+
+    def layers_above(self, layers: Sequence[int]) -> Sequence[int]:
+        """Return those of some layers that are not frozen."""
+        return [layer for layer in layers if layer >= self.n_layers] if self.n_layers else layers
+
+    def __bool__(self) -> bool:
+        return self.embedding or self.head
+
+    def __str__(self) -> str:
+        parts = [
+            *["embedding"] * self.embedding,
+            *[f"layers:0-{self.n_layers - 1}"] * (self.n_layers > 0),
+            *["head"] * self.head,
+        ]
+        return ",".join(parts)
+
+
+NOTHING_FROZEN = Frozen()

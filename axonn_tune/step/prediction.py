@@ -86,31 +86,16 @@ class Prediction:
         """The TFLOP/s of each GPU, by the model's FLOPs."""
         model = self.scenario.model
         job = self.scenario.job
-        flops = model.model_flops(job.tokens, job.sample_len, job.adapters, job.mtp_modules)
+        flops = model.model_flops(
+            job.tokens, job.sample_len, job.adapters, job.mtp_modules, job.frozen
+        )
         return flops * self._tflops_per_flop
 
     @property
     def hardware_tflops_per_gpu(self) -> float:
         """The TFLOP/s of each GPU, by the FLOPs of the model and of recomputation."""
-        model = self.scenario.model
-        job = self.scenario.job
-        recompute = self.configuration.recompute
-        if modules := recomputed_modules(recompute):
-            flops = model.model_flops(job.tokens, job.seq_len)
-            flops += model.recomputed_module_flops(job.tokens, job.seq_len, modules)
-            return flops * self._tflops_per_flop
-        share = 1.0
-        if is_partial(recompute):
-            n_chunks = self.layout.n_stages * self.configuration.n_virtual
-            of_chunk = math.ceil(model.n_layers / n_chunks)
-            share = n_recomputed_layers(recompute, of_chunk) / of_chunk
-            recompute = "full"
-        flops = model.hardware_flops(
-            job.tokens, job.sample_len, recompute, share, job.adapters, job.mtp_modules
-        )
-        engine = self.scenario.strategy.engine
-        if recompute == "selective" and engine.zero.recomputes_products:
-            flops += model.recomputed_product_flops(job.tokens)
+        n_chunks = self.layout.n_stages * self.configuration.n_virtual
+        flops = hardware_flops(self.scenario, self.configuration.recompute, n_chunks)
         return flops * self._tflops_per_flop
 
     @property
@@ -199,3 +184,36 @@ class Prediction:
     def largest_memory_term(self) -> str:
         """The term that takes most memory."""
         return max(self.memory_terms_bytes, key=lambda term: self.memory_terms_bytes[term])
+
+
+def hardware_flops(scenario: Scenario, recompute: str, n_chunks: int = 1) -> float:
+    """Return the FLOPs of a training step, including what its engine computes again.
+
+    Parameters
+    ----------
+    n_chunks
+        Number of parts into which a pipeline cuts the layers.
+    """
+    model, job, engine = scenario.model, scenario.job, scenario.strategy.engine
+    if modules := recomputed_modules(recompute):
+        flops = model.model_flops(job.tokens, job.seq_len, frozen=job.frozen)
+        return flops + model.recomputed_module_flops(job.tokens, job.seq_len, modules, job.frozen)
+    share = 1.0
+    if is_partial(recompute):
+        of_chunk = math.ceil(model.n_layers / n_chunks)
+        share = n_recomputed_layers(recompute, of_chunk) / of_chunk
+        recompute = "full"
+    flops = model.hardware_flops(
+        job.tokens,
+        job.sample_len,
+        recompute,
+        share,
+        job.adapters,
+        job.mtp_modules,
+        job.frozen,
+    )
+    if recompute == "selective" and engine.zero.recomputes_products:
+        flops += model.recomputed_product_flops(job.tokens)
+    if recompute == "full" and engine.axonn.leaves_out_last_product(model, job):
+        flops -= share * model.last_product_flops(job.tokens, job.frozen)
+    return flops

@@ -8,6 +8,7 @@ logarithm of the time is linearised in the logarithms of these numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
 
@@ -24,6 +25,17 @@ from axonn_tune.step.evaluate import Evaluator, play_together
 
 # Standard deviations from the middle to the ends of an interval of 90 %.
 NORMAL_90 = 1.645
+# What Student's t exceeds with a probability of 5 percent, by the degrees of freedom.
+_STUDENT_95 = {
+    math.inf: NORMAL_90,
+    10: 1.812,
+    7: 1.895,
+    5: 2.015,
+    3: 2.353,
+    2: 2.920,
+    1.5: 3.705,
+    1: 6.314,
+}
 # Relative standard deviations of numbers that state none. Conventions, not measurements: repeated
 # benchmarks differ by a few percent, published figures between papers by about a tenth, and a
 # guess is trusted to a third.
@@ -88,19 +100,28 @@ def _worse(resource: Resource, deviation: float) -> Machine:
     return resource.improved(float(np.exp(-deviation)))
 
 
+def student_95(freedom: float) -> float:
+    """Return what Student's t exceeds with a probability of 5 percent."""
+    known = [1.0 / each for each in _STUDENT_95]
+    return float(np.interp(1.0 / freedom, known, list(_STUDENT_95.values())))
+
+
 def spread(scenario: Scenario, effects: Array, own_error: Array) -> Array:
     """Return the standard deviation of the logarithm of the step time, shape (C,).
 
-    It is what the profile tells or what published runs show, whichever is larger. The profiles of
-    those runs are uncertain, too, so that the sum of both would count that twice. A machine
-    that has learned from runs of the engine needs no runs of others.
+    It is what the profile tells or what runs show, whichever is larger. The profiles of those
+    runs are uncertain, too, so that the sum of both would count that twice. A machine that has
+    learned from runs of the engine knows how these scatter, and needs no runs of others; where few
+    tell it, normal errors of this spread have the interval of 90 % that Student's t has.
 
     Parameters
     ----------
     effects, own_error : arrays
         Results of `deviations`.
     """
-    of_profile = np.sqrt((effects**2).sum(axis=0) + own_error**2 + MODEL_ERROR**2)
-    if scenario.learned is not None:
-        return of_profile
-    return np.maximum(of_profile, scenario.track_record_spread)
+    learned = scenario.learned
+    of_products = own_error if learned is None else 0.0
+    of_profile = np.sqrt((effects**2).sum(axis=0) + of_products**2 + MODEL_ERROR**2)
+    if learned is None:
+        return np.maximum(of_profile, scenario.track_record_spread)
+    return np.maximum(of_profile, own_error * student_95(learned.scatter_freedom) / NORMAL_90)

@@ -31,6 +31,7 @@ from axonn_tune.spec.layout import AXES, AXONN_AXES, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, StepPlan
 from axonn_tune.spec.schedule import ONE_F_ONE_B
+from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.axonn_communication import AxonnCommunication
 from axonn_tune.strategies.axonn_memory import (
     GRADIENT_BYTES,
@@ -49,6 +50,7 @@ from axonn_tune.strategies.context import (
 from axonn_tune.strategies.optimizer import host_copies, sharded_text, state_bytes
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
+    broken_frozen_rules,
     broken_gradient_rules,
     broken_pipeline_rules,
     stage_memory,
@@ -150,6 +152,7 @@ class Axonn4D:
             broken |= broken_gradient_rules(placements)
         if self.context_kind:
             broken |= broken_context_rules(self.context_kind, model, job, placements, "y")
+        broken |= broken_frozen_rules(job, placements)
         return broken | broken_pipeline_rules(model, placements)
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
@@ -188,6 +191,7 @@ class Axonn4D:
             x_axis="x",
             y_axis="y",
             recomputes_inputs=True,
+            leaves_out_last_product=self.engine.axonn.leaves_out_last_product(model, job),
             memory=self.engine.memory,
         )
 
@@ -248,9 +252,11 @@ class Axonn4D:
         """
         job = shapes.job
         n_layers = len(layers)
-        chunk = -(-n_layers // shapes.n_virtual)
-        sharded, replicated = stored_parameters(shapes.model, shapes.table, n_layers, first, last)
-        frozen = (sharded + replicated) * (not job.trains_weights)
+        n_backward = len(shapes.backward_layers(layers))
+        held = held * (n_backward / max(n_layers, 1))
+        chunk = -(-n_backward // shapes.n_virtual)
+        stored = sum(stored_parameters(shapes.model, shapes.table, n_layers, first, last))
+        adapters = adapter_elements(shapes, layers)
         sharded, replicated = trained_parameters(shapes, n_layers, first, last)
         trained = sharded + replicated
         n_replicas = shapes.table.size(self.replicas)
@@ -275,9 +281,9 @@ class Axonn4D:
             "full": shapes.residual_bytes,
         }[shapes.recompute]
         program = self.engine.axonn
-        backward = BackwardPass(shapes, program, context, everything, saved, n_layers, last)
+        backward = BackwardPass(shapes, program, context, everything, saved, n_backward, last)
         return {
-            "weights": (frozen + trained) * job.element_bytes,
+            "weights": (stored + adapters) * job.element_bytes,
             # The fp32 sums, and what the micro-step's reduce-scatters have brought.
             "gradients": summed
             * (GRADIENT_BYTES + job.element_bytes * self.adds_gradients(job, shapes.table))

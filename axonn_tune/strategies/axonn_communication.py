@@ -218,9 +218,12 @@ class AxonnCommunication(Communication):
 
     @property
     def _head_matrix(self) -> Array | None:
-        """The number of elements that a rank stores of the head; None if it shares its weight."""
+        """The number of a rank's elements of the head; None if it is shared with the embedding.
+
+        It is None, too, if the head is frozen.
+        """
         shapes = self.shapes
-        if shapes.model.tied_embeddings:
+        if shapes.model.tied_embeddings or not shapes.job.trains_head:
             return None
         return shapes.model.head.parameters / (shapes.x * shapes.y * self._z)
 
@@ -229,7 +232,7 @@ class AxonnCommunication(Communication):
         """The number of gradients that the last backward pass reduces; all others come later."""
         if not self.options.overlaps_reduction(self.shapes.job):
             return 0.0
-        of_blocks = (self.shapes.model.n_layers - 1) * self._block_matrices
+        of_blocks = (self.shapes.n_backward - 1) * self._block_matrices
         head = self._head_matrix
         return of_blocks if head is None else of_blocks + head
 
@@ -263,7 +266,8 @@ class AxonnCommunication(Communication):
         trains_weights = shapes.job.trains_weights
         if trains_weights:
             host.wait(self._last_scatter(last_layer))
-        if trains_weights and shapes.model.tied_embeddings and shapes.table.n_stages == 1:
+        has_copy = shapes.model.tied_embeddings and shapes.table.n_stages == 1
+        if shapes.job.trains_embedding and has_copy:
             shard_bytes = shapes.embedding_bytes / (self._z * n_shards)
             host.memory_bound(names.GRADIENT_TIED, self._is_scattered * 3.0 * shard_bytes, "add")
         rest = (sharded / n_shards + replicated) / shapes.n_virtual
@@ -333,9 +337,11 @@ class AxonnCommunication(Communication):
         if not self.shapes.job.trains_weights:
             n_products = float(2 * model.n_layers * self.shapes.n_adapters)
             return _ReductionCalls(n_products, norms=n_products)
-        n_matrices = model.n_layers * len(model.block_linears) + 2
-        n_norms = model.n_norms * (2 if model.norm == "layer" else 1)
-        n_biases = model.n_layers * sum(linear.bias for linear in model.block_linears)
+        job, n_layers = self.shapes.job, self.shapes.n_backward
+        n_matrices = n_layers * len(model.block_linears) + job.trains_embedding + job.trains_head
+        n_norms = n_layers * model.norms_per_block + job.trains_head
+        n_norms *= 2 if model.norm == "layer" else 1
+        n_biases = n_layers * sum(linear.bias for linear in model.block_linears)
         return _ReductionCalls(float(n_matrices), float(n_norms + n_biases), float(n_norms))
 
 

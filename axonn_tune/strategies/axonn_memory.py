@@ -56,10 +56,13 @@ def trained_parameters(
 ) -> tuple[Array, Array]:
     """Return how many parameters a rank of a stage trains, as `stored_parameters` does.
 
-    Beside frozen weights these are adapters, which Z does not split.
+    Where all weights are frozen these are adapters, which Z does not split.
     """
-    if shapes.job.trains_weights:
-        return stored_parameters(shapes.model, shapes.table, n_layers, first, last)
+    job = shapes.job
+    if job.trains_weights:
+        first, last = first and job.trains_embedding, last and job.trains_head
+        n_trained = n_layers - job.frozen.n_layers
+        return stored_parameters(shapes.model, shapes.table, n_trained, first, last)
     return np.zeros(len(shapes.table)), adapter_elements(shapes, range(n_layers))
 
 
@@ -87,7 +90,7 @@ class BackwardPass:
     everything, saved
         Bytes of all that a block could save, and of what it has saved.
     n_layers
-        Number of layers of the stage.
+        Number of layers of the stage that have a backward pass.
     last
         Whether the stage has the head.
     """
@@ -117,6 +120,7 @@ class BackwardPass:
         """
         shapes = self.shapes
         head = shapes.embedding_bytes
+        gradient = head * shapes.job.trains_head
         first = "qkv" if shapes.recompute == "full" else "down"
         element = shapes.element_bytes
         copy_bytes = FP32_BYTES if element < FP32_BYTES else 0.0
@@ -125,7 +129,7 @@ class BackwardPass:
         of_head = shapes.logits * element + 2.0 * shapes.residual_bytes
         return [
             _Moment(self._held([head], []), of_loss),
-            _Moment(self._held([head, shapes.linears[first].weight_bytes], [head]), of_head),
+            _Moment(self._held([head, shapes.linears[first].weight_bytes], [gradient]), of_head),
         ]
 
     def _block_moments(self) -> list[_Moment]:
@@ -139,7 +143,7 @@ class BackwardPass:
         qkv, proj, up, down = (
             shapes.linears[linear.name].weight_bytes for linear in shapes.model.block_linears
         )
-        before = shapes.embedding_bytes if self.last else qkv
+        before = shapes.embedding_bytes if self.last and shapes.job.trains_head else qkv
         mlp = shapes.mlp_bytes
         is_kept = shapes.recompute != "selective"
         formed = self.everything - self.saved if is_kept else mlp + shapes.saved_score_bytes
@@ -184,7 +188,9 @@ def gradients_awaiting_data(shapes: Shapes) -> Array:
 
     These are two that follow one another in the backward pass (`GRADIENTS_IN_FLIGHT`).
     """
-    order = ("head", *BACKWARD_ORDER, *BACKWARD_ORDER, "embedding")
+    job = shapes.job
+    of_blocks = (*BACKWARD_ORDER, *BACKWARD_ORDER)
+    order = [*["head"] * job.trains_head, *of_blocks, *["embedding"] * job.trains_embedding]
     nbytes = [weight_bytes(shapes, layer) for layer in order]
     largest = np.max([before + after for before, after in pairwise(nbytes)], axis=0)
     return np.asarray(largest / shapes.table.size("z"))

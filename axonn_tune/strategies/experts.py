@@ -151,8 +151,13 @@ class ExpertShapes:
         """
         probability_bytes = self.shapes.own_tokens * (self.experts.n_experts * FP32_BYTES)
         inputs = self.saved_of_input(self.taken_bytes + self.activated_bytes)
-        saved = inputs + self.up_bytes + probability_bytes
+        saved = inputs + self._share_before_activation * self.up_bytes + probability_bytes
         return saved + self.shared_bytes
+
+    @property
+    def _share_before_activation(self) -> float:
+        """The bytes of features before the activation as they are saved, over those uncast."""
+        return self.shapes.share_as_saved(self.shapes.memory.activation_input_bytes)
 
     def saved_of_input(self, nbytes: Array) -> Array:
         """Return the bytes that are saved of an input of experts' products: frozen ones need none.
@@ -171,7 +176,8 @@ class ExpertShapes:
         if not shared:
             return 0.0
         up, down = (self.shapes.linears[linear.name] for linear in shared)
-        return up.output_bytes + down.input_bytes * self.shapes.job.trains_weights
+        before = self._share_before_activation * up.output_bytes
+        return before + down.input_bytes * self.shapes.job.trains_weights
 
 
 def experts_of(shapes: Shapes, block: Block) -> ExpertShapes | None:

@@ -56,16 +56,13 @@ def fsdp2_memory(
     shapes: Shapes, units: Sequence[GatherUnit], program: ZeroProgram
 ) -> dict[str, Array]:
     """Return the bytes by term, each of shape (C,), of the root and the units of a block."""
-    model = shapes.model
-    n_layers = model.n_layers
+    n_layers = shapes.n_backward
     root, *in_block = units
     block = _Block.of(shapes, in_block, program)
     accumulates = np.where(shapes.table.n_microsteps(shapes.job.global_batch) > 1, 1.0, 0.0)
     root_bytes = _shard_bytes(shapes, root, root.trained * FP32_BYTES)
     stored = root_bytes + n_layers * block.gradient_bytes
-    weight_bytes = sum(
-        unit.count * _shard_bytes(shapes, unit, unit.fp32_shard_bytes(shapes.job)) for unit in units
-    )
+    weight_bytes = sum(_shard_bytes(shapes, unit, unit.all_bytes(shapes.job)) for unit in units)
     one_each = np.ones(len(shapes.table))
     terms: list[dict[str, Array]] = []
     for moment in _moments(shapes, block, root, accumulates, program):
@@ -119,7 +116,8 @@ class _Block(NamedTuple):
     def of(cls, shapes: Shapes, units: Sequence[GatherUnit], program: ZeroProgram) -> _Block:
         """Return what the blocks hold whose weights are in some units."""
         saved = in_activation = gradient_bytes = np.zeros(len(shapes.table))
-        counts = shapes.model.counts(range(shapes.model.n_layers))
+        layers = shapes.backward_layers(range(shapes.model.n_layers))
+        counts = shapes.model.counts(layers)
         for kind, count in counts.items():
             everything = _saved_by_block(shapes, kind, program.runs_eagerly)
             kept = _kept_by_block(shapes, everything, program)
@@ -132,7 +130,7 @@ class _Block(NamedTuple):
             sum(unit.parameters for unit in units),
             sum(unit.trained for unit in units),
             gradient_bytes,
-            saved / shapes.model.n_layers,
+            saved / len(layers),
             in_activation,
         )
 
@@ -236,8 +234,8 @@ def _moments(
     They are the loss, the head's backward pass, the activation and the end of the backward pass of
     the first two and the last two blocks in it, and the embedding's backward pass.
     """
-    model = shapes.model
-    n_layers = model.n_layers
+    model, job = shapes.model, shapes.job
+    n_layers = shapes.n_backward
     stream = shapes.residual_bytes
     head_input = shapes.linears["head"].input_bytes
     logits_bytes = shapes.logits * shapes.element_bytes
@@ -252,7 +250,7 @@ def _moments(
     last_block = block.parameters if program.keeps_last_block else 0.0
     at_end = 3.0 * stream + _attended_bytes(shapes)
     down = _gradient_elements(shapes, "down")
-    if model.experts is not None and shapes.job.trains_weights:
+    if model.experts is not None and job.trains_weights:
         down = np.maximum(down, ExpertShapes(shapes, model.experts).down_elements)
     whole_root, whole_block = root.parameters, block.parameters
     before_blocks = whole_root + message
@@ -268,7 +266,7 @@ def _moments(
         moments.append(_Moment(n_done, n_done, held + down, block.in_activation))
         moments.append(_Moment(n_done + 1, n_done, held + block.trained, at_end))
     # The gradients of the head and of the embedding, and their sum where they share the weight.
-    n_gradients = 3 if model.tied_embeddings else 2
+    n_gradients = 3 if model.tied_embeddings else job.trains_embedding + job.trains_head
     at_last = whole_root + block.trained + n_gradients * head
     moments.append(_Moment(n_layers, n_layers, at_last, stream))
     return moments
@@ -283,7 +281,7 @@ def _attended_bytes(shapes: Shapes) -> Size:
 
 def _gradient_elements(shapes: Shapes, layer: str) -> Size:
     """Return the elements of the gradients that a layer forms: its weight's, or its adapter's."""
-    if shapes.job.trains_weights:
+    if shapes.job.trains(layer):
         return shapes.linears[layer].weight_bytes / shapes.element_bytes
     adapter = adapter_shape(shapes, layer)
     return 0.0 if adapter is None else adapter.parameters

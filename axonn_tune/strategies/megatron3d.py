@@ -42,12 +42,14 @@ from axonn_tune.strategies.megatron_stage import (
     saved_by_module,
     stored_matrices,
     stored_parameters,
+    trained_parameters,
 )
 from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
 from axonn_tune.strategies.optimizer import host_copies, sharded_text, state_bytes
 from axonn_tune.strategies.pipeline import (
     admits_schedule,
     admits_virtual,
+    broken_frozen_rules,
     broken_gradient_rules,
     broken_pipeline_rules,
     copies_of_model,
@@ -188,6 +190,7 @@ class Megatron3D:
             is_alone = placements.size(self.replicas) == 1
             broken[reason] = ~(is_alone | self.overlaps_reduction(job))
             broken |= broken_gradient_rules(placements)
+        broken |= broken_frozen_rules(job, placements)
         if job.adapters is not None:
             reason = "rank of adapters not divisible by tensor"
             broken[reason] = job.adapters.rank % tensor != 0
@@ -290,10 +293,11 @@ class Megatron3D:
         job = shapes.job
         model = shapes.model
         n_copies = copies_of_model(self.schedule, shapes.table)
-        chunk = -(-len(layers) // (shapes.n_virtual * n_copies))
         n_modules = last * job.mtp_modules
-        layers = [*layers, *module_layers(shapes, last)]
-        held = held + n_modules
+        above = shapes.backward_layers(layers)
+        chunk = -(-len(above) // (shapes.n_virtual * n_copies))
+        held = held * (len(above) / max(len(layers), 1)) + n_modules
+        layers, above = ([*part, *module_layers(shapes, last)] for part in (layers, above))
         stored = stored_parameters(shapes, layers, first, last)
         experts = stored_experts(shapes, layers)
         adapters = adapter_elements(shapes, layers)
@@ -301,7 +305,7 @@ class Megatron3D:
         projection = model.mtp_projection.parameters / shapes.table.size("tensor")
         matrices = stored_matrices(shapes, layers) + n_modules * projection
         uncast = everywhere - matrices if self.stores_low_weights(job) else everywhere
-        dense, routed = (stored, experts) if job.trains_weights else (adapters, 0.0)
+        dense, routed = trained_parameters(shapes, layers, first, last)
         trained = dense + routed
         owned = trained
         replicas = shapes.table.size(self.replicas)
@@ -309,8 +313,8 @@ class Megatron3D:
             owned = self.owned_share(shapes, dense, routed) / n_copies
         summed = trained
         if self.shards_gradients:
-            outside = stored_parameters(shapes, (), first, last)
-            two_blocks = 2.0 * (trained - outside) / len(layers)
+            outside, _ = trained_parameters(shapes, (), first, last)
+            two_blocks = 2.0 * (trained - outside) / len(above)
             summed = owned + np.where(replicas > 1, outside + two_blocks, 0.0)
         memory = self.engine.memory
         bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
@@ -318,7 +322,7 @@ class Megatron3D:
         has_dummies = self.fused_accumulation and job.trains_weights
         dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * has_dummies
         context = context_parallelism(self.context_kind, shapes)
-        saved, working = held_by_blocks(shapes, layers, last, context)
+        saved, working = held_by_blocks(shapes, above, last, context)
         moved = moved_by_layers(shapes, layers, chunk)
         return {
             "weights": (uncast + adapters) * job.element_bytes + matrices * kept_weight_bytes(job),

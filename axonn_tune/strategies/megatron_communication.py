@@ -12,12 +12,10 @@ from axonn_tune.spec import names
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Array, Size
-from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
-from axonn_tune.strategies.experts import stored_experts
-from axonn_tune.strategies.megatron_stage import module_layers, stored_matrices, stored_parameters
+from axonn_tune.strategies.megatron_stage import module_layers, stored_matrices, trained_parameters
 from axonn_tune.strategies.optimizer import clip_and_update
 from axonn_tune.strategies.pipeline import layers_of_stage
 from axonn_tune.strategies.program import HostProgram
@@ -112,7 +110,7 @@ class MegatronCommunication(SequenceParallel):
             host.issue(name, "all_gather", shape.gathered_gradient_bytes, "tensor")
         else:
             super().gather_for_gradients(host, weight)
-        if self._gathers_tokens(shape) and self.shapes.job.trains_weights:
+        if self._gathers_tokens(shape) and self.shapes.job.trains(weight.layer):
             name = names.all_gather(weight.name)
             host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
@@ -209,11 +207,12 @@ class MegatronCommunication(SequenceParallel):
         """Start to gather updated weights of the next block with a block's first weight.
 
         There are as many gathers as blocks: the gather in the last block stands for the gather of
-        the first block's weights.
+        the first block's weights. Those of blocks that are not frozen are spread over all blocks.
         """
         first_layer = self.shapes.model.attention_linears[0].name
         if self._gathers_updated and weight == Weight(FORWARD, first_layer):
-            element = self.options.gathered_bytes(self.shapes.job)
+            share = self.shapes.n_backward / self.shapes.model.n_layers
+            element = share * self.options.gathered_bytes(self.shapes.job)
             self._over_replicas(host, _UPDATED_BLOCK, "all_gather", self._block_parameters, element)
             self._over_expert_replicas(
                 host, _UPDATED_EXPERTS, "all_gather", self._block_experts, element
@@ -232,9 +231,11 @@ class MegatronCommunication(SequenceParallel):
         """
         if not self.options.shards_gradients:
             return
-        model = self.shapes.model
-        has_own = not model.tied_embeddings
+        model, job = self.shapes.model, self.shapes.job
+        has_own = not model.tied_embeddings and job.trains_head
         of_head = has_own * model.head.parameters / self.shapes.table.size("tensor")
+        if not job.trains_embedding:
+            of_head = self._stored_outside()
         if layer == "embedding":
             self._reduce(host, names.GRADIENT_REDUCE, self._stored_outside() - of_head)
         elif layer == "head" and has_own:
@@ -296,19 +297,19 @@ class MegatronCommunication(SequenceParallel):
     @property
     def _block_parameters(self) -> Array:
         """The number of trained parameters besides experts that a rank stores of a mean block."""
-        n_layers = self.shapes.model.n_layers
-        if not self.shapes.job.trains_weights:
-            return adapter_elements(self.shapes, range(n_layers)) / n_layers
-        return stored_parameters(self.shapes, range(n_layers), False, False) / n_layers
+        return self._in_mean_block[0]
 
     @property
     def _block_experts(self) -> Array:
         """The number of experts' parameters that a rank trains of a block on the average."""
-        if not self.shapes.job.trains_weights:
-            return np.zeros(len(self.shapes.table))
-        n_layers = self.shapes.model.n_layers
-        stored = stored_experts(self.shapes, range(n_layers)) / n_layers
-        return stored * np.ones(len(self.shapes.table))
+        return self._in_mean_block[1]
+
+    @property
+    def _in_mean_block(self) -> tuple[Array, Array]:
+        """Both numbers for the mean of the blocks that have a backward pass."""
+        layers = range(self.shapes.model.n_layers)
+        dense, experts = trained_parameters(self.shapes, layers, False, False)
+        return dense / self.shapes.n_backward, experts / self.shapes.n_backward
 
     def _stored_in_blocks(self) -> Array:
         """Return how many parameters the first stage trains in blocks, experts included."""
@@ -318,15 +319,15 @@ class MegatronCommunication(SequenceParallel):
 
     @cached_property
     def _first_layers(self) -> list[int]:
-        """The layers of the first stage, which stores most, since it has the embedding."""
+        """The trained layers of the first stage, which stores most, since it has the embedding."""
         has_head = self.shapes.table.n_stages == 1
-        return [*layers_of_stage(self.shapes, 0), *module_layers(self.shapes, has_head)]
+        layers = self.shapes.backward_layers(layers_of_stage(self.shapes, 0))
+        return [*layers, *module_layers(self.shapes, has_head)]
 
     def _stored_outside(self) -> Array:
         """Return how many parameters the first stage trains outside blocks."""
-        if not self.shapes.job.trains_weights:
-            return np.zeros(len(self.shapes.table))
-        return stored_parameters(self.shapes, (), True, self.shapes.table.n_stages == 1)
+        has_head = self.shapes.table.n_stages == 1
+        return trained_parameters(self.shapes, (), True, has_head)[0]
 
     def _replicated(self) -> float:
         """Return how many parameters of norms and routers every rank of a tensor group has."""
@@ -334,7 +335,7 @@ class MegatronCommunication(SequenceParallel):
         counts = model.counts(self._first_layers)
         of_block = model.norms_per_block * model.norm_parameters + model.head_norm_parameters
         of_routers = sum(count for block, count in counts.items() if block.has_experts)
-        is_last = self.shapes.table.n_stages == 1
+        is_last = self.shapes.table.n_stages == 1 and self.shapes.job.trains_head
         return (
             sum(counts.values()) * of_block
             + of_routers * model.router_parameters

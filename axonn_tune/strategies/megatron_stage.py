@@ -12,6 +12,7 @@ import numpy as np
 
 from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.plan import Array
+from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.context import ContextParallelism
 from axonn_tune.strategies.experts import ExpertShapes, stored_experts
 from axonn_tune.strategies.modules import discarded_bytes
@@ -128,6 +129,23 @@ def stored_parameters(shapes: Shapes, layers: Sequence[int], first: bool, last: 
         whole += n_modules * 3.0 * model.norm_parameters
         matrices += (not first and not model.tied_embeddings) * model.head.parameters
     return (matrices + split) / shapes.table.size("tensor") + whole
+
+
+def trained_parameters(
+    shapes: Shapes, layers: Sequence[int], first: bool, last: bool
+) -> tuple[Array, Array]:
+    """Return how many parameters a rank of a stage trains, shape (C,) each.
+
+    The first number is that of all but routed experts, as in `stored_parameters`, or of adapters;
+    the second one is that of routed experts.
+    """
+    job = shapes.job
+    if not job.trains_weights:
+        return adapter_elements(shapes, layers), np.zeros(len(shapes.table))
+    layers = shapes.backward_layers(layers)
+    first, last = first and job.trains_embedding, last and job.trains_head
+    experts = stored_experts(shapes, layers) * np.ones(len(shapes.table))
+    return stored_parameters(shapes, layers, first, last), experts
 
 
 def stored_matrices(shapes: Shapes, layers: Sequence[int]) -> Array:

@@ -12,12 +12,14 @@ from axonn_tune.spec.stage_layout import layers_of_stages
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.megatron3d import megatron_of
-from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
+from axonn_tune.strategies.zero import zero1, zero2, zero3, zero_topo, zeropp
 
 STRATEGIES = {
     "axonn": "AxoNN's 4D grid",
     "axonn-pipeline": "AxoNN's 4D grid on each stage of a pipeline",
     "megatron": "Megatron-LM: tensor, context, pipeline and data parallelism",
+    "zero1": "ZeRO-1: optimizer states over all ranks, as DeepSpeed's stage 1",
+    "zero2": "ZeRO-2: gradients, too, as DeepSpeed's stage 2",
     "zero3": "ZeRO-3 and FSDP; with replicas of the shards, hybrid sharding (HSDP)",
     "zeropp": "ZeRO++: quantised messages and a second copy of the weights",
     "zero-topo": "three levels: weights in a package, gradients in a node, states over all",
@@ -77,6 +79,8 @@ USUAL_ENGINES = {
     "axonn": "bundled",
     "axonn-pipeline": "bundled",
     "megatron": "megatron-core",
+    "zero1": "deepspeed",
+    "zero2": "deepspeed",
     "zero3": "fsdp2",
     "zeropp": "deepspeed",
     "zero-topo": "deepspeed",
@@ -89,7 +93,7 @@ _CAVEATS = {
     DUALPIPE: "Megatron-Core has no DualPipe; DeepSeek's own framework does.",
 }
 # The strategies that can keep gradients and weights in the host's memory, as ZeRO does.
-_ZERO_FAMILY = ("zero3", "zeropp", "zero-topo")
+_ZERO_FAMILY = ("zero1", "zero2", "zero3", "zeropp", "zero-topo")
 
 
 def names_of_all(switches: Switches, every: bool) -> list[str]:
@@ -153,6 +157,10 @@ def strategy_named(
             stage_layout=switches.stage_layout,
             caveat=_CAVEATS.get(switches.schedule, ""),
         )
+    if name == "zero1":
+        return zero1(engine)
+    if name == "zero2":
+        return zero2(engine)
     if name == "zeropp":
         return zeropp(switches.qwz, switches.hpz, switches.qgz, engine)
     if name == "zero-topo":

@@ -67,6 +67,16 @@ def broken_pipeline_rules(
     return {reason: ~_are_cut(model.n_layers, stages)}
 
 
+def broken_frozen_rules(job: Job, placements: Placements) -> dict[str, np.ndarray]:
+    """Return the placements that cannot freeze parts, since they have a pipeline.
+
+    Its stages would differ in their passes, and in what they store.
+    """
+    if not job.frozen or PIPELINE not in placements.axes.names:
+        return {}
+    return {"frozen parts in a pipeline": placements.size(PIPELINE) > 1}
+
+
 def broken_gradient_rules(placements: Placements) -> dict[str, np.ndarray]:
     """Return the placements that cannot shard gradients, since they have a pipeline.
 

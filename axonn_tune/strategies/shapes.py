@@ -18,6 +18,7 @@ from axonn_tune.spec.blocks import Linear
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.engine import IDEAL, MemoryForm, value_or
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array
@@ -106,6 +107,8 @@ class Shapes:
         a weight or a collective (norms, activation), in addition to unfused attention.
     recomputes_products : bool
         Whether selective recomputation repeats all but attention and every second product.
+    leaves_out_last_product : bool
+        Whether full recomputation leaves out a block's last product.
     separates_products : bool
         Whether query, key, value and an MLP's gate have weights of their own.
     stage_layout : tuple of int
@@ -143,6 +146,7 @@ class Shapes:
     residual_split: Array | float = 1.0
     recomputes_inputs: bool = False
     recomputes_products: bool = False
+    leaves_out_last_product: bool = False
     separates_products: bool = False
     stage_layout: tuple[int, ...] = ()
     balances_stages: bool = False
@@ -173,6 +177,15 @@ class Shapes:
     def recomputed_modules(self) -> frozenset[str]:
         """The modules that are recomputed by themselves."""
         return recomputed_modules(self.table.common_recompute)
+
+    def backward_layers(self, layers: Sequence[int]) -> Sequence[int]:
+        """Return those of some layers that have a backward pass: all above the frozen ones."""
+        return self.job.frozen.layers_above(layers)
+
+    @cached_property
+    def n_backward(self) -> int:
+        """The number of layers of the model that have a backward pass."""
+        return self.model.n_layers - self.job.frozen.n_layers
 
     def n_recomputed(self, n_layers: int) -> int:
         """Return how many of a stage's layers, the first ones, are recomputed as a whole."""
@@ -345,6 +358,12 @@ class Shapes:
         """The bytes of an input of a block's product as it is saved, over those uncast."""
         return 1.0 if self.memory.saves_uncast else self.job.operand_bytes / self.element_bytes
 
+    def share_as_saved(self, element_bytes: Quantity | None) -> float:
+        """Return the bytes of what an engine saves so where products are low, over those uncast."""
+        if element_bytes is None or self.job.recipe is None:
+            return 1.0
+        return element_bytes.value / self.element_bytes
+
     @cached_property
     def mlp_bytes(self) -> Array:
         """The bytes of the output of the MLP's activation."""
@@ -368,7 +387,8 @@ class Shapes:
         With latent attention these are also the latent vectors, before and after their norms, and
         keys and values as they are formed from these.
         """
-        saved = self.linears["proj"].input_bytes + self._saved_behind_attention
+        share = self.share_as_saved(self.memory.attention_output_bytes)
+        saved = share * self.linears["proj"].input_bytes + self._saved_behind_attention
         latent = self.model.latent_attention
         if latent is None:
             saved = saved + self.linears["qkv"].output_bytes

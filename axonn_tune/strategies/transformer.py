@@ -119,7 +119,8 @@ class Transformer:
         self._take_weight(host, weight, following)
         self.casts.cast_gradient(host, layer)
         self.communication.gather_for_gradients(host, weight)
-        if self.communication.keeps_weights and not self.shapes.job.trains_weights:
+        is_trained = self.shapes.job.trains(layer)
+        if self.communication.keeps_weights and not is_trained:
             self.casts.transpose_frozen_weight(host, layer)
         for name, n in shape.products:
             owner = names.gemm_input(names.of_layer(BACKWARD, name))
@@ -131,7 +132,7 @@ class Transformer:
         self._recompute_adapted_input(host, layer)
         self._adapters.backward(host, layer)
         pending_sum = self.communication.sum_input_gradient(host, weight)
-        if self.shapes.job.trains_weights:
+        if is_trained:
             self._weight_backward(host, layer)
         if pending_sum:
             host.wait(pending_sum)
@@ -295,6 +296,9 @@ class Transformer:
         self._residual(host, chain, "residual1")
         if not self._model.shares_norm:
             self._norm(host, chain, "norm2")
+        if chain == RECOMPUTE and self.shapes.leaves_out_last_product:
+            self._activated(host, weights[n_attention:], following)
+            return
         self._mlp_forward(host, weights[n_attention:], following)
         if block.has_experts and self._mixture is not None:
             self._mixture.forward(host, chain)
@@ -307,10 +311,17 @@ class Transformer:
         """Run the MLP, or the shared experts; there are no weights where there are neither."""
         if not weights:
             return
-        up, down = weights
-        self._linear_forward(host, up, down)
-        self._activation(host, up.chain, up.layer, down.layer)
+        _, down = weights
+        self._activated(host, weights, down)
         self._linear_forward(host, down, following)
+
+    def _activated(
+        self, host: HostProgram, weights: Sequence[Weight], following: Weight | None
+    ) -> None:
+        """Form the input of the MLP's last product."""
+        up, down = weights
+        self._linear_forward(host, up, following)
+        self._activation(host, up.chain, up.layer, down.layer)
 
     def _mlp_again(self, host: HostProgram, block: Block) -> None:
         """Run again what is recomputed by itself of the MLP, or of the experts in its place."""
@@ -420,7 +431,7 @@ class Transformer:
     def _backward_entry(self, layers: Sequence[int]) -> Weight:
         """Return the weight that the backward pass over some layers uses first."""
         last = self._model.blocks[layers[-1]] if layers else Block()
-        n_layers = len(layers)
+        n_layers = len(self.shapes.backward_layers(layers))
         recomputes_last = 0 < n_layers == self.shapes.n_recomputed(n_layers)
         recomputes = recomputes_last or self.shapes.recompute == "full"
         return self._entry(RECOMPUTE if recomputes else BACKWARD, last)
@@ -669,11 +680,14 @@ class Transformer:
     def backward_pass(self, layers: Sequence[int], first: bool, last: bool) -> tuple[Phase, ...]:
         """Return the backward pass over some layers; it ends by adding up their gradients.
 
+        It ends at the lowest layer that is not frozen.
+
         With `first` the embedding's gradient is among them; with `last` the backward pass of the
         head came before, as a part of `forward_pass`. The layers that are recomputed as a whole are
         the first ones, so that they come last.
         """
         phases = [] if last else [self._start(self._backward_entry(layers))]
+        layers = self.shapes.backward_layers(layers)
         n_recomputed = self.shapes.n_recomputed(len(layers))
         recomputed, kept = layers[:n_recomputed], layers[n_recomputed:]
         if kept:
@@ -684,7 +698,7 @@ class Transformer:
         if recomputed:
             name = "backward_recomputed" if kept else "backward"
             phases += self._blocks_backward(name, recomputed, True, None, not kept)
-        trains_embedding = first and self.shapes.job.trains_weights
+        trains_embedding = first and self.shapes.job.trains_embedding
         if trains_embedding:
             phases.append(self._embedding_backward())
         last_layer = "embedding" if trains_embedding else self._first_of_forward.layer

@@ -22,7 +22,10 @@ class GatherUnit:
     parameters
         Number of its parameters of which the rank's shards are parts.
     trained
-        Number of those that are trained; the others are frozen.
+        Number of those that are trained, in the mean of the units that have any; the others are
+        frozen.
+    n_trained
+        Number of units that have any.
     gathered
         Number of those that are gathered: all, or the elements of matrices.
     n_calls
@@ -37,10 +40,21 @@ class GatherUnit:
     count: int
     parameters: Size
     trained: Size
+    n_trained: int
     gathered: Size
     n_calls: Size
     n_reductions: Size
     sharded_over: str = ""
+
+    @property
+    def all_trained(self) -> Size:
+        """The number of parameters that are trained, of all such units."""
+        return self.n_trained * self.trained
+
+    def all_bytes(self, job: Job) -> Size:
+        """Return the bytes of all such units as `fp32_shard_bytes` counts them for one."""
+        frozen = self.count * self.parameters - self.all_trained
+        return self.all_trained * FP32_BYTES + frozen * job.element_bytes
 
     def fp32_shard_bytes(self, job: Job) -> Size:
         """Return the bytes of a whole unit whose trained parameters are stored in fp32.

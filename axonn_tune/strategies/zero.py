@@ -1,10 +1,10 @@
-"""Sharded data parallelism: ZeRO-3, FSDP and hybrid sharding, ZeRO++, three-level partitioning.
+"""Sharded data parallelism: ZeRO's stages, FSDP and hybrid sharding, ZeRO++, three levels.
 
 Rajbhandari et al., arXiv 1910.02054 (ZeRO); Zhao et al., arXiv 2304.11277 (FSDP, hybrid
 sharding); Wang et al., arXiv 2306.10209 (ZeRO++); Xu et al., arXiv 2501.04266 (three levels).
 
 Every rank computes whole layers on its share of the batch. The members of the family differ in
-how far they shard weights, gradients and optimizer states: over the groups of `Sharding`. The
+how far they shard weights, gradients and optimizer states: over the groups of `Sharding`. Sharded
 weights of a block are gathered while the block before it computes; its gradients are reduced as
 soon as its backward pass is done.
 
@@ -46,8 +46,11 @@ class Sharding:
     ----------
     weights, gradients, states
         Groups whose ranks together hold the weights, the gradients and the optimizer states once.
+        Where the first is empty, every rank keeps whole weights.
     reduced_over
         Groups over which gradients are reduced in every micro-step, one after the other.
+    reduced_once
+        Whether they are reduced so in the last micro-step of a step only.
     copy
         Group whose ranks together hold a second copy of the weights, from which weights are
         gathered once the copy exists.
@@ -63,6 +66,7 @@ class Sharding:
     gradients: str
     states: str
     reduced_over: tuple[str, ...]
+    reduced_once: bool = False
     copy: str = ""
     replicas: str = ""
     outer: str = ""
@@ -71,7 +75,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Zero:
-    """A strategy of the family; `zero3`, `zeropp` and `zero_topo` return its members.
+    """A strategy of the family; the functions of this module return its members.
 
     Attributes
     ----------
@@ -140,6 +144,8 @@ class Zero:
         """Return, for each rule of the algorithm, the placements that break it, shape (P,)."""
         ranks = placements.size("*".join(self.axes.batch))
         broken = {"global batch not divisible by the ranks": job.global_batch % ranks != 0}
+        if job.offloads_optimizer and self.sharding.reduced_once:
+            broken["ZeRO-1 with offload, which is not predicted"] = ranks > 0
         if not self.tensor_axis:
             return broken
         tensor = placements.size(self.tensor_axis)
@@ -169,12 +175,13 @@ class Zero:
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """Return the operations of one rank in one training step, for all candidates.
 
-        One micro-step of a step differs if gradients are summed over replicas or a second copy of
-        the weights is made.
+        One micro-step of a step differs if gradients are reduced, or summed over replicas, or a
+        second copy of the weights is made.
         """
         shapes = self.shapes(model, job, table)
         usual = Transformer(shapes, self.communication(shapes, sync=False))
-        if not (self.sharding.replicas or self.sharding.copy):
+        sharding = self.sharding
+        if not (sharding.replicas or sharding.copy or sharding.reduced_once):
             return step_plan(usual)
         return step_plan(usual, Transformer(shapes, self.communication(shapes, sync=True)))
 
@@ -198,7 +205,7 @@ class Zero:
             return terms
         root, block = self.units(shapes)
         parameters = block.count * block.parameters + root.parameters
-        trained = block.count * block.trained + root.trained
+        trained = block.all_trained + root.trained
         weights = parameters * element / table.size(sharding.weights)
         if sharding.copy:
             weights = weights + parameters * element / table.size(sharding.copy)
@@ -208,6 +215,10 @@ class Zero:
         program = self.engine.zero
         gradients_of_two = 2.0 * block.trained + root.trained
         held_gradients = np.maximum(gradients_of_two, np.minimum(program.bucket_elements, trained))
+        if not sharding.weights:
+            # Each gradient is copied to one of two buckets as soon as it is formed (DeepSpeed 0.19,
+            # runtime/zero/stage_1_and_2.py, setup_buckets).
+            held_gradients = np.full(len(table), 2.0 * program.bucket_elements)
         held_weights = np.maximum(two_blocks, np.minimum(program.live_elements, parameters))
         comes_from_host = offload is not None and offload.weights
         is_gathered = (table.size(sharding.weights) > 1) | comes_from_host
@@ -227,7 +238,7 @@ class Zero:
             "optimizer_states": owned * state_bytes(job),
             **host_copies(job, offload, owned),
             "gathered_weights": (held_gradients + held_weights_if_gathered) * element,
-            "activations": model.n_layers * shapes.saved_by_layers(saved, model.n_layers)
+            "activations": shapes.n_backward * shapes.saved_by_layers(saved, shapes.n_backward)
             + shapes.residual_bytes,
             "working_set": shapes.working_set(everything, saved, last=True),
         }
@@ -261,7 +272,7 @@ class Zero:
         table = shapes.table
         return sum(
             (
-                unit.count * unit.trained / table.size(unit.sharded_over or group)
+                unit.all_trained / table.size(unit.sharded_over or group)
                 for unit in self.units(shapes)
             ),
             start=np.zeros(len(table)),
@@ -280,8 +291,10 @@ class Zero:
         if not self.has_experts:
             return root, block
         is_spread = shapes.table.size(EXPERT) > 1
-        routed = is_spread * stored_experts(shapes, range(block.count)) / block.count
-        trained = routed * shapes.job.trains_weights
+        layers = range(block.count)
+        routed = is_spread * stored_experts(shapes, layers) / block.count
+        above = stored_experts(shapes, shapes.backward_layers(layers))
+        trained = is_spread * above * shapes.job.trains_weights / block.n_trained
         block = replace(
             block,
             parameters=block.parameters - routed,
@@ -291,34 +304,53 @@ class Zero:
         n_calls = np.where(is_spread, 1.0, 0.0)
         n_reductions = n_calls * shapes.job.trains_weights
         experts = GatherUnit(
-            "experts", block.count, routed, trained, routed, n_calls, n_reductions, EXPERT_REPLICAS
+            "experts",
+            block.count,
+            routed,
+            trained,
+            block.n_trained,
+            routed,
+            n_calls,
+            n_reductions,
+            EXPERT_REPLICAS,
         )
         return root, block, experts
 
     def _unit(self, shapes: Shapes, name: str, n_layers: int, n_calls: Size) -> GatherUnit:
         """Return the unit of a mean layer; that of none is embedding, final norm and head."""
-        model = shapes.model
+        model, job = shapes.model, shapes.job
         layers = range(n_layers)
         is_root = n_layers == 0
         count = max(n_layers, 1)
-        matrices, over_x, over_y = stage_parameters(model, layers, is_root, is_root)
-        weights: Size = (matrices + over_x + over_y) / count
-        if self.tensor_axis:
-            weights = ((matrices + over_y) / shapes.y + over_x) / count
-        weights = weights + stored_experts(shapes, layers) / count
+        n_trained = 1 if is_root else shapes.n_backward
+        weights = self._mean_weights(shapes, layers, is_root, is_root)
         gathered = weights
         if self.engine.zero.keeps_vectors:
+            matrices, _, _ = stage_parameters(model, layers, is_root, is_root)
             gathered = matrices / count + is_root * model.position_parameters
-        trained: Size = weights
+        ends = is_root and job.trains_embedding, is_root and job.trains_head
+        trained = self._mean_weights(shapes, shapes.backward_layers(layers), *ends)
         added: Size = 0.0
-        if not shapes.job.trains_weights:
+        if not job.trains_weights:
             trained = added = adapter_elements(shapes, layers) / count
         n_reductions: Size = n_calls
         bucket_elements = self.engine.zero.bucket_elements
         if bucket_elements:
             n_reductions = np.minimum(n_calls, trained / bucket_elements)
         whole, sent = weights + added, gathered + added
-        return GatherUnit(name, count, whole, trained, sent, n_calls, n_reductions)
+        return GatherUnit(name, count, whole, trained, n_trained, sent, n_calls, n_reductions)
+
+    def _mean_weights(self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool) -> Size:
+        """Return how many weights a rank gathers of a layer on average, or of a part without any.
+
+        `first` and `last` are meant as for `stage_parameters`.
+        """
+        count = max(len(layers), 1)
+        matrices, over_x, over_y = stage_parameters(shapes.model, layers, first, last)
+        weights: Size = (matrices + over_x + over_y) / count
+        if self.tensor_axis:
+            weights = ((matrices + over_y) / shapes.y + over_x) / count
+        return weights + stored_experts(shapes, layers) / count
 
 
 def zero3(engine: Engine = IDEAL, has_experts: bool = False) -> Zero:
@@ -338,6 +370,27 @@ def zero3(engine: Engine = IDEAL, has_experts: bool = False) -> Zero:
         axes = replace(axes, groups=groups, folded="*".join(names_of_axes[:-1]))
     sharding = Sharding("shard", "shard", "shard", ("shard",), replicas="replica")
     return Zero("zero3", axes, sharding, has_experts=has_experts, engine=engine)
+
+
+def zero1(engine: Engine = IDEAL) -> Zero:
+    """Return DeepSpeed's stage 1: optimizer states are sharded over all ranks.
+
+    The last micro-step of a step all-reduces gradients (DeepSpeed 0.19, use_multi_rank_bucket_
+    allreduce in runtime/zero/stage_1_and_2.py), and updated weights are gathered.
+    """
+    return _with_whole_weights("zero1", "", True, engine)
+
+
+def zero2(engine: Engine = IDEAL) -> Zero:
+    """Return DeepSpeed's stage 2: gradients are sharded, too, and reduced in every micro-step."""
+    return _with_whole_weights("zero2", "data", False, engine)
+
+
+def _with_whole_weights(name: str, gradients: str, reduced_once: bool, engine: Engine) -> Zero:
+    """Return a member of which every rank keeps whole weights, which are gathered once updated."""
+    axes = Axes(("data",), ("data",), ("data",))
+    sharding = Sharding("", gradients, "data", ("data",), reduced_once, updated_over="data")
+    return Zero(name, axes, sharding, engine=engine)
 
 
 def zeropp(

@@ -124,29 +124,36 @@ class ZeroCommunication(SequenceParallel):
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether weights stay with the rank: they are gathered whenever they are used."""
-        return False
+        """Whether weights stay with the rank; if they are sharded, they are gathered when used."""
+        return not self._sharding.weights
 
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the root before the embedding."""
-        if weight.layer == "embedding" and self._overlap.oag:
+        if weight.layer == "embedding" and self._gathers_ahead:
             self._start_gather(host, FORWARD, self._root)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
         """Wait for the root's weights before the embedding; they stay for the head."""
-        if weight.layer == "embedding":
+        if weight.layer == "embedding" and not self.keeps_weights:
             self._take(host, FORWARD, self._root)
 
     def begin_block(self, host: HostProgram, chain: str) -> None:
         """Wait for all weights of the block, since they come together."""
+        if self.keeps_weights:
+            return
         for unit in self._in_block:
             self._take(host, chain, unit)
 
     def prefetch_block(self, host: HostProgram, chain: str) -> None:
         """Start to gather the next block's weights; without OAG, they are gathered when taken."""
-        if self._overlap.oag:
+        if self._gathers_ahead:
             for unit in self._in_block:
                 self._start_gather(host, chain, unit)
+
+    @property
+    def _gathers_ahead(self) -> bool:
+        """Whether weights are gathered before they are taken."""
+        return self._overlap.oag and not self.keeps_weights
 
     def _source(self, chain: str, unit: GatherUnit) -> tuple[str, bool]:
         """Return the group from which a chain gathers weights, and whether they are quantised.
@@ -193,12 +200,13 @@ class ZeroCommunication(SequenceParallel):
 
     @cached_property
     def _share_gathered_again(self) -> Size:
-        """The share of the blocks that the backward pass gathers, on average over the blocks."""
+        """The share of the blocks in the backward pass that it gathers, on average over them."""
         model = self.shapes.model
         program = self.options.engine.zero
         gathered = sum(unit.gathered for unit in self._in_block)
         n_kept = max(0.0, program.live_elements - model.head.parameters) / gathered
-        return np.maximum(0.0, 1.0 - np.maximum(n_kept, program.keeps_last_block) / model.n_layers)
+        n_kept = np.maximum(n_kept, program.keeps_last_block)
+        return np.maximum(0.0, 1.0 - n_kept / self.shapes.n_backward)
 
     def _take(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
         """Wait for a gather, and copy or unpack the received weights to where they are used."""
@@ -248,22 +256,63 @@ class ZeroCommunication(SequenceParallel):
             self._start_reduction(host, self._root)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
-        """Wait for the last gradients, which are the root's or those of adapters, and add them."""
-        if self.shapes.job.trains_weights:
+        """Wait for the last gradients and add them.
+
+        They are the root's, which are sent now if the embedding is frozen, or those of adapters.
+        """
+        job = self.shapes.job
+        self._cut_gradients(host)
+        if not job.trains_embedding:
+            if self._overlap.ors:
+                self._finish_blocks(host)
+            if job.trains_head:
+                self._start_reduction(host, self._root)
+        if job.trains_embedding or job.trains_head:
             self._finish_reduction(host, self._root)
-        elif self._overlap.ors:
-            self._finish_blocks(host)
+        if self._sharding.reduced_once:
+            self._add_whole_gradients(host)
+
+    def _add_whole_gradients(self, host: HostProgram) -> None:
+        """Add gradients to those of earlier micro-steps, where each is reduced once in a step."""
+        elements = self.options.trained_share(self.shapes, self._sharding.gradients)
+        nbytes = self._share_added * elements * (3.0 * self.shapes.element_bytes)
+        host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes, "add")
+
+    def _cut_gradients(self, host: HostProgram) -> None:
+        """Let the host cut each gradient into the ranks' parts; it does not with all-to-all.
+
+        It does so whenever a bucket is full, when the device has little left to run: the host is
+        at most three gathers ahead of it. The parts of all buckets count at the end.
+        """
+        job = self.shapes.job
+        slice_seconds = self.options.engine.zero.slice_seconds
+        is_cut = self._sharding.weights and not self.options.quantised_gradients
+        if slice_seconds is None or not (is_cut and job.trains_weights):
+            return
+        model = self.shapes.model
+        n_layers = len(job.frozen.layers_above(range(model.n_layers)))
+        n_tables = (1 + (model.position_parameters > 0)) * job.trains_embedding
+        n_heads = (not model.tied_embeddings) * job.trains_head
+        n_vectors = model.n_vectors * n_layers / model.n_layers
+        n_gradients = n_tables + n_heads + n_layers * len(model.block_linears) + n_vectors
+        size = self.shapes.table.size(self._sharding.gradients)
+        n_slices = n_gradients * size * (size > 1)
+        host.idle(names.GRADIENT_SLICES, n_slices * slice_seconds.value)
 
     def _start_reduction(self, host: HostProgram, unit: GatherUnit) -> None:
         """Reduce over each group in turn; the remaining message shrinks by the group's size.
 
         Packing for every group counts as done before the message over the first group.
         """
+        if not self._reduces:
+            return
         table = self.shapes.table
         element = self.shapes.element_bytes
         remaining = np.full(len(table), unit.trained)
         before: tuple[str, ...] = ()
         kind = "all_to_all" if self.options.quantised_gradients else "reduce_scatter"
+        if self.keeps_weights:
+            kind = "all_reduce"
         message_element = np.where(self._packs_gradients, INT4_BYTES, self._message_element)
         for group in self._reduced_over(unit):
             name = names.unit_gradient(unit.name, group)
@@ -287,6 +336,11 @@ class ZeroCommunication(SequenceParallel):
             before = (_replica_sum(unit),)
         if self._offload.gradients:
             self._keep_on_host(host, unit, remaining, before)
+
+    @property
+    def _reduces(self) -> bool:
+        """Whether this micro-step reduces gradients."""
+        return self.sync or not self._sharding.reduced_once
 
     def _keep_on_host(
         self, host: HostProgram, unit: GatherUnit, shard: Array, reduced: tuple[str, ...]
@@ -338,7 +392,7 @@ class ZeroCommunication(SequenceParallel):
         table = self.shapes.table
         element = self.shapes.element_bytes
         remaining = np.full(len(table), unit.trained)
-        for group in self._reduced_over(unit):
+        for group in self._reduced_over(unit) if self._reduces else ():
             name = names.unit_gradient(unit.name, group)
             size = table.size(group)
             host.wait(names.reduce(name))
@@ -351,6 +405,8 @@ class ZeroCommunication(SequenceParallel):
             host.wait(_replica_sum(unit))
         if self._offload.weights:
             self._add_on_host(host, unit, remaining)
+            return
+        if self._sharding.reduced_once:
             return
         accumulated_bytes = remaining * (3.0 * element)
         host.memory_bound(f"gradient.{unit.name}.accumulate", accumulated_bytes, "add")
@@ -375,7 +431,8 @@ class ZeroCommunication(SequenceParallel):
             norm_sums=self._norm_sums,
             offload=self.options.engine.offload_in(shapes.job),
         )
-        if self.options.engine.zero.keeps_vectors and shapes.job.trains_weights:
+        keeps_vectors = self.options.engine.zero.keeps_vectors and not self.keeps_weights
+        if keeps_vectors and shapes.job.trains_weights:
             self._gather_vectors(host, updated)
         if sharding.updated_over:
             kept_bytes = trained_share(sharding.weights) * element
@@ -391,11 +448,15 @@ class ZeroCommunication(SequenceParallel):
 
     def _gather_vectors(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather each updated norm and bias alone, after some copies."""
-        model = self.shapes.model
-        vectors = sum(unit.count * (unit.parameters - unit.gathered) for unit in self._units)
+        n_units = (int(self.shapes.job.trains_head), *(unit.n_trained for unit in self._in_block))
+        of_units = [unit.parameters - unit.gathered for unit in self._units]
+        vectors = sum(n * elements for n, elements in zip(n_units, of_units, strict=True))
+        whole = sum(
+            unit.count * elements for unit, elements in zip(self._units, of_units, strict=True)
+        )
         full = np.full(len(self.shapes.table), vectors * self.shapes.element_bytes)
         group = self._sharding.weights
-        n_calls = model.n_vectors
+        n_calls = self.shapes.model.n_vectors * (vectors / whole)
         host.issue(names.VECTORS_ALL_GATHER, "all_gather", full, group, n_calls, updated)
 
 

@@ -150,12 +150,15 @@ class TrainingRun:
 def _model_flops(scenario: Scenario, n_tokens: float) -> float:
     """Return the FLOPs of training on some tokens, without recomputation."""
     job = scenario.job
-    return scenario.model.model_flops(n_tokens, job.sample_len, job.adapters, job.mtp_modules)
+    return scenario.model.model_flops(
+        n_tokens, job.sample_len, job.adapters, job.mtp_modules, job.frozen
+    )
 
 
 def checkpoint_bytes(model: Model, job: Job) -> float:
     """Return the size of one checkpoint, which holds what is trained."""
-    trained = model.trained_parameters(job.adapters) + job.mtp_modules * model.mtp_parameters
+    trained = model.trained_parameters(job.adapters, job.frozen)
+    trained += job.mtp_modules * model.mtp_parameters
     return CHECKPOINT_BYTES_PER_PARAMETER * trained
 
 

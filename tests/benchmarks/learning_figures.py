@@ -54,16 +54,19 @@ def studies():
 
 def print_lessons():
     """Print what the usual number of runs and what two runs do, one line for each study."""
-    print("runs, before %, after %, inside %, worst change of a draw, draws that are worse %")
+    print(
+        "runs, before %, after %, inside %, worst change of a draw, draws that are worse %, "
+        "median regret of jobs before % and after %"
+    )
     for name, trials, usual, small, near in studies():
         for n_runs in (usual, 2):
             rows = 100.0 * linear_lessons(trials, n_runs, N_DRAWS, small, near)
             change = rows[:, 1] - rows[:, 0]
-            before, after, inside = rows.mean(axis=0)
+            before, after, inside, regret, regret_after = rows.mean(axis=0)
             worse = 100.0 * (change > HARMLESS).mean()
             print(
                 f"{name}, {n_runs}: {before:.1f}, {after:.1f}, {inside:.0f}, "
-                f"{change.max():+.1f}, {worse:.0f}"
+                f"{change.max():+.1f}, {worse:.0f}, {regret:.1f}, {regret_after:.1f}"
             )
 
 

@@ -33,6 +33,15 @@ def test_adapters_take_less_time_and_memory(capsys):
     assert not {"backward.up.gemm_weight", "forward.down.adapter_in.gemm"} & names
 
 
+def test_frozen_layers_take_less_time_and_memory(capsys):
+    usual = document_of(capsys, "explain", *MEGATRON, *ONE)
+    frozen = document_of(capsys, "explain", *MEGATRON, *ONE, "--frozen", "embedding, layers:0-23")
+    assert usual["assumptions"]["frozen"] is None
+    assert frozen["assumptions"]["frozen"] == "embedding,layers:0-23"
+    for number in ("step_seconds", "memory_bytes"):
+        assert frozen["prediction"][number] < 0.6 * usual["prediction"][number]
+
+
 def test_packed_samples_take_less_time(capsys):
     whole = document_of(capsys, "explain", *MEGATRON, *ONE)
     packed = document_of(capsys, "explain", *MEGATRON, *ONE, "--samples-per-sequence", "8")
@@ -57,6 +66,13 @@ def test_every_strategy_predicts_adapters(capsys):
 
 
 @pytest.mark.slow
+def test_every_strategy_predicts_frozen_parts(capsys):
+    words = ["--frozen", "embedding,layers:0-15,head", "--every-strategy", "--micro-batch", "1"]
+    found = document_of(capsys, "compare", *JOB, *words, "--recompute", "none")["strategies"]
+    assert {each["strategy"] for each in found} == set(STRATEGIES)
+
+
+@pytest.mark.slow
 def test_a_plan_writes_checkpoints_of_what_is_trained(capsys):
     words = ["--tokens", "1B", *MEGATRON]
     usual = document_of(capsys, "plan", *words)["runs"][0]
@@ -72,6 +88,11 @@ def test_a_plan_writes_checkpoints_of_what_is_trained(capsys):
             [*TORCHTITAN, "--lora-rank", "6", "--fix", "tp=8"],
             "rank of adapters not divisible",
         ),
+        ([*MEGATRON, "--frozen", "norm"], "'norm' is not a part; allowed: embedding"),
+        ([*MEGATRON, "--frozen", "embedding,layers:0-31"], "fewer frozen layers"),
+        ([*MEGATRON, "--frozen", "head", "--lora-rank", "8"], "allowed with adapters: no part"),
+        ([*MEGATRON, "--frozen", "head", "--fix", "pp=2"], "frozen parts in a pipeline"),
+        ([*JOB, "--model", "gemma3-27b", "--frozen", "head"], "are one weight"),
         ([*MEGATRON, "--lora-rank", "0"], "--lora-rank"),
         ([*MEGATRON, "--lora-rank", "8", "--lora-targets", "head"], "targets is 'head'"),
         ([*MEGATRON, "--lora-rank", "8", "--lora-targets", ""], "targets is ''"),
@@ -108,7 +129,10 @@ def test_adapters_stand_beside_the_attention_of_a_mixture(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["--lora-rank", "8"], ["--samples-per-sequence", "4"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--lora-rank", "8"], ["--frozen", "embedding"], ["--samples-per-sequence", "4"]],
+)
 def test_no_script_is_written_for_what_its_framework_cannot_do(capsys, tmp_path, words):
     output = ["--output", str(tmp_path / "run")]
     culprit = "where a script is written"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from worlds import machine_of, machines, quantity
 
 from axonn_tune.cost.links import axis_links, placement_links, rings_through_boundary
-from axonn_tune.cost.prices import lanes
+from axonn_tune.cost.prices import group_seconds, lanes
 from axonn_tune.io.presets import load_machine
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.layout import AXES, ORDERS, grid_layout
@@ -210,6 +210,15 @@ def test_an_all_to_all_sends_all_that_is_for_other_units_through_the_boundary(n_
     assert sent == pytest.approx(leaving / boundary, rel=1e-12)
     apart = links_of(machine, 4, n_units).kinds
     assert apart["all_to_all"].bandwidth_bytes_per_s == apart["all_gather"].bandwidth_bytes_per_s
+
+
+@pytest.mark.parametrize(("stride", "size", "hop"), [(1, 2, 3e-6), (1, 64, 1e-5), (4, 16, 1e-5)])
+def test_an_all_to_all_waits_for_its_longest_hop_only(stride, size, hop):
+    """All messages of a rank travel at once: inside a unit of four, or between units."""
+    machine = machine_of(units=(1, 4), bandwidths=(1e15, 1e15), latencies=(3e-6, 1e-5))
+    of_kind = group_seconds(machine, "all_to_all", stride, size, 1e-9)
+    assert of_kind[0] == pytest.approx(hop, rel=1e-9)
+    assert of_kind <= group_seconds(machine, "all_gather", stride, size, 1e-9)
 
 
 def longest_walk(machine, stride, size):

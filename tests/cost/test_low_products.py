@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from worlds import machine_of, quantity
 
 from axonn_tune.cost.gemm import gemm_seconds
-from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.cost.prices import KernelPrices
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.plan import Gemm
+from axonn_tune.spec.plan import Gemm, MemoryBound
 from axonn_tune.spec.points import GemmPoint
 from axonn_tune.spec.precision import RECIPES, operand_bytes
 
@@ -112,7 +111,7 @@ def layer_seconds(machine, number_format):
 def test_products_gain_what_transformer_engine_publishes(name, number_format, gain):
     machine = load_machine(name)
     ours = layer_seconds(machine, "bf16") / layer_seconds(machine, number_format)
-    assert ours == pytest.approx(gain, rel=0.2)
+    assert ours == pytest.approx(gain, rel=0.03 if name == "dgx-h200" else 0.1)
 
 
 @pytest.mark.parametrize(
@@ -127,14 +126,36 @@ def test_products_gain_what_transformer_engine_publishes(name, number_format, ga
     ],
 )
 def test_casts_take_what_transformer_engine_publishes(name, precision, published_ms):
-    """There each product casts both of its operands: the time with casts less that without."""
+    """The time with casts less that without.
+
+    Each product there casts its input for both passes, and its weight along the rows only, since
+    no input asks for a gradient (benchmark_gemm.py; pytorch/module/linear.py, `columnwise_usage`).
+    """
     machine = load_machine(name)
     recipe = RECIPES[precision]
     n_copies = 2 if recipe.quantises_columns or machine.gpu.transposes_operands else 1
-    element_bytes = recipe.reads * 2 + n_copies * operand_bytes(recipe.number_format)
+    prices = KernelPrices(machine, job_in(precision))
     casts = [
-        memory_bound_seconds(n_elements * element_bytes, machine, "cast", "bf16")
+        prices.seconds(MemoryBound("", n_elements * element_bytes(recipe, copies), "cast"))
         for m, n, k in PRODUCTS
-        for n_elements in (m * k, k * n)
+        for n_elements, copies in ((m * k, n_copies), (k * n, 1))
     ]
-    assert 1e3 * sum(casts) == pytest.approx(published_ms, rel=0.35)
+    assert 1e3 * sum(casts) == pytest.approx(published_ms, rel=0.25)
+
+
+def element_bytes(recipe, copies):
+    return recipe.reads * 2 + copies * operand_bytes(recipe.number_format)
+
+
+def job_in(precision):
+    """A job on one GPU, which waits for no slower one."""
+    return replace(JOB, n_gpus=1, precision=precision)
+
+
+def test_only_casts_are_slowed_and_only_by_their_recipe():
+    machine = load_machine("dgx-b300")
+    for kernel, factor in (("cast", RECIPES["nvfp4"].slowdown), ("copy", 1.0)):
+        work = MemoryBound("", 1e9, kernel)
+        usual = KernelPrices(machine, job_in("fp8-current")).seconds(work)
+        assert KernelPrices(machine, job_in("bf16")).seconds(work) == usual
+        assert KernelPrices(machine, job_in("nvfp4")).seconds(work) == pytest.approx(factor * usual)

@@ -233,6 +233,14 @@ def test_axonn_shards_in_a_program_of_the_user_only(option):
     assert "python my.py" in launch_files(chosen, train="my.py")["launch.sbatch"]
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_deepspeed_reads_its_stage(stage):
+    search = build_search("5b", 16, "frontier", strategy=f"zero{stage}", dtype="bf16")
+    zero = json.loads(launch_files(best_of_layout(search, "data=16"))["ds_config.json"])
+    assert zero["zero_optimization"]["stage"] == stage
+    assert set(zero["zero_optimization"]) <= documented_keys()[1]
+
+
 def test_the_parts_of_zeropp_are_switched():
     search = build_search("20b", 64, "frontier", strategy="zeropp", hpz=False, qgz=False)
     files = launch_files(best_of_layout(search, "secondary=8,across=8"))

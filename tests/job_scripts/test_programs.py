@@ -216,10 +216,11 @@ def train_with_deepspeed(rank, folder):
 
 
 @pytest.mark.slow
-def test_deepspeed_trains(tmp_path):
+@pytest.mark.parametrize(("strategy", "layout"), [("zero2", "data=2"), ("zero3", "shard=2")])
+def test_deepspeed_trains(tmp_path, strategy, layout):
     """DeepSpeed reads its configuration and trains, with the same losses for any recomputation."""
     pytest.importorskip("deepspeed")
-    prediction = prediction_of(LLAMA, 2, "zero3", "shard=2")
+    prediction = prediction_of(LLAMA, 2, strategy, layout)
     for name, text in launch_files(prediction, "deepspeed").items():
         (tmp_path / name).write_text(text)
     on_ranks(2, train_with_deepspeed, str(tmp_path))

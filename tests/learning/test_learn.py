@@ -119,11 +119,11 @@ def test_runs_as_predicted_change_no_number():
 
 
 def test_the_interval_of_a_machine_that_has_learned_is_its_own(learnt):
-    """What is left of the scatter is in it, and no track record of others."""
+    """It holds at least what the runs scatter, and no track record of others."""
     stated = prediction("tensor=8")
     scenario = replace(stated.scenario, machine=learnt)
     spread = predict(scenario, stated.configuration, with_interval=True).spread_fraction
-    assert learnt.learned.scatter_fraction < spread < 0.12
+    assert learnt.learned.scatter_fraction <= spread < 0.12
     assert stated.scenario.track_record_spread > 0.0
 
 

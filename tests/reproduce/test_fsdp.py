@@ -80,4 +80,4 @@ def test_torchtitan_is_met_in_time_and_memory():
     assert [len(each) for each in errors.values()] == [13, 9]
     assert mean(errors["tokens_per_second_per_gpu"]) < 0.06
     assert mean(errors["memory_gib"]) < 0.04
-    assert max(map(max, errors.values())) < 0.09
+    assert max(map(max, errors.values())) < 0.11

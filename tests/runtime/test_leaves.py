@@ -12,6 +12,7 @@ from axonn_tune.runtime.axonn.activation import _SwiGLU  # noqa: E402
 from axonn_tune.runtime.axonn.attention import RotaryAngles, _Rotation  # noqa: E402
 from axonn_tune.runtime.axonn.engine import Engine  # noqa: E402
 from axonn_tune.runtime.axonn.gpt import GPT  # noqa: E402
+from axonn_tune.runtime.axonn.layer import Layer  # noqa: E402
 from axonn_tune.runtime.axonn.mesh import Alone  # noqa: E402
 from axonn_tune.runtime.axonn.spans import Amount, recorded  # noqa: E402
 
@@ -67,6 +68,15 @@ def test_the_backward_pass_of_swiglu_launches_four_kernels():
     with Kernels() as kernels:
         torch.autograd.grad(y, x, gradient)
     assert kernels.n == 4
+
+
+def test_parts_of_a_layer_are_plain_attributes_that_torch_knows():
+    layer, old, new = Layer(), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    layer.part, layer.weight = old, torch.nn.Parameter(torch.zeros(1))
+    layer.part = new
+    assert layer.part is new and dict(layer.named_children()) == {"part": new}
+    assert [name for name, _ in layer.named_parameters()] == ["weight", "part.weight", "part.bias"]
+    assert vars(layer)["weight"] is layer.weight
 
 
 def test_angles_are_formed_once():

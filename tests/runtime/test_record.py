@@ -5,13 +5,15 @@ import pytest
 from runtime.cases import BATCH, reducing_cases, telling_cases, trained
 from runtime.ranks import on_grid, on_ranks
 
+from axonn_tune.io.presets import load_engine
 from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Collective, Gemm
-from axonn_tune.strategies.axonn4d import AXONN
+from axonn_tune.strategies.axonn4d import Axonn4D
 
+BUNDLED = Axonn4D(engine=load_engine("bundled"))
 BUCKETED = "gradient.all_reduce"
 
 
@@ -32,7 +34,7 @@ def planned_step(case):
         keep_gathered_weights=case.keep_gathered_weights,
     )
     configuration = Configuration(case.grid, case.order, case.micro_batch, case.recompute)
-    plan = AXONN.plan(spec, job, CandidateTable.single(configuration))
+    plan = BUNDLED.plan(spec, job, CandidateTable.single(configuration))
     assert number(plan.n_microsteps) == case.n_microsteps
     operations = []
     last = plan.sync_microstep or plan.microstep

@@ -1,4 +1,4 @@
-"""Work of the host for which the device stands still; DeepSpeed of 2021 has much of it."""
+"""Work of the host for which the device stands still; DeepSpeed has much of it."""
 
 import pytest
 from build import number, operations, plan_of
@@ -53,6 +53,20 @@ def test_the_host_makes_a_view_for_each_rank_of_each_gather(shard):
     )
     n_views = n_calls * shard if shard > 1 else 0
     assert host_seconds == pytest.approx(SECONDS * n_views)
+
+
+@pytest.mark.parametrize("shard", [1, 4, 16])
+def test_the_host_cuts_every_gradient_for_each_rank(shard):
+    per_slice = Quantity(SECONDS, "assumed", "a test")
+    cutting = zero3(Engine(zero=ZeroProgram(slice_seconds=per_slice)))
+    sizes = {"shard": shard, "replica": 16 // shard}
+    microstep = plan_of(cutting, MODEL, SERIAL, 2, "full", **sizes).microstep
+    (cut,) = [op for op in operations(microstep) if isinstance(op, HostWork)]
+    # A block has four matrices with biases and two norms of two vectors; besides there are the
+    # final norm, the positions, and an embedding that the head shares.
+    n_tensors = MODEL.n_layers * (4 * 2 + 2 * 2) + 2 + 1 + 1
+    n_slices = n_tensors * shard if shard > 1 else 0
+    assert number(cut.seconds) == pytest.approx(SECONDS * n_slices)
 
 
 def test_a_strategy_without_such_work_has_none():

@@ -34,7 +34,7 @@ from axonn_tune.spec.points import LinkPoint
 from axonn_tune.spec.resources import resources
 from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
+from axonn_tune.strategies.zero import zero1, zero2, zero3, zero_topo, zeropp
 
 MODEL = Model("m", 6, 256, 8, 1024, 128)
 JOB = Job(8, 16, 128)
@@ -44,7 +44,8 @@ SHARING = [
     Axonn4D(False, True, True, "ulysses_ring"),
     Megatron3D(context_kind="ulysses_ring", shards_gradients=True),
 ]
-STRATEGIES = [AXONN, PIPELINED, MEGATRON, *SHARING, zero3(), zeropp(), zero_topo()]
+ZERO = [zero1(), zero2(), zero3(), zeropp(), zero_topo()]
+STRATEGIES = [AXONN, PIPELINED, MEGATRON, *SHARING, *ZERO]
 # Memory so slow that kernels over what a rank stores weigh as much as products.
 SLOW_MEMORY = machine_of(memory_bandwidth=2e10, slowdown=0.2, jitter=0.02)
 
@@ -312,6 +313,8 @@ def test_a_timeline_issues_what_the_plan_says_and_shows_its_sizes(strategy):
     """One rank's operations, those over one rank or over nothing left out."""
     layouts = {
         "axonn": {"x": 2, "z": 2, "data": 2},
+        "zero1": {"data": 8},
+        "zero2": {"data": 8},
         "zero3": {"shard": 4, "replica": 2},
         "zeropp": {"secondary": 4, "across": 2},
         "zero-topo": {"weights": 2, "gradients": 2, "states": 2},

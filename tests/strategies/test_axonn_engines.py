@@ -1,15 +1,19 @@
 """What engines make of AxoNN's algorithm: how often weights travel, when, and in which type."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from build import number, operations, plan_of
 
 from axonn_tune.errors import InputError
-from axonn_tune.io.presets import load_engine
+from axonn_tune.io.presets import load_engine, load_machine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, Gemm, MemoryBound
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.spec.tuning import Adapters
+from axonn_tune.step.prediction import hardware_flops
 from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.named import strategy_named
 
@@ -41,7 +45,7 @@ def count(part, kind, axis="z"):
 @pytest.mark.parametrize(
     ("engine", "recompute", "gathers"),
     [
-        (BUNDLED, "full", 3),
+        (BUNDLED, "full", 2.75),  # one weight of four is not needed for recomputation
         (AXONN_0_2, "full", 3),
         (NANOGPT, "full", 3),
         (SC24, "full", 2),
@@ -56,6 +60,35 @@ def test_each_weight_is_gathered_so_often_and_its_gradient_scattered_once(
     n_weights = MODEL.n_layers * len(LAYERS)
     assert count(microstep, "all_gather") == gathers * n_weights
     assert count(microstep, "reduce_scatter") == n_weights
+
+
+def recomputed(engine, **about):
+    """Names of recomputed operations, with their repeats; `about` changes the job."""
+    job = replace(JOB, **about)
+    microstep = plan_of(Axonn4D(engine=engine), MODEL, job, recompute="full", **GRID).microstep
+    return Counter(op.name for op in operations(microstep) if op.name.startswith("recompute."))
+
+
+def test_the_bundled_runtime_recomputes_a_block_up_to_the_input_of_its_last_product():
+    left_out = recomputed(AXONN_0_2) - recomputed(BUNDLED)
+    last = ("down.all_gather", "down.gemm", "down.all_reduce", "residual2")
+    assert left_out == dict.fromkeys((f"recompute.{name}" for name in last), MODEL.n_layers)
+    assert not recomputed(BUNDLED) - recomputed(AXONN_0_2)
+
+
+@pytest.mark.parametrize("about", [{"dropout": True}, {"adapters": Adapters(8)}])
+def test_a_block_is_recomputed_to_its_end_where_something_needs_its_last_product(about):
+    assert recomputed(BUNDLED, **about) == recomputed(AXONN_0_2, **about)
+
+
+def test_the_hardware_flops_of_the_bundled_runtime_have_no_last_product_twice():
+    def flops(engine):
+        scenario = Scenario(MODEL, JOB, load_machine("perlmutter"), Axonn4D(engine=engine))
+        return hardware_flops(scenario, "full")
+
+    tokens = JOB.global_batch * JOB.seq_len
+    last = 2 * tokens * MODEL.n_layers * 4 * MODEL.hidden_size**2
+    assert flops(AXONN_0_2) - flops(BUNDLED) == last
 
 
 def kernels_behind_gathers(engine):
@@ -92,7 +125,7 @@ def test_the_first_gather_of_a_recomputed_block_is_exposed_in_the_code_of_sc24()
 
 
 def test_nanogpt_gathers_in_fp32_and_converts_what_it_gathered():
-    of_job = {op.name: op for op in operations(plan(BUNDLED).microstep)}
+    of_job = {op.name: op for op in operations(plan(AXONN_0_2).microstep)}
     n_converted = 0
     for op in operations(plan(NANOGPT).microstep):
         if isinstance(op, Collective) and op.kind == "all_gather":

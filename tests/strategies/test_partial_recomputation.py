@@ -21,6 +21,8 @@ LAYOUTS = {
     "axonn": "2x2x2x1",
     "axonn-pipeline": "1x1x2x1x4",
     "megatron": "tensor=2,pipeline=2,data=2",
+    "zero1": "data=8",
+    "zero2": "data=8",
     "zero3": "shard=8",
     "zeropp": "secondary=4,across=2",
     "zero-topo": "weights=2,gradients=4",

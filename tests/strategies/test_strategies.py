@@ -384,6 +384,8 @@ LAYOUTS = {
     "axonn": "2x1x4x2",
     "axonn-pipeline": "1x1x4x2x2",
     "megatron": "tensor=2,context=2,data=2,pipeline=2",
+    "zero1": "data=16",
+    "zero2": "data=16",
     "zero3": "shard=4,replica=4",
     "zeropp": "secondary=8,across=2",
     "zero-topo": "weights=2,gradients=4,states=2",

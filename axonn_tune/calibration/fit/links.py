@@ -162,11 +162,12 @@ def with_steps(level: LinkLevel, outer_unit: int | None, points: Sequence[LinkPo
 def hops(kind: str, n_units: int) -> float:
     """Return the number of latencies in the time of a small message among units.
 
-    A small all-reduce takes a tree, other collectives a ring, as in `cost.collectives`.
+    A small all-reduce takes a tree, an all-to-all sends to all ranks at once, and other collectives
+    take a ring, as in `cost.collectives` and `cost.links`.
     """
     if kind == "all_reduce":
         return 2.0 * math.log2(n_units)
-    if kind == "send_recv":
+    if kind in ("send_recv", "all_to_all"):
         return 1.0
     return n_units - 1.0
 

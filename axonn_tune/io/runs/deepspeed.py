@@ -21,6 +21,8 @@ from axonn_tune.io.runs.logged_run import (
 _STEP = re.compile(
     r"(?:global_step=|\d+/)(\d+), RunningAvgSamplesPerSec=[\d.]+, CurrSamplesPerSec=" + NUMBER
 )
+# The strategy of each stage of ZeRO, and its axis; the engine's usual strategy needs no name.
+_STAGES = {"1": ("zero1", "data"), "2": ("zero2", "data"), "3": (None, "shard")}
 _MAX_RESERVED = r"Max_CA " + NUMBER + r" GB"
 
 
@@ -30,19 +32,21 @@ def is_deepspeed(text: str) -> bool:
 
 
 def parse_deepspeed(text: str) -> LoggedRun:
-    """Return the run, with a layout if its ZeRO stage is 3."""
+    """Return the run, with a strategy and a layout if it names a stage of ZeRO."""
     arguments = dotted_arguments(text)
     batch = count(arguments, "train_batch_size")
     n_gpus = count(arguments, "world_size")
-    is_zero3 = arguments.get("zero_optimization_stage") == "3"
+    stage = arguments.get("zero_optimization_stage", "")
+    strategy, axis = _STAGES.get(stage, (None, None))
     steps: dict[int, float] = {}
     for step, rate in _STEP.findall(text):
         if batch and float(rate):
             steps.setdefault(int(step), batch / float(rate))
     facts = {
-        "engine": "deepspeed" if is_zero3 else None,
+        "strategy": strategy,
+        "engine": "deepspeed" if axis else None,
         "gpus": n_gpus,
-        "layout": f"shard={n_gpus}" if is_zero3 and n_gpus else None,
+        "layout": f"{axis}={n_gpus}" if axis and n_gpus else None,
         "global_batch": batch,
         "micro_batch": count(arguments, "train_micro_batch_size_per_gpu"),
         "dtype": _dtype(arguments),

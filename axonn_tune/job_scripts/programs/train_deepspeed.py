@@ -42,7 +42,8 @@ def run(
     """Train in the process group that exists, and return the losses."""
     deepspeed.init_distributed(auto_mpi_discovery=False)
     torch.manual_seed(0)
-    with deepspeed.zero.Init(config_dict_or_path=config):
+    shards_weights = config["zero_optimization"]["stage"] == 3
+    with deepspeed.zero.Init(config_dict_or_path=config, enabled=shards_weights):
         model = GPT(settings, reentrant=True)
     optimizer = make_optimizer(model, config, arguments.lr)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)

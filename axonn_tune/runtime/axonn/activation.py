@@ -20,11 +20,11 @@ def activation(engine: Engine, input: torch.Tensor, gated: bool) -> tuple[torch.
 
     Parameters
     ----------
-    input : shape (b, s, f / G_y), or with a gate (b, s, 2 f / G_y)
+    input : shape (t, f / G_y), or with a gate (t, 2 f / G_y)
 
     Returns
     -------
-    shape (b, s, f / G_y), and the recipe
+    shape (t, f / G_y), and the recipe
     """
     function = _SwiGLU.apply if gated else _gelu
     output_bytes = input.nbytes / (2 if gated else 1)

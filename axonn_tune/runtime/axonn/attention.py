@@ -48,52 +48,51 @@ class CausalAttention:
         self.rotary = rotary
         self.recompute = recompute
 
-    def __call__(self, qkv_bsn: torch.Tensor) -> torch.Tensor:
+    def __call__(self, qkv_tn: torch.Tensor, seq_len: int) -> torch.Tensor:
         """Return what the heads attend to, given the output of the fused projection.
 
         Parameters
         ----------
-        qkv_bsn : shape (b, s, g * (q + 2) * e / G_y)
+        qkv_tn : shape (t, g * (q + 2) * e / G_y)
             The queries, the key and the value of each key-value head, one head after another.
 
         Returns
         -------
-        shape (b, s, h * e / G_y)
+        shape (t, h * e / G_y)
         """
-        b, s, _ = qkv_bsn.shape
         n_queries = self.queries_per_kv_head
+        n_sequences = len(qkv_tn) // seq_len
+        heads = qkv_tn.view(n_sequences, seq_len, -1, n_queries + 2, self.head_dim)
         if self.rotary is not None:
-            n_rotated = qkv_bsn.numel() * (n_queries + 1) // (n_queries + 2)
-            nbytes = 2.0 * n_rotated * qkv_bsn.element_size()
-            qkv_bsn = recorded(self.engine, "rotary", Amount(nbytes, nbytes), self._rotate, qkv_bsn)
-        n_heads = qkv_bsn.shape[-1] // ((n_queries + 2) * self.head_dim) * n_queries
-        flops = 4.0 * b * n_heads * (float(s) ** 2 * self.head_dim)
+            n_rotated = heads.numel() * (n_queries + 1) // (n_queries + 2)
+            nbytes = 2.0 * n_rotated * heads.element_size()
+            heads = recorded(self.engine, "rotary", Amount(nbytes, nbytes), self._rotate, heads)
+        n_heads = heads.shape[2] * n_queries
+        flops = 4.0 * n_sequences * n_heads * (float(seq_len) ** 2 * self.head_dim)
         amount = Amount(flops, 2.0 * flops, "attention")
         if self.fused:
-            return recorded(self.engine, _NAME, amount, self._flash, qkv_bsn)
-        queries, keys, values = self._split(qkv_bsn)
+            return recorded(self.engine, _NAME, amount, self._flash, heads)
+        queries, keys, values = self._split(heads)
         if n_queries > 1:
             keys = keys.repeat_interleave(n_queries, dim=1)
             values = values.repeat_interleave(n_queries, dim=1)
         output = _Unfused.apply(queries, keys, values, self.engine, amount, self.recompute)
         return _merge_heads(output)
 
-    def _split(self, qkv_bsn: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return queries (b, h / G_y, s, e), then keys and values (b, g / G_y, s, e)."""
-        b, s, _ = qkv_bsn.shape
+    def _split(self, heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Split (b, s, g / G_y, q + 2, e) into queries (b, h / G_y, s, e), keys and values."""
         n_queries = self.queries_per_kv_head
-        parts = qkv_bsn.view(b, s, -1, n_queries + 2, self.head_dim)
-        return tuple(t.flatten(2, 3).transpose(1, 2) for t in parts.split((n_queries, 1, 1), dim=3))
+        return tuple(
+            t.flatten(2, 3).transpose(1, 2) for t in heads.split_with_sizes((n_queries, 1, 1), 3)
+        )
 
-    def _rotate(self, qkv_bsn: torch.Tensor) -> torch.Tensor:
-        b, s, _ = qkv_bsn.shape
+    def _rotate(self, heads: torch.Tensor) -> torch.Tensor:
         assert self.rotary is not None
-        cos, sin = self.rotary.of_positions(s, qkv_bsn.device)
-        parts = qkv_bsn.view(b, s, -1, self.queries_per_kv_head + 2, self.head_dim)
-        return _Rotation.apply(parts, cos, sin).view_as(qkv_bsn)
+        cos, sin = self.rotary.of_positions(heads.shape[1], heads.device)
+        return _Rotation.apply(heads, cos, sin)
 
-    def _flash(self, qkv_bsn: torch.Tensor) -> torch.Tensor:
-        queries, keys, values = self._split(qkv_bsn)
+    def _flash(self, heads: torch.Tensor) -> torch.Tensor:
+        queries, keys, values = self._split(heads)
         grouped = {"enable_gqa": True} if self.queries_per_kv_head > 1 else {}
         return _merge_heads(
             F.scaled_dot_product_attention(queries, keys, values, is_causal=True, **grouped)
@@ -101,8 +100,9 @@ class CausalAttention:
 
 
 def _merge_heads(heads_bhse: torch.Tensor) -> torch.Tensor:
-    """Return the heads side by side, shape (b, s, h * e)."""
-    return heads_bhse.transpose(1, 2).flatten(2)
+    """Return the heads side by side, shape (t, h * e)."""
+    n_sequences, n_heads, seq_len, head_dim = heads_bhse.shape
+    return heads_bhse.transpose(1, 2).reshape(n_sequences * seq_len, n_heads * head_dim)
 
 
 class _Unfused(torch.autograd.Function):

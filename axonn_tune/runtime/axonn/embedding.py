@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from axonn_tune.runtime.axonn.boxes import BlockLayout
 from axonn_tune.runtime.axonn.engine import Engine
+from axonn_tune.runtime.axonn.layer import Layer
 from axonn_tune.runtime.axonn.spans import Amount, recorded
 from axonn_tune.runtime.axonn.weights import Matrix, Vector
 from axonn_tune.runtime.ranks.collectives import wait
@@ -17,7 +17,7 @@ from axonn_tune.spec import names
 _NAME = "embedding"
 
 
-class Embedding(nn.Module):
+class Embedding(Layer):
     """Maps each token to a row of a matrix, and adds a learned vector for its position if wanted.
 
     Parameters
@@ -44,14 +44,19 @@ class Embedding(nn.Module):
             self.position = Vector(mesh, layout, engine.dtype)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embed tokens (b, s); the result, (b, s, d / G_x), is replicated over Y."""
+        """Embed tokens (b, s); the result, (t, d / G_x), is replicated over Y."""
         backward_follows = torch.is_grad_enabled()
         rows = _Lookup.apply(tokens, self.matrix.shard, self, backward_follows)
         if self.position is None:
             return rows
         positions = self.position.shard.view(-1, rows.shape[-1])[: tokens.shape[1]]
         amount = Amount(2.0 * rows.nbytes, rows.nbytes)
-        return recorded(self.engine, f"{_NAME}.position", amount, torch.add, rows, positions)
+        return recorded(self.engine, f"{_NAME}.position", amount, _add_positions, rows, positions)
+
+
+def _add_positions(rows_td: torch.Tensor, positions_sd: torch.Tensor) -> torch.Tensor:
+    rows_bsd = rows_td.unflatten(0, (-1, len(positions_sd)))
+    return (rows_bsd + positions_sd).flatten(0, 1)
 
 
 class _Lookup(torch.autograd.Function):
@@ -81,7 +86,7 @@ class _Lookup(torch.autograd.Function):
         wait(engine.collectives.all_reduce(names.all_reduce(name), rows_td, "y"))
         ctx.embedding = embedding
         ctx.save_for_backward(local_t, elsewhere_t)
-        return rows_td.view(*tokens.shape, width)
+        return rows_td
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -89,7 +94,7 @@ class _Lookup(torch.autograd.Function):
         engine = embedding.engine
         matrix = embedding.matrix
         local_t, elsewhere_t = ctx.saved_tensors
-        d_rows_td = gradients[0].reshape(len(local_t), -1)
+        (d_rows_td,) = gradients
         formed = engine.scatters.formed(matrix)
         block = engine.scatters.buffer(matrix) if formed is None else formed
         nbytes = 3.0 * d_rows_td.nbytes + (block.nbytes if formed is None else 0.0)

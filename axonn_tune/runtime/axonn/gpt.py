@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.checkpoint import checkpoint
 
 from axonn_tune.errors import InputError
 from axonn_tune.runtime.axonn.activation import activation
 from axonn_tune.runtime.axonn.attention import CausalAttention, RotaryAngles
 from axonn_tune.runtime.axonn.embedding import Embedding
 from axonn_tune.runtime.axonn.engine import Engine
+from axonn_tune.runtime.axonn.layer import Layer
 from axonn_tune.runtime.axonn.linear import Linear4D
 from axonn_tune.runtime.axonn.loss import cross_entropy
 from axonn_tune.runtime.axonn.norm import Norm
@@ -28,7 +29,7 @@ from axonn_tune.spec.model import RECOMPUTES, Model
 INITIAL_STD = 0.02
 
 
-class Block(nn.Module):
+class Block(Layer):
     """Attention and MLP, each a branch of the residual stream that begins with a norm."""
 
     def __init__(
@@ -58,9 +59,9 @@ class Block(nn.Module):
         self.proj = self._linear(proj)
         self.norm2 = Norm(engine, spec.hidden_size, spec.norm, "norm2")
         self.up = self._linear(up, n_out_parts=2 if spec.gated_mlp else 1)
-        self.down = self._linear(down)
+        self.down = self._linear(down, ends_block=True)
 
-    def _linear(self, linear: Linear, n_out_parts: int = 1) -> Linear4D:
+    def _linear(self, linear: Linear, n_out_parts: int = 1, ends_block: bool = False) -> Linear4D:
         return Linear4D(
             self.engine,
             linear.n_in,
@@ -69,13 +70,14 @@ class Block(nn.Module):
             bias=linear.bias,
             transposed=linear.transposed,
             n_out_parts=n_out_parts,
+            ends_block=ends_block,
         )
 
-    def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        """Map the residual stream, shape (b, s, d / G_x), to the stream behind the block."""
+    def forward(self, stream: torch.Tensor, seq_len: int) -> torch.Tensor:
+        """Map the residual stream, shape (t, d / G_x), to the stream behind the block."""
         engine = self.engine
         before, branch = fork(engine, stream, "residual1")
-        attended = self._attention_branch(branch)
+        attended = self._attention_branch(branch, seq_len)
         if self.is_parallel:
             before, branch = fork(engine, before, "residual2")
             stream = join(engine, before, attended, "residual1")
@@ -84,10 +86,10 @@ class Block(nn.Module):
             stream, branch = fork(engine, stream, "residual2")
         return join(engine, stream, self._mlp_branch(branch), "residual2")
 
-    def _attention_branch(self, branch: torch.Tensor) -> torch.Tensor:
+    def _attention_branch(self, branch: torch.Tensor, seq_len: int) -> torch.Tensor:
         normed, recipe = self.norm1(branch)
         qkv = self.qkv(normed, recipe if self.recomputes_inputs else None)
-        return self.proj(self.attention(qkv))
+        return self.proj(self.attention(qkv, seq_len))
 
     def _mlp_branch(self, branch: torch.Tensor) -> torch.Tensor:
         normed, recipe = self.norm2(branch)
@@ -97,7 +99,7 @@ class Block(nn.Module):
 
 
 def fork(engine: Engine, stream: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the residual stream twice, for itself and for a branch, shape (b, s, d / G_x).
+    """Return the residual stream twice, for itself and for a branch, shape (t, d / G_x).
 
     The backward pass adds their gradients; `name` is that of the addition in the record. Without a
     record, autograd itself adds them.
@@ -108,7 +110,7 @@ def fork(engine: Engine, stream: torch.Tensor, name: str) -> tuple[torch.Tensor,
 
 
 def join(engine: Engine, stream: torch.Tensor, branch: torch.Tensor, name: str) -> torch.Tensor:
-    """Return the sum of the residual stream and a branch, shape (b, s, d / G_x)."""
+    """Return the sum of the residual stream and a branch, shape (t, d / G_x)."""
     if not engine.recorder.active:
         return stream + branch
     with engine.recorder.memory_bound(names.of_layer(engine.chain, name), 3.0 * stream.nbytes):
@@ -131,7 +133,7 @@ class _Fork(torch.autograd.Function):
             return d_stream + d_branch, None, None
 
 
-class GPT(nn.Module):
+class GPT(Layer):
     """A whole model.
 
     Parameters
@@ -219,11 +221,11 @@ class GPT(nn.Module):
         stream = self.embedding(tokens)
         for block in self.blocks:
             self._tell_of(stream, "block", block.qkv)
-            stream = self._run_block(block, stream)
+            stream = self._run_block(block, stream, seq_len)
         if not self.spec.tied_embeddings:
             self._tell_of(stream, "head", self.head)
         normed, _ = self.norm(stream)
-        return self.head(normed)
+        return self.head(normed).unflatten(0, tokens.shape)
 
     def _tell_of(self, stream: torch.Tensor, unit: str, first: nn.Module) -> None:
         """Let the backward pass tell when it has formed the gradients of the unit behind `stream`.
@@ -234,18 +236,17 @@ class GPT(nn.Module):
         if tell is not None and stream.requires_grad:
             stream.register_hook(lambda _: tell(unit, first.matrix))
 
-    def _run_block(self, block: nn.Module, stream: torch.Tensor) -> torch.Tensor:
+    def _run_block(self, block: nn.Module, stream: torch.Tensor, seq_len: int) -> torch.Tensor:
         if self.recompute != "full" or not torch.is_grad_enabled():
-            return block(stream)
-        # AxoNN, and so the plan, runs the whole block again, also the end that torch could skip.
-        with set_checkpoint_early_stop(False):
-            return checkpoint(
-                block,
-                stream,
-                use_reentrant=False,
-                preserve_rng_state=False,
-                context_fn=self.engine.recompute_contexts,
-            )
+            return block(stream, seq_len)
+        return checkpoint(
+            block,
+            stream,
+            seq_len,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=self.engine.recompute_contexts,
+        )
 
     def loss(self, tokens: torch.Tensor, targets: torch.Tensor, n_counted: float) -> torch.Tensor:
         """Return the rank's share of the mean loss over `n_counted` tokens; see `cross_entropy`."""

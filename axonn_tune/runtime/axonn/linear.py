@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from axonn_tune.errors import InputError
 from axonn_tune.runtime.axonn.boxes import BlockLayout
 from axonn_tune.runtime.axonn.engine import Engine
+from axonn_tune.runtime.axonn.layer import Layer
 from axonn_tune.runtime.axonn.weights import Matrix, Vector
 from axonn_tune.runtime.ranks.collectives import wait
 from axonn_tune.spec import names
@@ -19,7 +19,7 @@ from axonn_tune.spec import names
 Recipe = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
 
 
-class Linear4D(nn.Module):
+class Linear4D(Layer):
     """A layer that computes ``output = input @ W + b`` on a grid.
 
     The input's last dimension is split over X, and its tokens over Z and data; the output's last
@@ -39,6 +39,9 @@ class Linear4D(nn.Module):
         output's axis (2 for a gated MLP).
     matrix : Matrix, optional
         A weight that another layer stores, with shape (n_out, n_in): a tied head.
+    ends_block : bool
+        Whether the output only joins the residual stream, so that a block that is formed again
+        stops before this layer's product.
 
     Raises
     ------
@@ -57,12 +60,14 @@ class Linear4D(nn.Module):
         transposed: bool = False,
         n_out_parts: int = 1,
         matrix: Matrix | None = None,
+        ends_block: bool = False,
     ) -> None:
         super().__init__()
         self.engine = engine
         self.name = name
         self.input_axis, self.output_axis = ("y", "x") if transposed else ("x", "y")
         self.is_tied = matrix is not None
+        self.ends_block = ends_block
         columns = (n_out_parts, n_out // n_out_parts)
         column_axes = (None, self.output_axis)
         self.matrix = matrix or self._matrix(n_in, n_out, columns, column_axes)
@@ -92,26 +97,17 @@ class Linear4D(nn.Module):
 
         Parameters
         ----------
-        input : shape (..., k / G_x), or (..., k / G_y) if the layer is transposed
+        input : shape (m, k / G_x), or (m, k / G_y) if the layer is transposed
         recipe : Recipe, optional
             How to form the input again in the backward pass, so that it need not be kept.
 
         Returns
         -------
-        shape (..., n / G_y), or (..., n / G_x) if the layer is transposed
+        shape (m, n / G_y), or (m, n / G_x) if the layer is transposed
         """
-        function, sources = recipe or (None, ())
-        bias = self.bias
+        bias = None if self.bias is None else self.bias.shard
         backward_follows = torch.is_grad_enabled()
-        return _Linear.apply(
-            input,
-            self.matrix.shard,
-            None if bias is None else bias.shard,
-            self,
-            backward_follows,
-            function,
-            *(source.detach() for source in sources),
-        )
+        return _Linear.apply(input, self.matrix.shard, bias, self, backward_follows, recipe)
 
 
 class _Linear(torch.autograd.Function):
@@ -123,26 +119,28 @@ class _Linear(torch.autograd.Function):
         bias: torch.Tensor | None,
         layer: Linear4D,
         backward_follows: bool,
-        recipe: Callable[..., torch.Tensor] | None,
-        *sources: torch.Tensor,
+        recipe: Recipe | None,
     ) -> torch.Tensor:
         engine, matrix = layer.engine, layer.matrix
         name = names.of_layer(engine.chain, layer.name)
-        ctx.layer, ctx.recipe = layer, recipe
-        ctx.save_for_backward(*(sources if recipe else (input,)))
+        form_input, sources = recipe or (None, (input,))
+        ctx.layer, ctx.form_input = layer, form_input
+        ctx.save_for_backward(*sources)
+        if layer.ends_block and engine.chain == names.RECOMPUTE:
+            return input.new_empty(0)  # torch's checkpoint has the block's last input, and stops
         weight = engine.gathers.take(engine.chain, layer.name, matrix, backward_follows)
         # One rank of those whose results are summed adds the bias.
         adds_bias = bias is not None and engine.mesh.coordinate(layer.input_axis) == 0
-        output_mn = engine.gemms(
+        output = engine.gemms(
             names.gemm(name),
-            input.reshape(-1, input.shape[-1]),
+            input,
             weight,
             "NT" if layer.is_tied else "NN",
             bias=bias if adds_bias else None,
         )
         engine.gathers.give_back(layer.name, matrix, weight)
-        wait(engine.collectives.all_reduce(names.all_reduce(name), output_mn, layer.input_axis))
-        return output_mn.view(*input.shape[:-1], -1)
+        wait(engine.collectives.all_reduce(names.all_reduce(name), output, layer.input_axis))
+        return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -153,31 +151,27 @@ class _Linear(torch.autograd.Function):
         # This comes first, since with full recomputation it runs the block's forward pass again.
         saved = ctx.saved_tensors
         (d_output,) = gradients
-        d_output_mn = d_output.reshape(-1, d_output.shape[-1])
         d_input = None
         all_reduce = None
         if ctx.needs_input_grad[0]:
             weight = engine.gathers.take(names.BACKWARD, layer.name, matrix)
             mode = "NN" if layer.is_tied else "NT"
-            d_input = engine.gemms(names.gemm_input(name), d_output_mn, weight, mode)
+            d_input = engine.gemms(names.gemm_input(name), d_output, weight, mode)
             engine.gathers.give_back(layer.name, matrix, weight)
             all_reduce = engine.collectives.all_reduce(
                 names.all_reduce(name), d_input, layer.output_axis
             )
             if not engine.overlap.oar:
                 wait(all_reduce)
-        input = ctx.recipe(*saved) if ctx.recipe else saved[0]
-        input_mk = input.reshape(-1, input.shape[-1])
-        a, b = (d_output_mn, input_mk) if layer.is_tied else (input_mk, d_output_mn)
+        input = ctx.form_input(*saved) if ctx.form_input else saved[0]
+        a, b = (d_output, input) if layer.is_tied else (input, d_output)
         block = engine.scatters.buffer(matrix)
         engine.gemms(names.gemm_weight(name), a, b, "TN", out=block)
         d_bias = None
         if layer.bias is not None:
-            with engine.recorder.memory_bound(names.bias(name), d_output_mn.nbytes):
-                d_bias = d_output_mn.sum(0)
+            with engine.recorder.memory_bound(names.bias(name), d_output.nbytes):
+                d_bias = d_output.sum(0)
         engine.scatters.scatter(layer.name, matrix, block)
         if engine.overlap.oar:
             wait(all_reduce)
-        if d_input is not None:
-            d_input = d_input.view_as(input)
-        return d_input, None, d_bias, *(None for _ in ctx.needs_input_grad[3:])
+        return d_input, None, d_bias, None, None, None

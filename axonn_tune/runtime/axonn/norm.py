@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from axonn_tune.runtime.axonn.boxes import BlockLayout
 from axonn_tune.runtime.axonn.engine import Engine
+from axonn_tune.runtime.axonn.layer import Layer
 from axonn_tune.runtime.axonn.linear import Recipe
 from axonn_tune.runtime.axonn.spans import Amount, recorded
 from axonn_tune.runtime.axonn.weights import Vector
@@ -20,7 +20,7 @@ from axonn_tune.runtime.ranks.collectives import wait
 from axonn_tune.spec import names
 
 
-class Norm(nn.Module):
+class Norm(Layer):
     """A layer norm, which has a gain and a shift, or an RMS norm, which has a gain.
 
     Parameters
@@ -54,11 +54,11 @@ class Norm(nn.Module):
 
         Parameters
         ----------
-        input : shape (b, s, d / G_x)
+        input : shape (t, d / G_x)
 
         Returns
         -------
-        shape (b, s, d / G_x), and the recipe
+        shape (t, d / G_x), and the recipe
         """
         gain, shift = self.gain.shard, None if self.shift is None else self.shift.shard
         if self.engine.mesh.size("x") == 1:
@@ -90,7 +90,7 @@ class Norm(nn.Module):
             return self.scaled(normalised(input, mean, rstd), input.dtype)
 
     def scaled(self, x_hat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Apply gain and shift to a normalised input, shape (b, s, d / G_x)."""
+        """Apply gain and shift to a normalised input, shape (t, d / G_x)."""
         scaled = x_hat * self.gain.shard
         if self.shift is not None:
             scaled += self.shift.shard
@@ -98,12 +98,12 @@ class Norm(nn.Module):
 
 
 def normalised(input: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
-    """Return ``(input - mean) * rstd`` in fp32; mean and rstd have the shape (b, s)."""
+    """Return ``(input - mean) * rstd`` in fp32; mean and rstd have the shape (t,)."""
     return (input.float() - mean.unsqueeze(-1)) * rstd.unsqueeze(-1)
 
 
 class _SplitNorm(torch.autograd.Function):
-    """The norm where X splits the hidden dimension; it also returns mean and rstd, shape (b, s)."""
+    """The norm where X splits the hidden dimension; it also returns mean and rstd, shape (t,)."""
 
     @staticmethod
     def forward(
@@ -140,8 +140,8 @@ class _SplitNorm(torch.autograd.Function):
         with engine.recorder.memory_bound(names.sums(name), 2.0 * input.nbytes):
             x_hat = normalised(input, mean, rstd)
             dy = d_output.float()
-            d_gain = (dy * x_hat).flatten(0, -2).sum(0).to(input.dtype)
-            d_shift = dy.flatten(0, -2).sum(0).to(input.dtype) if norm.shift is not None else None
+            d_gain = (dy * x_hat).sum(0).to(input.dtype)
+            d_shift = dy.sum(0).to(input.dtype) if norm.shift is not None else None
             d_x_hat = dy * norm.gain.shard
             products = (d_x_hat * x_hat).sum(-1)
             sums = products[None]

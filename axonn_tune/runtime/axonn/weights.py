@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from axonn_tune.runtime.axonn.boxes import BlockLayout
+from axonn_tune.runtime.axonn.layer import Layer
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.ranks.collectives import Collectives, is_on_host, wait
 from axonn_tune.runtime.ranks.recorder import PendingCollective, Recorder
@@ -22,7 +23,7 @@ from axonn_tune.spec import names
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT
 
 
-class Matrix(nn.Module):
+class Matrix(Layer):
     """One weight: the rank's shard of its block.
 
     Attributes
@@ -54,7 +55,7 @@ class Matrix(nn.Module):
         return self.block_shape[0] * self.block_shape[1]
 
 
-class Vector(nn.Module):
+class Vector(Layer):
     """A parameter that Z does not split: a norm's gain or shift, a bias, or the positions.
 
     Ranks along one axis hold parts of it, and those along the others hold copies.

@@ -1,6 +1,7 @@
 """Logs of each program, of which tests/data/training_logs holds lines, become rows of a table."""
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -167,6 +168,16 @@ def test_a_step_of_torchtitan_is_as_long_as_between_its_time_stamps():
 def test_a_step_of_deepspeed_is_the_global_batch_over_its_rate():
     (run,) = read_runs(LOGS / "deepspeed.log")
     assert run.step_seconds[0] == pytest.approx(8 / 265.4114759024282)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_stage_of_deepspeed_is_a_strategy(log, stage):
+    text, n_changes = re.subn(
+        r"(zero_optimization_stage \.* )3", rf"\g<1>{stage}", (LOGS / "deepspeed.log").read_text()
+    )
+    assert n_changes == 1
+    row = row_of(log(text), {"model": "tiny", "seq_len": "16"})
+    assert (row["strategy"], row["layout"]) == (f"zero{stage}", "data=2")
 
 
 def test_the_degrees_of_torchtitan_are_axes(log):
