@@ -7,6 +7,7 @@ and the least time in which links can carry all messages.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
@@ -143,18 +144,21 @@ def host_seconds(
     """
     count = np.zeros(len(table))
     n_awaited_ranks = np.zeros(len(table))
+    n_collectives: Counter[str] = Counter()
     for phase in phases:
         for op in phase.operations:
             if isinstance(op, Collective):
-                n_ranks = table.size(op.axis)
-                count += phase.repeats * (n_ranks > 1)
-                n_awaited_ranks += phase.repeats * n_ranks * (n_ranks > 1)
+                n_collectives[op.axis] += phase.repeats
             elif isinstance(op, MemoryBound):
                 count += phase.repeats * op.n_launches * (np.asarray(op.nbytes) > 0)
             elif isinstance(op, Attention | GroupedGemm):
                 count += phase.repeats * op.n_launches
             elif not isinstance(op, HostWork | HostKernel):
                 count += phase.repeats
+    for axis, number in n_collectives.items():
+        n_ranks = table.size(axis)
+        count += number * (n_ranks > 1)
+        n_awaited_ranks += number * n_ranks * (n_ranks > 1)
     return count * issue_seconds + n_awaited_ranks * wait_seconds_per_rank
 
 

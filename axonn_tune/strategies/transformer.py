@@ -6,8 +6,8 @@ split. What has to be communicated between them is decided by a strategy's `Comm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TypeAlias
@@ -69,6 +69,16 @@ class Transformer:
         if experts is None:
             return None
         return Mixture(ExpertShapes(self.shapes, experts), self.communication, self.casts)
+
+    @cached_property
+    def _forward_of_blocks(self) -> dict[Hashable, Phase]:
+        """The forward passes of blocks so far; stages with equal blocks share them."""
+        return {}
+
+    @cached_property
+    def _backward_of_blocks(self) -> dict[Hashable, Phase]:
+        """The backward passes of blocks so far."""
+        return {}
 
     @cached_property
     def _adapters(self) -> AdapterPasses:
@@ -492,13 +502,16 @@ class Transformer:
     ) -> Phase:
         """Run the forward pass of some equal blocks."""
         block, n_blocks = blocks
-        host = HostProgram()
-        if self.shapes.model.position != "learned":
-            self._wait_for_embedding(host)
-        self._block_forward(host, FORWARD, block, following, has_next_block)
-        if has_next_block:
-            self._move_out(host, block)
-        return host.phase(name, n_blocks)
+        key = (block, following, has_next_block)
+        if key not in self._forward_of_blocks:
+            host = HostProgram()
+            if self.shapes.model.position != "learned":
+                self._wait_for_embedding(host)
+            self._block_forward(host, FORWARD, block, following, has_next_block)
+            if has_next_block:
+                self._move_out(host, block)
+            self._forward_of_blocks[key] = host.phase(name)
+        return replace(self._forward_of_blocks[key], name=name, repeats=n_blocks)
 
     def _head(self, backward_entry: Weight) -> Phase:
         """Predict the next token; `backward_entry` is the weight that is used after the head."""
@@ -588,11 +601,34 @@ class Transformer:
                 ("", n_blocks - 1 - n_first, entry, block, False),
                 ("_last", 1, after, next_kind, has_first and n_blocks == 1),
             ):
-                host = HostProgram()
-                self._bring_back(host, next_block)
-                self._block_backward(host, block, recomputes, next_entry, is_first)
-                phases.append(host.phase(f"{name}{_kind_suffix(block)}{end}", repeats))
+                if not repeats:
+                    continue
+                of_block = self._backward_of_block(
+                    block, recomputes, next_entry, next_block, is_first
+                )
+                phase_name = f"{name}{_kind_suffix(block)}{end}"
+                phases.append(replace(of_block, name=phase_name, repeats=repeats))
         return phases
+
+    def _backward_of_block(
+        self,
+        block: Block,
+        recomputes: bool,
+        next_entry: Weight | None,
+        next_block: Block | None,
+        is_first: bool,
+    ) -> Phase:
+        """Run the backward pass of a block; the arguments are those of `_block_backward`.
+
+        `next_block` is the block whose activations this pass brings back from the host.
+        """
+        key = (block, recomputes, next_entry, next_block, is_first)
+        if key not in self._backward_of_blocks:
+            host = HostProgram()
+            self._bring_back(host, next_block)
+            self._block_backward(host, block, recomputes, next_entry, is_first)
+            self._backward_of_blocks[key] = host.phase("backward")
+        return self._backward_of_blocks[key]
 
     def _embedding_backward(self, name: str = "embedding_backward", repeats: int = 1) -> Phase:
         """Add rows to a dense gradient block, and send it."""
@@ -631,10 +667,10 @@ class Transformer:
             name = f"forward{_kind_suffix(blocks[0])}"
             phases.append(self._blocks_forward(name, blocks, entry, True))
         name = f"forward{_kind_suffix(block)}"
-        phases += [
-            self._blocks_forward(name, (block, n_blocks - 1), entry, True),
-            self._blocks_forward(f"{name}_last", (block, min(n_blocks, 1)), after, False),
-        ]
+        if n_blocks > 1:
+            phases.append(self._blocks_forward(name, (block, n_blocks - 1), entry, True))
+        if n_blocks > 0:
+            phases.append(self._blocks_forward(f"{name}_last", (block, 1), after, False))
         if last:
             phases.append(self._head(self._backward_entry(layers)))
         if last and (n_modules := self.shapes.job.mtp_modules):
