@@ -150,11 +150,16 @@ def _group_error(name: str, timed: Sequence[TimedRun]) -> GroupError:
 
 
 def _rank_correlation(predicted: np.ndarray, measured: np.ndarray) -> float | None:
-    from scipy.stats import spearmanr
-
+    """Return Spearman's rho; None where all times are equal."""
     if np.ptp(predicted) == 0 or np.ptp(measured) == 0:
         return None
-    return float(spearmanr(predicted, measured).statistic)
+    return float(np.corrcoef(_ranks(predicted), _ranks(measured))[1, 0])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Return the rank of each value; equal values share the mean of their ranks."""
+    _, number, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - 0.5 * (counts - 1))[number]
 
 
 def _near_best(timed: Sequence[TimedRun]) -> list[TimedRun]:
