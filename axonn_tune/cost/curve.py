@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.plan import Array, Size
 
 
@@ -34,6 +35,14 @@ def measured_seconds(work: Size, sizes: Sequence[float], seconds: Sequence[float
     work = np.asarray(work, dtype=np.float64)
     beyond = np.maximum(work - known[-1], 0.0)
     return np.asarray(np.interp(work, known, mean) + beyond * _last_slope(known, mean))
+
+
+def curves_used(curve_of: Ints) -> Ints:
+    """Return which curves candidates have, in growing order.
+
+    `curve_of` holds the index of each candidate's curve, -1 where it has none, shape (C,).
+    """
+    return np.flatnonzero(np.bincount(curve_of[curve_of >= 0]))
 
 
 def _last_slope(sizes: Array, seconds: Array) -> float:

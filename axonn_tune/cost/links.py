@@ -24,7 +24,7 @@ from math import gcd
 import numpy as np
 
 from axonn_tune.cost.collectives import moved_fraction, rings_worth
-from axonn_tune.cost.curve import measured_seconds
+from axonn_tune.cost.curve import curves_used, measured_seconds
 from axonn_tune.spec.candidates import Ints, Placements
 from axonn_tune.spec.machine import LinkLevel, Machine, Steps
 from axonn_tune.spec.plan import KINDS, RING_KINDS, Array, Size
@@ -153,7 +153,7 @@ class SteppedLinks:
         curve_of = self.curve[rows]
         together = self.n_sharing[rows] * nbytes
         seconds = np.full(curve_of.shape, np.nan)
-        for number in np.unique(curve_of[curve_of >= 0]):
+        for number in curves_used(curve_of):
             chosen = curve_of == number
             curve = self.curves[number]
             of_steps = measured_seconds(together[chosen], curve.nbytes, curve.seconds)

@@ -15,7 +15,7 @@ import numpy as np
 
 from axonn_tune.cost.attention import AttentionPrices
 from axonn_tune.cost.collectives import collective_seconds, moved_fraction
-from axonn_tune.cost.curve import measured_seconds
+from axonn_tune.cost.curve import curves_used, measured_seconds
 from axonn_tune.cost.gemm import Products
 from axonn_tune.cost.grouped import GroupedProducts
 from axonn_tune.cost.host import copy_seconds, update_seconds
@@ -260,7 +260,7 @@ def _take_measured(seconds: Array, links: KindLinks, curve_of: Ints, operation: 
     """
     n_calls = np.broadcast_to(np.asarray(operation.n_calls, dtype=np.float64), seconds.shape)
     nbytes = np.broadcast_to(_call_bytes(operation), seconds.shape)
-    for number in np.unique(curve_of[curve_of >= 0]):
+    for number in curves_used(curve_of):
         rows = curve_of == number
         curve = links.curves[number]
         call_seconds = measured_seconds(nbytes[rows], curve.nbytes, curve.seconds)

@@ -57,7 +57,12 @@ def timeline(
     """
     recording = _Recording(interference)
     for phase in phases:
-        issues = [(op, _lane_of(op, axis_lanes), seconds_of(op)) for op in phase.operations]
+        lanes = [_lane_of(operation, axis_lanes) for operation in phase.operations]
+        issues = [
+            (operation, lane, seconds_of(operation))
+            for operation, lane in zip(phase.operations, lanes, strict=True)
+            if lane is not None
+        ]
         for _ in range(phase.repeats):
             for operation, lane, seconds in issues:
                 recording.issue(phase.name, operation, lane, seconds)
@@ -66,7 +71,10 @@ def timeline(
 
 
 def _lane_of(operation: Operation, axis_lanes: AxisLanes) -> int | None:
-    """Return the lane of a collective or of a copy; None for one over a single rank."""
+    """Return the lane of a collective or of a copy.
+
+    It is None for one over a single rank, which takes no time and holds nothing up.
+    """
     if not isinstance(operation, Transfer):
         return COMPUTE_LANE
     return lane_of(operation, axis_lanes) or None
@@ -82,14 +90,10 @@ class _Recording:
         self._latest: dict[str, int] = {}  # latest event of each collective, by name
         self._followed: dict[int, int | None] = {}  # event whose end started each event
         self._compute_free = 0.0
+        self._busy_until = 0.0  # end of the last collective
 
-    def issue(self, phase: str, operation: Operation, lane: int | None, seconds: float) -> None:
-        """Start an operation as soon as its stream and what it waits for allow.
-
-        An operation without a lane takes no time and holds nothing up.
-        """
-        if lane is None:
-            return
+    def issue(self, phase: str, operation: Operation, lane: int, seconds: float) -> None:
+        """Start an operation as soon as its stream and what it waits for allow."""
         ready = self._compute_free
         holding = None
         for name in operation.waits_for:
@@ -100,8 +104,9 @@ class _Recording:
         if lane == COMPUTE_LANE:
             if holding is not None:
                 self._charge(holding)
-            seconds = self._slowed(seconds, ready)
-            self._delay(ready, seconds)
+            if self._busy_until > ready:
+                seconds = self._slowed(seconds, ready)
+                self._delay(ready, seconds)
             self._compute_free = ready + seconds
             self.events.append(Event(phase, operation, lane, ready, self._compute_free))
         else:
@@ -111,6 +116,7 @@ class _Recording:
             self._followed[index] = holding if start == ready else queue[-1]
             self._latest[operation.name] = index
             queue.append(index)
+            self._busy_until = max(self._busy_until, start + seconds)
             self.events.append(Event(phase, operation, lane, start, start + seconds))
 
     def drain(self, least_seconds: float) -> None:
@@ -132,8 +138,7 @@ class _Recording:
 
     def _slowed(self, seconds: float, start: float) -> float:
         """Return a kernel's duration: it is slower while collectives run, then as fast as alone."""
-        remaining = max((self._lane_free(lane) for lane in self._queues), default=0.0) - start
-        busy = max(remaining, 0.0) * (1.0 + self._interference.collective_slowdown)
+        busy = (self._busy_until - start) * (1.0 + self._interference.collective_slowdown)
         slowdown = 1.0 + self._interference.kernel_slowdown
         done_while_busy = busy / slowdown
         if done_while_busy >= seconds:
@@ -158,6 +163,7 @@ class _Recording:
                     break
                 event.start_seconds = delayed(event.start_seconds)
                 event.end_seconds = delayed(event.end_seconds)
+        self._busy_until = delayed(self._busy_until)
 
     def _charge(self, holding: int) -> None:
         """Charge the standstill until the event `holding` ends to it and to those it followed."""

@@ -307,6 +307,8 @@ def distinct(*columns: Ints | Floats) -> tuple[Ints, Ints]:
         Index of each row's combination, in [0, K).
     """
     code = np.zeros(columns[0].shape, dtype=np.int64)
+    if code.size == 1:
+        return code, code
     for column in columns:
         values, index = np.unique(column, return_inverse=True)
         code = code * values.size + index
