@@ -32,11 +32,12 @@ BELOW = {
     "runtime": {"errors", "spec", "strategies", "io"},
     "calibration": {"errors", "units", "spec", "cost", "strategies", "step", "search", "runtime"},
     "validation": {"errors", "units", "spec", "strategies", "step", "search"},
-    "reproduce": {"errors", "units", "spec", "cost", "strategies", "step", "search"},
+    "reproduce": {"errors", "processes", "units", "spec", "cost", "strategies", "step", "search"},
     "emulate": {"errors", "spec", "io"},
     "job_scripts": {"errors", "units", "spec", "io", "strategies", "step"},
     "report": {
         "errors",
+        "processes",
         "learning",
         "units",
         "spec",

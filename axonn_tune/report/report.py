@@ -16,6 +16,7 @@ from string import Template
 from typing import Any
 
 from axonn_tune.errors import InputError
+from axonn_tune.processes import mapped
 from axonn_tune.report.explain import DRAWN_LAYERS, operation_rate, operation_size, step_parts
 from axonn_tune.report.memory import memory_lines, memory_mark
 from axonn_tune.report.phrases import assumption_line, grid_form, model_on_gpus, types_text
@@ -35,6 +36,8 @@ from axonn_tune.units import format_count, gib
 
 # Number of passes of a pipeline that a timeline draws.
 DRAWN_PASSES = 512
+# Fewer candidates are worked out sooner by one process than by several.
+LEAST_SHARED = 8
 # Number of digits that people read.
 DIGITS = 5
 
@@ -119,6 +122,7 @@ def page_document(
         [row.prediction.fits for row in rows],
     )
     detailed = sorted({*range(min(most_details, len(rows))), *front})
+    details = mapped(_detail, [rows[row].prediction for row in detailed], LEAST_SHARED)
     searches = [ranking.search for ranking in rankings]
     strategies = [search.scenario.strategy for search in searches]
     names = [strategy.name for strategy in strategies]
@@ -144,7 +148,7 @@ def page_document(
         "rows": _columns(rows, names),
         "front": front,
         "measured": {} if validation is None else _measured(rows, validation),
-        "details": {str(row): _detail(rows[row].prediction) for row in each(detailed)},
+        "details": {str(row): detail for row, detail in zip(each(detailed), details, strict=True)},
         "rejected": {
             ranking.search.scenario.strategy.name: dict(ranking.rejected) for ranking in rankings
         },

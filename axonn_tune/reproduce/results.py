@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from axonn_tune.processes import mapped
 from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.runs import Run
 from axonn_tune.search.rank import Each, best_of, only_configuration
@@ -14,6 +15,8 @@ from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
 GB = 1e9
+# Fewer searches, or scenarios, are predicted sooner by one process than by several.
+LEAST_SHARED = 8
 _STATES = ("weights", "gradients", "optimizer_states")
 
 
@@ -49,12 +52,11 @@ def predict_runs(runs: Sequence[Run], each: Each = iter) -> list[Prediction | No
 
     Runs of one scenario of which the whole configuration is known are predicted together.
     """
-    predictions: dict[int, Prediction | None] = {}
+    configurations = [only_configuration(run.search) for run in runs]
+    searched = [i for i, configuration in enumerate(configurations) if configuration is None]
     known: list[tuple[Scenario, dict[int, Configuration]]] = []
-    for i, run in each(list(enumerate(runs))):
-        configuration = only_configuration(run.search)
+    for i, (run, configuration) in enumerate(zip(runs, configurations, strict=True)):
         if configuration is None:
-            predictions[i] = best_of(run.search, with_interval=False).prediction
             continue
         scenario = run.search.scenario
         alike = next((found for other, found in known if other == scenario), None)
@@ -62,9 +64,19 @@ def predict_runs(runs: Sequence[Run], each: Each = iter) -> list[Prediction | No
             known.append((scenario, {i: configuration}))
         else:
             alike[i] = configuration
-    for scenario, configurations in each(known):
-        found = predict_each(scenario, list(configurations.values()))
-        predictions |= zip(configurations, found, strict=True)
+
+    def best(i: int) -> Prediction | None:
+        return best_of(runs[i].search, with_interval=False).prediction
+
+    def each_known(of_scenario: tuple[Scenario, dict[int, Configuration]]) -> list[Prediction]:
+        scenario, alike = of_scenario
+        return predict_each(scenario, list(alike.values()))
+
+    found = mapped(best, searched, LEAST_SHARED)
+    predictions = dict(zip(each(searched), found, strict=True))
+    found_together = mapped(each_known, known, LEAST_SHARED)
+    for (_, alike), together in zip(each(known), found_together, strict=True):
+        predictions |= zip(alike, together, strict=True)
     return [predictions[i] for i in range(len(runs))]
 
 
