@@ -290,7 +290,7 @@ class ZeroCommunication(SequenceParallel):
         if slice_seconds is None or not (is_cut and job.trains_weights):
             return
         model = self.shapes.model
-        n_layers = len(job.frozen.layers_above(range(model.n_layers)))
+        n_layers = self.shapes.n_backward
         n_tables = (1 + (model.position_parameters > 0)) * job.trains_embedding
         n_heads = (not model.tied_embeddings) * job.trains_head
         n_vectors = model.n_vectors * n_layers / model.n_layers

@@ -127,7 +127,7 @@ def test_what_a_killed_launcher_has_measured_is_not_overwritten_and_is_resumed(b
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_calibration_in_time(brief, tmp_path):
-    process = brief("--quiet", "--timeout", "4", ENDLESS=1)
+    process = brief("--quiet", "--timeout", "10", ENDLESS=1)
     wait_for_results(tmp_path / "cluster.yaml.partial", 26)
     *_, waiting, hanging = children(process.pid)
     begin = time.monotonic()

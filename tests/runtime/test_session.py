@@ -1,10 +1,15 @@
 """A process's place among the ranks of a job, as launchers tell it."""
 
+import threading
+
 import pytest
 
 pytest.importorskip("torch")
 
+import torch.distributed as dist
+
 from axonn_tune.errors import InputError
+from axonn_tune.runtime.ranks import session
 from axonn_tune.runtime.ranks.session import Place, first_host, place_in_job, slurm_rendezvous
 
 SLURM = {
@@ -73,3 +78,17 @@ def test_rendezvous_is_the_same_on_all_ranks_and_differs_between_steps():
 def test_a_node_without_an_address_is_named():
     with pytest.raises(InputError, match=r"node 'no-such-node.invalid'.*set MASTER_ADDR"):
         slurm_rendezvous({**SLURM, "SLURM_STEP_NODELIST": "no-such-node.invalid"})
+
+
+def test_a_rank_that_has_joined_waits_for_all_in_each_round(monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    first, second = Place(0, 2, 0, 2), Place(1, 2, 1, 2)
+    for _ in range(2):
+        waiting = threading.Thread(target=session._await_others, args=(second,), daemon=True)
+        waiting.start()
+        waiting.join(0.1)
+        assert waiting.is_alive()
+        session._await_others(first)
+        waiting.join(10)
+        assert not waiting.is_alive()

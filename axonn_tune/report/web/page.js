@@ -9,7 +9,7 @@ const COLORS = {
   "forward pass": "#5b8e3e", "backward pass": "#2c6e8f", "exposed collectives": "#8f2d2d",
   compute: "#3ca951", optimizer: "#1d6f42", host: "#6e7781", bubble: "#b9bfc7", "exposed communication": "#8f2d2d",
   none: "#00798c", selective: "#7a9e2e", full: "#8d5a97",
-  axonn: "#4c5fd7", "axonn-pipeline": "#2aa1c9", megatron: "#d17b0f", zero3: "#2f8f5b", zeropp: "#b94fa3", "zero-topo": "#7d7d38",
+  axonn: "#4c5fd7", "axonn-pipeline": "#2aa1c9", megatron: "#d17b0f", zero1: "#0f9b8e", zero2: "#6a4c2f", zero3: "#2f8f5b", zeropp: "#b94fa3", "zero-topo": "#7d7d38",
 };
 // Communication that is exposed on an axis has a warm color; neighbours in this list differ.
 const EXPOSED = ["x", "y", "z", "data", "pipeline", "tensor", "context", "context*data", "shard", "replica", "secondary",

@@ -230,8 +230,22 @@ def _join(
             timeout=timedelta(seconds=timeout_seconds + (NCCL_LATER_SECONDS if on_gpu else 0.0)),
             device_id=device if on_gpu else None,
         )
+        _await_others(place)
     except (RuntimeError, ValueError) as error:
         raise MeetingError(f"rank {place.rank} cannot join the others: {reason(error)}") from error
+
+
+def _await_others(place: Place) -> None:
+    """Wait until all ranks have joined; to one that is still joining, a failure looks like a loss.
+
+    Ranks that meet several times over one store do so in rounds.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    before = store.add("joined", 1) - 1
+    everybody = f"joined/{before // place.n_ranks}"
+    if (before + 1) % place.n_ranks == 0:
+        store.set(everybody, "")
+    store.wait([everybody])
 
 
 def must_be_watched() -> bool:
