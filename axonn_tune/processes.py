@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -19,17 +19,28 @@ _work: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
 
 
 def mapped(
-    function: Callable[[Item], Result], items: Sequence[Item], least_shared: int = 2
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    least_shared: int = 2,
+    each: Callable[[Sequence[Item]], Iterable[Item]] = iter,
 ) -> Iterator[Result]:
     """Yield what a function returns for each item, in order, as `map` does.
 
     Where it is safe, several processes share the work, if there are at least so many items. They
-    inherit the function and the items, so that only results and errors are pickled.
+    inherit the function and the items, so that only results and errors are pickled. `each` walks
+    through the items beside the results, and may show the progress.
     """
     n_workers = min(_n_cores(), len(items))
-    if len(items) < least_shared or n_workers < 2 or not _is_safe_to_fork():
-        yield from map(function, items)
-        return
+    is_shared = len(items) >= least_shared and n_workers >= 2 and _is_safe_to_fork()
+    results = _shared(function, items, n_workers) if is_shared else map(function, items)
+    for _, result in zip(each(items), results, strict=True):
+        yield result
+
+
+def _shared(
+    function: Callable[[Item], Result], items: Sequence[Item], n_workers: int
+) -> Iterator[Result]:
+    """Yield the results of several processes."""
     # It takes 30 ms to import these, which most commands do not need.
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor

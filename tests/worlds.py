@@ -30,6 +30,23 @@ def llama(**sizes):
     return Model("llama", **{**flags, "bias": False, "tied_embeddings": False, **sizes})
 
 
+# The sizes of `small_llama`, from which tests count by hand.
+HIDDEN, FFN, SEQ, VOCAB = 512, 1024, 128, 1024
+
+
+def small_llama(n_layers):
+    """A Llama with eight heads and four of keys and values."""
+    return llama(
+        n_layers=n_layers,
+        hidden_size=HIDDEN,
+        n_heads=8,
+        n_kv_heads=4,
+        ffn_hidden_size=FFN,
+        vocab_size=VOCAB,
+        seq_len=SEQ,
+    )
+
+
 def by_matrix(**facts):
     """An engine that gathers each matrix on its own, as DeepSpeed does, with more facts of ZeRO."""
     return Engine(zero=ZeroProgram(gathers_blocks=False, **facts))

@@ -122,7 +122,8 @@ def page_document(
         [row.prediction.fits for row in rows],
     )
     detailed = sorted({*range(min(most_details, len(rows))), *front})
-    details = mapped(_detail, [rows[row].prediction for row in detailed], LEAST_SHARED)
+    opened = [rows[row].prediction for row in detailed]
+    details = mapped(_detail, opened, LEAST_SHARED, each)
     searches = [ranking.search for ranking in rankings]
     strategies = [search.scenario.strategy for search in searches]
     names = [strategy.name for strategy in strategies]
@@ -148,7 +149,7 @@ def page_document(
         "rows": _columns(rows, names),
         "front": front,
         "measured": {} if validation is None else _measured(rows, validation),
-        "details": {str(row): detail for row, detail in zip(each(detailed), details, strict=True)},
+        "details": dict(zip(map(str, detailed), details, strict=True)),
         "rejected": {
             ranking.search.scenario.strategy.name: dict(ranking.rejected) for ranking in rankings
         },

@@ -72,10 +72,10 @@ def predict_runs(runs: Sequence[Run], each: Each = iter) -> list[Prediction | No
         scenario, alike = of_scenario
         return predict_each(scenario, list(alike.values()))
 
-    found = mapped(best, searched, LEAST_SHARED)
-    predictions = dict(zip(each(searched), found, strict=True))
-    found_together = mapped(each_known, known, LEAST_SHARED)
-    for (_, alike), together in zip(each(known), found_together, strict=True):
+    found = mapped(best, searched, LEAST_SHARED, each)
+    predictions = dict(zip(searched, found, strict=True))
+    found_together = mapped(each_known, known, LEAST_SHARED, each)
+    for (_, alike), together in zip(known, found_together, strict=True):
         predictions |= zip(alike, together, strict=True)
     return [predictions[i] for i in range(len(runs))]
 

@@ -15,8 +15,7 @@ from axonn_tune.step.prediction import Prediction
 
 def compare(searches: Sequence[Search], each: Each = iter) -> list[Best]:
     """Return the best of each search, the fastest first; searches without a result come last."""
-    found = zip(each(searches), mapped(best_of, searches), strict=True)
-    return sorted((best for _, best in found), key=_seconds)
+    return sorted(mapped(best_of, searches, each=each), key=_seconds)
 
 
 def compare_layouts(layouts: Sequence[tuple[Search, str]], each: Each = iter) -> list[Best]:
@@ -29,8 +28,7 @@ def compare_layouts(layouts: Sequence[tuple[Search, str]], each: Each = iter) ->
     InputError
         A layout breaks a rule of its strategy; the message says which.
     """
-    found = zip(each(layouts), mapped(_best_of_layout, layouts), strict=True)
-    return sorted((best for _, best in found), key=_seconds)
+    return sorted(mapped(_best_of_layout, layouts, each=each), key=_seconds)
 
 
 def _best_of_layout(of_search: tuple[Search, str]) -> Best:

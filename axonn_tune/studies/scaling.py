@@ -19,7 +19,7 @@ def scale(searches: Sequence[Search], each: Each = iter) -> list[Best]:
     NoCandidateError
         No search has a candidate that fits.
     """
-    points = [best for _, best in zip(each(searches), mapped(best_of, searches), strict=True)]
+    points = list(mapped(best_of, searches, each=each))
     if all(point.prediction is None for point in points):
         raise NoCandidateError(_reason(points))
     return points

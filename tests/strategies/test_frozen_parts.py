@@ -7,7 +7,7 @@ import torch
 from build import collectives, memory_terms, number, operations, plan_of
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from worlds import llama, machine_of
+from worlds import FFN, HIDDEN, SEQ, VOCAB, machine_of, small_llama
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import Experts
@@ -23,16 +23,8 @@ from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
 
-LAYERS, HIDDEN, FFN, SEQ, VOCAB = 6, 512, 1024, 128, 1024
-MODEL = llama(
-    n_layers=LAYERS,
-    hidden_size=HIDDEN,
-    n_heads=8,
-    n_kv_heads=4,
-    ffn_hidden_size=FFN,
-    vocab_size=VOCAB,
-    seq_len=SEQ,
-)
+LAYERS = 6
+MODEL = small_llama(LAYERS)
 MIXTURE = replace(MODEL, experts=Experts(8, 2, 256, first_layer=2))
 SIDES = ((HIDDEN, 2 * HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, 2 * FFN), (FFN, HIDDEN))
 BLOCK = sum(k * n for k, n in SIDES) + 2 * HIDDEN

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 from build import collectives, memory_terms, number, operations, plan_of
-from worlds import by_matrix, llama, machine_of
+from worlds import FFN, HIDDEN, SEQ, VOCAB, by_matrix, machine_of, small_llama
 
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.engine import Engine, OffloadProgram, ZeroProgram
@@ -19,16 +19,8 @@ from axonn_tune.step.predict import predict
 from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
 
-LAYERS, HIDDEN, FFN, SEQ, RANK, VOCAB = 4, 512, 1024, 128, 16, 1024
-MODEL = llama(
-    n_layers=LAYERS,
-    hidden_size=HIDDEN,
-    n_heads=8,
-    n_kv_heads=4,
-    ffn_hidden_size=FFN,
-    vocab_size=VOCAB,
-    seq_len=SEQ,
-)
+LAYERS, RANK = 4, 16
+MODEL = small_llama(LAYERS)
 LARGE = replace(MODEL, hidden_size=4096, n_heads=32, ffn_hidden_size=8192, seq_len=4096)
 SIDES = {"qkv": (HIDDEN, 2 * HIDDEN), "proj": (HIDDEN, HIDDEN)}
 SIDES |= {"up": (HIDDEN, 2 * FFN), "down": (FFN, HIDDEN)}

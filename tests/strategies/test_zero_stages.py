@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from build import collectives, memory_terms, number, operations, plan_of, ranking_of, search_of
-from worlds import llama, machine_of, with_host
+from worlds import FFN, HIDDEN, SEQ, VOCAB, machine_of, small_llama, with_host
 
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.spec.engine import Engine, OffloadProgram, ZeroProgram
@@ -12,16 +12,8 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Gemm, MemoryBound
 from axonn_tune.strategies.zero import zero1, zero2, zero3
 
-LAYERS, HIDDEN, FFN, SEQ, VOCAB, RANKS = 4, 512, 1024, 128, 1024, 8
-MODEL = llama(
-    n_layers=LAYERS,
-    hidden_size=HIDDEN,
-    n_heads=8,
-    n_kv_heads=4,
-    ffn_hidden_size=FFN,
-    vocab_size=VOCAB,
-    seq_len=SEQ,
-)
+LAYERS, RANKS = 4, 8
+MODEL = small_llama(LAYERS)
 BLOCK = HIDDEN * 2 * HIDDEN + HIDDEN**2 + 3 * HIDDEN * FFN + 2 * HIDDEN
 WEIGHTS = LAYERS * BLOCK + 2 * VOCAB * HIDDEN + HIDDEN
 BUCKET = 10_000
