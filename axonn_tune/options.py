@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -554,7 +554,7 @@ def declared(
     declarations = {
         name: (hint.__origin__, hint.__metadata__[0])
         for group in groups
-        for name, hint in _hints(group)
+        for name, hint in _hints(group).items()
         if name not in without
     }
     for name, option in (changed or {}).items():
@@ -562,13 +562,10 @@ def declared(
     return declarations
 
 
-def _hints(group: type) -> Iterator[tuple[str, Any]]:
-    """Yield the options of a group in order, the inherited ones first."""
-    hints = get_type_hints(group, include_extras=True)
-    bases = getattr(group, "__orig_bases__", ())
-    inherited = [name for base in bases if base is not TypedDict for name, _ in _hints(base)]
-    for name in dict.fromkeys([*inherited, *hints]):
-        yield name, hints[name]
+@cache
+def _hints(group: type) -> dict[str, Any]:
+    """Return the type and declaration of each option of a group, the inherited ones first."""
+    return get_type_hints(group, include_extras=True)
 
 
 SEARCH = declared(SubjectOptions, SearchOptions)
@@ -725,6 +722,7 @@ def _documented(name: str, hint: Any, option: Option) -> str:
     return f"    {name} : {_type_text(hint)}\n        {option.help}{shown}"
 
 
+@cache
 def _type_text(hint: Any) -> str:
     """Return the text of a type, without modules."""
     text = hint.__name__ if isinstance(hint, type) else str(hint)

@@ -20,7 +20,7 @@ _STYLES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
 
 
 # What a terminal would obey, such as ESC and BEL; a description in a file may hold it.
-_CONTROLS = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")
+_CONTROLS = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def _styled(text: str) -> str:
