@@ -1,7 +1,7 @@
 """Interpolation between measured times.
 
 A time that depends on one size follows straight lines between the measured points
-(`measured_seconds`). A ratio that depends on several sizes, such as measured over computed time of
+(`Line`). A ratio that depends on several sizes, such as measured over computed time of
 a product, follows a smooth surface through the points (`Spline`). Neither leaves what was measured
 far behind: beyond the points a line keeps its slope, and a surface stays level.
 """
@@ -12,12 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.plan import Array, Size
 
 
-def measured_seconds(work: Size, sizes: Sequence[float], seconds: Sequence[float]) -> Array:
-    """Return the time of some work, by straight lines between the sizes that were measured.
+class Line:
+    """The time of some work, by straight lines between the sizes that were measured.
 
     A latency and a bandwidth make a straight line, so that between points of one regime this
     is exact. Work below the smallest measured size takes as long as that size. Work above the
@@ -25,24 +24,23 @@ def measured_seconds(work: Size, sizes: Sequence[float], seconds: Sequence[float
 
     Parameters
     ----------
-    work : array_like, shape (C,)
-        Bytes.
     sizes, seconds : sequences, shape (N,)
         Measured points in any order; points of one size count with their mean.
     """
-    known, index = np.unique(np.asarray(sizes, dtype=np.float64), return_inverse=True)
-    mean = np.bincount(index, np.asarray(seconds, dtype=np.float64)) / np.bincount(index)
-    work = np.asarray(work, dtype=np.float64)
-    beyond = np.maximum(work - known[-1], 0.0)
-    return np.asarray(np.interp(work, known, mean) + beyond * _last_slope(known, mean))
 
+    def __init__(self, sizes: Sequence[float] | Array, seconds: Sequence[float] | Array) -> None:
+        known, index = np.unique(np.asarray(sizes, dtype=np.float64), return_inverse=True)
+        mean = np.bincount(index, np.asarray(seconds, dtype=np.float64)) / np.bincount(index)
+        self._sizes = known
+        self._seconds = mean
+        self._last_slope = _last_slope(known, mean)
 
-def curves_used(curve_of: Ints) -> Ints:
-    """Return which curves candidates have, in growing order.
-
-    `curve_of` holds the index of each candidate's curve, -1 where it has none, shape (C,).
-    """
-    return np.flatnonzero(np.bincount(curve_of[curve_of >= 0]))
+    def __call__(self, work: Size) -> Array:
+        """Return the time of some work, array_like of shape (C,)."""
+        work = np.asarray(work, dtype=np.float64)
+        beyond = np.maximum(work - self._sizes[-1], 0.0)
+        inside = np.interp(work, self._sizes, self._seconds)
+        return np.asarray(inside + beyond * self._last_slope)
 
 
 def _last_slope(sizes: Array, seconds: Array) -> float:

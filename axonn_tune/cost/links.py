@@ -19,18 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd
 
 import numpy as np
 
 from axonn_tune.cost.collectives import moved_fraction, rings_worth
-from axonn_tune.cost.curve import curves_used, measured_seconds
+from axonn_tune.cost.curve import Line
 from axonn_tune.spec.candidates import Ints, Placements
 from axonn_tune.spec.machine import LinkLevel, Machine, Steps
 from axonn_tune.spec.plan import KINDS, RING_KINDS, Array, Size
 from axonn_tune.spec.points import LinkPoint
 
-ALL_ROWS = slice(None)
 # Stands for all strides of groups on a switch.
 _ANY_STRIDE = 0
 
@@ -106,6 +106,20 @@ class Curve:
     nbytes: Array
     seconds: Array
 
+    @cached_property
+    def line(self) -> Line:
+        """The line through the points."""
+        return Line(self.nbytes, self.seconds)
+
+
+def _used_curves(curve_of: Ints, curves: Sequence[Curve]) -> list[tuple[Curve, np.ndarray]]:
+    """Return the curves that hold for some groups, with a mask of these.
+
+    `curve_of` holds the index of each group's curve, -1 where it has none, shape (P,).
+    """
+    used = np.flatnonzero(np.bincount(curve_of[curve_of >= 0])).tolist()
+    return [(curves[number], curve_of == number) for number in used]
+
 
 @dataclass(frozen=True, eq=False)
 class SteppedLinks:
@@ -129,8 +143,18 @@ class SteppedLinks:
     curve: Ints
     curves: tuple[Curve, ...]
 
-    def seconds(self, nbytes: Array, rows: Ints | slice = ALL_ROWS) -> Size:
-        """Return the time of all steps of the groups with these rows, each with these bytes.
+    def take(self, rows: Ints) -> SteppedLinks:
+        """Return the steps over the groups of these rows."""
+        return SteppedLinks(
+            self.n_steps[rows],
+            self.latency_seconds[rows],
+            self.n_sharing[rows],
+            self.curve[rows],
+            self.curves,
+        )
+
+    def seconds(self, nbytes: Array) -> Size:
+        """Return the time of all steps of each group.
 
         Groups that share a boundary move their bytes through it together, so that a step of r
         groups takes as long as that of one group with r times the bytes. Below the smallest chunk
@@ -138,30 +162,29 @@ class SteppedLinks:
 
         Parameters
         ----------
-        nbytes : array, shape (C,)
+        nbytes : array, shape (P,)
             Bytes of one step.
-        rows : array of int, shape (C,)
-            Row of each collective in the arrays of this object.
 
         Returns
         -------
-        ndarray, shape (C,) [s]
+        ndarray, shape (P,) [s]
             NaN where no step was measured.
         """
         if not self.curves:
             return np.nan
-        curve_of = self.curve[rows]
-        together = self.n_sharing[rows] * nbytes
-        seconds = np.full(curve_of.shape, np.nan)
-        for number in curves_used(curve_of):
-            chosen = curve_of == number
-            curve = self.curves[number]
-            of_steps = measured_seconds(together[chosen], curve.nbytes, curve.seconds)
-            of_steps = of_steps * self.n_steps[rows][chosen]
-            latency = np.minimum(self.latency_seconds[rows][chosen], of_steps)
+        together = self.n_sharing * nbytes
+        seconds = np.full(self.curve.shape, np.nan)
+        for curve, chosen in self._measured:
+            of_steps = curve.line(together[chosen]) * self.n_steps[chosen]
+            latency = np.minimum(self.latency_seconds[chosen], of_steps)
             part = np.minimum(together[chosen] / curve.nbytes[0], 1.0)
             seconds[chosen] = latency + part * (of_steps - latency)
         return seconds
+
+    @cached_property
+    def _measured(self) -> list[tuple[Curve, np.ndarray]]:
+        """The curves that hold for some groups, with a mask of these."""
+        return _used_curves(self.curve, self.curves)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +215,24 @@ class KindLinks:
     curves: tuple[Curve, ...]
     ring: SteppedLinks
     tree: SteppedLinks
+
+    def take(self, rows: Ints) -> KindLinks:
+        """Return what collectives over the groups of these rows get."""
+        return KindLinks(
+            self.bandwidth_bytes_per_s[rows],
+            self.bounding_level[rows],
+            self.ring_seconds[rows],
+            self.tree_seconds[rows],
+            self.curve[rows],
+            self.curves,
+            self.ring.take(rows),
+            self.tree.take(rows),
+        )
+
+    @cached_property
+    def measured(self) -> list[tuple[Curve, np.ndarray]]:
+        """The measured curves that hold for some groups, with a mask of these."""
+        return _used_curves(self.curve, self.curves)
 
 
 @dataclass(frozen=True, eq=False)

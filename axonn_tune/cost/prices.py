@@ -15,13 +15,12 @@ import numpy as np
 
 from axonn_tune.cost.attention import AttentionPrices
 from axonn_tune.cost.collectives import collective_seconds, moved_fraction
-from axonn_tune.cost.curve import curves_used, measured_seconds
 from axonn_tune.cost.gemm import Products
 from axonn_tune.cost.grouped import GroupedProducts
 from axonn_tune.cost.host import copy_seconds, update_seconds
 from axonn_tune.cost.links import AxisLinks, KindLinks, axis_links
 from axonn_tune.cost.memory_bound import memory_bound_seconds
-from axonn_tune.spec.candidates import CandidateTable, Ints
+from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import (
@@ -180,7 +179,8 @@ class CollectivePrices:
     def __init__(self, links: Links, table: CandidateTable) -> None:
         self._links = links
         self._table = table
-        self._terms: dict[tuple[str, str], tuple[Array, Array, Array]] = {}
+        self._n_ranks: dict[str, Array] = {}
+        self._links_of: dict[tuple[str, str], KindLinks] = {}
         self._seconds: dict[tuple[str, str], Array] = {}
 
     def seconds(self, operation: Collective) -> Array:
@@ -190,30 +190,9 @@ class CollectivePrices:
         """
         key = (operation.name, operation.axis)
         if key not in self._seconds:
-            self._seconds[key] = self._price(operation)
+            links = self._kind_links(operation.axis, operation.kind)
+            self._seconds[key] = _seconds(operation, self._size(operation.axis), links)
         return self._seconds[key]
-
-    def _price(self, operation: Collective) -> Array:
-        """Return the time of a collective that has not been priced yet."""
-        bandwidth, ring, tree = self._axis_terms(operation.axis, operation.kind)
-        links = self._links[operation.axis].kinds[operation.kind]
-        n_ranks = self._table.size(operation.axis)
-        rows = self._table.placement
-        call_bytes = _call_bytes(operation)
-        seconds = collective_seconds(
-            operation.kind,
-            operation.nbytes,
-            operation.n_calls,
-            n_ranks,
-            bandwidth,
-            ring,
-            tree,
-            links.ring.seconds(call_bytes / n_ranks, rows),
-            links.tree.seconds(call_bytes, rows),
-        )
-        if links.curves:
-            _take_measured(seconds, links, links.curve[rows], operation)
-        return seconds
 
     def least_seconds(self, phases: Iterable[Phase]) -> Array:
         """Return the least time in which the links can carry what the phases send, shape (C,).
@@ -230,41 +209,47 @@ class CollectivePrices:
         by_level = np.zeros((1, len(self._table)))
         for (axis, kind), nbytes in sent.items():
             occupied = self._links[axis].occupied_s_per_byte[:, self._table.placement]
-            by_level = by_level + moved_fraction(kind, self._table.size(axis)) * nbytes * occupied
+            by_level = by_level + moved_fraction(kind, self._size(axis)) * nbytes * occupied
         return by_level.max(axis=0)
 
-    def _axis_terms(self, axis: str, kind: str) -> tuple[Array, Array, Array]:
-        """Return bandwidth, ring latency and tree latency of a kind over an axis, shape (C,)."""
+    def _size(self, axis: str) -> Array:
+        """Return the number of ranks in each candidate's group of an axis."""
+        if axis not in self._n_ranks:
+            self._n_ranks[axis] = self._table.size(axis)
+        return self._n_ranks[axis]
+
+    def _kind_links(self, axis: str, kind: str) -> KindLinks:
+        """Return what collectives of a kind get over each candidate's group of an axis."""
         key = (axis, kind)
-        if key not in self._terms:
-            links = self._links[axis].kinds[kind]
-            rows = self._table.placement
-            self._terms[key] = (
-                links.bandwidth_bytes_per_s[rows],
-                links.ring_seconds[rows],
-                links.tree_seconds[rows],
-            )
-        return self._terms[key]
+        if key not in self._links_of:
+            self._links_of[key] = self._links[axis].kinds[kind].take(self._table.placement)
+        return self._links_of[key]
+
+
+def _seconds(operation: Collective, n_ranks: Array, links: KindLinks) -> Array:
+    """Return the time of a collective over groups that have these sizes and links, shape (C,)."""
+    call_bytes = _call_bytes(operation)
+    seconds = collective_seconds(
+        operation.kind,
+        operation.nbytes,
+        operation.n_calls,
+        n_ranks,
+        links.bandwidth_bytes_per_s,
+        links.ring_seconds,
+        links.tree_seconds,
+        links.ring.seconds(call_bytes / n_ranks),
+        links.tree.seconds(call_bytes),
+    )
+    for curve, chosen in links.measured:
+        n_calls = np.broadcast_to(operation.n_calls, seconds.shape)[chosen]
+        seconds[chosen] = n_calls * curve.line(np.broadcast_to(call_bytes, seconds.shape)[chosen])
+    return seconds
 
 
 def _call_bytes(operation: Collective) -> Array:
     """Return the bytes of one call; there may be candidates without any."""
     n_calls = np.asarray(operation.n_calls, dtype=np.float64)
     return np.asarray(operation.nbytes) / np.where(n_calls > 0, n_calls, 1.0)
-
-
-def _take_measured(seconds: Array, links: KindLinks, curve_of: Ints, operation: Collective) -> None:
-    """Replace, in place, the times of groups that were measured.
-
-    `curve_of` holds the index of each candidate's curve, shape (C,).
-    """
-    n_calls = np.broadcast_to(np.asarray(operation.n_calls, dtype=np.float64), seconds.shape)
-    nbytes = np.broadcast_to(_call_bytes(operation), seconds.shape)
-    for number in curves_used(curve_of):
-        rows = curve_of == number
-        curve = links.curves[number]
-        call_seconds = measured_seconds(nbytes[rows], curve.nbytes, curve.seconds)
-        seconds[rows] = n_calls[rows] * call_seconds
 
 
 def group_seconds(machine: Machine, kind: str, stride: int, size: int, nbytes: Size) -> Array:
@@ -280,19 +265,6 @@ def group_seconds(machine: Machine, kind: str, stride: int, size: int, nbytes: S
     ndarray, shape (N,) [s]
     """
     buffers = np.atleast_1d(np.asarray(nbytes, dtype=np.float64))
-    strides = np.full(buffers.shape, stride)
     sizes = np.full(buffers.shape, size)
-    links = axis_links(machine, strides, sizes).kinds[kind]
-    seconds = collective_seconds(
-        kind,
-        buffers,
-        1.0,
-        sizes.astype(np.float64),
-        links.bandwidth_bytes_per_s,
-        links.ring_seconds,
-        links.tree_seconds,
-        links.ring.seconds(buffers / sizes),
-        links.tree.seconds(buffers),
-    )
-    _take_measured(seconds, links, links.curve, Collective("", kind, buffers, ""))
-    return seconds
+    links = axis_links(machine, np.full(buffers.shape, stride), sizes).kinds[kind]
+    return _seconds(Collective("", kind, buffers, ""), sizes.astype(np.float64), links)

@@ -233,6 +233,9 @@ def _play_repeated(playable: _Playable, repeats: int, state: _State) -> None:
     its own, which shows one repeat later. Candidates that take longer to settle are played to the
     end.
     """
+    if repeats == 1:
+        playable.play(state)
+        return
     n_enough = 3 if playable.phase.drifting_lanes else 2
     before = playable.snapshot(state)
     earlier = state.copy()
