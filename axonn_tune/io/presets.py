@@ -11,15 +11,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from axonn_tune.errors import FileError, InputError, choices_hint
 from axonn_tune.io.files import read_text
-from axonn_tune.io.hf_config import load_hf_config
 from axonn_tune.io.yaml_files import load_yaml
-from axonn_tune.spec.cluster import Cluster
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.machine import PROFILE_VERSION, Machine
 from axonn_tune.spec.model import Model
+
+if TYPE_CHECKING:
+    from axonn_tune.spec.cluster import Cluster
 
 PATH_VARIABLE = "AXONN_TUNE_PATH"
 
@@ -59,6 +61,9 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
     if _is_path(given) or _hf_folder(given) is not None:
         path = _hf_folder(given) or Path(given)
         if path.suffix.lower() == ".json":
+            # To import what only these files, or clusters, need takes 4 ms.
+            from axonn_tune.io.hf_config import load_hf_config
+
             return load_hf_config(path)
         if not path.suffix and not path.exists():
             raise FileError(
@@ -113,6 +118,8 @@ def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
     FileError
         The file is missing, malformed, or does not describe a cluster.
     """
+    from axonn_tune.spec.cluster import Cluster
+
     return load_yaml(_path_of(name_or_path, _CLUSTER), Cluster)
 
 

@@ -11,8 +11,6 @@ from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, SCHEDULES, ZB_H1
 from axonn_tune.spec.stage_layout import layers_of_stages
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.strategies.axonn4d import Axonn4D
-from axonn_tune.strategies.megatron3d import megatron_of
-from axonn_tune.strategies.zero import zero1, zero2, zero3, zero_topo, zeropp
 
 STRATEGIES = {
     "axonn": "AxoNN's 4D grid",
@@ -139,6 +137,9 @@ def strategy_named(
             engine=engine,
         )
     if name == "megatron":
+        # To import what other strategies than AxoNN's need takes 8 ms.
+        from axonn_tune.strategies.megatron3d import megatron_of
+
         return megatron_of(
             engine,
             _numbers_of_virtual_stages(switches),
@@ -157,6 +158,13 @@ def strategy_named(
             stage_layout=switches.stage_layout,
             caveat=_CAVEATS.get(switches.schedule, ""),
         )
+    return _zero_named(name, switches, engine, has_experts)
+
+
+def _zero_named(name: str, switches: Switches, engine: Engine, has_experts: bool) -> Strategy:
+    """Return one of the strategies that shard what a rank keeps; see `strategy_named`."""
+    from axonn_tune.strategies.zero import zero1, zero2, zero3, zero_topo, zeropp
+
     if name == "zero1":
         return zero1(engine)
     if name == "zero2":
