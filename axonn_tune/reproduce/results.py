@@ -66,7 +66,7 @@ def predict_runs(runs: Sequence[Run], each: Each = iter) -> list[Prediction | No
             alike[i] = configuration
 
     def best(i: int) -> Prediction | None:
-        return best_of(runs[i].search, with_interval=False).prediction
+        return best_of(runs[i].search, detail="time").prediction
 
     def each_known(of_scenario: tuple[Scenario, dict[int, Configuration]]) -> list[Prediction]:
         scenario, alike = of_scenario

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from axonn_tune.step.memory import (
     memory_bytes,
 )
 from axonn_tune.step.prediction import Prediction
+from axonn_tune.step.spread import deviations, spread
 from axonn_tune.units import gib
 
 LARGEST_GPU_COUNT = 2**22
@@ -50,6 +51,9 @@ VARIANT_REASON = (
 )
 # A function that walks through a sequence, as `iter` does; a caller may show the progress in it.
 Each: TypeAlias = Callable[[Sequence[Any]], Iterable[Any]]
+# What is told of a best configuration: its time, an interval of it, too, or also the chance to be
+# the fastest, for which its rivals are looked at.
+Detail: TypeAlias = Literal["time", "interval", "chance"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +121,17 @@ class Ranking:
             for row in range(count)
         ]
 
+    def best(self, detail: Detail = "chance") -> Prediction:
+        """Return the first prediction; its interval and chance are stated as far as is wanted."""
+        if detail == "chance":
+            return self.top(1)[0]
+        best = self.prediction(0)
+        if detail == "time":
+            return best
+        scenario = self.search.scenario
+        of_best = spread(scenario, *deviations(scenario, self.table.take(slice(1))))
+        return replace(best, spread_fraction=float(of_best[0]))
+
     @cached_property
     def uncertainty(self) -> Uncertainty:
         """The uncertainty of the times of the fastest rows that fit."""
@@ -154,15 +169,14 @@ class Best:
     reason: str = ""
 
 
-def best_of(search: Search, with_interval: bool = True) -> Best:
+def best_of(search: Search, detail: Detail = "chance") -> Best:
     """Return the best configuration, or the reason why no layout is legal or fits.
 
-    With an interval it takes twice as long.
+    An interval takes a third of the time of a search, and a chance two thirds.
     """
     try:
         ranking = rank_candidates(search)
-        best = ranking.top(1)[0] if with_interval else ranking.prediction(0)
-        return Best(ranking.search, best)
+        return Best(ranking.search, ranking.best(detail))
     except NoCandidateError as error:
         return Best(search, None, str(error))
 

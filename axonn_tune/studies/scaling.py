@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.processes import mapped
-from axonn_tune.search.rank import LARGEST_GPU_COUNT, Best, Each, best_of
+from axonn_tune.search.rank import LARGEST_GPU_COUNT, Best, Detail, Each, best_of
 from axonn_tune.search.search import Search
 from axonn_tune.spec.checks import whole_number
 
 
-def scale(searches: Sequence[Search], each: Each = iter) -> list[Best]:
-    """Return the best configuration of each search.
+def scale(searches: Sequence[Search], each: Each = iter, detail: Detail = "chance") -> list[Best]:
+    """Return the best configuration of each search, with as much detail as is wanted.
 
     Raises
     ------
     NoCandidateError
         No search has a candidate that fits.
     """
-    points = list(mapped(best_of, searches, each=each))
+    points = list(mapped(partial(best_of, detail=detail), searches, each=each))
     if all(point.prediction is None for point in points):
         raise NoCandidateError(_reason(points))
     return points

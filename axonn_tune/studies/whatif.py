@@ -126,7 +126,7 @@ def _best_on_each(
     fastest = _fastest_on_each(ranking, [machines[i] for i in alike], factor)
     found: dict[int, Prediction | None] = dict(zip(alike, fastest, strict=True))
     for i in each([i for i in range(len(machines)) if i not in found]):
-        found[i] = best_of(search.on(machines[i]), with_interval=False).prediction
+        found[i] = best_of(search.on(machines[i]), detail="time").prediction
     return [found[i] for i in range(len(machines))]
 
 

@@ -209,14 +209,19 @@ def test_only_multiples_of_a_step_are_tried():
     assert sorted(tried) == [48, 56, 72, 80]
 
 
-@pytest.mark.parametrize("with_interval", [True, False])
-def test_the_best_of_a_search_is_the_first_of_its_ranking(with_interval):
+@pytest.mark.parametrize("detail", ["time", "interval", "chance"])
+def test_the_best_of_a_search_is_the_first_of_its_ranking(detail):
     search = search_of(MODEL, JOB, machine_of(), AXONN, micro_batch=1)
-    found = best_of(search, with_interval)
-    assert found.prediction.step_seconds == ranking_of(search).prediction(0).step_seconds
-    assert (found.prediction.step_seconds_interval is not None) == with_interval
-    assert best_of(search).prediction.step_seconds_interval is not None
-    nothing = best_of(on_machine(search, with_memory(machine_of(), 1e8)), with_interval)
+    found = best_of(search, detail)
+    first = ranking_of(search).top(1)[0]
+    assert found.prediction.step_seconds == first.step_seconds
+    if detail == "time":
+        assert found.prediction.step_seconds_interval is None
+    else:
+        ends = found.prediction.step_seconds_interval
+        assert ends == pytest.approx(first.step_seconds_interval, rel=1e-12)
+    assert found.prediction.p_best == (first.p_best if detail == "chance" else None)
+    nothing = best_of(on_machine(search, with_memory(machine_of(), 1e8)), detail)
     assert nothing.prediction is None and "fits on no grid" in nothing.reason
 
 

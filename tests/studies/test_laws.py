@@ -118,7 +118,7 @@ def assert_influences_are_searches(search, factor):
     for influence in found:
         p = influence.parameter
         less, more = (
-            best_of(on_machine(search, p.changed(value)), False).prediction
+            best_of(on_machine(search, p.changed(value)), "time").prediction
             for value in (p.value / factor, p.value * factor)
         )
         assert influence.base.configuration == base.configuration
