@@ -145,29 +145,31 @@ class Products:
         -------
         ndarray, shape (K,) [s]
         """
-        sizes = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k)))
-        rows, product_of = distinct(*(size.ravel() for size in sizes))
-        m, n, k = (size.ravel()[rows] for size in sizes)
+        m, n, k = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k)))
         modes = [mode, *(other for other in MODES if other != mode and kernel_tuning)]
         seconds = self._curve.seconds_by_mode(m, n, k, modes) * self._corrections(m, n, k, modes)
         if kernel_tuning:
             smaller_bytes = self._curve.element_bytes * np.minimum(m * k, k * n)
             seconds[1:] += moved_copy_seconds(smaller_bytes, self._machine, self._dtype)
-        return seconds.min(axis=0)[product_of].reshape(sizes[0].shape)
+        return np.asarray(seconds.min(axis=0))
 
     def correction(self, m: Array, n: Array, k: Array, mode: str) -> Array:
         """Return the time by measured points over that by the curve alone; 1 without points."""
         return self._corrections(m, n, k, [mode])[0]
 
     def _corrections(self, m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
-        """Return the correction of K products in some modes, shape (modes, K)."""
-        n_modes = len(modes)
+        """Return the correction of products in some modes, shape (modes, ...); equal ones share it.
+
+        Without points it is 1.
+        """
         if self._correction is None:
-            return np.ones((n_modes, m.size))
-        m_of, n_of, k_of = np.tile(np.stack([m, n, k]), n_modes)
-        mode_of = np.repeat(modes, m.size).tolist()
+            return np.ones(1)
+        rows, product_of = distinct(m.ravel(), n.ravel(), k.ravel())
+        products = np.stack([size.ravel()[rows] for size in (m, n, k)])
+        m_of, n_of, k_of = np.tile(products, len(modes))
+        mode_of = np.repeat(modes, rows.size).tolist()
         log_ratio = self._correction(coordinates(m_of, n_of, k_of, mode_of))
-        return np.exp(log_ratio).reshape(n_modes, m.size)
+        return np.exp(log_ratio).reshape(len(modes), -1)[:, product_of].reshape(-1, *m.shape)
 
     @property
     def interpolation_error(self) -> float:
