@@ -111,8 +111,14 @@ def _reader(hint: Any, name: str) -> Reader:
     raise TypeError(f"schema: field '{name}' has a type that files cannot hold: {hint!r}")
 
 
+@cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass; there is a reader for each field's unit."""
+    return get_type_hints(cls)
+
+
 def _record(cls: type[Any], name: str) -> Reader:
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     readers: dict[object, Reader] = {}
     names: dict[object, str] = {}
     required = []
@@ -225,7 +231,7 @@ def _bearable(entries: Iterable[T], problems: list[Problem]) -> Iterator[T]:
 
 def _table(list_reader: Reader, cls: type[Any]) -> Reader:
     """Return a reader of a text with comma-separated rows below a header, or of a list."""
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
 
     def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
         if not isinstance(value, str):
