@@ -112,12 +112,12 @@ def _reader(hint: Any, name: str) -> Reader:
 
 
 @cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: type) -> dict[str, Any]:
     """Return the types of the fields of a dataclass; there is a reader for each field's unit."""
     return get_type_hints(cls)
 
 
-def _record(cls: type[Any], name: str) -> Reader:
+def _record(cls: type, name: str) -> Reader:
     hints = _hints(cls)
     readers: dict[object, Reader] = {}
     names: dict[object, str] = {}
@@ -229,7 +229,7 @@ def _bearable(entries: Iterable[T], problems: list[Problem]) -> Iterator[T]:
     return takewhile(lambda _: len(problems) < MOST_PROBLEMS, entries)
 
 
-def _table(list_reader: Reader, cls: type[Any]) -> Reader:
+def _table(list_reader: Reader, cls: type) -> Reader:
     """Return a reader of a text with comma-separated rows below a header, or of a list."""
     hints = _hints(cls)
 

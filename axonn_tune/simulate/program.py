@@ -29,8 +29,7 @@ HOST_LANES = {TO_HOST: -1, FROM_HOST: -2}
 OpIndex: TypeAlias = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Kernels:
+class Kernels(NamedTuple):
     """Consecutive kernels between which nothing is issued or awaited.
 
     operations
@@ -49,8 +48,7 @@ class Kernels:
     pending: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """A collective, or a copy between GPU and host, on its lane."""
 
     operation: OpIndex
