@@ -69,7 +69,7 @@ def command(
     searches = scaling_searches(
         _models(model, weak), parse_counts(gpus), batch_per_gpu=batch_per_gpu, **options
     )
-    # The table leaves out the chance to be the fastest, which takes a quarter of the time.
+    # The table leaves out the chance to be the fastest, which takes a third of the time.
     points = scale(
         searches,
         Progress("Searching", quiet),

@@ -1,7 +1,7 @@
 """Interpolation between measured times.
 
 A time that depends on one size follows straight lines between the measured points
-(`Line`). A ratio that depends on several sizes, such as measured over computed time of
+(`Curve`). A ratio that depends on several sizes, such as measured over computed time of
 a product, follows a smooth surface through the points (`Spline`). Neither leaves what was measured
 far behind: beyond the points a line keeps its slope, and a surface stays level.
 """
@@ -9,38 +9,45 @@ far behind: beyond the points a line keeps its slope, and a surface stays level.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from axonn_tune.spec.plan import Array, Size
 
 
-class Line:
-    """The time of some work, by straight lines between the sizes that were measured.
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Straight lines between the sizes that were measured, shape (points,).
 
     A latency and a bandwidth make a straight line, so that between points of one regime this
     is exact. Work below the smallest measured size takes as long as that size. Work above the
     largest size follows the last line, whose slope is held between level and proportional.
 
-    Parameters
-    ----------
-    sizes, seconds : sequences, shape (N,)
-        Measured points in any order; points of one size count with their mean.
+    nbytes
+        Measured sizes, in growing order.
+    seconds
+        Time for each of them.
+    last_slope
+        Slope beyond the largest size.
     """
 
-    def __init__(self, sizes: Sequence[float] | Array, seconds: Sequence[float] | Array) -> None:
+    nbytes: Array
+    seconds: Array
+    last_slope: float
+
+    @classmethod
+    def through(cls, sizes: Sequence[float], seconds: Sequence[float]) -> Curve:
+        """Return the curve through points in any order; those of one size count with their mean."""
         known, index = np.unique(np.asarray(sizes, dtype=np.float64), return_inverse=True)
         mean = np.bincount(index, np.asarray(seconds, dtype=np.float64)) / np.bincount(index)
-        self._sizes = known
-        self._seconds = mean
-        self._last_slope = _last_slope(known, mean)
+        return cls(known, mean, _last_slope(known, mean))
 
-    def __call__(self, work: Size) -> Array:
-        """Return the time of some work, array_like of shape (C,)."""
+    def at(self, work: Size) -> Array:
+        """Return the time of some work, bytes of shape (C,)."""
         work = np.asarray(work, dtype=np.float64)
-        beyond = np.maximum(work - self._sizes[-1], 0.0)
-        inside = np.interp(work, self._sizes, self._seconds)
-        return np.asarray(inside + beyond * self._last_slope)
+        beyond = np.maximum(work - self.nbytes[-1], 0.0)
+        return np.asarray(np.interp(work, self.nbytes, self.seconds) + beyond * self.last_slope)
 
 
 def _last_slope(sizes: Array, seconds: Array) -> float:

@@ -25,7 +25,7 @@ from math import gcd
 import numpy as np
 
 from axonn_tune.cost.collectives import moved_fraction, rings_worth
-from axonn_tune.cost.curve import Line
+from axonn_tune.cost.curve import Curve
 from axonn_tune.spec.candidates import Ints, Placements
 from axonn_tune.spec.machine import LinkLevel, Machine, Steps
 from axonn_tune.spec.plan import KINDS, RING_KINDS, Array, Size
@@ -93,25 +93,6 @@ def units_visited(stride: Ints, size: Ints, unit_ranks: int) -> Array:
     return np.minimum(size, spanned).astype(np.float64)
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """The measured times of collectives, or of their steps, shape (points,).
-
-    nbytes
-        Full buffers, or bytes of a step, in growing order.
-    seconds
-        Time for each of them.
-    """
-
-    nbytes: Array
-    seconds: Array
-
-    @cached_property
-    def line(self) -> Line:
-        """The line through the points."""
-        return Line(self.nbytes, self.seconds)
-
-
 def _used_curves(curve_of: Ints, curves: Sequence[Curve]) -> list[tuple[Curve, np.ndarray]]:
     """Return the curves that hold for some groups, with a mask of these.
 
@@ -175,7 +156,7 @@ class SteppedLinks:
         together = self.n_sharing * nbytes
         seconds = np.full(self.curve.shape, np.nan)
         for curve, chosen in self._measured:
-            of_steps = curve.line(together[chosen]) * self.n_steps[chosen]
+            of_steps = curve.at(together[chosen]) * self.n_steps[chosen]
             latency = np.minimum(self.latency_seconds[chosen], of_steps)
             part = np.minimum(together[chosen] / curve.nbytes[0], 1.0)
             seconds[chosen] = latency + part * (of_steps - latency)
@@ -351,8 +332,7 @@ def _curves(
             continue
         is_alike = on_switch if measured_stride == _ANY_STRIDE else stride == measured_stride
         index[is_alike & (size == measured_size)] = len(curves)
-        nbytes, seconds = np.array(sorted(seconds_by_size.items()), dtype=np.float64).T
-        curves.append(Curve(nbytes, seconds))
+        curves.append(Curve.through(*zip(*seconds_by_size.items(), strict=True)))
     return index, tuple(curves)
 
 
@@ -388,7 +368,7 @@ def _step_curves(
                 of_regime = [
                     (n_rings * p.nbytes, p.seconds) for p in points if p.above_ranks == above_ranks
                 ]
-                curves.append(Curve(*np.array(sorted(of_regime)).T))
+                curves.append(Curve.through(*zip(*of_regime, strict=True)))
     return index, tuple(curves)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from axonn_tune.cost.curve import Line
+from axonn_tune.cost.curve import Curve
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Array, Size
 
@@ -31,7 +31,7 @@ def memory_bound_seconds(nbytes: Size, machine: Machine, kernel: str, dtype: str
     kernel_points = [p for p in machine.kernels.memory_points if p.kernel == kernel]
     points = [p for p in kernel_points if p.dtype == dtype] or kernel_points
     if points:
-        seconds = Line([p.nbytes for p in points], [p.seconds for p in points])(nbytes)
+        seconds = Curve.through([p.nbytes for p in points], [p.seconds for p in points]).at(nbytes)
     else:
         launch = machine.kernels.launch_seconds.value
         seconds = nbytes / achieved_memory_bandwidth(machine) + launch

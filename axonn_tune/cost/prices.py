@@ -242,7 +242,7 @@ def _seconds(operation: Collective, n_ranks: Array, links: KindLinks) -> Array:
     )
     for curve, chosen in links.measured:
         n_calls = np.broadcast_to(operation.n_calls, seconds.shape)[chosen]
-        seconds[chosen] = n_calls * curve.line(np.broadcast_to(call_bytes, seconds.shape)[chosen])
+        seconds[chosen] = n_calls * curve.at(np.broadcast_to(call_bytes, seconds.shape)[chosen])
     return seconds
 
 

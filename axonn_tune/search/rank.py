@@ -172,7 +172,7 @@ class Best:
 def best_of(search: Search, detail: Detail = "chance") -> Best:
     """Return the best configuration, or the reason why no layout is legal or fits.
 
-    An interval takes a third of the time of a search, and a chance two thirds.
+    An interval takes a fifth of the time of a search, and a chance half of it, or as long.
     """
     try:
         ranking = rank_candidates(search)

@@ -10,7 +10,7 @@ from worlds import machine_of, quantity
 
 from axonn_tune.api import build_search
 from axonn_tune.cost.attention import attention_seconds
-from axonn_tune.cost.curve import Line, Spline
+from axonn_tune.cost.curve import Curve, Spline
 from axonn_tune.cost.links import axis_links, placement_links, ring_share
 from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.cost.prices import CollectivePrices, group_seconds
@@ -134,7 +134,7 @@ def test_one_size_of_message_is_no_curve():
 def test_more_bytes_never_take_less_time(sizes, work):
     sizes = sorted(sizes)
     seconds = np.cumsum(np.linspace(1e-6, 1e-3, len(sizes)))
-    got = Line(sizes, seconds)([work, work * 1.5 + 1])
+    got = Curve.through(sizes, seconds).at([work, work * 1.5 + 1])
     assert got[1] >= got[0] > 0
 
 
@@ -275,11 +275,11 @@ def test_placements_of_a_search_find_their_curves():
     ],
 )
 def test_beyond_the_largest_size_the_last_line_goes_on(seconds, beyond):
-    assert Line((5.0, 10.0), seconds)(15.0) == pytest.approx(beyond)
+    assert Curve.through((5.0, 10.0), seconds).at(15.0) == pytest.approx(beyond)
 
 
 def test_one_size_says_all_in_proportion():
-    assert Line([10.0], [1.0])([5.0, 20.0]) == pytest.approx([1.0, 2.0])
+    assert Curve.through([10.0], [1.0]).at([5.0, 20.0]) == pytest.approx([1.0, 2.0])
 
 
 def test_points_that_a_linear_function_meets_say_nothing_about_its_error():

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from axonn_tune.calibration.fit.robust import robust_spread_fraction
-from axonn_tune.cost.curve import Line
+from axonn_tune.cost.curve import Curve
 from axonn_tune.spec.points import ANY_KIND, LinkPoint, StepPoint
 
 # Kinds that always run on a ring; an all-reduce may run on a tree.
@@ -85,7 +85,7 @@ def _is_on_tree(all_reduce: LinkPoint, gathers: Sequence[StepPoint]) -> bool:
     if not steps:
         return False
     chunk = all_reduce.nbytes / all_reduce.size
-    step = Line([p.nbytes for p in steps], [p.seconds for p in steps])(chunk)
+    step = Curve.through([p.nbytes for p in steps], [p.seconds for p in steps]).at(chunk)
     return all_reduce.seconds < LEAST_RING_FRACTION * 2 * (all_reduce.size - 1) * float(step)
 
 
@@ -127,7 +127,7 @@ def _departure(known: Mapping[float, float], steps: Mapping[float, float]) -> fl
     if not chunks.size:
         return 0.0
     found = np.array([steps[chunk] for chunk in chunks])
-    logs = np.log(found / Line(list(known), list(known.values()))(chunks))
+    logs = np.log(found / Curve.through(list(known), list(known.values())).at(chunks))
     return float(np.median(np.where(chunks < min(known), logs, np.abs(logs))))
 
 
