@@ -88,7 +88,10 @@ class Frozen:
     def __post_init__(self) -> None:
         require_count("frozen", "n_layers", self.n_layers, least=0)
         if self.n_layers and not self.embedding:
-            raise InputError("frozen: layers are frozen; allowed: only with the embedding, too")
+            layers = f"layers:0-{self.n_layers - 1}"
+            raise InputError(
+                f"--frozen {layers}: the embedding below is trained; allowed: embedding,{layers}"
+            )
 
     @classmethod
     def of_text(cls, text: str) -> Frozen:

@@ -252,7 +252,7 @@ def test_layers_of_experts_above_frozen_dense_ones_count_whole():
 @pytest.mark.parametrize(
     ("text", "culprit"),
     [
-        ("layers:0-3", "only with the embedding"),
+        ("layers:0-3", "embedding,layers:0-3"),
         ("embedding,layers:2-3", "'layers:2-3' is not a part"),
         ("embedding,norm", "'norm' is not a part"),
     ],
