@@ -169,9 +169,11 @@ ZeRO++ only the 18B shape is stated; of the sharded strategies on Frontier no ba
 known, and quantised messages were slower there than their bytes say. Rings of RCCL over more than
 128 dies of Frontier have the steps of 77 us and more that PCCL's paper measured, while its own runs
 of ZeRO-3 on 1,024 dies leave room for 47 us at most; on 2,048 dies these differ by up to 30 % from
-their mean. Megatron-DeepSpeed has the layouts of its public launch scripts. MegaScale's parallel
-blocks and sliding windows are not modelled. torchtitan's own H100 take 500 W in place of 700; their
-products are taken to reach 0.6 of the peak, as pytorch/ao says of these GPUs."""
+their mean. AxoNN's grids are the best by the equations of its papers; those of its launcher name
+others for 160B and 320B on Frontier, which are predicted 6 to 10 % slower. Megatron-DeepSpeed has
+the layouts of its public launch scripts. MegaScale's parallel blocks and sliding windows are not
+modelled. torchtitan's own H100 take 500 W in place of 700; their products are taken to reach 0.6 of
+the peak, as pytorch/ao says of these GPUs."""
 
 _STEPS_READING = """*several nodes* and *one node*: layouts of Megatron-DeepSpeed on A100 that
 vTrain published with their times (VIA-Research/vTrain, data/, MIT licence); recomputation and

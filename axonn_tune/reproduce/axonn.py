@@ -31,7 +31,9 @@ _OF_LOGS = "nanogpt"
 _SERIAL_MACHINES = ("frontier-2024",)
 # The authors ran the grids that are best by their own equations, of those whose tensor grid has at
 # least the number of ranks below, and published the fastest (Megatron-AxoNN 885d2e7,
-# launch_per_comm_model.py: topk and min_tensor_parallel).
+# launch_per_comm_model.py: topk and min_tensor_parallel). The equations here are the papers'. That
+# launcher's count the sums of the forward pass twice, and exchange the widths of transposed layers:
+# on Perlmutter 19 or 20 of 20 grids are the same, on 16,384 dies of Frontier and more hardly any.
 _N_TRIED = 20
 _LEAST_TENSOR_RANKS = {
     "5b": 4,

@@ -86,6 +86,9 @@ class AxonnProgram:
     recomputes_last_product
         Whether full recomputation forms the output of a block's last product, too, which no
         backward pass reads.
+    forward_copies, backward_copies
+        Bytes that copies of queries, keys, values and the output of fused attention move in a
+        forward, or in a backward pass, over those of that output; None for no copies.
     """
 
     late_gathers: tuple[str, ...] = ()
@@ -95,9 +98,15 @@ class AxonnProgram:
     gathered_element_bytes: float | None = None
     reduction: str = BUCKETS
     recomputes_last_product: bool = True
+    forward_copies: Quantity | None = None
+    backward_copies: Quantity | None = None
 
     def __post_init__(self) -> None:
         require_choice("axonn", "reduction", self.reduction, (BUCKETS, WHOLE, PARAMETERS))
+        for name in ("forward_copies", "backward_copies"):
+            quantity = getattr(self, name)
+            if quantity is not None:
+                require_between("axonn", name, quantity.value, 0.0, LARGEST_FACTOR)
         if self.gathered_element_bytes is not None:
             require_between("axonn", "gathered_element_bytes", self.gathered_element_bytes, 0.5, 8)
 

@@ -130,8 +130,13 @@ class AxonnCommunication(Communication):
     # Attention ---------------------------------------------------------------------------
 
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
-        """Run attention, over sequences that ranks share if any do."""
+        """Run attention, over sequences that ranks share if any do, and the copies around it."""
         self.options.context(self.shapes).attend(host, chain, window)
+        program = self.options.engine.axonn
+        copies = program.backward_copies if chain == BACKWARD else program.forward_copies
+        if copies is not None and self.shapes.job.attention == "flash":
+            nbytes = copies.value * self.shapes.linears["proj"].input_bytes
+            host.memory_bound(names.of_layer(chain, "attention_copies"), nbytes, "copy")
 
     # Gradients ---------------------------------------------------------------------------
 

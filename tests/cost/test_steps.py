@@ -7,6 +7,7 @@ import pytest
 from worlds import machine_of
 
 from axonn_tune.cost.prices import group_seconds
+from axonn_tune.io.presets import load_machine
 from axonn_tune.spec.machine import Steps
 from axonn_tune.spec.points import StepPoint
 from axonn_tune.spec.resources import resources
@@ -109,3 +110,18 @@ def test_many_calls_have_small_chunks():
     sizes = np.array([8 * 64 * KIB])
     one = group_seconds(machine_with(), "all_gather", 1, 8, sizes)
     assert one[0] < group_seconds(machine_with(), "all_gather", 1, 8, 2 * sizes)[0] < 2 * one[0]
+
+
+@pytest.mark.parametrize(
+    ("stride", "size", "nbytes", "bytes_per_s"),
+    [
+        (16, 32, 7168 * 28672 / 16 * 4, 0.92e9),  # a matrix of nanoGPT
+        # The message with which AxoNN timed rings.
+        (8, 64, 16 * 2048 * 4096 * 10 * 2, 5 * 2**30),
+        (128, 20, 16 * 2048 * 4096 * 10 * 2, 5 * 2**30),
+    ],
+)
+def test_eight_rings_of_frontier_share_a_node_as_was_seen(stride, size, nbytes, bytes_per_s):
+    got = seconds(load_machine("frontier-2024"), "all_reduce", stride, size, nbytes)
+    moved = 2 * (size - 1) / size * nbytes
+    assert moved / got == pytest.approx(bytes_per_s, rel=0.01)

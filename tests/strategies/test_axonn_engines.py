@@ -175,14 +175,15 @@ def test_engines_sum_the_same_gradients_in_calls_of_their_own(engine):
 
 @ALL
 def test_an_engine_changes_nothing_where_nothing_is_gathered_or_overlapped(engine):
-    """On one rank of Z, without recomputation, the kernels are the same."""
+    """On one rank of Z, without recomputation, the kernels are the same but for copies."""
     sizes = {**GRID, "z": 1, "data": 8}
     of_job = replace(engine.axonn, gathered_element_bytes=None)
     kernels = [
         [
             (op.name, type(op))
             for op in operations(plan_of(Axonn4D(engine=each), MODEL, JOB, **sizes).microstep)
-            if not isinstance(op, Collective) and not op.name.endswith(".convert")
+            if not isinstance(op, Collective)
+            and not op.name.endswith((".convert", ".attention_copies"))
         ]
         for each in (
             BUNDLED,
@@ -197,3 +198,21 @@ def test_an_engine_carries_out_its_own_strategies_and_no_other():
         assert strategy_named("axonn", engine=engine).engine is engine
     with pytest.raises(InputError, match="engine nanogpt carries out axonn, not megatron"):
         strategy_named("megatron", engine=NANOGPT)
+
+
+@ALL
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+def test_copies_around_fused_attention_move_their_share_of_its_output(engine, attention):
+    job = replace(JOB, attention=attention)
+    microstep = plan_of(Axonn4D(engine=engine), MODEL, job, recompute="full", **GRID).microstep
+    moved = {
+        op.name.split(".")[0]: number(op.nbytes)
+        for op in operations(microstep)
+        if op.name.endswith(".attention_copies")
+    }
+    output_bytes = 2 * JOB.seq_len * MODEL.hidden_size / GRID["y"]
+    expected = {"forward": 12, "recompute": 12, "backward": 8}
+    copies = engine is SC24 and attention == "flash"
+    assert moved == (
+        {chain: passes * output_bytes for chain, passes in expected.items()} if copies else {}
+    )
