@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
 from axonn_tune.search.search import Constraints, Search
@@ -33,8 +34,9 @@ def fine_tuning(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def _search(row: Row, loaders: Loaders, engine: Engine) -> Search:
     """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself."""
+    program = replace(engine.megatron, casts_in_activations=row["casts"] == "yes")
     strategy = megatron_of(
-        engine,
+        replace(engine, megatron=program),
         n_virtual=(int(row["virtual"]),),
         fp32_gradients=False,
         low_weights=True,

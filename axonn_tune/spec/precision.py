@@ -66,7 +66,8 @@ class Recipe:
         Number of times that a cast reads its tensor.
     reads_after_norm
         The same for a norm's output, whose largest value the norm's kernel may find, or which it
-        may write in the low format itself (csrc/extensions/normalization.cpp, `Impl`).
+        may write in the low format itself (csrc/extensions/normalization.cpp, `Impl`); and for what
+        an activation forms, if the engine has such kernels.
     quantises_columns
         Whether the backward pass needs a second copy, whose scales run along the columns and which
         is cast from the original tensor. Otherwise both passes use one copy, which a GPU that reads

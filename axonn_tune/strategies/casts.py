@@ -70,16 +70,13 @@ class Casts:
         split = self._split(shape.linear.is_split and not shape.linear.transposed)
         n_elements = shape.tokens * shape.k / split
         n_copies = self._n_activation_copies(recipe, split)
-        n_reads = recipe.reads
-        if layer in _AFTER_NORM:
-            n_reads = recipe.reads_after_norm
         if self._is_cast_again(layer, recipe):
             n_copies = 1.0
         name = names.cast(names.of_layer(chain, layer))
-        if n_reads:
-            self._cast(host, name, n_elements, n_reads, n_copies)
-        else:
-            self._transpose(host, name, n_elements * (n_copies - 1.0))
+        is_activation = layer == "down" and self.shapes.casts_in_activations
+        is_prepared = layer in _AFTER_NORM or is_activation
+        n_reads = recipe.reads_after_norm if is_prepared else recipe.reads
+        self._cast(host, name, n_elements, n_reads, n_copies)
 
     def cast_gradient(self, host: HostProgram, layer: str) -> None:
         """Cast the gradient of a layer's output."""
@@ -90,7 +87,9 @@ class Casts:
         split = self._split(shape.linear.transposed)
         n_copies = self._n_activation_copies(recipe, split)
         name = names.cast(names.of_layer(BACKWARD, layer))
-        self._cast(host, name, shape.tokens * shape.n / split, recipe.reads, n_copies)
+        is_prepared = layer == "up" and self.shapes.casts_in_activations
+        n_reads = recipe.reads_after_norm if is_prepared else recipe.reads
+        self._cast(host, name, shape.tokens * shape.n / split, n_reads, n_copies)
 
     def form_columns(self, host: HostProgram, layer: str) -> None:
         """Form the copies along the columns that dW still lacks.
@@ -196,7 +195,13 @@ class Casts:
     def _cast(
         self, host: HostProgram, name: str, n_elements: Size, n_reads: float, n_copies: Size
     ) -> None:
-        """Read elements in the job's type, and write some copies in the recipe's format."""
+        """Read elements in the job's type, and write some copies in the recipe's format.
+
+        Without a read, one copy is there already, and the others are transposed from it.
+        """
+        if not n_reads:
+            self._transpose(host, name, n_elements * (n_copies - 1.0))
+            return
         job = self.shapes.job
         element_bytes = n_reads * job.element_bytes + n_copies * job.operand_bytes
         host.memory_bound(name, n_elements * element_bytes, "cast")

@@ -257,6 +257,7 @@ class Megatron3D:
             experts_at_once=self.engine.megatron.experts_at_once,
             exchanges_adapters=self.exchanges_adapters,
             gradient_sum_bytes=self.gradient_bytes(job) * self.fused_accumulation,
+            casts_in_activations=self.engine.megatron.casts_in_activations,
             memory=self.engine.memory,
         )
 

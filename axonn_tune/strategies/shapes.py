@@ -131,6 +131,8 @@ class Shapes:
     gradient_sum_bytes : float
         Bytes of an element of the sums to which the products that form the experts' dW add; 0
         where they do not add.
+    casts_in_activations : bool
+        Whether the kernels of an MLP's activation prepare the cast of what they form.
     memory : MemoryForm
         What the engine holds where that is not what fused kernels hold.
     """
@@ -157,6 +159,7 @@ class Shapes:
     exchanges_adapters: bool = False
     sums_adapters: bool = False
     gradient_sum_bytes: float = 0.0
+    casts_in_activations: bool = False
     memory: MemoryForm = IDEAL.memory
 
     @property

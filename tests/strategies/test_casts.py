@@ -7,7 +7,7 @@ from build import memory_terms, number, plan_of
 from worlds import llama
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.engine import Engine, MemoryForm
+from axonn_tune.spec.engine import Engine, MegatronProgram, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Gemm, MemoryBound
 from axonn_tune.spec.precision import FORMATS, PRECISIONS, RECIPES
@@ -92,6 +92,32 @@ def test_a_norm_may_have_read_its_output():
     assert bytes_of(Megatron3D(), delayed, "forward.qkv.cast", data=8) == 0
     on_hopper = replace(delayed, transposes_operands=True)
     assert bytes_of(Megatron3D(), on_hopper, "forward.qkv.cast", data=8) == 2 * width
+
+
+PREPARING = Megatron3D(engine=Engine(megatron=MegatronProgram(casts_in_activations=True)))
+
+
+@pytest.mark.parametrize(
+    ("precision", "transposes", "by_hand"),
+    [
+        ("fp8-current", True, 2 + 1 + 1),
+        ("fp8-current", False, 2 + 1),
+        ("fp8-delayed", True, 2),
+        ("fp8-delayed", False, 0),
+    ],
+)
+def test_an_activation_may_prepare_the_casts_of_what_it_forms(precision, transposes, by_hand):
+    """As a norm: it finds the largest value, or writes 8 bits, of which a copy is transposed."""
+    job = in_precision(precision, transposes_operands=transposes)
+    inner = TOKENS * 4096
+    assert bytes_of(PREPARING, job, "forward.down.cast", data=8) == by_hand * inner
+    assert bytes_of(PREPARING, job, "backward.up.cast", data=8) == 2 * by_hand * inner
+
+
+def test_an_activation_prepares_no_other_cast():
+    job = in_precision("fp8-current")
+    for name in ("forward.proj.cast", "backward.down.cast", "backward.qkv.cast"):
+        assert bytes_of(PREPARING, job, name, data=8) == bytes_of(Megatron3D(), job, name, data=8)
 
 
 def test_what_is_gathered_is_cast_before_and_transposed_after():
