@@ -188,8 +188,8 @@ GPUs; nothing fitted. *long sequences*: NeMo 24.03 on H100 in FP8, 4 thousand to
 measured one by one (its own prediction: 5.3 % on these rows), also with experts, and with sequences
 of up to 131,072 tokens over eight GPUs by all-to-all; nothing fitted. *LoRA*: Llama 70B with
 adapters beside frozen weights, as NVIDIA fine-tunes it for MLPerf (H100 to GB300) and with
-Megatron-Bridge; nothing fitted. What these runs do and no prediction does is attention in 8 bits
-and activations stored in 8 bits. The same layouts took up to 18 % less time in MLPerf's next round,
+Megatron-Bridge; nothing fitted. What these runs do and no prediction does is to store activations
+in 8 bits. The same layouts took up to 18 % less time in MLPerf's next round,
 with newer software. *Megatron-Bridge*: Megatron-Core on H100 to GB300, mostly in 8 and 4 bits
 (NVIDIA-NeMo/Megatron-Bridge, Apache-2.0), as its releases from 25.11 to 26.06 measured it. The
 host's time for experts is fitted to two of its steps, and the clock that GB200 holds in training to

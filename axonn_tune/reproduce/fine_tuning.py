@@ -34,7 +34,11 @@ def fine_tuning(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def _search(row: Row, loaders: Loaders, engine: Engine) -> Search:
     """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself."""
-    program = replace(engine.megatron, casts_in_activations=row["casts"] == "yes")
+    program = replace(
+        engine.megatron,
+        casts_in_activations=row["casts"] == "yes",
+        low_attention=row["low_attention"] == "yes",
+    )
     strategy = megatron_of(
         replace(engine, megatron=program),
         n_virtual=(int(row["virtual"]),),

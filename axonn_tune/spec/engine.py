@@ -146,6 +146,8 @@ class MegatronProgram:
         Whether the kernels of an MLP's activation prepare the cast of what they form, as a norm's
         do: Transformer Engine's sequence of operations (csrc/extensions/activation.cpp at
         d0067d0d), which Megatron-Core takes with --use-transformer-engine-op-fuser.
+    low_attention
+        Whether attention runs in 8 bits where products are low (--fp8-dot-product-attention).
     """
 
     sequence_parallel: bool = True
@@ -163,6 +165,7 @@ class MegatronProgram:
     overlaps_tensor: bool = False
     experts_at_once: int = 4
     casts_in_activations: bool = False
+    low_attention: bool = False
 
     def __post_init__(self) -> None:
         require_choice("megatron", "context_kind", self.context_kind, CONTEXT_KINDS)

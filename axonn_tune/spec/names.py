@@ -106,7 +106,7 @@ def sums(owner: str) -> str:
 
 
 def convert(owner: str) -> str:
-    """Return the name of the kernel that converts a gathered weight to the job's type."""
+    """Return the name of the kernel that converts a tensor of another format to the job's type."""
     return f"{owner}.convert"
 
 

@@ -24,6 +24,7 @@ from axonn_tune.spec.precision import Recipe
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
 
+_ATTENTION = "attention"
 # Layers whose input a norm has written.
 _AFTER_NORM = ("qkv", "q_up", "kv_up", "up")
 
@@ -122,6 +123,37 @@ class Casts:
         if recipe is None or recipe.quantises_columns or not self.shapes.job.transposes_operands:
             return
         self._transpose(host, names.transposed(names.of_layer(BACKWARD, layer)), n_elements)
+
+    def cast_for_attention(self, host: HostProgram, chain: str) -> None:
+        """Cast queries, keys and values, or their output's gradient, where attention is low.
+
+        One copy of each is enough for attention (Transformer Engine, FusedAttnFunc).
+        """
+        recipe = self.shapes.job.recipe
+        if recipe is not None and self.shapes.attention_format:
+            n_elements = self._n_outputs if chain == BACKWARD else self._n_inputs
+            name = names.cast(names.of_layer(chain, _ATTENTION))
+            self._cast(host, name, n_elements, recipe.reads, 1.0)
+
+    def convert_from_attention(self, host: HostProgram, chain: str) -> None:
+        """Convert what low attention has formed, which it writes in 8 bits if scales are known."""
+        recipe = self.shapes.job.recipe
+        if recipe is not None and self.shapes.attention_format and recipe.knows_scales:
+            n_elements = self._n_inputs if chain == BACKWARD else self._n_outputs
+            name = names.convert(names.of_layer(chain, _ATTENTION))
+            self._cast(host, name, n_elements, 1.0, 1.0)
+
+    @property
+    def _n_inputs(self) -> Array:
+        """The number of elements of the rank's queries, keys and values."""
+        model = self.shapes.model
+        width = model.query_width + model.key_width + model.value_width
+        return self.shapes.tokens * width / self.shapes.y
+
+    @property
+    def _n_outputs(self) -> Array:
+        """The number of elements of what attention forms of the rank's queries."""
+        return self.shapes.linears["proj"].input_bytes / self.shapes.element_bytes
 
     def cast_of_experts(self, host: HostProgram, chain: str, layer: str, n_elements: Size) -> None:
         """Cast the input of experts' products, or in the backward chain the gradient of a result.
