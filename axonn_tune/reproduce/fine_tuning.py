@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, named
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -38,6 +38,7 @@ def _search(row: Row, loaders: Loaders, engine: Engine) -> Search:
         engine.megatron,
         casts_in_activations=row["casts"] == "yes",
         low_attention=row["low_attention"] == "yes",
+        low_sums=named(row["low_sums"]),
     )
     strategy = megatron_of(
         replace(engine, megatron=program),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, named
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -22,7 +22,8 @@ def nemo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     paper = Paper("NeMo", source, loaders.machine("dgx-h100"), assumed=("network",))
     engine = loaders.engine("nemo")
     for row in rows:
-        yield _run(paper, row, loaders, engine)
+        program = replace(engine.megatron, low_sums=named(row["low_sums"]))
+        yield _run(paper, row, loaders, replace(engine, megatron=program))
 
 
 def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
@@ -51,6 +52,8 @@ def _run(paper: Paper, row: Row, loaders: Loaders, engine: Engine) -> Run:
     """Return the run of a row."""
     layers = int(row["layers"])
     model = replace(loaders.model(row["model"]), n_layers=layers)
+    if row.get("vocabulary"):
+        model = replace(model, vocab_size=int(row["vocabulary"]))
     subject = f"{row['model']}, {layers} layers, {row['gpus']} GPUs"
     published = {"step_seconds": float(row["step_seconds"])}
     group = row["model"] if row["precision"] == FULL else f"{row['model']} in 8 bits"

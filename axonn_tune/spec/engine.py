@@ -148,6 +148,9 @@ class MegatronProgram:
         d0067d0d), which Megatron-Core takes with --use-transformer-engine-op-fuser.
     low_attention
         Whether attention runs in 8 bits where products are low (--fp8-dot-product-attention).
+    low_sums
+        Layers whose outputs travel within the tensor group in the format of low products, where
+        they are summed beside these (fp8_buf of --tp-comm-overlap-cfg).
     """
 
     sequence_parallel: bool = True
@@ -166,6 +169,7 @@ class MegatronProgram:
     experts_at_once: int = 4
     casts_in_activations: bool = False
     low_attention: bool = False
+    low_sums: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_choice("megatron", "context_kind", self.context_kind, CONTEXT_KINDS)

@@ -90,6 +90,8 @@ class MegatronCommunication(SequenceParallel):
     def _scatter_sum(self, host: HostProgram, weight: Weight, share: Array) -> None:
         """Start to sum a share of the output of a product."""
         nbytes = share * self.shapes.linears[weight.layer].output_bytes
+        if weight.layer in self.options.engine.megatron.low_sums:
+            nbytes = nbytes * (self.shapes.job.operand_bytes / self.shapes.element_bytes)
         host.issue(names.reduce_scatter(weight.name), "reduce_scatter", nbytes, "tensor")
 
     def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
