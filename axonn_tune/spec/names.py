@@ -185,6 +185,11 @@ def awaited(owner: str) -> str:
     return f"{owner}.await"
 
 
+def last_part(owner: str) -> str:
+    """Return the name of the part of an output that is summed once its product has ended."""
+    return f"{owner}.last_part"
+
+
 def reduce_scatter(owner: str) -> str:
     """Return the name of the reduce-scatter of what `owner` has formed."""
     return collective(owner, "reduce_scatter")

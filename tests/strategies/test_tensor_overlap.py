@@ -29,7 +29,7 @@ def kernels_and_messages(strategy, job=JOB):
     sent = Counter()
     for op in ops:
         if isinstance(op, Collective) and op.axis == "tensor":
-            sent[op.name] += number(op.nbytes)
+            sent[op.name.replace(".last_part", "")] += number(op.nbytes)
     waiting = {op.name for op in ops if isinstance(op, Gemm) and op.waits_for}
     return ops, sent, waiting
 
@@ -47,8 +47,17 @@ def test_all_but_the_part_of_one_rank_is_summed_while_the_product_runs():
     names = [op.name for op in ops]
     product = names.index("forward.down.gemm")
     first, last = (ops[i] for i in (product - 1, product + 1))
-    assert first.name == last.name == "forward.down.reduce_scatter"
+    assert first.name == "forward.down.reduce_scatter"
+    assert last.name == "forward.down.last_part.reduce_scatter"
     assert number(first.nbytes) == pytest.approx(3.0 * number(last.nbytes))
+
+
+def test_messages_of_one_name_are_alike():
+    """They are priced once, so that each part of a sum has to have a name of its own."""
+    nbytes = {}
+    for op in kernels_and_messages(BESIDE)[0]:
+        if isinstance(op, Collective):
+            assert nbytes.setdefault((op.name, op.axis), number(op.nbytes)) == number(op.nbytes)
 
 
 def test_what_was_exposed_is_hidden_and_nothing_is_without_sequence_parallelism():
