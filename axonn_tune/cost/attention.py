@@ -21,8 +21,9 @@ UNFUSED_FORWARD_PASSES = 2.0
 UNFUSED_BACKWARD_PASSES = 3.0
 
 
-# Whether attention is of the backward pass, fused and masked, and the library that has its kernel.
-_Kind: TypeAlias = tuple[bool, bool, bool, str]
+# Whether attention is of the backward pass, fused and masked, the format of its operands, and the
+# library that has its kernel.
+_Kind: TypeAlias = tuple[bool, bool, bool, str, str]
 
 
 class AttentionPrices:
@@ -48,8 +49,15 @@ class AttentionPrices:
         batch = n_sequences * n_heads
         d = float(operation.head_dim)
         seconds = self._formula(batch, s, d, operation.backward, operation.fused)
+        number_format = operation.number_format or self._dtype
         correction = self._correction(
-            (operation.backward, operation.fused, operation.masked, operation.library)
+            (
+                operation.backward,
+                operation.fused,
+                operation.masked,
+                number_format,
+                operation.library,
+            )
         )
         if correction is not None:
             flat = batch.ravel()
@@ -60,22 +68,26 @@ class AttentionPrices:
     def _correction(self, kind: _Kind) -> Spline | None:
         """Return the logarithm of measured over computed time, or None without measured points.
 
-        Where attention was not measured without a mask, it is as fast as with one. Where the
-        library's was not measured, what was measured stands for it.
+        Where attention was not measured without a mask, it is as fast as with one, and where it was
+        not measured in a low format, it is as fast as in the job's type. Where the library's was
+        not measured, what was measured stands for it.
         """
         if kind not in self._corrections:
-            backward, fused, masked, library = kind
+            backward, fused, masked, number_format, library = kind
             points = [
                 p
                 for p in self._machine.kernels.attention_points
-                if (p.backward, p.fused, p.masked, p.dtype) == (*kind[:3], self._dtype)
+                if (p.backward, p.fused, p.masked, p.dtype) == kind[:4]
             ]
             points = [p for p in points if p.library == library] or points
+            correction = None
             if points:
-                self._corrections[kind] = self._fitted(points)
-            else:
-                causal = (backward, fused, True, library)
-                self._corrections[kind] = None if masked else self._correction(causal)
+                correction = self._fitted(points)
+            elif number_format != self._dtype:
+                correction = self._correction((backward, fused, masked, self._dtype, library))
+            elif not masked:
+                correction = self._correction((backward, fused, True, number_format, library))
+            self._corrections[kind] = correction
         return self._corrections[kind]
 
     def _fitted(self, points: Sequence[AttentionPoint]) -> Spline:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, named
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -33,8 +34,14 @@ def fine_tuning(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def _search(row: Row, loaders: Loaders, engine: Engine) -> Search:
     """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself."""
+    program = replace(
+        engine.megatron,
+        casts_in_activations=row["casts"] == "yes",
+        low_attention=row["low_attention"] == "yes",
+        low_sums=named(row["low_sums"]),
+    )
     strategy = megatron_of(
-        engine,
+        replace(engine, megatron=program),
         n_virtual=(int(row["virtual"]),),
         fp32_gradients=False,
         low_weights=True,

@@ -1,11 +1,11 @@
-"""Measured steps of NeMo, which is Megatron-Core, on H100: NVIDIA's benchmarks, and MLPerf."""
+"""Measured steps of NeMo, which is Megatron-Core: NVIDIA's benchmarks on H100, and MLPerf."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, named
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -20,7 +20,10 @@ def nemo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield the measured steps of NVIDIA's benchmarks, also of models with fewer layers."""
     source = "NVIDIA/dgxc-benchmarking (Apache-2.0)"
     paper = Paper("NeMo", source, loaders.machine("dgx-h100"), assumed=("network",))
-    return _runs(paper, rows, loaders)
+    engine = loaders.engine("nemo")
+    for row in rows:
+        program = replace(engine.megatron, low_sums=named(row["low_sums"]))
+        yield _run(paper, row, loaders, replace(engine, megatron=program))
 
 
 def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
@@ -30,20 +33,31 @@ def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         "network",
         "software",
     )  # the types in which gradients are reduced and weights gathered
-    paper = Paper("MLPerf", source, loaders.machine("dgx-h100"), assumed=unstated)
-    return _runs(paper, rows, loaders)
-
-
-def _runs(paper: Paper, rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Yield the runs of a table."""
-    engine = loaders.engine("nemo")
+    engines = {name: loaders.engine(name) for name in {row["engine"] for row in rows}}
     for row in rows:
-        layers = int(row["layers"])
-        model = replace(loaders.model(row["model"]), n_layers=layers)
-        subject = f"{row['model']}, {layers} layers, {row['gpus']} GPUs"
-        published = {"step_seconds": float(row["step_seconds"])}
-        group = row["model"] if row["precision"] == FULL else f"{row['model']} in 8 bits"
-        yield paper.run(group, subject, _search(row, model, paper.machine, engine), published)
+        paper = Paper("MLPerf", source, loaders.machine(row["machine"]), assumed=unstated)
+        yield _run(paper, row, loaders, _with_facts(engines[row["engine"]], row))
+
+
+def _with_facts(engine: Engine, row: Row) -> Engine:
+    """Return an engine with what a submission says of its program."""
+    program = replace(engine.megatron, casts_in_activations=row["casts"] == "yes")
+    if row["bucket_elements"]:
+        n_elements = float(row["bucket_elements"])
+        program = replace(program, bucket_elements=n_elements, bucket_elements_per_replica=0.0)
+    return replace(engine, megatron=program)
+
+
+def _run(paper: Paper, row: Row, loaders: Loaders, engine: Engine) -> Run:
+    """Return the run of a row."""
+    layers = int(row["layers"])
+    model = replace(loaders.model(row["model"]), n_layers=layers)
+    if row.get("vocabulary"):
+        model = replace(model, vocab_size=int(row["vocabulary"]))
+    subject = f"{row['model']}, {layers} layers, {row['gpus']} GPUs"
+    published = {"step_seconds": float(row["step_seconds"])}
+    group = row["model"] if row["precision"] == FULL else f"{row['model']} in 8 bits"
+    return paper.run(group, subject, _search(row, model, paper.machine, engine), published)
 
 
 def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
@@ -52,6 +66,8 @@ def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
     strategy = megatron_of(
         with_its_attention,
         n_virtual=(int(row["virtual"]),),
+        fp32_gradients=False,
+        low_weights=True,
         overlaps_tensor=row.get("overlaps") != "no",
     )
     gpus = int(row["gpus"])

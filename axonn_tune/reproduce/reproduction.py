@@ -86,7 +86,7 @@ def measured_steps(
         "B200": list(simumax(load("simumax_b200"), loaders)),
         "Megatron-Bridge": list(megatron_bridge(load("megatron_bridge"), loaders)),
         "NeMo": list(nemo(load("dgxc_h100"), loaders)),
-        "MLPerf": list(mlperf(load("mlperf_h100"), loaders)),
+        "MLPerf": list(mlperf(load("mlperf"), loaders)),
         "long sequences": list(long_sequences(load("nemo_long"), loaders)),
         "LoRA": list(fine_tuning(load("lora"), loaders)),
         "nanotron": list(nanotron(load("nanotron_h100"), loaders)),

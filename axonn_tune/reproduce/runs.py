@@ -82,6 +82,11 @@ class Paper:
         )
 
 
+def named(cell: str) -> tuple[str, ...]:
+    """Return the names in a cell of a table, between which stand plus signs."""
+    return tuple(cell.split("+")) if cell else ()
+
+
 def gpt(row: Row, seq_len: int, vocabulary: int = 51200, heads: int | None = None) -> Model:
     """Return a GPT of the sizes that a table states."""
     hidden = int(row["hidden"])

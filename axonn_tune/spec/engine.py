@@ -151,6 +151,15 @@ class MegatronProgram:
     experts_at_once
         Number of experts whose products run at the same time on a rank: Transformer Engine's
         GroupedLinear has four streams for cuBLAS (common/util/multi_stream.cpp at d0067d0d).
+    casts_in_activations
+        Whether the kernels of an MLP's activation prepare the cast of what they form, as a norm's
+        do: Transformer Engine's sequence of operations (csrc/extensions/activation.cpp at
+        d0067d0d), which Megatron-Core takes with --use-transformer-engine-op-fuser.
+    low_attention
+        Whether attention runs in 8 bits where products are low (--fp8-dot-product-attention).
+    low_sums
+        Layers whose outputs travel within the tensor group in the format of low products, where
+        they are summed beside these (fp8_buf of --tp-comm-overlap-cfg).
     """
 
     sequence_parallel: bool = True
@@ -167,6 +176,9 @@ class MegatronProgram:
     overlaps_experts: bool = False
     overlaps_tensor: bool = False
     experts_at_once: int = 4
+    casts_in_activations: bool = False
+    low_attention: bool = False
+    low_sums: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_choice("megatron", "context_kind", self.context_kind, CONTEXT_KINDS)

@@ -106,7 +106,7 @@ def sums(owner: str) -> str:
 
 
 def convert(owner: str) -> str:
-    """Return the name of the kernel that converts a gathered weight to the job's type."""
+    """Return the name of the kernel that converts a tensor of another format to the job's type."""
     return f"{owner}.convert"
 
 
@@ -183,6 +183,11 @@ def from_host(owner: str) -> str:
 def awaited(owner: str) -> str:
     """Return the name of the host's wait for the copy that brings what `owner` needs."""
     return f"{owner}.await"
+
+
+def last_part(owner: str) -> str:
+    """Return the name of the part of an output that is summed once its product has ended."""
+    return f"{owner}.last_part"
 
 
 def reduce_scatter(owner: str) -> str:

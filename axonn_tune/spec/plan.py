@@ -131,7 +131,8 @@ class Attention:
     query attends to that many tokens, its own included; with 0 it attends to all earlier ones.
     `n_launches` is the number of such kernels, which all have these sizes, and `library`, one of
     `ATTENTION_LIBRARIES`, has them. A kernel that is not `masked` does the work of a causal one of
-    this length without a mask: its queries or its keys are half as many.
+    this length without a mask: its queries or its keys are half as many. `number_format` is that of
+    its operands; empty for the job's type.
     """
 
     name: str
@@ -147,6 +148,7 @@ class Attention:
     n_launches: Size = 1.0
     masked: bool = True
     library: str = FLASH_ATTENTION
+    number_format: str = ""
     stream: ClassVar[str] = COMPUTE
 
     @property

@@ -81,7 +81,8 @@ class GroupedGemmPoint(_Timed):
 class AttentionPoint(_Timed):
     """One measured softmax attention over whole sequences, with a causal mask or without one.
 
-    `library` is the library of its kernel, one of `ATTENTION_LIBRARIES`; empty where nobody says.
+    `dtype` is the format of its operands, and `library` the library of its kernel, one of
+    `ATTENTION_LIBRARIES`; empty where nobody says.
     """
 
     n_sequences: int
@@ -99,7 +100,7 @@ class AttentionPoint(_Timed):
     def __post_init__(self) -> None:
         owner = f"attention point {self.n_sequences}x{self.n_heads}x{self.seq_len}x{self.head_dim}"
         _check(owner, self, ("n_sequences", "n_heads", "seq_len", "head_dim"))
-        require_choice(owner, "dtype", self.dtype, BYTES_PER_ELEMENT)
+        require_choice(owner, "dtype", self.dtype, PRODUCT_FORMATS)
         if self.library:
             require_choice(owner, "library", self.library, ATTENTION_LIBRARIES)
 

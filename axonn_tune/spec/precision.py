@@ -41,6 +41,8 @@ FORMATS = {
     # A scale of one byte for 16 elements of four bits (nvfp4.rst).
     "nvfp4": NumberFormat(0.5 + 1.0 / 16.0, ("mxfp8", "fp8", "fp8_block", "bf16", "fp16")),
 }
+# The format of attention in 8 bits: one scale for a tensor, as for products.
+EIGHT_BITS = "fp8"
 # All formats in which products may be priced or measured.
 PRODUCT_FORMATS = (*BYTES_PER_ELEMENT, *FORMATS)
 
@@ -66,7 +68,8 @@ class Recipe:
         Number of times that a cast reads its tensor.
     reads_after_norm
         The same for a norm's output, whose largest value the norm's kernel may find, or which it
-        may write in the low format itself (csrc/extensions/normalization.cpp, `Impl`).
+        may write in the low format itself (csrc/extensions/normalization.cpp, `Impl`); and for what
+        an activation forms, if the engine has such kernels.
     quantises_columns
         Whether the backward pass needs a second copy, whose scales run along the columns and which
         is cast from the original tensor. Otherwise both passes use one copy, which a GPU that reads
@@ -86,6 +89,11 @@ class Recipe:
     quantises_columns: bool
     saves_attention_cast: bool = False
     slowdown: float = 1.0
+
+    @property
+    def knows_scales(self) -> bool:
+        """Whether scales come from earlier steps, so that a kernel can write the low format."""
+        return self.reads_after_norm == 0.0
 
 
 # The precision in which products have the job's type, and no tensor is cast.

@@ -44,6 +44,7 @@ def whole_attention(host: HostProgram, shapes: Shapes, chain: str, window: int) 
         backward=chain == BACKWARD,
         fused=job.attention == "flash",
         window=window,
+        number_format=shapes.attention_format,
     )
     host.launch(of_samples(kernel, job))
     if job.dropout and job.attention == "unfused":

@@ -24,6 +24,7 @@ from axonn_tune.spec.precision import Recipe
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
 
+_ATTENTION = "attention"
 # Layers whose input a norm has written.
 _AFTER_NORM = ("qkv", "q_up", "kv_up", "up")
 
@@ -70,16 +71,13 @@ class Casts:
         split = self._split(shape.linear.is_split and not shape.linear.transposed)
         n_elements = shape.tokens * shape.k / split
         n_copies = self._n_activation_copies(recipe, split)
-        n_reads = recipe.reads
-        if layer in _AFTER_NORM:
-            n_reads = recipe.reads_after_norm
         if self._is_cast_again(layer, recipe):
             n_copies = 1.0
         name = names.cast(names.of_layer(chain, layer))
-        if n_reads:
-            self._cast(host, name, n_elements, n_reads, n_copies)
-        else:
-            self._transpose(host, name, n_elements * (n_copies - 1.0))
+        is_activation = layer == "down" and self.shapes.casts_in_activations
+        is_prepared = layer in _AFTER_NORM or is_activation
+        n_reads = recipe.reads_after_norm if is_prepared else recipe.reads
+        self._cast(host, name, n_elements, n_reads, n_copies)
 
     def cast_gradient(self, host: HostProgram, layer: str) -> None:
         """Cast the gradient of a layer's output."""
@@ -90,7 +88,9 @@ class Casts:
         split = self._split(shape.linear.transposed)
         n_copies = self._n_activation_copies(recipe, split)
         name = names.cast(names.of_layer(BACKWARD, layer))
-        self._cast(host, name, shape.tokens * shape.n / split, recipe.reads, n_copies)
+        is_prepared = layer == "up" and self.shapes.casts_in_activations
+        n_reads = recipe.reads_after_norm if is_prepared else recipe.reads
+        self._cast(host, name, shape.tokens * shape.n / split, n_reads, n_copies)
 
     def form_columns(self, host: HostProgram, layer: str) -> None:
         """Form the copies along the columns that dW still lacks.
@@ -123,6 +123,37 @@ class Casts:
         if recipe is None or recipe.quantises_columns or not self.shapes.job.transposes_operands:
             return
         self._transpose(host, names.transposed(names.of_layer(BACKWARD, layer)), n_elements)
+
+    def cast_for_attention(self, host: HostProgram, chain: str) -> None:
+        """Cast queries, keys and values, or their output's gradient, where attention is low.
+
+        One copy of each is enough for attention (Transformer Engine, FusedAttnFunc).
+        """
+        recipe = self.shapes.job.recipe
+        if recipe is not None and self.shapes.attention_format:
+            n_elements = self._n_outputs if chain == BACKWARD else self._n_inputs
+            name = names.cast(names.of_layer(chain, _ATTENTION))
+            self._cast(host, name, n_elements, recipe.reads, 1.0)
+
+    def convert_from_attention(self, host: HostProgram, chain: str) -> None:
+        """Convert what low attention has formed, which it writes in 8 bits if scales are known."""
+        recipe = self.shapes.job.recipe
+        if recipe is not None and self.shapes.attention_format and recipe.knows_scales:
+            n_elements = self._n_inputs if chain == BACKWARD else self._n_outputs
+            name = names.convert(names.of_layer(chain, _ATTENTION))
+            self._cast(host, name, n_elements, 1.0, 1.0)
+
+    @property
+    def _n_inputs(self) -> Array:
+        """The number of elements of the rank's queries, keys and values."""
+        model = self.shapes.model
+        width = model.query_width + model.key_width + model.value_width
+        return self.shapes.tokens * width / self.shapes.y
+
+    @property
+    def _n_outputs(self) -> Array:
+        """The number of elements of what attention forms of the rank's queries."""
+        return self.shapes.linears["proj"].input_bytes / self.shapes.element_bytes
 
     def cast_of_experts(self, host: HostProgram, chain: str, layer: str, n_elements: Size) -> None:
         """Cast the input of experts' products, or in the backward chain the gradient of a result.
@@ -196,7 +227,13 @@ class Casts:
     def _cast(
         self, host: HostProgram, name: str, n_elements: Size, n_reads: float, n_copies: Size
     ) -> None:
-        """Read elements in the job's type, and write some copies in the recipe's format."""
+        """Read elements in the job's type, and write some copies in the recipe's format.
+
+        Without a read, one copy is there already, and the others are transposed from it.
+        """
+        if not n_reads:
+            self._transpose(host, name, n_elements * (n_copies - 1.0))
+            return
         job = self.shapes.job
         element_bytes = n_reads * job.element_bytes + n_copies * job.operand_bytes
         host.memory_bound(name, n_elements * element_bytes, "cast")

@@ -95,7 +95,8 @@ class ContextParallelism:
     @property
     def output_bytes(self) -> Array:
         """The bytes of what attention forms of the rank's queries."""
-        return self.shapes.linears["proj"].input_bytes
+        elements = self.shapes.linears["proj"].input_bytes / self.shapes.element_bytes
+        return elements * self.shapes.attention_element_bytes
 
     @property
     def all_key_value_bytes(self) -> Array:
@@ -105,7 +106,7 @@ class ContextParallelism:
     def _bytes_of(self, width: int) -> Array:
         """Return the bytes of the rank's tokens with the rank's share of some width."""
         shapes = self.shapes
-        return shapes.tokens * (width * shapes.element_bytes) / shapes.y
+        return shapes.tokens * (width * shapes.attention_element_bytes) / shapes.y
 
     def _kernel(self, chain: str, window: int, n_sequences: Size, seq_len: Size) -> Attention:
         """Return fused attention with the rank's heads."""
@@ -118,6 +119,7 @@ class ContextParallelism:
             backward=chain == BACKWARD,
             fused=True,
             window=window,
+            number_format=self.shapes.attention_format,
         )
         return of_samples(kernel, self.shapes.job)
 

@@ -28,6 +28,7 @@ from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.offload import OFFLOAD_MODULES
 from axonn_tune.spec.plan import Array, Size, StepPlan
+from axonn_tune.spec.precision import EIGHT_BITS
 from axonn_tune.spec.recomputation import MODULES
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
 from axonn_tune.spec.stage_layout import layers_of_stages
@@ -237,6 +238,11 @@ class Megatron3D:
         memory_of = partial(self._stage_memory, shapes)
         return stage_memory(shapes, memory_of, self.engine.host_terms(job), self.schedule)
 
+    def _attention_format(self, job: Job) -> str:
+        """Return the format of the operands of attention; empty for the job's type."""
+        is_low = job.recipe is not None and self.engine.megatron.low_attention
+        return EIGHT_BITS if is_low else ""
+
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
         """Return the sizes: tensor splits the inner widths, context and data split the tokens."""
         tensor = table.size("tensor")
@@ -257,6 +263,8 @@ class Megatron3D:
             experts_at_once=self.engine.megatron.experts_at_once,
             exchanges_adapters=self.exchanges_adapters,
             gradient_sum_bytes=self.gradient_bytes(job) * self.fused_accumulation,
+            casts_in_activations=self.engine.megatron.casts_in_activations,
+            attention_format=self._attention_format(job),
             memory=self.engine.memory,
         )
 

@@ -68,7 +68,7 @@ class MegatronCommunication(SequenceParallel):
             name = names.all_gather(weight.name)
             host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
         elif shape.linear.transposed:
-            self._scatter_sum(host, weight, self._share_beside)
+            self._scatter_sum(host, weight, weight.name, self._share_beside)
 
     def sum_output(self, host: HostProgram, weight: Weight) -> None:
         """Sum the output, of which a product that runs beside the sum leaves the last part."""
@@ -79,18 +79,22 @@ class MegatronCommunication(SequenceParallel):
         if self._gathers_tokens(shape):
             host.wait(names.all_gather(weight.name))
         elif shape.linear.transposed:
-            self._scatter_sum(host, weight, 1.0 - self._share_beside)
+            last_part = names.last_part(weight.name)
+            self._scatter_sum(host, weight, last_part, 1.0 - self._share_beside)
             host.wait(names.reduce_scatter(weight.name))
+            host.wait(names.reduce_scatter(last_part))
 
     @property
     def _share_beside(self) -> Array:
         """The share of a sum that is sent while its product runs: all but the last rank's part."""
         return 1.0 - 1.0 / self.shapes.table.size("tensor")
 
-    def _scatter_sum(self, host: HostProgram, weight: Weight, share: Array) -> None:
-        """Start to sum a share of the output of a product."""
+    def _scatter_sum(self, host: HostProgram, weight: Weight, name: str, share: Array) -> None:
+        """Start to sum a share of the output of a product, under a name of its own."""
         nbytes = share * self.shapes.linears[weight.layer].output_bytes
-        host.issue(names.reduce_scatter(weight.name), "reduce_scatter", nbytes, "tensor")
+        if weight.layer in self.options.engine.megatron.low_sums:
+            nbytes = nbytes * (self.shapes.job.operand_bytes / self.shapes.element_bytes)
+        host.issue(names.reduce_scatter(name), "reduce_scatter", nbytes, "tensor")
 
     def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
         """Start to sum dI; the gradient that came beside the product of dI is there."""

@@ -22,7 +22,7 @@ from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array
-from axonn_tune.spec.precision import BYTES_PER_ELEMENT
+from axonn_tune.spec.precision import BYTES_PER_ELEMENT, operand_bytes
 from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers, recomputed_modules
 
 FP32_BYTES = BYTES_PER_ELEMENT["fp32"]
@@ -131,6 +131,10 @@ class Shapes:
     gradient_sum_bytes : float
         Bytes of an element of the sums to which the products that form the experts' dW add; 0
         where they do not add.
+    casts_in_activations : bool
+        Whether the kernels of an MLP's activation prepare the cast of what they form.
+    attention_format : str
+        Format of the operands of attention; empty for the job's type.
     memory : MemoryForm
         What the engine holds where that is not what fused kernels hold.
     """
@@ -157,6 +161,8 @@ class Shapes:
     exchanges_adapters: bool = False
     sums_adapters: bool = False
     gradient_sum_bytes: float = 0.0
+    casts_in_activations: bool = False
+    attention_format: str = ""
     memory: MemoryForm = IDEAL.memory
 
     @property
@@ -275,6 +281,11 @@ class Shapes:
             is_stored_transposed=False,
             products=((linear.name, n),),
         )
+
+    @property
+    def attention_element_bytes(self) -> float:
+        """The bytes of an element of the operands of attention."""
+        return operand_bytes(self.attention_format) if self.attention_format else self.element_bytes
 
     @property
     def own_tokens(self) -> Array:

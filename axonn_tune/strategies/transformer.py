@@ -153,6 +153,12 @@ class Transformer:
             host.memory_bound(name, shape.output_bytes, "reduce")
         self.communication.send_gradient(host, layer)
 
+    def _attend(self, host: HostProgram, chain: str, block: Block) -> None:
+        """Run attention of a chain, in a low format between casts where the engine does so."""
+        self.casts.cast_for_attention(host, chain)
+        self.communication.attend(host, chain, block.window)
+        self.casts.convert_from_attention(host, chain)
+
     def _recompute_adapted_input(self, host: HostProgram, layer: str) -> None:
         """Form the input of a layer again that only its adapter needs, if it has one."""
         adapters = self.shapes.job.adapters
@@ -290,7 +296,7 @@ class Transformer:
             self._linear_forward(host, weight, followings[weight])
         self._head_norms(host, chain)
         self._rotary(host, chain)
-        self.communication.attend(host, chain, block.window)
+        self._attend(host, chain, block)
         self._linear_forward(host, proj, followings[proj])
         self._output_norm(host, chain, "attention_norm")
         self._residual(host, chain, "residual1")
@@ -408,8 +414,8 @@ class Transformer:
         self._linear_backward(host, proj, previous[proj])
         self._up_projections_again(host)
         if self.shapes.recomputes_attention:
-            self.communication.attend(host, RECOMPUTE, block.window)
-        self.communication.attend(host, BACKWARD, block.window)
+            self._attend(host, RECOMPUTE, block)
+        self._attend(host, BACKWARD, block)
         self._rotary(host, BACKWARD)
         self._head_norms(host, BACKWARD)
         for layer in reversed(before_attention):

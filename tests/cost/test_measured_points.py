@@ -211,6 +211,27 @@ def test_attention_takes_its_measured_time_and_scales_between(fused):
     assert seconds(machine, 4, backward=True) == seconds(plain, 4, backward=True)
 
 
+def test_attention_in_8_bits_takes_its_own_measured_time():
+    """Where it was not measured, it takes as long as in the job's type."""
+
+    def point(dtype, seconds, masked=True):
+        return AttentionPoint(1, 8, 1024, 64, False, True, dtype, seconds, masked=masked)
+
+    def seconds(points, number_format, masked=True):
+        plain = machine_of()
+        machine = replace(plain, kernels=replace(plain.kernels, attention_points=points))
+        operation = Attention("a", 1.0, 8.0, 1024, 64, False, True)
+        operation = replace(operation, number_format=number_format, masked=masked)
+        return attention_seconds(operation, machine, "bf16").item()
+
+    points = (point("bf16", 3e-4), point("fp8", 2e-4), point("bf16", 8e-4, masked=False))
+    assert seconds(points, "") == pytest.approx(3e-4)
+    assert seconds(points, "fp8") == pytest.approx(2e-4)
+    assert seconds(points, "fp8", masked=False) == seconds(points, "", masked=False)
+    assert seconds(points[:1], "fp8") == pytest.approx(3e-4)
+    assert seconds((), "fp8") == seconds((), "")
+
+
 def test_attention_without_a_mask_takes_its_own_measured_time():
     """A square without a mask has twice the work of a causal one of its length."""
     plain = machine_of()

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from build import memory_terms, number, plan_of
+from build import attentions, memory_terms, number, plan_of, sent_bytes
 from worlds import llama
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.engine import Engine, MemoryForm
+from axonn_tune.spec.engine import Engine, MegatronProgram, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Gemm, MemoryBound
 from axonn_tune.spec.precision import FORMATS, PRECISIONS, RECIPES
@@ -92,6 +92,80 @@ def test_a_norm_may_have_read_its_output():
     assert bytes_of(Megatron3D(), delayed, "forward.qkv.cast", data=8) == 0
     on_hopper = replace(delayed, transposes_operands=True)
     assert bytes_of(Megatron3D(), on_hopper, "forward.qkv.cast", data=8) == 2 * width
+
+
+PREPARING = Megatron3D(engine=Engine(megatron=MegatronProgram(casts_in_activations=True)))
+
+
+@pytest.mark.parametrize(
+    ("precision", "transposes", "by_hand"),
+    [
+        ("fp8-current", True, 2 + 1 + 1),
+        ("fp8-current", False, 2 + 1),
+        ("fp8-delayed", True, 2),
+        ("fp8-delayed", False, 0),
+    ],
+)
+def test_an_activation_may_prepare_the_casts_of_what_it_forms(precision, transposes, by_hand):
+    """As a norm: it finds the largest value, or writes 8 bits, of which a copy is transposed."""
+    job = in_precision(precision, transposes_operands=transposes)
+    inner = TOKENS * 4096
+    assert bytes_of(PREPARING, job, "forward.down.cast", data=8) == by_hand * inner
+    assert bytes_of(PREPARING, job, "backward.up.cast", data=8) == 2 * by_hand * inner
+
+
+def test_an_activation_prepares_no_other_cast():
+    job = in_precision("fp8-current")
+    for name in ("forward.proj.cast", "backward.down.cast", "backward.qkv.cast"):
+        assert bytes_of(PREPARING, job, name, data=8) == bytes_of(Megatron3D(), job, name, data=8)
+
+
+LOW_ATTENTION = Megatron3D(
+    engine=Engine(megatron=MegatronProgram(low_attention=True)), context_kind="ulysses"
+)
+
+
+@pytest.mark.parametrize(("precision", "reads"), [("fp8-delayed", 1), ("fp8-current", 2)])
+def test_attention_in_8_bits_has_casts_around_it(precision, reads):
+    """Queries, keys and values are as wide as the model here, and so is what attention forms."""
+    job = in_precision(precision)
+    width = TOKENS * 1024
+    found = {
+        name: bytes_of(LOW_ATTENTION, job, name, data=8)
+        for chain in ("forward", "backward")
+        for name in (f"{chain}.attention.cast", f"{chain}.attention.convert")
+    }
+    # With known scales attention writes 8 bits, which are converted to 16.
+    is_written_low = precision == "fp8-delayed"
+    assert found == {
+        "forward.attention.cast": (2 * reads + 1) * 3 * width,
+        "forward.attention.convert": (1 + 2) * width * is_written_low,
+        "backward.attention.cast": (2 * reads + 1) * width,
+        "backward.attention.convert": (1 + 2) * 3 * width * is_written_low,
+    }
+
+
+def test_attention_in_8_bits_exchanges_half_the_bytes():
+    job, sizes = in_precision("fp8-delayed"), {"context": 4, "data": 2}
+    usual = Megatron3D(context_kind="ulysses")
+    for chain in ("forward", "backward"):
+        sent, sent_low = (
+            sent_bytes(plan_of(strategy, MODEL, job, **sizes), chain, "context")
+            for strategy in (usual, LOW_ATTENTION)
+        )
+        assert sent_low == sent / 2
+
+
+def test_attention_in_8_bits_needs_a_recipe():
+    sizes = {"context": 4, "data": 2}
+    found, usual = (
+        plan_of(strategy, MODEL, JOB, **sizes)
+        for strategy in (LOW_ATTENTION, Megatron3D(context_kind="ulysses"))
+    )
+    assert [op.name for op in found.operations] == [op.name for op in usual.operations]
+    assert {op.number_format for op in attentions(found, "forward")} == {""}
+    low = plan_of(LOW_ATTENTION, MODEL, in_precision("fp8-delayed"), **sizes)
+    assert {op.number_format for op in attentions(low, "forward")} == {"fp8"}
 
 
 def test_what_is_gathered_is_cast_before_and_transposed_after():

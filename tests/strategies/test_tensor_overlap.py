@@ -8,6 +8,7 @@ from build import number, operations, plan_of
 from worlds import machine_of
 
 from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.engine import Engine, MegatronProgram
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
@@ -23,12 +24,12 @@ USUAL = Megatron3D()
 BESIDE = replace(USUAL, overlaps_tensor=True)
 
 
-def kernels_and_messages(strategy):
-    ops = operations(plan_of(strategy, MODEL, JOB, **SIZES).microstep)
+def kernels_and_messages(strategy, job=JOB):
+    ops = operations(plan_of(strategy, MODEL, job, **SIZES).microstep)
     sent = Counter()
     for op in ops:
         if isinstance(op, Collective) and op.axis == "tensor":
-            sent[op.name] += number(op.nbytes)
+            sent[op.name.replace(".last_part", "")] += number(op.nbytes)
     waiting = {op.name for op in ops if isinstance(op, Gemm) and op.waits_for}
     return ops, sent, waiting
 
@@ -46,8 +47,17 @@ def test_all_but_the_part_of_one_rank_is_summed_while_the_product_runs():
     names = [op.name for op in ops]
     product = names.index("forward.down.gemm")
     first, last = (ops[i] for i in (product - 1, product + 1))
-    assert first.name == last.name == "forward.down.reduce_scatter"
+    assert first.name == "forward.down.reduce_scatter"
+    assert last.name == "forward.down.last_part.reduce_scatter"
     assert number(first.nbytes) == pytest.approx(3.0 * number(last.nbytes))
+
+
+def test_messages_of_one_name_are_alike():
+    """They are priced once, so that each part of a sum has to have a name of its own."""
+    nbytes = {}
+    for op in kernels_and_messages(BESIDE)[0]:
+        if isinstance(op, Collective):
+            assert nbytes.setdefault((op.name, op.axis), number(op.nbytes)) == number(op.nbytes)
 
 
 def test_what_was_exposed_is_hidden_and_nothing_is_without_sequence_parallelism():
@@ -59,3 +69,17 @@ def test_what_was_exposed_is_hidden_and_nothing_is_without_sequence_parallelism(
     assert step(BESIDE) < 0.98 * step(USUAL)
     whole = replace(USUAL, sequence_parallel=False)
     assert step(replace(whole, overlaps_tensor=True)) == step(whole)
+
+
+def test_outputs_may_be_summed_in_8_bits():
+    """Those of the layers that the engine names, in the forward pass, where products are low."""
+    low = replace(BESIDE, engine=Engine(megatron=MegatronProgram(low_sums=("down",))))
+    job = replace(JOB, precision="fp8-delayed")
+
+    def sent(strategy, job):
+        return kernels_and_messages(strategy, job)[1]
+
+    usual, found = sent(BESIDE, job), sent(low, job)
+    assert found.pop("forward.down.reduce_scatter") == usual.pop("forward.down.reduce_scatter") / 2
+    assert found == usual
+    assert sent(low, JOB) == sent(BESIDE, JOB)
