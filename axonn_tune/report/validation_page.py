@@ -217,8 +217,11 @@ on the fullest GPU over what was measured, minus one. Nothing of it is fitted: a
 counts the bytes in its code. Without the assumed fragmentation, what Megatron-Core allocates on
 B200 is met within 0.5 % in the mean (a test holds it). nanotron's rows scatter: layouts that
 differ in their number of replicas only, and that must hold the same, were measured 4 % from their
-median in the mean, and up to 78 % apart. Megatron-Bridge publishes no memory: its rows only say
-whether what ran was predicted to fit."""
+median in the mean, and up to 78 % apart. nanotron writes down the memory of rank 0 alone, which is
+in the first stage of a pipeline and forms no logits (helpers.py, write_to_csv), while these errors
+are of the fullest GPU. One layout of 8B stands in its table twice: 19.0 s with 19.2 GiB, and 88.9 s
+with 17.8 GiB. Megatron-Bridge publishes no memory: its rows only say whether what ran was predicted
+to fit."""
 
 
 def markdown_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:

@@ -26,3 +26,15 @@ def test_layouts_that_must_hold_the_same_were_measured_apart():
     text = " ".join(PAGE.split())
     assert f"were measured {100 * np.mean(from_median):.0f} % from their median" in text
     assert f"up to {100 * apart:.0f} % apart" in text
+
+
+def test_one_layout_was_measured_twice_and_apart():
+    measured = ("step_seconds", "memory_gib")
+    rows = load_published("nanotron_h100")
+    layouts = [name for name in rows[0] if name not in measured]
+    groups = grouped(rows, lambda row: tuple(row[name] for name in layouts)).values()
+    (twice,) = [group for group in groups if len(group) > 1]
+    fast, slow = sorted(tuple(float(row[name]) for name in measured) for row in twice)
+    stated = f"twice: {fast[0]:.1f} s with {fast[1]} GiB, and {slow[0]:.1f} s with {slow[1]} GiB."
+    assert twice[0]["model"] == "8B"
+    assert stated in " ".join(PAGE.split())
