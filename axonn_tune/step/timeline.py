@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -21,6 +21,7 @@ from axonn_tune.simulate.pipeline import (
 )
 from axonn_tune.simulate.program import group_of
 from axonn_tune.simulate.timeline import Event, timeline
+from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.measurement import Operation as MeasuredOperation
 from axonn_tune.spec.plan import (
     COMPUTE,
@@ -36,8 +37,10 @@ from axonn_tune.spec.plan import (
     Part,
     Phase,
     Pipeline,
+    Size,
     StepPlan,
 )
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.schedule import DUALPIPE
 from axonn_tune.step.evaluate import interference
 from axonn_tune.step.predict import candidate_table
@@ -146,50 +149,40 @@ def waits_of(plan: StepPlan) -> dict[str, tuple[str, ...]]:
     return {name: tuple(needed) for name, needed in waits.items() if needed}
 
 
-def is_launched(operation: Operation) -> bool:
+def is_launched(operation: Operation, row: int = 0) -> bool:
     """Return whether an operation runs at all: what has nothing to do is not launched."""
     if isinstance(operation, MemoryBound | HostKernel | HostCopy | Collective):
-        return number(operation.nbytes) > 0
+        return number(operation.nbytes, row) > 0
     if isinstance(operation, Attention):
-        return number(operation.n_launches) > 0
+        return number(operation.n_launches, row) > 0
     return True
 
 
-def number(size: object) -> float:
-    """Return the first entry of a size, which is the only one in a table of one row."""
-    return float(np.ravel(np.asarray(size, dtype=np.float64))[0])
+def number(size: Size, row: int = 0) -> float:
+    """Return the entry of a size in one row of the table; one entry alone stands for all rows."""
+    entries = np.ravel(size)
+    return float(entries[row if entries.size > 1 else 0])
 
 
-class Player:
-    """Plays parts of one configuration's plan; each operation is priced once."""
+class PricedPlan:
+    """The plan of candidates that are alike, whose operations are priced once for all of them."""
 
-    def __init__(self, prediction: Prediction) -> None:
-        scenario = prediction.scenario
-        self.prediction = prediction
+    def __init__(self, scenario: Scenario, table: CandidateTable) -> None:
         self._scenario = scenario
-        self._most_layers: int | None = None
-        self.table = candidate_table(scenario, prediction.configuration)
-        self.plan = scenario.plan(self.table)
-        self.links = placement_links(scenario.machine, self.table.placements)
-        self._collectives = CollectivePrices(self.links, self.table)
+        self.table = table
+        self.plan = scenario.plan(table)
+        self.links = placement_links(scenario.machine, table.placements)
+        self.lanes = lanes(self.links)[:, table.placement]
+        self._collectives = CollectivePrices(self.links, table)
         self._kernels = KernelPrices(scenario.machine, scenario.job)
-        group_lanes = lanes(self.links)[:, 0]
-        self.axis_lanes = {
-            group: int(lane) for group, lane in zip(self.links, group_lanes, strict=True)
-        }
-        self._seconds: dict[tuple[str, str], float] = {}
+        self._seconds: dict[tuple[str, str], Array] = {}
+        self._least: dict[tuple[str, int | None], tuple[Array, Array]] = {}
 
-    def shortened(self, most_layers: int | None) -> Player:
-        """Return a player of the same plan with at most so many equal layers in a row."""
-        player = copy(self)
-        player._most_layers = most_layers
-        return player
-
-    def seconds_of(self, operation: Operation) -> float:
+    def seconds_of(self, operation: Operation) -> Array:
         """Return the price of an operation; those of one name and group cost the same."""
         key = (operation.name, group_of(operation))
         if key not in self._seconds:
-            self._seconds[key] = number(self._price(operation))
+            self._seconds[key] = self._price(operation)
         return self._seconds[key]
 
     def _price(self, operation: Operation) -> Array:
@@ -200,32 +193,94 @@ class Player:
             return self._kernels.copy_seconds(operation)
         return self._kernels.seconds(operation)
 
+    def least_seconds(self, part: Part, most_layers: int | None) -> tuple[Array, Array]:
+        """Return the least times that the links and the host need for a part, shape (C,)."""
+        key = (part.name, most_layers)
+        if key not in self._least:
+            phases = shortened_phases(part, most_layers)
+            issue_seconds = self._scenario.issue_seconds
+            wait_seconds = self._scenario.wait_seconds_per_rank(self.plan, part)
+            of_host = host_seconds(phases, self.table, issue_seconds, wait_seconds)
+            self._least[key] = self._collectives.least_seconds(phases), of_host
+        return self._least[key]
+
+
+def shortened_phases(part: Part, most_layers: int | None) -> tuple[Phase, ...]:
+    """Return the phases of a part with at most so many equal layers in a row."""
+    if most_layers is None:
+        return part.phases
+    return tuple(replace(phase, repeats=min(phase.repeats, most_layers)) for phase in part.phases)
+
+
+def players_of(predictions: Sequence[Prediction]) -> list[Player]:
+    """Return a player of each prediction; those of one scenario that are alike share a plan."""
+    alike: dict[tuple[int, str, int, int], list[int]] = {}
+    for i, prediction in enumerate(predictions):
+        configuration = prediction.configuration
+        execution = (configuration.recompute, configuration.n_virtual)
+        key = (id(prediction.scenario), *execution, prediction.layout.n_stages)
+        alike.setdefault(key, []).append(i)
+    players: dict[int, Player] = {}
+    for indices in alike.values():
+        scenario = predictions[indices[0]].scenario
+        configurations = [predictions[i].configuration for i in indices]
+        priced = PricedPlan(scenario, CandidateTable.of(configurations, scenario.strategy.axes))
+        players |= {i: Player(predictions[i], priced, row) for row, i in enumerate(indices)}
+    return [players[i] for i in range(len(predictions))]
+
+
+class Player:
+    """Plays parts of one configuration's plan, which is a row of a priced plan."""
+
+    def __init__(
+        self, prediction: Prediction, priced: PricedPlan | None = None, row: int = 0
+    ) -> None:
+        scenario = prediction.scenario
+        if priced is None:
+            priced = PricedPlan(scenario, candidate_table(scenario, prediction.configuration))
+        self.prediction = prediction
+        self.row = row
+        self._scenario = scenario
+        self._priced = priced
+        self._most_layers: int | None = None
+        self.table = priced.table
+        self.plan = priced.plan
+        self.links = priced.links
+        self.axis_lanes = dict(zip(self.links, priced.lanes[:, row].tolist(), strict=True))
+
+    def shortened(self, most_layers: int | None) -> Player:
+        """Return a player of the same plan with at most so many equal layers in a row."""
+        player = copy(self)
+        player._most_layers = most_layers
+        return player
+
+    def seconds_of(self, operation: Operation) -> float:
+        """Return the price of an operation."""
+        return number(self._priced.seconds_of(operation), self.row)
+
     def play(self, part: Part, repeats: int) -> PlayedPart:
         """Play a part from idle streams to idle streams."""
-        phases = self.phases(part)
-        least = float(self._collectives.least_seconds(phases)[0])
+        least = self._priced.least_seconds(part, self._most_layers)
+        of_links, of_host = (number(seconds, self.row) for seconds in least)
         slowdowns = interference(self._scenario.machine)
-        events = timeline(phases, self.seconds_of, self.axis_lanes, slowdowns, least)
-        issue_seconds = self._scenario.issue_seconds
-        wait_seconds = self._scenario.wait_seconds_per_rank(self.plan, part)
-        host = float(host_seconds(phases, self.table, issue_seconds, wait_seconds)[0])
+        phases = self.phases(part)
+        events = timeline(phases, self.seconds_of, self.axis_lanes, slowdowns, of_links)
         end = max((event.end_seconds for event in events), default=0.0)
-        return PlayedPart(events, repeats, max(host, end))
+        return PlayedPart(events, repeats, max(of_host, end))
 
     def phases(self, part: Part) -> tuple[Phase, ...]:
         """Return the phases of a part as they are played, each with its number of repeats."""
-        most = self._most_layers
-        if most is None:
-            return part.phases
-        return tuple(replace(phase, repeats=min(phase.repeats, most)) for phase in part.phases)
+        return shortened_phases(part, self._most_layers)
 
     def measured(self, part: PlayedPart, origin: float) -> list[MeasuredOperation]:
         """Return the events of a part that starts at `origin`."""
         gap = self._scenario.machine.kernels.gap_seconds.value
         operations = {event.operation.name: event.operation for event in part.events}
-        launched = {name for name, operation in operations.items() if is_launched(operation)}
+        launched = {
+            name for name, operation in operations.items() if is_launched(operation, self.row)
+        }
         return [
-            _as_measured(event, origin, gap)
+            _as_measured(event, origin, gap, self.row)
             for event in part.events
             if event.operation.name in launched
         ]
@@ -318,7 +373,7 @@ class Player:
         return StepTimeline(operations, waits)
 
 
-def _as_measured(event: Event, origin: float, gap: float) -> MeasuredOperation:
+def _as_measured(event: Event, origin: float, gap: float, row: int) -> MeasuredOperation:
     """Return an event as the runtime records it, without the host's gap after a kernel."""
     op = event.operation
     stream = COMPUTE
@@ -327,24 +382,24 @@ def _as_measured(event: Event, origin: float, gap: float) -> MeasuredOperation:
     if isinstance(op, Collective):
         stream = op.axis
         kind = op.kind
-        nbytes = number(op.nbytes)
+        nbytes = number(op.nbytes, row)
     elif isinstance(op, HostCopy):
         stream = op.direction
         kind = "copy"
-        nbytes = number(op.nbytes)
+        nbytes = number(op.nbytes, row)
     elif isinstance(op, MemoryBound):
         kind = "memory_bound"
-        nbytes = number(op.nbytes)
+        nbytes = number(op.nbytes, row)
     elif isinstance(op, HostKernel):
         kind = "host"
-        nbytes = number(op.nbytes)
+        nbytes = number(op.nbytes, row)
         gap = 0.0
     elif isinstance(op, HostWork):
         kind = "host"
         gap = 0.0
     else:
         kind = "gemm" if isinstance(op, Gemm) else "attention"
-        flops = number(op.flops)
+        flops = number(op.flops, row)
     end = event.end_seconds - (gap if stream == COMPUTE else 0.0)
     start = origin + event.start_seconds
     return MeasuredOperation(op.name, stream, kind, nbytes, flops, start, origin + end)
