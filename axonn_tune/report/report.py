@@ -242,7 +242,12 @@ def _columns(rows: Sequence[Candidate], strategies: Sequence[str]) -> dict[str, 
 
 def _short(value: float | None) -> float | None:
     """Return a number in as many digits as people read."""
-    return None if value is None else float(f"{value:.{DIGITS}g}")
+    return None if value is None else _digits(value)
+
+
+def _digits(value: float) -> float:
+    """Return a number that is known in as many digits as people read."""
+    return float(f"{value:.{DIGITS}g}")
 
 
 def _details(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
@@ -265,7 +270,7 @@ def _detail(player: Player) -> dict[str, Any]:
                 operation_rate(op),
                 op.bound_by,
             ]
-            for op in sorted(explanation.operations, key=lambda op: -op.total_seconds)
+            for op in sorted(explanation.operations, key=lambda op: -_digits(op.total_seconds))
         ],
         "timeline": _packed(player.shortened(DRAWN_LAYERS).sequential(1)),
         "passes": _passes(player),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from axonn_tune.cost.collectives import moved_fraction
-from axonn_tune.simulate.timeline import Event
+from axonn_tune.simulate.timeline import Sum
 from axonn_tune.spec.plan import (
     HOST_DIRECTIONS,
     Attention,
@@ -17,7 +17,6 @@ from axonn_tune.spec.plan import (
     HostKernel,
     HostWork,
     MemoryBound,
-    Operation,
     Transfer,
 )
 from axonn_tune.step.evaluate import Evaluator
@@ -124,12 +123,13 @@ def explain_played(player: Player) -> Explanation:
     """Return where the time of a configuration goes, without sensitivities."""
     prediction = player.prediction
     scenario = prediction.scenario
-    parts = player.parts(prediction.n_microsteps)
+    parts = player.summed_parts()
     gap = scenario.machine.kernels.gap_seconds.value
     operations = _merged(
-        _operation_cost(*cost, player)
-        for part in [*parts, *player.transfers()]
-        for cost in _sum_by_name(part.events, part.repeats, gap, player.row)
+        _operation_cost(of_operation, part.repeats, gap, player)
+        for part in parts
+        for of_operation in part.sums.values()
+        if is_launched(of_operation.operation, player.row)
     )
     host = sum(part.repeats * part.host_seconds for part in parts)
     n_kernels = sum(op.n_calls for op in operations if not op.axis)
@@ -161,35 +161,16 @@ def _merged(costs: Iterable[OperationCost]) -> tuple[OperationCost, ...]:
     return tuple(by_name.values())
 
 
-def _sum_by_name(
-    events: list[Event], repeats: int, gap: float, row: int
-) -> Iterator[tuple[Operation, int, float, float, float]]:
-    """Yield each operation with its calls, the time of a call, and its total and exposed time.
+def _operation_cost(of_part: Sum, repeats: int, gap: float, player: Player) -> OperationCost:
+    """Return the cost of an operation from its events in a part of the step.
 
-    The events of kernels include the `gap` of the host, the sums do not.
+    The events of kernels include the `gap` of the host, the cost does not.
     """
-    groups: dict[str, list[Event]] = {}
-    for event in events:
-        groups.setdefault(event.operation.name, []).append(event)
-    for group in groups.values():
-        if not is_launched(group[0].operation, row):
-            continue
-        host_gap = 0.0 if isinstance(group[0].operation, Transfer) else gap
-        total = sum(event.seconds for event in group) - len(group) * host_gap
-        exposed = sum(event.exposed_seconds for event in group)
-        n_calls = len(group) * repeats
-        yield group[0].operation, n_calls, total / len(group), total * repeats, exposed * repeats
-
-
-def _operation_cost(
-    operation: Operation,
-    n_issued: int,
-    per_issue: float,
-    total: float,
-    exposed: float,
-    player: Player,
-) -> OperationCost:
-    """Return the cost of an operation from the times of its events."""
+    operation = of_part.operation
+    host_gap = 0.0 if isinstance(operation, Transfer) else gap
+    seconds = of_part.seconds - of_part.count * host_gap
+    per_issue = seconds / of_part.count
+    n_issued = of_part.count * repeats
     row = player.row
     axis = ""
     shape = ""
@@ -237,8 +218,8 @@ def _operation_cost(
         nbytes=nbytes,
         n_calls=n_calls,
         seconds_per_call=per_issue * n_issued / n_calls,
-        total_seconds=total,
-        exposed_seconds=exposed,
+        total_seconds=seconds * repeats,
+        exposed_seconds=of_part.exposed_seconds * repeats,
         rate_per_s=rate,
         bound_by=bound_by,
         axis=axis,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.prices import CollectivePrices, KernelPrices, host_seconds, lanes
+from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT
 from axonn_tune.simulate.pipeline import (
     FIRST,
@@ -19,8 +20,8 @@ from axonn_tune.simulate.pipeline import (
     passes,
     source_of,
 )
-from axonn_tune.simulate.program import group_of
-from axonn_tune.simulate.timeline import Event, timeline
+from axonn_tune.simulate.program import AxisLanes, group_of
+from axonn_tune.simulate.timeline import Event, Sum, summed, timeline
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.measurement import Operation as MeasuredOperation
 from axonn_tune.spec.plan import (
@@ -76,6 +77,23 @@ class PlayedPart:
     def host_seconds(self) -> float:
         """The time by which the host holds up the part."""
         return self.seconds - max((event.end_seconds for event in self.events), default=0.0)
+
+
+@dataclass(frozen=True)
+class SummedPart:
+    """A part of a plan whose events are added up.
+
+    sums
+        Events by the name of their operation.
+    repeats
+        Number of times that the part is played in a step.
+    host_seconds
+        Time by which the host holds up the part.
+    """
+
+    sums: Mapping[str, Sum]
+    repeats: int
+    host_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -260,13 +278,26 @@ class Player:
 
     def play(self, part: Part, repeats: int) -> PlayedPart:
         """Play a part from idle streams to idle streams."""
-        least = self._priced.least_seconds(part, self._most_layers)
-        of_links, of_host = (number(seconds, self.row) for seconds in least)
-        slowdowns = interference(self._scenario.machine)
-        phases = self.phases(part)
-        events = timeline(phases, self.seconds_of, self.axis_lanes, slowdowns, of_links)
+        of_links, of_host = self._least_seconds(part)
+        events = timeline(self.phases(part), *self._conditions, of_links)
         end = max((event.end_seconds for event in events), default=0.0)
         return PlayedPart(events, repeats, max(of_host, end))
+
+    def summed(self, part: Part, repeats: int) -> SummedPart:
+        """Play a part and add up its events."""
+        of_links, of_host = self._least_seconds(part)
+        sums, end = summed(self.phases(part), *self._conditions, of_links)
+        return SummedPart(sums, repeats, max(of_host - end, 0.0))
+
+    def _least_seconds(self, part: Part) -> tuple[float, float]:
+        """Return the least times that the links and the host need for a part."""
+        of_links, of_host = self._priced.least_seconds(part, self._most_layers)
+        return number(of_links, self.row), number(of_host, self.row)
+
+    @property
+    def _conditions(self) -> tuple[Callable[[Operation], float], AxisLanes, Interference]:
+        """The times of operations, their lanes, and how they slow each other."""
+        return self.seconds_of, self.axis_lanes, interference(self._scenario.machine)
 
     def phases(self, part: Part) -> tuple[Phase, ...]:
         """Return the phases of a part as they are played, each with its number of repeats."""
@@ -287,26 +318,27 @@ class Player:
 
     def parts(self, n_micro: int) -> list[PlayedPart]:
         """Play micro-steps, the last of which may synchronise the step, and the step's end."""
-        plan = self.plan
-        sync = plan.sync_microstep
-        n_usual = n_micro if sync is None else n_micro - 1
-        played = []
-        if n_usual:
-            played.append(self.play(plan.microstep, n_usual))
-        if sync is not None:
-            played.append(self.play(sync, 1))
-        return [*played, self.play(plan.step_end, 1)]
+        return [self.play(part, repeats) for part, repeats in self._repeated_parts(n_micro)]
 
-    def transfers(self) -> list[PlayedPart]:
-        """Return the transfers of a pipeline, which are in no part."""
+    def _repeated_parts(self, n_micro: int) -> list[tuple[Part, int]]:
+        """Return the parts of a step that run one after another, each with its repeats."""
+        plan = self.plan
+        if plan.sync_microstep is None:
+            parts = [(plan.microstep, n_micro), (plan.step_end, 1)]
+        else:
+            parts = [(plan.microstep, n_micro - 1), (plan.sync_microstep, 1), (plan.step_end, 1)]
+        return [(part, repeats) for part, repeats in parts if repeats]
+
+    def summed_parts(self) -> list[SummedPart]:
+        """Return all parts of the step, and the transfers of a pipeline, which are in none."""
+        n_micro = self.prediction.n_microsteps
+        parts = [self.summed(part, repeats) for part, repeats in self._repeated_parts(n_micro)]
         pipeline = self.plan.pipeline
-        if pipeline is None:
-            return []
-        transfer = pipeline.transfer
-        seconds = self.seconds_of(transfer)
-        event = Event("transfer", transfer, self.axis_lanes[transfer.axis], 0.0, seconds)
-        n_transfers = 2 * pipeline.n_virtual * self.prediction.n_microsteps
-        return [PlayedPart([event], n_transfers, seconds)]
+        if pipeline is not None:
+            transfer = pipeline.transfer
+            of_transfer = {transfer.name: Sum(transfer, 1, self.seconds_of(transfer))}
+            parts.append(SummedPart(of_transfer, 2 * pipeline.n_virtual * n_micro))
+        return parts
 
     def sequential(self, n_micro: int) -> StepTimeline:
         """Return the parts one after another as a timeline."""
