@@ -307,13 +307,15 @@ class Player:
         """Return the events of a part that starts at `origin`."""
         gap = self._scenario.machine.kernels.gap_seconds.value
         operations = {event.operation.name: event.operation for event in part.events}
-        launched = {
-            name for name, operation in operations.items() if is_launched(operation, self.row)
+        recorded = {
+            name: _recorded(operation, gap, self.row)
+            for name, operation in operations.items()
+            if is_launched(operation, self.row)
         }
         return [
-            _as_measured(event, origin, gap, self.row)
+            recorded[event.operation.name].at(event, origin)
             for event in part.events
-            if event.operation.name in launched
+            if event.operation.name in recorded
         ]
 
     def parts(self, n_micro: int) -> list[PlayedPart]:
@@ -405,36 +407,41 @@ class Player:
         return StepTimeline(operations, waits)
 
 
-def _as_measured(event: Event, origin: float, gap: float, row: int) -> MeasuredOperation:
-    """Return an event as the runtime records it, without the host's gap after a kernel."""
-    op = event.operation
-    stream = COMPUTE
-    nbytes = 0.0
-    flops = 0.0
+@dataclass(frozen=True)
+class _Recorded:
+    """What the runtime records of every event of an operation, and the host's gap after each."""
+
+    name: str
+    stream: str
+    kind: str
+    nbytes: float = 0.0
+    flops: float = 0.0
+    gap_seconds: float = 0.0
+
+    def at(self, event: Event, origin: float) -> MeasuredOperation:
+        """Return an event as the runtime records it, without the host's gap after it."""
+        start = origin + event.start_seconds
+        end = origin + (event.end_seconds - self.gap_seconds)
+        return MeasuredOperation(
+            self.name, self.stream, self.kind, self.nbytes, self.flops, start, end
+        )
+
+
+def _recorded(op: Operation, gap: float, row: int) -> _Recorded:
+    """Return what the runtime records of an operation; the host's own work has no `gap`."""
     if isinstance(op, Collective):
-        stream = op.axis
-        kind = op.kind
+        return _Recorded(op.name, op.axis, op.kind, number(op.nbytes, row))
+    if isinstance(op, HostCopy):
+        return _Recorded(op.name, op.direction, "copy", number(op.nbytes, row))
+    if isinstance(op, MemoryBound):
         nbytes = number(op.nbytes, row)
-    elif isinstance(op, HostCopy):
-        stream = op.direction
-        kind = "copy"
-        nbytes = number(op.nbytes, row)
-    elif isinstance(op, MemoryBound):
-        kind = "memory_bound"
-        nbytes = number(op.nbytes, row)
-    elif isinstance(op, HostKernel):
-        kind = "host"
-        nbytes = number(op.nbytes, row)
-        gap = 0.0
-    elif isinstance(op, HostWork):
-        kind = "host"
-        gap = 0.0
-    else:
-        kind = "gemm" if isinstance(op, Gemm) else "attention"
-        flops = number(op.flops, row)
-    end = event.end_seconds - (gap if stream == COMPUTE else 0.0)
-    start = origin + event.start_seconds
-    return MeasuredOperation(op.name, stream, kind, nbytes, flops, start, origin + end)
+        return _Recorded(op.name, COMPUTE, "memory_bound", nbytes, gap_seconds=gap)
+    if isinstance(op, HostKernel):
+        return _Recorded(op.name, COMPUTE, "host", number(op.nbytes, row))
+    if isinstance(op, HostWork):
+        return _Recorded(op.name, COMPUTE, "host")
+    kind = "gemm" if isinstance(op, Gemm) else "attention"
+    return _Recorded(op.name, COMPUTE, kind, flops=number(op.flops, row), gap_seconds=gap)
 
 
 def _pass_name(direction: int, stage: int, micro_batch: int) -> str:
