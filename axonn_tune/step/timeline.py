@@ -193,14 +193,15 @@ class PricedPlan:
         self.lanes = lanes(self.links)[:, table.placement]
         self._collectives = CollectivePrices(self.links, table)
         self._kernels = KernelPrices(scenario.machine, scenario.job)
-        self._seconds: dict[tuple[str, str], Array] = {}
+        self._seconds: dict[tuple[str, str], list[float]] = {}
         self._least: dict[tuple[str, int | None], tuple[Array, Array]] = {}
 
-    def seconds_of(self, operation: Operation) -> Array:
-        """Return the price of an operation; those of one name and group cost the same."""
+    def seconds_of(self, operation: Operation) -> list[float]:
+        """Return the price of an operation by row; those of one name and group cost the same."""
         key = (operation.name, group_of(operation))
         if key not in self._seconds:
-            self._seconds[key] = self._price(operation)
+            shape = self.table.placement.shape
+            self._seconds[key] = np.broadcast_to(self._price(operation), shape).tolist()
         return self._seconds[key]
 
     def _price(self, operation: Operation) -> Array:
@@ -274,7 +275,7 @@ class Player:
 
     def seconds_of(self, operation: Operation) -> float:
         """Return the price of an operation."""
-        return number(self._priced.seconds_of(operation), self.row)
+        return self._priced.seconds_of(operation)[self.row]
 
     def play(self, part: Part, repeats: int) -> PlayedPart:
         """Play a part from idle streams to idle streams."""
