@@ -12,6 +12,7 @@ import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from string import Template
 from typing import Any
 
@@ -30,14 +31,16 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.validation import Validation
 from axonn_tune.step.explain import explain_played
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.step.timeline import Player, StepTimeline
+from axonn_tune.step.timeline import Player, StepTimeline, players_of
 from axonn_tune.studies.compare import without_twins
 from axonn_tune.units import format_count, gib
 
 # Number of passes of a pipeline that a timeline draws.
 DRAWN_PASSES = 512
-# Fewer candidates are worked out sooner by one process than by several.
-LEAST_SHARED = 8
+# Number of candidates whose operations are priced together, by one of several processes.
+PRICED_TOGETHER = 16
+# Level of gzip's compression; the highest takes three times as long for a page 2 % smaller.
+PACKING = 6
 # Number of digits that people read.
 DIGITS = 5
 
@@ -123,7 +126,8 @@ def page_document(
     )
     detailed = sorted({*range(min(most_details, len(rows))), *front})
     opened = [rows[row].prediction for row in detailed]
-    details = mapped(_detail, opened, LEAST_SHARED, each)
+    batches = [opened[i : i + PRICED_TOGETHER] for i in range(0, len(opened), PRICED_TOGETHER)]
+    details = chain.from_iterable(mapped(_details, batches, each=each))
     searches = [ranking.search for ranking in rankings]
     strategies = [search.scenario.strategy for search in searches]
     names = [strategy.name for strategy in strategies]
@@ -189,7 +193,8 @@ def page_html(document: Mapping[str, Any], parts: Mapping[str, str]) -> str:
     parts : mapping of str to str
         Texts by name: template, styles, script, vendor.
     """
-    packed = gzip.compress(json.dumps(document, allow_nan=False).encode(), mtime=0)
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    packed = gzip.compress(text.encode(), PACKING, mtime=0)
     return Template(parts["template"]).substitute(
         title=html.escape(document["title"]),
         styles=parts["styles"],
@@ -240,11 +245,19 @@ def _columns(rows: Sequence[Candidate], strategies: Sequence[str]) -> dict[str, 
 
 def _short(value: float | None) -> float | None:
     """Return a number in as many digits as people read."""
-    return None if value is None else float(f"{value:.{DIGITS}g}")
+    return None if value is None else _digits(value)
 
 
-def _detail(prediction: Prediction) -> dict[str, Any]:
-    player = Player(prediction)
+def _digits(value: float) -> float:
+    """Return a number that is known in as many digits as people read."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _details(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    return [_detail(player) for player in players_of(predictions)]
+
+
+def _detail(player: Player) -> dict[str, Any]:
     explanation = explain_played(player)
     return {
         "parts": {name: _short(part) for name, part in step_parts(explanation).items()},
@@ -260,7 +273,7 @@ def _detail(prediction: Prediction) -> dict[str, Any]:
                 operation_rate(op),
                 op.bound_by,
             ]
-            for op in sorted(explanation.operations, key=lambda op: -op.total_seconds)
+            for op in sorted(explanation.operations, key=lambda op: -_digits(op.total_seconds))
         ],
         "timeline": _packed(player.shortened(DRAWN_LAYERS).sequential(1)),
         "passes": _passes(player),

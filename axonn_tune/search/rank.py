@@ -114,11 +114,11 @@ class Ranking:
         index = {int(row): i for i, row in enumerate(known.rows)}
         return [
             replace(
-                self.prediction(row),
+                prediction,
                 spread_fraction=float(known.spread[index[row]]) if row in index else None,
                 p_best=float(known.p_best[index[row]]) if row in index else None,
             )
-            for row in range(count)
+            for row, prediction in enumerate(self._predictions(np.arange(count)))
         ]
 
     def best(self, detail: Detail = "chance") -> Prediction:
@@ -139,25 +139,40 @@ class Ranking:
 
     def prediction(self, row: int) -> Prediction:
         """Return the prediction at one row; row 0 is the best."""
+        return self._predictions(np.array([row]))[0]
+
+    def _predictions(self, rows: Ints) -> list[Prediction]:
+        """Return the predictions at some rows; those that are alike are worked out together."""
+        table = self.table.take(rows)
+        found: dict[int, Prediction] = {}
+        for alike in table.alike():
+            found |= zip(alike.tolist(), self._alike_predictions(rows[alike]), strict=True)
+        return [found[i] for i in range(len(rows))]
+
+    def _alike_predictions(self, rows: Ints) -> Iterator[Prediction]:
+        """Yield the predictions at rows that are alike."""
         scenario = self.search.scenario
-        single = self.table.take(slice(row, row + 1))
-        _, terms_bytes = memory_bytes(scenario, single)
-        paper_seconds = None
-        if self.paper_seconds is not None:
-            paper_seconds = float(self.paper_seconds[self.table.placement[row]])
-        return Prediction(
-            scenario=scenario,
-            configuration=self.table.configuration(row),
-            n_microsteps=int(single.n_microsteps(scenario.job.global_batch)[0]),
-            step_seconds=float(self.step_seconds[row]),
-            exposed_communication_seconds=float(self.exposed_seconds[row]),
-            bubble_seconds=float(self.bubble_seconds[row]),
-            memory_terms_bytes={term: float(values[0]) for term, values in terms_bytes.items()},
-            memory_bytes=float(self.memory_bytes[row]),
-            host_memory_bytes=float(host_memory_bytes(scenario, single)[0]),
-            paper_communication_seconds=paper_seconds,
-            place=row + 1,
-        )
+        table = self.table.take(rows)
+        _, terms_bytes = memory_bytes(scenario, table)
+        host_bytes = host_memory_bytes(scenario, table)
+        n_microsteps = table.n_microsteps(scenario.job.global_batch)
+        for i, row in enumerate(rows.tolist()):
+            paper_seconds = None
+            if self.paper_seconds is not None:
+                paper_seconds = float(self.paper_seconds[table.placement[i]])
+            yield Prediction(
+                scenario=scenario,
+                configuration=table.configuration(i),
+                n_microsteps=int(n_microsteps[i]),
+                step_seconds=float(self.step_seconds[row]),
+                exposed_communication_seconds=float(self.exposed_seconds[row]),
+                bubble_seconds=float(self.bubble_seconds[row]),
+                memory_terms_bytes={term: float(of[i]) for term, of in terms_bytes.items()},
+                memory_bytes=float(self.memory_bytes[row]),
+                host_memory_bytes=float(host_bytes[i]),
+                paper_communication_seconds=paper_seconds,
+                place=row + 1,
+            )
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from axonn_tune.simulate.interference import Interference
+from axonn_tune.simulate.player import REPEAT_TOLERANCE
 from axonn_tune.simulate.program import AxisLanes, lane_of
 from axonn_tune.spec.plan import Operation, Phase, Transfer
 
@@ -57,17 +59,104 @@ def timeline(
     """
     recording = _Recording(interference)
     for phase in phases:
-        lanes = [_lane_of(operation, axis_lanes) for operation in phase.operations]
-        issues = [
-            (operation, lane, seconds_of(operation))
-            for operation, lane in zip(phase.operations, lanes, strict=True)
-            if lane is not None
-        ]
+        issues = _issues(phase, seconds_of, axis_lanes)
         for _ in range(phase.repeats):
-            for operation, lane, seconds in issues:
-                recording.issue(phase.name, operation, lane, seconds)
+            recording.play(phase.name, issues)
     recording.drain(least_seconds)
     return recording.events
+
+
+@dataclass
+class Sum:
+    """The events of one operation, added up."""
+
+    operation: Operation
+    count: int = 0
+    seconds: float = 0.0
+    exposed_seconds: float = 0.0
+
+    def add(self, other: Sum, times: int) -> None:
+        """Add other events of the operation, several times."""
+        self.count += times * other.count
+        self.seconds += times * other.seconds
+        self.exposed_seconds += times * other.exposed_seconds
+
+
+def summed(
+    phases: Sequence[Phase],
+    seconds_of: Callable[[Operation], float],
+    axis_lanes: AxisLanes,
+    interference: Interference,
+    least_seconds: float = 0.0,
+) -> tuple[dict[str, Sum], float]:
+    """Return the events of `timeline` added up by the name of their operation, and the last end.
+
+    Once a repeat of a phase leaves the streams as it found them, only later, the next repeat counts
+    for all that remain.
+    """
+    recording = _Recording(interference)
+    skipped: list[tuple[Sum, int]] = []
+    skipped_seconds = 0.0
+    for phase in phases:
+        issues = _issues(phase, seconds_of, axis_lanes)
+        remaining = _play_until_alike(recording, phase, issues)
+        if remaining:
+            n_skipped, start = remaining - 1, recording.compute_free
+            first = min([each.event for each in recording.running()] or [len(recording.events)])
+            before = _sums(recording.events[first:])
+            recording.play(phase.name, issues)
+            after = _sums(recording.events[first:])
+            skipped += [(of_one, n_skipped) for of_one in after.values()]
+            skipped += [(of_one, -n_skipped) for of_one in before.values()]
+            skipped_seconds += n_skipped * (recording.compute_free - start)
+    recording.drain(least_seconds - skipped_seconds)
+    sums = _sums(recording.events)
+    for of_one, times in skipped:
+        sums[of_one.operation.name].add(of_one, times)
+    end = max((event.end_seconds for event in recording.events), default=0.0)
+    return sums, skipped_seconds + end
+
+
+def _play_until_alike(recording: _Recording, phase: Phase, issues: _Issues) -> int:
+    """Play a phase until a repeat leaves the streams as it found them; return how many remain."""
+    before = recording.running()
+    for played in range(1, phase.repeats + 1):
+        recording.play(phase.name, issues)
+        after = recording.running()
+        if recording.is_alike(before, after):
+            return phase.repeats - played
+        before = after
+    return 0
+
+
+def _sums(events: Sequence[Event]) -> dict[str, Sum]:
+    """Return events added up by the name of their operation."""
+    sums: dict[str, Sum] = {}
+    for event in events:
+        name = event.operation.name
+        if name not in sums:
+            sums[name] = Sum(event.operation)
+        total = sums[name]
+        total.count += 1
+        total.seconds += event.seconds
+        total.exposed_seconds += event.exposed_seconds
+    return sums
+
+
+# The operations that a phase issues, each with its lane and its time.
+_Issues: TypeAlias = list[tuple[Operation, int, float]]
+
+
+def _issues(
+    phase: Phase, seconds_of: Callable[[Operation], float], axis_lanes: AxisLanes
+) -> _Issues:
+    """Return what one repeat of a phase issues, in order."""
+    lanes = [_lane_of(operation, axis_lanes) for operation in phase.operations]
+    return [
+        (operation, lane, seconds_of(operation))
+        for operation, lane in zip(phase.operations, lanes, strict=True)
+        if lane is not None
+    ]
 
 
 def _lane_of(operation: Operation, axis_lanes: AxisLanes) -> int | None:
@@ -80,6 +169,23 @@ def _lane_of(operation: Operation, axis_lanes: AxisLanes) -> int | None:
     return lane_of(operation, axis_lanes) or None
 
 
+class _Running(NamedTuple):
+    """A collective that the compute stream has not seen end.
+
+    event
+        Number of its event.
+    followed
+        By how many events earlier the one was issued whose end started it.
+    ahead
+        Times from now until it starts, if it has not, and until it ends.
+    """
+
+    event: int
+    operation: Operation
+    followed: int | None
+    ahead: tuple[float, float]
+
+
 class _Recording:
     """The events of one candidate, recorded operation by operation."""
 
@@ -89,12 +195,42 @@ class _Recording:
         self._queues: dict[int, list[int]] = {}  # events of each lane, in order
         self._latest: dict[str, int] = {}  # latest event of each collective, by name
         self._followed: dict[int, int | None] = {}  # event whose end started each event
-        self._compute_free = 0.0
+        self.compute_free = 0.0
         self._busy_until = 0.0  # end of the last collective
+
+    def play(self, phase: str, issues: _Issues) -> None:
+        """Issue the operations of one repeat of a phase."""
+        for operation, lane, seconds in issues:
+            self.issue(phase, operation, lane, seconds)
+
+    def running(self) -> list[_Running]:
+        """Return what still runs, on which alone it depends how the next repeat goes."""
+        now = self.compute_free
+        running = []
+        for queue in self._queues.values():
+            for index in reversed(queue):
+                event = self.events[index]
+                if event.end_seconds <= now:
+                    break
+                followed = self._followed[index]
+                ahead = max(event.start_seconds - now, 0.0), event.end_seconds - now
+                offset = None if followed is None else index - followed
+                running.append(_Running(index, event.operation, offset, ahead))
+        return running
+
+    def is_alike(self, before: list[_Running], after: list[_Running]) -> bool:
+        """Return whether the same runs after a repeat as before it, up to rounding."""
+        tolerance = REPEAT_TOLERANCE * self.compute_free
+        return len(before) == len(after) and all(
+            a.operation is b.operation
+            and a.followed == b.followed
+            and all(abs(x - y) <= tolerance for x, y in zip(a.ahead, b.ahead, strict=True))
+            for a, b in zip(before, after, strict=True)
+        )
 
     def issue(self, phase: str, operation: Operation, lane: int, seconds: float) -> None:
         """Start an operation as soon as its stream and what it waits for allow."""
-        ready = self._compute_free
+        ready = self.compute_free
         holding = None
         for name in operation.waits_for:
             latest = self._latest.get(name)
@@ -107,8 +243,8 @@ class _Recording:
             if self._busy_until > ready:
                 seconds = self._slowed(seconds, ready)
                 self._delay(ready, seconds)
-            self._compute_free = ready + seconds
-            self.events.append(Event(phase, operation, lane, ready, self._compute_free))
+            self.compute_free = ready + seconds
+            self.events.append(Event(phase, operation, lane, ready, self.compute_free))
         else:
             queue = self._queues.setdefault(lane, [])
             start = max(ready, self._lane_free(lane))
@@ -123,13 +259,13 @@ class _Recording:
         """Charge the collectives that still run after the last kernel."""
         last_events = [queue[-1] for queue in self._queues.values()]
         ends = [self.events[index].end_seconds for index in last_events]
-        if ends and least_seconds > max(self._compute_free, *ends):
+        if ends and least_seconds > max(self.compute_free, *ends):
             last = max(last_events, key=lambda i: self.events[i].end_seconds)
             self.events[last].end_seconds = least_seconds
         for queue in sorted(self._queues.values(), key=lambda q: self.events[q[-1]].end_seconds):
-            if self.events[queue[-1]].end_seconds > self._compute_free:
+            if self.events[queue[-1]].end_seconds > self.compute_free:
                 self._charge(queue[-1])
-                self._compute_free = self.events[queue[-1]].end_seconds
+                self.compute_free = self.events[queue[-1]].end_seconds
 
     def _lane_free(self, lane: int) -> float:
         """Return the time at which the last collective of a lane ends."""
@@ -167,7 +303,7 @@ class _Recording:
 
     def _charge(self, holding: int) -> None:
         """Charge the standstill until the event `holding` ends to it and to those it followed."""
-        idle_from = self._compute_free
+        idle_from = self.compute_free
         index: int | None = holding
         while index is not None and self.events[index].end_seconds > idle_from:
             event = self.events[index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -77,6 +78,14 @@ class Scenario:
         span = table.placements.stride(PIPELINE)[table.placement] * table.size(PIPELINE)
         wait_seconds = waits.value * self.machine.kernels.issue_factor.value
         return np.where(span > self.machine.ranks_per_node, wait_seconds, 0.0)
+
+    @cached_property
+    def model_flops(self) -> float:
+        """The FLOPs of a step by which the model's FLOP/s are counted, without recomputation."""
+        job = self.job
+        return self.model.model_flops(
+            job.tokens, job.sample_len, job.adapters, job.mtp_modules, job.frozen
+        )
 
     @property
     def n_nodes(self) -> int:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from axonn_tune.cost.collectives import moved_fraction
-from axonn_tune.cost.links import AxisLinks
-from axonn_tune.simulate.timeline import Event
-from axonn_tune.spec.candidates import CandidateTable
-from axonn_tune.spec.machine import Machine
+from axonn_tune.simulate.timeline import Sum
 from axonn_tune.spec.plan import (
     HOST_DIRECTIONS,
     Attention,
@@ -20,7 +17,6 @@ from axonn_tune.spec.plan import (
     HostKernel,
     HostWork,
     MemoryBound,
-    Operation,
     Transfer,
 )
 from axonn_tune.step.evaluate import Evaluator
@@ -127,13 +123,13 @@ def explain_played(player: Player) -> Explanation:
     """Return where the time of a configuration goes, without sensitivities."""
     prediction = player.prediction
     scenario = prediction.scenario
-    machine = scenario.machine
-    parts = player.parts(prediction.n_microsteps)
-    gap = machine.kernels.gap_seconds.value
+    parts = player.summed_parts()
+    gap = scenario.machine.kernels.gap_seconds.value
     operations = _merged(
-        _operation_cost(*cost, player.links, machine, player.table)
-        for part in [*parts, *player.transfers()]
-        for cost in _sum_by_name(part.events, part.repeats, gap)
+        _operation_cost(of_operation, part.repeats, gap, player)
+        for part in parts
+        for of_operation in part.sums.values()
+        if is_launched(of_operation.operation, player.row)
     )
     host = sum(part.repeats * part.host_seconds for part in parts)
     n_kernels = sum(op.n_calls for op in operations if not op.axis)
@@ -165,37 +161,17 @@ def _merged(costs: Iterable[OperationCost]) -> tuple[OperationCost, ...]:
     return tuple(by_name.values())
 
 
-def _sum_by_name(
-    events: list[Event], repeats: int, gap: float
-) -> Iterator[tuple[Operation, int, float, float, float]]:
-    """Yield each operation with its calls, the time of a call, and its total and exposed time.
+def _operation_cost(of_part: Sum, repeats: int, gap: float, player: Player) -> OperationCost:
+    """Return the cost of an operation from its events in a part of the step.
 
-    The events of kernels include the `gap` of the host, the sums do not.
+    The events of kernels include the `gap` of the host, the cost does not.
     """
-    groups: dict[str, list[Event]] = {}
-    for event in events:
-        groups.setdefault(event.operation.name, []).append(event)
-    for group in groups.values():
-        if not is_launched(group[0].operation):
-            continue
-        host_gap = 0.0 if isinstance(group[0].operation, Transfer) else gap
-        total = sum(event.seconds for event in group) - len(group) * host_gap
-        exposed = sum(event.exposed_seconds for event in group)
-        n_calls = len(group) * repeats
-        yield group[0].operation, n_calls, total / len(group), total * repeats, exposed * repeats
-
-
-def _operation_cost(
-    operation: Operation,
-    n_issued: int,
-    per_issue: float,
-    total: float,
-    exposed: float,
-    links: Mapping[str, AxisLinks],
-    machine: Machine,
-    table: CandidateTable,
-) -> OperationCost:
-    """Return the cost of an operation from the times of its events."""
+    operation = of_part.operation
+    host_gap = 0.0 if isinstance(operation, Transfer) else gap
+    seconds = of_part.seconds - of_part.count * host_gap
+    per_issue = seconds / of_part.count
+    n_issued = of_part.count * repeats
+    row = player.row
     axis = ""
     shape = ""
     nbytes = 0.0
@@ -204,37 +180,37 @@ def _operation_cost(
     if isinstance(operation, Collective):
         kind = operation.kind
         axis = operation.axis
-        nbytes = number(operation.nbytes)
-        n_calls = max(round(n_issued * number(operation.n_calls)), 1)
-        kind_links = links[axis].kinds[kind]
-        level = int(kind_links.bounding_level[0])
-        bound_by = machine.links[level].name if level >= 0 else ""
-        rate = float(kind_links.bandwidth_bytes_per_s[0])
-        if kind_links.curve[0] >= 0 or kind_links.ring.curve[0] >= 0:
-            rate = float(moved_fraction(kind, table.size(axis)[0])) * nbytes / per_issue
+        nbytes = number(operation.nbytes, row)
+        n_calls = max(round(n_issued * number(operation.n_calls, row)), 1)
+        kind_links = player.links[axis].kinds[kind]
+        level = int(kind_links.bounding_level[row])
+        bound_by = player.prediction.scenario.machine.links[level].name if level >= 0 else ""
+        rate = float(kind_links.bandwidth_bytes_per_s[row])
+        if kind_links.curve[row] >= 0 or kind_links.ring.curve[row] >= 0:
+            rate = float(moved_fraction(kind, player.table.size(axis)[row])) * nbytes / per_issue
     elif isinstance(operation, HostCopy):
         kind = "copy"
         axis = operation.direction
-        nbytes = number(operation.nbytes)
+        nbytes = number(operation.nbytes, row)
         bound_by = "host link"
         rate = _rate_per_s(nbytes, per_issue)
     elif isinstance(operation, HostKernel):
         kind = "host"
         bound_by = "host memory"
-        nbytes = number(operation.nbytes)
+        nbytes = number(operation.nbytes, row)
         rate = _rate_per_s(nbytes, per_issue)
     elif isinstance(operation, MemoryBound):
         kind = "memory-bound"
         bound_by = "memory"
-        nbytes = number(operation.nbytes)
+        nbytes = number(operation.nbytes, row)
         rate = nbytes / per_issue
     elif isinstance(operation, HostWork):
         kind = "host"
         bound_by = "host"
         rate = 0.0
     else:
-        kind, shape = _kind_and_shape(operation)
-        rate = number(operation.flops) / per_issue
+        kind, shape = _kind_and_shape(operation, row)
+        rate = number(operation.flops, row) / per_issue
     return OperationCost(
         name=operation.name,
         kind=kind,
@@ -242,8 +218,8 @@ def _operation_cost(
         nbytes=nbytes,
         n_calls=n_calls,
         seconds_per_call=per_issue * n_issued / n_calls,
-        total_seconds=total,
-        exposed_seconds=exposed,
+        total_seconds=seconds * repeats,
+        exposed_seconds=of_part.exposed_seconds * repeats,
         rate_per_s=rate,
         bound_by=bound_by,
         axis=axis,
@@ -255,18 +231,18 @@ def _rate_per_s(nbytes: float, seconds: float) -> float:
     return nbytes / seconds if seconds else 0.0
 
 
-def _kind_and_shape(operation: Gemm | Attention) -> tuple[str, str]:
+def _kind_and_shape(operation: Gemm | Attention, row: int) -> tuple[str, str]:
     """Return the kind and the sizes of a product or of attention, as text."""
     if isinstance(operation, Gemm):
         sizes = (operation.m, operation.n, operation.k)
-        shape = " x ".join(f"{number(size):.0f}" for size in sizes)
+        shape = " x ".join(f"{number(size, row):.0f}" for size in sizes)
         if isinstance(operation, GroupedGemm):
-            shape = f"{number(operation.n_groups):.0f} of {shape}"
+            shape = f"{number(operation.n_groups, row):.0f} of {shape}"
         return f"GEMM {operation.mode}", shape
-    n_sequences = number(operation.n_sequences)
-    n_heads = number(operation.n_heads)
-    head = f"{number(operation.seq_len):.0f} x {operation.head_dim}"
-    n_launches = number(operation.n_launches)
+    n_sequences = number(operation.n_sequences, row)
+    n_heads = number(operation.n_heads, row)
+    head = f"{number(operation.seq_len, row):.0f} x {operation.head_dim}"
+    n_launches = number(operation.n_launches, row)
     times = f"{n_launches:.0f} times " if n_launches != 1 else ""
     return "attention", f"{times}{n_sequences:g} x {n_heads:g} heads x {head}"
 

@@ -84,12 +84,7 @@ class Prediction:
     @property
     def tflops_per_gpu(self) -> float:
         """The TFLOP/s of each GPU, by the model's FLOPs."""
-        model = self.scenario.model
-        job = self.scenario.job
-        flops = model.model_flops(
-            job.tokens, job.sample_len, job.adapters, job.mtp_modules, job.frozen
-        )
-        return flops * self._tflops_per_flop
+        return self.scenario.model_flops * self._tflops_per_flop
 
     @property
     def hardware_tflops_per_gpu(self) -> float:

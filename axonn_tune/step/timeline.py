@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.prices import CollectivePrices, KernelPrices, host_seconds, lanes
+from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT
 from axonn_tune.simulate.pipeline import (
     FIRST,
@@ -19,8 +20,9 @@ from axonn_tune.simulate.pipeline import (
     passes,
     source_of,
 )
-from axonn_tune.simulate.program import group_of
-from axonn_tune.simulate.timeline import Event, timeline
+from axonn_tune.simulate.program import AxisLanes, group_of
+from axonn_tune.simulate.timeline import Event, Sum, summed, timeline
+from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.measurement import Operation as MeasuredOperation
 from axonn_tune.spec.plan import (
     COMPUTE,
@@ -36,8 +38,10 @@ from axonn_tune.spec.plan import (
     Part,
     Phase,
     Pipeline,
+    Size,
     StepPlan,
 )
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.schedule import DUALPIPE
 from axonn_tune.step.evaluate import interference
 from axonn_tune.step.predict import candidate_table
@@ -73,6 +77,23 @@ class PlayedPart:
     def host_seconds(self) -> float:
         """The time by which the host holds up the part."""
         return self.seconds - max((event.end_seconds for event in self.events), default=0.0)
+
+
+@dataclass(frozen=True)
+class SummedPart:
+    """A part of a plan whose events are added up.
+
+    sums
+        Events by the name of their operation.
+    repeats
+        Number of times that the part is played in a step.
+    host_seconds
+        Time by which the host holds up the part.
+    """
+
+    sums: Mapping[str, Sum]
+    repeats: int
+    host_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -146,50 +167,41 @@ def waits_of(plan: StepPlan) -> dict[str, tuple[str, ...]]:
     return {name: tuple(needed) for name, needed in waits.items() if needed}
 
 
-def is_launched(operation: Operation) -> bool:
+def is_launched(operation: Operation, row: int = 0) -> bool:
     """Return whether an operation runs at all: what has nothing to do is not launched."""
     if isinstance(operation, MemoryBound | HostKernel | HostCopy | Collective):
-        return number(operation.nbytes) > 0
+        return number(operation.nbytes, row) > 0
     if isinstance(operation, Attention):
-        return number(operation.n_launches) > 0
+        return number(operation.n_launches, row) > 0
     return True
 
 
-def number(size: object) -> float:
-    """Return the first entry of a size, which is the only one in a table of one row."""
-    return float(np.ravel(np.asarray(size, dtype=np.float64))[0])
+def number(size: Size, row: int = 0) -> float:
+    """Return the entry of a size in one row of the table; one entry alone stands for all rows."""
+    entries = np.ravel(size)
+    return float(entries[row if entries.size > 1 else 0])
 
 
-class Player:
-    """Plays parts of one configuration's plan; each operation is priced once."""
+class PricedPlan:
+    """The plan of candidates that are alike, whose operations are priced once for all of them."""
 
-    def __init__(self, prediction: Prediction) -> None:
-        scenario = prediction.scenario
-        self.prediction = prediction
+    def __init__(self, scenario: Scenario, table: CandidateTable) -> None:
         self._scenario = scenario
-        self._most_layers: int | None = None
-        self.table = candidate_table(scenario, prediction.configuration)
-        self.plan = scenario.plan(self.table)
-        self.links = placement_links(scenario.machine, self.table.placements)
-        self._collectives = CollectivePrices(self.links, self.table)
+        self.table = table
+        self.plan = scenario.plan(table)
+        self.links = placement_links(scenario.machine, table.placements)
+        self.lanes = lanes(self.links)[:, table.placement]
+        self._collectives = CollectivePrices(self.links, table)
         self._kernels = KernelPrices(scenario.machine, scenario.job)
-        group_lanes = lanes(self.links)[:, 0]
-        self.axis_lanes = {
-            group: int(lane) for group, lane in zip(self.links, group_lanes, strict=True)
-        }
-        self._seconds: dict[tuple[str, str], float] = {}
+        self._seconds: dict[tuple[str, str], list[float]] = {}
+        self._least: dict[tuple[str, int | None], tuple[Array, Array]] = {}
 
-    def shortened(self, most_layers: int | None) -> Player:
-        """Return a player of the same plan with at most so many equal layers in a row."""
-        player = copy(self)
-        player._most_layers = most_layers
-        return player
-
-    def seconds_of(self, operation: Operation) -> float:
-        """Return the price of an operation; those of one name and group cost the same."""
+    def seconds_of(self, operation: Operation) -> list[float]:
+        """Return the price of an operation by row; those of one name and group cost the same."""
         key = (operation.name, group_of(operation))
         if key not in self._seconds:
-            self._seconds[key] = number(self._price(operation))
+            shape = self.table.placement.shape
+            self._seconds[key] = np.broadcast_to(self._price(operation), shape).tolist()
         return self._seconds[key]
 
     def _price(self, operation: Operation) -> Array:
@@ -200,58 +212,136 @@ class Player:
             return self._kernels.copy_seconds(operation)
         return self._kernels.seconds(operation)
 
+    def least_seconds(self, part: Part, most_layers: int | None) -> tuple[Array, Array]:
+        """Return the least times that the links and the host need for a part, shape (C,)."""
+        key = (part.name, most_layers)
+        if key not in self._least:
+            phases = shortened_phases(part, most_layers)
+            issue_seconds = self._scenario.issue_seconds
+            wait_seconds = self._scenario.wait_seconds_per_rank(self.plan, part)
+            of_host = host_seconds(phases, self.table, issue_seconds, wait_seconds)
+            self._least[key] = self._collectives.least_seconds(phases), of_host
+        return self._least[key]
+
+
+def shortened_phases(part: Part, most_layers: int | None) -> tuple[Phase, ...]:
+    """Return the phases of a part with at most so many equal layers in a row."""
+    if most_layers is None:
+        return part.phases
+    return tuple(replace(phase, repeats=min(phase.repeats, most_layers)) for phase in part.phases)
+
+
+def players_of(predictions: Sequence[Prediction]) -> list[Player]:
+    """Return a player of each prediction; those of one scenario that are alike share a plan."""
+    alike: dict[tuple[int, str, int, int], list[int]] = {}
+    for i, prediction in enumerate(predictions):
+        configuration = prediction.configuration
+        execution = (configuration.recompute, configuration.n_virtual)
+        key = (id(prediction.scenario), *execution, prediction.layout.n_stages)
+        alike.setdefault(key, []).append(i)
+    players: dict[int, Player] = {}
+    for indices in alike.values():
+        scenario = predictions[indices[0]].scenario
+        configurations = [predictions[i].configuration for i in indices]
+        priced = PricedPlan(scenario, CandidateTable.of(configurations, scenario.strategy.axes))
+        players |= {i: Player(predictions[i], priced, row) for row, i in enumerate(indices)}
+    return [players[i] for i in range(len(predictions))]
+
+
+class Player:
+    """Plays parts of one configuration's plan, which is a row of a priced plan."""
+
+    def __init__(
+        self, prediction: Prediction, priced: PricedPlan | None = None, row: int = 0
+    ) -> None:
+        scenario = prediction.scenario
+        if priced is None:
+            priced = PricedPlan(scenario, candidate_table(scenario, prediction.configuration))
+        self.prediction = prediction
+        self.row = row
+        self._scenario = scenario
+        self._priced = priced
+        self._most_layers: int | None = None
+        self.table = priced.table
+        self.plan = priced.plan
+        self.links = priced.links
+        self.axis_lanes = dict(zip(self.links, priced.lanes[:, row].tolist(), strict=True))
+
+    def shortened(self, most_layers: int | None) -> Player:
+        """Return a player of the same plan with at most so many equal layers in a row."""
+        player = copy(self)
+        player._most_layers = most_layers
+        return player
+
+    def seconds_of(self, operation: Operation) -> float:
+        """Return the price of an operation."""
+        return self._priced.seconds_of(operation)[self.row]
+
     def play(self, part: Part, repeats: int) -> PlayedPart:
         """Play a part from idle streams to idle streams."""
-        phases = self.phases(part)
-        least = float(self._collectives.least_seconds(phases)[0])
-        slowdowns = interference(self._scenario.machine)
-        events = timeline(phases, self.seconds_of, self.axis_lanes, slowdowns, least)
-        issue_seconds = self._scenario.issue_seconds
-        wait_seconds = self._scenario.wait_seconds_per_rank(self.plan, part)
-        host = float(host_seconds(phases, self.table, issue_seconds, wait_seconds)[0])
+        of_links, of_host = self._least_seconds(part)
+        events = timeline(self.phases(part), *self._conditions, of_links)
         end = max((event.end_seconds for event in events), default=0.0)
-        return PlayedPart(events, repeats, max(host, end))
+        return PlayedPart(events, repeats, max(of_host, end))
+
+    def summed(self, part: Part, repeats: int) -> SummedPart:
+        """Play a part and add up its events."""
+        of_links, of_host = self._least_seconds(part)
+        sums, end = summed(self.phases(part), *self._conditions, of_links)
+        return SummedPart(sums, repeats, max(of_host - end, 0.0))
+
+    def _least_seconds(self, part: Part) -> tuple[float, float]:
+        """Return the least times that the links and the host need for a part."""
+        of_links, of_host = self._priced.least_seconds(part, self._most_layers)
+        return number(of_links, self.row), number(of_host, self.row)
+
+    @property
+    def _conditions(self) -> tuple[Callable[[Operation], float], AxisLanes, Interference]:
+        """The times of operations, their lanes, and how they slow each other."""
+        return self.seconds_of, self.axis_lanes, interference(self._scenario.machine)
 
     def phases(self, part: Part) -> tuple[Phase, ...]:
         """Return the phases of a part as they are played, each with its number of repeats."""
-        most = self._most_layers
-        if most is None:
-            return part.phases
-        return tuple(replace(phase, repeats=min(phase.repeats, most)) for phase in part.phases)
+        return shortened_phases(part, self._most_layers)
 
     def measured(self, part: PlayedPart, origin: float) -> list[MeasuredOperation]:
         """Return the events of a part that starts at `origin`."""
         gap = self._scenario.machine.kernels.gap_seconds.value
         operations = {event.operation.name: event.operation for event in part.events}
-        launched = {name for name, operation in operations.items() if is_launched(operation)}
+        recorded = {
+            name: _recorded(operation, gap, self.row)
+            for name, operation in operations.items()
+            if is_launched(operation, self.row)
+        }
         return [
-            _as_measured(event, origin, gap)
+            recorded[event.operation.name].at(event, origin)
             for event in part.events
-            if event.operation.name in launched
+            if event.operation.name in recorded
         ]
 
     def parts(self, n_micro: int) -> list[PlayedPart]:
         """Play micro-steps, the last of which may synchronise the step, and the step's end."""
-        plan = self.plan
-        sync = plan.sync_microstep
-        n_usual = n_micro if sync is None else n_micro - 1
-        played = []
-        if n_usual:
-            played.append(self.play(plan.microstep, n_usual))
-        if sync is not None:
-            played.append(self.play(sync, 1))
-        return [*played, self.play(plan.step_end, 1)]
+        return [self.play(part, repeats) for part, repeats in self._repeated_parts(n_micro)]
 
-    def transfers(self) -> list[PlayedPart]:
-        """Return the transfers of a pipeline, which are in no part."""
+    def _repeated_parts(self, n_micro: int) -> list[tuple[Part, int]]:
+        """Return the parts of a step that run one after another, each with its repeats."""
+        plan = self.plan
+        if plan.sync_microstep is None:
+            parts = [(plan.microstep, n_micro), (plan.step_end, 1)]
+        else:
+            parts = [(plan.microstep, n_micro - 1), (plan.sync_microstep, 1), (plan.step_end, 1)]
+        return [(part, repeats) for part, repeats in parts if repeats]
+
+    def summed_parts(self) -> list[SummedPart]:
+        """Return all parts of the step, and the transfers of a pipeline, which are in none."""
+        n_micro = self.prediction.n_microsteps
+        parts = [self.summed(part, repeats) for part, repeats in self._repeated_parts(n_micro)]
         pipeline = self.plan.pipeline
-        if pipeline is None:
-            return []
-        transfer = pipeline.transfer
-        seconds = self.seconds_of(transfer)
-        event = Event("transfer", transfer, self.axis_lanes[transfer.axis], 0.0, seconds)
-        n_transfers = 2 * pipeline.n_virtual * self.prediction.n_microsteps
-        return [PlayedPart([event], n_transfers, seconds)]
+        if pipeline is not None:
+            transfer = pipeline.transfer
+            of_transfer = {transfer.name: Sum(transfer, 1, self.seconds_of(transfer))}
+            parts.append(SummedPart(of_transfer, 2 * pipeline.n_virtual * n_micro))
+        return parts
 
     def sequential(self, n_micro: int) -> StepTimeline:
         """Return the parts one after another as a timeline."""
@@ -318,36 +408,41 @@ class Player:
         return StepTimeline(operations, waits)
 
 
-def _as_measured(event: Event, origin: float, gap: float) -> MeasuredOperation:
-    """Return an event as the runtime records it, without the host's gap after a kernel."""
-    op = event.operation
-    stream = COMPUTE
-    nbytes = 0.0
-    flops = 0.0
+@dataclass(frozen=True)
+class _Recorded:
+    """What the runtime records of every event of an operation, and the host's gap after each."""
+
+    name: str
+    stream: str
+    kind: str
+    nbytes: float = 0.0
+    flops: float = 0.0
+    gap_seconds: float = 0.0
+
+    def at(self, event: Event, origin: float) -> MeasuredOperation:
+        """Return an event as the runtime records it, without the host's gap after it."""
+        start = origin + event.start_seconds
+        end = origin + (event.end_seconds - self.gap_seconds)
+        return MeasuredOperation(
+            self.name, self.stream, self.kind, self.nbytes, self.flops, start, end
+        )
+
+
+def _recorded(op: Operation, gap: float, row: int) -> _Recorded:
+    """Return what the runtime records of an operation; the host's own work has no `gap`."""
     if isinstance(op, Collective):
-        stream = op.axis
-        kind = op.kind
-        nbytes = number(op.nbytes)
-    elif isinstance(op, HostCopy):
-        stream = op.direction
-        kind = "copy"
-        nbytes = number(op.nbytes)
-    elif isinstance(op, MemoryBound):
-        kind = "memory_bound"
-        nbytes = number(op.nbytes)
-    elif isinstance(op, HostKernel):
-        kind = "host"
-        nbytes = number(op.nbytes)
-        gap = 0.0
-    elif isinstance(op, HostWork):
-        kind = "host"
-        gap = 0.0
-    else:
-        kind = "gemm" if isinstance(op, Gemm) else "attention"
-        flops = number(op.flops)
-    end = event.end_seconds - (gap if stream == COMPUTE else 0.0)
-    start = origin + event.start_seconds
-    return MeasuredOperation(op.name, stream, kind, nbytes, flops, start, origin + end)
+        return _Recorded(op.name, op.axis, op.kind, number(op.nbytes, row))
+    if isinstance(op, HostCopy):
+        return _Recorded(op.name, op.direction, "copy", number(op.nbytes, row))
+    if isinstance(op, MemoryBound):
+        nbytes = number(op.nbytes, row)
+        return _Recorded(op.name, COMPUTE, "memory_bound", nbytes, gap_seconds=gap)
+    if isinstance(op, HostKernel):
+        return _Recorded(op.name, COMPUTE, "host", number(op.nbytes, row))
+    if isinstance(op, HostWork):
+        return _Recorded(op.name, COMPUTE, "host")
+    kind = "gemm" if isinstance(op, Gemm) else "attention"
+    return _Recorded(op.name, COMPUTE, kind, flops=number(op.flops, row), gap_seconds=gap)
 
 
 def _pass_name(direction: int, stage: int, micro_batch: int) -> str:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from worlds import worlds
 
@@ -11,7 +11,7 @@ from axonn_tune.cost.prices import CollectivePrices, KernelPrices, lanes
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.player import play
 from axonn_tune.simulate.program import Kernels, compile_program
-from axonn_tune.simulate.timeline import timeline
+from axonn_tune.simulate.timeline import summed, timeline
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, grid_layout
@@ -232,6 +232,30 @@ def test_random_programs_equal_the_plain_twin(program, interference):
         assert fast.exposed_seconds[row] == pytest.approx(
             exposed, rel=1e-9, abs=1e-9 * max(end, 1.0)
         )
+
+
+@settings(max_examples=25)
+@given(programs(), st.sampled_from([NONE, SOME, BOTH]), st.floats(0.0, 500.0))
+@example(late_blocking(), NONE, 0.0)
+@example(slow_drift(), SOME, 0.0)
+@example(slow_fill(0.5), SOME, 0.0)
+@example(slow_drain(), NONE, 0.0)
+def test_sums_are_those_of_all_events(program, interference, least):
+    phases, durations, _ = program
+    given = (lambda op: durations[op.name][0], AXIS_LANES, interference, least)
+    events = timeline(phases, *given)
+    sums, end = summed(phases, *given)
+    assert end == pytest.approx(max((e.end_seconds for e in events), default=0.0), rel=1e-9)
+    assert set(sums) == {event.operation.name for event in events}
+    for name, total in sums.items():
+        of_name = [event for event in events if event.operation.name == name]
+        assert total.count == len(of_name)
+        seconds = sum(event.seconds for event in of_name)
+        assert total.seconds == pytest.approx(seconds, rel=1e-9, abs=1e-9)
+    exposed = sum(event.exposed_seconds for event in events)
+    assert sum(total.exposed_seconds for total in sums.values()) == pytest.approx(
+        exposed, rel=1e-9, abs=1e-9 * max(end, 1.0)
+    )
 
 
 @given(programs(), st.sampled_from([0.0, 0.2]))

@@ -13,7 +13,8 @@ from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.simulate.pipeline import N_KINDS, passes, pipeline_seconds
 from axonn_tune.spec.measurement import Operation
-from axonn_tune.step.timeline import Player, drawable_microsteps, step_timeline
+from axonn_tune.step.explain import explain_played
+from axonn_tune.step.timeline import Player, drawable_microsteps, players_of, step_timeline
 
 STEPS = {
     "axonn": "1x4x8x2",
@@ -204,3 +205,22 @@ def test_one_micro_step_is_drawn_however_many_operations_it_has():
     prediction = best_of_layout(build_search("20b", 16, global_batch=64, micro_batch=1), "1x1x16x1")
     assert prediction.n_microsteps > 1
     assert drawable_microsteps(prediction, 1) == 1
+
+
+def test_candidates_that_share_a_plan_are_explained_and_drawn_as_each_alone():
+    search = build_search("5b", 32, global_batch=128, every_configuration=True)
+    predictions = rank_candidates(search).top(6)
+    players = players_of(predictions)
+    assert len({id(player.plan) for player in players}) < len(players)
+    for player, prediction in zip(players, predictions, strict=True):
+        alone = Player(prediction)
+        together = {cost.name: cost for cost in explain_played(player).operations}
+        for cost in explain_played(alone).operations:
+            same = together.pop(cost.name)
+            assert (same.shape, same.n_calls) == (cost.shape, cost.n_calls)
+            assert same.total_seconds == pytest.approx(cost.total_seconds)
+            assert same.exposed_seconds == pytest.approx(cost.exposed_seconds, abs=1e-12)
+        assert not together
+        drawn, expected = (each.shortened(2).sequential(1) for each in (player, alone))
+        assert [op.name for op in drawn.operations] == [op.name for op in expected.operations]
+        assert drawn.seconds == pytest.approx(expected.seconds)
