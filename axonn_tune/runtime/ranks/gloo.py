@@ -37,9 +37,8 @@ class GlooGroup:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self._ranks = dist.get_process_group_ranks(group)
-        self._n = len(self._ranks)
-        self._me = dist.get_rank(group)
+        self._n = group.size()
+        self._me = group.rank()
 
     def all_gather(self, gathered: torch.Tensor, shard: torch.Tensor) -> None:
         """Fill `gathered` with the shards of all ranks, in their order."""
@@ -119,9 +118,8 @@ class GlooGroup:
     def _transfer(
         self, received: list[tuple[torch.Tensor, int]], sent: list[tuple[torch.Tensor, int]]
     ) -> None:
-        ranks = self._ranks
         group = self._group
-        works = [dist.irecv(part, ranks[i], group) for part, i in received if part.numel()]
-        works += [dist.isend(part, ranks[i], group) for part, i in sent if part.numel()]
+        works = [group.recv([part], i, 0) for part, i in received if part.numel()]
+        works += [group.send([part], i, 0) for part, i in sent if part.numel()]
         for work in works:
             work.wait()
