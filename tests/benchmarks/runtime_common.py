@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
+from axonn_tune.runtime.ranks.session import run_as_batch
+
 warnings.filterwarnings("ignore", category=FutureWarning)
 warnings.filterwarnings("ignore", category=UserWarning)
 
 
 def on_ranks(n_ranks: int, work: Callable[..., None], *arguments: Any) -> None:
-    """Call ``work(*arguments)`` on ranks of one thread each, joined by gloo."""
+    """Call ``work(*arguments)`` on ranks of one thread each, scheduled as the runtime's are."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(
             _rank, (n_ranks, f"file://{folder}/ranks", work, arguments), nprocs=n_ranks
@@ -30,6 +32,7 @@ def _rank(
     rank: int, n_ranks: int, rendezvous: str, work: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
+    run_as_batch()
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=n_ranks)
     work(*arguments)
     dist.barrier()

@@ -18,6 +18,7 @@ from axonn_tune.runtime.axonn.gpt import GPT
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.axonn.optimizer import Optimizer
 from axonn_tune.runtime.axonn.weights import Matrix, Vector
+from axonn_tune.runtime.ranks.session import run_as_batch
 from axonn_tune.spec.layout import grid_layout
 
 # Ranks are forked from one server, which has imported the modules that take long: on 2 cores, eight
@@ -56,6 +57,7 @@ def on_ranks(n_ranks, function, *arguments):
 def _rank(rank, n_ranks, meeting, failure, function, arguments):
     warnings.simplefilter("error")
     torch.set_num_threads(1)
+    run_as_batch()
     try:
         dist.init_process_group(
             "gloo",

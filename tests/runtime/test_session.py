@@ -1,5 +1,7 @@
 """A process's place among the ranks of a job, as launchers tell it."""
 
+import os
+import sys
 import threading
 
 import pytest
@@ -92,3 +94,19 @@ def test_a_rank_that_has_joined_waits_for_all_in_each_round(monkeypatch):
         session._await_others(first)
         waiting.join(10)
         assert not waiting.is_alive()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has this way of scheduling")
+def test_threads_that_a_rank_starts_are_scheduled_as_batch_work():
+    found = []
+
+    def rank():
+        session.run_as_batch()
+        started = threading.Thread(target=lambda: found.append(os.sched_getscheduler(0)))
+        started.start()
+        started.join()
+
+    thread = threading.Thread(target=rank)
+    thread.start()
+    thread.join()
+    assert found == [os.SCHED_BATCH]

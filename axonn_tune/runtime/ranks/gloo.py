@@ -37,9 +37,8 @@ class GlooGroup:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self._ranks = dist.get_process_group_ranks(group)
-        self._n = len(self._ranks)
-        self._me = dist.get_rank(group)
+        self._n = group.size()
+        self._me = group.rank()
 
     def all_gather(self, gathered: torch.Tensor, shard: torch.Tensor) -> None:
         """Fill `gathered` with the shards of all ranks, in their order."""
@@ -50,7 +49,7 @@ class GlooGroup:
     def reduce_scatter(self, shard: torch.Tensor, full: torch.Tensor) -> None:
         """Sum `full` over the ranks, and leave each its part in `shard`."""
         parts = full.view(-1).tensor_split(self._n)
-        shard.view(-1).copy_(self._scattered(parts, self._is_short(full.nbytes), dist.ReduceOp.SUM))
+        self._scatter(parts, self._is_short(full.nbytes), dist.ReduceOp.SUM, shard.view(-1))
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
         """Sum a contiguous tensor, or take the maximum, over the ranks; all get the same bits."""
@@ -62,7 +61,7 @@ class GlooGroup:
             return
         parts = flat.tensor_split(n)
         directly = (n / 2 - on_ring) * tensor.nbytes <= EXTRA_BYTES
-        parts[self._me].copy_(self._scattered(parts, directly, op))
+        self._scatter(parts, directly, op, parts[self._me])
         self._gather(parts, directly)
 
     def _is_short(self, full_bytes: int) -> bool:
@@ -81,19 +80,19 @@ class GlooGroup:
         for step in range(n - 1):
             self._shift(parts[(me - step) % n], parts[(me - step - 1) % n])
 
-    def _scattered(self, parts: Parts, directly: bool, op: Any) -> torch.Tensor:
-        """Return the part with this rank's number, reduced over the ranks."""
+    def _scatter(self, parts: Parts, directly: bool, op: Any, reduced: torch.Tensor) -> None:
+        """Fill `reduced` with the part with this rank's number, reduced over the ranks."""
         n = self._n
         me = self._me
         if directly:
-            return _FOLDS[op](self._exchanged(parts, parts[me]), 0)
+            _FOLDS[op](self._exchanged(parts, parts[me]), 0, out=reduced)
+            return
         partial = parts[(me - 1) % n]
         for step in range(2, n + 1):
             part = parts[(me - step) % n]
             arrived = torch.empty_like(part)
             self._shift(partial, arrived)
-            partial = _COMBINES[op](arrived, part, out=arrived)
-        return partial
+            partial = _COMBINES[op](arrived, part, out=reduced if step == n else arrived)
 
     def _exchanged(self, sent: Parts, kept: torch.Tensor) -> torch.Tensor:
         """Return what the other ranks send to this one and what it has kept, a row for each."""
@@ -119,9 +118,8 @@ class GlooGroup:
     def _transfer(
         self, received: list[tuple[torch.Tensor, int]], sent: list[tuple[torch.Tensor, int]]
     ) -> None:
-        ranks = self._ranks
         group = self._group
-        works = [dist.irecv(part, ranks[i], group) for part, i in received if part.numel()]
-        works += [dist.isend(part, ranks[i], group) for part, i in sent if part.numel()]
+        works = [group.recv([part], i, 0) for part, i in received if part.numel()]
+        works += [group.send([part], i, 0) for part, i in sent if part.numel()]
         for work in works:
             work.wait()

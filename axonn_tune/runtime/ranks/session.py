@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -182,8 +183,10 @@ def joined(
     RankError
         A rank failed; the message says which one, and why.
     """
-    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.n_local_ranks))
+    if device.type == "cpu":
+        run_as_batch()
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.n_local_ranks))
     _join(place, device, timeout_seconds, store)
     watch = None
     if must_be_watched():
@@ -211,6 +214,17 @@ def joined(
             watch.stop()
     finally:
         time.sleep(_CALLBACK_SECONDS)
+
+
+def run_as_batch() -> None:
+    """Let this thread, and those that it starts, keep its core when it wakes another one (Linux).
+
+    On cores that ranks share, a message would otherwise give the core to the thread of gloo that
+    receives it, while the sender holds the lock of its connection. The sender's own thread of gloo
+    then tries that lock without a pause, which took half of the CPU time of collectives.
+    """
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _nothing() -> None:
