@@ -93,10 +93,18 @@ def _shortage_lines(p: Prediction) -> list[str]:
     return lines
 
 
+def longest_first(operations: Sequence[OperationCost]) -> list[OperationCost]:
+    """Return operations by their time, and equally long ones in the order of the plan.
+
+    Sums of equal times may differ in their last digits.
+    """
+    return sorted(operations, key=lambda op: -float(f"{op.total_seconds:.6g}"))
+
+
 def _operations_text(
     operations: Sequence[OperationCost], limit: int | None, step_seconds: float
 ) -> str:
-    ordered = sorted(operations, key=lambda op: -op.total_seconds)
+    ordered = longest_first(operations)
     shown = ordered if limit is None else ordered[:limit]
     rows = [
         [

@@ -18,7 +18,13 @@ from typing import Any
 
 from axonn_tune.errors import InputError
 from axonn_tune.processes import mapped
-from axonn_tune.report.explain import DRAWN_LAYERS, operation_rate, operation_size, step_parts
+from axonn_tune.report.explain import (
+    DRAWN_LAYERS,
+    longest_first,
+    operation_rate,
+    operation_size,
+    step_parts,
+)
 from axonn_tune.report.memory import memory_lines, memory_mark
 from axonn_tune.report.phrases import assumption_line, grid_form, model_on_gpus, types_text
 from axonn_tune.report.suggest import tie_lines
@@ -273,7 +279,7 @@ def _detail(player: Player) -> dict[str, Any]:
                 operation_rate(op),
                 op.bound_by,
             ]
-            for op in sorted(explanation.operations, key=lambda op: -_digits(op.total_seconds))
+            for op in longest_first(explanation.operations)
         ],
         "timeline": _packed(player.shortened(DRAWN_LAYERS).sequential(1)),
         "passes": _passes(player),

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -221,10 +221,12 @@ def run_as_batch() -> None:
 
     On cores that ranks share, a message would otherwise give the core to the thread of gloo that
     receives it, while the sender holds the lock of its connection. The sender's own thread of gloo
-    then tries that lock without a pause, which took half of the CPU time of collectives.
+    then tries that lock without a pause, which took half of the CPU time of collectives. Where a
+    container forbids the change, ranks run as before.
     """
     if sys.platform == "linux":
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _nothing() -> None:
