@@ -22,6 +22,8 @@ from axonn_tune.step.timeline import step_timeline
 from axonn_tune.units import format_quantity, format_seconds, gib
 
 OPTIMIZER = "optimizer.step"
+# Number of digits that people read.
+DIGITS = 5
 # Number of equal layers in a row that a timeline draws.
 DRAWN_LAYERS = 3
 # Number of micro-batches of a pipeline that a timeline draws.
@@ -96,9 +98,9 @@ def _shortage_lines(p: Prediction) -> list[str]:
 def longest_first(operations: Sequence[OperationCost]) -> list[OperationCost]:
     """Return operations by their time, and equally long ones in the order of the plan.
 
-    Sums of equal times may differ in their last digits.
+    Sums of equal times may differ in their last digits, so that the first `DIGITS` count.
     """
-    return sorted(operations, key=lambda op: -float(f"{op.total_seconds:.6g}"))
+    return sorted(operations, key=lambda op: -float(f"{op.total_seconds:.{DIGITS}g}"))
 
 
 def _operations_text(

@@ -19,6 +19,7 @@ from typing import Any
 from axonn_tune.errors import InputError
 from axonn_tune.processes import mapped
 from axonn_tune.report.explain import (
+    DIGITS,
     DRAWN_LAYERS,
     longest_first,
     operation_rate,
@@ -47,8 +48,6 @@ DRAWN_PASSES = 512
 PRICED_TOGETHER = 16
 # Level of gzip's compression; the highest takes three times as long for a page 2 % smaller.
 PACKING = 6
-# Number of digits that people read.
-DIGITS = 5
 
 
 @dataclass(frozen=True)
