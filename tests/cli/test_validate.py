@@ -196,7 +196,7 @@ def test_ranks_of_a_job_meet_again_after_a_failure(failing_program, tmp_path):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_grid_that_ends_the_job_twice_is_given_up(failing_program, tmp_path):
     output = tmp_path / "report.json"
     arguments = [*QUICK, "--output", str(output), "--timeout", "20"]

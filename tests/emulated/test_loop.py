@@ -81,13 +81,8 @@ def check_engine(calibrated, capsys, engine, *options):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        pytest.param("hsdp", marks=pytest.mark.slow),
-        pytest.param("megatron-tp", marks=pytest.mark.sweep),
-    ],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("strategy", ["hsdp", "megatron-tp"])
 def test_predictions_of_torch_s_own_parallelism_hold(emulation, capsys, strategy):
     """On flat-8, with the profile that docs/emulated has of it."""
     profile = Path(__file__).parents[2] / "docs" / "emulated" / "flat-8.yaml"
