@@ -29,11 +29,12 @@ from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.evaluate import Evaluation
 from axonn_tune.step.memory import (
     fits_in_memory,
-    host_memory_bytes,
     memory_bytes,
 )
+from axonn_tune.step.predict import predictions_of
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.spread import deviations, spread
 from axonn_tune.units import gib
@@ -147,32 +148,16 @@ class Ranking:
         found: dict[int, Prediction] = {}
         for alike in table.alike():
             found |= zip(alike.tolist(), self._alike_predictions(rows[alike]), strict=True)
-        return [found[i] for i in range(len(rows))]
+        return [replace(found[i], place=row + 1) for i, row in enumerate(rows.tolist())]
 
-    def _alike_predictions(self, rows: Ints) -> Iterator[Prediction]:
-        """Yield the predictions at rows that are alike."""
-        scenario = self.search.scenario
+    def _alike_predictions(self, rows: Ints) -> list[Prediction]:
+        """Return the predictions at rows that are alike, without their places."""
         table = self.table.take(rows)
-        _, terms_bytes = memory_bytes(scenario, table)
-        host_bytes = host_memory_bytes(scenario, table)
-        n_microsteps = table.n_microsteps(scenario.job.global_batch)
-        for i, row in enumerate(rows.tolist()):
-            paper_seconds = None
-            if self.paper_seconds is not None:
-                paper_seconds = float(self.paper_seconds[table.placement[i]])
-            yield Prediction(
-                scenario=scenario,
-                configuration=table.configuration(i),
-                n_microsteps=int(n_microsteps[i]),
-                step_seconds=float(self.step_seconds[row]),
-                exposed_communication_seconds=float(self.exposed_seconds[row]),
-                bubble_seconds=float(self.bubble_seconds[row]),
-                memory_terms_bytes={term: float(of[i]) for term, of in terms_bytes.items()},
-                memory_bytes=float(self.memory_bytes[row]),
-                host_memory_bytes=float(host_bytes[i]),
-                paper_communication_seconds=paper_seconds,
-                place=row + 1,
-            )
+        times = Evaluation(
+            self.step_seconds[rows], self.exposed_seconds[rows], self.bubble_seconds[rows]
+        )
+        of_paper = None if self.paper_seconds is None else self.paper_seconds[table.placement]
+        return predictions_of(self.search.scenario, table, times, of_paper)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ from axonn_tune.spec.precision import FULL, PRECISIONS, USUAL_LOW
 # Ways in which gradients are summed: in buckets of some bytes, all of them in one call, or with a
 # call for each parameter.
 BUCKETS, WHOLE, PARAMETERS = "buckets", "whole", "parameters"
+# Layers whose outputs a tensor group sums.
+SUMMED_LAYERS = ("proj", "down")
 # Kinds of context parallelism: keys and values travel around a ring, or are gathered; tokens are
 # exchanged for heads; or they are exchanged within small groups, and a ring connects these.
 RING, ALL_GATHER, ULYSSES, ULYSSES_RING = CONTEXT_KINDS = (
@@ -182,6 +184,8 @@ class MegatronProgram:
 
     def __post_init__(self) -> None:
         require_choice("megatron", "context_kind", self.context_kind, CONTEXT_KINDS)
+        for layer in self.low_sums:
+            require_choice("megatron", "low_sums", layer, SUMMED_LAYERS)
         require_count("megatron", "experts_at_once", self.experts_at_once)
         require_amount("megatron", "bucket_elements", self.bucket_elements)
         per_replica = self.bucket_elements_per_replica

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from axonn_tune.cost import paper
 from axonn_tune.cost.links import placement_links
@@ -13,7 +14,7 @@ from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.recomputation import broken_module_rules
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.step.evaluate import Evaluator
+from axonn_tune.step.evaluate import Evaluation, Evaluator
 from axonn_tune.step.memory import host_memory_bytes, memory_bytes
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.spread import deviations, spread
@@ -61,17 +62,31 @@ def _predictions(
 ) -> list[Prediction]:
     """Return the predictions of candidates that are alike."""
     times = Evaluator.of(scenario, table, links, prices).evaluate()
-    total_bytes, terms_bytes = memory_bytes(scenario, table)
-    host_bytes = host_memory_bytes(scenario, table)
-    n_microsteps = table.n_microsteps(scenario.job.global_batch)
     paper_seconds = None
     if table.placements.axes.is_grid:
         paper_seconds = paper.communication_seconds(
             scenario.model, scenario.job, table.placements, links
         )[table.placement]
-    spread_fraction = None
-    if with_interval:
-        spread_fraction = spread(scenario, *deviations(scenario, table))
+    predictions = predictions_of(scenario, table, times, paper_seconds)
+    if not with_interval:
+        return predictions
+    spreads = spread(scenario, *deviations(scenario, table)).tolist()
+    return [
+        replace(prediction, spread_fraction=fraction, p_best=1.0)
+        for prediction, fraction in zip(predictions, spreads, strict=True)
+    ]
+
+
+def predictions_of(
+    scenario: Scenario, table: CandidateTable, times: Evaluation, paper_seconds: Array | None
+) -> list[Prediction]:
+    """Return the predictions of candidates that are alike and whose times are known.
+
+    `paper_seconds` is their communication time by AxoNN's own equations, None if they have none.
+    """
+    total_bytes, terms_bytes = memory_bytes(scenario, table)
+    host_bytes = host_memory_bytes(scenario, table)
+    n_microsteps = table.n_microsteps(scenario.job.global_batch)
     return [
         Prediction(
             scenario=scenario,
@@ -84,8 +99,6 @@ def _predictions(
             memory_bytes=float(total_bytes[row]),
             host_memory_bytes=float(host_bytes[row]),
             paper_communication_seconds=_entry(paper_seconds, row),
-            spread_fraction=_entry(spread_fraction, row),
-            p_best=1.0 if with_interval else None,
         )
         for row in range(len(table))
     ]

@@ -107,7 +107,7 @@ PREPARING = Megatron3D(engine=Engine(megatron=MegatronProgram(casts_in_activatio
     ],
 )
 def test_an_activation_may_prepare_the_casts_of_what_it_forms(precision, transposes, by_hand):
-    """As a norm: it finds the largest value, or writes 8 bits, of which a copy is transposed."""
+    """It finds the largest value as a norm does, or writes 8 bits, whose copy is transposed."""
     job = in_precision(precision, transposes_operands=transposes)
     inner = TOKENS * 4096
     assert bytes_of(PREPARING, job, "forward.down.cast", data=8) == by_hand * inner

@@ -7,6 +7,7 @@ import pytest
 from build import number, operations, plan_of
 from worlds import machine_of
 
+from axonn_tune.errors import InputError
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.engine import Engine, MegatronProgram
 from axonn_tune.spec.job import Job
@@ -83,3 +84,8 @@ def test_outputs_may_be_summed_in_8_bits():
     assert found.pop("forward.down.reduce_scatter") == usual.pop("forward.down.reduce_scatter") / 2
     assert found == usual
     assert sent(low, JOB) == sent(BESIDE, JOB)
+
+
+def test_a_layer_whose_output_is_not_summed_is_refused():
+    with pytest.raises(InputError, match="low_sums is 'up'; allowed: proj, down"):
+        MegatronProgram(low_sums=("up",))
