@@ -180,8 +180,8 @@ vTrain published with their times (VIA-Research/vTrain, data/, MIT licence); rec
 vocabulary are not in its files, and full recomputation and 51200 are taken for all rows. On one
 node that is doubtful: with hidden size 2048 on one rank, each further sequence takes 2.0 ms for a
 layer, which is 168 TFLOP/s without recomputation and 225 with it, more than these kernels reach.
-Without it, however, layouts on several tensor ranks would be predicted 25 to 35 % too fast, for a
-reason that is not known. *FSDP*:
+Without it, however, layouts on several tensor ranks would be predicted much too fast, for a reason
+that is not known. *FSDP*:
 MPT models of llm-foundry (Apache-2.0) on A100 and H100; two numbers of its engine are fitted to the
 steps on one node of A100, and then the clock that H100 holds in training to those on H100. *NeMo*:
 Megatron-Core on DGX H100 in bf16 and, with delayed scales, in 8 bits (NVIDIA/dgxc-benchmarking,
