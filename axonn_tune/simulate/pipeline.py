@@ -30,10 +30,9 @@ from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
 
-# How many rounds of `n_stages` micro-batches are played to see whether they repeat, and how many of
-# the last ones may belong to the drain of the pipeline, by schedule.
-ROUNDS_PLAYED = {ONE_F_ONE_B: 6, ZB_H1: 10, DUALPIPE: 10}
-ROUNDS_OF_DRAIN = {ONE_F_ONE_B: 2, ZB_H1: 4, DUALPIPE: 4}
+# How many rounds of `n_stages` micro-batches may belong to the start of the pipeline, and as many
+# to its drain, by schedule; 1F1B without virtual stages takes one.
+ROUNDS_OF_START = {ONE_F_ONE_B: 2, ZB_H1: 4, DUALPIPE: 4}
 # Rounds count as equal if their passes shift alike up to this fraction of the whole time.
 ROUND_TOLERANCE = 1e-12
 # Number of entries of the table of ends that is held at once.
@@ -133,6 +132,24 @@ class _Shape:
         return self.n_stages * self.n_virtual - 1
 
     @property
+    def period(self) -> int:
+        """The number of micro-batches after which the order of a rank's passes repeats.
+
+        It is one without virtual stages; the other schedules are taken to repeat after a round.
+        """
+        return 1 if self._is_plain else self.n_stages
+
+    @property
+    def micro_of_start(self) -> int:
+        """How many micro-batches may belong to the start of the pipeline; as many to its drain."""
+        return self.n_stages * (1 if self._is_plain else ROUNDS_OF_START[self.schedule])
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether each rank has one stage, and runs one forward, one backward pass."""
+        return self.schedule == ONE_F_ONE_B and self.n_virtual == 1
+
+    @property
     def n_kinds(self) -> int:
         """The number of kinds of passes."""
         return kind_of(FORWARD, max((LAST, *self.places)) + 1)
@@ -188,7 +205,8 @@ class _Schedule:
     last_of_rank
         Index of the last slot of each rank.
     steady
-        Indices of the slots of the last round before the drain, and of the round before it.
+        Indices of the slots of the last round before the drain, and of the round that ends a period
+        before it.
 
     Slots are counted from 1 in the order of the levels. Index 0 stands for no slot, and has its end
     at time zero.
@@ -260,7 +278,7 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
     kinds = np.full((place.max() + 1, n_slots + 1), 2 * shape.n_kinds)
     kinds[place, slot] = kind + shape.n_kinds * (place > 0)
     bounds = (1 + np.cumsum([0, *map(len, levels)])).tolist()
-    drain_start = n_micro - ROUNDS_OF_DRAIN[shape.schedule] * n_stages
+    drain_start = n_micro - shape.micro_of_start
 
     def round_before(end: int) -> Ints:
         played = index_of[:, :, max(end - n_stages, 0) : max(end, 0)].ravel()
@@ -279,7 +297,7 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
             _Level(start, end, tuple(sources[:, start:end])) for start, end in pairwise(bounds)
         ),
         last_of_rank=number[ends],
-        steady=(round_before(drain_start), round_before(drain_start - n_stages)),
+        steady=(round_before(drain_start), round_before(drain_start - shape.period)),
     )
 
 
@@ -352,8 +370,9 @@ def pipeline_seconds(
 ) -> Array:
     """Return the time from the first forward to the last backward pass of all ranks.
 
-    After a transient the schedule is periodic: it is played until rounds of `n_stages`
-    micro-batches repeat, and the time of the remaining rounds is added.
+    After its start the schedule is periodic: it is played until a round of `n_stages`
+    micro-batches is the one that ended a period before, shifted in time; the time of the remaining
+    periods is added.
 
     Parameters
     ----------
@@ -377,10 +396,10 @@ def pipeline_seconds(
     duration = _durations(seconds, transfer_seconds)
     n_micro = _per_flow(schedule, np.broadcast_to(np.asarray(n_micro), transfer_seconds.shape))
     result = np.empty(n_micro.shape)
-    most = ROUNDS_PLAYED[schedule] * n_stages + n_micro % n_stages
+    most = 2 * shape.micro_of_start + n_stages + shape.period + n_micro % shape.period
     for played, rows in _alike(np.minimum(n_micro, most)):
         end, period, drift = _played(_schedule(shape, played), duration[:, rows])
-        n_more = (n_micro[rows] - played) / n_stages
+        n_more = (n_micro[rows] - played) / shape.period
         result[rows] = end + np.where(n_more > 0, n_more * period, 0.0)
         unsettled = rows[(n_more > 0) & (drift > ROUND_TOLERANCE * end)]
         for whole, drifting in _alike(n_micro[unsettled]):
@@ -440,11 +459,11 @@ def _ends(schedule: _Schedule, duration: Array) -> Array:
 
 
 def _played(schedule: _Schedule, duration: Array) -> tuple[Array, Array, Array]:
-    """Return the end of all ranks, the period of the last steady round, and its drift.
+    """Return the end of all ranks, the time of a period of the last steady round, and its drift.
 
-    The period is the largest shift of a slot against the round before, the drift the difference of
-    the largest and the smallest shift. Without drift all further rounds repeat. Without two steady
-    rounds both are zero.
+    The time is the largest shift of a slot against the round a period before, the drift the
+    difference of the largest and the smallest shift. Without drift all further periods repeat.
+    Without two steady rounds both are zero.
     """
     n_candidates = duration.shape[1]
     end = np.empty(n_candidates)
