@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from axonn_tune.spec import names
 from axonn_tune.spec.blocks import attended_keys
-from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.candidates import CandidateTable, Ints
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -291,6 +291,12 @@ Compute: TypeAlias = Gemm | Attention | MemoryBound | HostWork | HostKernel
 # What moves bytes on a lane, next to what computes.
 Transfer: TypeAlias = Collective | HostCopy
 Operation: TypeAlias = Compute | Transfer
+
+
+def sized(operation: Operation, rows: Ints) -> Operation:
+    """Return an operation with its sizes for some candidates only."""
+    fields = vars(operation).items()
+    return replace(operation, **{k: v[rows] for k, v in fields if isinstance(v, np.ndarray)})
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from axonn_tune.simulate.lanes import LaneSharing, shared_lanes
 from axonn_tune.simulate.player import Played, play
 from axonn_tune.simulate.program import OpIndex, Program, Schedule
 from axonn_tune.simulate.step import PlayedStep, played_step
-from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
+from axonn_tune.spec.candidates import CandidateTable, Ints, Rows, distinct
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import (
     Array,
@@ -33,6 +33,7 @@ from axonn_tune.spec.plan import (
     Size,
     StepPlan,
     Transfer,
+    sized,
 )
 from axonn_tune.spec.scenario import Scenario
 
@@ -184,25 +185,18 @@ class Schedules:
         self.table = table
         self._scenario = scenario
         self.shape_rows, self.shape_of = _distinct_shapes(scenario.strategy.compute_key, table)
-        if self.shape_rows.size == len(table):
-            # The plan of the shapes is also that of the candidates.
-            self.shape_rows = self.shape_of = np.arange(len(table))
-        self.shape_plan = self._planned(self.shape_rows)
+        self._is_one_chunk = len(table) <= CHUNK_ROWS
+        rows = slice(None) if self._is_one_chunk else self.shape_rows
+        # Where candidates come in chunks, only shapes have one plan for all of them.
+        self.shape_plan = self._planned(rows)
         self._shape_parts = {part.name: part for part in self.shape_plan.parts}
         self._schedules: dict[str, Schedule] = {}
-        self._whole_plan: tuple[Ints, StepPlan] | None = None
 
     def plan(self, rows: Ints) -> StepPlan:
-        """Return the plan of some rows; the plan of all rows in the same order is made once."""
-        if np.array_equal(rows, self.shape_rows):
-            return self.shape_plan
-        if rows.size < len(self.table):
-            return self._planned(rows)
-        if self._whole_plan is None or not np.array_equal(self._whole_plan[0], rows):
-            self._whole_plan = (rows, self._planned(rows))
-        return self._whole_plan[1]
+        """Return the plan of the rows of a chunk."""
+        return self.shape_plan if self._is_one_chunk else self._planned(rows)
 
-    def _planned(self, rows: Ints) -> StepPlan:
+    def _planned(self, rows: Rows) -> StepPlan:
         """Make the plan of some rows."""
         return self._scenario.plan(self.table.take(rows))
 
@@ -210,7 +204,8 @@ class Schedules:
         """Return an operation of a part with its sizes for each distinct shape, shape (K,)."""
         phase_index, operation_index = index
         of_shapes = self._shape_parts.get(part.name, part)
-        return of_shapes.phases[phase_index].operations[operation_index]
+        operation = of_shapes.phases[phase_index].operations[operation_index]
+        return sized(operation, self.shape_rows) if self._is_one_chunk else operation
 
     def program(self, part: Part, group_lanes: Ints) -> tuple[Program, LaneSharing]:
         """Return the compiled schedule of a part for candidates whose groups have these lanes.
@@ -252,13 +247,14 @@ class ShapePrices:
 
     def seconds(self, part: Part, index: OpIndex) -> Array:
         """Return the time of a kernel of a part."""
-        operation = self._schedules.shape_operation(part, index)
-        assert not isinstance(operation, Transfer)
-        if operation.name not in self._seconds:
+        phase_index, operation_index = index
+        name = part.phases[phase_index].operations[operation_index].name
+        if name not in self._seconds:
+            operation = self._schedules.shape_operation(part, index)
+            assert not isinstance(operation, Transfer)
             seconds = self.prices.seconds(operation)
-            shape = self._schedules.shape_rows.shape
-            self._seconds[operation.name] = np.broadcast_to(seconds, shape)
-        return self._seconds[operation.name]
+            self._seconds[name] = np.broadcast_to(seconds, self._schedules.shape_rows.shape)
+        return self._seconds[name]
 
 
 class _PlayedChunk:
