@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -295,8 +295,10 @@ Operation: TypeAlias = Compute | Transfer
 
 def sized(operation: Operation, rows: Ints) -> Operation:
     """Return an operation with its sizes for some candidates only."""
-    fields = vars(operation).items()
-    return replace(operation, **{k: v[rows] for k, v in fields if isinstance(v, np.ndarray)})
+    sizes: dict[str, Any] = {
+        name: size[rows] for name, size in vars(operation).items() if isinstance(size, np.ndarray)
+    }
+    return replace(operation, **sizes)
 
 
 @dataclass(frozen=True, eq=False)
