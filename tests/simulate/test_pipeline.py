@@ -98,12 +98,12 @@ def plainly(p, v, m, seconds, transfer):
 @given(
     st.integers(2, 6),
     st.integers(1, 3),
-    st.integers(1, 14),
+    st.integers(1, 42),
     st.lists(st.floats(0.1, 3.0), min_size=N_KINDS, max_size=N_KINDS),
     st.floats(0.0, 0.5),
 )
-def test_all_candidates_at_once_are_played_as_one_would_plainly(p, v, rounds, seconds, transfer):
-    n_micro = rounds * p if v > 1 else rounds
+def test_all_candidates_at_once_are_played_as_one_would_plainly(p, v, number, seconds, transfer):
+    n_micro = number if v == 1 else p * (1 + number // 3)
     column = np.array(seconds)[:, None]
     got = pipeline_seconds(p, v, n_micro, column, np.array([transfer]))[0]
     assert got == pytest.approx(plainly(p, v, n_micro, seconds, transfer), rel=1e-9)
