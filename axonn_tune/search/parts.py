@@ -1,13 +1,14 @@
 """Every configuration that is tried, in tables of candidates that are alike: memory and steps.
 
 Candidates that differ only in their rank order take the same memory, and often the same time: each
-is worked out once.
+is worked out once. Where recomputing more cannot make a step faster, it is timed only where
+recomputing less does not fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -20,6 +21,7 @@ from axonn_tune.search.search import Search
 from axonn_tune.simulate.step import PlayedStep
 from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
 from axonn_tune.spec.plan import Array
+from axonn_tune.spec.recomputation import is_partial, repeats_less
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.memory import host_memory_bytes, memory_bytes, memory_interval_bytes
@@ -44,6 +46,9 @@ class Part:
         Number of the other candidates that do not fit in the memory of their nodes' hosts.
     least_host_bytes
         Least that a candidate which fits in its GPUs takes of a host's memory.
+    n_slower
+        Number of candidates that fit and are left out, since the same that recompute less are as
+        fast at least.
     """
 
     table: CandidateTable
@@ -53,12 +58,45 @@ class Part:
     least_bytes: float
     n_out_of_host: int
     least_host_bytes: float
+    n_slower: int = 0
 
 
 def sized_parts(search: Search, table: CandidateTable) -> list[Part]:
     """Return every configuration of a table that may be the best."""
     _, layout_of = distinct(*table.placements.sizes)
-    return [_sized(search, part, layout_of) for part in _configurations(search, table, layout_of)]
+    parts = [_sized(search, part, layout_of) for part in _configurations(search, table, layout_of)]
+    if search.times_all or not search.scenario.strategy.recomputing_takes_time:
+        return parts
+    return [_without_slower(part, parts) for part in parts]
+
+
+def _without_slower(part: Part, parts: Sequence[Part]) -> Part:
+    """Return a part without the candidates that cannot be the best of their placement.
+
+    They are as slow at least as the same candidates that recompute less, if those fit, too: either
+    they repeat whole layers more, or they do not even take less memory.
+    """
+    table = part.table
+    recompute = table.common_recompute
+    is_slower = np.zeros(len(table), dtype=bool)
+    for other in parts:
+        less = other.table
+        if len(less) and repeats_less(less.common_recompute, recompute):
+            _, rows, same = np.intersect1d(
+                _numbers(table), _numbers(less), assume_unique=True, return_indices=True
+            )
+            repeats_layers = recompute == "full" or is_partial(recompute)
+            is_leaner = other.memory[same] <= part.memory[rows]
+            is_slower[rows] |= is_leaner | (other.fits[same] & repeats_layers)
+    kept = np.flatnonzero(~is_slower)
+    n_slower = int((part.fits & is_slower).sum())
+    memory, fits = part.memory[kept], part.fits[kept]
+    return replace(part, table=table.take(kept), memory=memory, fits=fits, n_slower=n_slower)
+
+
+def _numbers(table: CandidateTable) -> Ints:
+    """Return a number for each candidate, whatever it recomputes."""
+    return (table.placement << 32) + (table.micro_batch << 12) + table.n_virtual
 
 
 def _distinct_candidates(table: CandidateTable, alike: Ints) -> tuple[CandidateTable, Ints]:

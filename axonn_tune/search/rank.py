@@ -12,7 +12,7 @@ import numpy as np
 from axonn_tune.cost import paper
 from axonn_tune.cost.links import placement_links
 from axonn_tune.errors import InputError, NoCandidateError
-from axonn_tune.search.bounds import contender_times, every_time
+from axonn_tune.search.bounds import ROUNDING, contender_times, every_time
 from axonn_tune.search.candidates import (
     executions,
     legal_placements,
@@ -28,6 +28,7 @@ from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Array
+from axonn_tune.spec.recomputation import whole_layers
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluation
 from axonn_tune.step.memory import (
@@ -293,10 +294,11 @@ def _ranked(everything: Ranking) -> Ranking:
     if everything.search.include_oom or everything.fits.all():
         return _best_of_each(everything)
     fitting = _best_of_each(_taken(everything, np.flatnonzero(everything.fits)))
-    by_time = np.argsort(everything.step_seconds, kind="stable")
+    by_time = np.argsort(_rounded(everything.step_seconds), kind="stable")
     near = _taken(everything, by_time[~everything.fits[by_time]])
     to_beat = np.full(len(near.table.placements), np.inf)
     np.minimum.at(to_beat, fitting.table.placement, fitting.step_seconds)
+    to_beat *= 1.0 - ROUNDING
     faster = np.flatnonzero(near.step_seconds < to_beat[near.table.placement])
     return replace(fitting, near=_best_of_each(_taken(near, faster)) if faster.size else None)
 
@@ -312,18 +314,19 @@ def _ranking_of_all(
     table = reduce(CandidateTable.joined, (part.table for part in parts))
     fits = np.concatenate([part.fits for part in parts])
     memory = np.concatenate([part.memory for part in parts])
-    n_evaluated = len(table) if search.include_oom else int(fits.sum())
-    if search.include_oom or search.every_configuration or search.exhaustive:
+    n_slower = sum(part.n_slower for part in parts)
+    n_evaluated = n_slower + (len(table) if search.include_oom else int(fits.sum()))
+    if search.times_all:
         rows, times = every_time(steps)
     else:
         rows, times = contender_times(steps, table.placement, fits)
-    n_bounded = int(fits.sum() - fits[rows].sum())
+    n_bounded = n_slower + int(fits.sum() - fits[rows].sum())
     table, fits, memory = table.take(rows), fits[rows], memory[rows]
     step, exposed, bubble = times
     # Candidates that do not fit come last, the leanest of them first.
-    keys = [memory, np.where(fits, step, memory), ~fits]
+    keys = [memory, whole_layers(table.recompute), np.where(fits, _rounded(step), memory), ~fits]
     if search.cost_model == "paper" and paper_seconds is not None:
-        keys.insert(2, np.where(fits, paper_seconds[table.placement], 0.0))
+        keys.insert(-1, np.where(fits, paper_seconds[table.placement], 0.0))
     unordered = Ranking(
         search=search,
         table=table,
@@ -359,11 +362,16 @@ def _without_twins(ranking: Ranking) -> Ranking:
     if len(ranking.search.constraints.orders) == 1:
         return ranking
     table = ranking.table
-    log_seconds = np.round(1e9 * np.log(ranking.step_seconds)).astype(np.int64)
-    execution = [table.micro_batch, table.recompute, table.n_virtual, log_seconds]
+    seconds = _rounded(ranking.step_seconds)
+    execution = [table.micro_batch, table.recompute, table.n_virtual, seconds]
     columns = np.vstack([table.placements.sizes[:, table.placement], *execution])
     _, first = np.unique(columns, axis=1, return_index=True)
     return _taken(ranking, np.sort(first))
+
+
+def _rounded(seconds: Array) -> Ints:
+    """Return numbers that order times, and are the same where only rounding tells times apart."""
+    return np.round(np.log(seconds) / ROUNDING).astype(np.int64)
 
 
 def _taken(ranking: Ranking, rows: Ints) -> Ranking:

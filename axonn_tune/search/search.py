@@ -92,6 +92,11 @@ class Search:
         return replace(self, scenario=scenario, other_batches=tuple(batches[1:]))
 
     @property
+    def times_all(self) -> bool:
+        """Whether every configuration that is tried is timed, whichever may be the best."""
+        return self.include_oom or self.every_configuration or self.exhaustive
+
+    @property
     def batches(self) -> list[int]:
         """The global batches that are tried."""
         return [self.scenario.job.global_batch, *self.other_batches]

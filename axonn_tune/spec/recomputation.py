@@ -12,6 +12,9 @@ import math
 import re
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from axonn_tune.errors import InputError
 from axonn_tune.spec.model import RECOMPUTES, Model
 
@@ -111,6 +114,21 @@ def n_recomputed_layers(text: str, n_layers: int) -> int:
     if is_partial(text):
         return min(recompute_code(text) - _FULL, n_layers)
     return n_layers if text == "full" else 0
+
+
+def whole_layers(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return numbers that grow with the layers that are recomputed as a whole; 0 for none."""
+    layers = np.where(codes == _FULL, _MOST_LAYERS + 1, codes - _FULL)
+    return np.where((codes >= _FULL) & (codes < _MODULES_BASE), layers, 0)
+
+
+def repeats_less(less: str, more: str) -> bool:
+    """Return whether what a recomputation repeats is a part of what another one repeats."""
+    if less == more:
+        return False
+    if less == "none" or (more == "full" and not recomputed_modules(less)):
+        return True
+    return is_partial(less) and is_partial(more) and recompute_code(less) < recompute_code(more)
 
 
 def partial_recomputes(n_layers: int) -> list[str]:

@@ -76,6 +76,14 @@ class Strategy(Protocol):
         ...
 
     @property
+    def recomputing_takes_time(self) -> bool:
+        """Whether a step that recomputes more never takes less time.
+
+        It may where recomputation changes how early weights are gathered.
+        """
+        ...
+
+    @property
     def schedule(self) -> str:
         """The order in which the ranks of a pipeline run their passes, one of `SCHEDULES`."""
         ...

@@ -86,6 +86,7 @@ class Axonn4D:
     engine: Engine = IDEAL
     n_virtual: Sequence[int] = (1,)
     joins_stages: bool = False
+    recomputing_takes_time: bool = True
     schedule: str = ONE_F_ONE_B
     recomputed_modules: Sequence[str] = ()
     offload_modules: Sequence[str] = ()

@@ -134,6 +134,7 @@ class Megatron3D:
     stage_layout: str = ""
     name: str = "megatron"
     n_virtual: Sequence[int] = (1, 2, 4)
+    recomputing_takes_time: bool = True
     recomputed_modules: Sequence[str] = MODULES
     offload_modules: Sequence[str] = OFFLOAD_MODULES
     engine: Engine = IDEAL

@@ -102,6 +102,7 @@ class Zero:
     quantised_gradients: bool = False
     n_virtual: Sequence[int] = (1,)
     joins_stages: bool = False
+    recomputing_takes_time: bool = False
     schedule: str = ONE_F_ONE_B
     recomputed_modules: Sequence[str] = ()
     offload_modules: Sequence[str] = ()

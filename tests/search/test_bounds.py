@@ -20,7 +20,7 @@ from axonn_tune.strategies.megatron3d import Megatron3D
 
 
 def random_search(random):
-    """A search through pipelines whose candidates do not all fit in memory."""
+    """A search whose candidates do not all fit in memory, mostly through pipelines."""
     n_layers = int(random.choice([4, 8, 12]))
     model = Model("m", n_layers, int(random.choice([256, 1024])), 8, 2048, 256)
     n_gpus = int(random.choice([4, 8, 16]))
@@ -32,8 +32,12 @@ def random_search(random):
     )
     reserve = MemoryReserve(quantity(1.0), replace(quantity(0.3), spread_fraction=0.5))
     machine = replace(machine, memory_reserve=reserve)
-    strategy = Axonn4D(pipelined=True) if random.random() < 0.3 else Megatron3D()
-    search = search_of(model, job, machine, strategy, recomputes=("none", "selective", "full"))
+    strategy = random.choice([Axonn4D(pipelined=True), Axonn4D(), Megatron3D(), Megatron3D()])
+    recomputes = ("none", "selective", "full")
+    is_partial = bool(random.random() < 0.5)
+    search = search_of(
+        model, job, machine, strategy, recomputes=recomputes, partial_recompute=is_partial
+    )
     needed = ranking_of(replace(search, include_oom=True, every_configuration=True)).memory_bytes
     capacity = float(np.quantile(needed, random.uniform(0.1, 0.7)))
     gpu = replace(machine.gpu, memory_bytes=quantity(capacity))
@@ -58,7 +62,7 @@ def assert_same(bounded, whole):
 @pytest.mark.slow
 def test_bounds_change_no_ranking():
     n_bounded = n_near = 0
-    for seed in range(12):
+    for seed in range(16):
         search = random_search(np.random.default_rng(seed))
         try:
             whole = ranking_of(replace(search, exhaustive=True))
@@ -116,3 +120,19 @@ def test_the_best_of_each_placement_is_among_the_contenders():
             near = np.flatnonzero((placement == number) & ~fits & (seconds < best))
             wanted = [each[seconds[each].argmin()] for each in (fitting, near) if each.size]
             assert set(wanted) <= set(rows)
+
+
+def test_recomputing_is_timed_only_where_less_does_not_fit():
+    n_slower = 0
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        search = replace(random_search(random), exhaustive=True)
+        search = replace(search, scenario=replace(search.scenario, strategy=Axonn4D()))
+        try:
+            whole = ranking_of(search)
+        except NoCandidateError:
+            continue
+        bounded = ranking_of(replace(search, exhaustive=False))
+        assert_same(bounded, whole)
+        n_slower += bounded.n_bounded
+    assert n_slower > 20
