@@ -77,16 +77,11 @@ class AttentionPrices:
 
         Where attention was not measured without a mask, it is as fast as with one, and where it was
         not measured in a low format, it is as fast as in the job's type. Where the library's was
-        not measured, what was measured stands for it.
+        not measured, the library that was measured first stands for it.
         """
         if kind not in self._corrections:
             backward, fused, masked, number_format, library = kind
-            points = [
-                p
-                for p in self._machine.kernels.attention_points
-                if (p.backward, p.fused, p.masked, p.dtype) == kind[:4]
-            ]
-            points = [p for p in points if p.library == library] or points
+            points = self._points(kind)
             correction = None
             if points:
                 correction = self._fitted(points)
@@ -96,6 +91,22 @@ class AttentionPrices:
                 correction = self._correction((backward, fused, True, number_format, library))
             self._corrections[kind] = correction
         return self._corrections[kind]
+
+    def _points(self, kind: _Kind) -> Sequence[AttentionPoint]:
+        """Return the points that tell most of a kind; none if it was not measured in its format."""
+        backward, fused, masked, number_format, library = kind
+        alike = [
+            p
+            for p in self._machine.kernels.attention_points
+            if (p.backward, p.fused, p.dtype) == (backward, fused, number_format)
+        ]
+        of_library = [p for p in alike if p.library == library]
+        others = [p for p in alike if p.masked == masked]
+        return (
+            [p for p in of_library if p.masked == masked]
+            or [p for p in of_library if p.masked]
+            or [p for p in others if p.library == others[0].library]
+        )
 
     def _fitted(self, points: Sequence[AttentionPoint]) -> Spline:
         """Return the correction that goes through the measured points of one kind.

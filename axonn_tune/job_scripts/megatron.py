@@ -28,7 +28,12 @@ _ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 # The names of Transformer Engine, which Megatron-Core passes on.
 _CONTEXT_KINDS = {RING: "p2p", ALL_GATHER: "all_gather", ULYSSES: "a2a"}
 # Transformer Engine chooses cuDNN by itself where that is faster.
-_ATTENTION_BACKENDS = {FLASH_ATTENTION: "flash", "cudnn": "auto", "unfused": "unfused"}
+_ATTENTION_BACKENDS = {
+    FLASH_ATTENTION: "flash",
+    "cudnn": "auto",
+    "cudnn-9.13": "auto",
+    "unfused": "unfused",
+}
 
 _TRAINING_FLAGS = (
     "--mock-data",

@@ -42,7 +42,7 @@ def _search(row: Row, loaders: Loaders, engine: Engine) -> Search:
         low_sums=named(row["low_sums"]),
     )
     strategy = megatron_of(
-        replace(engine, megatron=program),
+        replace(engine, megatron=program, attention_library=row["attention"]),
         n_virtual=(int(row["virtual"]),),
         fp32_gradients=False,
         low_weights=True,

@@ -86,6 +86,34 @@ def test_attention_is_that_of_the_engines_library():
         point(1e-4, "fa9")
 
 
+def test_a_release_without_a_mask_is_its_own_with_one_before_another_release():
+    """Where a library was not measured at all, the one that was measured first stands for it."""
+
+    def point(seconds, masked, library):
+        sizes = (1, 8, 4096, 64)
+        return AttentionPoint(*sizes, True, True, "bf16", seconds, masked=masked, library=library)
+
+    points = (
+        point(1e-4, True, "cudnn"),
+        point(1.5e-4, False, "cudnn"),
+        point(2e-4, True, "cudnn-9.13"),
+    )
+    machine = machine_of()
+    machine = replace(machine, kernels=replace(machine.kernels, attention_points=points))
+
+    def seconds(masked, library):
+        sizes = (1.0, 8.0, 4096.0, 64)
+        operation = Attention("a", *sizes, True, True, masked=masked, library=library)
+        return attention_seconds(operation, machine, "bf16").item()
+
+    assert seconds(True, "cudnn-9.13") == pytest.approx(2e-4)
+    assert seconds(False, "cudnn-9.13") == pytest.approx(2e-4)
+    # A kernel without a mask does half of what was measured, the work of a causal one.
+    assert seconds(False, "cudnn") == pytest.approx(0.75e-4)
+    assert seconds(True, "flash-attention") == pytest.approx(1e-4)
+    assert seconds(False, "flash-attention") == pytest.approx(0.75e-4)
+
+
 def on_switch(machine):
     level = replace(machine.links[0], is_switch=True)
     return replace(machine, links=(level, *machine.links[1:]))

@@ -1,5 +1,8 @@
 """Llama 3.1 8B in 8 bits as submissions to MLPerf measured it on Blackwell."""
 
+from dataclasses import replace
+from itertools import takewhile
+
 import numpy as np
 import pytest
 
@@ -8,15 +11,48 @@ from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.nemo import mlperf
 from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
+from axonn_tune.spec import names
+from axonn_tune.spec.plan import Part
+from axonn_tune.step.timeline import Player
 
 
 @pytest.fixture(scope="module")
-def predicted():
-    """The rows and the predicted steps of Llama on Blackwell."""
+def predictions():
+    """The rows and the predictions of Llama on Blackwell."""
     all_rows = load_published("mlperf")
     rows = [row for row in all_rows if row["engine"] != "nemo"]
     runs = list(mlperf(rows, Loaders(load_model, load_machine, load_engine)))
-    return [(row, p.step_seconds) for row, p in zip(rows, predict_runs(runs), strict=True)]
+    return [*zip(rows, predict_runs(runs), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def predicted(predictions):
+    """The rows and the predicted steps."""
+    return [(row, prediction.step_seconds) for row, prediction in predictions]
+
+
+def forward_seconds(prediction):
+    """The time of a forward pass alone: a micro-step until the gradient of the loss."""
+    player = Player(prediction)
+    phases = []
+    for phase in player.plan.microstep.phases:
+        is_forward = takewhile(lambda op: op.name != names.LOSS_GRADIENT, phase.operations)
+        phases.append(replace(phase, operations=tuple(is_forward)))
+        if len(phases[-1].operations) < len(phase.operations):
+            return player.play(Part("forward", tuple(phases)), 1).seconds
+    raise AssertionError("no phase forms the gradient of the loss")
+
+
+def test_forward_passes_alone_are_met(predictions):
+    """Nothing but kernels, and what ranks of a sequence exchange, is in them."""
+    errors = [
+        forward_seconds(prediction) / float(row["forward_seconds"]) - 1.0
+        for row, prediction in predictions
+        if row["tensor"] == "1"
+    ]
+    assert len(errors) == 13
+    assert np.mean(np.abs(errors)) < 0.035
+    assert max(map(abs, errors)) < 0.08
 
 
 def test_steps_on_up_to_256_gpus_are_met(predicted):
@@ -26,19 +62,23 @@ def test_steps_on_up_to_256_gpus_are_met(predicted):
         if int(row["gpus"]) <= 256
     ]
     assert len(errors) == 13
-    assert np.mean(np.abs(errors)) < 0.06
+    assert np.mean(np.abs(errors)) < 0.05
     assert max(map(abs, errors)) < 0.13
 
 
 def test_steps_of_two_sequences_on_a_gpu_are_met(predicted):
-    """They are the longest, in which what stands outside the kernels matters least."""
+    """They are the longest, in which what stands outside the kernels matters least.
+
+    The two on B300 are 6 % too short, although their forward passes are met within 5 %.
+    """
     errors = [
         seconds / float(row["step_seconds"]) - 1.0
         for row, seconds in predicted
         if row["micro_batch"] == "2"
     ]
     assert len(errors) == 6
-    assert max(map(abs, errors)) < 0.06
+    assert np.mean(np.abs(errors)) < 0.04
+    assert max(map(abs, errors)) < 0.07
 
 
 def test_gb300_is_faster_than_gb200_by_what_was_measured(predicted):
