@@ -162,9 +162,9 @@ def _balanced_layers(model: Model, n_stages: int) -> list[int]:
 
     The head counts with its product, and the embedding with none. A stage takes layers until it
     has its share (nanotron e24d2483, models/base.py, build_model). That code takes one more where
-    the layers are exactly the share, but the runs did not: with 2 and 4 stages 1B, whose shares are
-    10 and 5 layers, needs 10.0 to 10.4 and 5.0 to 5.2 times a layer's time for each micro-batch
-    where it runs fast. The head belongs to the last stage that has anything.
+    the layers are exactly the share, but measured runs did not: a micro-batch of 1B, whose shares
+    with 2 and 4 stages are 10 and 5 layers, takes 10.2 and 5.2 times a layer's time. The head
+    belongs to the last stage that has anything.
     """
     layer = float(model.block_matmul_parameters)
     share = (model.n_layers * layer + model.head.parameters) / n_stages
