@@ -57,6 +57,8 @@ LARGEST_FACTOR = 1000.0
 HOST_COPIES = "host_copies"
 # The term of what a rank's activations take of the host's memory.
 HOST_ACTIVATIONS = "host_activations"
+# The term of memory that its tensors have left, and that the allocator cannot yet give to others.
+HELD_BACK = "held_back"
 # The packages on PyPI with which engines are run.
 PACKAGES = ("axonn", "deepspeed", "megatron-core")
 # The form of the kernels that an engine does not name.
@@ -392,6 +394,10 @@ class MemoryForm:
         activation, as they are saved where products are low; None for the job's type.
     saves_uncast
         Whether inputs of low products are saved in the job's type, and cast again for dW.
+    held_back_tensors
+        Tensors of the whole residual stream that have been reduced and scattered in a tensor group,
+        and whose memory PyTorch's allocator holds back, because the GPU is so far behind the host
+        that the collectives have not read them.
     """
 
     attention_factor: Quantity | None = None
@@ -403,6 +409,7 @@ class MemoryForm:
     attention_output_bytes: Quantity | None = None
     activation_input_bytes: Quantity | None = None
     saves_uncast: bool = False
+    held_back_tensors: Quantity | None = None
 
     def __post_init__(self) -> None:
         for name, smallest in (
@@ -414,6 +421,7 @@ class MemoryForm:
             ("dummy_gradient_bytes", 0.0),
             ("attention_output_bytes", 0.5),
             ("activation_input_bytes", 0.5),
+            ("held_back_tensors", 0.0),
         ):
             quantity = getattr(self, name)
             if quantity is not None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable
-from axonn_tune.spec.engine import HOST_ACTIVATIONS, HOST_COPIES
+from axonn_tune.spec.engine import HELD_BACK, HOST_ACTIVATIONS, HOST_COPIES
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.spread import NORMAL_90, spread_of
@@ -23,7 +23,8 @@ def memory_bytes(scenario: Scenario, table: CandidateTable) -> tuple[Array, dict
     """Return the peak memory of one rank, and its terms, for candidates that are alike.
 
     The strategy states most terms. The machine's profile adds the fragmentation and the memory
-    that training cannot use. Terms that are offloaded take nothing.
+    that training cannot use. Terms that are offloaded take nothing. Memory is held back only as
+    long as there is more: PyTorch's allocator waits for the GPU before it fails.
 
     Returns
     -------
@@ -37,10 +38,16 @@ def memory_bytes(scenario: Scenario, table: CandidateTable) -> tuple[Array, dict
     terms |= {term: np.zeros(len(table)) for term in scenario.host_terms}
     for term in _ON_HOST_ONLY:
         terms.pop(term, None)
+    held_back = terms.pop(HELD_BACK, None)
     allocated = sum(terms.values(), start=np.zeros(len(table)))
     terms["fragmentation"] = allocated * reserve.fragmentation_fraction.value
     terms["reserved"] = np.full(len(table), reserve.reserved_bytes.value)
-    return allocated + terms["fragmentation"] + terms["reserved"], terms
+    needed = allocated + terms["fragmentation"] + terms["reserved"]
+    if held_back is None:
+        return needed, terms
+    total = np.maximum(needed, np.minimum(needed + held_back, scenario.memory_capacity_bytes))
+    terms[HELD_BACK] = total - needed
+    return total, terms
 
 
 def host_memory_bytes(scenario: Scenario, table: CandidateTable) -> Array:

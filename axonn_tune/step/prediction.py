@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.engine import HELD_BACK
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers, recomputed_modules
 from axonn_tune.spec.scenario import Scenario
@@ -126,8 +127,8 @@ class Prediction:
 
     @property
     def allocated_bytes(self) -> float:
-        """The peak memory of all tensors, without fragmentation and what is reserved."""
-        return self.allocator_bytes - self.memory_terms_bytes["fragmentation"]
+        """The peak memory of all tensors, without what only the allocator holds or is reserved."""
+        return self.allocator_bytes - self.memory_terms_bytes["fragmentation"] - self._held_back
 
     @property
     def allocator_bytes(self) -> float:
@@ -173,7 +174,13 @@ class Prediction:
     @property
     def fits_tightly(self) -> bool:
         """Whether it fits, but may not: the interval of the peak memory ends above."""
-        return self.fits and self.memory_bytes_interval[1] > self.memory_capacity_bytes
+        most_needed = self.memory_bytes_interval[1] - self._held_back
+        return self.fits and most_needed > self.memory_capacity_bytes
+
+    @property
+    def _held_back(self) -> float:
+        """The bytes that the allocator holds back as long as nothing else needs them."""
+        return self.memory_terms_bytes.get(HELD_BACK, 0.0)
 
     @property
     def largest_memory_term(self) -> str:

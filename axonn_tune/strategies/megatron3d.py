@@ -22,7 +22,7 @@ from functools import partial
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import IDEAL, RING, Engine, value_or
+from axonn_tune.spec.engine import HELD_BACK, IDEAL, RING, Engine, value_or
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE, Axes
 from axonn_tune.spec.model import Model
@@ -349,7 +349,23 @@ class Megatron3D:
             "working_set": working
             + largest_moved(shapes, layers)
             + n_dummies * dummy_bytes / shapes.table.size("tensor"),
+            **self._held_back(shapes, len(above)),
         }
+
+    def _held_back(self, shapes: Shapes, n_layers: int) -> dict[str, Array]:
+        """Return the bytes that the allocator holds back; no term where no engine says so.
+
+        Each pass of a layer reduces and scatters two tensors. At the end of a forward pass those of
+        the backward pass before it count, too. Between the stages of a pipeline the host waits for
+        shapes, and is never far ahead.
+        """
+        most = self.engine.memory.held_back_tensors
+        table = shapes.table
+        if most is None or table.n_stages > 1:
+            return {}
+        n_passes = np.minimum(table.n_microsteps(shapes.job.global_batch), 2)
+        n_tensors = np.minimum(2 * n_layers * n_passes, most.value)
+        return {HELD_BACK: n_tensors * shapes.stream_bytes * (table.size("tensor") > 1)}
 
     def owned_share(self, shapes: Shapes, stored: Array, experts: Size) -> Array:
         """Return of how many parameters a rank holds the states with a distributed optimizer.

@@ -126,6 +126,34 @@ def test_layouts_that_must_hold_the_same_were_measured_apart(rows):
     assert f"up to {100 * apart:.0f} % apart" in text
 
 
+def test_the_page_says_what_the_allocator_holds_back(rows, timed):
+    errors = {"held": [], "given": [], "staged": []}
+    for row, each in zip(rows, timed, strict=True):
+        held_gib = each.prediction.allocator_bytes / 2**30
+        error = abs(held_gib / float(row["memory_gib"]) - 1.0)
+        if row["pipeline"] != "1":
+            errors["staged"].append(error)
+            continue
+        given_gib = held_gib - each.prediction.memory_terms_bytes["held_back"] / 2**30
+        errors["held"].append(error)
+        errors["given"].append(abs(given_gib / float(row["memory_gib"]) - 1.0))
+    held, given, staged = (f"{100 * np.median(errors[name]):.1f} %" for name in errors)
+    text = " ".join(PAGE.split())
+    assert f"There the median error is {held}, and {staged} with stages" in text
+    assert f"it would be {given} where there are no stages" in text
+
+
+@pytest.mark.parametrize(("n_stages", "share"), [("2", 10), ("4", 5)])
+def test_a_stage_with_exactly_its_share_takes_no_further_layer(rows, n_stages, share):
+    """The head of 1B counts like 4 of its 16 layers; a slot is as long as the longest stage."""
+    rows = [row for row in rows if row["model"] == "1B" and row["micro_batch"] == "2"]
+    slots = {
+        n: min(slot_seconds(row) for row in rows if (row["tensor"], row["pipeline"]) == ("1", n))
+        for n in ("1", n_stages)
+    }
+    assert slots[n_stages] / (slots["1"] / 20) < share + 0.5
+
+
 def test_one_layout_was_measured_twice_and_apart(rows):
     measured = ("step_seconds", "memory_gib")
     layouts = [name for name in rows[0] if name not in measured]
