@@ -52,6 +52,9 @@ _INSTALLS = {
 
 # Commands that run the program whose step they compare with a prediction.
 _EXECUTING = ("run", "rehearse", "validate")
+# Commands that start other programs, in the environment that the user has set.
+_STARTING = (*_EXECUTING, "calibrate", "emulate")
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 class LazyGroup(click.Group):
@@ -69,10 +72,29 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is called, and what is given to it."""
+        found = super().resolve_command(ctx, args)
+        if found[0] not in _STARTING:
+            _keep_blas_alone(ctx)
+        return found
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _keep_blas_alone(ctx: click.Context) -> None:
+    """Give NumPy's OpenBLAS one thread, until the command ends, unless the user says how many.
+
+    A command multiplies small matrices, and OpenBLAS starts a thread on each core that then spins.
+    """
+    if _BLAS_THREADS not in os.environ:
+        os.environ[_BLAS_THREADS] = "1"
+        ctx.call_on_close(lambda: os.environ.pop(_BLAS_THREADS, None))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -235,6 +235,11 @@ class AxisLinks:
     kinds: dict[str, KindLinks]
     occupied_s_per_byte: Array
 
+    def take(self, rows: Ints) -> AxisLinks:
+        """Return what the groups of these rows get."""
+        kinds = {kind: links.take(rows) for kind, links in self.kinds.items()}
+        return AxisLinks(self.level[rows], kinds, self.occupied_s_per_byte[:, rows])
+
 
 def axis_links(
     machine: Machine, stride: Ints, size: Ints, sent_once: Experts | None = None
@@ -444,12 +449,21 @@ def placement_links(
 ) -> dict[str, AxisLinks]:
     """Return the `AxisLinks` of each group for every placement, shape (P,).
 
-    `sent_once` holds the experts to which tokens are sent once, None where copies travel.
+    Groups with the same stride and size get the same, whatever axis they are of, and are worked
+    out once. `sent_once` holds the experts to which tokens are sent once, which changes what the
+    groups of experts get; None where copies travel.
     """
-    return {
-        group: _group_links(machine, placements, group, sent_once)
-        for group in placements.axes.groups
-    }
+    groups = placements.axes.groups
+    alone = [group for group in groups if sent_once is not None and group == EXPERT]
+    links = {group: _group_links(machine, placements, group, sent_once) for group in alone}
+    together = [group for group in groups if group not in alone]
+    stride = np.concatenate([placements.stride(group) for group in together])
+    size = np.concatenate([placements.size(group) for group in together])
+    first, pair_of = distinct(stride, size)
+    of_pairs = axis_links(machine, stride[first], size[first])
+    for group, rows in zip(together, np.split(pair_of, len(together)), strict=True):
+        links[group] = of_pairs.take(rows)
+    return {group: links[group] for group in groups}
 
 
 def _group_links(

@@ -195,17 +195,30 @@ class CollectivePrices:
         self._n_ranks: dict[str, Array] = {}
         self._links_of: dict[tuple[str, str], KindLinks] = {}
         self._seconds: dict[tuple[str, str], Array] = {}
+        self._seconds_of_sizes: dict[tuple[str, str, bytes, bytes], Array] = {}
 
     def seconds(self, operation: Collective) -> Array:
         """Return the time of a collective, shape (C,).
 
-        Collectives of one name over one group are alike in the whole plan and are priced once.
+        Collectives of one name over one group are alike in the whole plan. They are priced once,
+        and so are others that send as much in as many calls, such as those of both passes.
         """
         key = (operation.name, operation.axis)
         if key not in self._seconds:
-            links = self._kind_links(operation.axis, operation.kind)
-            self._seconds[key] = _seconds(operation, self._size(operation.axis), links)
+            self._seconds[key] = self._sent(operation)
         return self._seconds[key]
+
+    def _sent(self, operation: Collective) -> Array:
+        """Return the time of a collective, which may be known from another one, shape (C,)."""
+        nbytes, n_calls = (
+            np.asarray(size, dtype=np.float64).tobytes()
+            for size in (operation.nbytes, operation.n_calls)
+        )
+        key = (operation.kind, operation.axis, nbytes, n_calls)
+        if key not in self._seconds_of_sizes:
+            links = self._kind_links(operation.axis, operation.kind)
+            self._seconds_of_sizes[key] = _seconds(operation, self._size(operation.axis), links)
+        return self._seconds_of_sizes[key]
 
     def least_seconds(self, phases: Iterable[Phase]) -> Array:
         """Return the least time in which the links can carry what the phases send, shape (C,).

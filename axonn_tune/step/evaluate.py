@@ -7,7 +7,7 @@ and are played together, whichever lanes their axes occupy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
@@ -22,10 +22,11 @@ from axonn_tune.simulate.player import Played, play
 from axonn_tune.simulate.program import OpIndex, Program, Schedule
 from axonn_tune.simulate.step import PlayedStep, played_step
 from axonn_tune.spec.candidates import CandidateTable, Ints, Rows, distinct
-from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.machine import KernelRates, Machine
 from axonn_tune.spec.plan import (
     Array,
     Collective,
+    Compute,
     Gemm,
     HostCopy,
     Operation,
@@ -101,7 +102,8 @@ class Evaluator:
         if not _share(before, machine, "links", "link_points", "ring_bandwidths"):
             placements = self.schedules.table.placements
             links = placement_links(machine, placements, self.scenario.sent_once)
-        if not _share(before, machine, "gpu", "gemm", "kernels", "host", "jitter_fraction"):
+        same_rates = _without_slowdowns(before.kernels) == _without_slowdowns(machine.kernels)
+        if not (same_rates and _share(before, machine, "gpu", "gemm", "host", "jitter_fraction")):
             kernels = ShapePrices(self.schedules, KernelPrices(machine, self.scenario.job))
         return Evaluator(replace(self.scenario, machine=machine), self.schedules, links, kernels)
 
@@ -238,12 +240,13 @@ class Schedules:
 
 
 class ShapePrices:
-    """The times of kernels for each distinct shape, shape (K,); each name is priced once."""
+    """The times of kernels for each distinct shape, shape (K,); kernels alike are priced once."""
 
     def __init__(self, schedules: Schedules, prices: KernelPrices) -> None:
         self.prices = prices
         self._schedules = schedules
         self._seconds: dict[str, Array] = {}
+        self._seconds_of_work: dict[Hashable, Array] = {}
 
     def seconds(self, part: Part, index: OpIndex) -> Array:
         """Return the time of a kernel of a part."""
@@ -252,9 +255,22 @@ class ShapePrices:
         if name not in self._seconds:
             operation = self._schedules.shape_operation(part, index)
             assert not isinstance(operation, Transfer)
-            seconds = self.prices.seconds(operation)
-            self._seconds[name] = np.broadcast_to(seconds, self._schedules.shape_rows.shape)
+            work = _work_of(operation)
+            if work not in self._seconds_of_work:
+                seconds = self.prices.seconds(operation)
+                shape = self._schedules.shape_rows.shape
+                self._seconds_of_work[work] = np.broadcast_to(seconds, shape)
+            self._seconds[name] = self._seconds_of_work[work]
         return self._seconds[name]
+
+
+def _work_of(kernel: Compute) -> Hashable:
+    """Return all on which the price of a kernel depends: kernels of other names may be alike."""
+    return type(kernel), *(
+        value.tobytes() if isinstance(value, np.ndarray) else value
+        for key, value in vars(kernel).items()
+        if key not in ("name", "waits_for")
+    )
 
 
 class _PlayedChunk:
@@ -384,6 +400,12 @@ def interference(machine: Machine) -> Interference:
     """Return the slowdowns of kernels and collectives that run at the same time."""
     kernels = machine.kernels
     return Interference(kernels.slowdown_fraction.value, kernels.collective_slowdown_fraction.value)
+
+
+def _without_slowdowns(kernels: KernelRates) -> KernelRates:
+    """Return the rates that make the price of a kernel that runs alone."""
+    none = kernels.slowdown_fraction.scaled(0.0)
+    return replace(kernels, slowdown_fraction=none, collective_slowdown_fraction=none)
 
 
 def _share(a: Machine, b: Machine, *fields: str) -> bool:

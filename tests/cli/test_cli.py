@@ -1,9 +1,11 @@
 """What holds for every command: bad input, files, help, presets."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from command_line import assert_refused, run_cli
 
@@ -110,3 +112,32 @@ def test_command_reference_is_up_to_date():
     assert page.read_text().rstrip() == reference_markdown().rstrip(), (
         "run: python -m axonn_tune.cli.reference > docs/cli.md"
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux lists the threads of a process")
+def test_a_search_has_one_thread():
+    program = (
+        "import os; from axonn_tune.cli.main import main; "
+        f"main({SUGGEST}); import numpy; numpy.ones((300, 300)) @ numpy.ones((300, 300)); "
+        "print(len(os.listdir('/proc/self/task')))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+    words = [sys.executable, "-c", program]
+    run = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
+    assert run.stdout.splitlines()[-1] == "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [("suggest", None, "1"), ("suggest", "2", "2"), ("emulate", None, None)],
+)
+def test_programs_that_a_command_starts_get_the_environment_of_the_user(
+    monkeypatch, name, given, expected
+):
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)
+    with click.Context(cli) as context:
+        cli.resolve_command(context, [name])
+        assert os.environ.get("OPENBLAS_NUM_THREADS") == expected
+    assert os.environ.get("OPENBLAS_NUM_THREADS") == given

@@ -175,6 +175,25 @@ def test_every_call_of_a_bucket_takes_its_own_time():
     assert got == pytest.approx(4 * SECONDS[1])
 
 
+def test_only_collectives_that_send_the_same_share_a_price():
+    machine = machine_of()
+    table = CandidateTable.single(Configuration(grid_layout(1, 1, 4, 4)))
+    links = placement_links(machine, table.placements)
+    prices = CollectivePrices(links, table)
+    first = Collective("first", "all_gather", np.array([1e9]), "z")
+    same = replace(first, name="same", nbytes=np.array([1e9]))
+    others = [
+        replace(first, name="more", nbytes=np.array([2e9])),
+        replace(first, name="calls", n_calls=8.0),
+        replace(first, name="axis", axis="data"),
+        replace(first, name="kind", kind="all_reduce"),
+    ]
+    assert prices.seconds(same) is prices.seconds(first)
+    for other in others:
+        assert prices.seconds(other) == CollectivePrices(links, table).seconds(other)
+        assert prices.seconds(other) != prices.seconds(first)
+
+
 def test_a_floor_of_shared_links_is_no_longer_than_what_was_measured():
     """Links that turn out faster than their level says must not be held up by it."""
     machine = with_points(machine_of(), factor=1e-4)

@@ -173,3 +173,19 @@ def test_unstated_spreads_follow_the_origin():
     assert spread_of(quantity(1.0)) == UNSTATED_SPREAD["assumed"]
     stated = replace(quantity(1.0), spread_fraction=0.01)
     assert spread_of(stated) == 0.01
+
+
+def test_a_machine_that_differs_in_one_resource_is_priced_as_if_alone():
+    machine = spread_machine(0.08)
+    search = searched(machine)
+    table = rank_candidates(search).table.take(slice(8)).compact()
+    table = table.take(next(iter(table.alike())))
+    evaluator = Evaluator.of(search.scenario, table)
+    better = {each.key: each.improved(1.5) for each in resources(machine)}
+    for other in better.values():
+        alone = Evaluator.of(replace(search.scenario, machine=other), table).evaluate()
+        shared = evaluator.on(other).evaluate()
+        assert (shared.step_seconds == alone.step_seconds).all()
+        assert (shared.step_seconds != evaluator.evaluate().step_seconds).any()
+    assert evaluator.on(better["interference"]).kernels is evaluator.kernels
+    assert evaluator.on(better["gpu.memory_bandwidth"]).kernels is not evaluator.kernels
