@@ -172,16 +172,20 @@ of ZeRO-3 on 1,024 dies leave room for 47 us at most; on 2,048 dies these differ
 their mean. Its authors' logs of early February 2025 (axonn-ai/sc2025-pccl-reproducer, 5a6353f and
 30dec9b, jobs 2990832 to 2991516) have steps that depend on the chunk alone, 30 us from 128 to 512
 KiB and 34 us at 1 MiB, over 16 to 1,024 dies alike. Rings of AxoNN's runs on Frontier have the 34
-GiB/s that its authors measured; their script of January 2024, as nanoGPT's, leaves
-NCCL_NET_GDR_LEVEL unset, with which those logs have twice that. Whether the runs of SC24 had it is
-not known: with it the base run would stay as it is, and 80B to 320B would be 16 to 34 % faster.
-AxoNN's grids are the best by the equations of its papers; those of its launcher name others for
-160B and 320B on Frontier, which are predicted 6 to 10 % slower. Megatron-DeepSpeed has the layouts,
-the dropout and the attention of its public launch scripts. MegaScale's parallel blocks and sliding
-windows are not modelled; its paper says Ampere, for which A100 stand. The Megatron-LM beside it
-takes about 2.2 s of each step whatever the batch and the number of GPUs, of which half is
-predicted. torchtitan's own H100 take 500 W in place of 700; their products are taken to reach 0.6
-of the peak, as pytorch/ao says of these GPUs."""
+GiB/s that its authors measured; their script of January 2024 has NCCL_NET_GDR_LEVEL commented out
+beneath the words "super important" (Megatron-AxoNN, 80def1e), and nanoGPT's leaves it unset. Those
+logs have twice that bandwidth with it, and all scripts for Perlmutter set it. Whether the runs of
+SC24 on Frontier had it is not known: with it the base run would stay as it is, and 80B to 320B
+would be 16 to 34 % faster. SC24's 5B on 512 GPUs of Perlmutter is the one of its runs there that
+comes close to the memory: its logits at the loss leave 5 of 40 GiB, where 10B to 40B leave 12.
+Whether that is why it was slower than predicted is not known. AxoNN's grids are the best by the
+equations of its papers; those of its launcher name others for 160B and 320B on Frontier, which are
+predicted 6 to 10 % slower. Megatron-DeepSpeed has the layouts, the dropout and the attention of its
+public launch scripts. MegaScale's parallel blocks and sliding windows are not modelled; its paper
+says Ampere, for which A100 stand. The Megatron-LM beside it takes about 2.2 s of each step whatever
+the batch and the number of GPUs, of which half is predicted. torchtitan's own H100 take 500 W in
+place of 700; their products are taken to reach 0.6 of the peak, as pytorch/ao says of these
+GPUs."""
 
 _STEPS_READING = """*several nodes*: layouts of Megatron-DeepSpeed on A100 that vTrain published
 with their times (VIA-Research/vTrain, data/ground_truth_multi.csv, MIT licence); recomputation
