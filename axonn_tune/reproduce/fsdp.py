@@ -62,12 +62,12 @@ def _as_in(row: Row, engine: Engine) -> Engine:
     (pytorch/pytorch#96866). DEFAULT sums gradients in fp32, PURE in bf16 (mosaicml/composer at
     ec0bff71, trainer/mosaic_fsdp_utils.py, get_mixed_precision).
     """
-    program = replace(
-        engine.zero,
+    sums_in_fp32 = row["mixed_precision"] == "DEFAULT"
+    return replace(
+        engine,
         recomputes_last_product=row["torch"] == "1.13",
-        reduced_element_bytes=4.0 if row["mixed_precision"] == "DEFAULT" else None,
+        zero=replace(engine.zero, reduced_element_bytes=4.0 if sums_in_fp32 else None),
     )
-    return replace(engine, zero=program)
 
 
 def _fsdp_search(

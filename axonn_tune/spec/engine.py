@@ -94,9 +94,6 @@ class AxonnProgram:
         Whether the vocabulary is a multiple of `VOCABULARY_MULTIPLE` times the ranks of X, Y and Z.
     sums_vectors_singly
         Whether Z sums the gradients of norms, biases and learned positions in a call for each.
-    recomputes_last_product
-        Whether full recomputation forms the output of a block's last product, too, which no
-        backward pass reads.
     clips_in_optimizer
         Whether the optimizer's kernel clips the gradient as it reads it, in no pass of its own.
     forward_copies, backward_copies
@@ -113,7 +110,6 @@ class AxonnProgram:
     replicates_vocabulary: bool = False
     pads_vocabulary: bool = False
     sums_vectors_singly: bool = False
-    recomputes_last_product: bool = True
     clips_in_optimizer: bool = False
     forward_copies: Quantity | None = None
     backward_copies: Quantity | None = None
@@ -259,9 +255,6 @@ class ZeroProgram:
         Bytes of an element of a gradient as it is reduced; None for those of the job's type.
     keeps_last_block
         Whether the last block stays gathered from its forward to its backward pass.
-    recomputes_last_product
-        Whether full recomputation forms the output of a block's last product, too, which no
-        backward pass reads.
     recomputes_products
         Whether selective recomputation keeps the outputs of every second product of a block and of
         attention, and forms everything else again.
@@ -291,7 +284,6 @@ class ZeroProgram:
     runs_eagerly: bool = False
     reduced_element_bytes: float | None = None
     keeps_last_block: bool = False
-    recomputes_last_product: bool = True
     recomputes_products: bool = False
     separates_products: bool = False
     splits_layers: bool = False
@@ -448,6 +440,9 @@ class Engine:
         Precisions of products that it has, of `PRECISIONS`; of the low ones the usual comes first.
     moments
         Types in which its optimizer stores moments, of `MOMENT_BYTES`.
+    recomputes_last_product
+        Whether full recomputation forms the output of a block's last product, too, which no
+        backward pass reads.
     kernels
         Forms of kernels by name, one of `MEMORY_KERNELS`, or `EVERY_KERNEL` for all others.
     attention_library
@@ -479,6 +474,7 @@ class Engine:
     package: str = ""
     precisions: tuple[str, ...] = (FULL,)
     moments: tuple[str, ...] = ("fp32",)
+    recomputes_last_product: bool = True
     kernels: Mapping[str, KernelForm] = field(default_factory=dict)
     attention_library: str = FLASH_ATTENTION
     attention_rate: Quantity | None = None
@@ -550,8 +546,7 @@ class Engine:
         """
         ends_block = model.is_dense and not model.normalises_outputs
         is_read = job.adapters is not None or job.dropout or not ends_block
-        is_formed = self.axonn.recomputes_last_product and self.zero.recomputes_last_product
-        return not (is_formed or is_read)
+        return not (self.recomputes_last_product or is_read)
 
     def offload_in(self, job: Job) -> OffloadProgram | None:
         """Return how the engine offloads a job's optimizer states; None if they stay on the GPU."""
