@@ -24,7 +24,7 @@ from axonn_tune.report.reproduce import (
     strategy_rows,
     summary_rows,
 )
-from axonn_tune.reproduce.comparison import FACTS, grouped
+from axonn_tune.reproduce.comparison import FACTS, Comparison, grouped
 from axonn_tune.reproduce.reproduction import Reproduction
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.machine import ORIGINS, Machine
@@ -37,90 +37,76 @@ def reproduction_markdown(
 ) -> str:
     """Return the page docs/validation.md."""
     results = reproduction.results
-    parts = [
-        "# Validation: predicted against published",
-        "",
-        "Written by `axonn-tune reproduce --format markdown --output docs/validation.md`; a test",
-        "fails when this page and the code disagree. One profile holds for all rows of a machine,",
-        "and no constant belongs to a row. `--format csv` prints every row, also of the measured",
-        "steps.",
-        "",
-        "![Predicted over published](validation.png)",
-        "",
-        "## By system",
-        "",
-        "An error is predicted over published, minus one. *Pairs in order*: pairs of",
-        "configurations that a source compares, of which the prediction has the order right.",
-        "",
-        _FACTS_READING,
-        "",
-        markdown_table(summary_rows(results), SUMMARY_HEADERS),
-        "",
-        _READING,
-        "",
-        "## By strategy and engine",
-        "",
-        "These rows count the end results above and the measured steps below. The *track record*",
-        "that rankings state, by engine, family of GPUs and kind (dense, experts, adapters, low",
-        "precision), counts those that are times or rates of steps, without the runs to which a",
-        "number was fitted.",
-        "",
-        markdown_table(strategy_rows(reproduction), STRATEGY_HEADERS),
-        "",
-        "## Measured steps",
-        "",
-        markdown_table(step_rows(reproduction), STEP_HEADERS),
-        "",
-        _STEPS_READING,
-        "",
-        "## Memory of the measured steps",
-        "",
-        markdown_table(memory_rows(reproduction), MEMORY_HEADERS),
-        "",
-        _MEMORY_READING,
-    ]
-    for system, group in grouped(results, lambda c: c.system).items():
-        sources = ", ".join(dict.fromkeys(c.source for c in group))
-        parts += ["", f"## {system}", "", f"Sources: {sources}.", ""]
-        parts.append(markdown_table(run_rows(group), RUN_HEADERS))
-    parts += [
-        "",
-        "## Bandwidth of rings",
-        "",
-        markdown_table(comparison_rows(reproduction.links), LINK_HEADERS),
-        "",
-        f"{link_line(reproduction)}.",
-        "",
-        "Rings inside a node are entries of the profiles and agree by construction; rings across",
-        "nodes follow from one bandwidth per machine and the law",
-        "beta / min(ranks per node, stride).",
-        "",
-        "## Collectives",
-        "",
-        _COLLECTIVES_READING,
-        "",
-        markdown_table(collective_rows(reproduction, by_ranks=True), COLLECTIVE_HEADERS),
-        "",
-        "## Free parameters",
-        "",
-        "Numbers that are neither measured nor published, by profile:",
-        "",
-        *_parameter_lines(machines),
-        "",
-        "Numbers of engines; what is fitted predicts no row to which it was fitted:",
-        "",
-        *_engine_lines(engines),
-        "",
-        _FITTED,
-        "",
-        "Constants of the algorithm that are choices of a system, not of a machine, stand with",
-        "their source in `axonn_tune/strategies/`: gradient buckets, dtypes of gradients and",
-        "optimizer states, the bytes of quantised messages.",
-        "",
-        *_CONVENTIONS,
-    ]
-    return "\n".join(parts)
+    systems = grouped(results, lambda result: result.system).items()
+    by_ranks = collective_rows(reproduction, by_ranks=True)
+    return "\n\n".join(
+        [
+            "# Validation: predicted against published",
+            _INTRODUCTION,
+            "![Predicted over published](validation.png)",
+            "## By system",
+            _ERRORS_READING,
+            _FACTS_READING,
+            markdown_table(summary_rows(results), SUMMARY_HEADERS),
+            _READING,
+            "## By strategy and engine",
+            _STRATEGIES_READING,
+            markdown_table(strategy_rows(reproduction), STRATEGY_HEADERS),
+            "## Measured steps",
+            markdown_table(step_rows(reproduction), STEP_HEADERS),
+            _STEPS_READING,
+            "## Memory of the measured steps",
+            markdown_table(memory_rows(reproduction), MEMORY_HEADERS),
+            _MEMORY_READING,
+            *(paragraph for system, group in systems for paragraph in _of_system(system, group)),
+            "## Bandwidth of rings",
+            markdown_table(comparison_rows(reproduction.links), LINK_HEADERS),
+            f"{link_line(reproduction)}.",
+            _RINGS_READING,
+            "## Collectives",
+            _COLLECTIVES_READING,
+            markdown_table(by_ranks, COLLECTIVE_HEADERS),
+            "## Free parameters",
+            "Numbers that are neither measured nor published, by profile:",
+            "\n".join(_parameter_lines(machines)),
+            "Numbers of engines; what is fitted predicts no row to which it was fitted:",
+            "\n".join(_engine_lines(engines)),
+            _FITTED,
+            _CHOICES,
+            "\n".join(_CONVENTIONS),
+        ]
+    )
 
+
+def _of_system(system: str, group: Sequence[Comparison]) -> tuple[str, ...]:
+    """Return the paragraphs of one system: its title, its sources and its runs."""
+    sources = ", ".join(dict.fromkeys(result.source for result in group))
+    return (f"## {system}", f"Sources: {sources}.", markdown_table(run_rows(group), RUN_HEADERS))
+
+
+_INTRODUCTION = """\
+Written by `axonn-tune reproduce --format markdown --output docs/validation.md`; a test
+fails when this page and the code disagree. One profile holds for all rows of a machine,
+and no constant belongs to a row. `--format csv` prints every row, also of the measured
+steps."""
+
+_ERRORS_READING = """An error is predicted over published, minus one. *Pairs in order*: pairs of
+configurations that a source compares, of which the prediction has the order right."""
+
+_STRATEGIES_READING = """\
+These rows count the end results above and the measured steps below. The *track record*
+that rankings state, by engine, family of GPUs and kind (dense, experts, adapters, low
+precision), counts those that are times or rates of steps, without the runs to which a
+number was fitted."""
+
+_RINGS_READING = """\
+Rings inside a node are entries of the profiles and agree by construction; rings across
+nodes follow from one bandwidth per machine and the law
+beta / min(ranks per node, stride)."""
+
+_CHOICES = """Constants of the algorithm that are choices of a system, not of a machine, stand with
+their source in `axonn_tune/strategies/`: gradient buckets, dtypes of gradients and
+optimizer states, the bytes of quantised messages."""
 
 _FITTED = fill(
     "Three numbers of machines are fitted to training steps: `gpu.training_clock_fraction` of "
