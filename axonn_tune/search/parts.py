@@ -47,8 +47,8 @@ class Part:
     least_host_bytes
         Least that a candidate which fits in its GPUs takes of a host's memory.
     n_slower
-        Number of candidates that fit and are left out, since the same that recompute less are as
-        fast at least.
+        Number of candidates that fit and are left out, since the same ones that recompute less are
+        at least as fast.
     """
 
     table: CandidateTable
@@ -73,8 +73,8 @@ def sized_parts(search: Search, table: CandidateTable) -> list[Part]:
 def _without_slower(part: Part, parts: Sequence[Part]) -> Part:
     """Return a part without the candidates that cannot be the best of their placement.
 
-    They are as slow at least as the same candidates that recompute less, if those fit, too: either
-    they repeat whole layers more, or they do not even take less memory.
+    They take at least as long as the same candidates that recompute less. They are left out where
+    those fit, too, if they recompute further layers, and where they do not take less memory.
     """
     table = part.table
     recompute = table.common_recompute
