@@ -7,7 +7,6 @@ and the least time in which links can carry all messages.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
@@ -154,19 +153,20 @@ def host_seconds(
     """
     count = np.zeros(len(table))
     n_awaited_ranks = np.zeros(len(table))
-    n_collectives: Counter[str] = Counter()
+    n_collectives: dict[str, Size] = {}
     for phase in phases:
+        repeats = np.asarray(phase.repeats, dtype=np.float64)
         for op in phase.operations:
             if isinstance(op, Collective):
-                n_collectives[op.axis] += phase.repeats
+                n_collectives[op.axis] = n_collectives.get(op.axis, 0.0) + repeats
             elif isinstance(op, MemoryBound):
-                count += phase.repeats * op.n_launches * (np.asarray(op.nbytes) > 0)
+                count += repeats * op.n_launches * (np.asarray(op.nbytes) > 0)
             elif isinstance(op, GroupedGemm):
-                count += phase.repeats * op.n_launches * op.n_issues
+                count += repeats * op.n_launches * op.n_issues
             elif isinstance(op, Attention):
-                count += phase.repeats * op.n_launches
+                count += repeats * op.n_launches
             elif not isinstance(op, HostWork | HostKernel):
-                count += phase.repeats
+                count += repeats
     for axis, number in n_collectives.items():
         n_ranks = table.size(axis)
         count += number * (n_ranks > 1)
@@ -228,10 +228,11 @@ class CollectivePrices:
         """
         sent: dict[tuple[str, str], Size] = {}
         for phase in phases:
+            repeats = np.asarray(phase.repeats, dtype=np.float64)
             for op in phase.operations:
                 if isinstance(op, Collective):
                     key = (op.axis, op.kind)
-                    sent[key] = sent.get(key, 0.0) + phase.repeats * op.nbytes
+                    sent[key] = sent.get(key, 0.0) + repeats * op.nbytes
         by_level = np.zeros((1, len(self._table)))
         for (axis, kind), nbytes in sent.items():
             occupied = self._links[axis].occupied_s_per_byte[:, self._table.placement]

@@ -7,7 +7,7 @@ recomputing less does not fit.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -165,22 +165,12 @@ def played_parts(scenario: Scenario, parts: Sequence[Part], links: Links) -> lis
         starts = np.cumsum([0] + [len(table) for table in played[:-1]])
         return [step.take(start + rows) for start, rows in zip(starts, rows_of, strict=True)]
 
-    joined: dict[Hashable, list[int]] = {}
-    for number, part in enumerate(parts):
-        if len(part.table):
-            joined.setdefault(_plan_key(scenario, part.table), []).append(number)
-    tables = [[parts[number].table for number in numbers] for numbers in joined.values()]
+    joined = scenario.planned_together([part.table for part in parts])
+    tables = [[parts[number].table for number in numbers] for numbers in joined]
     steps = [PlayedStep(*np.zeros((2, 0))) for _ in parts]
     n_rows = sum(len(part.table) for part in parts)
     least_shared = LEAST_SHARED_TABLES if n_rows < LONG_ROWS * len(tables) else 2
-    for numbers, played in zip(joined.values(), mapped(play, tables, least_shared), strict=True):
+    for numbers, played in zip(joined, mapped(play, tables, least_shared), strict=True):
         for number, step in zip(numbers, played, strict=True):
             steps[number] = step
     return steps
-
-
-def _plan_key(scenario: Scenario, table: CandidateTable) -> Hashable:
-    """Return what tables of candidates that are alike share if one plan describes all of them."""
-    if not scenario.strategy.joins_stages:
-        return table.common_recompute, table.n_stages, table.common_n_virtual
-    return table.common_recompute, table.is_pipelined, table.n_chunks

@@ -8,7 +8,7 @@ slower while collectives run; a collective moves its lane forward.
 A phase, such as the blocks of a model, is often repeated many times, but not played as often. The
 walk depends on the state alone, so that once a repeat ends in the state in which it began, shifted
 by a period (`_Playable.is_periodic`), all others do the same. `_play_repeated` then adds the period
-for the remaining repeats.
+for the remaining repeats, of which each candidate may have a number of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.lanes import ALIKE, LaneSharing
 from axonn_tune.simulate.program import Kernels, OpIndex, PhaseProgram, Program
+from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.plan import Array
 
 # Two successive repeats of a phase count as equal if they agree to this relative tolerance.
@@ -105,7 +106,7 @@ class _State:
         """Return a copy that shares the arrays; playing a phase changes no array in place."""
         return _State(self.compute, self.idle, dict(self.lane), dict(self.ended))
 
-    def extrapolate(self, earlier: _State, repeats: int) -> None:
+    def extrapolate(self, earlier: _State, repeats: int | Ints) -> None:
         """Add the time since `earlier` as many times as given; every array is a new one."""
 
         def extrapolated(now: Array, before: Array) -> Array:
@@ -129,6 +130,18 @@ class _State:
             {lane: free[rows] for lane, free in self.lane.items()},
             {name: end[rows] for name, end in self.ended.items()},
         )
+
+    def take(self, taken: np.ndarray, other: _State) -> None:
+        """Take over the state of some candidates; every array is a new one."""
+        self.compute = np.where(taken, other.compute, self.compute)
+        self.idle = np.where(taken, other.idle, self.idle)
+        self.lane = {
+            lane: np.where(taken, other.lane[lane], free) for lane, free in self.lane.items()
+        }
+        self.ended = {
+            name: np.where(taken, other.ended.get(name, 0.0), end)
+            for name, end in self.ended.items()
+        }
 
     def write(self, rows: np.ndarray, other: _State) -> None:
         """Replace the state of some candidates, in place."""
@@ -233,7 +246,30 @@ def _latest(times: Iterable[Array]) -> Array:
     return reduce(np.maximum, times)
 
 
-def _play_repeated(playable: _Playable, repeats: int, state: _State) -> None:
+class _Ended:
+    """The states of candidates that have fewer repeats of a phase than others, or none."""
+
+    def __init__(self, repeats: int | Ints, state: _State) -> None:
+        self.most = int(np.max(repeats))
+        self._repeats = repeats
+        self._states: list[tuple[np.ndarray, _State]] = []
+        self.note(0, state)
+
+    def note(self, played: int, state: _State) -> None:
+        """Note the state of the candidates that have so many repeats."""
+        if isinstance(self._repeats, int) or played == self.most:
+            return
+        have_ended = self._repeats == played
+        if have_ended.any():
+            self._states.append((have_ended, state.copy()))
+
+    def restore(self, state: _State) -> None:
+        """Undo what has been played beyond the last repeat of a candidate."""
+        for have_ended, ended in self._states:
+            state.take(have_ended, ended)
+
+
+def _play_repeated(playable: _Playable, repeats: int | Ints, state: _State) -> None:
     """Play a phase `repeats` times; once its state repeats, add the period for the rest.
 
     The player is a deterministic function of its state up to a common shift. From the first
@@ -242,28 +278,40 @@ def _play_repeated(playable: _Playable, repeats: int, state: _State) -> None:
     its own, which shows one repeat later. Candidates that take longer to settle are played to the
     end.
     """
-    if repeats == 1:
+    if isinstance(repeats, int) and repeats == 1:
         playable.play(state)
         return
+    ended = _Ended(repeats, state)
     n_enough = 3 if playable.phase.drifting_lanes else 2
     before = playable.snapshot(state)
     earlier = state.copy()
     n_settled = np.zeros(state.compute.shape, dtype=np.int64)  # periodic repeats in a row
-    for played in range(1, repeats + 1):
+    for played in range(1, ended.most + 1):
         playable.play(state)
-        if played == repeats:
-            return
+        ended.note(played, state)
+        if played == ended.most:
+            break
         after = playable.snapshot(state)
         n_settled = np.where(playable.is_periodic(before, after), n_settled + 1, 0)
-        unsettled_rows = np.flatnonzero(n_settled < n_enough)
+        remaining = np.maximum(repeats - played, 0)
+        unsettled_rows = np.flatnonzero((n_settled < n_enough) & (remaining > 0))
         if not unsettled_rows.size or played == COMMON_REPEATS:
             unsettled = state.rows(unsettled_rows)
-            state.extrapolate(earlier, repeats - played)
+            state.extrapolate(earlier, remaining)
             if unsettled_rows.size:
-                unsettled_playable = playable.rows(unsettled_rows)
-                for _ in range(repeats - played):
-                    unsettled_playable.play(unsettled)
+                of_unsettled = np.broadcast_to(remaining, n_settled.shape)[unsettled_rows]
+                _play_each(playable.rows(unsettled_rows), of_unsettled, unsettled)
                 state.write(unsettled_rows, unsettled)
-            return
+            break
         before = after
         earlier = state.copy()
+    ended.restore(state)
+
+
+def _play_each(playable: _Playable, repeats: Ints, state: _State) -> None:
+    """Play every repeat of a phase."""
+    ended = _Ended(repeats, state)
+    for played in range(1, ended.most + 1):
+        playable.play(state)
+        ended.note(played, state)
+    ended.restore(state)

@@ -7,10 +7,13 @@ never hold anything up are left out, and kernels that run back to back are joine
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
+from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.plan import (
     FROM_HOST,
     TO_HOST,
@@ -88,12 +91,20 @@ class PhaseProgram:
 class Program:
     """The schedule of phases that follow each other, with the number of times that each is played.
 
-    Only `repeats` depends on how many layers a phase stands for.
+    Only `repeats` depends on how many layers a phase stands for; it is an array of shape (C,) where
+    candidates differ.
     """
 
     phases: tuple[PhaseProgram, ...]
     lanes: tuple[int, ...]
-    repeats: tuple[int, ...]
+    repeats: tuple[int | Ints, ...]
+
+    def on_machines(self, n_machines: int) -> Program:
+        """Return the schedule of the same candidates on each of several machines in turn."""
+        repeats = (
+            each if isinstance(each, int) else np.tile(each, n_machines) for each in self.repeats
+        )
+        return replace(self, repeats=tuple(repeats))
 
 
 class Issue(NamedTuple):
@@ -112,8 +123,20 @@ class Issue(NamedTuple):
     waits_for: tuple[str, ...]
 
 
-# What a schedule depends on of a phase: its operations, and whether it is repeated.
-_Issues: TypeAlias = tuple[tuple[Issue, ...], bool]
+class Issues(NamedTuple):
+    """What a schedule depends on of a phase.
+
+    operations
+        Its operations.
+    is_repeated
+        Whether some candidate issues them more than once.
+    is_optional
+        Whether some candidate does not issue them.
+    """
+
+    operations: tuple[Issue, ...]
+    is_repeated: bool
+    is_optional: bool
 
 
 def group_of(operation: Operation) -> str:
@@ -139,46 +162,49 @@ def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes) -> Program:
     axis_lanes : mapping of str to int
         The lane of each axis.
     """
-    return Schedule(phases).on(axis_lanes)
+    return Schedule(phases).on(axis_lanes, [phase.repeats for phase in phases])
 
 
 class Schedule:
     """The schedule of phases that are played one after another, on any lanes."""
 
     def __init__(self, phases: Sequence[Phase]) -> None:
-        self._repeats = tuple([phase.repeats for phase in phases])
         self._issues = tuple(
-            (
+            Issues(
                 tuple([Issue(op.name, group_of(op), op.waits_for) for op in phase.operations]),
-                phase.repeats > 1,
+                phase.is_repeated,
+                phase.is_optional,
             )
             for phase in phases
         )
 
-    def on(self, axis_lanes: AxisLanes) -> Program:
-        """Return the schedule where the axes have these lanes."""
-        return Program(*_compiled(self._issues, tuple(axis_lanes.items())), self._repeats)
+    def on(self, axis_lanes: AxisLanes, repeats: Sequence[int | Ints]) -> Program:
+        """Return the schedule where the axes have these lanes, and the phases these repeats."""
+        return Program(*_compiled(self._issues, tuple(axis_lanes.items())), tuple(repeats))
 
 
 @lru_cache(maxsize=4096)
 def _compiled(
-    issues: tuple[_Issues, ...], axis_lanes: tuple[tuple[str, int], ...]
+    issues: tuple[Issues, ...], axis_lanes: tuple[tuple[str, int], ...]
 ) -> tuple[tuple[PhaseProgram, ...], tuple[int, ...]]:
     """Return the schedules of phases whose groups occupy these lanes, and the lanes in use."""
     lane_of_group = {**HOST_LANES, **dict(axis_lanes)}
     lanes = {
         issue.name: lane
-        for operations, _ in issues
-        for issue in operations
+        for phase in issues
+        for issue in phase.operations
         if issue.group and (lane := lane_of_group[issue.group])
     }
     phases = []
     issued: dict[str, _Moment] = {}
-    for index, (operations, is_repeated) in enumerate(issues):
-        histories = _histories(index, operations, is_repeated, issued)
+    uncertain: set[str] = set()
+    for index, phase in enumerate(issues):
+        histories = _histories(index, phase, issued, frozenset(uncertain))
         compiler = _PhaseCompiler(index, lanes, histories)
-        phases.append(compiler.compile(operations))
+        phases.append(compiler.compile(phase.operations))
         issued = compiler.issued
+        names = {issue.name for issue in phase.operations}
+        uncertain = uncertain | names if phase.is_optional else uncertain - names
     return tuple(phases), tuple(sorted(set(lanes.values())))
 
 
@@ -190,32 +216,48 @@ _NEVER: _Moment = ()
 class _History:
     """The moments at which collectives were issued, and up to which each lane is known to be done.
 
-    Lanes work in order: who has waited for a collective has waited for all earlier ones too.
+    Lanes work in order: who has waited for a collective has waited for all earlier ones too, unless
+    it is uncertain whether the collective was issued at that moment.
     """
 
-    def __init__(self, issued: dict[str, _Moment]) -> None:
+    def __init__(self, issued: dict[str, _Moment], uncertain: frozenset[str]) -> None:
         self.issued = issued
+        self._uncertain = set(uncertain)
         self._done: dict[int, _Moment] = {}
+        self._awaited: set[str] = set()
 
     def holds_up(self, name: str, lane: int) -> bool:
         """Return whether the collective may still be running."""
+        if name in self._awaited:
+            return False
         return self.issued.get(name, _NEVER) > self._done.get(lane, _NEVER)
+
+    def issue(self, name: str, moment: _Moment) -> None:
+        """Note that the collective has been issued."""
+        self.issued[name] = moment
+        self._uncertain.discard(name)
+        self._awaited.discard(name)
 
     def wait(self, name: str, lane: int) -> None:
         """Note that the collective has been awaited."""
-        if self.holds_up(name, lane):
+        if name in self._uncertain:
+            self._awaited.add(name)
+        elif self.holds_up(name, lane):
             self._done[lane] = self.issued[name]
 
 
 def _histories(
-    index: int, issues: Sequence[Issue], is_repeated: bool, issued: Mapping[str, _Moment]
+    index: int, phase: Issues, issued: Mapping[str, _Moment], uncertain: frozenset[str]
 ) -> tuple[_History, ...]:
-    """Return the history that the first repeat of a phase finds, and that of later repeats."""
-    first = _History(dict(issued))
-    if not is_repeated:
+    """Return the history that the first repeat of a phase finds, and that of later repeats.
+
+    `uncertain` are the collectives that some candidates have not issued when the others last did.
+    """
+    first = _History(dict(issued), uncertain)
+    if not phase.is_repeated:
         return (first,)
-    by_repeat = {issue.name: (index, 0, i) for i, issue in enumerate(issues)}
-    return first, _History({**issued, **by_repeat})
+    by_repeat = {issue.name: (index, 0, i) for i, issue in enumerate(phase.operations)}
+    return first, _History({**issued, **by_repeat}, uncertain - by_repeat.keys())
 
 
 class _PhaseCompiler:
@@ -283,7 +325,7 @@ class _PhaseCompiler:
         lane = self._lane_of[name]
         self._instructions.append(Message((self._phase_index, index), name, lane, waits))
         for history in self._histories:
-            history.issued[name] = (self._phase_index, 1, index)
+            history.issue(name, (self._phase_index, 1, index))
         self._pending[name] = lane
 
     def _kernel(self, index: int, waits: tuple[str, ...]) -> None:

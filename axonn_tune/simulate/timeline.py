@@ -60,7 +60,7 @@ def timeline(
     recording = _Recording(interference)
     for phase in phases:
         issues = _issues(phase, seconds_of, axis_lanes)
-        for _ in range(phase.repeats):
+        for _ in range(phase.common_repeats):
             recording.play(phase.name, issues)
     recording.drain(least_seconds)
     return recording.events
@@ -120,11 +120,11 @@ def summed(
 def _play_until_alike(recording: _Recording, phase: Phase, issues: _Issues) -> int:
     """Play a phase until a repeat leaves the streams as it found them; return how many remain."""
     before = recording.running()
-    for played in range(1, phase.repeats + 1):
+    for played in range(1, phase.common_repeats + 1):
         recording.play(phase.name, issues)
         after = recording.running()
         if recording.is_alike(before, after):
-            return phase.repeats - played
+            return phase.common_repeats - played
         before = after
     return 0
 

@@ -230,17 +230,12 @@ class CandidateTable:
             np.concatenate([self.n_virtual, other.n_virtual]),
         )
 
-    def alike(self, joins_stages: bool = False) -> Iterator[Ints]:
+    def alike(self) -> Iterator[Ints]:
         """Yield the rows of candidates that are alike, group by group.
 
-        They share the recomputation, the virtual stages and the stages. Where one plan can describe
-        pipelines of several lengths (see `Strategy.joins_stages`), candidates whose ranks have as
-        many virtual stages together can be taken as alike.
+        They share the recomputation, the virtual stages and the stages.
         """
-        stages, n_virtual = self.stages, self.n_virtual
-        if joins_stages:
-            stages, n_virtual = np.minimum(stages, 2), stages * n_virtual
-        _, group = distinct(self.recompute, n_virtual, stages)
+        _, group = distinct(self.recompute, self.n_virtual, self.stages)
         for number in range(group.max(initial=-1) + 1):
             yield np.flatnonzero(group == number)
 

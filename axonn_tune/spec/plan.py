@@ -311,7 +311,8 @@ class Phase:
     operations
         Operations in the order of issue.
     repeats
-        Number of times that the sequence is issued.
+        Number of times that the sequence is issued; where candidates differ, an array of shape (C,)
+        that may have zeros.
     over_storage
         Whether some of its kernels run over what the rank stores (weights, gradients, optimizer
         states) rather than over the activations of a micro-batch.
@@ -319,8 +320,24 @@ class Phase:
 
     name: str
     operations: tuple[Operation, ...]
-    repeats: int = 1
+    repeats: int | Ints = 1
     over_storage: bool = False
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether some candidate issues the sequence more than once."""
+        return bool(np.any(np.asarray(self.repeats) > 1))
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether some candidate does not issue the sequence at all."""
+        return not np.all(self.repeats)
+
+    @property
+    def common_repeats(self) -> int:
+        """The number of repeats, the same for all candidates."""
+        assert isinstance(self.repeats, int), f"candidates differ in the repeats of {self.name}"
+        return self.repeats
 
 
 @dataclass(frozen=True, eq=False)
@@ -385,9 +402,6 @@ def _selected(part: Part, name: str, belongs: Callable[[Operation], bool]) -> Pa
 class Pipeline:
     """Stages through which every micro-batch passes, with a transfer between neighbours.
 
-    n_chunks
-        Number of virtual stages of all ranks. How many of them a rank has may differ among the
-        candidates.
     schedule
         In which order ranks run their passes, one of `SCHEDULES`.
     first, last
@@ -407,7 +421,6 @@ class Pipeline:
         but the first and the last are `middle`.
     """
 
-    n_chunks: int
     first: Stage
     middle: Stage
     last: Stage
@@ -427,13 +440,13 @@ class Pipeline:
         """The number of stages of one rank that the collectives of `sync` serve."""
         return 2 if self.schedule == DUALPIPE else 1
 
-    def stage(self, number: int) -> Stage:
-        """Return a virtual stage, counted through all ranks."""
+    def stage(self, number: int, n_chunks: int) -> Stage:
+        """Return one of so many virtual stages, counted through all ranks."""
         if self.places:
             return self.stages[self.places[number]]
         if number == 0:
             return self.first
-        return self.last if number == self.n_chunks - 1 else self.middle
+        return self.last if number == n_chunks - 1 else self.middle
 
     def passes_of(self, stage: Stage) -> tuple[Part, ...]:
         """Return the passes of a stage that its schedule runs, whole and in parts."""
@@ -486,9 +499,10 @@ class StepPlan:
         if self.pipeline is None:
             assert self.whole_microstep is not None, "a step has micro-steps, or a pipeline"
             return self.whole_microstep
-        n_stages = self.candidates.n_stages
-        of_last_rank = range(n_stages - 1, self.pipeline.n_chunks, n_stages)
-        parts = (part for each in of_last_rank for part in self.pipeline.stage(each).passes)
+        n_stages, n_chunks = self.candidates.n_stages, self.candidates.n_chunks
+        of_last_rank = range(n_stages - 1, n_chunks, n_stages)
+        stages = (self.pipeline.stage(number, n_chunks) for number in of_last_rank)
+        parts = (part for stage in stages for part in stage.passes)
         return Part("microstep", tuple([phase for part in parts for phase in part.phases]))
 
     @property

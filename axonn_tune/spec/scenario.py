@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -42,6 +43,18 @@ class Scenario:
         """Return what the engine does in one training step of candidates that are alike."""
         plan = self.strategy.plan(self.model, self._job_here, table)
         return self.strategy.engine.as_run(plan)
+
+    def planned_together(self, tables: Sequence[CandidateTable]) -> list[list[int]]:
+        """Return the numbers of the tables that one plan describes, group by group.
+
+        The candidates of each table are alike. Empty tables are left out.
+        """
+        groups: dict[Hashable, list[int]] = {}
+        for number, table in enumerate(tables):
+            if len(table):
+                key = self.strategy.plan_key(self.model, self._job_here, table)
+                groups.setdefault(key, []).append(number)
+        return list(groups.values())
 
     def memory_terms(self, table: CandidateTable) -> dict[str, Array]:
         """Return the strategy's terms of a rank's peak memory, of candidates that are alike."""

@@ -5,7 +5,7 @@ A strategy knows no hardware.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -68,14 +68,6 @@ class Strategy(Protocol):
         ...
 
     @property
-    def joins_stages(self) -> bool:
-        """Whether one plan can describe pipelines of several lengths.
-
-        They have as many virtual stages, counted through all ranks, and so the same ones.
-        """
-        ...
-
-    @property
     def recomputing_takes_time(self) -> bool:
         """Whether a step that recomputes more never takes less time.
 
@@ -109,8 +101,19 @@ class Strategy(Protocol):
         """
         ...
 
+    def plan_key(self, model: Model, job: Job, table: CandidateTable) -> Hashable:
+        """Return what tables share whose candidates one plan describes.
+
+        The candidates of a table are alike. Those of several tables may differ in how often phases
+        are repeated.
+        """
+        ...
+
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
-        """Return the operations of one rank in one training step of candidates that are alike."""
+        """Return the operations of one rank in one training step of candidates that are alike.
+
+        The candidates of several tables with the same `plan_key` have one plan, too.
+        """
         ...
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:

@@ -192,7 +192,7 @@ class Schedules:
         # Where candidates come in chunks, only shapes have one plan for all of them.
         self.shape_plan = self._planned(rows)
         self._shape_parts = {part.name: part for part in self.shape_plan.parts}
-        self._schedules: dict[str, Schedule] = {}
+        self._schedules: dict[Hashable, Schedule] = {}
 
     def plan(self, rows: Ints) -> StepPlan:
         """Return the plan of the rows of a chunk."""
@@ -225,8 +225,9 @@ class Schedules:
         LaneSharing
             What the candidates do not share of its lanes.
         """
-        if part.name not in self._schedules:
-            self._schedules[part.name] = Schedule(part.phases)
+        key = (part.name, *((phase.is_repeated, phase.is_optional) for phase in part.phases))
+        if key not in self._schedules:
+            self._schedules[key] = Schedule(part.phases)
         groups = self.table.placements.axes.groups
         axes = {
             op.axis
@@ -236,7 +237,8 @@ class Schedules:
         }
         used = [i for i, group in enumerate(groups) if group in axes]
         axis_lanes, sharing = shared_lanes([groups[i] for i in used], group_lanes[used])
-        return self._schedules[part.name].on(axis_lanes), sharing
+        repeats = [phase.repeats for phase in part.phases]
+        return self._schedules[key].on(axis_lanes, repeats), sharing
 
 
 class ShapePrices:
@@ -309,8 +311,9 @@ class _PlayedChunk:
         """Play a part on all machines, for the candidates on the first machine first."""
         least = np.stack([prices.collectives.least_seconds(part.phases) for prices in self._prices])
         program, sharing = self._schedules.program(part, self._lanes)
+        n_machines = len(self._prices)
         played = play(
-            program,
+            program.on_machines(n_machines),
             (least.size,),
             lambda indices: self._kernels(part, indices).ravel(),
             lambda index: self._message(part, index).ravel(),

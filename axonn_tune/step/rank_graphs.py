@@ -80,7 +80,7 @@ class _Passes:
         self._player = player
         self._pipeline = pipeline
         self._n_micro = n_micro
-        self._last = pipeline.n_chunks - 1
+        self._last = player.table.n_chunks - 1
         self._n_stages = player.prediction.layout.n_stages
         self._played, self._parts = player.passes(pipeline, n_micro)
         forward, backward = (player.play(part, 1) for part in pipeline.sync.passes)
@@ -137,9 +137,9 @@ class _Passes:
     def _hidden(self, direction: int, stage: int) -> Iterator[tuple[Collective, float]]:
         """Yield the collectives of a virtual stage that the prediction takes to be hidden."""
         if stage > 0:
-            shape = self._pipeline.stage(stage)
+            shape = self._pipeline.stage(stage, self._last + 1)
             for phase in self._player.phases(shape.passes[direction]):
-                for operation in phase.repeats * self._added(direction, phase):
+                for operation in phase.common_repeats * self._added(direction, phase):
                     yield operation, self._player.seconds_of(operation)
 
     def _added(self, direction: int, phase: Phase) -> list[Collective]:

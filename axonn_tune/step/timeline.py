@@ -141,7 +141,7 @@ def drawable_microsteps(prediction: Prediction, most_operations: int) -> int:
     player = Player(prediction)
     per_microstep = len(player.play(player.plan.microstep, 1).events)
     if player.plan.pipeline is not None:
-        per_microstep += 2 * player.plan.pipeline.n_chunks
+        per_microstep += 2 * player.table.n_chunks
     return whole_rounds(prediction, max(most_operations // per_microstep, 1))
 
 
@@ -228,7 +228,9 @@ def shortened_phases(part: Part, most_layers: int | None) -> tuple[Phase, ...]:
     """Return the phases of a part with at most so many equal layers in a row."""
     if most_layers is None:
         return part.phases
-    return tuple(replace(phase, repeats=min(phase.repeats, most_layers)) for phase in part.phases)
+    return tuple(
+        replace(phase, repeats=min(phase.common_repeats, most_layers)) for phase in part.phases
+    )
 
 
 def players_of(predictions: Sequence[Prediction]) -> list[Player]:
@@ -380,7 +382,7 @@ class Player:
         pipeline = self.plan.pipeline
         if pipeline is None:
             return None
-        n_rounds = most_passes // (2 * pipeline.n_chunks) // self._n_stages
+        n_rounds = most_passes // (2 * self.table.n_chunks) // self._n_stages
         n_micro = whole_rounds(self.prediction, min(n_rounds, 2) * self._n_stages)
         if not n_micro:
             return None
@@ -390,7 +392,7 @@ class Player:
     def pipelined(self, pipeline: Pipeline, n_micro: int) -> StepTimeline:
         """Return the passes of every rank, and operations of the rank of the last stage."""
         played, parts = self.passes(pipeline, n_micro)
-        last = pipeline.n_chunks - 1
+        last = self.table.n_chunks - 1
         operations = [_pass_operation(played_pass) for played_pass in played]
         for played_pass in played:
             if played_pass.rank == self._n_stages - 1:

@@ -18,7 +18,7 @@ what attention then needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,6 +53,7 @@ from axonn_tune.strategies.pipeline import (
     broken_frozen_rules,
     broken_gradient_rules,
     broken_pipeline_rules,
+    plan_key,
     stage_memory,
     step_plan,
 )
@@ -85,7 +86,6 @@ class Axonn4D:
     context_kind: str = ""
     engine: Engine = IDEAL
     n_virtual: Sequence[int] = (1,)
-    joins_stages: bool = False
     recomputing_takes_time: bool = True
     schedule: str = ONE_F_ONE_B
     recomputed_modules: Sequence[str] = ()
@@ -168,6 +168,10 @@ class Axonn4D:
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """Return which candidates can be cut into their virtual stages, shape (C,)."""
         return admits_virtual(model, job, table)
+
+    def plan_key(self, model: Model, job: Job, table: CandidateTable) -> Hashable:
+        """Return what tables share whose candidates one plan describes."""
+        return plan_key(self.shapes(model, job, table))
 
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """Return the operations of one rank in one training step, for all candidates."""

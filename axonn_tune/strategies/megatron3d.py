@@ -15,7 +15,7 @@ group as the MLP is (--expert-tensor-parallel-size).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 
@@ -54,6 +54,7 @@ from axonn_tune.strategies.pipeline import (
     broken_gradient_rules,
     broken_pipeline_rules,
     copies_of_model,
+    plan_key,
     stage_memory,
     step_plan,
 )
@@ -147,11 +148,6 @@ class Megatron3D:
         return sharded_text(self.distributed_optimizer and not is_usual, self.shards_gradients)
 
     @property
-    def joins_stages(self) -> bool:
-        """Whether virtual stages depend on nothing but how many there are."""
-        return not (self.engine.megatron.balances_stages or self.stage_layout)
-
-    @property
     def compute_key(self) -> tuple[str, ...]:
         """The columns on which the sizes of a micro-step's kernels depend."""
         key = ("tensor", *context_axes(self.context_kind), "micro_batch")
@@ -228,6 +224,14 @@ class Megatron3D:
         layout = layers_of_stages(self.stage_layout)
         has_stages = admits_virtual(model, job, table, layout)
         return has_stages & admits_schedule(self.schedule, job, table)
+
+    def plan_key(self, model: Model, job: Job, table: CandidateTable) -> Hashable:
+        """Return what tables share whose candidates one plan describes.
+
+        Virtual stages depend on nothing but how many there are, unless they are balanced or named.
+        """
+        joins_stages = not (self.engine.megatron.balances_stages or self.stage_layout)
+        return plan_key(self.shapes(model, job, table), joins_stages)
 
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """Return the operations of one rank in one training step, for all candidates."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from axonn_tune.spec import names
+from axonn_tune.spec.candidates import distinct
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Array, Size
@@ -380,12 +381,14 @@ class MegatronCommunication(SequenceParallel):
         It stores most, since it has the embedding.
         """
         shapes = self.shapes
-        stages = shapes.table.stages
-        result = np.zeros(stages.shape)
-        for n_stages in np.unique(stages).tolist():
-            layers = shapes.backward_layers(layers_of_stage(shapes, 0, n_stages))
-            layers = [*layers, *module_layers(shapes, n_stages == 1)]
-            result = np.where(stages == n_stages, quantity(layers), result)
+        table = shapes.table
+        result = np.zeros(len(table))
+        first_rows, alike = distinct(table.stages, table.n_virtual)
+        for number, row in enumerate(first_rows.tolist()):
+            one = table.take(slice(row, row + 1))
+            layers = shapes.backward_layers(layers_of_stage(shapes, 0, one))
+            layers = [*layers, *module_layers(shapes, one.n_stages == 1)]
+            result = np.where(alike == number, quantity(layers), result)
         return result
 
     @cached_property

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import replace
+from graphlib import TopologicalSorter
 from itertools import accumulate, pairwise, starmap
+from typing import TypeAlias
 
 import numpy as np
 
 from axonn_tune.spec.blocks import Block
-from axonn_tune.spec.candidates import CandidateTable, Placements
+from axonn_tune.spec.candidates import CandidateTable, Ints, Placements, distinct
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Array, Collective, Part, Pipeline, Stage, StepPlan
+from axonn_tune.spec.plan import Array, Collective, Part, Phase, Pipeline, Stage, StepPlan
+from axonn_tune.spec.recomputation import is_partial, recompute_text
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
 from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.transformer import Transformer
@@ -132,29 +136,33 @@ def copies_of_model(schedule: str, table: CandidateTable) -> int:
     return 2 if schedule == DUALPIPE and table.n_stages > 1 else 1
 
 
-def _chunks(shapes: Shapes) -> list[int]:
-    """Return the number of layers of each virtual stage, in the order of the layers."""
+def _chunks(shapes: Shapes, table: CandidateTable) -> list[int]:
+    """Return the number of layers of each virtual stage, in the order of the layers.
+
+    `table` holds those of the candidates that are meant, which are alike.
+    """
     model = shapes.model
     if shapes.stage_layout:
         return list(shapes.stage_layout)
     if shapes.balances_stages:
-        return _balanced_layers(model, shapes.table.n_stages)
-    return cut_layers(model.n_layers, shapes.table.n_chunks)
+        return _balanced_layers(model, table.n_stages)
+    return cut_layers(model.n_layers, table.n_chunks)
 
 
 def chunk_layers(shapes: Shapes, stage: int) -> list[int]:
     """Return the number of layers of each virtual stage of one rank."""
-    return _chunks(shapes)[stage :: shapes.table.n_stages]
+    return _chunks(shapes, shapes.table)[stage :: shapes.table.n_stages]
 
 
-def _layers_of_chunks(shapes: Shapes) -> list[range]:
-    """Return the layers of each virtual stage, counted from 0."""
-    return list(starmap(range, pairwise([0, *accumulate(_chunks(shapes))])))
+def _layers_of_chunks(shapes: Shapes, table: CandidateTable) -> list[range]:
+    """Return the layers of each virtual stage, counted from 0; see `_chunks`."""
+    return list(starmap(range, pairwise([0, *accumulate(_chunks(shapes, table))])))
 
 
-def layers_of_stage(shapes: Shapes, stage: int, n_stages: int) -> list[int]:
-    """Return all layers of one rank, of so many."""
-    return [layer for layers in _layers_of_chunks(shapes)[stage::n_stages] for layer in layers]
+def layers_of_stage(shapes: Shapes, stage: int, table: CandidateTable) -> list[int]:
+    """Return all layers of one rank; see `_chunks`."""
+    chunks = _layers_of_chunks(shapes, table)[stage :: table.n_stages]
+    return [layer for layers in chunks for layer in layers]
 
 
 def _balanced_layers(model: Model, n_stages: int) -> list[int]:
@@ -177,6 +185,22 @@ def _balanced_layers(model: Model, n_stages: int) -> list[int]:
     return n_layers
 
 
+def plan_key(shapes: Shapes, joins_stages: bool = False) -> Hashable:
+    """Return what tables share whose candidates one plan describes (see `Strategy.plan_key`).
+
+    They recompute the same modules, and all, some or none of the layers of a stage.
+
+    Parameters
+    ----------
+    joins_stages : bool
+        Whether the plan's end of a step holds for pipelines of several lengths.
+    """
+    table = shapes.table
+    lengths = () if joins_stages else (table.n_stages, table.common_n_virtual)
+    some_layers = is_partial(table.common_recompute) and shapes.recompute != "full"
+    return shapes.recompute, shapes.recomputed_modules, some_layers, table.is_pipelined, lengths
+
+
 def step_plan(
     transformer: Transformer,
     synchronising: Transformer | None = None,
@@ -190,9 +214,21 @@ def step_plan(
     n_microsteps = table.n_microsteps(transformer.shapes.job.global_batch)
     if table.is_pipelined:
         return _pipelined_plan(transformer, synchronising or transformer, n_microsteps, schedule)
-    sync = Part("sync_microstep", synchronising.microstep()) if synchronising else None
-    microstep = Part("microstep", transformer.microstep())
+    sync = _microstep("sync_microstep", synchronising) if synchronising else None
+    microstep = _microstep("microstep", transformer)
     return StepPlan(table, _step_end(transformer), n_microsteps, microstep, sync)
+
+
+# The name of a phase, and its operations.
+_PhaseKey: TypeAlias = tuple[str, int]
+
+
+def _microstep(name: str, transformer: Transformer) -> Part:
+    """Return what a rank that has all layers does for one micro-batch."""
+    table = transformer.shapes.table
+    first, alike = distinct(table.recompute)
+    recomputes = [recompute_text(code) for code in table.recompute[first].tolist()]
+    return Part(name, _merged([transformer.microstep(each) for each in recomputes], alike))
 
 
 def _step_end(transformer: Transformer) -> Part:
@@ -203,56 +239,109 @@ def _step_end(transformer: Transformer) -> Part:
 def _pipelined_plan(
     transformer: Transformer, synchronising: Transformer, n_microsteps: Array, schedule: str
 ) -> StepPlan:
-    """Return the plan of a step whose layers are cut into stages."""
+    """Return the plan of a step whose layers are cut into stages.
+
+    The candidates may differ in how many layers a stage has, and recomputes.
+    """
     shapes = transformer.shapes
     table = shapes.table
-    model = shapes.model
-    n_chunks = table.n_chunks
+    first_rows, alike = distinct(table.stages * table.n_virtual, table.recompute)
+    cuts = [table.take(first_rows[number : number + 1]) for number in range(first_rows.size)]
+    layers_of_cuts, (places, *_) = zip(*(_stages(shapes, cut) for cut in cuts), strict=True)
+
+    def stage(name: str, emitter: Transformer, place: int) -> Stage:
+        forward, backward = [], []
+        for cut, layers in zip(cuts, layers_of_cuts, strict=True):
+            of_stage = layers[place], place == 0, place == 2, cut.common_recompute
+            forward.append(emitter.forward_pass(*of_stage))
+            backward.append(emitter.backward_pass(*of_stage))
+        return Stage(
+            Part(f"{name}.forward", _merged(forward, alike)),
+            Part(f"{name}.backward", _merged(backward, alike)),
+        )
+
     transfer_bytes = transformer.communication.transfer_bytes
-    chunks = _layers_of_chunks(shapes)
-    first_layers, last_layers = chunks[0], chunks[-1]
-    n_middle = math.ceil(model.n_layers / n_chunks)
-    if shapes.balances_stages:
-        n_middle = max(map(len, chunks[:-1]))
-    kinds: list[Sequence[int]] = [_middle_layers(model, n_middle, first_layers)]
-    places: tuple[int, ...] = ()
-    if shapes.stage_layout:
-        kinds, places = _kinds_of_stages(shapes)
-    names = ["middle", *(f"middle{number}" for number in range(2, len(kinds) + 1))]
-    middle, *others = (
-        _stage(name, transformer, layers, first=False, last=False)
-        for name, layers in zip(names, kinds, strict=True)
-    )
     pipeline = Pipeline(
-        n_chunks,
-        first=_stage("first", transformer, first_layers, first=True, last=False),
-        middle=middle,
-        last=_stage("last", transformer, last_layers, first=False, last=True),
-        sync=_stage("sync", synchronising, first_layers, first=True, last=False),
+        first=stage("first", transformer, 0),
+        middle=stage("middle", transformer, 1),
+        last=stage("last", transformer, 2),
+        sync=stage("sync", synchronising, 0),
         transfer=Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE),
         schedule=schedule,
-        others=tuple(others),
+        others=tuple(
+            stage(f"middle{place - 1}", transformer, place)
+            for place in range(3, len(layers_of_cuts[0]))
+        ),
         places=places,
     )
     return StepPlan(table, _step_end(transformer), n_microsteps, pipeline=pipeline)
 
 
-def _kinds_of_stages(shapes: Shapes) -> tuple[list[Sequence[int]], tuple[int, ...]]:
+def _merged(alternatives: Sequence[tuple[Phase, ...]], alike: Ints) -> tuple[Phase, ...]:
+    """Return the phases of all candidates, which differ in how often they are repeated, or at all.
+
+    Parameters
+    ----------
+    alternatives
+        The phases of each of several kinds of candidates. Phases with the same operations share
+        them.
+    alike : array of int, shape (C,)
+        The kind of each candidate.
+    """
+    known: dict[_PhaseKey, Phase] = {}
+    followers: TopologicalSorter[_PhaseKey] = TopologicalSorter()
+    repeats = []
+    for phases in alternatives:
+        keys = [(phase.name, id(phase.operations)) for phase in phases]
+        known |= zip(keys, phases, strict=True)
+        for key in keys:
+            followers.add(key)
+        for earlier, later in pairwise(keys):
+            followers.add(later, earlier)
+        repeats.append({key: phase.common_repeats for key, phase in zip(keys, phases, strict=True)})
+    merged = []
+    for key in followers.static_order():
+        of_kinds = np.array([counts.get(key, 0) for counts in repeats])
+        is_common = (of_kinds == of_kinds[0]).all()
+        merged.append(known[key] if is_common else replace(known[key], repeats=of_kinds[alike]))
+    return tuple(merged)
+
+
+def _stages(shapes: Shapes, table: CandidateTable) -> tuple[list[Sequence[int]], tuple[int, ...]]:
+    """Return the layers of the first, a middle and the last virtual stage, and of further ones.
+
+    The second result is `Pipeline.places`. Without a pipeline there is one stage with all layers.
+    `table` is meant as for `_chunks`.
+    """
+    model = shapes.model
+    if not table.is_pipelined:
+        return [range(model.n_layers)], ()
+    chunks = _layers_of_chunks(shapes, table)
+    if shapes.stage_layout:
+        (middle, *others), places = _kinds_of_stages(model, chunks)
+        return [chunks[0], middle, chunks[-1], *others], places
+    n_middle = math.ceil(model.n_layers / table.n_chunks)
+    if shapes.balances_stages:
+        n_middle = max(map(len, chunks[:-1]))
+    return [chunks[0], _middle_layers(model, n_middle, chunks[0]), chunks[-1]], ()
+
+
+def _kinds_of_stages(
+    model: Model, chunks: Sequence[range]
+) -> tuple[list[Sequence[int]], tuple[int, ...]]:
     """Return the layers of each different virtual stage in the middle, and all stages' places.
 
     Virtual stages with as many layers of each kind are alike. Places are those of
     `Pipeline.places`: the first stage, one in the middle, the last, and then others.
     """
-    model = shapes.model
-    stages = _layers_of_chunks(shapes)
     kinds: dict[tuple[tuple[Block, int], ...], Sequence[int]] = {}
     numbers = []
-    for layers in stages[1:-1]:
+    for layers in chunks[1:-1]:
         counts = tuple(model.counts(layers).items())
         kinds.setdefault(counts, layers)
         numbers.append(list(kinds).index(counts))
     places = (0, *(1 if number == 0 else number + 2 for number in numbers), 2)
-    return list(kinds.values()) or [stages[-1]], places
+    return list(kinds.values()) or [chunks[-1]], places
 
 
 def _middle_layers(model: Model, n_layers: int, first_layers: range) -> range:
@@ -262,15 +351,6 @@ def _middle_layers(model: Model, n_layers: int, first_layers: range) -> range:
     """
     start = min(first_layers.stop, model.n_layers - n_layers)
     return range(start, start + n_layers)
-
-
-def _stage(
-    name: str, transformer: Transformer, layers: Sequence[int], first: bool, last: bool
-) -> Stage:
-    """Return the passes of one virtual stage."""
-    forward = transformer.forward_pass(layers, first, last)
-    backward = transformer.backward_pass(layers, first, last)
-    return Stage(Part(f"{name}.forward", forward), Part(f"{name}.backward", backward))
 
 
 # A function from a stage's layers, whether it is the first and the last, and the number of layers
@@ -307,13 +387,13 @@ def stage_memory(
     n_micro = table.n_microsteps(shapes.job.global_batch)
 
     def terms_of(stage: int, in_flight: float) -> dict[str, Array]:
-        layers = layers_of_stage(shapes, stage, n_stages)
+        layers = layers_of_stage(shapes, stage, table)
         n_held = len(layers) * np.minimum(n_micro, in_flight)
         return memory_of(layers, stage == 0, stage == n_stages - 1, n_held)
 
     def terms_of_pair(stage: int) -> dict[str, Array]:
         ends = stage, n_stages - 1 - stage
-        layers = [layer for each in ends for layer in layers_of_stage(shapes, each, n_stages)]
+        layers = [layer for each in ends for layer in layers_of_stage(shapes, each, table)]
         n_held = len(layers) / 2.0 * np.minimum(n_micro, n_stages + 1.0)
         return memory_of(layers, stage == 0, stage == 0, n_held)
 

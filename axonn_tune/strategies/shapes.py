@@ -174,18 +174,24 @@ class Shapes:
 
         It is full if there are no such blocks, and none where single modules are recomputed.
         """
-        recompute = self.table.common_recompute
+        one = self._one_candidate
+        recompute = one.common_recompute
         if self.recomputed_modules:
             return "none"
         if not is_partial(recompute):
             return recompute
-        n_layers = math.ceil(self.model.n_layers / self.table.n_chunks)
-        return "full" if self.n_recomputed(n_layers) == n_layers else "none"
+        n_layers = math.ceil(self.model.n_layers / one.n_chunks)
+        return "full" if n_recomputed_layers(recompute, n_layers) == n_layers else "none"
+
+    @cached_property
+    def _one_candidate(self) -> CandidateTable:
+        """One of the candidates; those of one plan may differ in how many layers they recompute."""
+        return self.table.take(slice(1))
 
     @cached_property
     def recomputed_modules(self) -> frozenset[str]:
         """The modules that are recomputed by themselves."""
-        return recomputed_modules(self.table.common_recompute)
+        return recomputed_modules(self._one_candidate.common_recompute)
 
     def backward_layers(self, layers: Sequence[int]) -> Sequence[int]:
         """Return those of some layers that have a backward pass: all above the frozen ones."""

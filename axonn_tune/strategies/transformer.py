@@ -6,11 +6,10 @@ split. What has to be communicated between them is decided by a strategy's `Comm
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TypeAlias
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Phase
+from axonn_tune.spec.recomputation import n_recomputed_layers
 from axonn_tune.strategies.adapters import AdapterPasses
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication, Weight
@@ -27,9 +27,6 @@ from axonn_tune.strategies.modules import norms_again
 from axonn_tune.strategies.moved import moved_bytes
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes, kernel_of
-
-# A kind of block, and how many of it follow one another.
-Blocks: TypeAlias = tuple[Block, int]
 
 _EMBEDDING = Weight(FORWARD, "embedding")
 # Activations that move to the host's memory, and back.
@@ -71,14 +68,16 @@ class Transformer:
         return Mixture(ExpertShapes(self.shapes, experts), self.communication, self.casts)
 
     @cached_property
-    def _forward_of_blocks(self) -> dict[Hashable, Phase]:
-        """The forward passes of blocks so far; stages with equal blocks share them."""
+    def _phases(self) -> dict[Hashable, Phase]:
+        """The phases so far, by the method that records them and its arguments."""
         return {}
 
-    @cached_property
-    def _backward_of_blocks(self) -> dict[Hashable, Phase]:
-        """The backward passes of blocks so far."""
-        return {}
+    def _once(self, record: Callable[..., Phase], *arguments: Hashable) -> Phase:
+        """Return a phase, which is recorded once: passes over other layers share it."""
+        key = (record, *arguments)
+        if key not in self._phases:
+            self._phases[key] = record(*arguments)
+        return self._phases[key]
 
     @cached_property
     def _adapters(self) -> AdapterPasses:
@@ -434,11 +433,11 @@ class Transformer:
         linears = self._model.linears_of(block)
         return Weight(chain, linears[-1 if chain == BACKWARD else 0].name)
 
-    def _backward_entry(self, layers: Sequence[int]) -> Weight:
+    def _backward_entry(self, layers: Sequence[int], recompute: str) -> Weight:
         """Return the weight that the backward pass over some layers uses first."""
         last = self._model.blocks[layers[-1]] if layers else Block()
         n_layers = len(self.shapes.backward_layers(layers))
-        recomputes_last = 0 < n_layers == self.shapes.n_recomputed(n_layers)
+        recomputes_last = 0 < n_layers == n_recomputed_layers(recompute, n_layers)
         recomputes = recomputes_last or self.shapes.recompute == "full"
         return self._entry(RECOMPUTE if recomputes else BACKWARD, last)
 
@@ -503,21 +502,17 @@ class Transformer:
         """The weight that every block's forward pass uses first."""
         return self._entry(FORWARD, Block())
 
-    def _blocks_forward(
-        self, name: str, blocks: Blocks, following: Weight | None, has_next_block: bool
+    def _forward_of_block(
+        self, block: Block, following: Weight | None, has_next_block: bool
     ) -> Phase:
-        """Run the forward pass of some equal blocks."""
-        block, n_blocks = blocks
-        key = (block, following, has_next_block)
-        if key not in self._forward_of_blocks:
-            host = HostProgram()
-            if self.shapes.model.position != "learned":
-                self._wait_for_embedding(host)
-            self._block_forward(host, FORWARD, block, following, has_next_block)
-            if has_next_block:
-                self._move_out(host, block)
-            self._forward_of_blocks[key] = host.phase(name)
-        return replace(self._forward_of_blocks[key], name=name, repeats=n_blocks)
+        """Run the forward pass of a block; the arguments are those of `_block_forward`."""
+        host = HostProgram()
+        if self.shapes.model.position != "learned":
+            self._wait_for_embedding(host)
+        self._block_forward(host, FORWARD, block, following, has_next_block)
+        if has_next_block:
+            self._move_out(host, block)
+        return host.phase("forward")
 
     def _head(self, backward_entry: Weight) -> Phase:
         """Predict the next token; `backward_entry` is the weight that is used after the head."""
@@ -609,8 +604,8 @@ class Transformer:
             ):
                 if not repeats:
                     continue
-                of_block = self._backward_of_block(
-                    block, recomputes, next_entry, next_block, is_first
+                of_block = self._once(
+                    self._backward_of_block, block, recomputes, next_entry, next_block, is_first
                 )
                 phase_name = f"{name}{_kind_suffix(block)}{end}"
                 phases.append(replace(of_block, name=phase_name, repeats=repeats))
@@ -628,15 +623,12 @@ class Transformer:
 
         `next_block` is the block whose activations this pass brings back from the host.
         """
-        key = (block, recomputes, next_entry, next_block, is_first)
-        if key not in self._backward_of_blocks:
-            host = HostProgram()
-            self._bring_back(host, next_block)
-            self._block_backward(host, block, recomputes, next_entry, is_first)
-            self._backward_of_blocks[key] = host.phase("backward")
-        return self._backward_of_blocks[key]
+        host = HostProgram()
+        self._bring_back(host, next_block)
+        self._block_backward(host, block, recomputes, next_entry, is_first)
+        return host.phase("backward")
 
-    def _embedding_backward(self, name: str = "embedding_backward", repeats: int = 1) -> Phase:
+    def _embedding_backward(self) -> Phase:
         """Add rows to a dense gradient block, and send it."""
         host = HostProgram()
         shapes = self.shapes
@@ -650,7 +642,7 @@ class Transformer:
         nbytes = cleared_bytes + 3.0 * shapes.residual_bytes
         host.memory_bound(names.scatter_add(owner), nbytes, "scatter_add")
         self.communication.send_gradient(host, "embedding")
-        return host.phase(name, repeats, over_storage=True)
+        return host.phase("embedding_backward", over_storage=True)
 
     def _accumulate(self, last_layer: str) -> Phase:
         """Add the gradients of the micro-step to the gradients of earlier micro-steps."""
@@ -658,32 +650,37 @@ class Transformer:
         self.communication.accumulate(host, last_layer)
         return host.phase("accumulate", over_storage=True)
 
-    def forward_pass(self, layers: Sequence[int], first: bool, last: bool) -> tuple[Phase, ...]:
+    def forward_pass(
+        self, layers: Sequence[int], first: bool, last: bool, recompute: str
+    ) -> tuple[Phase, ...]:
         """Return the forward pass over some layers of the model.
 
         With `first` the embedding comes before them; with `last` the head comes after them, with
         the job's modules that predict further tokens. Layers of one kind are played one after
-        another.
+        another. `recompute` says what the backward pass recomputes.
         """
         after = Weight(FORWARD, "head") if last else None
         entry = self._first_of_forward
-        phases = [self._embedding() if first else self._start(entry)]
+        phases = [self._once(self._embedding) if first else self._once(self._start, entry)]
         *kinds, (block, n_blocks) = [*self._model.counts(layers).items()] or [(Block(), 0)]
-        for blocks in kinds:
-            name = f"forward{_kind_suffix(blocks[0])}"
-            phases.append(self._blocks_forward(name, blocks, entry, True))
-        name = f"forward{_kind_suffix(block)}"
-        if n_blocks > 1:
-            phases.append(self._blocks_forward(name, (block, n_blocks - 1), entry, True))
+        for kind, n_of_kind in (*kinds, (block, n_blocks - 1)):
+            if n_of_kind > 0:
+                of_block = self._once(self._forward_of_block, kind, entry, True)
+                phases.append(replace(of_block, name=_forward_name(kind), repeats=n_of_kind))
         if n_blocks > 0:
-            phases.append(self._blocks_forward(f"{name}_last", (block, 1), after, False))
+            of_block = self._once(self._forward_of_block, block, after, False)
+            phases.append(replace(of_block, name=f"{_forward_name(block)}_last"))
         if last:
-            phases.append(self._head(self._backward_entry(layers)))
+            phases.append(self._once(self._head, self._backward_entry(layers, recompute)))
         if last and (n_modules := self.shapes.job.mtp_modules):
-            phases += [self._module(), self._embedding_backward("module_embedding", n_modules)]
+            embedding = self._once(self._embedding_backward)
+            phases.append(self._once(self._module))
+            phases.append(replace(embedding, name="module_embedding", repeats=n_modules))
         return _without_empty(phases)
 
-    def backward_pass(self, layers: Sequence[int], first: bool, last: bool) -> tuple[Phase, ...]:
+    def backward_pass(
+        self, layers: Sequence[int], first: bool, last: bool, recompute: str
+    ) -> tuple[Phase, ...]:
         """Return the backward pass over some layers; it ends by adding up their gradients.
 
         It ends at the lowest layer that is not frozen.
@@ -692,9 +689,11 @@ class Transformer:
         head came before, as a part of `forward_pass`. The layers that are recomputed as a whole are
         the first ones, so that they come last.
         """
-        phases = [] if last else [self._start(self._backward_entry(layers))]
+        phases = []
+        if not last:
+            phases.append(self._once(self._start, self._backward_entry(layers, recompute)))
         layers = self.shapes.backward_layers(layers)
-        n_recomputed = self.shapes.n_recomputed(len(layers))
+        n_recomputed = n_recomputed_layers(recompute, len(layers))
         recomputed, kept = layers[:n_recomputed], layers[n_recomputed:]
         if kept:
             following = None
@@ -706,21 +705,27 @@ class Transformer:
             phases += self._blocks_backward(name, recomputed, True, None, not kept)
         trains_embedding = first and self.shapes.job.trains_embedding
         if trains_embedding:
-            phases.append(self._embedding_backward())
+            phases.append(self._once(self._embedding_backward))
         last_layer = "embedding" if trains_embedding else self._first_of_forward.layer
-        phases.append(self._accumulate(last_layer))
+        phases.append(self._once(self._accumulate, last_layer))
         return _without_empty(phases)
 
-    def microstep(self) -> tuple[Phase, ...]:
+    def microstep(self, recompute: str) -> tuple[Phase, ...]:
         """Return the forward and the backward pass of the whole model over one micro-batch."""
         layers = range(self._model.n_layers)
-        return self.forward_pass(layers, True, True) + self.backward_pass(layers, True, True)
+        forward = self.forward_pass(layers, True, True, recompute)
+        return forward + self.backward_pass(layers, True, True, recompute)
 
     def step_end(self) -> tuple[Phase, ...]:
         """Return what happens once per step, after all micro-steps."""
         host = HostProgram()
         self.communication.step_end(host)
         return (host.phase("step_end", over_storage=True),)
+
+
+def _forward_name(block: Block) -> str:
+    """Return the name of the forward pass of a kind of block."""
+    return f"forward{_kind_suffix(block)}"
 
 
 def _kind_suffix(block: Block) -> str:
@@ -730,4 +735,4 @@ def _kind_suffix(block: Block) -> str:
 
 def _without_empty(phases: list[Phase]) -> tuple[Phase, ...]:
     """Return the phases in which something happens."""
-    return tuple(phase for phase in phases if phase.repeats > 0 and phase.operations)
+    return tuple(phase for phase in phases if phase.common_repeats > 0 and phase.operations)

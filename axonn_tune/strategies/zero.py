@@ -14,7 +14,7 @@ then all of this happens to a rank's part of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,7 +30,7 @@ from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.experts import stored_experts
 from axonn_tune.strategies.fsdp2 import fsdp2_memory
 from axonn_tune.strategies.optimizer import host_copies, state_bytes
-from axonn_tune.strategies.pipeline import step_plan
+from axonn_tune.strategies.pipeline import plan_key, step_plan
 from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
 from axonn_tune.strategies.transformer import Transformer
@@ -101,7 +101,6 @@ class Zero:
     quantised_weights: bool = False
     quantised_gradients: bool = False
     n_virtual: Sequence[int] = (1,)
-    joins_stages: bool = False
     recomputing_takes_time: bool = False
     schedule: str = ONE_F_ONE_B
     recomputed_modules: Sequence[str] = ()
@@ -178,6 +177,10 @@ class Zero:
             and table.common_recompute == "selective"
         )
         return np.full(len(table), not is_unknown)
+
+    def plan_key(self, model: Model, job: Job, table: CandidateTable) -> Hashable:
+        """Return what tables share whose candidates one plan describes."""
+        return plan_key(self.shapes(model, job, table))
 
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """Return the operations of one rank in one training step, for all candidates.

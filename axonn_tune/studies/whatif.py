@@ -148,7 +148,9 @@ def _fastest_on_each(
     table = ranking.table.take(contenders)
     scenario = ranking.search.scenario
     seconds = np.zeros((len(machines), len(table)))
-    for rows in table.alike(scenario.strategy.joins_stages):
+    alike = list(table.alike())
+    for numbers in scenario.planned_together([table.take(rows) for rows in alike]):
+        rows = np.concatenate([alike[number] for number in numbers])
         evaluator = Evaluator.of(scenario, table.take(rows).compact())
         seconds[:, rows] = evaluator.seconds_on(machines)
     return [

@@ -184,7 +184,7 @@ def _issued(plan: StepPlan) -> Iterator[tuple[Operation, int]]:
     for part, repeats in parts:
         for phase in part.phases:
             for operation in phase.operations:
-                yield operation, repeats * phase.repeats
+                yield operation, repeats * phase.common_repeats
 
 
 def _planned(
