@@ -20,7 +20,7 @@ from axonn_tune.step.spread import MODEL_ERROR, deviations, spread
 
 # Number of the fastest rows that are compared; no other row has a chance.
 N_ROWS = 32
-# Fewer groups of rows that are alike are played sooner by one process than by several.
+# Fewer groups of rows that share a plan are played sooner by one process than by several.
 LEAST_SHARED_GROUPS = 3
 # Number of random draws.
 N_DRAWS = 4096
@@ -58,17 +58,17 @@ def uncertainty(
     if not rows.size:
         return Uncertainty(rows, np.zeros(0), np.zeros(0))
     fastest = table.take(rows)
-    groups = list(fastest.alike())
+    groups = scenario.planned_rows(fastest)
 
-    def deviations_of(alike: Ints) -> tuple[Array, Array]:
-        return deviations(scenario, fastest.take(alike))
+    def deviations_of(group: Ints) -> tuple[Array, Array]:
+        return deviations(scenario, fastest.take(group))
 
     parts = list(mapped(deviations_of, groups, LEAST_SHARED_GROUPS))
     effects = np.zeros((len(parts[0][0]), rows.size))
     own_error = np.zeros(rows.size)
-    for alike, (effects_of_group, error_of_group) in zip(groups, parts, strict=True):
-        effects[:, alike] = effects_of_group
-        own_error[alike] = error_of_group
+    for group, (effects_of_group, error_of_group) in zip(groups, parts, strict=True):
+        effects[:, group] = effects_of_group
+        own_error[group] = error_of_group
     key = [axis for axis in scenario.strategy.compute_key if axis != "micro_batch"]
     sizes = [table.placements.size(axis)[fastest.placement] for axis in key]
     _, shape_of = distinct(*sizes, fastest.micro_batch)

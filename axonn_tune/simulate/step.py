@@ -11,11 +11,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT
+from axonn_tune.simulate.orders import FORWARD
 from axonn_tune.simulate.pipeline import (
     FIRST,
-    LAST,
-    MIDDLE,
     N_KINDS,
     kind_of,
     least_pipeline_seconds,
@@ -186,7 +184,7 @@ def _through_pipeline(
         for synchronising, usual in zip(sync, stages[FIRST], strict=False)
     ]
     sync_seconds = pipeline.n_synchronised * sum(additional, start=np.zeros(shape))
-    work = _work(plan, pipeline, stages)
+    work = _work(plan, pipeline, play)
     passes = Passes(
         plan.candidates.stages,
         plan.candidates.n_virtual,
@@ -202,24 +200,21 @@ def _through_pipeline(
     return PlayedStep(end.seconds, exposed, passes)
 
 
-def _work(plan: StepPlan, pipeline: Pipeline, stages: Sequence[Sequence[Played]]) -> Played:
+def _work(plan: StepPlan, pipeline: Pipeline, play: PlayPart) -> Played:
     """Return the time of all passes of a rank of the last stage, without its waits for others.
 
     With micro-batches from both ends the rank has the first stage, too, each for half of them.
     """
-    last = stages[LAST]
-    each: list[tuple[Array | float, Sequence[Played]]]
+    last = pipeline.last
+    each: Sequence[tuple[Ints | float, tuple[Part, ...]]]
     if pipeline.schedule == DUALPIPE:
-        each = [(0.5, [*stages[FIRST][: BACKWARD + 1], *last[: BACKWARD + 1]])]
+        each = [(0.5, (*pipeline.first.passes, *last.passes))]
     elif pipeline.schedule == ZB_H1:
-        each = [(1.0, [last[FORWARD], last[INPUT], last[WEIGHT]])]
-    elif pipeline.places:
-        n_stages = plan.candidates.n_stages
-        each = [(1.0, stages[place]) for place in pipeline.places[n_stages - 1 :: n_stages]]
+        each = [(1.0, (last.forward, *last.split_backward))]
     else:
-        n_middle = (plan.candidates.n_virtual - 1).astype(np.float64)
-        each = [(n_middle, stages[MIDDLE]), (1.0, last)]
+        each = plan.last_passes
+    played = [(times, play(part)) for times, parts in each for part in parts]
+    seconds = sum(times * part.seconds for times, part in played)
+    exposed = sum(times * part.exposed_seconds for times, part in played)
     n_passes = plan.n_microsteps
-    seconds = sum(times * played.seconds for times, parts in each for played in parts)
-    exposed = sum(times * played.exposed_seconds for times, parts in each for played in parts)
     return Played(n_passes * seconds, n_passes * exposed)

@@ -495,15 +495,35 @@ class StepPlan:
 
     @cached_property
     def microstep(self) -> Part:
-        """What a rank does for one micro-batch; in a pipeline, what one of the last stage does."""
+        """What a rank does for one micro-batch; in a pipeline, what one of the last stage does.
+
+        It is the same for candidates that are alike.
+        """
+        if self.whole_microstep is not None:
+            return self.whole_microstep
+        stages = [parts for times, parts in self.last_passes for _ in range(int(np.max(times)))]
+        phases = [phase for parts in stages for part in parts for phase in part.phases]
+        return Part("microstep", tuple(phases))
+
+    @property
+    def last_passes(self) -> list[tuple[Ints, tuple[Part, ...]]]:
+        """The passes of a micro-batch through the virtual stages of a rank of the last stage.
+
+        They come with the number of virtual stages that have them, shape (C,). Without a pipeline
+        there is one pass.
+        """
+        once = np.ones(len(self.candidates), np.int64)
         if self.pipeline is None:
             assert self.whole_microstep is not None, "a step has micro-steps, or a pipeline"
-            return self.whole_microstep
-        n_stages, n_chunks = self.candidates.n_stages, self.candidates.n_chunks
-        of_last_rank = range(n_stages - 1, n_chunks, n_stages)
-        stages = (self.pipeline.stage(number, n_chunks) for number in of_last_rank)
-        parts = (part for stage in stages for part in stage.passes)
-        return Part("microstep", tuple([phase for part in parts for phase in part.phases]))
+            return [(once, (self.whole_microstep,))]
+        if self.pipeline.places:
+            n_stages = self.candidates.n_stages
+            places = self.pipeline.places[n_stages - 1 :: n_stages]
+            stages = [(once, self.pipeline.stages[place]) for place in places]
+        else:
+            n_middle = self.candidates.n_virtual - once
+            stages = [(n_middle, self.pipeline.middle), (once, self.pipeline.last)]
+        return [(times, stage.passes) for times, stage in stages]
 
     @property
     def parts(self) -> Iterator[Part]:

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from axonn_tune.spec.blocks import Experts
-from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.candidates import CandidateTable, Ints
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.learned import Learned
@@ -55,6 +55,12 @@ class Scenario:
                 key = self.strategy.plan_key(self.model, self._job_here, table)
                 groups.setdefault(key, []).append(number)
         return list(groups.values())
+
+    def planned_rows(self, table: CandidateTable) -> list[Ints]:
+        """Return the rows that one plan describes, group by group."""
+        alike = list(table.alike())
+        groups = self.planned_together([table.take(rows) for rows in alike])
+        return [np.concatenate([alike[number] for number in numbers]) for numbers in groups]
 
     def memory_terms(self, table: CandidateTable) -> dict[str, Array]:
         """Return the strategy's terms of a rank's peak memory, of candidates that are alike."""

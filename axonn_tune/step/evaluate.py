@@ -124,17 +124,21 @@ class Evaluator:
         seconds, _, _ = reduce(PlayedStep.joined, steps).times()
         return seconds.reshape(len(machines), -1)
 
-    def product_seconds(self) -> Array:
-        """Return the time of all calls of each product of the micro-step, shape (ops, C)."""
-        part = self.schedules.shape_plan.microstep
-        return np.stack(
-            [
-                phase.repeats * self.kernels.seconds(part, (i, j))[self.schedules.shape_of]
-                for i, phase in enumerate(part.phases)
-                for j, operation in enumerate(phase.operations)
-                if isinstance(operation, Gemm)
-            ]
-        )
+    def squared_product_seconds(self) -> Array:
+        """Return the squares of the times of all products of a micro-step, added up, shape (C,).
+
+        The calls of a product in the repeats of a phase have one time together.
+        """
+        shape_of = self.schedules.shape_of
+        total = np.zeros(shape_of.shape)
+        for times, parts in self.schedules.plan(np.arange(shape_of.size)).last_passes:
+            for part in parts:
+                for i, phase in enumerate(part.phases):
+                    for j, operation in enumerate(phase.operations):
+                        if isinstance(operation, Gemm):
+                            seconds = phase.repeats * self.kernels.seconds(part, (i, j))[shape_of]
+                            total += times * seconds**2
+        return total
 
 
 def play_together(evaluators: Sequence[Evaluator]) -> list[PlayedStep]:

@@ -48,7 +48,7 @@ def spread_of(quantity: Quantity) -> float:
 
 
 def deviations(scenario: Scenario, table: CandidateTable) -> tuple[Array, Array]:
-    """Return how a deviation of each number of the machine moves candidates that are alike.
+    """Return how a deviation of each number of the machine moves candidates of one plan.
 
     Returns
     -------
@@ -73,9 +73,9 @@ def deviations(scenario: Scenario, table: CandidateTable) -> tuple[Array, Array]
         slopes = changes[:n_learned] / spreads[:, None]
         effects = np.concatenate([learned.root @ slopes, changes[n_learned:]])
         return effects, np.full(len(table), learned.scatter_fraction)
-    products = evaluator.product_seconds() * table.n_microsteps(scenario.job.global_batch)
-    error = evaluator.kernels.prices.interpolation_error
-    return changes, error * np.sqrt(((products / base) ** 2).sum(axis=0))
+    products = np.sqrt(evaluator.squared_product_seconds())
+    share = products * table.n_microsteps(scenario.job.global_batch) / base
+    return changes, evaluator.kernels.prices.interpolation_error * share
 
 
 def _worse(resource: Resource, deviation: float) -> Machine:

@@ -148,9 +148,7 @@ def _fastest_on_each(
     table = ranking.table.take(contenders)
     scenario = ranking.search.scenario
     seconds = np.zeros((len(machines), len(table)))
-    alike = list(table.alike())
-    for numbers in scenario.planned_together([table.take(rows) for rows in alike]):
-        rows = np.concatenate([alike[number] for number in numbers])
+    for rows in scenario.planned_rows(table):
         evaluator = Evaluator.of(scenario, table.take(rows).compact())
         seconds[:, rows] = evaluator.seconds_on(machines)
     return [

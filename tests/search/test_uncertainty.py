@@ -143,9 +143,10 @@ def test_true_times_lie_in_their_intervals_and_the_likeliest_wins_as_often(seed)
         ranking.table.recompute[rows],
     )
     evaluator = Evaluator.of(search.scenario, table)
-    shares = evaluator.product_seconds() * table.n_microsteps(search.scenario.job.global_batch)
+    products = np.sqrt(evaluator.squared_product_seconds())
+    seconds = products * table.n_microsteps(search.scenario.job.global_batch)
     base = ranking.step_seconds[rows]
-    own = evaluator.kernels.prices.interpolation_error * np.sqrt(((shares / base) ** 2).sum(0))
+    own = evaluator.kernels.prices.interpolation_error * seconds / base
     random = np.random.default_rng(seed)
     names, wins, inside = len(resources(machine)), np.zeros(rows.size), []
     for _ in range(150):
