@@ -1,5 +1,7 @@
 """The vectorised player against its plain twin, on real plans and on random programs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -219,6 +221,18 @@ def test_a_wait_for_what_a_later_collective_of_the_lane_has_shown_to_be_over_is_
     assert compiled_waits(Phase("0", (other_lane, b, for_b, for_a))) == [{"b"}, {"a"}]
 
 
+def test_a_wait_stays_where_some_candidates_have_not_issued_what_shows_that_it_is_over():
+    a, b = (Collective(n, "all_gather", 0.0, "z", waits_for=(COMPUTE,)) for n in "ab")
+    for_a, for_b = (MemoryBound(f"for {n}", 0.0, waits_for=(n,)) for n in "ab")
+    before, after = Phase("0", (a, b)), Phase("2", (for_a, for_b))
+    assert compiled_waits(before, Phase("1", (a,)), after) == [{"a"}]
+    phases = before, Phase("1", (a,), np.array([1, 0])), after
+    assert compiled_waits(*phases) == [{"a"}, {"b"}]
+    durations = {"a": 1.0, "b": 5.0, "for a": 1.0, "for b": 1.0}
+    durations = {name: np.full(2, seconds) for name, seconds in durations.items()}
+    check_against_twin(phases, durations, [AXIS_LANES] * 2, NONE)
+
+
 @given(programs(), st.sampled_from([NONE, SOME, MUCH, BACK, BOTH]))
 @example(late_blocking(), NONE)
 @example(late_blocking(), SOME)
@@ -245,11 +259,36 @@ def test_candidates_on_different_lanes_are_played_together_as_each_alone(program
     check_against_twin(phases, durations, lanes[:rows], slowdowns)
 
 
+REPEATS = st.sampled_from([0, 0, 1, 2, 3, 5, 8, 100])
+
+
+@settings(max_examples=100)
+@given(programs(), st.data(), st.sampled_from([NONE, SOME, BACK, BOTH]))
+def test_candidates_with_repeats_of_their_own_are_played_together(program, data, slowdowns):
+    """A candidate whose phase has no repeat leaves it out."""
+    phases, durations, rows = program
+    lanes = data.draw(st.lists(LANES, min_size=rows, max_size=rows))
+    of_phases = st.lists(REPEATS, min_size=rows, max_size=rows).map(np.array)
+    phases = [replace(phase, repeats=data.draw(of_phases)) for phase in phases]
+    phases = [phase for phase in phases if phase.repeats.any()]
+    check_against_twin(phases, durations, lanes, slowdowns)
+
+
+def phases_of(phases, row):
+    """The phases of one candidate."""
+    repeats = [np.atleast_1d(phase.repeats) for phase in phases]
+    own = [int(each[row % each.size]) for each in repeats]
+    return [replace(phase, repeats=n) for phase, n in zip(phases, own, strict=True) if n]
+
+
 def check_against_twin(phases, durations, lanes_of_rows, interference):
     fast = play_program(phases, durations, lanes_of_rows, interference)
     for row, axis_lanes in enumerate(lanes_of_rows):
         events = timeline(
-            phases, lambda op, row=row: durations[op.name][row], axis_lanes, interference
+            phases_of(phases, row),
+            lambda op, row=row: durations[op.name][row],
+            axis_lanes,
+            interference,
         )
         end = max((event.end_seconds for event in events), default=0.0)
         exposed = sum(event.exposed_seconds for event in events)
