@@ -20,7 +20,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.io.presets import machine_of_gpu
 from axonn_tune.options import SEARCH, SearchOptions, with_options
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.search.rank import Best, Each, rank_candidates, with_best_batch
+from axonn_tune.search.rank import Best, Each, rank_best, with_best_batch
 from axonn_tune.search.search import Search
 from axonn_tune.searching import (
     MachineLike,
@@ -75,7 +75,7 @@ def suggest(
     AxonnTuneError
         An option is wrong, or no layout is legal and fits.
     """
-    ranking = rank_candidates(build_search(model, gpus, machine, **options))
+    ranking = rank_best(build_search(model, gpus, machine, **options), top_n)
     return _frame(ranking.search, ranking.top(top_n))
 
 
@@ -475,9 +475,7 @@ def launch(
     from axonn_tune.job_scripts.script import launch_files
 
     search = build_search(model, gpus, machine, **options)
-    chosen = (
-        best_of_layout(search, _layout(grid)) if grid else rank_candidates(search).prediction(0)
-    )
+    chosen = best_of_layout(search, _layout(grid)) if grid else rank_best(search, 1).prediction(0)
     return launch_files(chosen, framework, train, sbatch)
 
 

@@ -60,11 +60,11 @@ def command(
     from axonn_tune.job_scripts.sbatch import memory_warning
     from axonn_tune.job_scripts.script import launch_files
     from axonn_tune.search.one_layout import best_of_layout
-    from axonn_tune.search.rank import rank_candidates
+    from axonn_tune.search.rank import rank_best
     from axonn_tune.searching import build_search
 
     search = build_search(**options)
-    chosen = rank_candidates(search).prediction(0) if grid is None else best_of_layout(search, grid)
+    chosen = rank_best(search, 1).prediction(0) if grid is None else best_of_layout(search, grid)
     files = launch_files(chosen, framework, train, sbatch)
     changed = [] if force else changed_files(output, files)
     if changed:

@@ -143,7 +143,7 @@ def _choose(
     from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
     from axonn_tune.runtime.request import require_built
     from axonn_tune.search.one_layout import best_of_layout
-    from axonn_tune.search.rank import rank_candidates
+    from axonn_tune.search.rank import rank_best
     from axonn_tune.searching import build_search, loaded
     from axonn_tune.spec.layout import parse_layout
 
@@ -166,7 +166,7 @@ def _choose(
         options["recompute"] = options["recompute"] or "auto"
         options["global_batch"] = options["global_batch"] or n_ranks
         search = runnable.search_of(build_search(model, n_ranks, machine, **options))
-        return search, rank_candidates(search).prediction(0)
+        return search, rank_best(search, 1).prediction(0)
     axes = runnable.axes
     wanted = parse_layout(grid, axes)
     options["recompute"] = options["recompute"] or "none"

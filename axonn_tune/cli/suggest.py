@@ -76,7 +76,7 @@ def command(
     from axonn_tune.report import suggest as report
     from axonn_tune.report.records import flat_record
     from axonn_tune.search.one_layout import why_not as reason_of
-    from axonn_tune.search.rank import rank_candidates
+    from axonn_tune.search.rank import rank_best
     from axonn_tune.searching import build_search
 
     check_plot(plot)
@@ -100,7 +100,8 @@ def command(
     if why_not is not None:
         emit(reason_of(search, why_not), output)
         return
-    ranking = rank_candidates(search)
+    shows_all = plot is not None or output_format in ("json", "yaml")
+    ranking = rank_best(search, None if shows_all else top_n)
     save_plot(plot, lambda: report.ranking_figure(ranking, top_n))
 
     def table() -> str:

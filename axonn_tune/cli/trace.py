@@ -88,7 +88,7 @@ def command(
     """
     from axonn_tune.errors import InputError
     from axonn_tune.search.one_layout import best_of_layout
-    from axonn_tune.search.rank import rank_candidates
+    from axonn_tune.search.rank import rank_best
     from axonn_tune.searching import build_search
     from axonn_tune.step.timeline import drawable_microsteps
 
@@ -97,7 +97,7 @@ def command(
     if output_format == "chrome" and ranks is not None:
         raise InputError("--ranks: a Chrome trace is of one rank; allowed: --format chakra")
     search = build_search(**options)
-    chosen = rank_candidates(search).prediction(0) if grid is None else best_of_layout(search, grid)
+    chosen = rank_best(search, 1).prediction(0) if grid is None else best_of_layout(search, grid)
     n_micro = min(microsteps or drawable_microsteps(chosen, MOST_OPERATIONS), chosen.n_microsteps)
     if output_format == "chakra":
         said = _write_execution_traces(chosen, layers, n_micro, ranks, output or "chakra")

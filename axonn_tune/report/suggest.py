@@ -44,7 +44,8 @@ def ranking_text(ranking: Ranking, top_n: int) -> str:
     search = ranking.search
     head = (
         f"{model_on_gpus(search.scenario, with_parameters=True)}: best {len(predictions)} of "
-        f"{len(ranking)} {_what_is_ranked(search)} ({_what_is_evaluated(ranking)})"
+        f"{len(ranking) + ranking.n_left_out} {_what_is_ranked(search)} "
+        f"({_what_is_evaluated(ranking)})"
     )
     rows = fitted_table_of(predictions, _columns(search, predictions), _DROPPABLE)
     remarks = [*near_lines(ranking, predictions), *memory_lines(predictions)]

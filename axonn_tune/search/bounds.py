@@ -2,7 +2,9 @@
 
 The passes of a pipeline bound the time of a step from below (`PlayedStep.least_seconds`), and to
 play them through the pipeline takes longer than all else. So the candidate with the least bound of
-each placement is played first; of the others, those that its time does not rule out.
+each placement is played first; of the others, those that its time does not rule out. Where only
+some of the best placements are wanted, as many are played first, and no candidate whose bound is
+above all of their times.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def every_time(steps: Sequence[PlayedStep]) -> tuple[Ints, Array]:
 
 
 def contender_times(
-    steps: Sequence[PlayedStep], placement: Ints, fits: np.ndarray
+    steps: Sequence[PlayedStep], placement: Ints, fits: np.ndarray, n_best: int | None = None
 ) -> tuple[Ints, Array]:
     """Return the rows, and the times, of the candidates that may be the best of their placement.
 
@@ -38,6 +40,8 @@ def contender_times(
         Candidates of some tables; rows are counted through all of them.
     placement, fits : arrays, shape (C,)
         Columns of these candidates.
+    n_best : int or None
+        How many of the placements that fit are wanted, the fastest ones; None for all.
 
     Returns
     -------
@@ -50,18 +54,28 @@ def contender_times(
         return every_time(steps)
     least = np.concatenate([step.least_seconds() for step in steps])
     times = np.full((3, least.size), np.inf)
+
+    def play(may_be_best: np.ndarray) -> None:
+        rows = np.flatnonzero(may_be_best & np.isinf(times[0]))
+        times[:, rows] = _times_of(steps, rows)
+
     group = 2 * placement + fits
     by_bound = np.argsort(least, kind="stable")
     _, first = np.unique(group[by_bound], return_index=True)
-    likeliest = np.sort(by_bound[first])
-    times[:, likeliest] = _times_of(steps, likeliest)
+    is_likeliest = np.zeros(least.size, dtype=bool)
+    is_likeliest[by_bound[first]] = True
+    may_be_wanted = np.ones(least.size, dtype=bool)
+    fitting = by_bound[(is_likeliest & fits)[by_bound]]
+    if n_best is not None and fitting.size > n_best:
+        best = fitting[:n_best]
+        play(np.isin(np.arange(least.size), best))
+        may_be_wanted = least <= times[0, best].max() * (1.0 + ROUNDING)
+    play(is_likeliest & may_be_wanted)
     to_beat = np.full(2 * (int(placement.max()) + 1), np.inf)
-    to_beat[group[likeliest]] = times[0, likeliest]
+    to_beat[group[is_likeliest]] = times[0, is_likeliest]
     nearly_fit, fit = to_beat[0::2], to_beat[1::2]
     np.minimum(nearly_fit, fit, out=nearly_fit)
-    may_be_best = least <= to_beat[group] * (1.0 + ROUNDING)
-    others = np.flatnonzero(may_be_best & np.isinf(times[0]))
-    times[:, others] = _times_of(steps, others)
+    play((least <= to_beat[group] * (1.0 + ROUNDING)) & may_be_wanted)
     rows = np.flatnonzero(np.isfinite(times[0]))
     return rows, times[:, rows]
 

@@ -22,7 +22,7 @@ from axonn_tune.search.candidates import (
 )
 from axonn_tune.search.parts import Part, played_parts, sized_parts
 from axonn_tune.search.search import Search
-from axonn_tune.search.uncertainty import Uncertainty, uncertainty
+from axonn_tune.search.uncertainty import N_ROWS, Uncertainty, uncertainty
 from axonn_tune.simulate.step import PlayedStep
 from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
 from axonn_tune.spec.configuration import Configuration
@@ -85,6 +85,8 @@ class Ranking:
     n_bounded
         Number of these configurations of which a bound of the time showed that their layout has a
         faster one; their exact times are not known.
+    n_left_out
+        Number of slower layouts that fit, too, and are left out (see `Search.n_best`).
     batch_seconds
         Time of the best step by global batch, where several were tried and had candidates.
     near
@@ -103,6 +105,7 @@ class Ranking:
     rejected: Mapping[str, int]
     n_evaluated: int
     n_bounded: int = 0
+    n_left_out: int = 0
     batch_seconds: Mapping[int, float] = field(default_factory=dict)
     near: Ranking | None = None
 
@@ -176,7 +179,8 @@ def best_of(search: Search, detail: Detail = "chance") -> Best:
     An interval takes a fifth of the time of a search, and a chance half of it, or as long.
     """
     try:
-        ranking = rank_candidates(search)
+        n_best = N_ROWS if detail == "chance" else 1
+        ranking = rank_candidates(replace(search, n_best=n_best))
         return Best(ranking.search, ranking.best(detail))
     except NoCandidateError as error:
         return Best(search, None, str(error))
@@ -213,6 +217,14 @@ def rank_candidates(search: Search) -> Ranking:
 def with_best_batch(search: Search) -> Search:
     """Return the search with the one global batch that is the fastest for each sequence."""
     return rank_candidates(search).search if search.other_batches else search
+
+
+def rank_best(search: Search, n: int | None) -> Ranking:
+    """Rank the n best layouts, or all; chances need some more, which are ranked as well.
+
+    It is the beginning of what `rank_candidates` returns.
+    """
+    return rank_candidates(search if n is None else replace(search, n_best=max(n, N_ROWS)))
 
 
 def only_configuration(search: Search) -> Configuration | None:
@@ -262,7 +274,22 @@ def _rank(search: Search) -> Ranking:
     if placements.axes.is_grid:
         paper_seconds = paper.communication_seconds(scenario.model, scenario.job, placements, links)
     steps = played_parts(scenario, parts, links)
-    return _ranked(_ranking_of_all(search, parts, steps, rejected, paper_seconds))
+    everything = _ranking_of_all(search, parts, steps, rejected, paper_seconds)
+    return _wanted(_ranked(everything))
+
+
+def _wanted(ranking: Ranking) -> Ranking:
+    """Return the ranking of as many layouts as are wanted; what nearly fits is faster than that."""
+    n_wanted = ranking.search.n_wanted
+    if n_wanted is None or len(ranking) <= n_wanted:
+        return ranking
+    near = ranking.near
+    best = replace(_taken(ranking, np.arange(n_wanted)), near=None)
+    if near is not None:
+        faster = np.flatnonzero(near.step_seconds < best.step_seconds[-1])
+        near = _taken(near, faster) if faster.size else None
+    n_left_out = ranking.n_left_out + len(ranking) - n_wanted
+    return replace(best, near=near, n_left_out=n_left_out)
 
 
 def _check_offload(scenario: Scenario) -> None:
@@ -319,8 +346,10 @@ def _ranking_of_all(
     if search.times_all:
         rows, times = every_time(steps)
     else:
-        rows, times = contender_times(steps, table.placement, fits)
+        rows, times = contender_times(steps, table.placement, fits, search.n_wanted)
     n_bounded = n_slower + int(fits.sum() - fits[rows].sum())
+    of_layouts = (table.placement[fits], table.placement[rows][fits[rows]])
+    n_layouts, n_ranked = (np.unique(placement).size for placement in of_layouts)
     table, fits, memory = table.take(rows), fits[rows], memory[rows]
     step, exposed, bubble = times
     # Candidates that do not fit come last, the leanest of them first.
@@ -339,6 +368,7 @@ def _ranking_of_all(
         rejected=rejected,
         n_evaluated=n_evaluated,
         n_bounded=n_bounded,
+        n_left_out=n_layouts - n_ranked,
     )
     return _taken(unordered, np.lexsort(keys))
 

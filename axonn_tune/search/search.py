@@ -56,6 +56,9 @@ class Search:
     exhaustive
         Whether every configuration is played to the end, even if a bound of its time shows that it
         is not the best of its layout.
+    n_best
+        How many layouts are wanted, the best ones; None for all. The others are left out, and not
+        played where a bound of their time shows that they are slower.
     batch_rule
         How the global batch follows from the number of GPUs; None where it does not.
     other_batches
@@ -69,6 +72,7 @@ class Search:
     include_oom: bool = False
     every_configuration: bool = False
     exhaustive: bool = False
+    n_best: int | None = None
     partial_recompute: bool = False
     batch_rule: BatchRule | None = None
     other_batches: tuple[int, ...] = ()
@@ -95,6 +99,13 @@ class Search:
     def times_all(self) -> bool:
         """Whether every configuration that is tried is timed, whichever may be the best."""
         return self.include_oom or self.every_configuration or self.exhaustive
+
+    @property
+    def n_wanted(self) -> int | None:
+        """How many layouts are wanted where these are the fastest that fit, each in one order."""
+        is_by_time = self.cost_model == "full" and len(self.constraints.orders) == 1
+        ranks_all = self.include_oom or self.every_configuration or not is_by_time
+        return None if ranks_all else self.n_best
 
     @property
     def batches(self) -> list[int]:

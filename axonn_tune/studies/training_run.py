@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from axonn_tune.errors import InputError, NoCandidateError
-from axonn_tune.search.rank import LARGEST_GPU_COUNT, Each, rank_candidates
+from axonn_tune.search.rank import LARGEST_GPU_COUNT, Each, rank_best
 from axonn_tune.search.search import Search
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
@@ -179,7 +179,7 @@ def training_run(search: Search, tokens: float) -> TrainingRun:
         checkpoint_seconds=checkpoint_seconds,
         restart_seconds=facility.restart_seconds.value + checkpoint_seconds,
     )
-    ranking = rank_candidates(search)
+    ranking = rank_best(search, 1)
     return TrainingRun(ranking.search, ranking.top(1)[0], tokens, failures)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from axonn_tune.search.rank import Each, Ranking, best_of, rank_candidates
+from axonn_tune.search.rank import Each, Ranking, best_of, rank_best, rank_candidates
 from axonn_tune.search.search import Search
 from axonn_tune.spec.machine import Machine, MemoryReserve, Quantity
 from axonn_tune.step.evaluate import Evaluator
@@ -165,4 +165,4 @@ def best(search: Search) -> Prediction:
     NoCandidateError
         Nothing is legal, or fits.
     """
-    return rank_candidates(search).top(1)[0]
+    return rank_best(search, 1).top(1)[0]

@@ -61,9 +61,10 @@ def assert_same(bounded, whole):
 
 @pytest.mark.slow
 def test_bounds_change_no_ranking():
-    n_bounded = n_near = 0
-    for seed in range(16):
-        search = random_search(np.random.default_rng(seed))
+    n_bounded = n_near = n_left_out = 0
+    for seed in range(24):
+        random = np.random.default_rng(seed)
+        search = replace(random_search(random), n_best=random.choice([None, 1, 2, 5]))
         try:
             whole = ranking_of(replace(search, exhaustive=True))
         except NoCandidateError:
@@ -75,8 +76,11 @@ def test_bounds_change_no_ranking():
         assert whole.n_bounded == 0
         n_bounded += bounded.n_bounded
         n_near += bounded.near is not None
+        n_left_out += bounded.n_left_out
+        assert bounded.n_left_out == whole.n_left_out
     assert n_bounded > 100
     assert n_near > 1
+    assert n_left_out > 100
 
 
 def random_steps(random, n_tables, n_candidates):
