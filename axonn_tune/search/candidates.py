@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +13,6 @@ from axonn_tune.search.search import Search
 from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
 from axonn_tune.spec.layout import AXES, EXPERT, Axes
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.recomputation import partial_recomputes
 
 # Largest distance at which another number of GPUs is looked for, if this one admits no grid.
 NEAREST_TRIED = 1024
@@ -132,24 +129,6 @@ def executions(search: Search, table: CandidateTable) -> Iterator[CandidateTable
                 admitted = scenario.strategy.admits(scenario.model, scenario.job, part)
                 if admitted.any():
                     yield part.take(admitted)
-
-
-def partial_executions(
-    search: Search, table: CandidateTable
-) -> Iterator[tuple[CandidateTable, CandidateTable]]:
-    """Yield candidates that recompute a part of the layers, and the same that recompute less.
-
-    Those that recompute least are paired with candidates that recompute nothing.
-    """
-    if not search.partial_recompute:
-        return
-    n_layers = search.scenario.model.n_layers
-    for less in executions(replace(search, recomputes=("none",)), table):
-        n_virtual = less.common_n_virtual
-        for recompute in partial_recomputes(math.ceil(n_layers / (less.n_stages * n_virtual))):
-            more = less.executed(recompute, n_virtual)
-            yield more, less
-            less = more
 
 
 def no_grid_error(search: Search, rejected: Mapping[str, int]) -> NoCandidateError:

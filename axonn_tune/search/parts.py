@@ -7,21 +7,23 @@ recomputing less does not fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 
 from axonn_tune.cost.links import alike_placements
 from axonn_tune.cost.prices import KernelPrices, Links
 from axonn_tune.processes import mapped
-from axonn_tune.search.candidates import executions, partial_executions
+from axonn_tune.search.candidates import executions
 from axonn_tune.search.search import Search
 from axonn_tune.simulate.step import PlayedStep
 from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
 from axonn_tune.spec.plan import Array
-from axonn_tune.spec.recomputation import is_partial, repeats_less
+from axonn_tune.spec.recomputation import is_partial, partial_recomputes, repeats_less
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.memory import host_memory_bytes, memory_bytes, memory_interval_bytes
@@ -64,22 +66,34 @@ class Part:
 def sized_parts(search: Search, table: CandidateTable) -> list[Part]:
     """Return every configuration of a table that may be the best."""
     _, layout_of = distinct(*table.placements.sizes)
-    parts = [_sized(search, part, layout_of) for part in _configurations(search, table, layout_of)]
-    if search.times_all or not search.scenario.strategy.recomputing_takes_time:
+    scenario = search.scenario
+    sizes = [_sizes(scenario, part, layout_of) for part in executions(search, table)]
+    if search.partial_recompute:
+        without = [each for each in sizes if each.table.common_recompute == "none"]
+        sizes += (more for less in without for more in _partial_sizes(scenario, less, layout_of))
+    parts = [_part(search, each) for each in sizes]
+    if search.times_all or not scenario.strategy.recomputing_takes_time:
         return parts
-    return [_without_slower(part, parts) for part in parts]
+    alike: dict[tuple[int, int], list[Part]] = {}
+    of_stages = [
+        alike.setdefault((part.table.n_stages, part.table.common_n_virtual), []) for part in parts
+    ]
+    for part, others in zip(parts, of_stages, strict=True):
+        others.append(part)
+    return [_without_slower(part, others) for part, others in zip(parts, of_stages, strict=True)]
 
 
-def _without_slower(part: Part, parts: Sequence[Part]) -> Part:
+def _without_slower(part: Part, others: Sequence[Part]) -> Part:
     """Return a part without the candidates that cannot be the best of their placement.
 
     They take at least as long as the same candidates that recompute less. They are left out where
-    those fit, too, if they recompute further layers, and where they do not take less memory.
+    those fit, too, if they recompute further layers, and where they do not take less memory. The
+    others have as many stages, and the part is one of them.
     """
     table = part.table
     recompute = table.common_recompute
     is_slower = np.zeros(len(table), dtype=bool)
-    for other in parts:
+    for other in others:
         less = other.table
         if len(less) and repeats_less(less.common_recompute, recompute):
             _, rows, same = np.intersect1d(
@@ -96,7 +110,7 @@ def _without_slower(part: Part, parts: Sequence[Part]) -> Part:
 
 def _numbers(table: CandidateTable) -> Ints:
     """Return a number for each candidate, whatever it recomputes."""
-    return (table.placement << 32) + (table.micro_batch << 12) + table.n_virtual
+    return (table.placement << 32) + table.micro_batch
 
 
 def _distinct_candidates(table: CandidateTable, alike: Ints) -> tuple[CandidateTable, Ints]:
@@ -109,44 +123,58 @@ def _distinct_candidates(table: CandidateTable, alike: Ints) -> tuple[CandidateT
     return table.take(rows), row_of
 
 
-def _configurations(
-    search: Search, table: CandidateTable, layout_of: Ints
-) -> Iterator[CandidateTable]:
-    """Yield every configuration of a table that may be the best, in tables that are alike.
+class _Sizes(NamedTuple):
+    """Candidates that are alike, and what they take of memory, arrays of shape (C,).
 
-    A part of the layers is recomputed only where recomputing less does not fit.
+    least_memory
+        The lower end of the interval of the memory.
     """
-    yield from executions(search, table)
-    scenario = search.scenario
-    for more, less in partial_executions(search, table):
-        of_layouts, row_of = _distinct_candidates(less, layout_of)
-        memory, _ = memory_bytes(scenario, of_layouts)
-        too_large = (memory > scenario.memory_capacity_bytes)[row_of]
-        if too_large.any():
-            yield more.take(too_large)
+
+    table: CandidateTable
+    memory: Array
+    least_memory: Array
+    host_memory: Array
 
 
-def _sized(search: Search, table: CandidateTable, layout_of: Ints) -> Part:
-    """Return candidates that are alike with their memory."""
-    scenario = search.scenario
+def _sizes(scenario: Scenario, table: CandidateTable, layout_of: Ints) -> _Sizes:
+    """Return candidates that are alike with what they take of memory."""
     of_layouts, row_of = _distinct_candidates(table, layout_of)
-    memory_of_layouts, terms = memory_bytes(scenario, of_layouts)
-    memory = memory_of_layouts[row_of]
-    host_memory = host_memory_bytes(scenario, of_layouts)[row_of]
-    fits_in_gpu = memory <= scenario.memory_capacity_bytes
-    fits_in_host = host_memory <= scenario.host_memory_capacity_bytes
-    fits = fits_in_gpu & fits_in_host
-    n_oom = int((~fits_in_gpu).sum())
-    n_out_of_host = int((fits_in_gpu & ~fits_in_host).sum())
-    least_bytes = float(memory.min())
-    least_host_bytes = float(host_memory[fits_in_gpu].min(initial=np.inf))
-    if not search.include_oom:
-        low, _ = memory_interval_bytes(scenario, memory_of_layouts, terms)
-        timed = (low <= scenario.memory_capacity_bytes)[row_of] & fits_in_host
-        table = table.take(timed)
-        memory = memory[timed]
-        fits = fits[timed]
-    return Part(table, memory, fits, n_oom, least_bytes, n_out_of_host, least_host_bytes)
+    memory, terms = memory_bytes(scenario, of_layouts)
+    least, _ = memory_interval_bytes(scenario, memory, terms)
+    of_host = host_memory_bytes(scenario, of_layouts)
+    return _Sizes(table, memory[row_of], least[row_of], of_host[row_of])
+
+
+def _partial_sizes(scenario: Scenario, less: _Sizes, layout_of: Ints) -> Iterator[_Sizes]:
+    """Yield candidates that recompute a part of the layers since recomputing less does not fit."""
+    n_layers = math.ceil(scenario.model.n_layers / less.table.n_chunks)
+    for recompute in partial_recomputes(n_layers):
+        too_large = less.memory > scenario.memory_capacity_bytes
+        if not too_large.any():
+            return
+        table = less.table.take(too_large).executed(recompute, less.table.common_n_virtual)
+        less = _sizes(scenario, table, layout_of)
+        yield less
+
+
+def _part(search: Search, sizes: _Sizes) -> Part:
+    """Return the candidates that are ranked."""
+    table, memory, least_memory, host_memory = sizes
+    capacity = search.scenario.memory_capacity_bytes
+    fits_in_gpu = memory <= capacity
+    fits_in_host = host_memory <= search.scenario.host_memory_capacity_bytes
+    ranked = (least_memory <= capacity) & fits_in_host
+    if search.include_oom:
+        ranked = np.ones(len(table), dtype=bool)
+    return Part(
+        table.take(ranked),
+        memory[ranked],
+        fits=(fits_in_gpu & fits_in_host)[ranked],
+        n_oom=int((~fits_in_gpu).sum()),
+        least_bytes=float(memory.min()),
+        n_out_of_host=int((fits_in_gpu & ~fits_in_host).sum()),
+        least_host_bytes=float(host_memory[fits_in_gpu].min(initial=np.inf)),
+    )
 
 
 def played_parts(scenario: Scenario, parts: Sequence[Part], links: Links) -> list[PlayedStep]:

@@ -46,7 +46,7 @@ class Search:
         Recomputations that are tried.
     partial_recompute
         Whether candidates are tried, too, that recompute a part of the layers because they would
-        not fit otherwise.
+        not fit otherwise, where none is among `recomputes`.
     cost_model
         ``"full"``, or ``"paper"`` to order by AxoNN's own equations.
     include_oom

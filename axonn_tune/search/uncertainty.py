@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from axonn_tune.processes import mapped
 from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
@@ -20,8 +19,6 @@ from axonn_tune.step.spread import MODEL_ERROR, deviations, spread
 
 # Number of the fastest rows that are compared; no other row has a chance.
 N_ROWS = 32
-# Fewer groups of rows that share a plan are played sooner by one process than by several.
-LEAST_SHARED_GROUPS = 3
 # Number of random draws.
 N_DRAWS = 4096
 
@@ -59,16 +56,10 @@ def uncertainty(
         return Uncertainty(rows, np.zeros(0), np.zeros(0))
     fastest = table.take(rows)
     groups = scenario.planned_rows(fastest)
-
-    def deviations_of(group: Ints) -> tuple[Array, Array]:
-        return deviations(scenario, fastest.take(group))
-
-    parts = list(mapped(deviations_of, groups, LEAST_SHARED_GROUPS))
-    effects = np.zeros((len(parts[0][0]), rows.size))
-    own_error = np.zeros(rows.size)
-    for group, (effects_of_group, error_of_group) in zip(groups, parts, strict=True):
-        effects[:, group] = effects_of_group
-        own_error[group] = error_of_group
+    of_groups = [deviations(scenario, fastest.take(group)) for group in groups]
+    order = np.argsort(np.concatenate(groups))
+    effects = np.concatenate([effects for effects, _ in of_groups], axis=1)[:, order]
+    own_error = np.concatenate([error for _, error in of_groups])[order]
     key = [axis for axis in scenario.strategy.compute_key if axis != "micro_batch"]
     sizes = [table.placements.size(axis)[fastest.placement] for axis in key]
     _, shape_of = distinct(*sizes, fastest.micro_batch)
