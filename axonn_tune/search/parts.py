@@ -28,9 +28,8 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.memory import host_memory_bytes, memory_bytes, memory_interval_bytes
 
-# Fewer tables are played sooner by one process than by several, unless they are long.
-LEAST_SHARED_TABLES = 12
-LONG_ROWS = 4096
+# Fewer candidates are played sooner by one process than by several.
+LEAST_SHARED_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,9 +195,9 @@ def played_parts(scenario: Scenario, parts: Sequence[Part], links: Links) -> lis
     joined = scenario.planned_together([part.table for part in parts])
     tables = [[parts[number].table for number in numbers] for numbers in joined]
     steps = [PlayedStep(*np.zeros((2, 0))) for _ in parts]
-    n_rows = sum(len(part.table) for part in parts)
-    least_shared = LEAST_SHARED_TABLES if n_rows < LONG_ROWS * len(tables) else 2
-    for numbers, played in zip(joined, mapped(play, tables, least_shared), strict=True):
+    is_shared = sum(len(part.table) for part in parts) >= LEAST_SHARED_ROWS
+    played_groups = mapped(play, tables) if is_shared else map(play, tables)
+    for numbers, played in zip(joined, played_groups, strict=True):
         for number, step in zip(numbers, played, strict=True):
             steps[number] = step
     return steps

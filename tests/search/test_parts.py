@@ -58,7 +58,7 @@ def test_tables_are_played_together_as_alone(case, monkeypatch):
 
     evaluator_of = Evaluator.of
     monkeypatch.setattr(Evaluator, "of", counting)
-    monkeypatch.setattr("axonn_tune.search.parts.LEAST_SHARED_TABLES", 10**6)
+    monkeypatch.setattr("axonn_tune.search.parts.LEAST_SHARED_ROWS", 10**6)
     links = placement_links(scenario.machine, placements)
     together = played_parts(scenario, parts, links)
     for got, expected in zip(together, alone, strict=True):
