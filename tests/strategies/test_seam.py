@@ -78,7 +78,7 @@ def test_a_micro_step_stays_of_its_kind():
         shapes.tokens = np.ones(1)
 
     def names(communication):
-        phases = Transformer(shapes, communication).microstep()
+        phases = Transformer(shapes, communication).microstep("none")
         return [(op.name, op.__class__) for phase in phases for op in phase.operations]
 
     before = names(usual)

@@ -206,7 +206,7 @@ def test_context_parallelism_splits_tokens_and_brings_keys_and_values():
 def test_stages_share_the_layers_and_only_neighbours_talk():
     plan = plan_of(PLAIN, tensor=2, pipeline=4, data=2)
     pipeline = plan.pipeline
-    assert pipeline.n_chunks == 4
+    assert plan.candidates.n_chunks == 4
     layers = [
         sum(p.repeats for p in stage.forward.phases if p.name.startswith("forward"))
         for stage in (pipeline.first, pipeline.middle, pipeline.last)
