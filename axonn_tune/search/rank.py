@@ -83,8 +83,8 @@ class Ranking:
     n_evaluated
         Number of configurations that were compared, without those that nearly fit.
     n_bounded
-        Number of these configurations of which a bound of the time showed that their layout has a
-        faster one; their exact times are not known.
+        Number of these configurations whose exact times are not known: a bound of their time showed
+        that their layout has a faster one, or that enough layouts are faster.
     n_left_out
         Number of slower layouts that fit, too, and are left out (see `Search.n_best`).
     batch_seconds
@@ -281,7 +281,7 @@ def _rank(search: Search) -> Ranking:
 def _wanted(ranking: Ranking) -> Ranking:
     """Return the ranking of as many layouts as are wanted; what nearly fits is faster than that."""
     n_wanted = ranking.search.n_wanted
-    if n_wanted is None or len(ranking) <= n_wanted:
+    if n_wanted is None or len(ranking) + ranking.n_left_out <= n_wanted:
         return ranking
     near = ranking.near
     best = replace(_taken(ranking, np.arange(n_wanted)), near=None)

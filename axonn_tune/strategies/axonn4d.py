@@ -53,11 +53,10 @@ from axonn_tune.strategies.pipeline import (
     broken_frozen_rules,
     broken_gradient_rules,
     broken_pipeline_rules,
-    plan_key,
     stage_memory,
-    step_plan,
 )
 from axonn_tune.strategies.shapes import Shapes
+from axonn_tune.strategies.step_plan import plan_key, step_plan
 from axonn_tune.strategies.transformer import Transformer
 
 

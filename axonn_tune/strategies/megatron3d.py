@@ -54,12 +54,11 @@ from axonn_tune.strategies.pipeline import (
     broken_gradient_rules,
     broken_pipeline_rules,
     copies_of_model,
-    plan_key,
     stage_memory,
-    step_plan,
 )
 from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
+from axonn_tune.strategies.step_plan import plan_key, step_plan
 from axonn_tune.strategies.transformer import Transformer
 
 

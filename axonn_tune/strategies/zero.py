@@ -30,9 +30,9 @@ from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.experts import stored_experts
 from axonn_tune.strategies.fsdp2 import fsdp2_memory
 from axonn_tune.strategies.optimizer import host_copies, state_bytes
-from axonn_tune.strategies.pipeline import plan_key, step_plan
 from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
+from axonn_tune.strategies.step_plan import plan_key, step_plan
 from axonn_tune.strategies.transformer import Transformer
 from axonn_tune.strategies.units import GatherUnit
 from axonn_tune.strategies.zero_communication import ZeroCommunication

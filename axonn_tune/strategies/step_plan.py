@@ -1,0 +1,147 @@
+"""The plan of a step: the phases of each of its passes, for candidates that one plan describes.
+
+These may differ in the number of layers of a stage, and in how many of them are recomputed, and so
+in how often a phase is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from graphlib import TopologicalSorter
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+
+from axonn_tune.spec.candidates import Ints, distinct
+from axonn_tune.spec.layout import PIPELINE
+from axonn_tune.spec.plan import Array, Collective, Part, Phase, Pipeline, Stage, StepPlan
+from axonn_tune.spec.recomputation import is_partial, recompute_text
+from axonn_tune.spec.schedule import ONE_F_ONE_B
+from axonn_tune.strategies.pipeline import stages_of
+from axonn_tune.strategies.shapes import Shapes
+from axonn_tune.strategies.transformer import Transformer
+
+# The name of a phase, and its operations.
+_PhaseKey: TypeAlias = tuple[str, int]
+
+
+def plan_key(shapes: Shapes, joins_stages: bool = False) -> Hashable:
+    """Return what tables share whose candidates one plan describes (see `Strategy.plan_key`).
+
+    They recompute the same modules, and all, some or none of the layers of a stage.
+
+    Parameters
+    ----------
+    joins_stages : bool
+        Whether the plan's end of a step holds for pipelines of several lengths.
+    """
+    table = shapes.table
+    lengths = () if joins_stages else (table.n_stages, table.common_n_virtual)
+    some_layers = is_partial(table.common_recompute) and shapes.recompute != "full"
+    return shapes.recompute, shapes.recomputed_modules, some_layers, table.is_pipelined, lengths
+
+
+def step_plan(
+    transformer: Transformer,
+    synchronising: Transformer | None = None,
+    schedule: str = ONE_F_ONE_B,
+) -> StepPlan:
+    """Return the plan of a step, through a pipeline if there are stages.
+
+    `synchronising` emits the micro-step that differs from all others, if there is one.
+    """
+    table = transformer.shapes.table
+    n_microsteps = table.n_microsteps(transformer.shapes.job.global_batch)
+    if table.is_pipelined:
+        return _pipelined_plan(transformer, synchronising or transformer, n_microsteps, schedule)
+    sync = _microstep("sync_microstep", synchronising) if synchronising else None
+    microstep = _microstep("microstep", transformer)
+    return StepPlan(table, _step_end(transformer), n_microsteps, microstep, sync)
+
+
+def _microstep(name: str, transformer: Transformer) -> Part:
+    """Return what a rank that has all layers does for one micro-batch."""
+    table = transformer.shapes.table
+    first, alike = distinct(table.recompute)
+    recomputes = [recompute_text(code) for code in table.recompute[first].tolist()]
+    return Part(name, _merged([transformer.microstep(each) for each in recomputes], alike))
+
+
+def _step_end(transformer: Transformer) -> Part:
+    """Return the part that follows all micro-steps."""
+    return Part("step_end", transformer.step_end())
+
+
+def _pipelined_plan(
+    transformer: Transformer, synchronising: Transformer, n_microsteps: Array, schedule: str
+) -> StepPlan:
+    """Return the plan of a step whose layers are cut into stages.
+
+    The candidates may differ in how many layers a stage has, and recomputes.
+    """
+    shapes = transformer.shapes
+    table = shapes.table
+    first_rows, alike = distinct(table.stages * table.n_virtual, table.recompute)
+    cuts = [table.take(first_rows[number : number + 1]) for number in range(first_rows.size)]
+    layers_of_cuts, (places, *_) = zip(*(stages_of(shapes, cut) for cut in cuts), strict=True)
+
+    def stage(name: str, emitter: Transformer, place: int) -> Stage:
+        forward, backward = [], []
+        for cut, layers in zip(cuts, layers_of_cuts, strict=True):
+            of_stage = layers[place], place == 0, place == 2, cut.common_recompute
+            forward.append(emitter.forward_pass(*of_stage))
+            backward.append(emitter.backward_pass(*of_stage))
+        return Stage(
+            Part(f"{name}.forward", _merged(forward, alike)),
+            Part(f"{name}.backward", _merged(backward, alike)),
+        )
+
+    transfer_bytes = transformer.communication.transfer_bytes
+    pipeline = Pipeline(
+        first=stage("first", transformer, 0),
+        middle=stage("middle", transformer, 1),
+        last=stage("last", transformer, 2),
+        sync=stage("sync", synchronising, 0),
+        transfer=Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE),
+        schedule=schedule,
+        others=tuple(
+            stage(f"middle{place - 1}", transformer, place)
+            for place in range(3, len(layers_of_cuts[0]))
+        ),
+        places=places,
+    )
+    return StepPlan(table, _step_end(transformer), n_microsteps, pipeline=pipeline)
+
+
+def _merged(alternatives: Sequence[tuple[Phase, ...]], alike: Ints) -> tuple[Phase, ...]:
+    """Return the phases of all candidates, which differ in how often they are repeated, or at all.
+
+    They come in an order that each kind of candidates has, too.
+
+    Parameters
+    ----------
+    alternatives
+        The phases of each of several kinds of candidates. Phases with the same operations share
+        them.
+    alike : array of int, shape (C,)
+        The kind of each candidate.
+    """
+    known: dict[_PhaseKey, Phase] = {}
+    followers: TopologicalSorter[_PhaseKey] = TopologicalSorter()
+    repeats = []
+    for phases in alternatives:
+        keys = [(phase.name, id(phase.operations)) for phase in phases]
+        known |= zip(keys, phases, strict=True)
+        for key in keys:
+            followers.add(key)
+        for earlier, later in pairwise(keys):
+            followers.add(later, earlier)
+        repeats.append({key: phase.common_repeats for key, phase in zip(keys, phases, strict=True)})
+    merged = []
+    for key in followers.static_order():
+        of_kinds = np.array([counts.get(key, 0) for counts in repeats])
+        is_common = (of_kinds == of_kinds[0]).all()
+        merged.append(known[key] if is_common else replace(known[key], repeats=of_kinds[alike]))
+    return tuple(merged)
