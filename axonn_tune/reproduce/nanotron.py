@@ -57,15 +57,13 @@ def slept(rows: Sequence[Row]) -> list[bool]:
 
     Such a run takes longer, by all that sleep in each slot of its pipeline, than another one of the
     same model, tensor group, stages and micro-batch, whatever their replicas and what these share.
-    Without stages nothing is handed on, and runs that scatter say nothing.
+    Without stages nothing is handed on.
     """
-    handing = [row for row in rows if int(row["pipeline"]) > 1 and not _is_scattering(row)]
-    alike = grouped(handing, _stage)
-    fastest = {stage: min(map(_slot_seconds, group)) for stage, group in alike.items()}
+    fastest = {
+        stage: min(map(_slot_seconds, group)) for stage, group in grouped(rows, _stage).items()
+    }
     return [
-        not _is_scattering(row)
-        and _stage(row) in fastest
-        and _slot_seconds(row) - fastest[_stage(row)] >= _SLEEPING_SECONDS
+        int(row["pipeline"]) > 1 and _slot_seconds(row) - fastest[_stage(row)] >= _SLEEPING_SECONDS
         for row in rows
     ]
 
