@@ -111,6 +111,8 @@ def _entry(column: Array | None, row: int) -> float | None:
 
 def first_stage_bytes(prediction: Prediction) -> float:
     """Return the peak memory that the allocator of a rank in the first stage holds."""
+    if prediction.layout.n_stages == 1:
+        return prediction.allocator_bytes
     scenario = prediction.scenario
     table = candidate_table(scenario, prediction.configuration)
     total, terms = memory_bytes(scenario, table, in_first_stage=True)
