@@ -204,14 +204,16 @@ experts and no CUDA graph of a whole iteration the host holds the GPU up more th
 *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale
 Playbook (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes,
 which also show that a stage closes when it has exactly its share of the products; runs on 64 nodes,
-where the source's own times scatter up to ten times, stand apart. On up to 16 nodes 48 runs took at
-least 0.4 s longer, for each slot of their pipeline, than another run of the same model, tensor
-group, stages and micro-batch: 0.55 s with two stages and 1.01 s with more, in the median. A
-revision of nanotron that has the script of these runs (67c5ebb6, December 2024) would explain it:
-it sleeps 0.1 s between looks at whether a message of shapes has passed (pipeline_parallel/p2p.py),
-and six of these belong to each micro-batch between two stages. Which runs it made is not written
-anywhere, so that no prediction can know it. *all not set apart* leaves these 48 out, by a rule that
-looks at no prediction; all other rows keep them. Among them are all 10 runs that took ten times as
+where without a pipeline the source's own times scatter up to ten times, have groups of their own.
+On up to 16 nodes 48 runs took at least 0.4 s longer, for each slot of their pipeline, than another
+run of the same model, tensor group, stages and micro-batch: 0.55 s with two stages and 1.01 s with
+more, in the median. On 64 nodes 64 runs did, by 0.53 and 0.84 s: of those with a pipeline whose
+stages were also run on fewer nodes, and with at most 16 tensor ranks, all but 3. A revision of
+nanotron that has the script of these runs (67c5ebb6, December 2024) would explain it: it sleeps
+0.1 s between looks at whether a message of shapes has passed (pipeline_parallel/p2p.py), and six of
+these belong to each micro-batch between two stages. Which runs it made is not written anywhere, so
+that no prediction can know it. *all not set apart* leaves these 112 out, by a rule that looks at no
+prediction; all other rows keep them. Among them are all 10 runs that took ten times as
 long as the same layout with the other stage of ZeRO; without these 10 alone, Spearman within jobs
 is 0.841.
 *near*:
@@ -226,21 +228,21 @@ vTrain's own claim 14.7 %."""
 
 
 _MEMORY_READING = """All of these steps ran. An error is what the allocator was predicted to hold
-on the fullest GPU over what was measured, minus one. Nothing of it is fitted: an engine's file
-counts the bytes in its code. Without the assumed fragmentation, what Megatron-Core allocates on
-B200 is met within 0.5 % in the mean (a test holds it). nanotron's rows scatter: layouts that
-differ in their number of replicas only, and that must hold the same, were measured 4 % from their
-median in the mean, and up to 78 % apart. nanotron writes down the memory of rank 0 alone, which is
-in the first stage of a pipeline and forms no logits (helpers.py, write_to_csv), while these errors
-are of the fullest GPU. Its allocator also holds what it has reserved for tensors that are gone, but
-that the GPU has yet to reduce and scatter: 53 of them without a pipeline, where the host is a full
-queue of launches ahead. There the median error is 3.6 %, and 6.6 % with stages; without these
-tensors it would be 9.2 % where there are no stages. Between stages whose GPUs are busy runs hold
-such tensors, too, which are not predicted. One layout of 8B stands in its table twice: 19.0 s with
-19.2 GiB, and 88.9 s with 17.8 GiB. The nine runs that reserved 70 GiB or more took 3.0 to 7.7 times
-as long as predicted; four of them are set apart, and the others have no faster run of their kind
-beside them. Megatron-Bridge publishes no memory: its rows only say whether what ran was predicted
-to fit."""
+over what was measured, minus one: on the fullest GPU, or in the first stage of a pipeline where
+nanotron ran, which writes down the memory of rank 0 alone (helpers.py, write_to_csv). Nothing of it
+is fitted: an engine's file counts the bytes in its code. Without the assumed fragmentation, what
+Megatron-Core allocates on B200 is met within 0.5 % in the mean (a test holds it). nanotron's rows
+scatter: layouts that differ in their number of replicas only, and that must hold the same, were
+measured 4 % from their median in the mean, and up to 78 % apart. Their allocator also holds what it
+has reserved for tensors that are gone, but that the GPU has yet to reduce and scatter: 53 of them
+without a pipeline, where the host is a full queue of launches ahead. There the median error is
+3.6 %, and 6.5 % with stages; without these tensors it would be 9.2 % where there are no stages.
+With stages it is 3.1 % for the 112 runs that are set apart, whose hosts seem to wait until each
+message has passed, and 7.4 % for the others, of which many hold such tensors, too; these are not
+predicted. One layout of 8B stands in its table twice: 19.0 s with 19.2 GiB, and 88.9 s with 17.8
+GiB. The nine runs that reserved 70 GiB or more took 3.0 to 7.7 times as long as predicted; four of
+them are set apart, and the others have no faster run of their kind beside them. Megatron-Bridge
+publishes no memory: its rows only say whether what ran was predicted to fit."""
 
 
 def markdown_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:

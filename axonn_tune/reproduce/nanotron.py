@@ -29,7 +29,8 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield measured steps; the profile describes the machine on which they ran.
 
     The steps of 1B on up to 16 nodes are those on which the engine's times of the host were
-    fitted. Runs that slept between their stages are set apart.
+    fitted. Runs that slept between their stages are set apart. Only rank 0, which is in the first
+    stage, wrote down its memory (nanotron e24d2483, helpers.py, write_to_csv).
     """
     engine = loaders.engine("nanotron")
     machine = loaders.machine("aws-p5")
@@ -41,7 +42,10 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         is_scattering = _is_scattering(row)
         nodes = "64 nodes" if is_scattering else "up to 16 nodes"
         is_fitted = row["model"] == "1B" and not is_scattering
-        published = {name: float(row[name]) for name in ("step_seconds", "memory_gib")}
+        published = {
+            "step_seconds": float(row["step_seconds"]),
+            "first_stage_gib": float(row["memory_gib"]),
+        }
         run = (fitting if is_fitted else paper).run(
             f"{row['model']}, {nodes}", subject, _search(row, machine, engine), published
         )
@@ -53,15 +57,13 @@ def slept(rows: Sequence[Row]) -> list[bool]:
 
     Such a run takes longer, by all that sleep in each slot of its pipeline, than another one of the
     same model, tensor group, stages and micro-batch, whatever their replicas and what these share.
-    Without stages nothing is handed on, and runs that scatter say nothing.
+    Without stages nothing is handed on.
     """
-    handing = [row for row in rows if int(row["pipeline"]) > 1 and not _is_scattering(row)]
-    alike = grouped(handing, _stage)
-    fastest = {stage: min(map(_slot_seconds, group)) for stage, group in alike.items()}
+    fastest = {
+        stage: min(map(_slot_seconds, group)) for stage, group in grouped(rows, _stage).items()
+    }
     return [
-        not _is_scattering(row)
-        and _stage(row) in fastest
-        and _slot_seconds(row) - fastest[_stage(row)] >= _SLEEPING_SECONDS
+        int(row["pipeline"]) > 1 and _slot_seconds(row) - fastest[_stage(row)] >= _SLEEPING_SECONDS
         for row in rows
     ]
 

@@ -10,7 +10,7 @@ from axonn_tune.reproduce.runs import Run
 from axonn_tune.search.rank import Each, best_of, only_configuration
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.step.predict import predict_each
+from axonn_tune.step.predict import first_stage_bytes, predict_each
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import gib
 
@@ -41,6 +41,7 @@ _METRICS: dict[str, Callable[[Prediction, Run], float]] = {
     "hardware_tflops_per_gpu": lambda p, _: p.hardware_tflops_per_gpu,
     "memory_gb": lambda p, _: p.memory_bytes / GB,
     "memory_gib": lambda p, _: gib(p.allocator_bytes),
+    "first_stage_gib": lambda p, _: gib(first_stage_bytes(p)),
     "activation_gib": lambda p, _: gib(p.memory_terms_bytes["activations"]),
     "mean_state_gib": _mean_state_gib,
     "fits": lambda p, _: float(p.fits),
@@ -87,6 +88,11 @@ def compare_published(runs: Sequence[Run], each: Each = iter) -> list[Comparison
         for run, prediction in zip(runs, predict_runs(runs, each), strict=True)
         for metric in run.published
     ]
+
+
+def relative_error(run: Run, metric: str, prediction: Prediction) -> float:
+    """Return the predicted over the published number, minus one."""
+    return _METRICS[metric](prediction, run) / run.published[metric] - 1.0
 
 
 def compare_number(run: Run, metric: str, prediction: Prediction | None) -> Comparison:

@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from axonn_tune.reproduce.results import relative_error
 from axonn_tune.reproduce.runs import Run
 from axonn_tune.reproduce.steps import TimedRun, beside_baseline
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.units import gib
+
+# What an allocator was measured to hold: of the fullest GPU, or of one in the first stage.
+_HELD = ("memory_gib", "first_stage_gib")
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,9 @@ def memory_verdicts(judged: Sequence[JudgedRun]) -> MemoryVerdicts:
         n_right_oom=counts[True, False],
         n_wrong_ok=counts[True, True],
         errors=tuple(
-            gib(each.prediction.allocator_bytes) / each.run.published["memory_gib"] - 1.0
+            relative_error(each.run, metric, each.prediction)
             for each in judged
-            if "memory_gib" in each.run.published
+            for metric in _HELD
+            if metric in each.run.published
         ),
     )

@@ -62,9 +62,13 @@ class Scenario:
         groups = self.planned_together([table.take(rows) for rows in alike])
         return [np.concatenate([alike[number] for number in numbers]) for numbers in groups]
 
-    def memory_terms(self, table: CandidateTable) -> dict[str, Array]:
-        """Return the strategy's terms of a rank's peak memory, of candidates that are alike."""
-        return self.strategy.memory(self.model, self._job_here, table)
+    def memory_terms(self, table: CandidateTable, in_first_stage: bool = False) -> dict[str, Array]:
+        """Return the strategy's terms of a rank's peak memory, of candidates that are alike.
+
+        The rank is the one that needs most, or one in the first stage.
+        """
+        memory = self.strategy.first_stage_memory if in_first_stage else self.strategy.memory
+        return memory(self.model, self._job_here, table)
 
     @property
     def _job_here(self) -> Job:

@@ -122,3 +122,10 @@ class Strategy(Protocol):
         They include what the engine offloads (`OffloadProgram.terms`).
         """
         ...
+
+    def first_stage_memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
+        """Return what `memory` does of a rank in the first stage, which may not need most.
+
+        There are programs of which rank 0 alone writes down its memory.
+        """
+        ...

@@ -19,12 +19,19 @@ _ON_HOST_ONLY = (HOST_COPIES, HOST_ACTIVATIONS)
 Bytes = TypeVar("Bytes", float, Array)
 
 
-def memory_bytes(scenario: Scenario, table: CandidateTable) -> tuple[Array, dict[str, Array]]:
+def memory_bytes(
+    scenario: Scenario, table: CandidateTable, in_first_stage: bool = False
+) -> tuple[Array, dict[str, Array]]:
     """Return the peak memory of one rank, and its terms, for candidates that are alike.
 
     The strategy states most terms. The machine's profile adds the fragmentation and the memory
     that training cannot use. Terms that are offloaded take nothing. Memory is held back only as
     long as there is more: PyTorch's allocator waits for the GPU before it fails.
+
+    Parameters
+    ----------
+    in_first_stage
+        Whether the rank is one in the first stage, instead of the one that needs most.
 
     Returns
     -------
@@ -34,7 +41,7 @@ def memory_bytes(scenario: Scenario, table: CandidateTable) -> tuple[Array, dict
         Each term by its name.
     """
     reserve = scenario.machine.memory_reserve
-    terms = scenario.memory_terms(table)
+    terms = scenario.memory_terms(table, in_first_stage)
     terms |= {term: np.zeros(len(table)) for term in scenario.host_terms}
     for term in _ON_HOST_ONLY:
         terms.pop(term, None)

@@ -109,6 +109,16 @@ def _entry(column: Array | None, row: int) -> float | None:
     return None if column is None else float(column[row])
 
 
+def first_stage_bytes(prediction: Prediction) -> float:
+    """Return the peak memory that the allocator of a rank in the first stage holds."""
+    if prediction.layout.n_stages == 1:
+        return prediction.allocator_bytes
+    scenario = prediction.scenario
+    table = candidate_table(scenario, prediction.configuration)
+    total, terms = memory_bytes(scenario, table, in_first_stage=True)
+    return float(total[0] - terms["reserved"][0])
+
+
 def candidate_table(scenario: Scenario, configuration: Configuration) -> CandidateTable:
     """Return the table that holds one configuration of a scenario."""
     return CandidateTable.single(configuration, scenario.strategy.axes)

@@ -18,7 +18,7 @@ what attention then needs.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,7 +53,8 @@ from axonn_tune.strategies.pipeline import (
     broken_frozen_rules,
     broken_gradient_rules,
     broken_pipeline_rules,
-    stage_memory,
+    memory_of_stages,
+    neediest,
 )
 from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.step_plan import plan_key, step_plan
@@ -188,9 +189,18 @@ class Axonn4D:
         and two weights are gathered. The logits live only between forward and backward, so
         the larger of logits and one block's working set counts.
         """
+        return neediest(self._memory_of_stages(model, job, table), self.engine.host_terms(job))
+
+    def first_stage_memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
+        """Return the peak bytes of a rank in the first stage by term, each of shape (C,)."""
+        return next(self._memory_of_stages(model, job, table))
+
+    def _memory_of_stages(
+        self, model: Model, job: Job, table: CandidateTable
+    ) -> Iterator[dict[str, Array]]:
+        """Yield the peak bytes by term of the stages that may need most, the first one leading."""
         shapes = self.shapes(model, job, table)
-        memory_of = partial(self._stage_memory, shapes)
-        return stage_memory(shapes, memory_of, self.engine.host_terms(job))
+        return memory_of_stages(shapes, partial(self._stage_memory, shapes))
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
         """Return the sizes: X splits input widths, Y output widths, and Z and data the tokens."""

@@ -15,7 +15,7 @@ group as the MLP is (--expert-tensor-parallel-size).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 
@@ -54,7 +54,8 @@ from axonn_tune.strategies.pipeline import (
     broken_gradient_rules,
     broken_pipeline_rules,
     copies_of_model,
-    stage_memory,
+    memory_of_stages,
+    neediest,
 )
 from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
@@ -243,9 +244,18 @@ class Megatron3D:
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of one rank by term, each of shape (C,)."""
+        return neediest(self._memory_of_stages(model, job, table), self.engine.host_terms(job))
+
+    def first_stage_memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
+        """Return the peak bytes of a rank in the first stage by term, each of shape (C,)."""
+        return next(self._memory_of_stages(model, job, table))
+
+    def _memory_of_stages(
+        self, model: Model, job: Job, table: CandidateTable
+    ) -> Iterator[dict[str, Array]]:
+        """Yield the peak bytes by term of the stages that may need most, the first one leading."""
         shapes = self.shapes(model, job, table)
-        memory_of = partial(self._stage_memory, shapes)
-        return stage_memory(shapes, memory_of, self.engine.host_terms(job), self.schedule)
+        return memory_of_stages(shapes, partial(self._stage_memory, shapes), self.schedule)
 
     def _attention_format(self, job: Job) -> str:
         """Return the format of the operands of attention; empty for the job's type."""

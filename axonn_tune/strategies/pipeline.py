@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise, starmap
 
 import numpy as np
@@ -231,16 +231,13 @@ def _middle_layers(model: Model, n_layers: int, first_layers: range) -> range:
 StageMemory = Callable[[Sequence[int], bool, bool, Array], dict[str, Array]]
 
 
-def stage_memory(
-    shapes: Shapes,
-    memory_of: StageMemory,
-    host_terms: Collection[str] = (),
-    schedule: str = ONE_F_ONE_B,
-) -> dict[str, Array]:
-    """Return the bytes by term of the rank that needs most, of the first or the last stage.
+def memory_of_stages(
+    shapes: Shapes, memory_of: StageMemory, schedule: str = ONE_F_ONE_B
+) -> Iterator[dict[str, Array]]:
+    """Yield the bytes by term of a rank in each stage that may need most, the first one leading.
 
-    The second stage counts, too, where layers differ, and every one that a layout names. Terms in
-    the host's memory (`host_terms`) do not count for which of them needs most.
+    These are the first and the last stage, the second where layers differ, and every one that a
+    layout names.
 
     The first of p stages holds the activations of p micro-batches (1F1B); with v virtual stages it
     holds 1 + (p - 1) / (p v) times as many (Korthikanti et al., arXiv 2205.05198, section 4.2.3).
@@ -256,7 +253,8 @@ def stage_memory(
     n_virtual = shapes.n_virtual
     if n_stages == 1:
         n_held = np.full(len(table), float(model.n_layers))
-        return memory_of(range(model.n_layers), True, True, n_held)
+        yield memory_of(range(model.n_layers), True, True, n_held)
+        return
     n_micro = table.n_microsteps(shapes.job.global_batch)
 
     def terms_of(stage: int, in_flight: float) -> dict[str, Array]:
@@ -272,19 +270,31 @@ def stage_memory(
 
     has_second = n_stages > 2 and len(model.counts(range(model.n_layers))) > 1
     if schedule == DUALPIPE:
-        stages = [terms_of_pair(stage) for stage in range(1 + has_second)]
-    else:
-        in_first = float(n_stages)
-        in_last = in_first if schedule == ZB_H1 else 1.0
-        if n_virtual > 1:
-            in_first *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
-            in_last += (n_virtual - 1) / n_virtual * n_stages
-        stages = [terms_of(0, in_first), terms_of(n_stages - 1, in_last)]
-        middle = range(1, n_stages - 1) if shapes.stage_layout else range(1, 1 + has_second)
-        for stage in middle:
-            stages.append(terms_of(stage, in_first - stage * min(2.0 / n_virtual, 1.0)))
+        yield from map(terms_of_pair, range(1 + has_second))
+        return
+    in_first = float(n_stages)
+    in_last = in_first if schedule == ZB_H1 else 1.0
+    if n_virtual > 1:
+        in_first *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
+        in_last += (n_virtual - 1) / n_virtual * n_stages
+    yield terms_of(0, in_first)
+    yield terms_of(n_stages - 1, in_last)
+    middle = range(1, n_stages - 1) if shapes.stage_layout else range(1, 1 + has_second)
+    for stage in middle:
+        yield terms_of(stage, in_first - stage * min(2.0 / n_virtual, 1.0))
+
+
+def neediest(
+    of_stages: Iterable[dict[str, Array]], host_terms: Collection[str] = ()
+) -> dict[str, Array]:
+    """Return the bytes by term of the rank that needs most (`memory_of_stages`).
+
+    Terms in the host's memory (`host_terms`) do not count for which of them needs most.
+    """
+    stages = list(of_stages)
+    if len(stages) == 1:
+        return stages[0]
     kept = [term for term in stages[0] if term not in host_terms]
-    zero = np.zeros(len(table))
-    needed = np.stack([sum((terms[term] for term in kept), start=zero) for terms in stages])
-    neediest = needed.argmax(axis=0)
-    return {term: np.choose(neediest, [terms[term] for terms in stages]) for term in stages[0]}
+    needed = np.array([np.sum([terms[term] for term in kept], axis=0) for terms in stages])
+    place = needed.argmax(axis=0)
+    return {term: np.choose(place, [terms[term] for terms in stages]) for term in stages[0]}

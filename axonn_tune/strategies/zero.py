@@ -253,6 +253,8 @@ class Zero:
             "working_set": shapes.working_set(everything, saved, last=True),
         }
 
+    first_stage_memory = memory
+
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
         """Return the sizes: tokens are split over all ranks, widths over a tensor axis only."""
         whole = np.ones(len(table))

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from build import memory_terms
+from build import memory_terms, number, table_of
 from worlds import llama
 
 from axonn_tune.spec.job import Job, Overlap
@@ -457,6 +457,34 @@ def test_a_last_stage_with_a_wide_head_needs_most(strategy, n_micro):
     assert terms["working_set"] == (2.0 + 4.0) * logits + more
     alone = memory_terms(strategy, replace(HEADY, n_layers=2), job, 1, "none", data=8)
     assert terms["activations"] == pytest.approx(alone["activations"], rel=1e-12)
+
+
+@PIPELINES
+def test_the_first_stage_is_asked_for_by_name_where_the_last_needs_most(strategy):
+    """It holds the embedding and as many micro-batches as there are stages, and forms no logits."""
+    table = table_of(strategy, data=2, pipeline=4)
+    one, full, neediest = (
+        {term: number(nbytes) for term, nbytes in memory(HEADY, Job(8, batch, 64), table).items()}
+        for memory, batch in (
+            (strategy.first_stage_memory, 2),
+            (strategy.first_stage_memory, 16),
+            (strategy.memory, 16),
+        )
+    )
+    elements = stored(HEADY, 1, 1, 1, 2, True, False)
+    assert full["weights"] == pytest.approx(2 * elements, rel=1e-12)
+    # AxoNN keeps the output of one embedding besides.
+    assert 3.5 * one["activations"] < full["activations"] <= 4 * one["activations"]
+    assert full["working_set"] < neediest["working_set"] / 10
+    assert sum(full.values()) < sum(neediest.values())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "axis"), [(PLAIN, "data"), (PIPELINED, "data"), (zero3(), "shard")]
+)
+def test_without_stages_the_first_stage_is_the_only_one(strategy, axis):
+    table = table_of(strategy, **{axis: 64})
+    assert strategy.first_stage_memory(HEADY, JOB, table) == strategy.memory(HEADY, JOB, table)
 
 
 @pytest.mark.parametrize("n_virtual", [2, 4])
