@@ -236,15 +236,16 @@ class Model:
         return bool(every) and (layer + 1) % every == 0
 
     def counts(self, layers: Sequence[int]) -> dict[Block, int]:
-        """Return how many of some layers there are of each kind, in the order of their first."""
-        if layers and self._has_equal_layers:
-            return {self.blocks[0]: len(layers)}
-        return dict(Counter(self.blocks[layer] for layer in layers))
+        """Return how many of some layers there are of each kind, in the model's order of kinds."""
+        if layers and len(self._kinds) == 1:
+            return {self._kinds[0]: len(layers)}
+        number = Counter(self.blocks[layer] for layer in layers)
+        return {kind: number[kind] for kind in self._kinds if kind in number}
 
     @cached_property
-    def _has_equal_layers(self) -> bool:
-        """Whether all layers are of one kind."""
-        return len(set(self.blocks)) == 1
+    def _kinds(self) -> tuple[Block, ...]:
+        """The kinds of layers, in the order of the first layer of each."""
+        return tuple(dict.fromkeys(self.blocks))
 
     @property
     def is_dense(self) -> bool:

@@ -33,7 +33,8 @@ CASES = {
     "layout": (replace(DENSE, n_layers=16), Megatron3D(stage_layout="Ettt|ttttt|ttttt|tttL")),
     "balanced": (DENSE, megatron_of(BALANCED)),
     "zb-h1": (MIXTURE, Megatron3D(has_experts=True, schedule="zb-h1")),
-    "windows": (replace(DENSE, window=64, full_attention_every=2), Megatron3D()),
+    # Stages of three layers begin with either kind.
+    "windows": (replace(DENSE, n_layers=12, window=64, full_attention_every=2), Megatron3D()),
     "grid": (DENSE, Axonn4D(pipelined=True)),
     "zero": (DENSE, zero3()),
 }
