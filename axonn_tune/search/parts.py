@@ -74,12 +74,14 @@ def sized_parts(search: Search, table: CandidateTable) -> list[Part]:
     if search.times_all or not scenario.strategy.recomputing_takes_time:
         return parts
     alike: dict[tuple[int, int], list[Part]] = {}
-    of_stages = [
-        alike.setdefault((part.table.n_stages, part.table.common_n_virtual), []) for part in parts
-    ]
-    for part, others in zip(parts, of_stages, strict=True):
-        others.append(part)
-    return [_without_slower(part, others) for part, others in zip(parts, of_stages, strict=True)]
+    for part in parts:
+        alike.setdefault(_stages(part.table), []).append(part)
+    return [_without_slower(part, alike[_stages(part.table)]) for part in parts]
+
+
+def _stages(table: CandidateTable) -> tuple[int, int]:
+    """Return the stages, and the virtual stages of each rank, of candidates that are alike."""
+    return table.n_stages, table.common_n_virtual
 
 
 def _without_slower(part: Part, others: Sequence[Part]) -> Part:
