@@ -8,8 +8,11 @@ from build import search_of
 from worlds import machine_of
 
 from axonn_tune.cost.links import placement_links
+from axonn_tune.io.presets import list_models
 from axonn_tune.search.candidates import legal_placements, with_micro_batches
 from axonn_tune.search.parts import played_parts, sized_parts
+from axonn_tune.search.rank import rank_candidates
+from axonn_tune.searching import build_search
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.engine import IDEAL
 from axonn_tune.spec.job import Job
@@ -35,6 +38,10 @@ CASES = {
     "zb-h1": (MIXTURE, Megatron3D(has_experts=True, schedule="zb-h1")),
     # Stages of three layers begin with either kind.
     "windows": (replace(DENSE, n_layers=12, window=64, full_attention_every=2), Megatron3D()),
+    "experts in every second layer": (
+        replace(DENSE, n_layers=12, experts=Experts(8, 2, 128, every=2)),
+        Megatron3D(has_experts=True),
+    ),
     "grid": (DENSE, Axonn4D(pipelined=True)),
     "zero": (DENSE, zero3()),
 }
@@ -67,3 +74,14 @@ def test_tables_are_played_together_as_alone(case, monkeypatch):
         np.testing.assert_allclose(got.least_seconds(), expected.least_seconds(), rtol=1e-12)
     assert sum(planned) == sum(len(part.table) for part in parts)
     assert len(planned) < len(parts)
+
+
+@pytest.mark.slow
+def test_models_with_several_kinds_of_layers_are_ranked():
+    """Stages of the catalogue's models begin and end with any kind of their layers."""
+    options = {"strategy": "megatron", "include_oom": True, "micro_batch": 1}
+    searches = [build_search(name, 48, "dgx-h100", **options) for name in list_models()]
+    mixed = [search for search in searches if len(set(search.scenario.model.blocks)) > 1]
+    assert len(mixed) >= 6
+    for search in mixed:
+        assert np.isfinite(rank_candidates(search).step_seconds).all()
