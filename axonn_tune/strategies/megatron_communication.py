@@ -470,9 +470,7 @@ class MegatronCommunication(SequenceParallel):
         host.wait(_BLOCK_GRADIENTS)
         host.wait(names.GRADIENT_REDUCE)
         self._await_experts(host, _EXPERT_GRADIENTS)
-        dense = self._stored_outside() + self._n_layers * self._block_parameters
-        experts = self._n_layers * self._block_experts
-        owned = self.options.owned_share(self.shapes, dense, experts)
+        owned = self.options.owned_share(self.shapes, self._dense, self._experts)
         nbytes = self._shares_gradients * 3.0 * owned * self._gradient_bytes
         host.memory_bound("gradient.shards", nbytes, "add")
 
@@ -483,66 +481,100 @@ class MegatronCommunication(SequenceParallel):
         return (has_replicas & self.options.shards_gradients).astype(np.float64)
 
     def step_end(self, host: HostProgram) -> None:
-        """Reduce the gradients that no micro-step has reduced, clip, and update the weights.
+        """Reduce the gradients that no micro-step has reduced, clip, and update the weights."""
+        trains_weights = self.shapes.job.trains_weights
+        if trains_weights:
+            self._sum_replicated(host)
+        self._reduce_remaining(host)
+        updated = self._update(host)
+        if self.options.distributed_optimizer:
+            self._gather_updated(host, updated)
+        if trains_weights:
+            self._cast_updated(host)
 
-        With overlap, these are the gradients of the parameters outside blocks.
-        """
+    @property
+    def _is_overlapped(self) -> bool:
+        """Whether micro-steps reduce the gradients of blocks, and gather their weights."""
+        return self.options.overlaps_reduction(self.shapes.job)
+
+    @cached_property
+    def _dense(self) -> Array:
+        """The number of parameters that the first stage trains besides routed experts."""
+        return self._stored_outside() + self._n_layers * self._block_parameters
+
+    @cached_property
+    def _experts(self) -> Array:
+        """The number of parameters of routed experts that the first stage trains."""
+        return self._n_layers * self._block_experts
+
+    @property
+    def _remaining(self) -> Array:
+        """The number of parameters besides experts that no micro-step reduces or gathers."""
+        return self._stored_outside() if self._is_overlapped else self._dense
+
+    @cached_property
+    def _matrices(self) -> Array:
+        """The number of elements of the matrices that the first stage trains."""
+        trains_weights = self.shapes.job.trains_weights
+        return trains_weights * self._of_first_stage(partial(stored_matrices, self.shapes))
+
+    def _sum_replicated(self, host: HostProgram) -> None:
+        """Sum the gradients of what several ranks have: the embedding's copies, and norms."""
         shapes = self.shapes
-        model = shapes.model
-        options = self.options
-        is_overlapped = options.overlaps_reduction(shapes.job)
-        gradient_bytes = self._gradient_bytes
-        outside = self._stored_outside()
-        in_blocks = self._n_layers * self._block_parameters
-        experts = self._n_layers * self._block_experts
-        trains_weights = shapes.job.trains_weights
-        stored_in = partial(stored_matrices, shapes)
-        matrices = trains_weights * self._of_first_stage(stored_in)
-        has_copy = model.tied_embeddings or shapes.job.mtp_modules > 0
-        if trains_weights and has_copy and not self._has_head:
-            shared_bytes = model.head.parameters * gradient_bytes / shapes.y
+        has_copy = shapes.model.tied_embeddings or shapes.job.mtp_modules > 0
+        if has_copy and not self._has_head:
+            shared_bytes = shapes.model.head.parameters * self._gradient_bytes / shapes.y
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shared_bytes, PIPELINE)
-        if trains_weights and options.sequence_parallel:
-            norm_bytes = self._of_first_stage(self._replicated) * gradient_bytes
+        if self.options.sequence_parallel:
+            norm_bytes = self._of_first_stage(self._replicated) * self._gradient_bytes
             host.run("gradient.norms.all_reduce", "all_reduce", norm_bytes, "tensor")
-        remaining = outside
-        if not is_overlapped:
-            remaining = outside + in_blocks
-            self._reduce_experts(host, experts)
+
+    def _reduce_remaining(self, host: HostProgram) -> None:
+        """Reduce gradients over the replicas, with overlap those of parameters outside blocks."""
+        if not self._is_overlapped:
+            self._reduce_experts(host, self._experts)
             self._await_experts(host, _EXPERT_GRADIENTS)
-        if not options.shards_gradients:
-            self._reduce(host, names.GRADIENT_REDUCE, remaining)
+        if not self.options.shards_gradients:
+            self._reduce(host, names.GRADIENT_REDUCE, self._remaining)
             host.wait(names.GRADIENT_REDUCE)
-        stored = outside + in_blocks + experts
+
+    def _update(self, host: HostProgram) -> tuple[str, ...]:
+        """Clip the gradients and update the weights; return what the gathers wait for."""
+        options = self.options
+        stored = self._dense + self._experts
         owned = stored
         if options.distributed_optimizer:
-            owned = options.owned_share(shapes, outside + in_blocks, experts)
-        updated = clip_and_update(
+            owned = options.owned_share(self.shapes, self._dense, self._experts)
+        return clip_and_update(
             host,
-            shapes.job,
+            self.shapes.job,
             owned,
-            gradient_bytes,
+            self._gradient_bytes,
             norm_sums={names.norm_all_reduce(axis): axis for axis in ("tensor", PIPELINE)},
             cleared=owned if options.shards_gradients else stored,
-            offload=options.engine.offload_in(shapes.job),
+            offload=options.engine.offload_in(self.shapes.job),
         )
-        if options.distributed_optimizer:
-            name = names.WEIGHTS_ALL_GATHER
-            element: Size = shapes.element_bytes
-            gathered = options.gathered_bytes(shapes.job)
-            if not is_overlapped:
-                saved = shapes.element_bytes - gathered
-                element = element - saved * (matrices - experts) / (outside + in_blocks)
-            self._over_replicas(host, name, "all_gather", remaining, element, after=updated)
-            host.wait(names.WEIGHTS_ALL_GATHER)
-            if not is_overlapped:
-                name = _UPDATED_EXPERTS
-                self._over_expert_replicas(host, name, "all_gather", experts, gathered, updated)
-                self._await_experts(host, name)
-            host.memory_bound("weights.copy", 2.0 * remaining * element, "copy")
-        if not trains_weights:
-            return
-        if options.stores_low_weights(shapes.job):
-            Casts(shapes).transpose_kept_weights(host, matrices)
+
+    def _gather_updated(self, host: HostProgram, updated: tuple[str, ...]) -> None:
+        """Gather the weights that the replicas have updated for each other."""
+        name = names.WEIGHTS_ALL_GATHER
+        element: Size = self.shapes.element_bytes
+        gathered = self.options.gathered_bytes(self.shapes.job)
+        if not self._is_overlapped:
+            saved = self.shapes.element_bytes - gathered
+            element = element - saved * (self._matrices - self._experts) / self._dense
+        self._over_replicas(host, name, "all_gather", self._remaining, element, after=updated)
+        host.wait(names.WEIGHTS_ALL_GATHER)
+        if not self._is_overlapped:
+            name = _UPDATED_EXPERTS
+            self._over_expert_replicas(host, name, "all_gather", self._experts, gathered, updated)
+            self._await_experts(host, name)
+        host.memory_bound("weights.copy", 2.0 * self._remaining * element, "copy")
+
+    def _cast_updated(self, host: HostProgram) -> None:
+        """Cast the updated matrices that stay in a low format, or transpose them."""
+        casts = Casts(self.shapes)
+        if self.options.stores_low_weights(self.shapes.job):
+            casts.transpose_kept_weights(host, self._matrices)
         else:
-            Casts(shapes).cast_kept_weights(host, matrices)
+            casts.cast_kept_weights(host, self._matrices)
