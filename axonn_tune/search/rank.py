@@ -181,7 +181,7 @@ def best_of(search: Search, detail: Detail = "chance") -> Best:
     try:
         n_best = N_ROWS if detail == "chance" else 1
         ranking = rank_candidates(replace(search, n_best=n_best))
-        return Best(ranking.search, ranking.best(detail))
+        return Best(replace(ranking.search, n_best=search.n_best), ranking.best(detail))
     except NoCandidateError as error:
         return Best(search, None, str(error))
 
