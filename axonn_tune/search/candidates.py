@@ -26,19 +26,30 @@ def legal_placements(search: Search) -> tuple[Placements, dict[str, int]]:
 
     A placement that breaks several rules counts for the first.
     """
+    layouts, rejected = legal_layouts(search)
+    return layouts.in_orders(search.constraints.orders), rejected
+
+
+def legal_layouts(search: Search) -> tuple[Placements, dict[str, int]]:
+    """Return the same as `legal_placements`, but each layout only in the first order.
+
+    Whether a layout is legal, and which batches it can share, does not depend on its order.
+    """
     axes = search.scenario.strategy.axes
     sizes = factorisations(search.scenario.job.n_gpus, len(axes.names))
     if axes.folded:
         sizes = _with_folded(sizes, axes, search.scenario.model)
-    placements = Placements.of_sizes(sizes, search.constraints.orders, axes)
-    legal = np.ones(len(placements), dtype=bool)
+    orders = search.constraints.orders
+    layouts = Placements.of_sizes(sizes, orders[:1], axes)
+    n_orders = layouts.n_orders(orders)
+    legal = np.ones(len(layouts), dtype=bool)
     rejected: dict[str, int] = {}
-    for reason, mask in broken_rules(search, placements).items():
-        n_rejected = int((mask & legal).sum())
+    for reason, mask in broken_rules(search, layouts).items():
+        n_rejected = int(n_orders[mask & legal].sum())
         if n_rejected:
             rejected[reason] = n_rejected
         legal &= ~mask
-    return placements.take(legal), rejected
+    return layouts.take(legal), rejected
 
 
 def _with_folded(sizes: Ints, axes: Axes, model: Model) -> Ints:
@@ -90,11 +101,12 @@ def _shown(axis: str) -> str:
 
 
 def with_micro_batches(
-    search: Search, placements: Placements
+    search: Search, placements: Placements, n_orders: Ints | None = None
 ) -> tuple[CandidateTable, dict[str, int]]:
     """Return each placement with every micro-batch that divides its share of the global batch.
 
-    The second result counts the placements that have none, by reason.
+    The second result counts the placements that have none, by reason. Each stands for `n_orders`
+    placements where that is given, shape (P,).
     """
     wanted = search.constraints.micro_batch
     global_batch = search.scenario.job.global_batch
@@ -110,7 +122,8 @@ def with_micro_batches(
     rejected = {}
     if wanted is not None and (counts == 0).any():
         reason = f"micro-batch {wanted} does not divide the share of the batch"
-        rejected[reason] = int((counts == 0).sum())
+        n_each = np.ones(len(placements), np.int64) if n_orders is None else n_orders
+        rejected[reason] = int(n_each[counts == 0].sum())
     return CandidateTable(placements, rows, micro_batch), rejected
 
 
@@ -142,9 +155,9 @@ def no_grid_error(search: Search, rejected: Mapping[str, int]) -> NoCandidateErr
 
     def admits(n: int) -> bool:
         other = search.on_gpus(n)
-        return len(with_micro_batches(other, legal_placements(other)[0])[0]) > 0
+        return len(with_micro_batches(other, legal_layouts(other)[0])[0]) > 0
 
-    batches = nearest_batches(search, legal_placements(with_shared_batch(search))[0])
+    batches = nearest_batches(search, legal_layouts(with_shared_batch(search))[0])
     hint = batch_hint(search, batches)
     counts = nearest_counts(n_gpus, admits)
     if counts:

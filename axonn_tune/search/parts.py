@@ -1,8 +1,8 @@
 """Every configuration that is tried, in tables of candidates that are alike: memory and steps.
 
 Candidates that differ only in their rank order take the same memory, and often the same time: each
-is worked out once. Where recomputing more cannot make a step faster, it is timed only where
-recomputing less does not fit.
+is worked out once. So layouts come in one order at first, and stand for all of them. Where
+recomputing more cannot make a step faster, it is timed only where recomputing less does not fit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from axonn_tune.processes import mapped
 from axonn_tune.search.candidates import executions
 from axonn_tune.search.search import Search
 from axonn_tune.simulate.step import PlayedStep
-from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
+from axonn_tune.spec.candidates import CandidateTable, Ints, Rows, distinct
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.recomputation import is_partial, partial_recomputes, repeats_less
 from axonn_tune.spec.scenario import Scenario
@@ -35,6 +35,8 @@ LEAST_SHARED_ROWS = 4096
 @dataclass(frozen=True, eq=False)
 class Part:
     """Candidates that are alike.
+
+    Numbers of candidates count all rank orders that the search tries.
 
     table, memory, fits
         The candidates that fit, or nearly, or with `include_oom` all of them, with their peak
@@ -61,22 +63,53 @@ class Part:
     least_host_bytes: float
     n_slower: int = 0
 
+    def take(self, rows: Rows) -> Part:
+        """Return the part with some of its candidates."""
+        table, memory, fits = self.table.take(rows), self.memory[rows], self.fits[rows]
+        return replace(self, table=table, memory=memory, fits=fits)
+
 
 def sized_parts(search: Search, table: CandidateTable) -> list[Part]:
-    """Return every configuration of a table that may be the best."""
-    _, layout_of = distinct(*table.placements.sizes)
+    """Return every configuration of a table that may be the best.
+
+    The table has each layout in one of the orders that the search tries.
+    """
     scenario = search.scenario
-    sizes = [_sizes(scenario, part, layout_of) for part in executions(search, table)]
+    sizes = [_sizes(scenario, part) for part in executions(search, table)]
     if search.partial_recompute:
         without = [each for each in sizes if each.table.common_recompute == "none"]
-        sizes += (more for less in without for more in _partial_sizes(scenario, less, layout_of))
-    parts = [_part(search, each) for each in sizes]
+        sizes += (more for less in without for more in _partial_sizes(scenario, less))
+    n_orders = table.placements.n_orders(search.constraints.orders)
+    parts = [_part(search, each, n_orders) for each in sizes]
     if search.times_all or not scenario.strategy.recomputing_takes_time:
         return parts
     alike: dict[tuple[int, int], list[Part]] = {}
     for part in parts:
         alike.setdefault(_stages(part.table), []).append(part)
-    return [_without_slower(part, alike[_stages(part.table)]) for part in parts]
+    return [_without_slower(part, alike[_stages(part.table)], n_orders) for part in parts]
+
+
+def in_orders(parts: Sequence[Part], orders: Sequence[str]) -> list[Part]:
+    """Return the parts with their layouts in every order, and no other layouts."""
+    layouts = parts[0].table.placements
+    is_used = np.zeros(len(layouts), dtype=bool)
+    for part in parts:
+        is_used[part.table.placement] = True
+    used = layouts.take(is_used)
+    n_orders = used.n_orders(orders)
+    first = np.cumsum(n_orders) - n_orders
+    number = np.cumsum(is_used) - 1
+    placements = used.in_orders(orders)
+    expanded = []
+    for part in parts:
+        layout = number[part.table.placement]
+        times = n_orders[layout]
+        rows = np.repeat(np.arange(layout.size), times)
+        place = np.arange(rows.size) - np.repeat(np.cumsum(times) - times, times)
+        part = part.take(rows)
+        table = replace(part.table, placements=placements, placement=first[layout[rows]] + place)
+        expanded.append(replace(part, table=table))
+    return expanded
 
 
 def _stages(table: CandidateTable) -> tuple[int, int]:
@@ -84,7 +117,7 @@ def _stages(table: CandidateTable) -> tuple[int, int]:
     return table.n_stages, table.common_n_virtual
 
 
-def _without_slower(part: Part, others: Sequence[Part]) -> Part:
+def _without_slower(part: Part, others: Sequence[Part], n_orders: Ints) -> Part:
     """Return a part without the candidates that cannot be the best of their placement.
 
     They take at least as long as the same candidates that recompute less. They are left out where
@@ -103,10 +136,8 @@ def _without_slower(part: Part, others: Sequence[Part]) -> Part:
             repeats_layers = recompute == "full" or is_partial(recompute)
             is_leaner = other.memory[same] <= part.memory[rows]
             is_slower[rows] |= is_leaner | (other.fits[same] & repeats_layers)
-    kept = np.flatnonzero(~is_slower)
-    n_slower = int((part.fits & is_slower).sum())
-    memory, fits = part.memory[kept], part.fits[kept]
-    return replace(part, table=table.take(kept), memory=memory, fits=fits, n_slower=n_slower)
+    n_slower = int(n_orders[table.placement[part.fits & is_slower]].sum())
+    return replace(part.take(~is_slower), n_slower=n_slower)
 
 
 def _numbers(table: CandidateTable) -> Ints:
@@ -137,16 +168,14 @@ class _Sizes(NamedTuple):
     host_memory: Array
 
 
-def _sizes(scenario: Scenario, table: CandidateTable, layout_of: Ints) -> _Sizes:
+def _sizes(scenario: Scenario, table: CandidateTable) -> _Sizes:
     """Return candidates that are alike with what they take of memory."""
-    of_layouts, row_of = _distinct_candidates(table, layout_of)
-    memory, terms = memory_bytes(scenario, of_layouts)
+    memory, terms = memory_bytes(scenario, table)
     least, _ = memory_interval_bytes(scenario, memory, terms)
-    of_host = host_memory_bytes(scenario, of_layouts)
-    return _Sizes(table, memory[row_of], least[row_of], of_host[row_of])
+    return _Sizes(table, memory, least, host_memory_bytes(scenario, table))
 
 
-def _partial_sizes(scenario: Scenario, less: _Sizes, layout_of: Ints) -> Iterator[_Sizes]:
+def _partial_sizes(scenario: Scenario, less: _Sizes) -> Iterator[_Sizes]:
     """Yield candidates that recompute a part of the layers since recomputing less does not fit."""
     n_layers = math.ceil(scenario.model.n_layers / less.table.n_chunks)
     for recompute in partial_recomputes(n_layers):
@@ -154,11 +183,11 @@ def _partial_sizes(scenario: Scenario, less: _Sizes, layout_of: Ints) -> Iterato
         if not too_large.any():
             return
         table = less.table.take(too_large).executed(recompute, less.table.common_n_virtual)
-        less = _sizes(scenario, table, layout_of)
+        less = _sizes(scenario, table)
         yield less
 
 
-def _part(search: Search, sizes: _Sizes) -> Part:
+def _part(search: Search, sizes: _Sizes, n_orders: Ints) -> Part:
     """Return the candidates that are ranked."""
     table, memory, least_memory, host_memory = sizes
     capacity = search.scenario.memory_capacity_bytes
@@ -167,13 +196,14 @@ def _part(search: Search, sizes: _Sizes) -> Part:
     ranked = (least_memory <= capacity) & fits_in_host
     if search.include_oom:
         ranked = np.ones(len(table), dtype=bool)
+    n_each = n_orders[table.placement]
     return Part(
         table.take(ranked),
         memory[ranked],
         fits=(fits_in_gpu & fits_in_host)[ranked],
-        n_oom=int((~fits_in_gpu).sum()),
+        n_oom=int(n_each[~fits_in_gpu].sum()),
         least_bytes=float(memory.min()),
-        n_out_of_host=int((fits_in_gpu & ~fits_in_host).sum()),
+        n_out_of_host=int(n_each[fits_in_gpu & ~fits_in_host].sum()),
         least_host_bytes=float(host_memory[fits_in_gpu].min(initial=np.inf)),
     )
 

@@ -15,12 +15,13 @@ from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.bounds import ROUNDING, contender_times, every_time
 from axonn_tune.search.candidates import (
     executions,
+    legal_layouts,
     legal_placements,
     nearest_counts,
     no_grid_error,
     with_micro_batches,
 )
-from axonn_tune.search.parts import Part, played_parts, sized_parts
+from axonn_tune.search.parts import Part, in_orders, played_parts, sized_parts
 from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import N_ROWS, Uncertainty, uncertainty
 from axonn_tune.simulate.step import PlayedStep
@@ -250,14 +251,16 @@ def _rank(search: Search) -> Ranking:
     """Evaluate the candidates of a search that has one global batch; see `rank_candidates`."""
     scenario = search.scenario
     _check_offload(scenario)
-    placements, rejected = _placements(search)
-    table, without_micro_batch = with_micro_batches(search, placements)
+    layouts, rejected = _layouts(search)
+    n_orders = layouts.n_orders(search.constraints.orders)
+    table, without_micro_batch = with_micro_batches(search, layouts, n_orders)
     rejected |= without_micro_batch
     if not len(table):
         raise no_grid_error(search, rejected)
     parts = sized_parts(search, table)
     if not parts:
-        raise no_grid_error(search, {**rejected, VARIANT_REASON: len(table)})
+        n_candidates = int(n_orders[table.placement].sum())
+        raise no_grid_error(search, {**rejected, VARIANT_REASON: n_candidates})
     n_oom = sum(part.n_oom for part in parts)
     if n_oom:
         rejected[MEMORY_REASON] = n_oom
@@ -269,6 +272,8 @@ def _rank(search: Search) -> Ranking:
             raise _nothing_fits_in_host(search, min(part.least_host_bytes for part in parts))
         may_fit = any(len(part.table) for part in parts)
         raise _nothing_fits(search, min(part.least_bytes for part in parts), may_fit)
+    parts = in_orders(parts, search.constraints.orders)
+    placements = parts[0].table.placements
     links = placement_links(scenario.machine, placements, scenario.sent_once)
     paper_seconds = None
     if placements.axes.is_grid:
@@ -303,17 +308,17 @@ def _check_offload(scenario: Scenario) -> None:
         )
 
 
-def _placements(search: Search) -> tuple[Placements, dict[str, int]]:
-    """Return `legal_placements` of the search; raise an error if there are none."""
+def _layouts(search: Search) -> tuple[Placements, dict[str, int]]:
+    """Return `legal_layouts` of the search; raise an error if there are none."""
     n_gpus = search.scenario.job.n_gpus
     if n_gpus > LARGEST_GPU_COUNT:
         raise InputError(
             f"--gpus {n_gpus} is above {LARGEST_GPU_COUNT}, the largest count searched"
         )
-    placements, rejected = legal_placements(search)
-    if not len(placements):
+    layouts, rejected = legal_layouts(search)
+    if not len(layouts):
         raise no_grid_error(search, rejected)
-    return placements, rejected
+    return layouts, rejected
 
 
 def _ranked(everything: Ranking) -> Ranking:
@@ -500,8 +505,7 @@ def _something_fits(search: Search) -> bool:
 
     A recomputation of a part of the layers is not tried: that of all layers takes less memory.
     """
-    placements, _ = legal_placements(search)
-    table, _ = with_micro_batches(search, placements)
+    table, _ = with_micro_batches(search, legal_layouts(search)[0])
     return any(
         fits_in_memory(search.scenario, part, memory_bytes(search.scenario, part)[0]).any()
         for part in executions(search, table)

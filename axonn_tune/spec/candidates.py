@@ -72,18 +72,35 @@ class Placements:
         cls, sizes: Ints, orders: Sequence[str] = (PAPER_ORDER,), axes: Axes = AXONN_AXES
     ) -> Placements:
         """Return the same as `of`, from an array of sizes of shape (A, number of layouts)."""
-        n_layouts = sizes.shape[1]
-        if len(orders) == 1:
-            index = np.full(n_layouts, ORDERS.index(orders[0]), dtype=np.int64)
-            return cls(sizes, index, axes)
-        pattern = (sizes[: len(AXES)] > 1).T @ np.array([1, 2, 4, 8])
-        kept_by_pattern = [_distinct_orders(orders, bits) for bits in range(16)]
-        counts = np.array([len(kept) for kept in kept_by_pattern])[pattern]
-        order = np.concatenate([kept_by_pattern[bits] for bits in pattern] or [[]])
-        return cls(np.repeat(sizes, counts, axis=1), order.astype(np.int64), axes)
+        order = np.full(sizes.shape[1], ORDERS.index(orders[0]), dtype=np.int64)
+        return cls(sizes, order, axes).in_orders(orders)
 
     def __len__(self) -> int:
         return int(self.order.size)
+
+    def in_orders(self, orders: Sequence[str]) -> Placements:
+        """Return the layout of each row in every order; orders that place ranks alike count once.
+
+        A layout has as many rows, one after another, as `n_orders` says.
+        """
+        if len(orders) == 1:
+            return replace(self, order=np.full(len(self), ORDERS.index(orders[0]), np.int64))
+        distinct_orders = _distinct_orders(tuple(orders))
+        order = [distinct_orders[bits] for bits in self._present_bits.tolist()]
+        sizes = np.repeat(self.sizes, self.n_orders(orders), axis=1)
+        return Placements(sizes, np.concatenate([np.zeros(0, np.int64), *order]), self.axes)
+
+    def n_orders(self, orders: Sequence[str]) -> Ints:
+        """Return how many of some orders place the ranks of each layout differently, shape (P,)."""
+        if len(orders) == 1:
+            return np.ones(len(self), np.int64)
+        counts = np.array([kept.size for kept in _distinct_orders(tuple(orders))])
+        return counts[self._present_bits]
+
+    @property
+    def _present_bits(self) -> Ints:
+        """A bit for each axis that has more than one rank, shape (P,)."""
+        return (self.sizes[: len(AXES)] > 1).T @ np.array([1, 2, 4, 8])
 
     def take(self, rows: Rows) -> Placements:
         """Return the placements of the given rows."""
@@ -129,14 +146,20 @@ class Placements:
         return Layout(sizes)
 
 
-def _distinct_orders(orders: Sequence[str], present_bits: int) -> list[int]:
-    """Return the indices of the orders that place the present axes differently."""
+@lru_cache
+def _distinct_orders(orders: tuple[str, ...]) -> list[Ints]:
+    """Return the indices of the orders that place the axes present differently, by their bits."""
+    return [_orders_of(orders, present_bits) for present_bits in range(2 ** len(AXES))]
+
+
+def _orders_of(orders: Sequence[str], present_bits: int) -> Ints:
+    """Return the indices of the orders that place the axes with these bits differently."""
     present = {LETTERS[axis] for bit, axis in enumerate(AXES) if present_bits >> bit & 1}
     seen: dict[str, int] = {}
     for order in orders:
         letters = "".join(letter for letter in order if letter in present)
         seen.setdefault(letters, ORDERS.index(order))
-    return list(seen.values())
+    return np.array(list(seen.values()), np.int64)
 
 
 @dataclass(frozen=True, eq=False)

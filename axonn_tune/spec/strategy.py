@@ -91,7 +91,10 @@ class Strategy(Protocol):
         ...
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
-        """Return, for each rule of the algorithm, which placements break it, bool of shape (P,)."""
+        """Return, for each rule of the algorithm, which placements break it, bool of shape (P,).
+
+        It depends on their sizes alone, as does memory: other rank orders are not asked for.
+        """
         ...
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:

@@ -8,12 +8,14 @@ from build import (
     every_configuration_of,
     every_table,
     machine_of_search,
+    ranking_of,
     search_of,
     times_of,
 )
 from worlds import machine_of
 
 from axonn_tune.cost.links import alike_placements
+from axonn_tune.search.candidates import legal_placements
 from axonn_tune.search.search import Constraints
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import ORDERS
@@ -62,6 +64,24 @@ def test_a_search_through_all_orders_predicts_each_configuration_as_it_is_alone(
         alone = predict(search.scenario, prediction.configuration)
         assert prediction.step_seconds == pytest.approx(alone.step_seconds, rel=1e-12)
         assert prediction.memory_bytes == alone.memory_bytes
+
+
+def test_layouts_stand_for_all_their_orders():
+    """They are sized in one order; what is ranked and counted holds each of all orders."""
+    search = random_search(np.random.default_rng(1))
+    search = replace(search, include_oom=True, every_configuration=True)
+    ranking = ranking_of(search)
+    tables = every_table(search)
+    n_candidates = sum(map(len, tables)) * len(search.recomputes)
+    assert len(ranking) == ranking.n_evaluated == n_candidates
+    found = ranking.table.placements
+    expected, _ = legal_placements(search)
+    assert placed(found) == placed(expected)
+
+
+def placed(placements):
+    """Every layout with its order."""
+    return sorted(zip(*placements.sizes.tolist(), placements.order.tolist(), strict=True))
 
 
 def test_orders_that_links_tell_apart_keep_their_numbers():
