@@ -2,8 +2,9 @@
 
     python tests/same_predictions.py OLD NEW
 
-runs each command of `COMMANDS` with the package of the checkout in folder OLD and with that of NEW,
-and compares what they print, number by number. Exit code 1 says that something differs.
+runs each command of `commands` with the package of the checkout in folder OLD and with that of NEW,
+and compares what they print, number by number. Among them are searches for every model of the
+catalogue. Exit code 1 says that something differs, or that NEW ends in a traceback.
 """
 
 from __future__ import annotations
@@ -31,6 +32,15 @@ JOBS = (
     "--model tiny --gpus 8 --machine jean-zay --global-batch 32 --attention unfused --dropout",
     "--model 5b --gpus 48 --machine alps --global-batch 96 --no-overlap --no-kernel-tuning",
 )
+MODELS = Path(__file__).parents[1] / "models"
+# What is searched for every model, and ranked as far as `suggest` shows it.
+SEARCHES = (
+    "--strategy axonn-pipeline --gpus 64",
+    "--strategy megatron --gpus 512 --machine dgx-h100",
+    "--strategy megatron --gpus 128 --machine aws-p5 --engine nanotron",
+    "--strategy megatron --gpus 256 --machine dgx-h100 --schedule zb-h1",
+    "--strategy zero3 --gpus 96 --machine dgx-h100",
+)
 SWITCHES = (
     "",
     "--distributed-optimizer --keep-gathered-weights",
@@ -45,6 +55,8 @@ def commands() -> list[list[str]]:
     for job, strategy, switches in product(JOBS, STRATEGIES, SWITCHES):
         words = [*job.split(), "--strategy", strategy, *switches.split()]
         found.append(["suggest", *words, *WHOLE])
+    for model, search in product(sorted(MODELS.glob("*.yaml")), SEARCHES):
+        found.append(["suggest", "--model", model.stem, *search.split(), "--format", "csv"])
     for job in JOBS:
         found.append(["suggest", *job.split(), "--order", "all", *WHOLE])
         found.append(["suggest", *job.split(), "--cost-model", "paper", *WHOLE])
@@ -161,6 +173,8 @@ def main() -> None:
         for words, before, after in outputs:
             document = parsed(before, words)
             found = differences(document, parsed(after, words))
+            if "Traceback" in after:
+                found.append(after.splitlines()[-1])
             n_values += count(document)
             n_different += bool(found)
             for line in found[:5]:
