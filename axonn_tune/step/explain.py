@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.simulate.timeline import Sum
@@ -16,7 +17,7 @@ from axonn_tune.spec.plan import (
     HostCopy,
     HostKernel,
     HostWork,
-    MemoryBound,
+    Operation,
     Transfer,
 )
 from axonn_tune.step.evaluate import Evaluator
@@ -171,59 +172,74 @@ def _operation_cost(of_part: Sum, repeats: int, gap: float, player: Player) -> O
     seconds = of_part.seconds - of_part.count * host_gap
     per_issue = seconds / of_part.count
     n_issued = of_part.count * repeats
-    row = player.row
-    axis = ""
-    shape = ""
-    nbytes = 0.0
-    bound_by = "compute"
-    n_calls = n_issued
-    if isinstance(operation, Collective):
-        kind = operation.kind
-        axis = operation.axis
-        nbytes = number(operation.nbytes, row)
-        n_calls = max(round(n_issued * number(operation.n_calls, row)), 1)
-        kind_links = player.links[axis].kinds[kind]
-        level = int(kind_links.bounding_level[row])
-        bound_by = player.prediction.scenario.machine.links[level].name if level >= 0 else ""
-        rate = float(kind_links.bandwidth_bytes_per_s[row])
-        if kind_links.curve[row] >= 0 or kind_links.ring.curve[row] >= 0:
-            rate = float(moved_fraction(kind, player.table.size(axis)[row])) * nbytes / per_issue
-    elif isinstance(operation, HostCopy):
-        kind = "copy"
-        axis = operation.direction
-        nbytes = number(operation.nbytes, row)
-        bound_by = "host link"
-        rate = _rate_per_s(nbytes, per_issue)
-    elif isinstance(operation, HostKernel):
-        kind = "host"
-        bound_by = "host memory"
-        nbytes = number(operation.nbytes, row)
-        rate = _rate_per_s(nbytes, per_issue)
-    elif isinstance(operation, MemoryBound):
-        kind = "memory-bound"
-        bound_by = "memory"
-        nbytes = number(operation.nbytes, row)
-        rate = nbytes / per_issue
-    elif isinstance(operation, HostWork):
-        kind = "host"
-        bound_by = "host"
-        rate = 0.0
-    else:
-        kind, shape = _kind_and_shape(operation, row)
-        rate = number(operation.flops, row) / per_issue
+    work = _work_of(operation, per_issue, player)
+    n_calls = max(round(n_issued * work.calls_per_issue), 1)
     return OperationCost(
         name=operation.name,
-        kind=kind,
-        shape=shape,
-        nbytes=nbytes,
+        kind=work.kind,
+        shape=work.shape,
+        nbytes=work.nbytes,
         n_calls=n_calls,
         seconds_per_call=per_issue * n_issued / n_calls,
         total_seconds=seconds * repeats,
         exposed_seconds=of_part.exposed_seconds * repeats,
-        rate_per_s=rate,
-        bound_by=bound_by,
-        axis=axis,
+        rate_per_s=work.rate_per_s,
+        bound_by=work.bound_by,
+        axis=work.axis,
     )
+
+
+class _Work(NamedTuple):
+    """What an operation does each time that it is issued; fields are those of `OperationCost`.
+
+    calls_per_issue
+        Number of calls each time that it is issued.
+    """
+
+    kind: str
+    bound_by: str
+    rate_per_s: float
+    shape: str = ""
+    nbytes: float = 0.0
+    axis: str = ""
+    calls_per_issue: float = 1.0
+
+
+def _work_of(operation: Operation, seconds: float, player: Player) -> _Work:
+    """Return what an operation does that takes so many seconds."""
+    row = player.row
+    if isinstance(operation, Collective):
+        return _work_of_collective(operation, seconds, player)
+    if isinstance(operation, HostWork):
+        return _Work("host", "host", 0.0)
+    if isinstance(operation, Gemm | Attention):
+        kind, shape = _kind_and_shape(operation, row)
+        return _Work(kind, "compute", number(operation.flops, row) / seconds, shape)
+    nbytes = number(operation.nbytes, row)
+    rate = _rate_per_s(nbytes, seconds)
+    if isinstance(operation, HostCopy):
+        return _Work("copy", "host link", rate, nbytes=nbytes, axis=operation.direction)
+    if isinstance(operation, HostKernel):
+        return _Work("host", "host memory", rate, nbytes=nbytes)
+    return _Work("memory-bound", "memory", rate, nbytes=nbytes)
+
+
+def _work_of_collective(operation: Collective, seconds: float, player: Player) -> _Work:
+    """Return what a collective does that takes so many seconds.
+
+    Its rate is that of its ring, or what it moves in its time where that was measured as a whole.
+    """
+    row = player.row
+    kind, axis = operation.kind, operation.axis
+    nbytes = number(operation.nbytes, row)
+    links = player.links[axis].kinds[kind]
+    level = int(links.bounding_level[row])
+    bound_by = player.prediction.scenario.machine.links[level].name if level >= 0 else ""
+    rate = float(links.bandwidth_bytes_per_s[row])
+    if links.curve[row] >= 0 or links.ring.curve[row] >= 0:
+        rate = float(moved_fraction(kind, player.table.size(axis)[row])) * nbytes / seconds
+    n_calls = number(operation.n_calls, row)
+    return _Work(kind, bound_by, rate, nbytes=nbytes, axis=axis, calls_per_issue=n_calls)
 
 
 def _rate_per_s(nbytes: float, seconds: float) -> float:
