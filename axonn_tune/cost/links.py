@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 from math import gcd
 
 import numpy as np
@@ -259,47 +260,18 @@ def axis_links(
     With `sent_once` the all-to-alls carry tokens to these experts, each once to every unit of a
     level that holds any of them, where it is forwarded within the unit.
     """
-    level = np.full(size.shape, -1)
-    n_sharing = np.zeros(size.shape, dtype=size.dtype)  # rings through a boundary of that level
-    n_climbed = np.zeros(size.shape)  # levels of a tree over the units of that level
-    crossing = []
-    n_units = []
-    ring_hops = []
-    tree_hops = []
-    units_here = size.astype(np.float64)  # number of units of this level that a group visits
-    for index, link in enumerate(machine.links):
-        rings = rings_through_boundary(stride, size, link.unit_ranks)
-        crossing.append(rings)
-        n_units.append(units_here)
-        level = np.where(rings > 0, index, level)
-        n_sharing = np.where(rings > 0, rings, n_sharing)
-        outermost = index + 1 == len(machine.links)
-        units_above = (
-            np.ones(size.shape)
-            if outermost
-            else units_visited(stride, size, machine.links[index + 1].unit_ranks)
-        )
-        ring_hops.append(np.maximum(units_here - units_above, 0.0))
-        tree_hops.append(np.log2(np.maximum(units_here / units_above, 1.0)))
-        n_climbed = np.where(rings > 0, tree_hops[-1], n_climbed)
-        units_here = units_above
-    in_node = level < machine.node_level
-    ring_steps = [link.ring_steps for link in machine.links]
-    tree_steps = [link.tree_steps for link in machine.links]
-    one_hop = [(level == index).astype(np.float64) for index in range(len(machine.links))]
+    ways = _ways(machine, stride, size)
     kinds = {}
     for kind in KINDS:
-        worth = [rings_worth(kind, size.astype(np.float64), units, sent_once) for units in n_units]
-        bandwidth, bounding_level = _bandwidth(machine, kind, crossing, worth)
+        bandwidth, bounding_level = _bandwidth(machine, kind, ways, sent_once)
         for ring in machine.ring_bandwidths:
-            is_listed = in_node & (stride == ring.stride) & (size == ring.size)
-            bandwidth[is_listed] = ring.bandwidth_bytes_per_s.value
+            is_listed = (ways.level < machine.node_level) & (stride == ring.stride)
+            bandwidth[is_listed & (size == ring.size)] = ring.bandwidth_bytes_per_s.value
         curve, curves = _curves(machine, kind, stride, size)
-        ring_curve, ring_curves = _step_curves(ring_steps, kind, level, n_sharing, size)
-        tree_curve, tree_curves = _step_curves(tree_steps, kind, level, n_sharing, size)
-        hops = one_hop if kind == "all_to_all" else ring_hops
-        ring_seconds = _latency(machine, kind, hops, size.shape)
-        tree_seconds = _latency(machine, kind, tree_hops, size.shape)
+        ring_seconds = _latency(machine, kind, ways.hops(kind))
+        tree_seconds = _latency(machine, kind, ways.tree_hops)
+        ring_curves = _step_curves([link.ring_steps for link in machine.links], kind, ways)
+        tree_curves = _step_curves([link.tree_steps for link in machine.links], kind, ways)
         n_steps = size.astype(np.float64) - 1.0
         kinds[kind] = KindLinks(
             bandwidth,
@@ -308,16 +280,72 @@ def axis_links(
             tree_seconds,
             curve=curve,
             curves=curves,
-            ring=SteppedLinks(n_steps, ring_seconds, n_sharing, ring_curve, ring_curves),
-            tree=SteppedLinks(n_climbed, tree_seconds, n_sharing, tree_curve, tree_curves),
+            ring=SteppedLinks(n_steps, ring_seconds, ways.n_sharing, *ring_curves),
+            tree=SteppedLinks(ways.n_climbed, tree_seconds, ways.n_sharing, *tree_curves),
         )
-    occupied = _occupied_s_per_byte(machine, crossing, kinds, size)
-    return AxisLinks(level, kinds, occupied)
+    return AxisLinks(ways.level, kinds, _occupied_s_per_byte(machine, ways, kinds))
 
 
-def _latency(machine: Machine, kind: str, hops: Sequence[Array], shape: tuple[int, ...]) -> Array:
+@dataclass(frozen=True, eq=False)
+class _Ways:
+    """The ways of rings and trees through the levels of a machine, arrays of shape (P,).
+
+    size
+        Number of ranks of each group.
+    crossing
+        For each level, the number of rings that leave a unit of it at the same time.
+    n_units
+        For each level, the number of its units that a group visits.
+    ring_hops, tree_hops
+        For each level, the hops that cross it and none beyond.
+    level
+        Index of the outermost level that the groups cross, -1 for a group of one rank.
+    n_sharing
+        Number of rings that leave a unit of that level at the same time.
+    n_climbed
+        Levels of a tree over the units of that level.
+    """
+
+    size: Ints
+    crossing: list[Ints]
+    n_units: list[Array]
+    ring_hops: list[Array]
+    tree_hops: list[Array]
+    level: Ints
+    n_sharing: Ints
+    n_climbed: Array
+
+    def hops(self, kind: str) -> list[Array]:
+        """Return the hops of a collective's latency on each level."""
+        if kind != "all_to_all":
+            return self.ring_hops
+        return [(self.level == index).astype(np.float64) for index in range(len(self.crossing))]
+
+
+def _ways(machine: Machine, stride: Ints, size: Ints) -> _Ways:
+    """Return the ways of groups with these strides and sizes."""
+    units = [link.unit_ranks for link in machine.links]
+    crossing = [rings_through_boundary(stride, size, unit_ranks) for unit_ranks in units]
+    n_units = [units_visited(stride, size, unit_ranks) for unit_ranks in units[1:]]
+    n_units = [size.astype(np.float64), *n_units, np.ones(size.shape)]
+    level = np.full(size.shape, -1)
+    n_sharing = np.zeros(size.shape, dtype=size.dtype)
+    n_climbed = np.zeros(size.shape)
+    ring_hops, tree_hops = [], []
+    for index, (rings, (units_here, units_above)) in enumerate(
+        zip(crossing, pairwise(n_units), strict=True)
+    ):
+        ring_hops.append(np.maximum(units_here - units_above, 0.0))
+        tree_hops.append(np.log2(np.maximum(units_here / units_above, 1.0)))
+        level = np.where(rings > 0, index, level)
+        n_sharing = np.where(rings > 0, rings, n_sharing)
+        n_climbed = np.where(rings > 0, tree_hops[-1], n_climbed)
+    return _Ways(size, crossing, n_units[:-1], ring_hops, tree_hops, level, n_sharing, n_climbed)
+
+
+def _latency(machine: Machine, kind: str, hops: Sequence[Array]) -> Array:
     """Return the latency of a way with the given number of hops on each level."""
-    seconds = np.zeros(shape)
+    seconds = np.zeros(hops[0].shape)
     for link, n_hops in zip(machine.links, hops, strict=True):
         alpha = link.kind_latency_seconds.get(kind, link.latency_seconds).value
         seconds += alpha * n_hops
@@ -359,7 +387,7 @@ def _group_of(point: LinkPoint, machine: Machine) -> tuple[int, int] | None:
 
 
 def _step_curves(
-    steps_of_level: Sequence[Steps | None], kind: str, level: Ints, n_sharing: Ints, size: Ints
+    steps_of_level: Sequence[Steps | None], kind: str, ways: _Ways
 ) -> tuple[Ints, tuple[Curve, ...]]:
     """Return the index of the curve of each group's steps (-1 without one), and the curves.
 
@@ -368,15 +396,15 @@ def _step_curves(
     group's, and of these the ones whose `above_ranks` is the largest below the size of the group.
     Bytes are those of all rings together.
     """
-    index = np.full(size.shape, -1)
+    index = np.full(ways.size.shape, -1)
     curves: list[Curve] = []
     for number, steps in enumerate(steps_of_level):
         if steps is None or kind not in RING_KINDS:
             continue
         for n_rings, points in steps.of_kind(kind).items():
-            holds = (level == number) & (n_sharing >= n_rings)
+            holds = (ways.level == number) & (ways.n_sharing >= n_rings)
             for above_ranks in sorted({point.above_ranks for point in points}):
-                index[holds & (size > above_ranks)] = len(curves)
+                index[holds & (ways.size > above_ranks)] = len(curves)
                 of_regime = [
                     (n_rings * p.nbytes, p.seconds) for p in points if p.above_ranks == above_ranks
                 ]
@@ -384,9 +412,7 @@ def _step_curves(
     return index, tuple(curves)
 
 
-def _occupied_s_per_byte(
-    machine: Machine, crossing: list[Ints], kinds: Mapping[str, KindLinks], size: Ints
-) -> Array:
+def _occupied_s_per_byte(machine: Machine, ways: _Ways, kinds: Mapping[str, KindLinks]) -> Array:
     """Return how long a byte of every ring occupies the boundary of each level, (levels, P).
 
     This is the number of rings over the bandwidth of the boundary, but no more than the time in
@@ -396,10 +422,10 @@ def _occupied_s_per_byte(
     for kind, links in kinds.items():
         for number, curve in enumerate(links.curves):
             rows = links.curve == number
-            moved = moved_fraction(kind, size[rows])[:, None] * curve.nbytes
+            moved = moved_fraction(kind, ways.size[rows])[:, None] * curve.nbytes
             measured[rows] = np.minimum(measured[rows], (curve.seconds / moved).min(axis=1))
     occupied = []
-    for link, rings in zip(machine.links, crossing, strict=True):
+    for link, rings in zip(machine.links, ways.crossing, strict=True):
         fastest = max([1.0, *(fraction.value for fraction in link.kind_fraction.values())])
         by_law = rings / (link.bandwidth_bytes_per_s.value * fastest)
         occupied.append(np.minimum(by_law, measured))
@@ -407,18 +433,20 @@ def _occupied_s_per_byte(
 
 
 def _bandwidth(
-    machine: Machine, kind: str, crossing: list[Ints], worth: list[Array]
+    machine: Machine, kind: str, ways: _Ways, sent_once: Experts | None
 ) -> tuple[Array, Ints]:
     """Return the smallest share of a crossed boundary, and its level.
 
     They are infinite and -1 for a group of one rank. A group whose bytes through the boundary are
     worth several rings has that part of a ring's share for each.
     """
-    bandwidth = np.full(crossing[0].shape, np.inf)
-    bounding_level = np.full(crossing[0].shape, -1)
+    n_ranks = ways.size.astype(np.float64)
+    bandwidth = np.full(n_ranks.shape, np.inf)
+    bounding_level = np.full(n_ranks.shape, -1)
     for index, link in enumerate(machine.links):
-        rings = crossing[index]
-        share = ring_share(link, kind, rings) / worth[index]
+        rings = ways.crossing[index]
+        worth = rings_worth(kind, n_ranks, ways.n_units[index], sent_once)
+        share = ring_share(link, kind, rings) / worth
         is_slower = (rings > 0) & (share < bandwidth)
         bandwidth = np.where(is_slower, share, bandwidth)
         bounding_level = np.where(is_slower, index, bounding_level)
