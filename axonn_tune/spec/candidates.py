@@ -121,6 +121,17 @@ class Placements:
 
         An empty group is that of a rank alone.
         """
+        if group not in self._group_sizes:
+            self._group_sizes[group] = self._size(group)
+        return self._group_sizes[group]
+
+    @cached_property
+    def _group_sizes(self) -> dict[str, Ints]:
+        """The results of `size` that are known already, by group."""
+        return {}
+
+    def _size(self, group: str) -> Ints:
+        """Return what `size` does."""
         if group == EXPERT:
             return self.sizes[-1]
         if group == EXPERT_REPLICAS:
@@ -273,34 +284,34 @@ class CandidateTable:
         """The results of `size` that are known already, by group."""
         return {}
 
-    @property
+    @cached_property
     def n_stages(self) -> int:
         """The number of stages of the pipeline, the same for candidates that are alike."""
         return _common(self.stages, 1)
 
-    @property
+    @cached_property
     def stages(self) -> Ints:
         """The number of stages of each candidate's pipeline, shape (C,)."""
         if PIPELINE not in self.placements.axes.names:
             return np.ones(len(self), np.int64)
         return self.placements.size(PIPELINE)[self.placement]
 
-    @property
+    @cached_property
     def n_chunks(self) -> int:
         """The number of virtual stages of all ranks, the same for candidates that share a plan."""
         return _common(self.stages * self.n_virtual, 1)
 
-    @property
+    @cached_property
     def is_pipelined(self) -> bool:
         """Whether there are stages at all, the same for candidates that share a plan."""
         return bool(_common(np.minimum(self.stages, 2), 1) > 1)
 
-    @property
+    @cached_property
     def common_recompute(self) -> str:
         """The recomputation, the same for candidates that are alike."""
         return recompute_text(_common(self.recompute, 0))
 
-    @property
+    @cached_property
     def common_n_virtual(self) -> int:
         """The number of virtual stages, the same for candidates that are alike."""
         return _common(self.n_virtual, 1)
