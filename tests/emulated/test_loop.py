@@ -29,11 +29,16 @@ def on_all_ranks(*command):
 def calibrated(emulation, tmp_path_factory):
     """The path of a profile that was calibrated on the cluster."""
     profile = str(tmp_path_factory.mktemp("mini") / "mini.yaml")
+    calibrate(profile)
+    return profile
+
+
+def calibrate(profile):
+    """Calibrate the cluster, and write or replace its profile."""
     few = ["--quick", "--most-shapes", "5", "--quiet"]
     done = on_all_ranks(*CALIBRATE, "--output", profile, *few, *SEARCH)
     assert done.returncode == 0, done.stderr
     assert "package: joins" in done.stdout and "intra-node: joins" in done.stdout
-    return profile
 
 
 @pytest.mark.slow
@@ -43,7 +48,7 @@ def test_predictions_hold_on_frontier_mini(calibrated, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_steps_of_axonn_itself_are_predicted(calibrated, capsys):
     """The prediction is that of the engine AxoNN 0.2.0."""
     pytest.importorskip("axonn")
@@ -52,7 +57,7 @@ def test_steps_of_axonn_itself_are_predicted(calibrated, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_steps_of_deepspeed_itself_are_predicted(calibrated, capsys):
     pytest.importorskip("deepspeed")
     options = ["--engine", "deepspeed", "--strategy", "zero3", "--no-ors"]
@@ -62,11 +67,13 @@ def test_steps_of_deepspeed_itself_are_predicted(calibrated, capsys):
 def check_prediction(capsys, profile, *options):
     """Compare steps on the calibrated cluster with their prediction, and again if it is missed.
 
-    A host that is busy with something else spoils one measurement; a wrong prediction misses both.
+    A host that is busy with something else spoils one calibration or one comparison; a wrong model
+    misses both times.
     """
     validate = [*COMMAND, "validate", "--machine", profile, "--quiet", *SEARCH, *options]
     done = on_all_ranks(*validate)
     if done.returncode == 1:
+        calibrate(profile)
         done = on_all_ranks(*validate)
     with capsys.disabled():
         print(f"\n{done.stdout}")
