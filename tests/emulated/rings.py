@@ -1,4 +1,7 @@
-"""On every rank: bus bandwidth of each axis of a cluster, all its groups at once, as JSON."""
+"""Every rank measures the bandwidth of each axis of a cluster, with all groups of it at once.
+
+Rank 0 prints the rates as JSON.
+"""
 
 import json
 import os
@@ -28,7 +31,7 @@ def main(kind, axes):
 
 
 def bandwidth(kind, stride, size, device):
-    """Bytes per second that each ring of an axis moves."""
+    """Return the bytes per second that each ring of an axis moves."""
     groups = Groups(stride, size, n_rings=stride, everywhere=True)
     mesh = groups.mesh(device)
     nbytes = whole_bytes(NBYTES, size)

@@ -60,6 +60,6 @@ def test_rings_share_the_links_that_they_cross(name, kind, emulation, capsys):
     with capsys.disabled():
         shown = ", ".join(f"{axis}: {ratio:.2f}" for axis, ratio in ratios.items())
         print(f"\n{name}, {kind}: measured over predicted by (stride, size): {shown}")
-    # A mistake in the law is a factor of two or more; a busy host gets a little less than that.
-    assert all(0.6 < ratio < 1.05 for ratio in ratios.values())
-    assert np.median(list(ratios.values())) > 0.7
+    # More than the law allows would be a mistake in it, as would half of it; a busy host gets less.
+    assert all(0.7 < ratio < 1.05 for ratio in ratios.values())
+    assert np.median(list(ratios.values())) > 0.8
