@@ -97,13 +97,9 @@ def rate_to(peer, cluster, capfd, nbytes=400_000):
 
 @pytest.mark.parametrize(("peer", "expected"), [(1, 4e6), (2, 1e6)])
 def test_links_carry_what_the_spec_says(peer, expected, capfd):
+    rate = max(rate_to(peer, small(), capfd) for _ in range(3))
     # Headers take 5 %; a host that is busy may be slower, but a link never carries more.
-    for _ in range(5):
-        rate = rate_to(peer, small(), capfd)
-        assert rate < 1.02 * expected
-        if rate > 0.6 * expected:
-            break
-    assert rate > 0.6 * expected
+    assert 0.6 * expected < rate < 1.02 * expected
 
 
 def test_an_odd_unit_has_a_rate_of_its_own(capfd):
