@@ -261,12 +261,13 @@ def axis_links(
     level that holds any of them, where it is forwarded within the unit.
     """
     ways = _ways(machine, stride, size)
+    in_node = ways.level < machine.node_level
     kinds = {}
     for kind in KINDS:
         bandwidth, bounding_level = _bandwidth(machine, kind, ways, sent_once)
         for ring in machine.ring_bandwidths:
-            is_listed = (ways.level < machine.node_level) & (stride == ring.stride)
-            bandwidth[is_listed & (size == ring.size)] = ring.bandwidth_bytes_per_s.value
+            is_listed = in_node & (stride == ring.stride) & (size == ring.size)
+            bandwidth[is_listed] = ring.bandwidth_bytes_per_s.value
         curve, curves = _curves(machine, kind, stride, size)
         ring_seconds = _latency(machine, kind, ways.hops(kind))
         tree_seconds = _latency(machine, kind, ways.tree_hops)

@@ -121,17 +121,6 @@ class Placements:
 
         An empty group is that of a rank alone.
         """
-        if group not in self._group_sizes:
-            self._group_sizes[group] = self._size(group)
-        return self._group_sizes[group]
-
-    @cached_property
-    def _group_sizes(self) -> dict[str, Ints]:
-        """The results of `size` that are known already, by group."""
-        return {}
-
-    def _size(self, group: str) -> Ints:
-        """Return what `size` does."""
         if group == EXPERT:
             return self.sizes[-1]
         if group == EXPERT_REPLICAS:
@@ -159,12 +148,12 @@ class Placements:
 
 @lru_cache
 def _distinct_orders(orders: tuple[str, ...]) -> list[Ints]:
-    """Return the indices of the orders that place the axes present differently, by their bits."""
+    """Return `_orders_of` for the bits of every choice of axes."""
     return [_orders_of(orders, present_bits) for present_bits in range(2 ** len(AXES))]
 
 
 def _orders_of(orders: Sequence[str], present_bits: int) -> Ints:
-    """Return the indices of the orders that place the axes with these bits differently."""
+    """Return the indices of the orders that differ in where they place the axes with these bits."""
     present = {LETTERS[axis] for bit, axis in enumerate(AXES) if present_bits >> bit & 1}
     seen: dict[str, int] = {}
     for order in orders:
