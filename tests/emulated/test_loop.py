@@ -84,7 +84,7 @@ def check_prediction(capsys, profile, *options):
 @pytest.mark.sweep
 @pytest.mark.parametrize("strategy", ["hsdp", "megatron-tp"])
 def test_predictions_of_torch_s_own_parallelism_hold(emulation, capsys, strategy):
-    """On flat-8, with the profile that docs/emulated has of it."""
+    """The cluster is flat-8, and the profile is the one that docs/emulated has of it."""
     profile = Path(__file__).parents[2] / "docs" / "emulated" / "flat-8.yaml"
     done = subprocess.run(
         [

@@ -107,7 +107,7 @@ def test_the_bound_of_products_is_the_median_of_the_long_measurements():
 
 
 def test_the_loss_takes_as_long_as_simumax_measured_and_routing_does_not():
-    """At 4,096 tokens and 128,256 entries: SimuMax's law for either pass."""
+    """Both passes follow SimuMax's law at 4,096 tokens and 128,256 entries."""
     prices = KernelPrices(load_machine("b200-simumax"), Job(1, 1, 4096, kernel_tuning=False))
     n_logits = 4096.0 * 128256.0
     law = 30e-6 + 4.0 * n_logits / (0.2795145022199592 * 8000 * 2**30)

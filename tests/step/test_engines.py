@@ -148,7 +148,7 @@ def nanotron(global_batch, micro_batch, **sizes):
 
 
 def test_nanotron_holds_what_was_counted_in_its_code():
-    """On one GPU of eight: 20 bytes a parameter, 22 widths and 8 MLP widths a layer, 10 a logit."""
+    """A GPU holds 20 bytes a parameter, 10 a logit, and 22 widths and 8 MLP widths a layer."""
     held = nanotron(16, 2, data=8)
     parameters = 16 * (4 * 2048**2 + 3 * 2048 * 8192) + 131072 * 2048
     saved = 8192 * 16 * (22 * 2048 + 8 * 8192)

@@ -86,7 +86,7 @@ def rings_by_unit(stride, size, n_ranks, unit_ranks):
 
 
 def boundary_seconds(world):
-    """For each candidate, how long the busiest unit's boundary is at work at least."""
+    """The least time for which the busiest unit's boundary is at work, for each candidate."""
     model, job, machine, recompute, table = world
     plan = AXONN.plan(model, job, table.executed(recompute, 1))
     bounds = np.zeros(len(table))
