@@ -354,7 +354,7 @@ def _ranking_of_all(
         rows, times = contender_times(steps, table.placement, fits, search.n_wanted)
     n_bounded = n_slower + int(fits.sum() - fits[rows].sum())
     of_layouts = (table.placement[fits], table.placement[rows][fits[rows]])
-    n_layouts, n_ranked = (np.unique(placement).size for placement in of_layouts)
+    n_layouts, n_ranked = (np.count_nonzero(np.bincount(each)) for each in of_layouts)
     table, fits, memory = table.take(rows), fits[rows], memory[rows]
     step, exposed, bubble = times
     # Candidates that do not fit come last, the leanest of them first.
@@ -373,7 +373,7 @@ def _ranking_of_all(
         rejected=rejected,
         n_evaluated=n_evaluated,
         n_bounded=n_bounded,
-        n_left_out=n_layouts - n_ranked,
+        n_left_out=int(n_layouts - n_ranked),
     )
     return _taken(unordered, np.lexsort(keys))
 
@@ -464,7 +464,10 @@ def _offload_hint(search: Search) -> str:
     can_offload = scenario.strategy.engine.offload and scenario.machine.host
     if scenario.job.offloads_optimizer or not can_offload:
         return ""
-    job = replace(scenario.job, offload="optimizer")
+    try:
+        job = replace(scenario.job, offload="optimizer")
+    except InputError:  # The job has something that no engine offloads with.
+        return ""
     offloading = replace(search, scenario=replace(scenario, job=job))
     return "; with --offload optimizer it fits" if _something_fits(offloading) else ""
 

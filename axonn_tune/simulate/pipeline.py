@@ -442,8 +442,8 @@ def least_pipeline_seconds(
 
 def _alike(n_micro: Ints) -> Iterator[tuple[int, Ints]]:
     """Yield each number of micro-batches with the rows that have it."""
-    for number in np.unique(n_micro):
-        yield int(number), np.flatnonzero(n_micro == number)
+    for number in sorted(set(n_micro.tolist())):
+        yield number, np.flatnonzero(n_micro == number)
 
 
 def _ends(schedule: _Schedule, duration: Array) -> Array:

@@ -313,15 +313,11 @@ class Phase:
     repeats
         Number of times that the sequence is issued; where candidates differ, an array of shape (C,)
         that may have zeros.
-    over_storage
-        Whether some of its kernels run over what the rank stores (weights, gradients, optimizer
-        states) rather than over the activations of a micro-batch.
     """
 
     name: str
     operations: tuple[Operation, ...]
     repeats: int | Ints = 1
-    over_storage: bool = False
 
     @property
     def is_repeated(self) -> bool:

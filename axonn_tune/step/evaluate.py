@@ -208,9 +208,7 @@ class Schedules:
 
     def shape_operation(self, part: Part, index: OpIndex) -> Operation:
         """Return an operation of a part with its sizes for each distinct shape, shape (K,)."""
-        phase_index, operation_index = index
-        of_shapes = self._shape_parts.get(part.name, part)
-        operation = of_shapes.phases[phase_index].operations[operation_index]
+        operation = _operation(self._shape_parts.get(part.name, part), index)
         return sized(operation, self.shape_rows) if self._is_one_chunk else operation
 
     def program(self, part: Part, group_lanes: Ints) -> tuple[Program, LaneSharing]:
@@ -256,8 +254,7 @@ class ShapePrices:
 
     def seconds(self, part: Part, index: OpIndex) -> Array:
         """Return the time of a kernel of a part."""
-        phase_index, operation_index = index
-        name = part.phases[phase_index].operations[operation_index].name
+        name = _operation(part, index).name
         if name not in self._seconds:
             operation = self._schedules.shape_operation(part, index)
             assert not isinstance(operation, Transfer)
@@ -270,6 +267,12 @@ class ShapePrices:
         return self._seconds[name]
 
 
+def _operation(part: Part, index: OpIndex) -> Operation:
+    """Return an operation of a part."""
+    phase_index, operation_index = index
+    return part.phases[phase_index].operations[operation_index]
+
+
 def _work_of(kernel: Compute) -> Hashable:
     """Return all on which the price of a kernel depends: kernels of other names may be alike."""
     return type(kernel), *(
@@ -277,6 +280,30 @@ def _work_of(kernel: Compute) -> Hashable:
         for key, value in vars(kernel).items()
         if key not in ("name", "waits_for")
     )
+
+
+class _ChunkShapes:
+    """Tells which kernels of a chunk of candidates depend on the shapes of the candidates alone.
+
+    The others run over what a rank stores, such as its share of the gradients.
+    """
+
+    def __init__(self, schedules: Schedules, rows: Ints) -> None:
+        self.shape_of = schedules.shape_of[rows]
+        self._schedules = schedules
+        self._suffices: dict[str, bool] = {}
+
+    def suffices(self, part: Part, index: OpIndex) -> bool:
+        """Return whether candidates of one shape have one price of a kernel."""
+        operation = _operation(part, index)
+        if operation.name not in self._suffices:
+            of_shapes = vars(self._schedules.shape_operation(part, index))
+            self._suffices[operation.name] = all(
+                np.array_equal(size, of_shapes[name][self.shape_of])
+                for name, size in vars(operation).items()
+                if isinstance(size, np.ndarray)
+            )
+        return self._suffices[operation.name]
 
 
 class _PlayedChunk:
@@ -288,9 +315,9 @@ class _PlayedChunk:
         self._plan = self._schedules.plan(rows)
         placement = self._schedules.table.placement[rows]
         self._lanes = np.tile(lanes(evaluators[0].links)[:, placement], len(evaluators))
-        shape_of = self._schedules.shape_of[rows]
+        shapes = _ChunkShapes(self._schedules, rows)
         self._prices = [
-            _ChunkPrices(evaluator.kernels, collectives, shape_of)
+            _ChunkPrices(evaluator.kernels, collectives, shapes)
             for evaluator, collectives in zip(
                 evaluators, _collectives(evaluators, self._plan.candidates), strict=True
             )
@@ -366,29 +393,33 @@ def _on_machines(priced: Sequence[Array]) -> Array:
 class _ChunkPrices:
     """The times of the operations of one chunk of candidates on a machine, of shape (chunk,)."""
 
-    def __init__(self, kernels: ShapePrices, collectives: CollectivePrices, shape_of: Ints) -> None:
+    def __init__(
+        self, kernels: ShapePrices, collectives: CollectivePrices, shapes: _ChunkShapes
+    ) -> None:
         self.collectives = collectives
         self._by_shape = kernels
-        self._shape_of = shape_of
+        self._shapes = shapes
 
     def kernels(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
         """Return the time of kernels that run back to back."""
-        phase = part.phases[indices[0][0]]
-        if phase.over_storage:
-            price = self._by_shape.prices.seconds
-            kernels = [phase.operations[index] for _, index in indices]
-            seconds = [price(op) for op in kernels if not isinstance(op, Transfer)]
-            return sum(seconds[1:], start=seconds[0])
-        seconds = [self._by_shape.seconds(part, index) for index in indices]
-        return sum(seconds[1:], start=seconds[0])[self._shape_of]
+        of_shapes, seconds = [], []
+        for index in indices:
+            if self._shapes.suffices(part, index):
+                of_shapes.append(self._by_shape.seconds(part, index))
+            else:
+                kernel = _operation(part, index)
+                assert not isinstance(kernel, Transfer)
+                seconds.append(self._by_shape.prices.seconds(kernel))
+        if of_shapes:
+            seconds.append(sum(of_shapes[1:], start=of_shapes[0])[self._shapes.shape_of])
+        return sum(seconds[1:], start=seconds[0])
 
     def message(self, part: Part, index: OpIndex) -> Array:
         """Return the time of a collective or of a copy of a part."""
-        phase_index, operation_index = index
-        operation = part.phases[phase_index].operations[operation_index]
+        operation = _operation(part, index)
         if isinstance(operation, HostCopy):
             seconds = self._by_shape.prices.copy_seconds(operation)
-            return np.broadcast_to(seconds, self._shape_of.shape)
+            return np.broadcast_to(seconds, self._shapes.shape_of.shape)
         assert isinstance(operation, Collective)
         return self.collectives.seconds(operation)
 

@@ -89,10 +89,10 @@ class HostProgram:
             self.issue(name, kind, nbytes, axis, n_calls)
             self.wait(name)
 
-    def phase(self, name: str, repeats: int = 1, over_storage: bool = False) -> Phase:
+    def phase(self, name: str, repeats: int = 1) -> Phase:
         """Return the recorded operations as a phase; a kernel must have followed every wait."""
         assert not self._awaited, f"phase {name} ends before it has waited for {self._awaited}"
-        return Phase(name, tuple(self._operations), repeats, over_storage)
+        return Phase(name, tuple(self._operations), repeats)
 
     def _take_awaited(self) -> tuple[str, ...]:
         """Return the names that the next kernel waits for, and forget them."""

@@ -642,13 +642,13 @@ class Transformer:
         nbytes = cleared_bytes + 3.0 * shapes.residual_bytes
         host.memory_bound(names.scatter_add(owner), nbytes, "scatter_add")
         self.communication.send_gradient(host, "embedding")
-        return host.phase("embedding_backward", over_storage=True)
+        return host.phase("embedding_backward")
 
     def _accumulate(self, last_layer: str) -> Phase:
         """Add the gradients of the micro-step to the gradients of earlier micro-steps."""
         host = HostProgram()
         self.communication.accumulate(host, last_layer)
-        return host.phase("accumulate", over_storage=True)
+        return host.phase("accumulate")
 
     def forward_pass(
         self, layers: Sequence[int], first: bool, last: bool, recompute: str
@@ -720,7 +720,7 @@ class Transformer:
         """Return what happens once per step, after all micro-steps."""
         host = HostProgram()
         self.communication.step_end(host)
-        return (host.phase("step_end", over_storage=True),)
+        return (host.phase("step_end"),)
 
 
 def _forward_name(block: Block) -> str:

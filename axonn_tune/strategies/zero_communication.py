@@ -223,7 +223,10 @@ class ZeroCommunication(SequenceParallel):
         if is_quantised:
             host.memory_bound(f"{name}.dequantise", received * (INT8_BYTES + element), "scale")
         else:
-            host.memory_bound(f"{name}.copy", received * (2.0 * element), "copy")
+            # The first gather of a step is over other ranks than those from the second copy.
+            is_first = self._sharding.copy and group == self._sharding.weights
+            copy = f"{name}.first_copy" if is_first else f"{name}.copy"
+            host.memory_bound(copy, received * (2.0 * element), "copy")
 
     # Gradients ---------------------------------------------------------------------------
 

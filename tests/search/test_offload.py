@@ -35,7 +35,15 @@ def test_what_offload_makes_fit_is_said_where_nothing_fits():
     assert rank_candidates(search_of()).fits.all()
 
 
-@pytest.mark.parametrize("refused", [{"machine": "jean-zay"}, {"engine": "deepspeed-2021"}])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"machine": "jean-zay"},
+        {"engine": "deepspeed-2021"},
+        {"frozen": "embedding,layers:0-1,head"},
+        {"moments": "bf16", "strategy": "megatron"},
+    ],
+)
 def test_it_is_not_said_where_it_cannot_be_done(refused):
     with pytest.raises(NoCandidateError) as error:
         rank_candidates(search_of("none", model="80b", **refused))

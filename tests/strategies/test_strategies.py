@@ -20,7 +20,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, Gemm
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
-from axonn_tune.step.predict import candidate_table, predict
+from axonn_tune.step.predict import predict
 from axonn_tune.step.timeline import step_timeline
 from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
@@ -429,27 +429,37 @@ def test_explain_has_one_row_of_a_name_and_the_transfers_of_a_pipeline():
     assert rows["pipeline.send_recv"].n_calls == n_passes
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+# Strategies with switches that bring further kernels into their plans.
+SWITCHED = [
+    *((name, {}) for name in LAYOUTS),
+    ("axonn", {"overlap_grad_reduce": True}),
+    ("axonn", {"overlap_grad_reduce": True, "ors": False}),
+    ("axonn", {"shard_gradients": True}),
+    ("megatron", {"overlap_grad_reduce": False, "distributed_optimizer": False}),
+    ("megatron", {"shard_gradients": True, "context_kind": "ring"}),
+    ("zeropp", {"qwz": False, "qgz": False}),
+    ("zeropp", {"hpz": False, "engine": "deepspeed-eager"}),
+    ("zero3", {"engine": "fsdp2-eager"}),
+]
+
+
+@pytest.mark.parametrize(("name", "switches"), SWITCHED)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_kernels_of_one_name_are_alike_in_all_phases(name, recompute):
-    search = search_of(name, recompute=recompute)
-    prediction = best_of_layout(search, LAYOUTS[name])
-    scenario = search.scenario
-    plan = scenario.strategy.plan(
-        scenario.model, scenario.job, candidate_table(scenario, prediction.configuration)
-    )
-    known = {}
-    for phase in plan.phases:
-        for op in phase.operations if not phase.over_storage else ():
+def test_kernels_of_one_name_are_alike_in_all_phases(name, switches, recompute):
+    search = search_of(name, recompute=recompute, include_oom=True, **switches)
+    ranking = rank_candidates(search)
+    for alike in ranking.table.alike():
+        known = {}
+        for op in search.scenario.plan(ranking.table.take(alike)).operations:
             if not isinstance(op, Collective):
                 sizes = [vars(op)[k] for k in vars(op) if k not in ("name", "waits_for")]
-                sizes = [float(np.ravel(v)[0]) if isinstance(v, np.ndarray) else v for v in sizes]
+                sizes = [v.tolist() if isinstance(v, np.ndarray) else v for v in sizes]
                 assert known.setdefault(op.name, sizes) == sizes, op.name
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_layout_is_the_same_alone_and_among_others(name):
-    search = search_of(name)
+@pytest.mark.parametrize(("name", "switches"), SWITCHED)
+def test_a_layout_is_the_same_alone_and_among_others(name, switches):
+    search = search_of(name, **switches)
     ranking = rank_candidates(replace(search, every_configuration=True, include_oom=True))
     for row in range(0, len(ranking), max(len(ranking) // 8, 1)):
         among = ranking.prediction(row)
