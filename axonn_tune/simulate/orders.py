@@ -22,7 +22,7 @@ from typing import TypeAlias
 import numpy as np
 
 from axonn_tune.spec.candidates import Ints
-from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
+from axonn_tune.spec.schedule import DUALPIPE, ZB_H1
 
 FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
 
@@ -44,25 +44,19 @@ def ordered_passes(schedule: str, rank: int, n_stages: int, n_virtual: int, n_mi
     n_micro
         Number of micro-batches, of each direction with ``dualpipe``.
     """
-    if schedule == ONE_F_ONE_B:
-        order = rank_order(rank, n_stages, n_virtual, n_micro)
-        number = np.arange(len(order))
-        return np.stack([number, np.zeros_like(number), *order.T])
-    return np.array(
-        [
-            (number, place, *each)
-            for number, slot in enumerate(slots(schedule, rank, n_stages, n_micro))
-            for place, each in enumerate(slot)
-        ]
-    ).T
-
-
-def slots(schedule: str, rank: int, n_stages: int, n_micro: int) -> list[Slot]:
-    """Return what one rank of a schedule without virtual stages runs, in its order."""
     if schedule == DUALPIPE:
-        return _DualPipeOrder(rank, n_stages, n_micro).slots
-    assert schedule == ZB_H1, f"there is no schedule {schedule}"
-    return [(each,) for each in _zero_bubble_order(rank, n_stages, n_micro)]
+        return np.array(
+            [
+                (number, place, *each)
+                for number, slot in enumerate(_DualPipeOrder(rank, n_stages, n_micro).slots)
+                for place, each in enumerate(slot)
+            ]
+        ).T
+    order = rank_order(rank, n_stages, n_virtual, n_micro)
+    if schedule == ZB_H1:
+        order = _with_split_backward(order, rank, n_micro)
+    number = np.arange(len(order))
+    return np.stack([number, np.zeros_like(number), *order.T])
 
 
 def rank_order(rank: int, n_stages: int, n_virtual: int, n_micro: int) -> Ints:
@@ -97,19 +91,26 @@ def rank_order(rank: int, n_stages: int, n_virtual: int, n_micro: int) -> Ints:
     return order
 
 
-def _zero_bubble_order(rank: int, n_stages: int, n_micro: int) -> list[Pass]:
-    """Return the passes of one rank of ZB-H1.
+def _with_split_backward(order: Ints, rank: int, n_micro: int) -> Ints:
+    """Return the passes of one rank of ZB-H1 from those of 1F1B, both of shape (passes, 3).
 
     Forward passes and gradients of inputs come as in 1F1B. A rank puts off the gradients of weights
     by as many micro-batches as ranks stand before it, so that all ranks hold those of `n_stages`
     micro-batches.
     """
-    order: list[Pass] = []
-    for direction, _, micro in rank_order(rank, n_stages, 1, n_micro).tolist():
-        order.append((FORWARD if direction == FORWARD else INPUT, 0, micro))
-        if direction == BACKWARD and micro >= rank:
-            order.append((WEIGHT, 0, micro - rank))
-    return order + [(WEIGHT, 0, micro) for micro in range(max(n_micro - rank, 0), n_micro)]
+    direction, _, micro = order.T
+    is_backward = direction == BACKWARD
+    is_followed = is_backward & (micro >= rank)
+    n_each = 1 + is_followed
+    direction = np.repeat(np.where(is_backward, INPUT, FORWARD), n_each)
+    micro = np.repeat(micro, n_each)
+    after = np.cumsum(n_each)[is_followed] - 1
+    direction[after] = WEIGHT
+    micro[after] -= rank
+    put_off = np.arange(max(n_micro - rank, 0), n_micro)
+    direction = np.concatenate([direction, np.full_like(put_off, WEIGHT)])
+    micro = np.concatenate([micro, put_off])
+    return np.stack([direction, np.zeros_like(micro), micro], axis=1)
 
 
 class _DualPipeOrder:

@@ -8,8 +8,8 @@ They are played in these steps:
 2. `_schedule` sorts the slots of all ranks into levels, so that each depends on slots of
    earlier levels only. This does not depend on durations, so that all candidates share it.
 3. `_played` computes when the passes end, one level after another, for many candidates at once.
-4. `pipeline_seconds` plays as many micro-batches as it takes until the schedule repeats, and adds
-   the period for the others. `passes` plays one candidate and returns every pass.
+4. `pipeline_seconds` plays more and more micro-batches until the schedule repeats, and adds the
+   period for the others. `passes` plays one candidate and returns every pass.
 
 The duration of a pass depends on its direction and on whether its stage is the first, a middle or
 the last one; `kind_of` numbers these combinations.
@@ -31,8 +31,10 @@ from axonn_tune.spec.plan import Array
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
 
 # How many rounds of `n_stages` micro-batches may belong to the start of the pipeline, and as many
-# to its drain, by schedule; 1F1B without virtual stages takes one.
-ROUNDS_OF_START = {ONE_F_ONE_B: 2, ZB_H1: 4, DUALPIPE: 4}
+# to its drain, with virtual stages or two flows; other schedules take one.
+ROUNDS_OF_START = {ONE_F_ONE_B: 2, DUALPIPE: 4}
+# How many times as many micro-batches are played where those before do not repeat yet.
+GROWTH = 4
 # Rounds count as equal if their passes shift alike up to this fraction of the whole time.
 ROUND_TOLERANCE = 1e-12
 # Number of entries of the table of ends that is held at once.
@@ -135,19 +137,19 @@ class _Shape:
     def period(self) -> int:
         """The number of micro-batches after which the order of a rank's passes repeats.
 
-        It is one without virtual stages; the other schedules are taken to repeat after a round.
+        It is one where a rank has one stage; the other schedules are taken to repeat after a round.
         """
-        return 1 if self._is_plain else self.n_stages
+        return 1 if self._has_one_stage else self.n_stages
 
     @property
     def micro_of_start(self) -> int:
         """How many micro-batches may belong to the start of the pipeline; as many to its drain."""
-        return self.n_stages * (1 if self._is_plain else ROUNDS_OF_START[self.schedule])
+        return self.n_stages * (1 if self._has_one_stage else ROUNDS_OF_START[self.schedule])
 
     @property
-    def _is_plain(self) -> bool:
-        """Whether each rank has one stage, and runs one forward, one backward pass."""
-        return self.schedule == ONE_F_ONE_B and self.n_virtual == 1
+    def _has_one_stage(self) -> bool:
+        """Whether each rank has one stage."""
+        return self.schedule != DUALPIPE and self.n_virtual == 1
 
     @property
     def n_kinds(self) -> int:
@@ -396,15 +398,19 @@ def pipeline_seconds(
     duration = _durations(seconds, transfer_seconds)
     n_micro = _per_flow(schedule, np.broadcast_to(np.asarray(n_micro), transfer_seconds.shape))
     result = np.empty(n_micro.shape)
-    most = 2 * shape.micro_of_start + n_stages + shape.period + n_micro % shape.period
-    for played, rows in _alike(np.minimum(n_micro, most)):
-        end, period, drift = _played(_schedule(shape, played), duration[:, rows])
-        n_more = (n_micro[rows] - played) / shape.period
-        result[rows] = end + np.where(n_more > 0, n_more * period, 0.0)
-        unsettled = rows[(n_more > 0) & (drift > ROUND_TOLERANCE * end)]
-        for whole, drifting in _alike(n_micro[unsettled]):
-            late = unsettled[drifting]
-            result[late] = _played(_schedule(shape, whole), duration[:, late])[0]
+    n_played = 2 * shape.micro_of_start + n_stages + shape.period
+    unsettled = np.arange(n_micro.size)
+    while unsettled.size:
+        most = np.minimum(n_micro, n_played + n_micro % shape.period)
+        drifting = []
+        for played, alike in _alike(most[unsettled]):
+            rows = unsettled[alike]
+            end, period, drift = _played(_schedule(shape, played), duration[:, rows])
+            n_more = (n_micro[rows] - played) / shape.period
+            result[rows] = end + np.where(n_more > 0, n_more * period, 0.0)
+            drifting.append(rows[(n_more > 0) & (drift > ROUND_TOLERANCE * end)])
+        unsettled = np.concatenate(drifting)
+        n_played *= GROWTH
     return result
 
 
@@ -422,22 +428,52 @@ def least_pipeline_seconds(
     The numbers of stages may be those of each candidate, shape (C,).
 
     A rank does all its passes one after another. Before its first forward pass, the ranks before it
-    have done one each, and after its last backward pass they do one each. The bound is the largest
-    such sum of the first, of the last, and of the rank before the last. It is known for 1F1B with
+    have done one each. With 1F1B, they do one more each after its last backward pass. The bound is
+    the largest such sum of the first, of the last, and of the rank before the last. It is known for
     equal stages between the first and the last; elsewhere it is zero.
     """
-    if schedule != ONE_F_ONE_B or places:
+    if places:
         return np.zeros(transfer_seconds.shape)
+    if schedule == DUALPIPE:
+        return _least_of_two_flows(n_stages, n_micro, seconds, transfer_seconds)
+    backward = (INPUT, WEIGHT) if schedule == ZB_H1 else (BACKWARD,)
+    alone = (FORWARD,) if schedule == ZB_H1 else (FORWARD, BACKWARD)
+
+    def seconds_of(directions: tuple[int, ...], place: int) -> Array:
+        n_sent = sum(direction != WEIGHT for direction in directions)
+        each = (seconds[kind_of(direction, place)] for direction in directions)
+        return sum(each, start=n_sent * transfer_seconds)
+
+    first, middle, last = (seconds_of((FORWARD, *backward), p) for p in (FIRST, MIDDLE, LAST))
+    before_first, before_middle = seconds_of(alone, FIRST), seconds_of(alone, MIDDLE)
+    others = (n_virtual - 1) * middle
+    of_last = before_first + (n_stages - 2) * before_middle + n_micro * (last + others)
+    of_middle = before_first + (n_stages - 3) * before_middle + n_micro * n_virtual * middle
+    least = np.maximum(n_micro * (first + others), of_last)
+    return np.where(np.asarray(n_stages) > 2, np.maximum(least, of_middle), least)
+
+
+def _least_of_two_flows(
+    n_stages: Ints | int, n_micro: Ints | int, seconds: Array, transfer_seconds: Array
+) -> Array:
+    """Return the bound of `least_pipeline_seconds` for DualPipe.
+
+    The first and the last rank do the passes of both their stages for half of the micro-batches
+    each. A rank of the middle starts when those between it and the nearer end have done one forward
+    pass. Transfers of passes that run together overlap, and do not count.
+    """
     first, middle, last = (
-        seconds[kind_of(FORWARD, place)] + seconds[kind_of(BACKWARD, place)] + 2 * transfer_seconds
+        seconds[kind_of(FORWARD, place)]
+        + np.minimum(
+            seconds[kind_of(BACKWARD, place)],
+            seconds[kind_of(INPUT, place)] + seconds[kind_of(WEIGHT, place)],
+        )
         for place in (FIRST, MIDDLE, LAST)
     )
-    others = (n_virtual - 1) * middle
-    least = np.maximum(
-        n_micro * (first + others), first + (n_stages - 2) * middle + n_micro * (last + others)
-    )
-    before_last = first + (n_stages - 3) * middle + n_micro * n_virtual * middle
-    return np.where(np.asarray(n_stages) > 2, np.maximum(least, before_last), least)
+    start = np.minimum(seconds[kind_of(FORWARD, FIRST)], seconds[kind_of(FORWARD, MIDDLE)])
+    of_ends = n_micro / 2 * (first + last)
+    of_middle = (np.asarray(n_stages) // 2 - 1) * start + n_micro * middle
+    return np.where(np.asarray(n_stages) > 2, np.maximum(of_ends, of_middle), of_ends)
 
 
 def _alike(n_micro: Ints) -> Iterator[tuple[int, Ints]]:

@@ -96,7 +96,6 @@ def summed(
     """
     recording = _Recording(interference)
     skipped: list[tuple[Sum, int]] = []
-    skipped_seconds = 0.0
     for phase in phases:
         issues = _issues(phase, seconds_of, axis_lanes)
         remaining = _play_until_alike(recording, phase, issues)
@@ -108,13 +107,12 @@ def summed(
             after = _sums(recording.events[first:])
             skipped += [(of_one, n_skipped) for of_one in after.values()]
             skipped += [(of_one, -n_skipped) for of_one in before.values()]
-            skipped_seconds += n_skipped * (recording.compute_free - start)
-    recording.drain(least_seconds - skipped_seconds)
+            recording.skip(n_skipped * (recording.compute_free - start))
+    recording.drain(least_seconds)
     sums = _sums(recording.events)
     for of_one, times in skipped:
         sums[of_one.operation.name].add(of_one, times)
-    end = max((event.end_seconds for event in recording.events), default=0.0)
-    return sums, skipped_seconds + end
+    return sums, recording.compute_free
 
 
 def _play_until_alike(recording: _Recording, phase: Phase, issues: _Issues) -> int:
@@ -254,6 +252,15 @@ class _Recording:
             queue.append(index)
             self._busy_until = max(self._busy_until, start + seconds)
             self.events.append(Event(phase, operation, lane, start, start + seconds))
+
+    def skip(self, seconds: float) -> None:
+        """Let repeats pass that are not recorded; after them, the same runs as before."""
+        for each in self.running():
+            event = self.events[each.event]
+            event.start_seconds += seconds
+            event.end_seconds += seconds
+        self.compute_free += seconds
+        self._busy_until += seconds
 
     def drain(self, least_seconds: float) -> None:
         """Charge the collectives that still run after the last kernel."""

@@ -202,6 +202,13 @@ def late_blocking():
     return phases, {name: np.array([value]) for name, value in durations.items()}, 1
 
 
+def early_collective():
+    """The only collective is issued before repeats of a kernel, and its links need longer."""
+    gather = Phase("0", (Collective("0.0", "all_gather", 0.0, "x", waits_for=(COMPUTE,)),))
+    phases = [gather, Phase("1", (MemoryBound("1.0", 0.0),), 5)]
+    return phases, {"0.0": np.array([0.5]), "1.0": np.array([0.25])}, 1
+
+
 def compiled_waits(*phases):
     """What each instruction of the last phase waits for."""
     program = compile_program(phases, AXIS_LANES)
@@ -304,6 +311,7 @@ def check_against_twin(phases, durations, lanes_of_rows, interference):
 @example(slow_drift(), SOME, 0.0)
 @example(slow_fill(0.5), SOME, 0.0)
 @example(slow_drain(), NONE, 0.0)
+@example(early_collective(), NONE, 2.0)
 def test_sums_are_those_of_all_events(program, interference, least):
     phases, durations, _ = program
     given = (lambda op: durations[op.name][0], AXIS_LANES, interference, least)

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from axonn_tune.simulate import pipeline
-from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT, rank_order, slots
+from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT, ordered_passes, rank_order
 from axonn_tune.simulate.pipeline import (
     FIRST,
     LAST,
     MIDDLE,
     N_KINDS,
     kind_of,
+    least_pipeline_seconds,
     passes,
     pipeline_seconds,
 )
@@ -114,6 +115,14 @@ def test_nothing_starts_before_what_it_needs(schedule, p, m):
         assert all(a.end_seconds <= b.start_seconds + 1e-9 for a, b in pairwise(mine))
 
 
+def slots(schedule, rank, p, m):
+    """The passes of each slot of a rank."""
+    found = {}
+    for number, _, *each in ordered_passes(schedule, rank, p, 1, m).T.tolist():
+        found.setdefault(number, []).append(tuple(each))
+    return [tuple(slot) for slot in found.values()]
+
+
 def most_held(order):
     """Most micro-batches that have gone forward and whose gradients are not all formed."""
     held = most = 0
@@ -143,6 +152,38 @@ def test_long_schedules_are_extrapolated_exactly(schedule, p, m):
     whole, _, _ = pipeline._played(order, pipeline._durations(seconds, transfer))
     got = pipeline_seconds(p, 1, m, seconds, transfer, schedule)
     np.testing.assert_allclose(got, whole, rtol=1e-12)
+
+
+@EVERY
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([2, 4, 6, 8]),
+    st.integers(0, 60),
+    st.lists(st.floats(0.01, 3.0), min_size=N_KINDS, max_size=N_KINDS),
+    st.floats(0.0, 0.5),
+)
+def test_no_pipeline_is_faster_than_its_bound(schedule, p, more, seconds, transfer):
+    shape = p, 1, 2 * p + 2 * more, np.array(seconds)[:, None], np.array([transfer]), schedule
+    assert 0 < least_pipeline_seconds(*shape)[0] <= pipeline_seconds(*shape)[0] * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", *NEW])
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([2, 4, 6]),
+    st.integers(0, 150),
+    st.lists(st.sampled_from([1.0, 1.0001, 1.01, 1.1]), min_size=N_KINDS, max_size=N_KINDS),
+    st.sampled_from([0.0, 0.01]),
+)
+def test_schedules_that_repeat_late_are_extrapolated_exactly(schedule, p, more, seconds, transfer):
+    """Of two stages that take nearly as long, the slower one sets the pace after many rounds."""
+    m = 2 * p + 2 * more
+    seconds, transfer = np.array(seconds)[:, None], np.array([transfer])
+    per_flow = m // 2 if schedule == "dualpipe" else m
+    order = pipeline._schedule(pipeline._Shape(schedule, p, 1, ()), per_flow)
+    whole, _, _ = pipeline._played(order, pipeline._durations(seconds, transfer))
+    got = pipeline_seconds(p, 1, m, seconds, transfer, schedule)
+    np.testing.assert_allclose(got, whole, rtol=1e-11)
 
 
 @SHAPES
