@@ -114,7 +114,7 @@ def _strategy(given: Mapping[str, Any], model: Model) -> Strategy:
         name, engine = _strategy_and_engine(strategy, given["engine"], model)
         strategy = strategy_named(name, _switches(given), engine, not model.is_dense)
     require_predicted(model, strategy.name)
-    require_stage_layout(model, given["stage_layout"])
+    require_stage_layout(model, given["mtp_modules"], given["stage_layout"])
     broken = broken_module_rules(model, strategy.recomputed_modules, given["recompute"])
     if broken:
         raise InputError(f"strategy {strategy.name}: {'; '.join(broken)}")

@@ -13,6 +13,12 @@ FORWARD = "forward"
 RECOMPUTE = "recompute"
 BACKWARD = "backward"
 
+# What a pass over a mixture of experts exchanges: copies of tokens, what experts form of them, and
+# the probabilities of the copies.
+DISPATCH = "dispatch"
+COMBINE = "combine"
+PROBABILITIES = "probabilities"
+
 # How the names of operations end that serve the gradient of a weight only.
 _OF_WEIGHT_GRADIENT = (".gemm_weight", ".bias", ".cast_again", ".transposed", ".scatter_add")
 # What happens once per step, or once per micro-step, outside the layers.

@@ -135,16 +135,19 @@ class Communication:
 
     # Experts -----------------------------------------------------------------------------------
 
-    def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+    def send_to_experts(self, host: HostProgram, chain: str, message: str, nbytes: Array) -> None:
         """Send copies of tokens, or gradients of results, to the ranks of their experts, and wait.
 
-        Called with the bytes that a rank sends. Without a group of experts every rank holds all.
+        Called in each chain with the name of the message and the bytes that a rank sends. Without a
+        group of experts every rank holds all.
         """
 
-    def bring_from_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+    def bring_from_experts(
+        self, host: HostProgram, chain: str, message: str, nbytes: Array
+    ) -> None:
         """Bring results, or gradients of copies, from the ranks of the experts back, and wait.
 
-        Called with the bytes that a rank receives.
+        Called in each chain with the name of the message and the bytes that a rank receives.
         """
 
     @property

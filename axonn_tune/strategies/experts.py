@@ -19,7 +19,7 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.blocks import Block, Experts
-from axonn_tune.spec.names import BACKWARD, RECOMPUTE
+from axonn_tune.spec.names import BACKWARD, COMBINE, DISPATCH, PROBABILITIES, RECOMPUTE
 from axonn_tune.spec.plan import Array, GroupedGemm, Size
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication
@@ -27,7 +27,6 @@ from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, kernel_of
 
 _UP, _DOWN, _ROUTER = "experts_up", "experts_down", "router"
-_PROBABILITIES = "probabilities"
 COUNT_BYTES = 8.0  # bytes of a number of copies
 
 
@@ -213,27 +212,27 @@ class Mixture:
         self._route(host, chain)
         self._count(host, chain)
         self._permute(host, chain, "permute")
-        self._send(host, chain, "dispatch")
+        self._send(host, chain, DISPATCH)
         self._send_probabilities(host, chain)
         self._sort(host, chain, "sort")
         self._product_forward(host, chain, _UP, *self._up)
         self._activate(host, chain)
         self._product_forward(host, chain, _DOWN, *self._down)
         self._sort(host, chain, "unsort")
-        self._bring(host, chain, "combine")
+        self._bring(host, chain, COMBINE)
         self._permute(host, chain, "unpermute")
 
     def backward(self, host: HostProgram) -> None:
         """Send the results' gradients to the experts, and bring those of the tokens back."""
         self._permute(host, BACKWARD, "unpermute")
-        self._send(host, BACKWARD, "combine")
+        self._send(host, BACKWARD, COMBINE)
         self._sort(host, BACKWARD, "unsort")
         self._product_backward(host, _DOWN, *self._down)
         self._activate(host, BACKWARD)
         self._product_backward(host, _UP, *self._up)
         self._sort(host, BACKWARD, "sort")
         self._bring_probabilities(host)
-        self._bring(host, BACKWARD, "dispatch")
+        self._bring(host, BACKWARD, DISPATCH)
         self._permute(host, BACKWARD, "permute")
         self._route(host, BACKWARD)
 
@@ -338,15 +337,13 @@ class Mixture:
             nbytes = np.where(is_sorted, 2.0 * sizes.taken_bytes, 0.0)
         host.memory_bound(names.of_layer(chain, action), nbytes, "copy")
 
-    def _send(self, host: HostProgram, chain: str, action: str) -> None:
+    def _send(self, host: HostProgram, chain: str, message: str) -> None:
         """Send what the rank has for each expert to the ranks that hold it."""
-        name = names.of_layer(chain, action)
-        self.communication.send_to_experts(host, name, self.sizes.exchanged_bytes)
+        self.communication.send_to_experts(host, chain, message, self.sizes.exchanged_bytes)
 
-    def _bring(self, host: HostProgram, chain: str, action: str) -> None:
+    def _bring(self, host: HostProgram, chain: str, message: str) -> None:
         """Bring what the experts have formed of the rank's tokens back."""
-        name = names.of_layer(chain, action)
-        self.communication.bring_from_experts(host, name, self.sizes.exchanged_bytes)
+        self.communication.bring_from_experts(host, chain, message, self.sizes.exchanged_bytes)
 
     def _count(self, host: HostProgram, chain: str) -> None:
         """Let the ranks of the experts know how many copies come, unless a kernel sends both."""
@@ -357,14 +354,14 @@ class Mixture:
     def _send_probabilities(self, host: HostProgram, chain: str) -> None:
         """Send the copies' probabilities to the experts, unless a kernel sends them with tokens."""
         if self._sends_probabilities:
-            name = names.of_layer(chain, _PROBABILITIES)
-            self.communication.send_to_experts(host, name, self.sizes.probability_bytes)
+            nbytes = self.sizes.probability_bytes
+            self.communication.send_to_experts(host, chain, PROBABILITIES, nbytes)
 
     def _bring_probabilities(self, host: HostProgram) -> None:
         """Bring the gradients of the copies' probabilities back."""
         if self._sends_probabilities:
-            name = names.of_layer(BACKWARD, _PROBABILITIES)
-            self.communication.bring_from_experts(host, name, self.sizes.probability_bytes)
+            nbytes = self.sizes.probability_bytes
+            self.communication.bring_from_experts(host, BACKWARD, PROBABILITIES, nbytes)
 
     @property
     def _sends_probabilities(self) -> bool:

@@ -12,7 +12,14 @@ import numpy as np
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import distinct
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE
-from axonn_tune.spec.names import BACKWARD, FORWARD
+from axonn_tune.spec.names import (
+    BACKWARD,
+    COMBINE,
+    DISPATCH,
+    FORWARD,
+    PROBABILITIES,
+    RECOMPUTE,
+)
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Weight
@@ -32,6 +39,12 @@ _UPDATED_EXPERTS = "weights.experts.all_gather"
 _BLOCK_GRADIENTS = "gradient.block.reduce"
 _HEAD_GRADIENT = "gradient.head.reduce"
 _EXPERT_GRADIENTS = "gradient.experts.reduce"
+# The exchanges that end before another one begins; probabilities travel with a dispatch.
+_EXCHANGED_BEFORE = {
+    DISPATCH: (COMBINE,),
+    PROBABILITIES: (COMBINE,),
+    COMBINE: (DISPATCH, PROBABILITIES),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,26 +157,41 @@ class MegatronCommunication(SequenceParallel):
 
     # Experts ---------------------------------------------------------------------------------
 
-    def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+    def send_to_experts(self, host: HostProgram, chain: str, message: str, nbytes: Array) -> None:
         """Exchange within the group that holds all experts, then gather what parts of one take."""
-        self._exchange(host, name, nbytes)
+        self._exchange(host, chain, message, nbytes)
         if self.options.splits_experts:
-            gathered_bytes = nbytes * self.shapes.expert_tensor
-            host.run(names.all_gather(name), "all_gather", gathered_bytes, "tensor")
+            name = names.all_gather(names.of_layer(chain, message))
+            host.run(name, "all_gather", nbytes * self.shapes.expert_tensor, "tensor")
 
-    def bring_from_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+    def bring_from_experts(
+        self, host: HostProgram, chain: str, message: str, nbytes: Array
+    ) -> None:
         """Sum what parts of an expert have formed, then exchange within the group of experts."""
         if self.options.splits_experts:
-            summed_bytes = nbytes * self.shapes.expert_tensor
-            host.run(names.reduce_scatter(name), "reduce_scatter", summed_bytes, "tensor")
-        self._exchange(host, name, nbytes)
+            name = names.reduce_scatter(names.of_layer(chain, message))
+            host.run(name, "reduce_scatter", nbytes * self.shapes.expert_tensor, "tensor")
+        self._exchange(host, chain, message, nbytes)
 
-    def _exchange(self, host: HostProgram, name: str, nbytes: Array) -> None:
-        """Exchange tokens within the group of experts; wait unless another micro-batch computes."""
+    def _exchange(self, host: HostProgram, chain: str, message: str, nbytes: Array) -> None:
+        """Exchange tokens within the group of experts, and wait for them.
+
+        Beside another micro-batch, which is in its other pass, an exchange may take as long as that
+        one's attention, or its experts: a forward pass sends the one's tokens while the other's
+        gradients are formed (Megatron-Core, core/models/common/model_chunk_schedule_plan.py at
+        01cf4fb5; DualPipe does the same, arXiv 2412.19437, section 3.2.1). Both passes exchange as
+        much, so that the computation up to a pass's own next exchange stands for that of the other.
+        What is recomputed runs alone.
+        """
         if not self.options.has_experts:
             return
+        name = names.of_layer(chain, message)
+        is_beside = self.options.overlaps_experts and chain != RECOMPUTE
+        if is_beside:
+            for earlier in _EXCHANGED_BEFORE[message]:
+                host.wait(names.of_layer(chain, earlier))
         host.issue(name, "all_to_all", nbytes, EXPERT)
-        if not self.options.overlaps_experts:
+        if not is_beside:
             host.wait(name)
 
     @property

@@ -84,14 +84,16 @@ class ZeroCommunication(SequenceParallel):
 
     # Experts ---------------------------------------------------------------------------------
 
-    def send_to_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+    def send_to_experts(self, host: HostProgram, chain: str, message: str, nbytes: Array) -> None:
         """Exchange tokens within the group that holds all experts."""
         if self.options.has_experts:
-            host.run(name, "all_to_all", nbytes, EXPERT)
+            host.run(names.of_layer(chain, message), "all_to_all", nbytes, EXPERT)
 
-    def bring_from_experts(self, host: HostProgram, name: str, nbytes: Array) -> None:
+    def bring_from_experts(
+        self, host: HostProgram, chain: str, message: str, nbytes: Array
+    ) -> None:
         """Exchange results within the group that holds all experts."""
-        self.send_to_experts(host, name, nbytes)
+        self.send_to_experts(host, chain, message, nbytes)
 
     def gather_counts(self, host: HostProgram, name: str, nbytes: Size) -> None:
         """Exchange the numbers (torchtitan, distributed/expert_parallel.py)."""

@@ -39,12 +39,19 @@ LAYOUTS = {
 
 
 def prediction_of(
-    strategy="axonn", host=None, model=MODEL, layout=None, machine=None, switches=None, **run
+    strategy="axonn",
+    host=None,
+    model=MODEL,
+    layout=None,
+    machine=None,
+    switches=None,
+    mtp_modules=0,
+    **run,
 ):
     machine = replace(machine or machine_of(), job_script=host or JobScript())
     strategy = strategy_named(strategy, switches, has_experts=not model.is_dense)
     parsed = parse_layout(layout or LAYOUTS[strategy.name], strategy.axes)
-    job = Job(parsed.n_ranks, 8 * parsed.n_ranks, model.seq_len)
+    job = Job(parsed.n_ranks, 8 * parsed.n_ranks, model.seq_len, mtp_modules=mtp_modules)
     scenario = Scenario(model, job, machine, strategy)
     return predict(scenario, Configuration(parsed, **run))
 
@@ -96,6 +103,12 @@ def test_the_order_of_kernels_is_asked_for_by_the_framework(machine):
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in load_machine(machine).job_script.environment
     assert exported in script_of("megatron", machine=load_machine(machine))
     assert exported not in script_of("zero3", machine=load_machine(machine))
+
+
+def test_exchanges_beside_kernels_need_more_connections():
+    switches = Switches(overlaps_experts=True)
+    script = script_of("megatron", model=with_experts(), switches=switches)
+    assert "\nexport CUDA_DEVICE_MAX_CONNECTIONS=32\n" in script
 
 
 def test_a_program_of_the_user_takes_the_place_of_the_written_one():
@@ -181,6 +194,15 @@ def test_stages_of_unlike_length_are_written_as_a_layout():
     model = replace(MODEL, n_layers=5)
     given = dict(flags_of(script_of("megatron", model=model, layout="pipeline=2,data=2")))
     assert given["--pipeline-model-parallel-layout"] == "Ettt|ttL"
+
+
+def test_a_written_layout_has_the_modules_of_multi_token_prediction():
+    """Megatron-Core asserts that it has as many as --mtp-num-layers says."""
+    model = replace(MODEL, n_layers=5, mtp_modules=2)
+    case = {"model": model, "layout": "pipeline=2,data=2", "mtp_modules": 2}
+    given = dict(flags_of(script_of("megatron", **case)))
+    assert given["--pipeline-model-parallel-layout"] == "Ettt|ttmmL"
+    assert given["--mtp-num-layers"] == "2"
 
 
 @pytest.mark.parametrize("splits", [False, True])

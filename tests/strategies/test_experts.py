@@ -18,6 +18,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, GroupedGemm
 from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.pipeline import cut_layers
 
@@ -227,15 +228,53 @@ def test_a_token_reaches_as_many_ranks_as_hold_any_of_its_experts(n_experts, top
     assert sent_share * number(sent.nbytes) == approx(mean * job.seq_len * of_token)
 
 
-def test_exchange_beside_another_micro_batch_holds_no_kernel_up():
-    overlapped = replace(WHOLE, overlaps_experts=True)
-    plan = plan_of(overlapped, MIXTURE, JOB, data=16, expert=8)
+def kernels_that_wait(strategy, recompute):
+    """The exchanges for which kernels wait, by kernel."""
+    plan = plan_of(strategy, MIXTURE, JOB, recompute=recompute, data=16, expert=8)
     ops = operations(plan.microstep)
-    sent = {op.name for op in ops if isinstance(op, Collective) and op.kind == "all_to_all"}
-    messages = ("dispatch", "combine", "probabilities")
-    assert sent == {f"{chain}.{m}" for chain in ("forward", "backward") for m in messages}
+    sent = {op.name for op in of_kind(ops, Collective) if op.kind == "all_to_all"}
     kernels = [op for op in ops if not isinstance(op, Collective)]
-    assert not any(sent & set(op.waits_for) for op in kernels)
+    return {op.name: sent & set(op.waits_for) for op in kernels if sent & set(op.waits_for)}
+
+
+def test_exchange_beside_another_micro_batch_may_last_until_the_next_one():
+    """The other one's attention, or its experts, compute beside it (Megatron-Core's schedule)."""
+    of_experts = {"forward.dispatch", "forward.probabilities"}
+    assert kernels_that_wait(replace(WHOLE, overlaps_experts=True), "none") == {
+        "forward.sort": {"forward.combine"},
+        "forward.unpermute": of_experts,
+        "backward.unsort": {"backward.dispatch", "backward.probabilities"},
+        "backward.permute": {"backward.combine"},
+    }
+    alone = kernels_that_wait(WHOLE, "none")
+    assert alone["forward.sort"] == of_experts
+    assert alone["forward.unpermute"] == {"forward.combine"}
+
+
+def test_what_is_recomputed_exchanges_alone():
+    """It is no part of the schedule in which two micro-batches take turns."""
+    overlapped = kernels_that_wait(replace(WHOLE, overlaps_experts=True), "full")
+    alone = kernels_that_wait(WHOLE, "full")
+    of_recomputation = {name for name in alone if name.startswith("recompute.")}
+    assert of_recomputation == {"recompute.sort", "recompute.unpermute"}
+    assert all(overlapped[name] >= alone[name] for name in of_recomputation)
+
+
+@pytest.mark.parametrize("bandwidth", [1e8, 1e9, 1e10, 1e11])
+def test_an_exchange_beside_another_micro_batch_hides_in_part_or_whole(bandwidth):
+    """Kernels alone take no longer, and exchanges alone no less."""
+    machine = machine_of(bandwidths=(bandwidth, bandwidth))
+    table = table_of(WHOLE, 1, "none", 1, data=16, expert=8)
+
+    def step_seconds(strategy):
+        return Evaluator.of(Scenario(MIXTURE, JOB, machine, strategy), table).evaluate()
+
+    alone = step_seconds(WHOLE)
+    beside = step_seconds(replace(WHOLE, overlaps_experts=True))
+    hidden = alone.step_seconds - beside.step_seconds
+    assert 0.0 < hidden[0] <= alone.exposed_communication_seconds[0]
+    within_kernels = alone.step_seconds - alone.exposed_communication_seconds
+    assert beside.step_seconds[0] >= within_kernels[0] * (1 - 1e-12)
 
 
 def test_the_host_issues_forward_products_of_experts_one_by_one():

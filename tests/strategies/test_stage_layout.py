@@ -35,6 +35,8 @@ MEGATRON = {
         ("E|t*4|t*4|L", (0, 4, 4, 0)),
         ("Et*2|tt|, tt|ttL", (2, 2, 2, 2)),
         ("(Et|tt|)*1tL", (1, 2, 1)),
+        ("Et*2|t*3m*2L", (2, 3)),
+        ("Ett|tt|,mL", (2, 2, 0)),
         ("", ()),
     ],
 )
@@ -45,14 +47,15 @@ def test_texts_are_read_as_megatron_core_reads_them(text, layers):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Ettx|tL", "E, t and L in this order"),
+        ("Ettx|tL", "E, t, m and L in this order"),
         ("tE|tL", "in this order"),
         ("t|EtL", "the embedding E once, in the first stage"),
         ("Et|tL|t", "the head and loss L once, in the last stage"),
         ("Et|Et|tL", "embedding E once"),
         ("Et|t*|L", "in this order"),
         ("E(t*9999)*9999|L", "at most 20000 letters"),
-        ("Et|m|L", "in this order"),
+        ("Et|m|L", "prediction m in the last stage, before L"),
+        ("Et|mtL", "in this order"),
     ],
 )
 def test_what_is_no_layout_is_refused(text, message):
@@ -126,6 +129,8 @@ def test_stages_alike_are_planned_once():
     ("options", "message"),
     [
         ({"stage_layout": "Et*4|t*4L"}, "the 32 layers of llama3-8b, not 8"),
+        ({"stage_layout": "Et*16|t*16mL"}, "m as often as --mtp-modules says, 0, not 1"),
+        ({"stage_layout": "Et*16|t*16L", "mtp_modules": 2}, "--mtp-modules says, 2, not 0"),
         ({"stage_layout": "Et*31|tL", "strategy": "axonn"}, "--stage-layout is megatron's"),
     ],
 )
