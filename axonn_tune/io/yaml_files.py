@@ -37,6 +37,7 @@ _TAG = "tag:yaml.org,2002:"
 # Bounds of a text, once its aliases are written out. Nothing that is read is nested deeper than
 # ten levels, and half a million values take three seconds.
 _MAX_DEPTH = 100
+_TOO_DEEP = f"nested deeper than {_MAX_DEPTH} levels"
 _MAX_CHARACTERS = 2**24
 _CHARACTERS_PER_VALUE = 32
 _FLOAT = (
@@ -164,7 +165,9 @@ def parse_yaml(text: str, origin: FileName) -> Any:
         where = f"{os.fspath(origin)}, line {mark.line + 1}" if mark else os.fspath(origin)
         problem = error.problem or error.context or "malformed YAML"
         hint = ""
-        if problem.startswith("mapping values are not allowed"):
+        if "nesting depth" in problem:  # libyaml of PyYAML 6.0.4 has a limit of its own, of 1,000
+            problem = _TOO_DEEP
+        elif problem.startswith("mapping values are not allowed"):
             hint = "; text that contains ': ' needs quotes"
         elif "cannot start any token" in problem:
             hint = "; indent with spaces, and quote text that begins with a special sign"
@@ -202,7 +205,7 @@ def _refuse_what_is_not_plain(text: str) -> None:
             if anchor:
                 size_of[anchor] = size - size_before
         if len(collections) > _MAX_DEPTH:
-            raise _problem(event, f"nested deeper than {_MAX_DEPTH} levels")
+            raise _problem(event, _TOO_DEEP)
         if size > _MAX_CHARACTERS:
             raise _problem(event, "too many values, also counted again for each alias")
 

@@ -41,20 +41,40 @@ def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         kind = "dense" if model.is_dense else "experts"
         graphs = " in a CUDA graph" if row["graphs"] == "yes" else ""
         subject = f"{row['model']} on {row['gpus']} of {row['machine']}, {row['precision']}"
-        search = _search(row, model, machine, engine)
+        overlaps_tensor = model.is_dense and row["precision"] not in _WITHOUT_TENSOR_OVERLAP
+        search = layout_search(
+            row,
+            model,
+            machine,
+            engine,
+            int(row["mtp"]),
+            fp32_gradients=False,
+            overlaps_tensor=overlaps_tensor,
+        )
         yield paper.run(f"{kind}{graphs}", f"{subject}, {row['release']}", search, published)
 
 
-def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
-    """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself."""
+def layout_search(
+    row: Row,
+    model: Model,
+    machine: Machine,
+    engine: Engine,
+    mtp_modules: int = 0,
+    moments: str = "fp32",
+    offload_modules: str = "",
+    **options: bool,
+) -> Search:
+    """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself.
+
+    `options` are further ones of the strategy.
+    """
     strategy = megatron_of(
         engine,
         n_virtual=(int(row["virtual"]),),
-        fp32_gradients=False,
         has_experts=not model.is_dense,
         sends_once=row["dispatcher"] == "flex",
         overlaps_experts=row["overlaps"] == "yes",
-        overlaps_tensor=model.is_dense and row["precision"] not in _WITHOUT_TENSOR_OVERLAP,
+        **options,
     )
     job = Job(
         int(row["gpus"]),
@@ -62,7 +82,9 @@ def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
         int(row["seq_len"]),
         precision=row["precision"],
         kernel_tuning=False,
-        mtp_modules=int(row["mtp"]),
+        mtp_modules=mtp_modules,
+        moments=moments,
+        offload_modules=offload_modules,
     )
     axes = {axis: int(row[axis]) for axis in ("tensor", "context", "pipeline")}
     if not model.is_dense:

@@ -12,6 +12,7 @@ from axonn_tune.reproduce.collectives import TimedCollective, across_nodes, insi
 from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.fine_tuning import fine_tuning
 from axonn_tune.reproduce.long_sequences import long_sequences
+from axonn_tune.reproduce.model_zoo import model_zoo
 from axonn_tune.reproduce.nanotron import nanotron
 from axonn_tune.reproduce.nemo import mlperf, nemo
 from axonn_tune.reproduce.ratios import compare_ratios
@@ -84,6 +85,7 @@ def measured_steps(
         "FSDP": list(fsdp.llm_foundry(load("llm_foundry"), loaders)),
         "B200": list(simumax(load("simumax_b200"), loaders)),
         "Megatron-Bridge": list(megatron_bridge(load("megatron_bridge"), loaders)),
+        "Model Zoo": list(model_zoo(load("moe_model_zoo"), loaders)),
         "NeMo": list(nemo(load("dgxc_h100"), loaders)),
         "MLPerf": list(mlperf(load("mlperf"), loaders)),
         "long sequences": list(long_sequences(load("nemo_long"), loaders)),

@@ -164,7 +164,7 @@ def test_measured_steps_of_fsdp_are_met_in_order(reproduction):
 
 @pytest.mark.slow
 def test_nearly_all_pairs_of_layouts_of_what_is_trained_in_2026_are_in_order(reproduction):
-    names = ("B200", "Megatron-Bridge", "NeMo", "MLPerf", "long sequences", "LoRA")
+    names = ("B200", "Megatron-Bridge", "Model Zoo", "NeMo", "MLPerf", "long sequences", "LoRA")
     groups = [group_errors(reproduction.steps[name])[0] for name in names]
     n_pairs = sum(group.n_pairs for group in groups)
     assert n_pairs > 100

@@ -1,0 +1,40 @@
+"""Measured steps of Megatron-MoE-ModelZoo, which trains a mixture of experts with Megatron-Core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from axonn_tune.reproduce.bridge import layout_search
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, named
+from axonn_tune.spec.precision import FULL
+
+_MODEL = "qwen3-235b-a22b"
+
+
+def model_zoo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield measured steps; graphs of parts leave the host its part, and are not predicted."""
+    model = loaders.model(_MODEL)
+    engine = loaders.engine("megatron-core")
+    machines = {name: loaders.machine(name) for name in {row["machine"] for row in rows}}
+    source = "yanring/Megatron-MoE-ModelZoo (MIT)"
+    for row in rows:
+        machine = machines[row["machine"]]
+        assumed = ("network", "software") if row["graphs"] else ("network",)
+        paper = Paper("Megatron-MoE-ModelZoo", source, machine, "table", assumed)
+        is_low = row["precision"] != FULL
+        search = layout_search(
+            row,
+            model,
+            machine,
+            engine,
+            # sbatch_benchmarking.sh: --fp8-param-gather, --exp-avg-dtype and --exp-avg-sq-dtype.
+            low_weights=is_low,
+            moments="bf16" if is_low else "fp32",
+            offload_modules=",".join(named(row["offloaded"])),
+        )
+        published = {"step_seconds": float(row["step_seconds"])}
+        is_long = int(row["seq_len"]) > model.seq_len
+        group = "long sequences" if is_long else machine.name
+        place = f"{row['gpus']} of {row['machine']}"
+        subject = f"{model.name} on {place}, {row['precision']}, {row['seq_len']} tokens"
+        yield paper.run(group, subject, search, published)
