@@ -143,15 +143,17 @@ def host_seconds(
     phases: Iterable[Phase],
     table: CandidateTable,
     issue_seconds: float,
+    issue_factor: float = 1.0,
     wait_seconds_per_rank: Size = 0.0,
 ) -> Array:
     """Return how long the host needs to issue all operations of the phases, shape (C,).
 
     Grouped products take an issue for each product that is not formed in a common kernel, and for
-    each input that is cast by itself. The host
-    waits in each collective for a time that grows with the ranks of the group.
+    each input that is cast by itself; those ahead of which the host cannot run state their time,
+    which `issue_factor` multiplies. The host waits in each collective for a time that grows with
+    the ranks of the group.
     """
-    count = np.zeros(len(table))
+    count, of_experts = np.zeros((2, len(table)))
     n_awaited_ranks = np.zeros(len(table))
     n_collectives: dict[str, Size] = {}
     for phase in phases:
@@ -162,7 +164,11 @@ def host_seconds(
             elif isinstance(op, MemoryBound):
                 count += repeats * op.n_launches * (np.asarray(op.nbytes) > 0)
             elif isinstance(op, GroupedGemm):
-                count += repeats * op.n_launches * op.n_issues
+                n_issues = repeats * op.n_launches * op.n_issues
+                if op.issue_seconds:
+                    of_experts += n_issues * (op.issue_seconds * issue_factor)
+                else:
+                    count += n_issues
             elif isinstance(op, Attention):
                 count += repeats * op.n_launches
             elif not isinstance(op, HostWork | HostKernel):
@@ -171,7 +177,7 @@ def host_seconds(
         n_ranks = table.size(axis)
         count += number * (n_ranks > 1)
         n_awaited_ranks += number * n_ranks * (n_ranks > 1)
-    return count * issue_seconds + n_awaited_ranks * wait_seconds_per_rank
+    return count * issue_seconds + of_experts + n_awaited_ranks * wait_seconds_per_rank
 
 
 def lanes(links: Links) -> np.ndarray:

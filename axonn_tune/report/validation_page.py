@@ -198,9 +198,8 @@ weights, as NVIDIA fine-tunes it for MLPerf (H100 to GB300) and with Megatron-Br
 fitted. What these runs do and no prediction does is to store activations in 8 bits. The same
 layouts took up to 18 % less time in MLPerf's next round, with newer software. *Megatron-Bridge*:
 Megatron-Core on H100 to GB300, mostly in 8 and 4 bits (NVIDIA-NeMo/Megatron-Bridge, Apache-2.0),
-as its releases from 25.11 to 26.06 measured it. The host's time for experts is fitted to two of
-its steps, and the clock that GB200 holds in training to the four of Llama 3 70B in MXFP8; with
-experts and no CUDA graph of a whole iteration the host holds the GPU up more than predicted.
+as its releases from 25.11 to 26.06 measured it. The host's times for experts are fitted to five of
+its steps, and the clock that GB200 holds in training to the four of Llama 3 70B in MXFP8.
 *Model Zoo*: Qwen3 235B-A22B with Megatron-Core on 64 to 256 GPUs (yanring/Megatron-MoE-ModelZoo,
 MIT); nothing is fitted, and the rows were first predicted when everything else was as it is here.
 Where tokens travel beside another micro-batch, on H100 and with one sequence at a time on GB300,

@@ -14,11 +14,12 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
 
-# The steps to which the host's time for experts is fitted, and those to which the clock that GB200
-# holds in training is: model, machine, precision and micro-batch.
+# The steps to which the host's times for experts are fitted, and those to which the clock is that
+# GB200 holds in training: model, machine, precision, stages and micro-batch.
 _FITTED = {
-    ("qwen3-30b-a3b", "dgx-b200", "mxfp8", "1"),
-    ("llama3-70b", "gb200-nvl72-64", "mxfp8", "1"),
+    ("qwen3-30b-a3b", "dgx-h100", "fp8-current", "1", "1"),
+    ("qwen3-30b-a3b", "dgx-b200", "mxfp8", "1", "1"),
+    ("llama3-70b", "gb200-nvl72-64", "mxfp8", "4", "1"),
 }
 # The recipes of all releases turn it off in this precision (tp_comm_overlap, v0.3.0 to v0.6.0).
 _WITHOUT_TENSOR_OVERLAP = ("nvfp4",)
@@ -34,7 +35,7 @@ def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         model, machine = models[row["model"]], machines[row["machine"]]
         engine = engines[row["graphs"]]
         source = "NVIDIA-NeMo/Megatron-Bridge (Apache-2.0)"
-        columns = ("model", "machine", "precision", "micro_batch")
+        columns = ("model", "machine", "precision", "pipeline", "micro_batch")
         is_fitted = tuple(row[column] for column in columns) in _FITTED
         paper = Paper("Megatron-Bridge", source, machine, "table", ("network",), is_fitted)
         published = {"step_seconds": float(row["step_seconds"])}

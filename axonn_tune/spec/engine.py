@@ -451,9 +451,12 @@ class Engine:
         Rate of its fused attention over that of the library on the machine; None for the same.
     issue_seconds
         Time in which its host issues one operation; None for the machine's.
+    mixture_issue_seconds
+        The same in models with experts, where each product of an expert counts; None for the
+        former.
     expert_issue_seconds
-        The same in models with experts, where each product of an expert counts, and where the host
-        does not run ahead of the forward products; None for the former.
+        Time in which its host issues a forward product of an expert, ahead of which it cannot run;
+        None if these are as any others.
     stage_wait_seconds
         Time for which the host waits in each collective of a stage, for each rank of the group,
         where the pipeline spans several nodes; None for none.
@@ -479,6 +482,7 @@ class Engine:
     attention_library: str = FLASH_ATTENTION
     attention_rate: Quantity | None = None
     issue_seconds: Quantity | None = None
+    mixture_issue_seconds: Quantity | None = None
     expert_issue_seconds: Quantity | None = None
     stage_wait_seconds: Quantity | None = None
     memory: MemoryForm = MemoryForm()
@@ -502,7 +506,12 @@ class Engine:
         require_choice(owner, "attention_library", self.attention_library, ATTENTION_LIBRARIES)
         if self.attention_rate is not None:
             require_between(owner, "attention_rate", self.attention_rate.value, 0.01, 10.0)
-        for name in ("issue_seconds", "expert_issue_seconds", "stage_wait_seconds"):
+        for name in (
+            "issue_seconds",
+            "mixture_issue_seconds",
+            "expert_issue_seconds",
+            "stage_wait_seconds",
+        ):
             quantity = getattr(self, name)
             if quantity is not None:
                 require_wait(owner, name, quantity.value)

@@ -89,7 +89,7 @@ class Scenario:
         engine = self.strategy.engine
         of_engine = engine.issue_seconds
         if not self.model.is_dense:
-            of_engine = engine.expert_issue_seconds or of_engine
+            of_engine = engine.mixture_issue_seconds or of_engine
         kernels = self.machine.kernels
         if of_engine is None:
             return kernels.issue_seconds.value

@@ -382,7 +382,9 @@ class _PlayedChunk:
         wait_seconds = scenario.wait_seconds_per_rank(self._plan, part)
         if not issue_seconds and not np.any(wait_seconds):
             return 0.0
-        return host_seconds(part.phases, self._plan.candidates, issue_seconds, wait_seconds)
+        factor = scenario.machine.kernels.issue_factor.value
+        table = self._plan.candidates
+        return host_seconds(part.phases, table, issue_seconds, factor, wait_seconds)
 
 
 def _on_machines(priced: Sequence[Array]) -> Array:

@@ -218,8 +218,9 @@ class PricedPlan:
         if key not in self._least:
             phases = shortened_phases(part, most_layers)
             issue_seconds = self._scenario.issue_seconds
+            factor = self._scenario.machine.kernels.issue_factor.value
             wait_seconds = self._scenario.wait_seconds_per_rank(self.plan, part)
-            of_host = host_seconds(phases, self.table, issue_seconds, wait_seconds)
+            of_host = host_seconds(phases, self.table, issue_seconds, factor, wait_seconds)
             self._least[key] = self._collectives.least_seconds(phases), of_host
         return self._least[key]
 

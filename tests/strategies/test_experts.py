@@ -9,7 +9,7 @@ import pytest
 from build import collectives, group_size, memory_terms, number, operations, plan_of, table_of
 from worlds import machine_of, quantity
 
-from axonn_tune.cost.prices import KernelPrices
+from axonn_tune.cost.prices import KernelPrices, host_seconds
 from axonn_tune.search.candidates import legal_placements
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.blocks import Experts, LatentAttention, attended_keys
@@ -287,6 +287,26 @@ def test_the_host_issues_forward_products_of_experts_one_by_one():
     prices = KernelPrices(machine_of(), JOB)
     tiny = next(op for op in grouped if op.mode == "NN")
     assert number(prices.seconds(tiny)) == approx(4 * 50e-6)
+
+
+def host_seconds_of(mixture, expert, issue_factor):
+    """The host's time for a micro-step of an engine with these times, and the micro-step."""
+    expert_seconds = None if expert is None else quantity(expert)
+    engine = Engine(mixture_issue_seconds=quantity(mixture), expert_issue_seconds=expert_seconds)
+    scenario = Scenario(MIXTURE, JOB, machine_of(), replace(WHOLE, engine=engine))
+    plan = scenario.plan(table_of(WHOLE, 1, "none", 1, data=16, expert=2))
+    phases = plan.microstep.phases
+    seconds = host_seconds(phases, plan.candidates, scenario.issue_seconds, issue_factor)
+    return seconds[0], plan.microstep
+
+
+def test_the_host_takes_a_time_of_its_own_for_forward_products_of_experts():
+    """Each of a rank's four experts has a product; on a slower host each takes longer."""
+    usual, _ = host_seconds_of(3.0, None, 1.0)
+    assert host_seconds_of(3.0, 3.0, 1.0)[0] == approx(usual)
+    slow, microstep = host_seconds_of(3.0, 5.0, 2.0)
+    n_forward = sum(op.mode == "NN" for op in of_kind(operations(microstep), GroupedGemm))
+    assert slow - usual == approx(4 * n_forward * (2.0 * 5.0 - 3.0))
 
 
 @pytest.mark.parametrize(("precision", "n_issues"), [("fp8-current", 2.0), ("mxfp8", 1.0)])
