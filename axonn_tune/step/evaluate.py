@@ -195,8 +195,10 @@ class Schedules:
         rows = slice(None) if self._is_one_chunk else self.shape_rows
         # Where candidates come in chunks, only shapes have one plan for all of them.
         self.shape_plan = self._planned(rows)
-        self._shape_parts = {part.name: part for part in self.shape_plan.parts}
-        self._schedules: dict[Hashable, Schedule] = {}
+        self._shape_operations = {
+            part.name: {op.name: op for phase in part.phases for op in phase.operations}
+            for part in self.shape_plan.parts
+        }
 
     def plan(self, rows: Ints) -> StepPlan:
         """Return the plan of the rows of a chunk."""
@@ -206,10 +208,16 @@ class Schedules:
         """Make the plan of some rows."""
         return self._scenario.plan(self.table.take(rows))
 
-    def shape_operation(self, part: Part, index: OpIndex) -> Operation:
-        """Return an operation of a part with its sizes for each distinct shape, shape (K,)."""
-        operation = _operation(self._shape_parts.get(part.name, part), index)
-        return sized(operation, self.shape_rows) if self._is_one_chunk else operation
+    def shape_operation(self, part: Part, index: OpIndex) -> Operation | None:
+        """Return an operation of a part with its sizes for each distinct shape, shape (K,).
+
+        None says that no row which stands for a shape has it, such as what only some candidates of
+        a shape recompute: the plan of a chunk has other phases than that of the shapes.
+        """
+        operation = _operation(part, index)
+        if self._is_one_chunk:
+            return sized(operation, self.shape_rows)
+        return self._shape_operations.get(part.name, {}).get(operation.name)
 
     def program(self, part: Part, group_lanes: Ints) -> tuple[Program, LaneSharing]:
         """Return the compiled schedule of a part for candidates whose groups have these lanes.
@@ -227,9 +235,6 @@ class Schedules:
         LaneSharing
             What the candidates do not share of its lanes.
         """
-        key = (part.name, *((phase.is_repeated, phase.is_optional) for phase in part.phases))
-        if key not in self._schedules:
-            self._schedules[key] = Schedule(part.phases)
         groups = self.table.placements.axes.groups
         axes = {
             op.axis
@@ -240,7 +245,7 @@ class Schedules:
         used = [i for i, group in enumerate(groups) if group in axes]
         axis_lanes, sharing = shared_lanes([groups[i] for i in used], group_lanes[used])
         repeats = [phase.repeats for phase in part.phases]
-        return self._schedules[key].on(axis_lanes, repeats), sharing
+        return Schedule(part.phases).on(axis_lanes, repeats), sharing
 
 
 class ShapePrices:
@@ -257,7 +262,7 @@ class ShapePrices:
         name = _operation(part, index).name
         if name not in self._seconds:
             operation = self._schedules.shape_operation(part, index)
-            assert not isinstance(operation, Transfer)
+            assert operation is not None and not isinstance(operation, Transfer)
             work = _work_of(operation)
             if work not in self._seconds_of_work:
                 seconds = self.prices.seconds(operation)
@@ -297,9 +302,9 @@ class _ChunkShapes:
         """Return whether candidates of one shape have one price of a kernel."""
         operation = _operation(part, index)
         if operation.name not in self._suffices:
-            of_shapes = vars(self._schedules.shape_operation(part, index))
-            self._suffices[operation.name] = all(
-                np.array_equal(size, of_shapes[name][self.shape_of])
+            of_shapes = self._schedules.shape_operation(part, index)
+            self._suffices[operation.name] = of_shapes is not None and all(
+                np.array_equal(size, getattr(of_shapes, name)[self.shape_of])
                 for name, size in vars(operation).items()
                 if isinstance(size, np.ndarray)
             )

@@ -1,0 +1,43 @@
+"""Candidates that are played in chunks have the times that they have when played at once.
+
+A chunk may lack what others have, such as pipelines of some length, or recomputation: its plan then
+has other phases than that of the next chunk, and than that of the shapes.
+"""
+
+import numpy as np
+import pytest
+from build import play_at_once
+
+from axonn_tune.search.rank import rank_candidates
+from axonn_tune.searching import build_search
+
+SEARCHES = {
+    "pipelines of several lengths": ("tiny", 8, {}),
+    "virtual stages": ("gpt-neox-20b", 16, {"recompute": "none"}),
+    "experts": ("olmoe-1b-7b", 8, {}),
+    "layers of two kinds": ("gpt-oss-120b", 8, {}),
+    "dense layers first": ("deepseek-v2", 8, {}),
+}
+
+
+@pytest.mark.parametrize(("model", "n_gpus", "options"), SEARCHES.values(), ids=SEARCHES)
+def test_chunks_of_all_layouts_have_the_same_times(monkeypatch, model, n_gpus, options):
+    search = build_search(
+        model,
+        n_gpus,
+        "dgx-h100",
+        strategy="megatron",
+        global_batch=8 * n_gpus,
+        exhaustive=True,
+        every_configuration=True,
+        include_oom=True,
+        **options,
+    )
+    at_once = rank_candidates(search)
+    play_at_once(monkeypatch, 29)
+    in_chunks = rank_candidates(search)
+    assert len(at_once) > 3 * 29
+    for column in ("step_seconds", "exposed_seconds", "bubble_seconds"):
+        expected = getattr(at_once, column)
+        found = getattr(in_chunks, column)
+        assert np.allclose(found, expected, rtol=1e-12, atol=1e-12 * expected.max())
