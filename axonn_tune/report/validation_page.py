@@ -200,14 +200,15 @@ layouts took up to 18 % less time in MLPerf's next round, with newer software. *
 Megatron-Core on H100 to GB300, mostly in 8 and 4 bits (NVIDIA-NeMo/Megatron-Bridge, Apache-2.0),
 as its releases from 25.11 to 26.06 measured it. The host's times for experts are fitted to five of
 its steps, and the clock that GB200 holds in training to the four of Llama 3 70B in MXFP8.
-*Model Zoo*: Qwen3 235B-A22B with Megatron-Core on 64 to 256 GPUs (yanring/Megatron-MoE-ModelZoo,
-MIT); nothing is fitted to them. When nobody had looked at them yet, they were predicted within
-10.9 %; then the host's time for experts became two numbers instead of one, which was chosen
-with these rows in sight, too. Where tokens travel beside another micro-batch, on H100 and with
-one sequence at a time on GB300, steps take up to a third longer than predicted; the host seems
-to limit them, since CUDA graphs of the router alone made one of them 14 % shorter. With such
-graphs of parts the host's time is overrated where nothing travels beside another micro-batch
-(GB200). Why 32 stages of one layer take longer than predicted is not known.
+*Model Zoo*: steps of Qwen3 235B-A22B with Megatron-Core on 64 to 256 GPUs (yanring/Megatron-
+MoE-ModelZoo, MIT); nothing is fitted to them. Before anybody had looked at them, they were
+predicted within 10.9 %. Then the host's time for experts became two numbers instead of one,
+which was chosen with these rows in sight, too. Where tokens travel beside another micro-batch,
+steps on H100, and on GB300 with one sequence at a time, take up to a third longer than
+predicted. The host seems to limit them, since CUDA graphs of the router alone made one of them
+14 % shorter. Where nothing travels beside another micro-batch, such graphs of parts of a layer
+make the predicted time of the host too long (GB200). Why 32 stages of one layer take longer
+than predicted is not known.
 *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale
 Playbook (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes,
 which also show that a stage closes when it has exactly its share of the products; runs on 64 nodes,

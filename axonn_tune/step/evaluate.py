@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 
 import numpy as np
 
@@ -195,7 +195,11 @@ class Schedules:
         rows = slice(None) if self._is_one_chunk else self.shape_rows
         # Where candidates come in chunks, only shapes have one plan for all of them.
         self.shape_plan = self._planned(rows)
-        self._shape_operations = {
+
+    @cached_property
+    def _shape_operations(self) -> dict[str, dict[str, Operation]]:
+        """The operations of the plan of the shapes, by the names of their part and their own."""
+        return {
             part.name: {op.name: op for phase in part.phases for op in phase.operations}
             for part in self.shape_plan.parts
         }
@@ -211,8 +215,8 @@ class Schedules:
     def shape_operation(self, part: Part, index: OpIndex) -> Operation | None:
         """Return an operation of a part with its sizes for each distinct shape, shape (K,).
 
-        None says that no row which stands for a shape has it, such as what only some candidates of
-        a shape recompute: the plan of a chunk has other phases than that of the shapes.
+        None says that no row which stands for a shape has the operation: where only some candidates
+        of a shape recompute, a chunk's plan has other phases than the plan of the shapes.
         """
         operation = _operation(part, index)
         if self._is_one_chunk:

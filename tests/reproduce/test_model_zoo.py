@@ -1,4 +1,4 @@
-"""A mixture of experts as Megatron-MoE-ModelZoo measured it, which nothing was fitted to."""
+"""Megatron-MoE-ModelZoo measured a mixture of experts; nothing is fitted to its steps."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def errors(predictions):
 
 
 def test_steps_follow_from_the_stated_rates():
-    """NVIDIA's FLOPs for a token, of which causal attention's grow with the sequence."""
+    """A token takes the FLOPs that NVIDIA states; causal attention's grow with the sequence."""
     model = load_model("qwen3-235b-a22b")
     of_attention = 6.0 * model.n_layers * model.n_heads * model.head_dim
     for row in ROWS:
@@ -41,7 +41,7 @@ def test_steps_follow_from_the_stated_rates():
 
 
 def test_steps_whose_exchange_is_exposed_are_met(errors):
-    """All but a pipeline of 32 stages with one layer each, of which the page speaks."""
+    """A pipeline of 32 stages with one layer each is left out; the page speaks of it."""
     of_exposed = [
         error for row, error in errors if row["overlaps"] == "no" and row["pipeline"] != "32"
     ]
@@ -50,14 +50,14 @@ def test_steps_whose_exchange_is_exposed_are_met(errors):
 
 
 def test_steps_whose_exchange_is_hidden_are_predicted_too_fast(errors):
-    """A known miss, which the page states; who finds the term may turn this test around."""
+    """The page states this miss; who finds the term that is missing may turn this test around."""
     of_hidden = [error for row, error in errors if row["overlaps"] == "yes"]
     assert len(of_hidden) == 4
     assert all(-0.25 < error < 0.0 for error in of_hidden)
 
 
 def test_long_sequences_over_a_ring_are_met(errors):
-    """From one rank for a sequence to eight, 16 to 131 thousand tokens."""
+    """One to eight ranks share a sequence of 16 to 131 thousand tokens."""
     of_long = [error for row, error in errors if int(row["seq_len"]) > 4096]
     assert len(of_long) == 4
     assert max(map(abs, of_long)) < 0.08

@@ -128,7 +128,7 @@ def test_one_rank_for_each_sequence_is_axonns_grid(kind, pipelined):
 @KINDS
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_ranks_that_share_a_sequence_hold_a_part_of_its_activations(kind, recompute):
-    """All but the output that an exchange leaves a second time."""
+    """The output that an exchange leaves a second time is the only exception."""
     whole = memory_terms(AXONN, MODEL, JOB, recompute=recompute)
     split = memory_terms(axonn(kind), MODEL, JOB, recompute=recompute, **shared_by(kind, 4))
     again = 0.0

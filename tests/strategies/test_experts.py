@@ -262,15 +262,15 @@ def test_what_is_recomputed_exchanges_alone():
 
 @pytest.mark.parametrize("bandwidth", [1e8, 1e9, 1e10, 1e11])
 def test_an_exchange_beside_another_micro_batch_hides_in_part_or_whole(bandwidth):
-    """Kernels alone take no longer, and exchanges alone no less."""
+    """A step is shorter by what hides, and at least as long as its kernels."""
     machine = machine_of(bandwidths=(bandwidth, bandwidth))
     table = table_of(WHOLE, 1, "none", 1, data=16, expert=8)
 
-    def step_seconds(strategy):
+    def times_of(strategy):
         return Evaluator.of(Scenario(MIXTURE, JOB, machine, strategy), table).evaluate()
 
-    alone = step_seconds(WHOLE)
-    beside = step_seconds(replace(WHOLE, overlaps_experts=True))
+    alone = times_of(WHOLE)
+    beside = times_of(replace(WHOLE, overlaps_experts=True))
     hidden = alone.step_seconds - beside.step_seconds
     assert 0.0 < hidden[0] <= alone.exposed_communication_seconds[0]
     within_kernels = alone.step_seconds - alone.exposed_communication_seconds
