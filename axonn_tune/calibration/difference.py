@@ -190,6 +190,8 @@ def _group(point: GemmPoint | AttentionPoint | MemoryPoint | LinkPoint) -> str:
         return f"products {point.mode} {point.dtype}"
     if isinstance(point, AttentionPoint):
         kind = "flash" if point.fused else "unfused"
+        if point.window:
+            kind = f"windowed {kind}"
         return f"{kind} attention {'backward' if point.backward else 'forward'} {point.dtype}"
     if isinstance(point, MemoryPoint):
         return f"kernel {point.kernel} {point.dtype}"

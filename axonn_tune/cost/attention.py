@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from axonn_tune.cost.curve import Spline
 from axonn_tune.cost.gemm import Products
 from axonn_tune.cost.memory_bound import memory_bound_seconds
+from axonn_tune.spec.blocks import attended_keys
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Array, Attention
 from axonn_tune.spec.points import AttentionPoint
@@ -27,9 +28,15 @@ _BLOCK_TOKENS = 128.0
 _RATED_TOKENS = 2048.0
 
 
-# Whether attention is of the backward pass, fused and masked, the format of its operands, and the
-# library that has its kernel.
-_Kind: TypeAlias = tuple[bool, bool, bool, str, str]
+class _Kind(NamedTuple):
+    """What tells kernels of attention apart: their own facts, and the format of their operands."""
+
+    backward: bool
+    fused: bool
+    masked: bool
+    windowed: bool
+    number_format: str
+    library: str
 
 
 class AttentionPrices:
@@ -57,14 +64,18 @@ class AttentionPrices:
         backward, fused, masked = operation.backward, operation.fused, operation.masked
         seconds = self._formula(batch, s, d, backward, fused, masked)
         number_format = operation.number_format or self._dtype
-        correction = self._correction((backward, fused, masked, number_format, operation.library))
+        windowed = bool(operation.window)
+        kind = _Kind(backward, fused, masked, windowed, number_format, operation.library)
+        correction = self._correction(kind)
         if correction is not None:
             flat = batch.ravel()
             points = _coordinates(flat, s.ravel(), np.full(flat.shape, d))
             seconds = seconds * np.exp(correction(points)).reshape(seconds.shape)
         if operation.dropout:
             seconds = seconds * self._dropout_factor(operation.backward)
-        return operation.n_launches * seconds * operation.attended_fraction / operation.rate
+        if fused and operation.window:
+            seconds = seconds * _computed_share(int(operation.seq_len), operation.window)
+        return operation.n_launches * seconds / operation.rate
 
     def _dropout_factor(self, backward: bool) -> float:
         """Return the time of fused attention with dropout over that without it."""
@@ -77,33 +88,35 @@ class AttentionPrices:
 
         Where attention was not measured without a mask, it is as fast as with one, and where it was
         not measured in a low format, it is as fast as in the job's type. Where the library's was
-        not measured, the library that was measured first stands for it.
+        not measured, the library that was measured first stands for it, and where none was measured
+        with a window, blocks of scores take as long as without one.
         """
         if kind not in self._corrections:
-            backward, fused, masked, number_format, library = kind
             points = self._points(kind)
             correction = None
             if points:
                 correction = self._fitted(points)
-            elif number_format != self._dtype:
-                correction = self._correction((backward, fused, masked, self._dtype, library))
-            elif not masked:
-                correction = self._correction((backward, fused, True, number_format, library))
+            elif kind.number_format != self._dtype:
+                correction = self._correction(kind._replace(number_format=self._dtype))
+            elif not kind.masked:
+                correction = self._correction(kind._replace(masked=True))
+            elif kind.windowed:
+                correction = self._correction(kind._replace(windowed=False))
             self._corrections[kind] = correction
         return self._corrections[kind]
 
     def _points(self, kind: _Kind) -> Sequence[AttentionPoint]:
         """Return the points that tell most of a kind; none if it was not measured in its format."""
-        backward, fused, masked, number_format, library = kind
+        wanted = (kind.backward, kind.fused, kind.windowed, kind.number_format)
         alike = [
             p
             for p in self._machine.kernels.attention_points
-            if (p.backward, p.fused, p.dtype) == (backward, fused, number_format)
+            if (p.backward, p.fused, bool(p.window), p.dtype) == wanted
         ]
-        of_library = [p for p in alike if p.library == library]
-        others = [p for p in alike if p.masked == masked]
+        of_library = [p for p in alike if p.library == kind.library]
+        others = [p for p in alike if p.masked == kind.masked]
         return (
-            [p for p in of_library if p.masked == masked]
+            [p for p in of_library if p.masked == kind.masked]
             or [p for p in of_library if p.masked]
             or [p for p in others if p.library == others[0].library]
         )
@@ -117,7 +130,9 @@ class AttentionPrices:
             [[p.n_sequences * p.n_heads, p.seq_len, p.head_dim] for p in points], float
         )
         by_formula = [
-            (1.0 if p.masked else 2.0) * self._formula(batch, s, d, p.backward, p.fused, p.masked)
+            (1.0 if p.masked else 2.0)
+            * self._formula(batch, s, d, p.backward, p.fused, p.masked)
+            * _computed_share(p.seq_len, p.window)
             for p, (batch, s, d) in zip(points, sizes, strict=True)
         ]
         measured = np.array([p.seconds for p in points])
@@ -156,6 +171,18 @@ class AttentionPrices:
 def attention_seconds(operation: Attention, machine: Machine, dtype: str) -> Array:
     """Return the time of attention on a machine; see `AttentionPrices`."""
     return AttentionPrices(machine, dtype, Products(machine, dtype)).seconds(operation)
+
+
+def _computed_share(seq_len: int, window: int) -> float:
+    """Return the share of the causal half of the scores that whole blocks across a window hold.
+
+    The window's first and last tokens cut one block more than it has tokens for. Without a window
+    the share is 1.
+    """
+    if not window:
+        return 1.0
+    attended_fraction = attended_keys(seq_len, window) / seq_len
+    return min(1.0, attended_fraction * (1.0 + _BLOCK_TOKENS / window))
 
 
 def _lost_in_blocks(s: Array, masked: bool) -> Array:

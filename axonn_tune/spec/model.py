@@ -78,10 +78,14 @@ class Model:
         Number of inner features of the MLP; 0 stands for ``4 * hidden_size``.
     gated_mlp
         Whether the MLP has a gate (SwiGLU).
+    clamped_gate
+        Whether the two inputs of a gate are limited before it.
     norm
         Kind of norm, ``layer`` or ``rms``.
     position
         Kind of position embedding: ``learned``, ``rotary`` or ``none``.
+    scaled_rotary
+        Whether the rotary embedding also scales queries and keys, as YaRN's may.
     bias
         Whether linear layers have biases.
     qkv_bias
@@ -135,8 +139,10 @@ class Model:
     head_dim: int = 0
     ffn_hidden_size: int = 0
     gated_mlp: bool = False
+    clamped_gate: bool = False
     norm: str = "layer"
     position: str = "learned"
+    scaled_rotary: bool = False
     bias: bool = True
     qkv_bias: bool | None = None
     tied_embeddings: bool = True

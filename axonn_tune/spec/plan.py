@@ -56,7 +56,12 @@ MEMORY_KERNELS = (
     "gelu_backward",
     "swiglu",
     "swiglu_backward",
+    "clamped_swiglu",
+    "clamped_swiglu_backward",
+    "expert_bias",
+    "expert_bias_backward",
     "rotary",
+    "scaled_rotary",
     "softmax",
     "softmax_backward",
     "routing",
@@ -192,14 +197,14 @@ class MemoryBound:
     waits_for
         Names of operations that end before it starts.
     n_launches
-        Number of kernels of which it consists; each moves an equal share of the bytes.
+        Number of kernels of which it consists, shape (C,); each moves an equal share of the bytes.
     """
 
     name: str
     nbytes: Size
     kernel: str = "copy"
     waits_for: tuple[str, ...] = ()
-    n_launches: float = 1.0
+    n_launches: Size = 1.0
     stream: ClassVar[str] = COMPUTE
 
 

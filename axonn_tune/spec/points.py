@@ -82,7 +82,8 @@ class AttentionPoint(_Timed):
     """One measured softmax attention over whole sequences, with a causal mask or without one.
 
     `dtype` is the format of its operands, and `library` the library of its kernel, one of
-    `ATTENTION_LIBRARIES`; empty where nobody says.
+    `ATTENTION_LIBRARIES`; empty where nobody says. With a `window` each query attended to that many
+    tokens, its own included; with 0 it attended to all earlier ones.
     """
 
     n_sequences: int
@@ -96,10 +97,12 @@ class AttentionPoint(_Timed):
     spread_fraction: float = 0.0
     masked: bool = True
     library: str = ""
+    window: int = 0
 
     def __post_init__(self) -> None:
         owner = f"attention point {self.n_sequences}x{self.n_heads}x{self.seq_len}x{self.head_dim}"
         _check(owner, self, ("n_sequences", "n_heads", "seq_len", "head_dim"))
+        require_between(owner, "window", self.window, 0, self.seq_len)
         require_choice(owner, "dtype", self.dtype, PRODUCT_FORMATS)
         if self.library:
             require_choice(owner, "library", self.library, ATTENTION_LIBRARIES)

@@ -218,6 +218,7 @@ class Mixture:
         self._product_forward(host, chain, _UP, *self._up)
         self._activate(host, chain)
         self._product_forward(host, chain, _DOWN, *self._down)
+        self._add_bias(host, chain)
         self._sort(host, chain, "unsort")
         self._bring(host, chain, COMBINE)
         self._permute(host, chain, "unpermute")
@@ -227,8 +228,10 @@ class Mixture:
         self._permute(host, BACKWARD, "unpermute")
         self._send(host, BACKWARD, COMBINE)
         self._sort(host, BACKWARD, "unsort")
+        self._add_bias(host, BACKWARD)
         self._product_backward(host, _DOWN, *self._down)
         self._activate(host, BACKWARD)
+        self._reduce_bias(host)
         self._product_backward(host, _UP, *self._up)
         self._sort(host, BACKWARD, "sort")
         self._bring_probabilities(host)
@@ -367,6 +370,30 @@ class Mixture:
     def _sends_probabilities(self) -> bool:
         """Whether probabilities travel in messages of their own."""
         return self.communication.sends_probabilities and not self.sizes.shapes.sends_once
+
+    def _add_bias(self, host: HostProgram, chain: str) -> None:
+        """Add the biases of the experts' second products, or form the gradients of these.
+
+        A product cannot do so itself, since the router's weights multiply the biases, too. Where
+        tokens are sent once, these weights are in fp32, and so are the sums.
+        """
+        sizes = self.sizes
+        if not sizes.experts.bias:
+            return
+        outputs_bytes = sizes.taken_bytes
+        if sizes.shapes.sends_once:
+            outputs_bytes = outputs_bytes * (FP32_BYTES / sizes.shapes.element_bytes)
+        is_backward = chain == BACKWARD
+        n_passes = 1.0 if is_backward else 2.0
+        kernel = kernel_of("expert_bias", chain)
+        name = names.of_layer(chain, "experts_bias")
+        host.memory_bound(name, n_passes * outputs_bytes, kernel, sizes.n_local)
+
+    def _reduce_bias(self, host: HostProgram) -> None:
+        """Form the gradients of the biases of the experts' first products, which add them."""
+        if self.sizes.experts.bias and self.sizes.shapes.job.trains_weights:
+            name = names.bias(names.of_layer(BACKWARD, _UP))
+            host.memory_bound(name, self.sizes.up_bytes, "reduce")
 
     def activate_again(self, host: HostProgram) -> None:
         """Form the input of the experts' second product again, which has not been saved.

@@ -43,9 +43,13 @@ class HostProgram:
         awaited = self._take_awaited()
         self._operations.append(replace(operation, waits_for=awaited) if awaited else operation)
 
-    def memory_bound(self, name: str, nbytes: Size, kernel: str) -> None:
-        """Launch a kernel, one of `MEMORY_KERNELS`, that reads and writes `nbytes` in all."""
-        self._operations.append(MemoryBound(name, nbytes, kernel, self._take_awaited()))
+    def memory_bound(self, name: str, nbytes: Size, kernel: str, n_launches: Size = 1.0) -> None:
+        """Launch a kernel, one of `MEMORY_KERNELS`, that reads and writes `nbytes` in all.
+
+        The bytes may be shared by several launches of it.
+        """
+        waits_for = self._take_awaited()
+        self._operations.append(MemoryBound(name, nbytes, kernel, waits_for, n_launches))
 
     def idle(self, name: str, seconds: Size) -> None:
         """Let the device stand still while the host works."""

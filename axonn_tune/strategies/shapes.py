@@ -603,7 +603,14 @@ class Shapes:
     @property
     def activation_kernel(self) -> str:
         """The memory-bound kernel of the activation's forward pass."""
-        return "swiglu" if self.model.gated_mlp else "gelu"
+        if not self.model.gated_mlp:
+            return "gelu"
+        return "clamped_swiglu" if self.model.clamped_gate else "swiglu"
+
+    @property
+    def rotary_kernel(self) -> str:
+        """The memory-bound kernel that turns queries and keys by their positions."""
+        return "scaled_rotary" if self.model.scaled_rotary else "rotary"
 
     @property
     def recomputes_attention(self) -> bool:

@@ -242,7 +242,8 @@ class Transformer:
     def _rotary(self, host: HostProgram, chain: str) -> None:
         """Turn q and k by their positions, or turn their gradients back."""
         if self.shapes.model.position == "rotary":
-            host.memory_bound(names.of_layer(chain, "rotary"), self.shapes.rotary_bytes, "rotary")
+            name = names.of_layer(chain, "rotary")
+            host.memory_bound(name, self.shapes.rotary_bytes, self.shapes.rotary_kernel)
 
     def _activation(self, host: HostProgram, chain: str, up: str, down: str) -> None:
         """Apply the nonlinearity of the MLP between two weights."""

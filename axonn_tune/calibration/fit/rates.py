@@ -94,7 +94,7 @@ def flash_fraction(
     The forward pass computes half of 4 b s^2 a d FLOPs, the backward pass 2.5 times that, as
     `cost.attention` counts them.
     """
-    fused = [p for p in points if p.fused and p.backward == backward]
+    fused = [p for p in points if p.fused and p.backward == backward and not p.window]
     fractions = [
         2.0 * p.n_sequences * p.n_heads * p.head_dim * float(p.seq_len) ** 2
         * (2.5 if backward else 1.0) / p.seconds / peak[p.dtype].value
