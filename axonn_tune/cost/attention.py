@@ -29,12 +29,16 @@ _RATED_TOKENS = 2048.0
 
 
 class _Kind(NamedTuple):
-    """What tells kernels of attention apart: their own facts, and the format of their operands."""
+    """What tells kernels of attention apart.
+
+    `windowed_heads` is the number of features of a head where there is a window, and 0 elsewhere.
+    `number_format` is that of the operands, and `library` has the kernel.
+    """
 
     backward: bool
     fused: bool
     masked: bool
-    windowed: bool
+    windowed_heads: int
     number_format: str
     library: str
 
@@ -64,8 +68,8 @@ class AttentionPrices:
         backward, fused, masked = operation.backward, operation.fused, operation.masked
         seconds = self._formula(batch, s, d, backward, fused, masked)
         number_format = operation.number_format or self._dtype
-        windowed = bool(operation.window)
-        kind = _Kind(backward, fused, masked, windowed, number_format, operation.library)
+        windowed_heads = operation.head_dim if operation.window else 0
+        kind = _Kind(backward, fused, masked, windowed_heads, number_format, operation.library)
         correction = self._correction(kind)
         if correction is not None:
             flat = batch.ravel()
@@ -88,8 +92,8 @@ class AttentionPrices:
 
         Where attention was not measured without a mask, it is as fast as with one, and where it was
         not measured in a low format, it is as fast as in the job's type. Where the library's was
-        not measured, the library that was measured first stands for it, and where none was measured
-        with a window, blocks of scores take as long as without one.
+        not measured, the library that was measured first stands for it. Where heads of its size were
+        not measured with a window, blocks of scores take as long as without one.
         """
         if kind not in self._corrections:
             points = self._points(kind)
@@ -100,18 +104,18 @@ class AttentionPrices:
                 correction = self._correction(kind._replace(number_format=self._dtype))
             elif not kind.masked:
                 correction = self._correction(kind._replace(masked=True))
-            elif kind.windowed:
-                correction = self._correction(kind._replace(windowed=False))
+            elif kind.windowed_heads:
+                correction = self._correction(kind._replace(windowed_heads=0))
             self._corrections[kind] = correction
         return self._corrections[kind]
 
     def _points(self, kind: _Kind) -> Sequence[AttentionPoint]:
         """Return the points that tell most of a kind; none if it was not measured in its format."""
-        wanted = (kind.backward, kind.fused, kind.windowed, kind.number_format)
+        wanted = (kind.backward, kind.fused, kind.windowed_heads, kind.number_format)
         alike = [
             p
             for p in self._machine.kernels.attention_points
-            if (p.backward, p.fused, bool(p.window), p.dtype) == wanted
+            if (p.backward, p.fused, p.head_dim if p.window else 0, p.dtype) == wanted
         ]
         of_library = [p for p in alike if p.library == kind.library]
         others = [p for p in alike if p.masked == kind.masked]

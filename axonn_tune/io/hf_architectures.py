@@ -322,7 +322,8 @@ ARCHITECTURES = {
         counts=_COUNTS | _LOCAL_EXPERTS,
         optional_counts=_KV_HEADS | _HEAD_DIM,
         flags=_UNTIED,
-        fixed=_GATED | {"bias": True, "experts.bias": True},
+        fixed=_GATED
+        | {"bias": True, "experts.bias": True, "clamped_gate": True, "scaled_rotary": True},
         defaults={
             "num_hidden_layers": 36,
             "hidden_size": 2880,

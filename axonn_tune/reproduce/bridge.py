@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
 from axonn_tune.search.search import Constraints, Search
@@ -33,7 +34,7 @@ def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     engines = {graphs: loaders.engine(name) for graphs, name in _ENGINES.items()}
     for row in rows:
         model, machine = models[row["model"]], machines[row["machine"]]
-        engine = engines[row["graphs"]]
+        engine = _with_attention(engines[row["graphs"]], row)
         source = "NVIDIA-NeMo/Megatron-Bridge (Apache-2.0)"
         columns = ("model", "machine", "precision", "pipeline", "micro_batch")
         is_fitted = tuple(row[column] for column in columns) in _FITTED
@@ -53,6 +54,12 @@ def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             overlaps_tensor=overlaps_tensor,
         )
         yield paper.run(f"{kind}{graphs}", f"{subject}, {row['release']}", search, published)
+
+
+def _with_attention(engine: Engine, row: Row) -> Engine:
+    """Return an engine with the format of attention that a recipe chooses."""
+    is_low = row["low_attention"] == "yes"
+    return replace(engine, megatron=replace(engine.megatron, low_attention=is_low))
 
 
 def layout_search(

@@ -26,6 +26,16 @@ def nemo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         yield _run(paper, row, loaders, replace(engine, megatron=program))
 
 
+def nemo_releases(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield the measured steps of two years of NeMo's releases, also of models without a preset."""
+    engine = loaders.engine("nemo")
+    unstated = ("network", "recomputation", "software")
+    for row in rows:
+        machine = loaders.machine(row["machine"])
+        paper = Paper("NeMo", "NVIDIA/NeMo (Apache-2.0)", machine, assumed=unstated)
+        yield _run(paper, row, loaders, engine)
+
+
 def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield the measured steps of submissions to MLPerf."""
     source = "MLPerf Training v3.0 to v5.1 (Apache-2.0)"
@@ -54,14 +64,34 @@ def _with_facts(engine: Engine, row: Row) -> Engine:
 
 def _run(paper: Paper, row: Row, loaders: Loaders, engine: Engine) -> Run:
     """Return the run of a row."""
-    layers = int(row["layers"])
-    model = replace(loaders.model(row["model"]), n_layers=layers)
-    if row.get("vocabulary"):
-        model = replace(model, vocab_size=int(row["vocabulary"]))
-    subject = f"{row['model']}, {layers} layers, {row['gpus']} GPUs"
+    model = _model(row, loaders)
+    subject = f"{row['model']}, {model.n_layers} layers, {row['gpus']} GPUs"
     published = {"step_seconds": float(row["step_seconds"])}
     group = row["model"] if row["precision"] == FULL else f"{row['model']} in 8 bits"
     return paper.run(group, subject, _search(row, model, paper.machine, engine), published)
+
+
+def _model(row: Row, loaders: Loaders) -> Model:
+    """Return the model of a row: a preset with its layers and vocabulary, or one of its sizes."""
+    layers = int(row["layers"])
+    if row.get("hidden"):
+        sizes = {name: int(row[name]) for name in ("hidden", "heads", "kv_heads", "ffn")}
+        is_nemotron = row["model"].startswith("nemotron")
+        return Model(
+            row["model"],
+            layers,
+            sizes["hidden"],
+            sizes["heads"],
+            int(row["vocabulary"]),
+            int(row["seq_len"]),
+            n_kv_heads=sizes["kv_heads"],
+            ffn_hidden_size=sizes["ffn"],
+            position="rotary" if is_nemotron else "learned",
+            bias=not is_nemotron,
+            tied_embeddings=not is_nemotron,
+        )
+    model = replace(loaders.model(row["model"]), n_layers=layers)
+    return replace(model, vocab_size=int(row.get("vocabulary") or model.vocab_size))
 
 
 def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:

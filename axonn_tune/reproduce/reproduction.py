@@ -14,7 +14,7 @@ from axonn_tune.reproduce.fine_tuning import fine_tuning
 from axonn_tune.reproduce.long_sequences import long_sequences
 from axonn_tune.reproduce.model_zoo import model_zoo
 from axonn_tune.reproduce.nanotron import nanotron
-from axonn_tune.reproduce.nemo import mlperf, nemo
+from axonn_tune.reproduce.nemo import mlperf, nemo, nemo_releases
 from axonn_tune.reproduce.ratios import compare_ratios
 from axonn_tune.reproduce.results import compare_published
 from axonn_tune.reproduce.runs import Loaders, Row, Run
@@ -87,6 +87,7 @@ def measured_steps(
         "Megatron-Bridge": list(megatron_bridge(load("megatron_bridge"), loaders)),
         "Model Zoo": list(model_zoo(load("moe_model_zoo"), loaders)),
         "NeMo": list(nemo(load("dgxc_h100"), loaders)),
+        "NeMo releases": list(nemo_releases(load("nemo_releases"), loaders)),
         "MLPerf": list(mlperf(load("mlperf"), loaders)),
         "long sequences": list(long_sequences(load("nemo_long"), loaders)),
         "LoRA": list(fine_tuning(load("lora"), loaders)),

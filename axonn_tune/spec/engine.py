@@ -384,6 +384,8 @@ class MemoryForm:
     attention_output_bytes, activation_input_bytes
         Bytes for each element of attention's output, and of what experts form before their
         activation, as they are saved where products are low; None for the job's type.
+    saves_unclamped
+        Whether the inputs of a clamped gate are saved before and after they are clamped.
     saves_uncast
         Whether inputs of low products are saved in the job's type, and cast again for dW.
     held_back_tensors
@@ -400,6 +402,7 @@ class MemoryForm:
     dummy_gradient_bytes: Quantity | None = None
     attention_output_bytes: Quantity | None = None
     activation_input_bytes: Quantity | None = None
+    saves_unclamped: bool = False
     saves_uncast: bool = False
     held_back_tensors: Quantity | None = None
 

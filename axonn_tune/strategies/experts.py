@@ -152,9 +152,15 @@ class ExpertShapes:
         features, too.
         """
         probability_bytes = self.shapes.own_tokens * (self.experts.n_experts * FP32_BYTES)
-        inputs = self.saved_of_input(self.taken_bytes + self.activated_bytes)
+        inputs = self.saved_of_input(self.taken_bytes)
         saved = inputs + self._share_before_activation * self.up_bytes + probability_bytes
-        return saved + self.shared_bytes
+        return saved + self.activation_bytes + self.shared_bytes
+
+    @property
+    def activation_bytes(self) -> Array:
+        """The bytes that the activation saves besides its input: its output and a clamped input."""
+        clamped = self.shapes.saves_unclamped * self.up_bytes
+        return self.saved_of_input(self.activated_bytes) + clamped
 
     @property
     def _share_before_activation(self) -> float:

@@ -70,7 +70,7 @@ def _of_experts(sizes: ExpertShapes, shapes: Shapes) -> Size:
         return sizes.saved_bytes
     nbytes: Size = 0.0
     if "moe_act" in modules:
-        nbytes = nbytes + sizes.saved_of_input(sizes.activated_bytes)
+        nbytes = nbytes + sizes.activation_bytes
     if "shared_experts" in modules:
         nbytes = nbytes + sizes.shared_bytes
     return nbytes

@@ -608,6 +608,11 @@ class Shapes:
         return "clamped_swiglu" if self.model.clamped_gate else "swiglu"
 
     @property
+    def saves_unclamped(self) -> bool:
+        """Whether a block saves the inputs of a clamped gate before and after they are clamped."""
+        return self.model.clamped_gate and self.memory.saves_unclamped
+
+    @property
     def rotary_kernel(self) -> str:
         """The memory-bound kernel that turns queries and keys by their positions."""
         return "scaled_rotary" if self.model.scaled_rotary else "rotary"

@@ -279,6 +279,42 @@ def test_attention_in_8_bits_takes_its_own_measured_time():
     assert seconds((), "fp8") == seconds((), "")
 
 
+def test_attention_with_a_window_takes_its_own_measured_time():
+    """Heads of another size take what whole attention takes for the blocks that a window cuts."""
+    plain = machine_of()
+
+    def seconds(machine, window, head_dim=64, number_format=""):
+        op = Attention("a", 1.0, 8.0, 4096, head_dim, False, True, window=window)
+        op = replace(op, number_format=number_format)
+        return attention_seconds(op, machine, "bf16").item()
+
+    sizes = (1, 8, 4096, 64, False, True)
+    points = (
+        AttentionPoint(*sizes, "bf16", 9e-4),
+        AttentionPoint(*sizes, "bf16", 2e-4, window=128),
+        AttentionPoint(*sizes, "fp8", 1e-4, window=128),
+    )
+    machine = replace(plain, kernels=replace(plain.kernels, attention_points=points))
+    assert seconds(machine, 0) == pytest.approx(9e-4)
+    assert seconds(machine, 128) == pytest.approx(2e-4)
+    assert seconds(machine, 128, number_format="fp8") == pytest.approx(1e-4)
+    for of_heads in (machine, plain):
+        whole = seconds(of_heads, 0, 128)
+        n_keys = 256 - 128**2 / 4096
+        assert seconds(of_heads, 128, 128) == pytest.approx(whole * n_keys / 4096 * 2)
+        assert seconds(of_heads, 4000, 128) == pytest.approx(whole)
+    with pytest.raises(InputError, match=r"window is 5000; allowed: 0 to 4096"):
+        replace(points[1], window=5000)
+
+
+def test_unfused_attention_computes_the_scores_outside_a_window_too():
+    def seconds(window):
+        op = Attention("a", 1.0, 8.0, 4096, 64, False, False, window=window)
+        return attention_seconds(op, machine_of(), "bf16").item()
+
+    assert seconds(128) == seconds(0)
+
+
 def test_attention_without_a_mask_takes_its_own_measured_time():
     """A square without a mask has twice the work of a causal one of its length."""
     plain = machine_of()

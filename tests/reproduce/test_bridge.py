@@ -40,9 +40,9 @@ def errors(predictions):
     ("kind", "graphs", "n_rows", "most"),
     [
         ("dense", "yes", 3, 0.04),
-        ("dense", "no", 19, 0.06),
-        ("experts", "yes", 10, 0.11),
-        ("experts", "no", 44, 0.06),
+        ("dense", "no", 51, 0.06),
+        ("experts", "yes", 20, 0.10),
+        ("experts", "no", 87, 0.115),
     ],
 )
 def test_steps_are_met_within_what_the_page_says(errors, kind, graphs, n_rows, most):
@@ -80,8 +80,34 @@ def test_steps_of_experts_that_nothing_was_fitted_to_are_met(errors, fitted):
         for (row, error), is_fitted in zip(errors, fitted, strict=True)
         if row["expert"] != "1" and row["graphs"] == "no" and not is_fitted
     ]
-    assert len(others) == 39
-    assert np.mean(np.abs(others)) < 0.065
+    assert len(others) == 82
+    assert np.mean(np.abs(others)) < 0.12
+
+
+@pytest.mark.parametrize(
+    ("model", "n_rows", "most"),
+    [
+        ("llama3-405b", 32, 0.075),
+        ("kimi-k2", 4, 0.03),
+        ("qwen3-235b-a22b", 24, 0.12),
+        ("gpt-oss-120b", 25, 0.215),
+    ],
+)
+def test_models_that_nothing_was_fitted_to_are_met_as_the_page_says(errors, model, n_rows, most):
+    of_model = [error for row, error in errors if row["model"] == model]
+    assert len(of_model) == n_rows
+    assert np.mean(np.abs(of_model)) < most
+
+
+def test_kernels_that_are_not_fused_explain_gpt_oss_on_h100(errors):
+    """Without them these steps were predicted 29 to 31 % too fast."""
+    on_h100 = [
+        error
+        for row, error in errors
+        if (row["model"], row["machine"]) == ("gpt-oss-120b", "dgx-h100")
+    ]
+    assert len(on_h100) == 4
+    assert max(map(abs, on_h100)) < 0.05
 
 
 def test_a_graph_of_a_whole_iteration_is_faster_than_its_release_before(errors):
@@ -106,7 +132,7 @@ def test_steps_that_recompute_the_up_projections_of_latent_attention_fit(predict
     module of multi-token prediction on the last stage.
     """
     rows = [(row, p) for row, p in predictions if "mla_up_proj" in row["recomputed"]]
-    assert len(rows) == 19
+    assert len(rows) == 23
     assert all(p.configuration.recompute.startswith("selective:mla_up_proj") for _, p in rows)
     missed = [(row, p) for row, p in rows if not p.fits]
     assert {(row["machine"], row["pipeline"]) for row, _ in missed} == {("gb300-nvl72-64", "2")}

@@ -1,5 +1,6 @@
 """Mixtures of experts: what ranks compute and send together is what the model is."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -13,10 +14,10 @@ from axonn_tune.cost.prices import KernelPrices, host_seconds
 from axonn_tune.search.candidates import legal_placements
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.blocks import Experts, LatentAttention, attended_keys
-from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.engine import Engine, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Attention, Collective, Gemm, GroupedGemm
+from axonn_tune.spec.plan import Attention, Collective, Gemm, GroupedGemm, MemoryBound
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.strategies.megatron3d import Megatron3D
@@ -184,6 +185,49 @@ def test_numbers_and_probabilities_of_copies_travel_by_themselves(sends_once):
     }
     found = {name: sent[name] for name in wanted if name in sent}
     assert found == ({} if sends_once else wanted)
+
+
+@pytest.mark.parametrize("sends_once", [False, True])
+def test_biases_of_experts_are_added_and_summed_expert_by_expert(sends_once):
+    """Where tokens are sent once, the router's weights, and so these sums, are in fp32."""
+    strategy = replace(WHOLE, sends_once=sends_once)
+    biased = replace(MIXTURE, experts=replace(EXPERTS, bias=True))
+
+    def kernels(model):
+        ops = operations(plan_of(strategy, model, JOB, data=16, expert=4).microstep)
+        kinds = ("expert_bias", "expert_bias_backward", "reduce")
+        return {op.name: op for op in of_kind(ops, MemoryBound) if op.kernel in kinds}
+
+    found = kernels(biased)
+    output_bytes = JOB.seq_len * EXPERTS.top_k * biased.hidden_size * (4 if sends_once else 2)
+    forward, backward = found["forward.experts_bias"], found["backward.experts_bias"]
+    assert (forward.kernel, backward.kernel) == ("expert_bias", "expert_bias_backward")
+    assert [number(op.nbytes) for op in (forward, backward)] == [2 * output_bytes, output_bytes]
+    assert {number(op.n_launches) for op in (forward, backward)} == {EXPERTS.n_experts / 4}
+    up_bytes = JOB.seq_len * EXPERTS.top_k * 2 * EXPERTS.hidden_size * 2
+    assert number(found["backward.experts_up.bias"].nbytes) == up_bytes
+    assert not any("experts" in name for name in kernels(MIXTURE))
+
+
+def test_a_clamped_gate_and_a_scaled_rotation_have_kernels_of_their_own():
+    """An engine that limits a gate by itself saves its input before and after it."""
+    model = replace(MIXTURE, clamped_gate=True, scaled_rotary=True)
+    plan = plan_of(WHOLE, model, JOB, data=16)
+    kinds = Counter(op.kernel for op in of_kind(operations(plan.microstep), MemoryBound))
+    n_layers = MIXTURE.n_layers
+    assert kinds["clamped_swiglu"] == kinds["clamped_swiglu_backward"] == n_layers
+    assert kinds["scaled_rotary"] == 2 * n_layers
+    assert not kinds["swiglu"] + kinds["rotary"]
+
+    def activation_bytes(saves, recompute="none"):
+        engine = Engine(memory=MemoryForm(saves_unclamped=saves))
+        strategy = replace(WHOLE, engine=engine)
+        return memory_terms(strategy, model, JOB, recompute=recompute, data=16)["activations"]
+
+    up_bytes = JOB.seq_len * EXPERTS.top_k * 2 * EXPERTS.hidden_size * 2
+    assert activation_bytes(True) - activation_bytes(False) == approx(n_layers * up_bytes)
+    again = [activation_bytes(saves, "selective:moe_act") for saves in (True, False)]
+    assert again[0] == approx(again[1])
 
 
 def test_gradients_of_experts_are_reduced_over_their_replicas_alone():
