@@ -24,6 +24,8 @@ _FITTED = {
 }
 # The recipes of all releases turn it off in this precision (tp_comm_overlap, v0.3.0 to v0.6.0).
 _WITHOUT_TENSOR_OVERLAP = ("nvfp4",)
+# Weights are stored and gathered in these (fp8_param_gather in training/mixed_precision.py, v0.2.0 to v0.5.0).
+_STORED_FORMATS = ("mxfp8", "fp8-current")
 _ENGINES = {"yes": "megatron-core-graphs", "no": "megatron-core"}
 
 
@@ -51,6 +53,7 @@ def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             engine,
             int(row["mtp"]),
             fp32_gradients=False,
+            low_weights=row["precision"] in _STORED_FORMATS,
             overlaps_tensor=overlaps_tensor,
         )
         yield paper.run(f"{kind}{graphs}", f"{subject}, {row['release']}", search, published)
