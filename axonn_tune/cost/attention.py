@@ -92,8 +92,8 @@ class AttentionPrices:
 
         Where attention was not measured without a mask, it is as fast as with one, and where it was
         not measured in a low format, it is as fast as in the job's type. Where the library's was
-        not measured, the library that was measured first stands for it. Where heads of its size were
-        not measured with a window, blocks of scores take as long as without one.
+        not measured, the library that was measured first stands for it. Where heads of its size
+        were not measured with a window, blocks of scores take as long as without one.
         """
         if kind not in self._corrections:
             points = self._points(kind)

@@ -202,15 +202,16 @@ NeMo 24.07 on H100 and NeMo 25.04 and 25.07 on GB200, in 8 bits (NVIDIA/NeMo, Ap
 fitted. *Megatron-Bridge*:
 Megatron-Core on H100 to GB300, mostly in 8 and 4 bits (NVIDIA-NeMo/Megatron-Bridge, Apache-2.0),
 as its releases from 25.11 to 26.08 measured it. The host's times for experts are fitted to five of
-its steps, the clock that GB200 holds in training to the four of Llama 3 70B in MXFP8, and what GB300
-reaches in NVFP4 to the three of that model. Nothing is fitted to the 85 steps of Llama 3.1 405B,
-Qwen3 235B-A22B, Kimi K2 and GPT-OSS 120B. Before anybody had looked at them, they were predicted
-within 4.2 % (405B in 8 bits), 18.5 % (405B in NVFP4), 11.2, 1.6 and 35.7 % in the mean. Since then
-GPT-OSS has the kernels that nothing fuses for it, counted in the code, and windows as they were
-measured; with all this its steps on H100 are met within 3 %. On Blackwell its eager steps take up to
-1.8 times as long as predicted: kernels that read one operand over and over, such as the sums of its
-biases, may be slower there than the profiles' memory bandwidth says, and nobody has measured them.
-NVFP4 on GB200, whose products are those of aiconfigurator, is predicted up to 27 % too slow for 405B.
+its steps, the clock that GB200 holds in training to the four of Llama 3 70B in MXFP8, and what
+GB300 reaches in NVFP4 to the three of that model. Nothing is fitted to the 85 steps of Llama 3.1
+405B, Qwen3 235B-A22B, Kimi K2 and GPT-OSS 120B. Before anybody had looked at them, they were
+predicted within 4.2 % (405B in 8 bits), 18.5 % (405B in NVFP4), 11.2, 1.6 and 35.7 % in the mean.
+Since then GPT-OSS has the kernels that nothing fuses for it, counted in the code, and windows as
+they were measured; with all this its steps on H100 are met within 3 %. On Blackwell its eager steps
+take up to 1.8 times as long as predicted: kernels that read one operand over and over, such as the
+sums of its biases, may be slower there than the profiles' memory bandwidth says, and nobody has
+measured them. NVFP4 on GB200, whose products are those of aiconfigurator, is predicted up to 27 %
+too slow for 405B.
 *Model Zoo*: steps of Qwen3 235B-A22B with Megatron-Core on 64 to 256 GPUs (yanring/Megatron-
 MoE-ModelZoo, MIT); nothing is fitted to them. Before anybody had looked at them, they were
 predicted within 10.9 %. Then the host's time for experts became two numbers instead of one,

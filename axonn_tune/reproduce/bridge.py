@@ -26,7 +26,7 @@ _FITTED = {
 }
 # The recipes of all releases turn it off in this precision (tp_comm_overlap, v0.3.0 to v0.6.0).
 _WITHOUT_TENSOR_OVERLAP = ("nvfp4",)
-# Weights are stored and gathered in these (fp8_param_gather in training/mixed_precision.py, v0.2.0 to v0.5.0).
+# Weights are stored and gathered in these (fp8_param_gather, v0.2.0 to v0.5.0).
 _STORED_FORMATS = ("mxfp8", "fp8-current")
 _ENGINES = {"yes": "megatron-core-graphs", "no": "megatron-core"}
 

@@ -6,7 +6,6 @@ from engines.traffic import bf16, moved
 
 from axonn_tune.io.presets import load_engine
 
-
 # Importing the package warns of what it deprecates, and of packages that it does without.
 pytestmark = pytest.mark.filterwarnings("ignore")
 KERNELS = load_engine("megatron-core").kernels
