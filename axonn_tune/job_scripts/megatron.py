@@ -155,6 +155,8 @@ def flags(prediction: Prediction) -> list[str]:
     lines += _PRECISION_FLAGS[job.precision]
     if strategy.stores_low_weights(job):
         lines.append("--fp4-param-gather" if job.precision == "nvfp4" else "--fp8-param-gather")
+        if not strategy.gathers_low_weights(job):
+            lines.append("--reuse-grad-buf-for-mxfp8-param-ag")
     kind = strategy.engine.attention_library if job.attention == "flash" else job.attention
     lines.append(f"--attention-backend {_ATTENTION_BACKENDS[kind]}")
     rate = 0.1 if job.dropout else 0.0

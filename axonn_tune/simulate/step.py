@@ -179,11 +179,12 @@ def _through_pipeline(
     for place, stage in enumerate(stages):
         for direction, played in enumerate(stage):
             durations[kind_of(direction, place)] = played.seconds
+    counts = pipeline.n_synchronised(plan.candidates.stages, plan.candidates.n_virtual)
     additional = [
-        synchronising.seconds - usual.seconds
-        for synchronising, usual in zip(sync, stages[FIRST], strict=False)
+        count * (synchronising.seconds - usual.seconds)
+        for count, synchronising, usual in zip(counts, sync, stages[FIRST], strict=False)
     ]
-    sync_seconds = pipeline.n_synchronised * sum(additional, start=np.zeros(shape))
+    sync_seconds = sum(additional, start=np.zeros(shape))
     work = _work(plan, pipeline, play)
     passes = Passes(
         plan.candidates.stages,

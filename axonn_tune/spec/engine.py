@@ -186,6 +186,11 @@ class MegatronProgram:
     copies_heads
         Whether heads are copied out of the product that forms queries, keys and values group by
         group, and the gradients of the three joined for its backward pass.
+    aligns_gathers
+        Whether ranks with several stages start to gather new weights when the step begins
+        (align_param_gather, and param_sync_func in schedules.py). Without it, and in ranks of one
+        stage, the first micro-batch starts the gathers of each stage when it arrives
+        (param_and_grad_buffer.py, finish_param_sync).
     """
 
     sequence_parallel: bool = True
@@ -211,6 +216,7 @@ class MegatronProgram:
     low_attention: bool = False
     low_sums: tuple[str, ...] = ()
     copies_heads: bool = False
+    aligns_gathers: bool = True
 
     def __post_init__(self) -> None:
         require_choice("megatron", "context_kind", self.context_kind, CONTEXT_KINDS)

@@ -411,10 +411,13 @@ class Pipeline:
         Any other virtual stage.
     sync
         The first stage, for the micro-batch during which collectives bring new weights and reduce
-        gradients. Other ranks have time for these collectives while they wait for the first
-        micro-batch, or for the last ranks to end.
+        gradients. Other ranks have time to reduce gradients while they wait for the last ranks to
+        end.
     transfer
         The transfer from one stage to the next.
+    aligns_gathers
+        Whether the first stages of all ranks start to gather new weights when the step begins, if a
+        rank has several stages. Otherwise each stage starts when the first micro-batch arrives.
     others
         Further virtual stages, where those in the middle differ.
     places
@@ -427,6 +430,7 @@ class Pipeline:
     last: Stage
     sync: Stage
     transfer: Collective
+    aligns_gathers: bool = True
     schedule: str = ONE_F_ONE_B
     others: tuple[Stage, ...] = ()
     places: tuple[int, ...] = ()
@@ -436,10 +440,18 @@ class Pipeline:
         """All different virtual stages."""
         return (self.first, self.middle, self.last, *self.others)
 
-    @property
-    def n_synchronised(self) -> int:
-        """The number of stages of one rank that the collectives of `sync` serve."""
-        return 2 if self.schedule == DUALPIPE else 1
+    def n_synchronised(
+        self, n_stages: Ints | int, n_virtual: Ints | int
+    ) -> tuple[Ints | int, Ints | int]:
+        """Return how often the collectives of `sync` delay a step, forward and backward.
+
+        The first micro-batch waits in each stage that starts to gather when it arrives. With
+        micro-batches from both ends, a rank serves two stages.
+        """
+        if self.schedule == DUALPIPE:
+            return 2, 2
+        starts_at_once = self.aligns_gathers & (np.asarray(n_virtual) > 1)
+        return np.where(starts_at_once, 1, np.multiply(n_stages, n_virtual)), 1
 
     def stage(self, number: int, n_chunks: int) -> Stage:
         """Return one of so many virtual stages, counted through all ranks."""

@@ -82,6 +82,11 @@ class Recipe:
         Whether the host allocates and casts the operand of each expert by itself, with kernels for
         its largest value, its scale and its copies (Transformer Engine d0067d0d,
         csrc/extensions/cast.cpp, `split_quantize`, and csrc/quantizer.cpp).
+    gathers_low
+        Whether weights that are kept in the format alone are also gathered in it. MXFP8's copies
+        along the columns cannot be formed from those along the rows, so that both are cast from
+        what has been gathered in the job's type (Megatron-Core d98e8a64,
+        core/distributed/param_and_grad_buffer.py, `_post_param_sync`).
     slowdown
         Time of a cast over that of a kernel which only streams the same bytes. It is above 1 where
         a cast finds scales of small blocks along both sides, and rotates or rounds at random.
@@ -93,6 +98,7 @@ class Recipe:
     quantises_columns: bool
     saves_attention_cast: bool = False
     casts_experts_apart: bool = False
+    gathers_low: bool = True
     slowdown: float = 1.0
 
     @property
@@ -113,7 +119,7 @@ RECIPES = {
     "fp8-block": Recipe("fp8_block", 1.0, 1.0, True),
     # Measured: the casts of a layer's products on B300 take 1.82 ms, where their bytes alone would
     # take 1.45 (examples/gemm_profiling/gemm_profiling.rst: with casts 8.984, without 7.161 ms).
-    "mxfp8": Recipe("mxfp8", 1.0, 1.0, True, slowdown=1.25),
+    "mxfp8": Recipe("mxfp8", 1.0, 1.0, True, gathers_low=False, slowdown=1.25),
     # The scale of the whole tensor takes a read of its own (nvfp4.rst). Measured: 2.69 ms on B300,
     # where bytes alone would take 1.91 (the same page: 6.453 and 3.764 ms).
     "nvfp4": Recipe("nvfp4", 2.0, 2.0, True, slowdown=1.41),

@@ -7,7 +7,8 @@ each pass.
 The prediction takes it that the collectives that bring new weights and reduce gradients beside the
 passes are hidden, but for those of the first stage. So in the graphs those of any other stage are
 issued before its first and after its last pass, and nothing waits for them until all passes of
-their rank have ended.
+their rank have ended. Where the first micro-batch waits for new weights in each stage, a message
+comes later by all the waits before its pass.
 """
 
 from __future__ import annotations
@@ -88,8 +89,11 @@ class _Passes:
             (FORWARD, 0, 0): forward,
             (BACKWARD, 0, n_micro - 1): backward,
         }
-        # All passes depend on the first one, which takes longer than the schedule knows.
+        # The first micro-batch takes longer than the schedule knows.
         self._delay_seconds = forward.seconds - self._parts[kind_of(FORWARD, FIRST)].seconds
+        n_chunks = player.table.n_chunks
+        n_delays, _ = pipeline.n_synchronised(self._n_stages, n_chunks // self._n_stages)
+        self._n_delays = int(n_delays)
         self._number = {_identity(each): number for number, each in enumerate(self._played)}
 
     def graph(self, rank: int) -> Graph:
@@ -110,7 +114,7 @@ class _Passes:
             graph.run_beside(self._hidden(FORWARD, each.stage))
         source = source_of(*identity, self._last)
         if source is not None and source[1] != each.stage:
-            ready = self._played[self._number[source]].end_seconds + self._delay_seconds
+            ready = self._played[self._number[source]].end_seconds + self._delay(each)
             graph.transfer(transfer, seconds, self._message(False, source, source[1]), ready)
             seconds = 0.0
         graph.play(self._synchronising.get(identity, self._parts[each.kind]))
@@ -119,6 +123,15 @@ class _Passes:
         target = each.stage + (1 if each.direction == FORWARD else -1)
         if 0 <= target <= self._last:
             graph.transfer(transfer, seconds, self._message(True, identity, target))
+
+    def _delay(self, each: PlayedPass) -> float:
+        """Return how much later a pass begins than in the schedule.
+
+        The micro-batches of the first round wait only in the stages that they have reached.
+        """
+        is_early = each.direction == FORWARD and each.micro_batch < self._n_stages
+        n_delays = min(each.stage + 1, self._n_delays) if is_early else self._n_delays
+        return n_delays * self._delay_seconds
 
     def _message(self, is_sent: bool, sender: Pass, stage: int) -> Message:
         """Return the result of a pass as a message to or from the rank of a virtual stage."""

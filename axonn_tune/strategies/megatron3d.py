@@ -240,7 +240,8 @@ class Megatron3D:
         if not self.overlaps_reduction(job):
             return step_plan(usual, schedule=self.schedule)
         synchronising = Transformer(shapes, self.communication(shapes, sync=True))
-        return step_plan(usual, synchronising, self.schedule)
+        aligns_gathers = self.engine.megatron.aligns_gathers
+        return step_plan(usual, synchronising, self.schedule, aligns_gathers)
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of one rank by term, each of shape (C,)."""
@@ -309,9 +310,14 @@ class Megatron3D:
         """
         return self.low_weights and self.distributed_optimizer and job.recipe is not None
 
+    def gathers_low_weights(self, job: Job) -> bool:
+        """Return whether a job's weights of blocks are gathered in the low format, too."""
+        gathers_low = job.recipe is not None and job.recipe.gathers_low
+        return self.stores_low_weights(job) and gathers_low
+
     def gathered_bytes(self, job: Job) -> float:
         """Return the bytes of an element of a block's updated weights as they are gathered."""
-        return job.operand_bytes if self.stores_low_weights(job) else job.element_bytes
+        return job.operand_bytes if self.gathers_low_weights(job) else job.element_bytes
 
     def _stage_memory(
         self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool, held: Array

@@ -602,7 +602,7 @@ class MegatronCommunication(SequenceParallel):
     def _cast_updated(self, host: HostProgram) -> None:
         """Cast the updated matrices that stay in a low format, or transpose them."""
         casts = Casts(self.shapes)
-        if self.options.stores_low_weights(self.shapes.job):
+        if self.options.gathers_low_weights(self.shapes.job):
             casts.transpose_kept_weights(host, self._matrices)
         else:
             casts.cast_kept_weights(host, self._matrices)

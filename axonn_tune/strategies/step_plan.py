@@ -47,18 +47,21 @@ def step_plan(
     transformer: Transformer,
     synchronising: Transformer | None = None,
     schedule: str = ONE_F_ONE_B,
+    aligns_gathers: bool = True,
 ) -> StepPlan:
     """Return the plan of a step, through a pipeline if there are stages.
 
     `synchronising` emits the micro-step that differs from all others, if there is one.
+    `aligns_gathers` is that of `Pipeline`.
     """
     table = transformer.shapes.table
     n_microsteps = table.n_microsteps(transformer.shapes.job.global_batch)
     if table.is_pipelined:
-        return _pipelined_plan(transformer, synchronising or transformer, n_microsteps, schedule)
-    sync = _microstep("sync_microstep", synchronising) if synchronising else None
+        sync = synchronising or transformer
+        return _pipelined_plan(transformer, sync, n_microsteps, schedule, aligns_gathers)
+    sync_microstep = _microstep("sync_microstep", synchronising) if synchronising else None
     microstep = _microstep("microstep", transformer)
-    return StepPlan(table, _step_end(transformer), n_microsteps, microstep, sync)
+    return StepPlan(table, _step_end(transformer), n_microsteps, microstep, sync_microstep)
 
 
 def _microstep(name: str, transformer: Transformer) -> Part:
@@ -75,7 +78,11 @@ def _step_end(transformer: Transformer) -> Part:
 
 
 def _pipelined_plan(
-    transformer: Transformer, synchronising: Transformer, n_microsteps: Array, schedule: str
+    transformer: Transformer,
+    synchronising: Transformer,
+    n_microsteps: Array,
+    schedule: str,
+    aligns_gathers: bool,
 ) -> StepPlan:
     """Return the plan of a step whose layers are cut into stages.
 
@@ -105,6 +112,7 @@ def _pipelined_plan(
         last=stage("last", transformer, 2),
         sync=stage("sync", synchronising, 0),
         transfer=Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE),
+        aligns_gathers=aligns_gathers,
         schedule=schedule,
         others=tuple(
             stage(f"middle{place - 1}", transformer, place)

@@ -115,7 +115,7 @@ FLAGS = {
     "fp8-delayed": ["--fp8-format hybrid", "--fp8-recipe delayed"],
     "fp8-current": ["--fp8-format hybrid", "--fp8-recipe tensorwise"],
     "fp8-block": ["--fp8-format e4m3", "--fp8-recipe blockwise"],
-    "mxfp8": ["--fp8-format e4m3", "--fp8-recipe mxfp8", "--fp8-param-gather"],
+    "mxfp8": ["--fp8-format e4m3", "--fp8-recipe mxfp8", "--fp8-param-gather", "--reuse-grad-buf"],
     "nvfp4": ["--fp4-format e2m1", "--fp4-recipe nvfp4", "--fp4-param-gather"],
 }
 

@@ -245,6 +245,19 @@ def test_weights_are_gathered_in_8_bits_if_they_are_stored_so():
     assert without_recipe == gathered_weights(Megatron3D(), JOB)
 
 
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_both_copies_of_mxfp8_are_cast_from_what_is_gathered(overlaps):
+    job = in_precision("mxfp8")
+    usual = Megatron3D(overlap_grad_reduce=overlaps)
+    low = replace(usual, low_weights=True)
+    assert gathered_weights(low, job) == gathered_weights(usual, JOB)
+    casts = [
+        [number(op.nbytes) for op in operations(each, job, data=8) if op.name == "weights.cast"]
+        for each in (usual, low)
+    ]
+    assert casts[0] == casts[1] and sum(casts[1]) > 2 * matrices()
+
+
 def test_an_engine_may_save_inputs_uncast_and_cast_them_again():
     """Then casts along rows and columns are two kernels, and activations take what they took."""
     engine = Engine("e", "E", ("zero3",), memory=MemoryForm(saves_uncast=True))

@@ -9,8 +9,10 @@ import axonn_tune
 from axonn_tune.api import predict
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.io.presets import load_engine
+from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.searching import build_search
 from axonn_tune.spec.blocks import Experts
+from axonn_tune.spec.engine import Engine, MegatronProgram
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, Gemm, GroupedGemm
@@ -38,6 +40,33 @@ def test_the_two_parts_of_the_backward_pass_are_the_whole(model, sizes):
         products = [op for op in weights if isinstance(op, Gemm | GroupedGemm)]
         assert products and all(op.mode == "TN" for op in products)
         assert not any(op.mode == "TN" for op in inputs if isinstance(op, Gemm | GroupedGemm))
+
+
+@pytest.mark.parametrize(
+    ("n_virtual", "aligns_gathers", "n_waits"),
+    [(1, True, 4), (1, False, 4), (2, True, 1), (2, False, 8)],
+)
+def test_the_first_micro_batch_waits_for_weights_in_each_stage(n_virtual, aligns_gathers, n_waits):
+    """Only ranks with several stages can start all gathers when the step begins."""
+    strategy = Megatron3D(engine=Engine(megatron=MegatronProgram(aligns_gathers=aligns_gathers)))
+    sizes = {"data": 2, "pipeline": 4}
+    pipeline = plan_of(strategy, DENSE, JOB, n_virtual=n_virtual, **sizes).pipeline
+    assert pipeline.n_synchronised(4, n_virtual) == (n_waits, 1)
+
+
+def test_gathers_in_each_stage_take_longer_than_those_that_start_at_once():
+    options = {**MEGATRON, "machine": "dgx-b200", "global_batch": 64, "virtual_stages": 4}
+    search = build_search("llama3-70b", 256, **options)
+    strategy = search.scenario.strategy
+    in_turn = replace(
+        strategy.engine, megatron=replace(strategy.engine.megatron, aligns_gathers=False)
+    )
+
+    def seconds(each):
+        of_engine = replace(search, scenario=replace(search.scenario, strategy=each))
+        return best_of_layout(of_engine, "tensor=4,context=1,data=16,pipeline=4").step_seconds
+
+    assert seconds(replace(strategy, engine=in_turn)) > seconds(strategy)
 
 
 def test_gradients_of_weights_are_half_of_the_backward_products():
