@@ -12,6 +12,7 @@ from axonn_tune.reproduce.collectives import TimedCollective, across_nodes, insi
 from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.fine_tuning import fine_tuning
 from axonn_tune.reproduce.long_sequences import long_sequences
+from axonn_tune.reproduce.mlperf_experts import mlperf_experts
 from axonn_tune.reproduce.model_zoo import model_zoo
 from axonn_tune.reproduce.nanotron import nanotron
 from axonn_tune.reproduce.nemo import mlperf, nemo, nemo_releases
@@ -89,6 +90,7 @@ def measured_steps(
         "NeMo": list(nemo(load("dgxc_h100"), loaders)),
         "NeMo releases": list(nemo_releases(load("nemo_releases"), loaders)),
         "MLPerf": list(mlperf(load("mlperf"), loaders)),
+        "MLPerf experts": list(mlperf_experts(load("mlperf_experts"), loaders)),
         "long sequences": list(long_sequences(load("nemo_long"), loaders)),
         "LoRA": list(fine_tuning(load("lora"), loaders)),
         "nanotron": list(nanotron(load("nanotron_h100"), loaders)),
