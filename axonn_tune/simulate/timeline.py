@@ -103,11 +103,12 @@ def summed(
             n_skipped, start = remaining - 1, recording.compute_free
             first = min([each.event for each in recording.running()] or [len(recording.events)])
             before = _sums(recording.events[first:])
+            last_repeat = len(recording.events)
             recording.play(phase.name, issues)
             after = _sums(recording.events[first:])
             skipped += [(of_one, n_skipped) for of_one in after.values()]
             skipped += [(of_one, -n_skipped) for of_one in before.values()]
-            recording.skip(n_skipped * (recording.compute_free - start))
+            recording.skip(n_skipped * (recording.compute_free - start), last_repeat)
     recording.drain(least_seconds)
     sums = _sums(recording.events)
     for of_one, times in skipped:
@@ -253,10 +254,14 @@ class _Recording:
             self._busy_until = max(self._busy_until, start + seconds)
             self.events.append(Event(phase, operation, lane, start, start + seconds))
 
-    def skip(self, seconds: float) -> None:
-        """Let repeats pass that are not recorded; after them, the same runs as before."""
-        for each in self.running():
-            event = self.events[each.event]
+    def skip(self, seconds: float, last_repeat: int) -> None:
+        """Let repeats pass that are not recorded; after them, the same runs as before.
+
+        The last recorded repeat, whose events begin at `last_repeat`, stands for the last of all.
+        """
+        latest = {queue[-1] for queue in self._queues.values() if queue[-1] >= last_repeat}
+        for index in latest | {each.event for each in self.running()}:
+            event = self.events[index]
             event.start_seconds += seconds
             event.end_seconds += seconds
         self.compute_free += seconds

@@ -209,6 +209,13 @@ def early_collective():
     return phases, {"0.0": np.array([0.5]), "1.0": np.array([0.25])}, 1
 
 
+def repeated_collective():
+    """The last of five collectives, which take no time, is the one that a floor holds open."""
+    gather = Collective("0.0", "all_gather", 0.0, "x", waits_for=(COMPUTE,))
+    phases = [Phase("0", (gather, MemoryBound("0.1", 0.0)), 5)]
+    return phases, {"0.0": np.array([0.0]), "0.1": np.array([0.25])}, 1
+
+
 def compiled_waits(*phases):
     """What each instruction of the last phase waits for."""
     program = compile_program(phases, AXIS_LANES)
@@ -312,6 +319,7 @@ def check_against_twin(phases, durations, lanes_of_rows, interference):
 @example(slow_fill(0.5), SOME, 0.0)
 @example(slow_drain(), NONE, 0.0)
 @example(early_collective(), NONE, 2.0)
+@example(repeated_collective(), NONE, 2.0)
 def test_sums_are_those_of_all_events(program, interference, least):
     phases, durations, _ = program
     given = (lambda op: durations[op.name][0], AXIS_LANES, interference, least)
