@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from typing import TypeAlias
 
 import numpy as np
 
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.lanes import ALIKE, LaneSharing
-from axonn_tune.simulate.program import Kernels, OpIndex, PhaseProgram, Program
+from axonn_tune.simulate.program import Kernels, Message, OpIndex, PhaseProgram, Program
 from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.plan import Array
 
@@ -220,7 +220,27 @@ class _Playable:
         carried = {name: state.ended[name] for name in self.phase.carried if name in state.ended}
         ends: list[tuple[_Key, Array]] = [*state.lane.items(), *carried.items()]
         compute = state.compute
-        return {0: compute, **{key: np.maximum(end, compute) for key, end in ends}}
+        seen = {0: compute, **{key: np.maximum(end, compute) for key, end in ends}}
+        if self.interference.collective_slowdown:
+            for each in self._drifting:
+                if each.name in state.ended and each.name not in carried:
+                    ahead = seen[each.lane] - np.maximum(state.ended[each.name], compute)
+                    seen[each.name] = compute + ahead
+        return seen
+
+    @cached_property
+    def _drifting(self) -> list[Message]:
+        """The collectives of lanes that may drift.
+
+        How far their lane ends after one of them settles later than the lane: kernels delay a
+        collective less if it ends while they run.
+        """
+        lanes = self.phase.drifting_lanes
+        return [
+            each
+            for each in self.phase.instructions
+            if not isinstance(each, Kernels) and each.lane in lanes
+        ]
 
     def is_periodic(self, before: dict[_Key, Array], after: dict[_Key, Array]) -> np.ndarray:
         """Return which candidates ended a repeat in the state in which it began, shifted in time.

@@ -216,6 +216,19 @@ def repeated_collective():
     return phases, {"0.0": np.array([0.0]), "0.1": np.array([0.25])}, 1
 
 
+def late_settling():
+    """A kernel waits for a collective whose ends grow evenly only after three repeats."""
+    first, second = (
+        Collective(name, "all_gather", 0.0, "x", waits_for=(COMPUTE,)) for name in ("0.0", "0.1")
+    )
+    phases = [
+        Phase("0", (first, second, MemoryBound("0.2", 0.0)), 100),
+        Phase("1", (MemoryBound("1.0", 0.0, waits_for=("0.0",)),)),
+    ]
+    seconds = {"0.0": 0.0, "0.1": 1.0, "0.2": 1.0, "1.0": 0.0}
+    return phases, {name: np.array([each]) for name, each in seconds.items()}, 1
+
+
 def compiled_waits(*phases):
     """What each instruction of the last phase waits for."""
     program = compile_program(phases, AXIS_LANES)
@@ -257,6 +270,7 @@ def test_a_wait_stays_where_some_candidates_have_not_issued_what_shows_that_it_i
 @example(slow_fill(0.12), NONE)
 @example(slow_drain(), NONE)
 @example(slow_drain(), SOME)
+@example(late_settling(), BACK)
 def test_random_programs_equal_the_plain_twin(program, interference):
     phases, durations, rows = program
     check_against_twin(phases, durations, [AXIS_LANES] * rows, interference)
