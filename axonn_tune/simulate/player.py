@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import reduce
 from typing import TypeAlias
 
 import numpy as np
 
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.lanes import ALIKE, LaneSharing
-from axonn_tune.simulate.program import Kernels, Message, OpIndex, PhaseProgram, Program
+from axonn_tune.simulate.program import Kernels, OpIndex, PhaseProgram, Program
 from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.plan import Array
 
@@ -215,32 +215,20 @@ class _Playable:
 
         The keys are lanes and names of collectives; the compute stream has the key 0. Whatever
         comes next is issued after the computation so far, so that a lane or a collective that
-        ended before it counts as ending with it.
+        ended before it counts as ending with it. How far a lane that may drift ends after one of
+        its collectives settles later than the lane: kernels delay a collective less if it ends
+        while they run.
         """
         carried = {name: state.ended[name] for name in self.phase.carried if name in state.ended}
         ends: list[tuple[_Key, Array]] = [*state.lane.items(), *carried.items()]
         compute = state.compute
         seen = {0: compute, **{key: np.maximum(end, compute) for key, end in ends}}
         if self.interference.collective_slowdown:
-            for each in self._drifting:
+            for each in self.phase.drifting:
                 if each.name in state.ended and each.name not in carried:
                     ahead = seen[each.lane] - np.maximum(state.ended[each.name], compute)
                     seen[each.name] = compute + ahead
         return seen
-
-    @cached_property
-    def _drifting(self) -> list[Message]:
-        """The collectives of lanes that may drift.
-
-        How far their lane ends after one of them settles later than the lane: kernels delay a
-        collective less if it ends while they run.
-        """
-        lanes = self.phase.drifting_lanes
-        return [
-            each
-            for each in self.phase.instructions
-            if not isinstance(each, Kernels) and each.lane in lanes
-        ]
 
     def is_periodic(self, before: dict[_Key, Array], after: dict[_Key, Array]) -> np.ndarray:
         """Return which candidates ended a repeat in the state in which it began, shifted in time.
@@ -302,7 +290,7 @@ def _play_repeated(playable: _Playable, repeats: int | Ints, state: _State) -> N
         playable.play(state)
         return
     ended = _Ended(repeats, state)
-    n_enough = 3 if playable.phase.drifting_lanes else 2
+    n_enough = 3 if playable.phase.drifting else 2
     before = playable.snapshot(state)
     earlier = state.copy()
     n_settled = np.zeros(state.compute.shape, dtype=np.int64)  # periodic repeats in a row

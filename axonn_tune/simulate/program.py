@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -80,11 +80,11 @@ class PhaseProgram:
     carried: tuple[str, ...]
     feeding_lanes: frozenset[int]
 
-    @property
-    def drifting_lanes(self) -> set[int]:
-        """The lanes that the phase uses although nothing in it waits for them."""
+    @cached_property
+    def drifting(self) -> tuple[Message, ...]:
+        """The collectives of lanes for which nothing in the phase waits."""
         messages = [op for op in self.instructions if isinstance(op, Message)]
-        return {message.lane for message in messages} - self.feeding_lanes
+        return tuple(message for message in messages if message.lane not in self.feeding_lanes)
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ def _through_pipeline(
     for place, stage in enumerate(stages):
         for direction, played in enumerate(stage):
             durations[kind_of(direction, place)] = played.seconds
-    counts = pipeline.n_synchronised(plan.candidates.stages, plan.candidates.n_virtual)
+    counts = pipeline.n_synchronised(plan.candidates)
     additional = [
         count * (synchronising.seconds - usual.seconds)
         for count, synchronising, usual in zip(counts, sync, stages[FIRST], strict=False)

@@ -440,18 +440,16 @@ class Pipeline:
         """All different virtual stages."""
         return (self.first, self.middle, self.last, *self.others)
 
-    def n_synchronised(
-        self, n_stages: Ints | int, n_virtual: Ints | int
-    ) -> tuple[Ints | int, Ints | int]:
+    def n_synchronised(self, candidates: CandidateTable) -> tuple[Size, Size]:
         """Return how often the collectives of `sync` delay a step, forward and backward.
 
         The first micro-batch waits in each stage that starts to gather when it arrives. With
         micro-batches from both ends, a rank serves two stages.
         """
         if self.schedule == DUALPIPE:
-            return 2, 2
-        starts_at_once = self.aligns_gathers & (np.asarray(n_virtual) > 1)
-        return np.where(starts_at_once, 1, np.multiply(n_stages, n_virtual)), 1
+            return 2.0, 2.0
+        starts_at_once = self.aligns_gathers & (candidates.n_virtual > 1)
+        return np.where(starts_at_once, 1.0, candidates.stages * candidates.n_virtual), 1.0
 
     def stage(self, number: int, n_chunks: int) -> Stage:
         """Return one of so many virtual stages, counted through all ranks."""

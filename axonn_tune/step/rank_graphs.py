@@ -23,7 +23,7 @@ from axonn_tune.spec.plan import Collective, Phase, Pipeline
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.step.graph import Graph, Message, Node
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.step.timeline import PlayedPart, Player, whole_rounds
+from axonn_tune.step.timeline import PlayedPart, Player, number, whole_rounds
 
 
 class StepGraphs:
@@ -91,9 +91,7 @@ class _Passes:
         }
         # The first micro-batch takes longer than the schedule knows.
         self._delay_seconds = forward.seconds - self._parts[kind_of(FORWARD, FIRST)].seconds
-        n_chunks = player.table.n_chunks
-        n_delays, _ = pipeline.n_synchronised(self._n_stages, n_chunks // self._n_stages)
-        self._n_delays = int(n_delays)
+        self._n_delays, _ = map(number, pipeline.n_synchronised(player.table))
         self._number = {_identity(each): number for number, each in enumerate(self._played)}
 
     def graph(self, rank: int) -> Graph:

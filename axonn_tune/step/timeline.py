@@ -400,11 +400,11 @@ class Player:
                 part = parts[played_pass.kind]
                 operations += self.measured(part, played_pass.end_seconds - part.seconds)
         end = max(played_pass.end_seconds for played_pass in played)
-        counts = pipeline.n_synchronised(self._n_stages, self.table.n_chunks // self._n_stages)
+        counts = pipeline.n_synchronised(self.table)
         sync_seconds = sum(
-            int(count) * (self.play(sync, 1).seconds - parts[kind_of(direction, FIRST)].seconds)
-            for direction, (count, sync) in enumerate(
-                zip(counts, pipeline.sync.passes, strict=True)
+            number(count) * (self.play(sync, 1).seconds - parts[kind_of(direction, FIRST)].seconds)
+            for direction, count, sync in zip(
+                (FORWARD, BACKWARD), counts, pipeline.sync.passes, strict=True
             )
         )
         if sync_seconds > 0:

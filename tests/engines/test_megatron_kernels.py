@@ -60,7 +60,7 @@ def test_limits_of_a_gate_move_what_the_engine_says(monkeypatch):
     from megatron.core.fusions import fused_bias_geglu as module
 
     class Activation:
-        """In the place of the fused kernel, so that the limits alone are counted."""
+        """Stands in for the fused kernel, so that the limits alone are counted."""
 
         @staticmethod
         def apply(inputs, *_):
