@@ -339,6 +339,17 @@ def test_a_step_lies_between_all_and_nothing_hidden():
     assert priced.compute_seconds > 10 * 2 * 4096.0**3 / peak
 
 
+def test_one_element_at_a_time_takes_longer_than_its_bytes():
+    machine = load_machine("dgx-h200")
+    plain = OtherKernel("mul", 10**9, "bf16")
+    seconds = [
+        price(Rehearsal({kernel: 1}, 1.0, {}, 1, 1.0), machine).compute_seconds
+        for kernel in (plain, replace(plain, is_strided=True))
+    ]
+    rate = machine.kernels.strided_bytes_per_s.value * machine.gpu.training_clock_fraction.value
+    assert seconds[1] == pytest.approx(10**9 / rate, rel=0.02) and seconds[1] > 3 * seconds[0]
+
+
 def test_attention_that_is_not_causal_takes_twice_as_long():
     machine = load_machine("perlmutter")
     causal = FusedAttention(8, 16, 4096, 128, True, True, "bf16")

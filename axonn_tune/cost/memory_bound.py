@@ -38,6 +38,24 @@ def memory_bound_seconds(nbytes: Size, machine: Machine, kernel: str, dtype: str
     return seconds * (nbytes > 0)
 
 
+def strided_excess_seconds(nbytes: Size, machine: Machine) -> Array | float:
+    """Return what kernels that handle one element at a time take more than streaming ones.
+
+    Instructions and not bytes bound them, so that they follow the clock that the GPU holds.
+
+    Parameters
+    ----------
+    nbytes : array_like, shape (C,)
+        Bytes that they move.
+    """
+    rate = machine.kernels.strided_bytes_per_s
+    if rate is None:
+        return 0.0
+    rate_in_training = rate.value * machine.gpu.training_clock_fraction.value
+    excess_per_byte = 1.0 / rate_in_training - 1.0 / achieved_memory_bandwidth(machine)
+    return np.asarray(nbytes) * max(excess_per_byte, 0.0)
+
+
 def moved_copy_seconds(nbytes: Size, machine: Machine, dtype: str) -> Array:
     """Return the time of a transposed copy of `nbytes`, which reads and writes them once."""
     return memory_bound_seconds(2.0 * nbytes, machine, "copy", dtype)

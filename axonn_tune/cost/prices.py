@@ -18,7 +18,7 @@ from axonn_tune.cost.gemm import Products
 from axonn_tune.cost.grouped import GroupedProducts
 from axonn_tune.cost.host import copy_seconds, update_seconds
 from axonn_tune.cost.links import AxisLinks, KindLinks, axis_links
-from axonn_tune.cost.memory_bound import memory_bound_seconds
+from axonn_tune.cost.memory_bound import memory_bound_seconds, strided_excess_seconds
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
@@ -92,11 +92,16 @@ class KernelPrices:
             return self._in_training(self._product_seconds(operation), operation)
         if isinstance(operation, Attention):
             return self._attention.seconds(operation)
-        n_launches = operation.n_launches
+        return self._memory_bound_seconds(operation)
+
+    def _memory_bound_seconds(self, operation: MemoryBound) -> Array:
+        """Return the time of kernels that share the bytes of an operation evenly."""
+        machine, n_launches = self._machine, operation.n_launches
         each = memory_bound_seconds(
-            operation.nbytes / n_launches, self._machine, operation.kernel, self._job.dtype
+            operation.nbytes / n_launches, machine, operation.kernel, self._job.dtype
         )
-        return n_launches * each * self._slowdown(operation)
+        seconds = n_launches * each * self._slowdown(operation)
+        return seconds + strided_excess_seconds(operation.strided_bytes, machine)
 
     def _in_training(self, seconds: Array, gemm: Gemm) -> Array:
         """Return the time of a product at the GPU's power limit, from the time of a measurement."""

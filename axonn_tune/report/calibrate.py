@@ -92,6 +92,10 @@ def _rates_text(machine: Machine) -> str:
             percent(kernels.collective_slowdown_fraction.spread_fraction),
         ],
     ]
+    strided = kernels.strided_bytes_per_s
+    if strided is not None:
+        rate = format_quantity(strided.value, "strided_bytes_per_s")
+        rows.append(["copies, one element at a time", rate, percent(strided.spread_fraction)])
     return table(rows, ["rate", "value", "spread %"])
 
 

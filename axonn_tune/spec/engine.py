@@ -348,16 +348,23 @@ class KernelForm:
 
     traffic
         Bytes that its kernels move over those of the one fused kernel.
+    strided
+        Those of the bytes that are moved one element at a time (`MemoryBound.strided_bytes`), over
+        those of the one fused kernel.
     launches
         Number of kernels that share these bytes.
     """
 
     traffic: Quantity | None = None
+    strided: Quantity | None = None
     launches: Quantity | None = None
 
     def __post_init__(self) -> None:
         if self.traffic is not None:
             require_between("kernel form", "traffic", self.traffic.value, 0.1, LARGEST_FACTOR)
+        if self.strided is not None:
+            most = value_or(self.traffic, 1.0)
+            require_between("kernel form", "strided", self.strided.value, 0.0, most)
         if self.launches is not None:
             require_between("kernel form", "launches", self.launches.value, 1.0, LARGEST_FACTOR)
 
@@ -367,6 +374,7 @@ class KernelForm:
             kernel,
             nbytes=kernel.nbytes * value_or(self.traffic, 1.0),
             n_launches=kernel.n_launches * value_or(self.launches, 1.0),
+            strided_bytes=kernel.nbytes * value_or(self.strided, 0.0),
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.resources import Resource, faster, resources
+from axonn_tune.spec.resources import Resource, faster, resources, scaled
 
 # The resource of `resources` that products and attention share, and that of memory-bound kernels.
 _COARSE = ("gpu.compute", "gpu.memory_bandwidth")
@@ -108,10 +108,14 @@ def _with_attention(machine: Machine, factor: float) -> Machine:
 def _with_memory_kernels(machine: Machine, factor: float) -> Machine:
     """Return the machine whose memory-bound kernels are `factor` times as fast."""
     kernels = machine.kernels
-    fraction = kernels.memory_fraction.scaled(factor)
-    points = faster(kernels.memory_points, factor)
     return replace(
-        machine, kernels=replace(kernels, memory_fraction=fraction, memory_points=points)
+        machine,
+        kernels=replace(
+            kernels,
+            memory_fraction=kernels.memory_fraction.scaled(factor),
+            memory_points=faster(kernels.memory_points, factor),
+            strided_bytes_per_s=scaled(kernels.strided_bytes_per_s, factor),
+        ),
     )
 
 

@@ -226,6 +226,9 @@ class KernelRates:
         Time of fused attention with dropout over that of the same attention without it.
     memory_fraction
         Achieved over advertised memory bandwidth.
+    strided_bytes_per_s
+        Rate of a kernel of 16-bit elements which broadcasts an operand or reads a slice, so that it
+        handles one element at a time; None where that takes no longer than to stream the bytes.
     launch_seconds
         Least time between two kernels of one stream.
     slowdown_fraction
@@ -258,6 +261,7 @@ class KernelRates:
     gap_seconds: Quantity = Quantity(0.0, "assumed", "not measured: the host runs ahead")
     issue_seconds: Quantity = Quantity(0.0, "assumed", "not measured: the host runs ahead")
     issue_factor: Quantity = Quantity(1.0, "assumed", "as the hosts on which engines were timed")
+    strided_bytes_per_s: Quantity | None = None
     attention_points: tuple[AttentionPoint, ...] = ()
     memory_points: tuple[MemoryPoint, ...] = ()
 
@@ -279,6 +283,8 @@ class KernelRates:
             "issue_factor",
         ):
             require_positive("kernels", name, getattr(self, name).value)
+        if self.strided_bytes_per_s is not None:
+            require_positive("kernels", "strided_bytes_per_s", self.strided_bytes_per_s.value)
 
     def check_possible(self) -> None:
         """Raise InputError if a kernel would exceed the peak, or be slowed down beyond measure."""

@@ -42,6 +42,7 @@ ATTENTION_LIBRARIES = (FLASH_ATTENTION, "cudnn", "cudnn-9.13")
 # Kernels that memory bandwidth limits, by the share of the bandwidth that they reach.
 MEMORY_KERNELS = (
     "copy",
+    "strided",
     "lookup",
     "add",
     "scale",
@@ -198,6 +199,9 @@ class MemoryBound:
         Names of operations that end before it starts.
     n_launches
         Number of kernels of which it consists, shape (C,); each moves an equal share of the bytes.
+    strided_bytes
+        Those of the bytes which kernels move that broadcast an operand or read a slice, and so
+        handle one element at a time, shape (C,); such a kernel counts as a copy of its elements.
     """
 
     name: str
@@ -205,6 +209,7 @@ class MemoryBound:
     kernel: str = "copy"
     waits_for: tuple[str, ...] = ()
     n_launches: Size = 1.0
+    strided_bytes: Size = 0.0
     stream: ClassVar[str] = COMPUTE
 
 

@@ -60,11 +60,14 @@ class OtherKernel:
         Torch's name of the operator.
     nbytes
         Bytes read plus bytes written.
+    is_strided
+        Whether it handles one element at a time, since it broadcasts an operand or reads a slice.
     """
 
     name: str
     nbytes: int
     dtype: str
+    is_strided: bool = False
 
 
 @dataclass(frozen=True)

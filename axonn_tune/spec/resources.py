@@ -129,6 +129,11 @@ def faster(points: tuple[AnyPoint, ...], factor: float) -> tuple[AnyPoint, ...]:
     return tuple(replace(point, seconds=point.seconds / factor) for point in points)
 
 
+def scaled(quantity: Quantity | None, factor: float) -> Quantity | None:
+    """Return a quantity times `factor`, or None where there is none."""
+    return None if quantity is None else quantity.scaled(factor)
+
+
 def _with_compute(machine: Machine, factor: float) -> Machine:
     """Return the machine with GPUs that compute `factor` times as fast."""
     peak = {dtype: q.scaled(factor) for dtype, q in machine.gpu.peak_flops_per_s.items()}
@@ -137,7 +142,11 @@ def _with_compute(machine: Machine, factor: float) -> Machine:
         machine,
         gpu=replace(machine.gpu, peak_flops_per_s=peak),
         gemm=replace(machine.gemm, points=faster(machine.gemm.points, factor)),
-        kernels=replace(kernels, attention_points=faster(kernels.attention_points, factor)),
+        kernels=replace(
+            kernels,
+            attention_points=faster(kernels.attention_points, factor),
+            strided_bytes_per_s=scaled(kernels.strided_bytes_per_s, factor),
+        ),
     )
 
 

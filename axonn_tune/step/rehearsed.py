@@ -193,4 +193,6 @@ def _kernel(operation: Product | FusedAttention | OtherKernel) -> Compute:
             operation.backward,
             True,
         )
-    return MemoryBound("", float(operation.nbytes), _KERNELS.get(operation.name, "copy"))
+    nbytes = float(operation.nbytes)
+    kernel = _KERNELS.get(operation.name, "copy")
+    return MemoryBound("", nbytes, kernel, strided_bytes=nbytes if operation.is_strided else 0.0)

@@ -214,15 +214,21 @@ class MegatronCommunication(SequenceParallel):
         else:
             kind = self.options.context_kind
             if chain != BACKWARD:
-                self._copy_heads(host, chain, self.shapes.copied_heads_bytes)
+                self._copy_heads(host, chain)
             context_parallelism(kind, self.shapes).attend(host, chain, window)
             if chain == BACKWARD:
-                self._copy_heads(host, chain, self.shapes.joined_heads_bytes)
+                self._copy_heads(host, chain)
 
-    def _copy_heads(self, host: HostProgram, chain: str, nbytes: Size) -> None:
+    def _copy_heads(self, host: HostProgram, chain: str) -> None:
         """Copy heads out of the product that formed them, or join their gradients."""
-        if self.options.engine.megatron.copies_heads:
-            host.memory_bound(names.of_layer(chain, "attention_copies"), 2.0 * nbytes, "copy")
+        if not self.options.engine.megatron.copies_heads:
+            return
+        name = names.of_layer(chain, "attention_copies")
+        if chain == BACKWARD:
+            host.memory_bound(name, 2.0 * self.shapes.joined_heads_bytes, "copy")
+        else:
+            nbytes = 2.0 * self.shapes.copied_heads_bytes
+            host.memory_bound(name, nbytes, "copy", strided_bytes=nbytes)
 
     @property
     def transfer_bytes(self) -> Array:

@@ -43,13 +43,21 @@ class HostProgram:
         awaited = self._take_awaited()
         self._operations.append(replace(operation, waits_for=awaited) if awaited else operation)
 
-    def memory_bound(self, name: str, nbytes: Size, kernel: str, n_launches: Size = 1.0) -> None:
+    def memory_bound(
+        self,
+        name: str,
+        nbytes: Size,
+        kernel: str,
+        n_launches: Size = 1.0,
+        strided_bytes: Size = 0.0,
+    ) -> None:
         """Launch a kernel, one of `MEMORY_KERNELS`, that reads and writes `nbytes` in all.
 
-        The bytes may be shared by several launches of it.
+        The bytes may be shared by several launches of it, and some may be `strided_bytes`.
         """
-        waits_for = self._take_awaited()
-        self._operations.append(MemoryBound(name, nbytes, kernel, waits_for, n_launches))
+        awaited = self._take_awaited()
+        kernels = MemoryBound(name, nbytes, kernel, awaited, n_launches, strided_bytes)
+        self._operations.append(kernels)
 
     def idle(self, name: str, seconds: Size) -> None:
         """Let the device stand still while the host works."""

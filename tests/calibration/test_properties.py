@@ -244,6 +244,19 @@ def test_a_profile_is_written_and_read_back(tmp_path):
         assert got == pytest.approx(group_seconds(true, kind, stride, 2, SIZES), rel=0.05)
 
 
+def test_the_rate_of_one_element_at_a_time_is_that_of_its_point():
+    cluster = measured_cluster(machine_of(units=(1, 4)), 8)
+    point = MemoryPoint("strided", "bf16", 2**30, 1e-3, 0.02)
+    timed = replace(cluster, memory_points=(*cluster.memory_points, point))
+    rates = [
+        fitted_machine(each, "mine", PROVENANCE, preset_machines()).kernels.strided_bytes_per_s
+        for each in (cluster, timed)
+    ]
+    assert rates[0] is None
+    assert (rates[1].value, rates[1].spread_fraction) == (2**30 / 1e-3, 0.02)
+    assert rates[1].origin == "measured"
+
+
 def test_what_was_not_measured_comes_from_the_base():
     true = machine_of(units=(1, 4))
     base = load_machine("perlmutter")

@@ -184,6 +184,27 @@ def test_memory_bound_kernel():
     assert memory_bound_seconds(0.0, machine_of(), "copy", "bf16") == 0.0
 
 
+def test_kernels_of_one_element_at_a_time_follow_the_clock_and_not_the_memory():
+    machine = machine_of()
+    launch = machine.kernels.launch_seconds.value
+    job = Job(1, 1, 128)
+
+    def seconds(rate, clock=1.0, strided_bytes=2e9, bandwidth=1.0):
+        kernels = replace(machine.kernels, strided_bytes_per_s=rate and quantity(rate))
+        bytes_per_s = machine.gpu.memory_bandwidth_bytes_per_s.scaled(bandwidth)
+        gpu = replace(machine.gpu, memory_bandwidth_bytes_per_s=bytes_per_s)
+        gpu = replace(gpu, training_clock_fraction=quantity(clock))
+        kernel = MemoryBound("limits", 3e9, "copy", n_launches=4.0, strided_bytes=strided_bytes)
+        priced = KernelPrices(replace(machine, gpu=gpu, kernels=kernels), job)
+        return float(priced.seconds(kernel)) - 4.0 * launch
+
+    assert seconds(None) == seconds(2e12) == pytest.approx(3e9 / 1.2e12)
+    assert seconds(0.6e12) == pytest.approx(1e9 / 1.2e12 + 2e9 / 0.6e12)
+    assert seconds(0.6e12, clock=0.8) == pytest.approx(1e9 / 1.2e12 + 2e9 / 0.48e12)
+    assert seconds(0.6e12, bandwidth=2.0) == pytest.approx(1e9 / 2.4e12 + 2e9 / 0.6e12)
+    assert seconds(0.6e12, strided_bytes=0.0) == pytest.approx(3e9 / 1.2e12)
+
+
 def test_transposed_copy_reads_and_writes():
     assert moved_copy_seconds(np.array([1e9]), machine_of(), "bf16") == pytest.approx(
         2e9 / 1.2e12 + 5e-6

@@ -4,6 +4,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from axonn_tune.runtime.rehearsal.kernels import is_strided
+
 # torch's log-softmax reads rows that no block of threads can hold three times forward, and its
 # backward kernel the gradient twice; the loss itself touches one logit of a row, and clears the
 # others' gradients.
@@ -16,11 +18,17 @@ READ_AGAIN = {
 
 
 class Traffic(TorchDispatchMode):
-    """Counts the bytes that kernels read and write; views move none."""
+    """Counts the bytes that kernels read and write; views move none.
+
+    Pointwise kernels that broadcast an operand or read a slice handle one element at a time. Copies
+    of these elements would move `strided_bytes`; with these instead, all move `priced_bytes`.
+    """
 
     def __init__(self):
         super().__init__()
         self.nbytes = 0
+        self.priced_bytes = 0
+        self.strided_bytes = 0
         self.names = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -29,7 +37,12 @@ class Traffic(TorchDispatchMode):
         storages = {id_of_storage(tensor) for tensor in read}
         if all(id_of_storage(tensor) in storages for tensor in written):
             return out
-        self.nbytes += sum(map(stored_bytes, read + written))
+        nbytes = sum(map(stored_bytes, read + written))
+        self.nbytes += nbytes
+        if torch.Tag.pointwise in func.tags and is_strided(read + written):
+            nbytes = 2 * written[0].numel() * max(tensor.element_size() for tensor in read)
+            self.strided_bytes += nbytes
+        self.priced_bytes += nbytes
         self.names.append(func.overloadpacket.__name__)
         return out
 

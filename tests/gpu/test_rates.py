@@ -7,7 +7,12 @@ torch = pytest.importorskip("torch")
 from gpu.training import WIDE, Training  # noqa: E402
 
 from axonn_tune.calibration.fit.rates import known_gpu  # noqa: E402
-from axonn_tune.calibration.measure.kernels import Workload, time_copy, time_step  # noqa: E402
+from axonn_tune.calibration.measure.kernels import (  # noqa: E402
+    Workload,
+    time_copy,
+    time_step,
+    time_strided,
+)
 from axonn_tune.calibration.measure.shapes import GemmShape, time_gemm  # noqa: E402
 from axonn_tune.calibration.measure.timing import QUICK  # noqa: E402
 from axonn_tune.calibration.selection import GPT_LIKE, _one_block_like  # noqa: E402
@@ -78,6 +83,15 @@ def test_a_large_copy_comes_near_the_published_bandwidth(device, published, note
     fraction = rates[2**30] / published.gpu.memory_bandwidth_bytes_per_s.value
     note(share_of_bandwidth=fraction, **{f"gb_per_s_{n}": r * 1e-9 for n, r in rates.items()})
     assert 0.6 < fraction <= 1.0
+
+
+def test_a_product_with_one_row_is_slower_than_a_copy(device, published, note):
+    """One element at a time: its rate hangs on the multiprocessors, and hardly on the size."""
+    rates = {n: n / time_strided(n, device, QUICK).seconds for n in (2**26, 2**28, 2**30)}
+    stated = published.kernels.strided_bytes_per_s
+    note(stated=stated and stated.value, **{f"gb_per_s_{n}": r * 1e-9 for n, r in rates.items()})
+    assert rates[2**30] <= published.gpu.memory_bandwidth_bytes_per_s.value
+    assert rates[2**28] == pytest.approx(rates[2**30], rel=0.3)
 
 
 def test_short_kernels_are_timed_without_their_launches(device, alone, monkeypatch, note):

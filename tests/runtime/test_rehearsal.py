@@ -245,3 +245,29 @@ def test_a_kernel_of_a_gpu_leaves_nothing_but_its_results():
     assert peaks == [4 * megabytes, 3 * megabytes]
     assert kernels[1] == {OtherKernel("gated", 3 * int(megabytes), "fp32"): 1}
     assert as_one_kernel(gated)(torch.ones(1, 2)).shape == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "n_strided"),
+    [
+        (lambda x, row: x * row, 1),
+        (lambda x, row: x * 2.0 + x, 0),
+        (lambda x, row: x[:, :8].clamp(min=0.0), 1),
+        (lambda x, row: x[:, :8].contiguous(), 1),
+        (lambda x, row: x.t() + x.t(), 0),
+        (lambda x, row: x[:16, :16].t() + x[:16, :16], 1),
+        (lambda x, row: x[:8] + 1.0, 0),
+        (lambda x, row: x.view(4, 1, -1) + 1.0, 0),
+        (lambda x, row: x.sum(0), 0),
+        (lambda x, row: x[:, :8] >= 0.0, 1),
+        (lambda x, row: x.float() * row.float(), 0),
+    ],
+)
+def test_kernels_of_one_element_at_a_time_are_known(function, n_strided):
+    """A row is broadcast, a part of every row is read, or one operand lies across the other."""
+    with rehearsed(1) as tape:
+        values, row = (torch.empty(*n, 32, dtype=torch.bfloat16) for n in ((64,), ()))
+        tape.begin_step()
+        function(values, row)
+    kernels = of_kind(tape.counts, OtherKernel)
+    assert sum(count for kernel, count in kernels.items() if kernel.is_strided) == n_strided

@@ -23,6 +23,7 @@ from axonn_tune.calibration.fit.rates import (
     fitted_gpu,
     flash_fraction,
     known_gpu,
+    strided_rate,
     with_fitted_curve,
 )
 from axonn_tune.calibration.measured_cluster import MeasuredCluster
@@ -179,16 +180,17 @@ def _unfitted(cluster: MeasuredCluster, known: Machine | None) -> Machine:
 def _with_kernels(machine: Machine, cluster: MeasuredCluster) -> Machine:
     copies, launch = copy_rates(cluster.memory_points)
     advertised = machine.gpu.memory_bandwidth_bytes_per_s.value
-    peak = machine.gpu.peak_flops_per_s
+    peak, kernels = machine.gpu.peak_flops_per_s, machine.kernels
     return replace(
         machine,
         kernels=replace(
-            machine.kernels,
+            kernels,
             flash_forward_fraction=flash_fraction(cluster.attention_points, False, peak),
             flash_backward_fraction=flash_fraction(cluster.attention_points, True, peak),
             memory_fraction=replace(copies, value=min(copies.value / advertised, 1.0)),
             launch_seconds=launch,
-            gap_seconds=_gap(cluster) or machine.kernels.gap_seconds,
+            strided_bytes_per_s=strided_rate(cluster.memory_points) or kernels.strided_bytes_per_s,
+            gap_seconds=_gap(cluster) or kernels.gap_seconds,
             attention_points=cluster.attention_points,
             memory_points=cluster.memory_points,
         ),

@@ -86,6 +86,19 @@ def copy_rates(points: Sequence[MemoryPoint]) -> tuple[Quantity, Quantity]:
     )
 
 
+def strided_rate(points: Sequence[MemoryPoint]) -> Quantity | None:
+    """Return the bytes per second of the kernel that handles one element at a time, if timed."""
+    for point in points:
+        if point.kernel == "strided":
+            return Quantity(
+                point.nbytes / point.seconds,
+                "measured",
+                f"product of rows with one row that moves {point.nbytes} bytes",
+                point.spread_fraction,
+            )
+    return None
+
+
 def flash_fraction(
     points: Sequence[AttentionPoint], backward: bool, peak: Mapping[str, Quantity]
 ) -> Quantity:

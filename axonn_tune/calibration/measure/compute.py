@@ -10,7 +10,13 @@ from statistics import median
 from typing import Any
 
 from axonn_tune.calibration import selection
-from axonn_tune.calibration.measure.kernels import KernelPoint, Workload, time_copy, time_step
+from axonn_tune.calibration.measure.kernels import (
+    KernelPoint,
+    Workload,
+    time_copy,
+    time_step,
+    time_strided,
+)
 from axonn_tune.calibration.measure.shapes import settled_rates, time_attention, time_gemm
 from axonn_tune.calibration.measure.timing import Timing
 from axonn_tune.calibration.measure.together import MeasuringRanks, gathered, least
@@ -114,12 +120,16 @@ class TimedKernels:
 
 
 def measure_kernels(ranks: MeasuringRanks) -> TimedKernels:
-    """Time all kernels but products, as small models run them, and plain copies."""
+    """Time all kernels but products, as small models run them, and plain copies.
+
+    On GPUs, one kernel is timed, too, that handles one element at a time.
+    """
     request = ranks.request
     on_gpu = ranks.device.type == "cuda"
     workloads = selection.workloads(request.extent, request.dtypes, request.models, on_gpu)
     copies = selection.copy_sizes(request.extent, ranks.memory_bytes)
-    ranks.progress.expect(len(workloads) + len(copies))
+    strided = copies[-1:] if on_gpu else []
+    ranks.progress.expect(len(workloads) + len(copies) + len(strided))
     points: list[KernelPoint] = []
     gaps: list[float] = []
     for workload in workloads:
@@ -132,6 +142,12 @@ def measure_kernels(ranks: MeasuringRanks) -> TimedKernels:
         time_here = partial(time_copy, nbytes, ranks.device, ranks.sampling)
         typical = _median_timing(ranks.time_on_all(f"copy that moves {nbytes} bytes", time_here))
         points.append(MemoryPoint("copy", "fp32", nbytes, typical.seconds, typical.spread_fraction))
+    for nbytes in strided:
+        time_here = partial(time_strided, nbytes, ranks.device, ranks.sampling)
+        name = f"product with one row that moves {nbytes} bytes"
+        typical = _median_timing(ranks.time_on_all(name, time_here))
+        spread = typical.spread_fraction
+        points.append(MemoryPoint("strided", "bf16", nbytes, typical.seconds, spread))
     return TimedKernels(tuple(points), min(gaps, default=None))
 
 

@@ -129,6 +129,15 @@ def time_copy(nbytes: int, device: torch.device, sampling: Sampling) -> Timing:
     return time_work(lambda: target.copy_(source), device, sampling)
 
 
+def time_strided(nbytes: int, device: torch.device, sampling: Sampling) -> Timing:
+    """Time a product of rows in bf16 with one row, which reads and writes `nbytes` in all."""
+    n_columns = 4096
+    rows = torch.randn(nbytes // (4 * n_columns), n_columns, dtype=torch.bfloat16, device=device)
+    one_row = torch.randn(n_columns, dtype=torch.bfloat16, device=device)
+    target = torch.empty_like(rows)
+    return time_work(lambda: torch.mul(rows, one_row, out=target), device, sampling)
+
+
 def _job(workload: Workload) -> Job:
     return Job(
         n_gpus=1,

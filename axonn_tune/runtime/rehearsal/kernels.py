@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,6 +35,8 @@ _NO_KERNEL = {
 _READS_ROWS = {"embedding", "index_select", "gather", "index"}
 # Operators that write as many elements of their first argument as they are given.
 _WRITES_ROWS = {"scatter_", "scatter_add_", "index_add_", "index_put_"}
+# Operators that copy element by element, besides those that torch tags as pointwise.
+_COPIES = {"clone", "copy_", "_to_copy"}
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -46,7 +50,35 @@ def kernel_of(func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> Reh
         return _attention(func, name, args, kwargs)
     if name in _NO_KERNEL or func.is_view:
         return None
-    return _other(name, args, kwargs, result)
+    kernel = _other(name, args, kwargs, result)
+    if kernel is None or not (torch.Tag.pointwise in func.tags or name in _COPIES):
+        return kernel
+    moved = [*tensors_in(args), *tensors_in(result)]
+    # Wider elements take no longer for it than their bytes do.
+    is_narrow = max(tensor.element_size() for tensor in moved) == 2
+    return replace(kernel, is_strided=is_narrow and is_strided(moved))
+
+
+def is_strided(moved: Sequence[torch.Tensor]) -> bool:
+    """Return whether a pointwise kernel cannot run through its operands as if they had one axis.
+
+    One of them is broadcast or a slice, or they lie in memory in different orders. Torch's kernels
+    then handle one element at a time (ATen/native/cuda/CUDALoops.cuh, gpu_kernel_impl_nocast).
+    """
+    large = [tensor for tensor in moved if tensor.numel() > 1]
+    orders = {tuple(_long_axes(tensor)) for tensor in large}
+    is_dense = all(
+        sum((size - 1) * stride for size, stride in order) + 1 == math.prod(n for n, _ in order)
+        for order in orders
+    )
+    return len(orders) > 1 or not is_dense
+
+
+def _long_axes(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """Yield size and stride of the axes that have more than one element."""
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if size > 1:
+            yield size, stride
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> Product:
