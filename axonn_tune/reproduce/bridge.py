@@ -75,7 +75,7 @@ def layout_search(
     mtp_modules: int = 0,
     moments: str = "fp32",
     offload_modules: str = "",
-    **options: bool,
+    **options: bool | str,
 ) -> Search:
     """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself.
 

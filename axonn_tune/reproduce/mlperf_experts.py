@@ -1,4 +1,4 @@
-"""Measured steps of MLPerf Training v6.0, in which DeepSeek-V3 trains on up to 8,192 GPUs."""
+"""Measured steps of MLPerf Training v6.0, in which mixtures of experts train on 8 to 8,192 GPUs."""
 
 from __future__ import annotations
 
@@ -7,30 +7,44 @@ from dataclasses import replace
 
 from axonn_tune.reproduce.bridge import layout_search
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
+from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.model import Model
 
-_MODEL = "deepseek-v3"
+_ENGINES = {"yes": "megatron-core-graphs", "no": "megatron-core"}
+_SOURCE = "mlcommons/training_results_v6.0 (Apache-2.0)"
 
 
 def mlperf_experts(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield measured steps, for which experts are taken to be equally busy."""
-    model = loaders.model(_MODEL)
-    engine = loaders.engine("megatron-core-graphs")
-    program = replace(engine.megatron, low_attention=True, aligns_gathers=False)
-    engine = replace(engine, megatron=program)
-    machines = {name: loaders.machine(name) for name in {row["machine"] for row in rows}}
-    source = "mlcommons/training_results_v6.0 (Apache-2.0)"
     for row in rows:
-        machine = machines[row["machine"]]
-        paper = Paper("MLPerf", source, machine, "table", ("network",))
+        model, machine = _model(row, loaders), loaders.machine(row["machine"])
+        paper = Paper("MLPerf", _SOURCE, machine, "table", ("network",))
         search = layout_search(
             row,
             model,
             machine,
-            engine,
-            mtp_modules=1,
+            _engine(row, loaders),
+            mtp_modules=int(row["mtp"]),
             fp32_gradients=False,
-            low_weights=True,
+            low_weights=row["low_weights"] == "yes",
+            context_kind=row["context_kind"],
         )
         published = {"step_seconds": float(row["step_seconds"])}
         subject = f"{model.name} on {row['gpus']} of {row['machine']}, {row['precision']}"
-        yield paper.run(machine.name, subject, search, published)
+        yield paper.run(model.name, subject, search, published)
+
+
+def _model(row: Row, loaders: Loaders) -> Model:
+    """Return the model as the benchmark trains it: GPT-OSS with another tokenizer and rotation."""
+    model = loaders.model(row["model"])
+    if row["model"] != "gpt-oss-20b":
+        return model
+    return replace(model, vocab_size=128256, scaled_rotary=False)
+
+
+def _engine(row: Row, loaders: Loaders) -> Engine:
+    """Return the engine with the facts of the benchmark's program."""
+    engine = loaders.engine(_ENGINES[row["graphs"]])
+    is_low = row["low_attention"] == "yes"
+    program = replace(engine.megatron, low_attention=is_low, aligns_gathers=False)
+    return replace(engine, megatron=program)

@@ -25,7 +25,8 @@ CHECKPOINTS = {
     # The biases with which routers balance experts follow a rule, not gradients.
     "deepseek-v3": 671_026_419_200 - 58 * 256,
     "kimi-k2": 1_026_408_232_448 - 60 * 384,
-    "gpt-oss-120b": 116_829_156_672 - 36 * 64,  # a sink for each head
+    "gpt-oss-20b": 20_914_757_184 - 24 * 64,  # a sink for each head
+    "gpt-oss-120b": 116_829_156_672 - 36 * 64,
     "llama4-scout": 108_641_793_536 - IMAGES_OF_LLAMA4,
     "llama4-maverick": 401_583_781_376 - IMAGES_OF_LLAMA4,
     "olmoe-1b-7b": 6_919_161_856,
@@ -67,7 +68,11 @@ def test_active_parameters_are_the_published_ones(
 
 @pytest.mark.parametrize(
     ("name", "active", "half_a_digit"),
-    [("deepseek-v3", 37e9, 0.5e9), ("gpt-oss-120b", 5.13e9, 0.005e9)],
+    [
+        ("deepseek-v3", 37e9, 0.5e9),
+        ("gpt-oss-20b", 3.61e9, 0.005e9),
+        ("gpt-oss-120b", 5.13e9, 0.005e9),
+    ],
 )
 def test_some_makers_do_not_count_the_embedding_of_the_input(
     name: str, active: float, half_a_digit: float

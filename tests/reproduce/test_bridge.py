@@ -39,10 +39,10 @@ def errors(predictions):
 @pytest.mark.parametrize(
     ("kind", "graphs", "n_rows", "most"),
     [
-        ("dense", "yes", 3, 0.04),
+        ("dense", "yes", 3, 0.05),
         ("dense", "no", 51, 0.06),
-        ("experts", "yes", 20, 0.10),
-        ("experts", "no", 87, 0.115),
+        ("experts", "yes", 20, 0.08),
+        ("experts", "no", 87, 0.075),
     ],
 )
 def test_steps_are_met_within_what_the_page_says(errors, kind, graphs, n_rows, most):
@@ -81,7 +81,7 @@ def test_steps_of_experts_that_nothing_was_fitted_to_are_met(errors, fitted):
         if row["expert"] != "1" and row["graphs"] == "no" and not is_fitted
     ]
     assert len(others) == 82
-    assert np.mean(np.abs(others)) < 0.12
+    assert np.mean(np.abs(others)) < 0.08
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_steps_of_experts_that_nothing_was_fitted_to_are_met(errors, fitted):
         ("llama3-405b", 32, 0.075),
         ("kimi-k2", 4, 0.03),
         ("qwen3-235b-a22b", 24, 0.12),
-        ("gpt-oss-120b", 25, 0.215),
+        ("gpt-oss-120b", 25, 0.06),
     ],
 )
 def test_models_that_nothing_was_fitted_to_are_met_as_the_page_says(errors, model, n_rows, most):
