@@ -24,9 +24,11 @@ from axonn_tune.strategies.pipeline import cut_layers
 
 PROGRAM = "Megatron-LM/pretrain_gpt.py"
 # validate_args asserts one with tensor or context parallelism on GPUs before Blackwell, so that
-# kernels run in the order in which they were issued. Exchanges of experts hardly run beside kernels
-# then: on 64 H100, overlap made 14 layers of DeepSeek-V3 3.7 % faster with one connection, and
-# 7.8 % with 32 (pull request 6311), which validate_args allows where exchanges are overlapped.
+# kernels run in the order in which they were issued. Elsewhere transfers between stages run beside
+# kernels with many (Megatron-Bridge v0.4.0, scripts/performance/perf_plugins.py). Exchanges of
+# experts hardly run beside kernels then: on 64 H100, overlap made 14 layers of DeepSeek-V3 3.7 %
+# faster with one connection, and 7.8 % with 32 (pull request 6311), which validate_args allows
+# where exchanges are overlapped.
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _FEW, _MANY = "1", "32"
 # The names of Transformer Engine, which Megatron-Core passes on.
@@ -94,7 +96,10 @@ def start(prediction: Prediction, train: str | None) -> Start:
     # Megatron-FSDP asserts that the variable is not set.
     environment = {}
     if not strategy.shards_gradients:
-        environment[_CONNECTIONS] = _MANY if strategy.overlaps_experts else _FEW
+        sizes = [prediction.layout.size(axis) for axis in strategy.split_axes]
+        one_queue = prediction.scenario.machine.gpu.one_queue
+        has_one = strategy.has_one_queue(one_queue, prod(sizes))
+        environment[_CONNECTIONS] = _FEW if has_one else _MANY
     return Start({}, command, to_fill_in, environment)
 
 

@@ -199,19 +199,19 @@ weights, as NVIDIA fine-tunes it for MLPerf (H100 to GB300) and with Megatron-Br
 fitted. What these runs do and no prediction does is to store activations in 8 bits. The same
 layouts took up to 18 % less time in MLPerf's next round, with newer software. *NeMo releases*:
 NeMo 24.07 on H100 and NeMo 25.04 and 25.07 on GB200, in 8 bits (NVIDIA/NeMo, Apache-2.0); nothing
-fitted. *Megatron-Bridge*:
-Megatron-Core on H100 to GB300, mostly in 8 and 4 bits (NVIDIA-NeMo/Megatron-Bridge, Apache-2.0),
-as its releases from 25.11 to 26.08 measured it. The host's times for experts are fitted to five of
-its steps, the clock that GB200 holds in training to the four of Llama 3 70B in MXFP8, and what
-GB300 reaches in NVFP4 to the three of that model. Nothing is fitted to the 85 steps of Llama 3.1
-405B, Qwen3 235B-A22B, Kimi K2 and GPT-OSS 120B. Before anybody had looked at them, they were
-predicted within 4.2 % (405B in 8 bits), 18.5 % (405B in NVFP4), 11.2, 1.6 and 35.7 % in the mean.
-Since then GPT-OSS has the kernels that nothing fuses for it, counted in the code, and windows as
-they were measured. Torch's kernels which broadcast an operand or read a slice take the time that
-one of them took on an H200, by the multiprocessors and the clock of other GPUs. With all this its
-25 steps are met within 4.7 % in the mean, and nothing is fitted to them; those on 64 B300 over
-InfiniBand are the worst (-31 %), whose exchange took as long as on B200 with half the links. NVFP4 on GB200, whose products are those of aiconfigurator, is predicted up to 27 %
-too slow for 405B.
+fitted. *Megatron-Bridge*: Megatron-Core on H100 to GB300, mostly in 8 and 4 bits
+(NVIDIA-NeMo/Megatron-Bridge, Apache-2.0), as its releases from 25.11 to 26.08 measured it. The
+host's times for experts are fitted to five of its steps, the clock that GB200 holds in training to
+the four of Llama 3 70B in MXFP8, and what GB300 reaches in NVFP4 to the three of that model.
+Nothing is fitted to the 85 steps of Llama 3.1 405B, Qwen3 235B-A22B, Kimi K2 and GPT-OSS 120B.
+Before anybody had looked at them, they were predicted within 4.2 % (405B in 8 bits), 18.5 % (405B
+in NVFP4), 11.2, 1.6 and 35.7 % in the mean. Since then GPT-OSS has the kernels that nothing fuses
+for it, counted in the code, and windows as they were measured. Torch's kernels which broadcast an
+operand or read a slice take the time that one of them took on an H200, by the multiprocessors and
+the clock of other GPUs. With all this its 25 steps are met within 4.7 % in the mean, and nothing is
+fitted to them; those on 64 B300 over InfiniBand are the worst (-31 %), whose exchange took as long
+as on B200 with half the links. NVFP4 on GB200, whose products are those of aiconfigurator, is
+predicted up to 27 % too slow for 405B.
 *Model Zoo*: steps of Qwen3 235B-A22B with Megatron-Core on 64 to 256 GPUs (yanring/Megatron-
 MoE-ModelZoo, MIT); nothing is fitted to them. Before anybody had looked at them, they were
 predicted within 10.9 %. Then the host's time for experts became two numbers instead of one,
@@ -225,12 +225,13 @@ than predicted is not known.
 (mlcommons/training_results_v6.0, Apache-2.0); nothing is fitted to these 13 steps, whose experts
 are chosen by a real router. The seven of GPT-OSS 20B were predicted within 12.1 % before anybody
 had looked at them, within 9.1 % without those on 512 GPUs, where the same benchmark's steps of
-Llama 3.1 8B take about as many milliseconds longer. Those of DeepSeek-V3 were at first predicted within
-16.0 %, and 36 % too fast on 8,192 GPUs. Then the first micro-batch was made to wait in each stage for the weights that
-Megatron-Core starts to gather when it arrives. From 2,048 GPUs on, a step still takes 0.7 to 1.1 s
-longer than predicted, however many micro-steps it has. The gathers and reductions of experts
-between racks, and the first and the last passes, during which no other micro-batch hides an
-exchange, make up that part of a step. A trace of one step would tell how long each takes.
+Llama 3.1 8B take about as many milliseconds longer. Those of DeepSeek-V3 were at first predicted
+within 16.0 %, and 36 % too fast on 8,192 GPUs. Then the first micro-batch was made to wait in each
+stage for the weights that Megatron-Core starts to gather when it arrives. From 2,048 GPUs on, a
+step still takes 0.7 to 1.5 s longer than predicted, however many micro-steps it has. The gathers
+and reductions of experts between racks, and the first and the last passes, during which no other
+micro-batch hides an exchange, make up that part of a step. A trace of one step would tell how long
+each takes.
 *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale
 Playbook (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes,
 which also show that a stage closes when it has exactly its share of the products; runs on 64 nodes,

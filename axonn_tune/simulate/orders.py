@@ -59,6 +59,14 @@ def ordered_passes(schedule: str, rank: int, n_stages: int, n_virtual: int, n_mi
     return np.stack([number, np.zeros_like(number), *order.T])
 
 
+def n_warmup_passes(rank: Ints | int, n_stages: int, n_virtual: int, n_micro: int) -> Ints:
+    """Return how many forward passes ranks run before their first backward pass, and that one's."""
+    warmup = n_stages - np.asarray(rank) - 1
+    if n_virtual > 1:
+        warmup = 2 * warmup + (n_virtual - 1) * n_stages
+    return np.minimum(warmup, n_micro * n_virtual)
+
+
 def rank_order(rank: int, n_stages: int, n_virtual: int, n_micro: int) -> Ints:
     """Return the passes of one rank in the order in which Megatron-LM runs them.
 
@@ -72,10 +80,7 @@ def rank_order(rank: int, n_stages: int, n_virtual: int, n_micro: int) -> Ints:
         What a `Pass` says.
     """
     total = n_micro * n_virtual
-    warmup = n_stages - rank - 1
-    if n_virtual > 1:
-        warmup = 2 * warmup + (n_virtual - 1) * n_stages
-    warmup = min(warmup, total)
+    warmup = int(n_warmup_passes(rank, n_stages, n_virtual, n_micro))
     index = np.arange(total)
     group, within = np.divmod(index, n_stages * n_virtual)
     stage, micro = np.divmod(within, n_stages)

@@ -25,7 +25,15 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Pass, ordered_passes
+from axonn_tune.simulate.orders import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    WEIGHT,
+    Pass,
+    n_warmup_passes,
+    ordered_passes,
+)
 from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
@@ -59,6 +67,8 @@ class PlayedPass:
         Kind of the pass, as `kind_of` numbers it.
     start_seconds, end_seconds
         Times since the start of the first pass.
+    arrival_seconds
+        When the neighbour has its result: at its end, unless the result travels beside the passes.
     """
 
     rank: int
@@ -68,6 +78,12 @@ class PlayedPass:
     kind: int
     start_seconds: float
     end_seconds: float
+    arrival_seconds: float
+
+    @property
+    def is_sent_beside(self) -> bool:
+        """Whether its result travels while the rank runs its next pass."""
+        return self.arrival_seconds > self.end_seconds
 
 
 def passes(
@@ -78,6 +94,7 @@ def passes(
     transfer_seconds: float,
     schedule: str = ONE_F_ONE_B,
     places: tuple[int, ...] = (),
+    beside_seconds: float = 0.0,
 ) -> list[PlayedPass]:
     """Return every pass of one candidate, rank by rank in the order in which each rank runs them.
 
@@ -89,22 +106,26 @@ def passes(
         Durations of passes, by `kind_of`.
     transfer_seconds : float
         Time of a transfer to the next stage, which is a part of every pass.
-    schedule, places
+    schedule, places, beside_seconds
         As for `pipeline_seconds`.
     """
     shape = _Shape(schedule, n_stages, n_virtual, places)
     order = _schedule(shape, _per_flow(schedule, n_micro))
-    duration = _durations(seconds[:, None], np.full(1, transfer_seconds))
+    beside = np.full(1, beside_seconds)
+    each = seconds[: shape.n_kinds, None]
+    duration = _durations(each, np.full(1, transfer_seconds), beside)
     is_second = order.place > 0
-    length = duration[order.kind + len(seconds) * is_second, 0]
+    length = duration[order.row, 0]
     of_slot = np.bincount(order.slot, weights=length)[order.slot]
-    start = _ends(order, duration)[order.slot, 0] - of_slot
+    start = _ends(order, duration, beside)[order.slot, 0] - of_slot
     start += is_second * (of_slot - length)
+    end = start + length
+    arrival = end + beside_seconds * order.is_steady[order.slot]
     stage, micro = order.stage, order.micro
     if schedule == DUALPIPE:
         micro = micro + (stage >= n_stages) * (n_micro // 2)
         stage = stage % n_stages
-    columns = order.rank, stage, order.direction, micro, order.kind, start, start + length
+    columns = order.rank, stage, order.direction, micro, order.kind, start, end, arrival
     return [
         PlayedPass(*each) for each in zip(*(column.tolist() for column in columns), strict=True)
     ]
@@ -186,22 +207,28 @@ class _Level(NamedTuple):
     sources
         Indices of the slots on which each slot depends: the one that the same rank runs before it,
         then those whose results its passes need. Each array has the shape (slots of the level,).
+    travels
+        Whether each of these results may travel beside the passes, as bools in place of indices.
     """
 
     start: int
     end: int
     sources: tuple[np.ndarray, ...]
+    travels: tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class _Schedule:
     """The order in which the slots of a pipeline can be played, without their durations.
 
-    rank, slot, place, direction, stage, micro, kind
-        Rank, index of the slot, place in the slot, direction, virtual stage, micro-batch and kind
-        of each pass, the passes of one rank after those of another.
-    kinds
+    rank, slot, place, direction, stage, micro, kind, row
+        Rank, index of the slot, place in the slot, direction, virtual stage, micro-batch, kind and
+        row of `_durations` of each pass, the passes of one rank after those of another.
+    rows
         Rows of `_durations` of the passes of each slot, shape (passes of a slot, slots + 1).
+    is_steady
+        Whether each slot is one of those in which forward and backward passes alternate, so that
+        its result may travel beside the next one, shape (slots + 1,).
     levels
         Levels in the order in which they are played.
     last_of_rank
@@ -221,7 +248,9 @@ class _Schedule:
     stage: Ints
     micro: Ints
     kind: Ints
-    kinds: Ints
+    row: Ints
+    rows: Ints
+    is_steady: np.ndarray
     levels: tuple[_Level, ...]
     last_of_rank: Ints
     steady: tuple[Ints, Ints]
@@ -237,15 +266,17 @@ def kind_of(direction: IntOrInts, place: IntOrInts) -> IntOrInts:
     return place * _N_DIRECTIONS + direction
 
 
-def _durations(seconds: Array, transfer_seconds: Array) -> Array:
-    """Return the durations of passes, shape (2 kinds + 1, C).
+def _durations(seconds: Array, transfer_seconds: Array, beside_seconds: Array) -> Array:
+    """Return the durations of passes, shape (3 kinds + 1, C).
 
     First come those of a slot's first pass, with its transfer, then those of its second pass, whose
-    transfer runs beside the first one's, then nothing. Gradients of weights are not sent.
+    transfer runs beside the first one's, then those of a pass of the warm-up or the drain, whose
+    transfers run beside nothing, and then nothing. Gradients of weights are not sent.
     """
-    is_sent = np.arange(len(seconds)) % _N_DIRECTIONS != WEIGHT
-    with_transfer = seconds + is_sent[:, None] * transfer_seconds
-    return np.concatenate([with_transfer, seconds, np.zeros_like(seconds[:1])])
+    is_sent = (np.arange(len(seconds)) % _N_DIRECTIONS != WEIGHT)[:, None]
+    with_transfer = seconds + is_sent * transfer_seconds
+    alone = with_transfer + is_sent * beside_seconds
+    return np.concatenate([with_transfer, seconds, alone, np.zeros_like(seconds[:1])])
 
 
 @lru_cache(maxsize=256)
@@ -277,8 +308,15 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
     number[by_level] = np.arange(n_slots + 1)
     sources = number[sources[:, by_level]]
     slot, index_of = number[slot], number[index_of]
-    kinds = np.full((place.max() + 1, n_slots + 1), 2 * shape.n_kinds)
-    kinds[place, slot] = kind + shape.n_kinds * (place > 0)
+    rank_of = np.zeros(n_slots + 1, dtype=np.int64)
+    rank_of[slot] = rank
+    is_alone = _is_alone(shape, rank, direction, n_micro)
+    row = kind + shape.n_kinds * np.where(place > 0, 1, 2 * is_alone)
+    rows = np.full((place.max() + 1, n_slots + 1), 3 * shape.n_kinds)
+    rows[place, slot] = row
+    is_steady = np.zeros(n_slots + 1, dtype=bool)
+    is_steady[slot] = ~is_alone
+    travels = is_steady[sources] & (rank_of[sources] != rank_of)
     bounds = (1 + np.cumsum([0, *map(len, levels)])).tolist()
     drain_start = n_micro - shape.micro_of_start
 
@@ -294,13 +332,30 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
         stage,
         micro,
         kind,
-        kinds,
+        row,
+        rows,
+        is_steady,
         levels=tuple(
-            _Level(start, end, tuple(sources[:, start:end])) for start, end in pairwise(bounds)
+            _Level(start, end, tuple(sources[:, start:end]), tuple(travels[:, start:end]))
+            for start, end in pairwise(bounds)
         ),
         last_of_rank=number[ends],
         steady=(round_before(drain_start), round_before(drain_start - shape.period)),
     )
+
+
+def _is_alone(shape: _Shape, rank: Ints, direction: Ints, n_micro: int) -> np.ndarray:
+    """Return whether passes belong to the warm-up or the drain of 1F1B with virtual stages.
+
+    The passes of each rank come in its order: the warm-up has forward passes only, and the drain as
+    many backward passes.
+    """
+    if shape.schedule != ONE_F_ONE_B or shape.n_virtual == 1:
+        return np.zeros(rank.size, dtype=bool)
+    n_passes = 2 * n_micro * shape.n_virtual
+    number = np.arange(rank.size) % n_passes
+    n_warmup = n_warmup_passes(rank, shape.n_stages, shape.n_virtual, n_micro)
+    return (number < n_warmup) | (number >= n_passes - n_warmup)
 
 
 def _needed(index_of: Ints, n_flows: int) -> Ints:
@@ -369,6 +424,7 @@ def pipeline_seconds(
     transfer_seconds: Array,
     schedule: str = ONE_F_ONE_B,
     places: tuple[int, ...] = (),
+    beside_seconds: Array | None = None,
 ) -> Array:
     """Return the time from the first forward to the last backward pass of all ranks.
 
@@ -389,13 +445,17 @@ def pipeline_seconds(
     places : tuple of int
         The place of each virtual stage, counted through all ranks; by default all but the first
         and the last are `MIDDLE`.
+    beside_seconds : array, shape (C,)
+        Further time until the neighbour has the result of a pass, for which the rank does not wait
+        while its forward and backward passes alternate; none without virtual stages.
 
     Returns
     -------
     ndarray, shape (C,) [s]
     """
     shape = _Shape(schedule, n_stages, n_virtual, places)
-    duration = _durations(seconds, transfer_seconds)
+    beside = np.zeros_like(transfer_seconds) if beside_seconds is None else beside_seconds
+    duration = _durations(seconds[: shape.n_kinds], transfer_seconds, beside)
     n_micro = _per_flow(schedule, np.broadcast_to(np.asarray(n_micro), transfer_seconds.shape))
     result = np.empty(n_micro.shape)
     n_played = 2 * shape.micro_of_start + n_stages + shape.period
@@ -405,7 +465,8 @@ def pipeline_seconds(
         drifting = []
         for played, alike in _alike(most[unsettled]):
             rows = unsettled[alike]
-            end, period, drift = _played(_schedule(shape, played), duration[:, rows])
+            order = _schedule(shape, played)
+            end, period, drift = _played(order, duration[:, rows], beside[rows])
             n_more = (n_micro[rows] - played) / shape.period
             result[rows] = end + np.where(n_more > 0, n_more * period, 0.0)
             drifting.append(rows[(n_more > 0) & (drift > ROUND_TOLERANCE * end)])
@@ -482,19 +543,25 @@ def _alike(n_micro: Ints) -> Iterator[tuple[int, Ints]]:
         yield number, np.flatnonzero(n_micro == number)
 
 
-def _ends(schedule: _Schedule, duration: Array) -> Array:
+def _ends(schedule: _Schedule, duration: Array, beside_seconds: Array) -> Array:
     """Return the end of each slot, shape (slots + 1, C), from `_durations`."""
-    ends = sum((duration[of_place] for of_place in schedule.kinds[1:]), duration[schedule.kinds[0]])
+    ends = sum((duration[of_place] for of_place in schedule.rows[1:]), duration[schedule.rows[0]])
     ends[0] = 0.0
-    for start, end, (previous, *needed) in schedule.levels:
+    sends_beside = beside_seconds.any()
+    for start, end, (previous, *needed), (_, *travels) in schedule.levels:
         free = ends.take(previous, axis=0)
-        for source in needed:
-            np.maximum(free, ends.take(source, axis=0), out=free)
+        for source, each_travels in zip(needed, travels, strict=True):
+            arrival = ends.take(source, axis=0)
+            if sends_beside:
+                arrival += each_travels[:, None] * beside_seconds
+            np.maximum(free, arrival, out=free)
         ends[start:end] += free
     return ends
 
 
-def _played(schedule: _Schedule, duration: Array) -> tuple[Array, Array, Array]:
+def _played(
+    schedule: _Schedule, duration: Array, beside_seconds: Array
+) -> tuple[Array, Array, Array]:
     """Return the end of all ranks, the time of a period of the last steady round, and its drift.
 
     The time is the largest shift of a slot against the round a period before, the drift the
@@ -504,11 +571,11 @@ def _played(schedule: _Schedule, duration: Array) -> tuple[Array, Array, Array]:
     n_candidates = duration.shape[1]
     end = np.empty(n_candidates)
     period, drift = np.zeros((2, n_candidates))
-    n_at_once = max(CHUNK_ENTRIES // schedule.kinds.shape[1], 1)
+    n_at_once = max(CHUNK_ENTRIES // schedule.rows.shape[1], 1)
     final_round, earlier_round = schedule.steady
     for start in range(0, n_candidates, n_at_once):
         rows = slice(start, start + n_at_once)
-        ends = _ends(schedule, duration[:, rows])
+        ends = _ends(schedule, duration[:, rows], beside_seconds[rows])
         end[rows] = ends[schedule.last_of_rank].max(axis=0)
         if final_round.size == earlier_round.size > 0:
             shift = ends[final_round] - ends[earlier_round]

@@ -84,8 +84,8 @@ class Passes:
         Number of micro-batches.
     durations
         Durations of passes by `kind_of`, shape (kinds, C).
-    transfer_seconds
-        Time of a transfer to the next stage.
+    transfer_seconds, beside_seconds
+        Time of a transfer to the next stage where ranks wait for it, and where they do not.
     sync_seconds
         Time that the synchronising micro-batch adds.
     work_seconds
@@ -99,6 +99,7 @@ class Passes:
     n_micro: Ints
     durations: Array
     transfer_seconds: Array
+    beside_seconds: Array
     sync_seconds: Array
     work_seconds: Array
 
@@ -116,6 +117,7 @@ class Passes:
                 self.transfer_seconds[rows],
                 self.schedule,
                 self.places,
+                self.beside_seconds[rows],
             )
         return seconds
 
@@ -134,6 +136,7 @@ class Passes:
             n_micro=np.concatenate([self.n_micro, other.n_micro]),
             durations=np.concatenate([self.durations, other.durations], axis=1),
             transfer_seconds=np.concatenate([self.transfer_seconds, other.transfer_seconds]),
+            beside_seconds=np.concatenate([self.beside_seconds, other.beside_seconds]),
             sync_seconds=np.concatenate([self.sync_seconds, other.sync_seconds]),
             work_seconds=np.concatenate([self.work_seconds, other.work_seconds]),
         )
@@ -147,6 +150,7 @@ class Passes:
             n_micro=self.n_micro[rows],
             durations=self.durations[:, rows],
             transfer_seconds=self.transfer_seconds[rows],
+            beside_seconds=self.beside_seconds[rows],
             sync_seconds=self.sync_seconds[rows],
             work_seconds=self.work_seconds[rows],
         )
@@ -186,6 +190,7 @@ def _through_pipeline(
     ]
     sync_seconds = sum(additional, start=np.zeros(shape))
     work = _work(plan, pipeline, play)
+    transfer_seconds = np.broadcast_to(price(pipeline.transfer), shape)
     passes = Passes(
         plan.candidates.stages,
         plan.candidates.n_virtual,
@@ -193,7 +198,8 @@ def _through_pipeline(
         pipeline.places,
         np.rint(plan.n_microsteps).astype(np.int64),
         durations,
-        np.broadcast_to(price(pipeline.transfer), shape),
+        np.where(pipeline.sends_beside, 0.0, transfer_seconds),
+        np.where(pipeline.sends_beside, transfer_seconds, 0.0),
         sync_seconds,
         work.seconds,
     )

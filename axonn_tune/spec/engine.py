@@ -186,6 +186,9 @@ class MegatronProgram:
     copies_heads
         Whether heads are copied out of the product that forms queries, keys and values group by
         group, and the gradients of the three joined for its backward pass.
+    overlaps_transfers
+        Whether a rank with several stages computes while its results travel to the next one
+        (overlap_p2p_comm, schedules.py), unless all kernels of its GPU wait in one queue.
     aligns_gathers
         Whether ranks with several stages start to gather new weights when the step begins
         (align_param_gather, and param_sync_func in schedules.py). Without it, and in ranks of one
@@ -216,6 +219,7 @@ class MegatronProgram:
     low_attention: bool = False
     low_sums: tuple[str, ...] = ()
     copies_heads: bool = False
+    overlaps_transfers: bool = False
     aligns_gathers: bool = True
 
     def __post_init__(self) -> None:

@@ -86,6 +86,9 @@ class Job:
         expert takes as many tokens as any other.
     precision
         Recipe of the products of blocks, one of `PRECISIONS`; "bf16" runs them in `dtype`.
+    one_queue
+        Whether kernels of all streams wait in one queue where ranks split tensors or sequences, by
+        the GPU (`Gpu.one_queue`).
     transposes_operands
         Whether the GPU reads the operands of low products along their rows only, so that the
         backward pass needs transposed copies. The scenario says it of its machine.
@@ -115,6 +118,7 @@ class Job:
     expert_imbalance: float = 1.0
     precision: str = FULL
     transposes_operands: bool = False
+    one_queue: bool = True
     moments: str = "fp32"
     adapters: Adapters | None = None
     frozen: Frozen = NOTHING_FROZEN

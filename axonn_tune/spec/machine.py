@@ -99,6 +99,10 @@ class Gpu:
         Advertised dense peak by dtype, and by format of low products (`FORMATS`).
     transposes_operands
         Whether low products read their operands along rows only, so that others are transposed.
+    one_queue
+        Whether Megatron-LM has the kernels of all streams wait in one queue where ranks split
+        tensors or sequences (CUDA_DEVICE_MAX_CONNECTIONS=1), as it demands before Blackwell.
+        Transfers between stages then hold computation up.
     training_clock_fraction
         Clock that it holds while it trains over that of the measurements of its products, which end
         before its power limit is reached.
@@ -114,6 +118,7 @@ class Gpu:
     memory_bandwidth_bytes_per_s: Quantity
     peak_flops_per_s: Mapping[str, Quantity]
     transposes_operands: bool = False
+    one_queue: bool = True
     training_clock_fraction: Quantity = Quantity(1.0, "assumed", "not measured: taken as the same")
     training_peak_fraction: Quantity | None = None
 

@@ -420,6 +420,9 @@ class Pipeline:
         end.
     transfer
         The transfer from one stage to the next.
+    sends_beside
+        Whether a rank computes while its results travel, once forward and backward passes
+        alternate, shape (C,).
     aligns_gathers
         Whether the first stages of all ranks start to gather new weights when the step begins, if a
         rank has several stages. Otherwise each stage starts when the first micro-batch arrives.
@@ -435,6 +438,7 @@ class Pipeline:
     last: Stage
     sync: Stage
     transfer: Collective
+    sends_beside: np.ndarray | bool = False
     aligns_gathers: bool = True
     schedule: str = ONE_F_ONE_B
     others: tuple[Stage, ...] = ()

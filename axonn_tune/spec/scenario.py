@@ -72,8 +72,11 @@ class Scenario:
 
     @property
     def _job_here(self) -> Job:
-        """The job with what the machine's GPU asks of low products."""
-        return replace(self.job, transposes_operands=self.machine.gpu.transposes_operands)
+        """The job with what the machine's GPU asks of low products and of streams."""
+        gpu = self.machine.gpu
+        return replace(
+            self.job, transposes_operands=gpu.transposes_operands, one_queue=gpu.one_queue
+        )
 
     @property
     def sent_once(self) -> Experts | None:

@@ -106,13 +106,13 @@ class _Passes:
     def _add(self, graph: Graph, each: PlayedPass) -> None:
         """Add a pass, with what it receives before and sends after its operations."""
         transfer = self._pipeline.transfer
-        seconds = self._player.seconds_of(transfer)
+        seconds = 0.0 if each.is_sent_beside else self._player.seconds_of(transfer)
         identity = _identity(each)
         if identity == (FORWARD, each.stage, 0):
             graph.run_beside(self._hidden(FORWARD, each.stage))
         source = source_of(*identity, self._last)
         if source is not None and source[1] != each.stage:
-            ready = self._played[self._number[source]].end_seconds + self._delay(each)
+            ready = self._played[self._number[source]].arrival_seconds + self._delay(each)
             graph.transfer(transfer, seconds, self._message(False, source, source[1]), ready)
             seconds = 0.0
         graph.play(self._synchronising.get(identity, self._parts[each.kind]))

@@ -371,8 +371,10 @@ class Player:
         for kind, part in parts.items():
             seconds[kind] = part.seconds
         transfer = self.seconds_of(pipeline.transfer)
+        held, beside = (0.0, transfer) if number(pipeline.sends_beside) else (transfer, 0.0)
         shape = (self._n_stages, self._n_virtual, n_micro)
-        return passes(*shape, seconds, transfer, pipeline.schedule, pipeline.places), parts
+        places = pipeline.schedule, pipeline.places
+        return passes(*shape, seconds, held, *places, beside), parts
 
     def drawn_passes(self, most_passes: int) -> tuple[StepTimeline, int] | None:
         """Return the passes of a pipeline's ranks for some micro-batches, and their number.

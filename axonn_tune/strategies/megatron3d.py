@@ -237,11 +237,36 @@ class Megatron3D:
         """Return the operations of one rank in one training step, for all candidates."""
         shapes = self.shapes(model, job, table)
         usual = Transformer(shapes, self.communication(shapes, sync=False))
+        sends_beside = self._sends_beside(job, table)
         if not self.overlaps_reduction(job):
-            return step_plan(usual, schedule=self.schedule)
+            return step_plan(usual, schedule=self.schedule, sends_beside=sends_beside)
         synchronising = Transformer(shapes, self.communication(shapes, sync=True))
         aligns_gathers = self.engine.megatron.aligns_gathers
-        return step_plan(usual, synchronising, self.schedule, aligns_gathers)
+        return step_plan(usual, synchronising, self.schedule, aligns_gathers, sends_beside)
+
+    def _sends_beside(self, job: Job, table: CandidateTable) -> np.ndarray:
+        """Return whether results travel to the next stage beside the passes, shape (C,).
+
+        They do so where a rank has several stages, and not where its kernels wait in one queue.
+        """
+        is_interleaved = self.engine.megatron.overlaps_transfers & (table.n_virtual > 1)
+        n_split = table.size("*".join(self.split_axes))
+        return is_interleaved & ~self.has_one_queue(job.one_queue, n_split)
+
+    @property
+    def split_axes(self) -> tuple[str, ...]:
+        """The axes that split tensors or sequences."""
+        return ("tensor", *context_axes(self.context_kind))
+
+    def has_one_queue(self, gpu_has_one: bool, n_split: Size) -> np.ndarray:
+        """Return whether the kernels of all streams wait in one queue, shape (C,).
+
+        `gpu_has_one` is `Gpu.one_queue`, and `n_split` the number of ranks along `split_axes`.
+        Where exchanges of experts run beside another micro-batch there are several, too
+        (Megatron-Bridge v0.4.0, scripts/performance/perf_plugins.py,
+        _set_num_cuda_device_max_connections).
+        """
+        return np.asarray(n_split) > (1 if gpu_has_one and not self.overlaps_experts else np.inf)
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of one rank by term, each of shape (C,)."""

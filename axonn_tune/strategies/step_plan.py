@@ -48,17 +48,20 @@ def step_plan(
     synchronising: Transformer | None = None,
     schedule: str = ONE_F_ONE_B,
     aligns_gathers: bool = True,
+    sends_beside: np.ndarray | bool = False,
 ) -> StepPlan:
     """Return the plan of a step, through a pipeline if there are stages.
 
     `synchronising` emits the micro-step that differs from all others, if there is one.
-    `aligns_gathers` is that of `Pipeline`.
+    `aligns_gathers` and `sends_beside` are those of `Pipeline`.
     """
     table = transformer.shapes.table
     n_microsteps = table.n_microsteps(transformer.shapes.job.global_batch)
     if table.is_pipelined:
         sync = synchronising or transformer
-        return _pipelined_plan(transformer, sync, n_microsteps, schedule, aligns_gathers)
+        plan = _pipelined_plan(transformer, sync, n_microsteps, schedule, aligns_gathers)
+        assert plan.pipeline is not None
+        return replace(plan, pipeline=replace(plan.pipeline, sends_beside=sends_beside))
     sync_microstep = _microstep("sync_microstep", synchronising) if synchronising else None
     microstep = _microstep("microstep", transformer)
     return StepPlan(table, _step_end(transformer), n_microsteps, microstep, sync_microstep)

@@ -105,6 +105,11 @@ def test_the_order_of_kernels_is_asked_for_by_the_framework(machine):
     assert exported not in script_of("zero3", machine=load_machine(machine))
 
 
+def test_blackwell_needs_no_order_of_kernels():
+    script = script_of("megatron", machine=load_machine("dgx-b200"))
+    assert "\nexport CUDA_DEVICE_MAX_CONNECTIONS=32\n" in script
+
+
 def test_exchanges_beside_kernels_need_more_connections():
     switches = Switches(overlaps_experts=True)
     script = script_of("megatron", model=with_experts(), switches=switches)

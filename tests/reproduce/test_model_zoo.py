@@ -53,7 +53,7 @@ def test_steps_whose_exchange_is_hidden_are_predicted_too_fast(errors):
     """The page states this miss; who finds the term that is missing may turn this test around."""
     of_hidden = [error for row, error in errors if row["overlaps"] == "yes"]
     assert len(of_hidden) == 4
-    assert all(-0.25 < error < 0.0 for error in of_hidden)
+    assert all(-0.27 < error < 0.0 for error in of_hidden)
 
 
 def test_long_sequences_over_a_ring_are_met(errors):

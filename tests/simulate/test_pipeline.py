@@ -69,10 +69,17 @@ def test_virtual_stages_hold_one_round_for_each_but_the_last(p, v, m):
     assert [most_held(rank, p, v, m) for rank in range(p)] == expected
 
 
-def plainly(p, v, m, seconds, transfer):
-    """Pass by pass: each rank does the next of its list as soon as what it needs is there."""
+def plainly(p, v, m, seconds, transfer, beside=0.0):
+    """Pass by pass: each rank does the next of its list as soon as what it needs is there.
+
+    With virtual stages, a rank need not wait for the further transfer of a pass that is not one of
+    the forward passes before its first backward pass but one, nor of as many at its end.
+    """
     last, done, free = p * v - 1, {}, [0.0] * p
     queues = [rank_order(rank, p, v, m).tolist() for rank in range(p)]
+    alone = [next(i for i, each in enumerate(queue) if each[0] == BACKWARD) - 1 for queue in queues]
+    if v == 1 or not beside:
+        alone, beside = [m * v] * p, 0.0
     while any(queues):
         for rank, queue in enumerate(queues):
             while queue:
@@ -86,10 +93,14 @@ def plainly(p, v, m, seconds, transfer):
                     needed = (FORWARD, last, micro)
                 if needed is not None and needed not in done:
                     break
-                start = max(free[rank], done.get(needed, 0.0))
+                is_here = needed == (FORWARD, last, micro)
+                start = max(free[rank], done.get(needed, 0.0) - is_here * beside)
                 place = FIRST if stage == 0 else LAST if stage == last else MIDDLE
                 free[rank] = start + seconds[kind_of(direction, place)] + transfer
-                done[direction, stage, micro] = free[rank]
+                done[direction, stage, micro] = free[rank] + beside
+                number = 2 * m * v - len(queue)
+                if number < alone[rank] or len(queue) <= alone[rank]:
+                    free[rank] = done[direction, stage, micro]
                 queue.pop(0)
     return max(free)
 
@@ -101,12 +112,30 @@ def plainly(p, v, m, seconds, transfer):
     st.integers(1, 42),
     st.lists(st.floats(0.1, 3.0), min_size=N_KINDS, max_size=N_KINDS),
     st.floats(0.0, 0.5),
+    st.floats(0.0, 4.0),
 )
-def test_all_candidates_at_once_are_played_as_one_would_plainly(p, v, number, seconds, transfer):
+def test_all_candidates_at_once_are_played_as_one_would_plainly(
+    p, v, number, seconds, transfer, beside
+):
     n_micro = number if v == 1 else p * (1 + number // 3)
+    beside *= v > 1
     column = np.array(seconds)[:, None]
-    got = pipeline_seconds(p, v, n_micro, column, np.array([transfer]))[0]
-    assert got == pytest.approx(plainly(p, v, n_micro, seconds, transfer), rel=1e-9)
+    transfers = np.array([transfer])
+    got = pipeline_seconds(p, v, n_micro, column, transfers, beside_seconds=np.array([beside]))[0]
+    assert got == pytest.approx(plainly(p, v, n_micro, seconds, transfer, beside), rel=1e-9)
+
+
+@pytest.mark.parametrize(("p", "v", "rounds"), [(2, 2, 9), (4, 3, 8), (8, 2, 6)])
+def test_transfers_beside_the_passes_cost_next_to_nothing(p, v, rounds):
+    """What is sent beside the passes costs its time in the warm-up and the drain alone."""
+    seconds, none, some = durations(1.0, 2.0), np.zeros(1), np.full(1, 0.2)
+    free = pipeline_seconds(p, v, rounds * p, seconds, none)[0]
+    beside = pipeline_seconds(p, v, rounds * p, seconds, none, beside_seconds=some)[0]
+    held = pipeline_seconds(p, v, rounds * p, seconds, some)[0]
+    n_alone = 2 * (p - 1) + (v - 1) * p
+    assert free < beside <= free + 2 * n_alone * 0.2 + 1e-9
+    assert held == pytest.approx(free * (3.4 / 3.0))
+    assert beside < held
 
 
 @settings(max_examples=60, deadline=None)
@@ -116,11 +145,14 @@ def test_all_candidates_at_once_are_played_as_one_would_plainly(p, v, number, se
     st.integers(1, 30),
     st.lists(st.floats(0.01, 3.0), min_size=N_KINDS, max_size=N_KINDS),
     st.floats(0.0, 0.5),
+    st.floats(0.0, 0.5),
 )
-def test_no_pipeline_is_faster_than_its_bound(p, v, rounds, seconds, transfer):
+def test_no_pipeline_is_faster_than_its_bound(p, v, rounds, seconds, transfer, beside):
     column, transfers = np.array(seconds)[:, None], np.array([transfer])
     least = least_pipeline_seconds(p, v, rounds * p, column, transfers)[0]
-    assert least <= pipeline_seconds(p, v, rounds * p, column, transfers)[0] * (1 + 1e-12)
+    further = np.array([beside * (v > 1)])
+    shape = (p, v, rounds * p, column, transfers)
+    assert least <= pipeline_seconds(*shape, beside_seconds=further)[0] * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("p", [2, 4])
@@ -138,5 +170,8 @@ def test_long_schedules_are_extrapolated_exactly(p, v, m, spread):
     seconds = random.uniform(*spread, (N_KINDS, 100))
     transfer = random.uniform(0.0, 0.3, 100)
     order = pipeline._schedule(pipeline._Shape("1f1b", p, v, ()), m)
-    whole, _, _ = pipeline._played(order, pipeline._durations(seconds, transfer))
-    np.testing.assert_allclose(pipeline_seconds(p, v, m, seconds, transfer), whole, rtol=1e-12)
+    for beside in (np.zeros(100), (v > 1) * random.uniform(0.0, 2.0, 100)):
+        duration = pipeline._durations(seconds, transfer, beside)
+        whole, _, _ = pipeline._played(order, duration, beside)
+        got = pipeline_seconds(p, v, m, seconds, transfer, beside_seconds=beside)
+        np.testing.assert_allclose(got, whole, rtol=1e-12)

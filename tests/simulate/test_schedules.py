@@ -149,7 +149,8 @@ def test_long_schedules_are_extrapolated_exactly(schedule, p, m):
     transfer = random.uniform(0.0, 0.3, 20)
     per_flow = m // 2 if schedule == "dualpipe" else m
     order = pipeline._schedule(pipeline._Shape(schedule, p, 1, ()), per_flow)
-    whole, _, _ = pipeline._played(order, pipeline._durations(seconds, transfer))
+    none = np.zeros_like(transfer)
+    whole, _, _ = pipeline._played(order, pipeline._durations(seconds, transfer, none), none)
     got = pipeline_seconds(p, 1, m, seconds, transfer, schedule)
     np.testing.assert_allclose(got, whole, rtol=1e-12)
 
@@ -181,7 +182,8 @@ def test_schedules_that_repeat_late_are_extrapolated_exactly(schedule, p, more, 
     seconds, transfer = np.array(seconds)[:, None], np.array([transfer])
     per_flow = m // 2 if schedule == "dualpipe" else m
     order = pipeline._schedule(pipeline._Shape(schedule, p, 1, ()), per_flow)
-    whole, _, _ = pipeline._played(order, pipeline._durations(seconds, transfer))
+    none = np.zeros_like(transfer)
+    whole, _, _ = pipeline._played(order, pipeline._durations(seconds, transfer, none), none)
     got = pipeline_seconds(p, 1, m, seconds, transfer, schedule)
     np.testing.assert_allclose(got, whole, rtol=1e-11)
 

@@ -54,6 +54,23 @@ def test_heads_are_copied_that_attention_cannot_read_in_place(
     )
 
 
+def test_copies_handle_one_element_at_a_time_and_joined_gradients_do_not():
+    model = llama(
+        n_layers=1,
+        hidden_size=1024,
+        n_heads=8,
+        n_kv_heads=2,
+        vocab_size=4096,
+        seq_len=TOKENS,
+        ffn_hidden_size=4096,
+    )
+    plan = plan_of(COPYING, model, Job(n_gpus=8, global_batch=8, seq_len=TOKENS), data=8)
+    copies = {op.name: op for op in plan.operations if op.name.endswith("attention_copies")}
+    forward, backward = copies["forward.attention_copies"], copies["backward.attention_copies"]
+    assert number(forward.strided_bytes) == number(forward.nbytes) > 0
+    assert number(backward.strided_bytes) == 0 < number(backward.nbytes)
+
+
 def test_other_programs_and_unfused_attention_copy_nothing():
     assert copied(Megatron3D(), 2) == (0.0, 0.0)
     assert copied(COPYING, 2, attention="unfused") == (0.0, 0.0)

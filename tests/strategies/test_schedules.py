@@ -55,6 +55,43 @@ def test_the_first_micro_batch_waits_for_weights_in_each_stage(n_virtual, aligns
     assert tuple(map(number, counts)) == (n_waits, 1)
 
 
+@pytest.mark.parametrize(
+    ("n_virtual", "one_queue", "options", "sizes", "is_beside"),
+    [
+        pytest.param(2, False, {}, {"tensor": 2}, True, id="several queues"),
+        pytest.param(2, True, {}, {"tensor": 2}, False, id="one queue"),
+        pytest.param(2, True, {}, {"context": 2}, False, id="one queue, split sequences"),
+        pytest.param(2, True, {}, {"data": 2}, True, id="nothing is split"),
+        pytest.param(2, True, {"overlaps_experts": True}, {"tensor": 2}, True, id="experts"),
+        pytest.param(1, False, {}, {"data": 2}, False, id="one stage"),
+    ],
+)
+def test_results_travel_beside_the_passes(n_virtual, one_queue, options, sizes, is_beside):
+    job = replace(JOB, one_queue=one_queue)
+    for overlaps in (True, False):
+        engine = Engine(megatron=MegatronProgram(overlaps_transfers=overlaps))
+        strategy = Megatron3D(engine=engine, **options)
+        plan = plan_of(strategy, DENSE, job, n_virtual=n_virtual, pipeline=4, **sizes)
+        assert number(plan.pipeline.sends_beside) == (is_beside and overlaps)
+
+
+def test_transfers_are_hidden_on_blackwell_and_not_on_hopper():
+    """As Megatron-LM demands one queue of Hopper where tensors are split."""
+    steps = {}
+    for machine in ("dgx-h100", "dgx-b200"):
+        options = {**MEGATRON, "machine": machine, "global_batch": 64, "virtual_stages": 4}
+        search = build_search("llama3-70b", 64, **options)
+        for overlaps in (True, False):
+            program = replace(search.scenario.strategy.engine.megatron, overlaps_transfers=overlaps)
+            engine = replace(search.scenario.strategy.engine, megatron=program)
+            strategy = replace(search.scenario.strategy, engine=engine)
+            of_engine = replace(search, scenario=replace(search.scenario, strategy=strategy))
+            best = best_of_layout(of_engine, "tensor=8,data=2,pipeline=4")
+            steps[machine, overlaps] = best.step_seconds
+    assert steps["dgx-h100", True] == steps["dgx-h100", False]
+    assert 0.9 < steps["dgx-b200", True] / steps["dgx-b200", False] < 0.999
+
+
 def test_gathers_in_each_stage_take_longer_than_those_that_start_at_once():
     options = {**MEGATRON, "machine": "dgx-b200", "global_batch": 64, "virtual_stages": 4}
     search = build_search("llama3-70b", 256, **options)
