@@ -301,6 +301,8 @@ class KernelRates:
         largest = LARGEST_SLOWDOWN
         for name in ("dropout_forward_factor", "dropout_backward_factor", "issue_factor"):
             require_between("kernels", name, getattr(self, name).value, 1.0 / largest, largest)
+        if self.strided_bytes_per_s is not None:
+            require_amount("kernels", "strided_bytes_per_s", self.strided_bytes_per_s.value)
         for name in ("launch_seconds", "gap_seconds", "issue_seconds"):
             require_wait("kernels", name, getattr(self, name).value)
 

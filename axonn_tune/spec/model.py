@@ -184,6 +184,13 @@ class Model:
         require_choice(owner, "position", self.position, ("learned", "rotary", "none"))
         if self.qk_norm:
             require_choice(owner, "qk_norm", self.qk_norm, ("head", "all"))
+        if self.clamped_gate and not self.gated_mlp:
+            raise InputError(f"{owner}: clamped_gate is true; allowed: only with gated_mlp: true")
+        if self.scaled_rotary and self.position != "rotary":
+            raise InputError(
+                f"{owner}: scaled_rotary is true; allowed: only with position: rotary, "
+                f"not {self.position}"
+            )
         if self.n_layers > MOST_LAYERS:
             raise InputError(
                 f"{owner}: n_layers is {self.n_layers}; allowed: at most {MOST_LAYERS}"

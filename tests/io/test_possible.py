@@ -35,6 +35,10 @@ def changed(tmp_path, source, keys, value):
         (("gemm", "k_overhead", "value"), 1e300),
         (("kernels", "flash_forward_fraction", "value"), 1.5),
         (("kernels", "memory_fraction", "value"), 1.5),
+        (
+            ("kernels", "strided_bytes_per_s"),
+            {"value": 1e-300, "origin": "assumed", "source": "x"},
+        ),
         (("kernels", "slowdown_fraction", "value"), 1e300),
         (("kernels", "launch_seconds", "value"), 1e308),
         (("kernels", "gap_seconds"), {"value": 1e308, "origin": "assumed", "source": "x"}),
@@ -102,6 +106,18 @@ def test_a_model_with_more_layers_than_any_is_refused(tmp_path):
 def test_parts_of_a_model_that_cannot_be_are_refused_by_their_field(tmp_path, keys, value, allowed):
     path = changed(tmp_path, ROOT / "models" / "deepseek-v3.yaml", keys, value)
     with pytest.raises(FileError, match=rf"line \d+: {'.'.join(keys)}: .*allowed: .*{allowed}"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "allowed"),
+    [("scaled_rotary", "position: rotary"), ("clamped_gate", "gated_mlp: true")],
+)
+def test_what_a_model_has_no_place_for_is_refused(tmp_path, key, allowed):
+    path = changed(tmp_path, ROOT / "models" / "gpt-5b.yaml", [key], True)
+    with pytest.raises(
+        FileError, match=rf"line \d+: {key}: is true; allowed: only with .*{allowed}"
+    ):
         load_model(path)
 
 
