@@ -165,7 +165,8 @@ def host_seconds(
         repeats = np.asarray(phase.repeats, dtype=np.float64)
         for op in phase.operations:
             if isinstance(op, Collective):
-                n_collectives[op.axis] = n_collectives.get(op.axis, 0.0) + repeats
+                is_sent = np.asarray(op.nbytes) > 0
+                n_collectives[op.axis] = n_collectives.get(op.axis, 0.0) + repeats * is_sent
             elif isinstance(op, MemoryBound):
                 count += repeats * op.n_launches * (np.asarray(op.nbytes) > 0)
             elif isinstance(op, GroupedGemm):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, gpt
 from axonn_tune.search.search import Constraints, Search
+from axonn_tune.spec.engine import Engine, MegatronProgram
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
@@ -160,13 +161,15 @@ _MEGASCALE_ASSUMED = ("GPU", "micro-batch", "recomputation", "software")
 def megascale(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield 175B on Megatron-LM with selective recomputation, and on MegaScale with its overlaps.
 
-    MegaScale sends tokens within the tensor group beside its products (section 3.2). Its other
-    changes (parallel block, sliding windows, LAMB) are not modelled.
+    MegaScale sends tokens within the tensor group beside its products, and results to the next
+    stage, new weights and gradients beside its passes (section 3.2). Its other changes (parallel
+    block, sliding windows, LAMB) are not modelled.
     """
     machine = loaders.machine("dgx-a100")
     model = Model("gpt-175b", 96, 12288, 128, 64000, 2048)
     of_2023 = megatron_of(loaders.engine("megatron-2023"))
-    of_megascale = Megatron3D(overlaps_tensor=True)
+    program = MegatronProgram(one_queue=False, overlaps_transfers=True)
+    of_megascale = Megatron3D(engine=Engine(megatron=program), overlaps_tensor=True)
     systems = (
         ("megatron", "Megatron-LM 2023", of_2023, _MEGASCALE_ASSUMED),
         ("megascale", "MegaScale", of_megascale, ("model", *_MEGASCALE_ASSUMED)),

@@ -186,6 +186,9 @@ class MegatronProgram:
     copies_heads
         Whether heads are copied out of the product that forms queries, keys and values group by
         group, and the gradients of the three joined for its backward pass.
+    one_queue
+        Whether all kernels wait in one queue where the GPU and the layout ask for it
+        (`Gpu.one_queue`). Those of a graph wait for what they need only.
     overlaps_transfers
         Whether a rank with several stages computes while its results travel to the next one
         (overlap_p2p_comm, schedules.py), unless all kernels of its GPU wait in one queue.
@@ -219,6 +222,7 @@ class MegatronProgram:
     low_attention: bool = False
     low_sums: tuple[str, ...] = ()
     copies_heads: bool = False
+    one_queue: bool = True
     overlaps_transfers: bool = False
     aligns_gathers: bool = True
 

@@ -418,6 +418,9 @@ class Pipeline:
         The first stage, for the micro-batch during which collectives bring new weights and reduce
         gradients. Other ranks have time to reduce gradients while they wait for the last ranks to
         end.
+    syncs_at_end
+        Whether these collectives run beside nothing, so that they belong to the end of the step,
+        shape (C,).
     transfer
         The transfer from one stage to the next.
     sends_beside
@@ -438,6 +441,7 @@ class Pipeline:
     last: Stage
     sync: Stage
     transfer: Collective
+    syncs_at_end: np.ndarray | bool = False
     sends_beside: np.ndarray | bool = False
     aligns_gathers: bool = True
     schedule: str = ONE_F_ONE_B
@@ -458,7 +462,9 @@ class Pipeline:
         if self.schedule == DUALPIPE:
             return 2.0, 2.0
         starts_at_once = self.aligns_gathers & (candidates.n_virtual > 1)
-        return np.where(starts_at_once, 1.0, candidates.stages * candidates.n_virtual), 1.0
+        n_forward = np.where(starts_at_once, 1.0, candidates.stages * candidates.n_virtual)
+        is_sync = np.where(self.syncs_at_end, 0.0, 1.0)
+        return n_forward * is_sync, is_sync
 
     def stage(self, number: int, n_chunks: int) -> Stage:
         """Return one of so many virtual stages, counted through all ranks."""

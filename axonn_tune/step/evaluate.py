@@ -308,11 +308,16 @@ class _ChunkShapes:
         if operation.name not in self._suffices:
             of_shapes = self._schedules.shape_operation(part, index)
             self._suffices[operation.name] = of_shapes is not None and all(
-                np.array_equal(size, getattr(of_shapes, name)[self.shape_of])
+                np.array_equal(size, _entries(getattr(of_shapes, name), self.shape_of))
                 for name, size in vars(operation).items()
                 if isinstance(size, np.ndarray)
             )
         return self._suffices[operation.name]
+
+
+def _entries(size: Size, rows: Ints) -> Size:
+    """Return the entries of a size in some rows; one number stands for all."""
+    return size[rows] if isinstance(size, np.ndarray) else np.full(rows.shape, size)
 
 
 class _PlayedChunk:

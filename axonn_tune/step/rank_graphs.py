@@ -84,7 +84,8 @@ class _Passes:
         self._last = player.table.n_chunks - 1
         self._n_stages = player.prediction.layout.n_stages
         self._played, self._parts = player.passes(pipeline, n_micro)
-        forward, backward = (player.play(part, 1) for part in pipeline.sync.passes)
+        self._sync = pipeline.first if number(pipeline.syncs_at_end) else pipeline.sync
+        forward, backward = (player.play(part, 1) for part in self._sync.passes)
         self._synchronising: dict[Pass, PlayedPart] = {
             (FORWARD, 0, 0): forward,
             (BACKWARD, 0, n_micro - 1): backward,
@@ -157,7 +158,7 @@ class _Passes:
         """Return the collectives of the synchronising pass that a phase of other passes lacks."""
         usual = _names(self._pipeline.first.passes[direction].phases)
         shared = _names([phase]) & usual
-        for other in self._pipeline.sync.passes[direction].phases:
+        for other in self._sync.passes[direction].phases:
             if shared & _names([other]):
                 return [
                     op

@@ -16,7 +16,7 @@ group as the MLP is (--expert-tensor-parallel-size).
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
@@ -242,7 +242,29 @@ class Megatron3D:
             return step_plan(usual, schedule=self.schedule, sends_beside=sends_beside)
         synchronising = Transformer(shapes, self.communication(shapes, sync=True))
         aligns_gathers = self.engine.megatron.aligns_gathers
-        return step_plan(usual, synchronising, self.schedule, aligns_gathers, sends_beside)
+        passes = (synchronising, self.schedule, aligns_gathers, sends_beside)
+        syncs_at_end = self._syncs_at_end(job, table)
+        if not syncs_at_end.any():
+            return step_plan(usual, *passes)
+        at_end = Transformer(shapes, self._without_overlap.communication(shapes, sync=False))
+        return step_plan(usual, *passes, syncs_at_end, at_end)
+
+    @property
+    def _without_overlap(self) -> Megatron3D:
+        """The same strategy, in which the same buckets travel after all micro-steps."""
+        program = replace(self.engine.megatron, buckets_without_overlap=True)
+        engine = replace(self.engine, megatron=program)
+        return replace(self, overlap_grad_reduce=False, engine=engine)
+
+    def _syncs_at_end(self, job: Job, table: CandidateTable) -> np.ndarray:
+        """Return whether gathers of weights and reductions of gradients run beside nothing.
+
+        With virtual stages all buckets of one are issued at once (schedules.py, grad_sync_func and
+        param_sync_func). Where kernels wait in one queue, each then holds up the kernels behind it
+        until the bucket before it has come (core/distributed/distributed_data_parallel.py).
+        """
+        n_split = table.size("*".join(self.split_axes))
+        return self.has_one_queue(job.one_queue, n_split) & (table.n_virtual > 1)
 
     def _sends_beside(self, job: Job, table: CandidateTable) -> np.ndarray:
         """Return whether results travel to the next stage beside the passes, shape (C,).
@@ -266,7 +288,8 @@ class Megatron3D:
         (Megatron-Bridge v0.4.0, scripts/performance/perf_plugins.py,
         _set_num_cuda_device_max_connections).
         """
-        return np.asarray(n_split) > (1 if gpu_has_one and not self.overlaps_experts else np.inf)
+        has_one = gpu_has_one and self.engine.megatron.one_queue and not self.overlaps_experts
+        return np.asarray(n_split) > (1 if has_one else np.inf)
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of one rank by term, each of shape (C,)."""

@@ -10,13 +10,22 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from axonn_tune.spec.candidates import Ints, distinct
 from axonn_tune.spec.layout import PIPELINE
-from axonn_tune.spec.plan import Array, Collective, Part, Phase, Pipeline, Stage, StepPlan
+from axonn_tune.spec.plan import (
+    Array,
+    Collective,
+    Operation,
+    Part,
+    Phase,
+    Pipeline,
+    Stage,
+    StepPlan,
+)
 from axonn_tune.spec.recomputation import is_partial, recompute_text
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.pipeline import stages_of
@@ -49,11 +58,14 @@ def step_plan(
     schedule: str = ONE_F_ONE_B,
     aligns_gathers: bool = True,
     sends_beside: np.ndarray | bool = False,
+    syncs_at_end: np.ndarray | bool = False,
+    at_end: Transformer | None = None,
 ) -> StepPlan:
     """Return the plan of a step, through a pipeline if there are stages.
 
     `synchronising` emits the micro-step that differs from all others, if there is one.
-    `aligns_gathers` and `sends_beside` are those of `Pipeline`.
+    `aligns_gathers`, `sends_beside` and `syncs_at_end` are those of `Pipeline`; `at_end` emits the
+    end of the step of candidates with `syncs_at_end`.
     """
     table = transformer.shapes.table
     n_microsteps = table.n_microsteps(transformer.shapes.job.global_batch)
@@ -61,7 +73,11 @@ def step_plan(
         sync = synchronising or transformer
         plan = _pipelined_plan(transformer, sync, n_microsteps, schedule, aligns_gathers)
         assert plan.pipeline is not None
-        return replace(plan, pipeline=replace(plan.pipeline, sends_beside=sends_beside))
+        pipeline = replace(plan.pipeline, sends_beside=sends_beside, syncs_at_end=syncs_at_end)
+        step_end = plan.step_end
+        if at_end is not None:
+            step_end = _chosen(np.asarray(syncs_at_end), _step_end(at_end), step_end)
+        return replace(plan, step_end=step_end, pipeline=pipeline)
     sync_microstep = _microstep("sync_microstep", synchronising) if synchronising else None
     microstep = _microstep("microstep", transformer)
     return StepPlan(table, _step_end(transformer), n_microsteps, microstep, sync_microstep)
@@ -78,6 +94,32 @@ def _microstep(name: str, transformer: Transformer) -> Part:
 def _step_end(transformer: Transformer) -> Part:
     """Return the part that follows all micro-steps."""
     return Part("step_end", transformer.step_end())
+
+
+def _chosen(is_longer: np.ndarray, longer: Part, shorter: Part) -> Part:
+    """Return one of two ends of a step for each candidate; nothing is launched without bytes.
+
+    Both have one phase, and the longer one has all operations of the shorter one. What is in the
+    longer one alone has a name of its own, since operations of one name have one price.
+    """
+    (phase,), (other,) = longer.phases, shorter.phases
+    known = {operation.name: operation for operation in other.operations}
+    names = {
+        op.name: op.name if op.name in known else f"{op.name}_at_end" for op in phase.operations
+    }
+
+    def chosen(operation: Operation) -> Operation:
+        other = known.get(operation.name)
+        sizes: dict[str, Any] = {}
+        for name, size in vars(operation).items():
+            if isinstance(size, np.ndarray | float):
+                nothing = 0.0 if name in ("nbytes", "n_calls") else size
+                of_shorter = nothing if other is None else getattr(other, name)
+                sizes[name] = np.where(is_longer, size, of_shorter)
+        waits_for = tuple(names.get(name, name) for name in operation.waits_for)
+        return replace(operation, name=names[operation.name], waits_for=waits_for, **sizes)
+
+    return Part(longer.name, (replace(phase, operations=tuple(map(chosen, phase.operations))),))
 
 
 def _pipelined_plan(

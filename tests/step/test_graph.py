@@ -84,13 +84,17 @@ def test_messages_between_stages_meet():
     assert len(sent) == 2 * 8 * n_boundaries + 2  # the tied embedding is exchanged once
 
 
-def test_every_block_of_every_stage_is_gathered_and_reduced_once():
-    prediction = predicted("megatron", virtual_stages=2)
+@pytest.mark.parametrize("machine", ["dgx-b200", "perlmutter"])
+def test_every_block_of_every_stage_is_gathered_and_reduced_once(machine):
+    """All of them after the last pass where kernels wait in one queue, as on Perlmutter."""
+    prediction = predicted("megatron", machine=machine, virtual_stages=2)
     graphs = StepGraphs(prediction)
     names = Counter(node.operation.name for stage in range(4) for node in graphs.of_stage(stage))
-    n_layers = prediction.scenario.model.n_layers
-    assert names["gradient.block.reduce"] == n_layers
-    assert names["weights.block.all_gather"] == n_layers
+    n_beside = prediction.scenario.model.n_layers if machine == "dgx-b200" else 0
+    assert names["gradient.block.reduce"] == n_beside
+    assert names["weights.block.all_gather"] == n_beside
+    for name in ("gradient.reduce", "weights.all_gather"):
+        assert names[name] == 4
 
 
 def test_a_smaller_graph_is_of_fewer_layers_and_micro_steps():

@@ -112,9 +112,8 @@ def test_only_kernels_count_their_operations():
 
 @pytest.mark.parametrize("machine", ["dgx2-1ib", "perlmutter"])
 def test_exposed_collectives_of_the_first_stage_lengthen_the_step(machine):
-    search = build_search(
-        "5b", 64, global_batch=128, strategy="megatron", machine=machine, dtype="fp16"
-    )
+    options = {"strategy": "megatron", "virtual_stages": 1, "machine": machine, "dtype": "fp16"}
+    search = build_search("5b", 64, global_batch=128, **options)
     prediction = best_of_layout(search, STEPS["megatron"])
     timeline = step_timeline(prediction)
     assert any(op.kind == "exposed collectives" for op in timeline.operations)

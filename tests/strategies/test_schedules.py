@@ -92,6 +92,35 @@ def test_transfers_are_hidden_on_blackwell_and_not_on_hopper():
     assert 0.9 < steps["dgx-b200", True] / steps["dgx-b200", False] < 0.999
 
 
+@pytest.mark.parametrize(
+    ("n_virtual", "one_queue", "sizes", "is_at_end"),
+    [
+        pytest.param(2, True, {"tensor": 2, "data": 2}, True, id="one queue"),
+        pytest.param(2, False, {"tensor": 2, "data": 2}, False, id="several queues"),
+        pytest.param(1, True, {"tensor": 2, "data": 2}, False, id="one stage on each rank"),
+        pytest.param(2, True, {"data": 4}, False, id="nothing is split"),
+    ],
+)
+def test_all_buckets_of_a_virtual_stage_hold_up_one_queue(n_virtual, one_queue, sizes, is_at_end):
+    """The same bytes are then reduced and gathered after the last pass, in as many calls."""
+    job = replace(JOB, one_queue=one_queue)
+    plan = plan_of(Megatron3D(), DENSE, job, n_virtual=n_virtual, pipeline=2, **sizes)
+    assert number(plan.pipeline.syncs_at_end) == is_at_end
+    n_syncs = sum(map(number, plan.pipeline.n_synchronised(plan.candidates)))
+    assert (n_syncs == 0) == is_at_end
+
+    def at_end(name):
+        (found,) = (op for op in operations(plan.step_end) if op.name == name)
+        return found
+
+    unsynchronised = plan_of(
+        Megatron3D(overlap_grad_reduce=False), DENSE, job, n_virtual=n_virtual, pipeline=2, **sizes
+    )
+    ends = {op.name: op for op in operations(unsynchronised.step_end)}
+    for name in ("gradient.reduce", "weights.all_gather"):
+        assert (number(at_end(name).nbytes) == number(ends[name].nbytes)) == is_at_end
+
+
 def test_gathers_in_each_stage_take_longer_than_those_that_start_at_once():
     options = {**MEGATRON, "machine": "dgx-b200", "global_batch": 64, "virtual_stages": 4}
     search = build_search("llama3-70b", 256, **options)
