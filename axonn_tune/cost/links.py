@@ -172,6 +172,35 @@ class SteppedLinks:
 
 
 @dataclass(frozen=True, eq=False)
+class HopDelays:
+    """What hops on one level take beyond its latency and bandwidth, in rings that leave the level.
+
+    steps
+        The measured steps of these hops.
+    bandwidth_bytes_per_s
+        Bandwidth of each ring on this level, shape (P,).
+    """
+
+    steps: SteppedLinks
+    bandwidth_bytes_per_s: Array
+
+    def take(self, rows: Ints) -> HopDelays:
+        """Return the delays of the groups of these rows."""
+        return HopDelays(self.steps.take(rows), self.bandwidth_bytes_per_s[rows])
+
+    def seconds(self, nbytes: Array) -> Array:
+        """Return the delay of one way around the ring with chunks of these bytes, shape (P,).
+
+        Hops that were measured to be faster than their latency are not taken to be so here: within
+        the level, chunks of this size are parts of smaller buffers, for which NCCL takes protocols
+        of low latency.
+        """
+        moved = self.steps.n_steps * nbytes / self.bandwidth_bytes_per_s
+        delay = self.steps.seconds(nbytes) - moved - self.steps.latency_seconds
+        return np.fmax(delay, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
 class KindLinks:
     """What one kind of collective gets over the groups of an axis, arrays of shape (P,).
 
@@ -189,6 +218,8 @@ class KindLinks:
         Measured curves.
     ring, tree
         Measured steps of rings and of trees, which replace bandwidth and latency.
+    delays
+        What the hops of rings take beyond this latency, for each inner level with measured steps.
     """
 
     bandwidth_bytes_per_s: Array
@@ -199,6 +230,7 @@ class KindLinks:
     curves: tuple[Curve, ...]
     ring: SteppedLinks
     tree: SteppedLinks
+    delays: tuple[HopDelays, ...]
 
     def take(self, rows: Ints) -> KindLinks:
         """Return what collectives over the groups of these rows get."""
@@ -211,7 +243,12 @@ class KindLinks:
             self.curves,
             self.ring.take(rows),
             self.tree.take(rows),
+            tuple(delay.take(rows) for delay in self.delays),
         )
+
+    def delay_seconds(self, nbytes: Array) -> Size:
+        """Return what hops with chunks of these bytes add to `ring_seconds`, shape (P,)."""
+        return sum(delay.seconds(nbytes) for delay in self.delays)
 
     @cached_property
     def measured(self) -> list[tuple[Curve, np.ndarray]]:
@@ -283,6 +320,7 @@ def axis_links(
             curves=curves,
             ring=SteppedLinks(n_steps, ring_seconds, ways.n_sharing, *ring_curves),
             tree=SteppedLinks(ways.n_climbed, tree_seconds, ways.n_sharing, *tree_curves),
+            delays=_hop_delays(machine, kind, ways),
         )
     return AxisLinks(ways.level, kinds, _occupied_s_per_byte(machine, ways, kinds))
 
@@ -392,25 +430,55 @@ def _step_curves(
 ) -> tuple[Ints, tuple[Curve, ...]]:
     """Return the index of the curve of each group's steps (-1 without one), and the curves.
 
-    The outermost level that a group crosses sets the pace of its steps. Of the points of that
-    level those hold that were timed with the largest number of rings that is not above the
-    group's, and of these the ones whose `above_ranks` is the largest below the size of the group.
-    Bytes are those of all rings together.
+    The outermost level that a group crosses sets the pace of its steps.
     """
     index = np.full(ways.size.shape, -1)
     curves: list[Curve] = []
     for number, steps in enumerate(steps_of_level):
         if steps is None or kind not in RING_KINDS:
             continue
-        for n_rings, points in steps.of_kind(kind).items():
-            holds = (ways.level == number) & (ways.n_sharing >= n_rings)
-            for above_ranks in sorted({point.above_ranks for point in points}):
-                index[holds & (ways.size > above_ranks)] = len(curves)
-                of_regime = [
-                    (n_rings * p.nbytes, p.seconds) for p in points if p.above_ranks == above_ranks
-                ]
-                curves.append(Curve.through(*zip(*of_regime, strict=True)))
+        of_level, more = _level_curves(steps, kind, ways.n_sharing, ways.size)
+        index = np.where((ways.level == number) & (of_level >= 0), len(curves) + of_level, index)
+        curves += more
     return index, tuple(curves)
+
+
+def _level_curves(
+    steps: Steps, kind: str, n_sharing: Ints, size: Ints | Array
+) -> tuple[Ints, list[Curve]]:
+    """Return the index of the curve of steps on one level for each group, and the curves.
+
+    Those points hold that were timed with the largest number of rings that is not above the
+    group's, and of these the ones whose `above_ranks` is the largest below the size of the group.
+    Bytes are those of all rings together.
+    """
+    index = np.full(size.shape, -1)
+    curves: list[Curve] = []
+    for n_rings, points in steps.of_kind(kind).items():
+        for above_ranks in sorted({point.above_ranks for point in points}):
+            index[(n_sharing >= n_rings) & (size > above_ranks)] = len(curves)
+            of_regime = [
+                (n_rings * p.nbytes, p.seconds) for p in points if p.above_ranks == above_ranks
+            ]
+            curves.append(Curve.through(*zip(*of_regime, strict=True)))
+    return index, curves
+
+
+def _hop_delays(machine: Machine, kind: str, ways: _Ways) -> tuple[HopDelays, ...]:
+    """Return the delays of hops on levels with measured steps, of rings that leave these levels."""
+    delays = []
+    for number, link in enumerate(machine.links[:-1]):
+        if link.hop_steps is None or kind not in RING_KINDS:
+            continue
+        n_hops = np.where(ways.level > number, ways.ring_hops[number], 0.0)
+        n_rings = ways.crossing[number]
+        n_inside = ways.n_units[number] / ways.n_units[number + 1]
+        curve, curves = _level_curves(link.hop_steps, kind, n_rings, n_inside)
+        alpha = link.kind_latency_seconds.get(kind, link.latency_seconds).value
+        measured = np.where(n_hops > 0, curve, -1)
+        steps = SteppedLinks(n_hops, alpha * n_hops, n_rings, measured, tuple(curves))
+        delays.append(HopDelays(steps, ring_share(link, kind, n_rings)))
+    return tuple(delays)
 
 
 def _occupied_s_per_byte(machine: Machine, ways: _Ways, kinds: Mapping[str, KindLinks]) -> Array:
@@ -523,7 +591,7 @@ def alike_placements(
     return number
 
 
-def _columns(links: AxisLinks | KindLinks | SteppedLinks) -> list[Array]:
+def _columns(links: AxisLinks | KindLinks | SteppedLinks | HopDelays) -> list[Array]:
     """Return all arrays that say what groups get, each of shape (P,) or (levels, P)."""
     columns = []
     for field in fields(links):
@@ -534,4 +602,6 @@ def _columns(links: AxisLinks | KindLinks | SteppedLinks) -> list[Array]:
             columns += [column for of_kind in value.values() for column in _columns(of_kind)]
         elif isinstance(value, SteppedLinks):
             columns += _columns(value)
+        elif field.name == "delays":
+            columns += [column for delay in value for column in _columns(delay)]
     return columns

@@ -268,15 +268,16 @@ class CollectivePrices:
 def _seconds(operation: Collective, n_ranks: Array, links: KindLinks) -> Array:
     """Return the time of a collective over groups that have these sizes and links, shape (C,)."""
     call_bytes = _call_bytes(operation)
+    chunk_bytes = call_bytes / n_ranks
     seconds = collective_seconds(
         operation.kind,
         operation.nbytes,
         operation.n_calls,
         n_ranks,
         links.bandwidth_bytes_per_s,
-        links.ring_seconds,
+        links.ring_seconds + links.delay_seconds(chunk_bytes),
         links.tree_seconds,
-        links.ring.seconds(call_bytes / n_ranks),
+        links.ring.seconds(chunk_bytes),
         links.tree.seconds(call_bytes),
     )
     for curve, chosen in links.measured:

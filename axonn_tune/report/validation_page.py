@@ -117,7 +117,8 @@ _FITTED = fill(
     "(`ring_steps`, `tree_steps`) are points of measured collectives: 17 on Frontier and 14 on "
     "Perlmutter. Those of `frontier-2024` are assumed from them and from the bandwidth that "
     "AxoNN's authors measured; two of its points, for eight rings at once, come from the "
-    "breakdown of the run of nanoGPT there, so that this row is not independent.",
+    "breakdown of the run of nanoGPT there, so that this row is not independent. Steps of hops "
+    "inside nodes (`hop_steps`) are differences of collectives that were measured on one node.",
     100,
 )
 

@@ -336,7 +336,7 @@ class RingShare:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one algorithm, in groups that cross a level and no level beyond it.
+    """The steps of one algorithm on a level.
 
     origin, source
         How the points are known, and who measured them with which software.
@@ -391,6 +391,10 @@ class LinkLevel:
         equal part of the bandwidth.
     ring_steps, tree_steps
         Steps of rings, and of the trees of all-reduces, which replace bandwidth and latency.
+    hop_steps
+        Steps of hops on this level in rings that also cross a level further out. Groups inside the
+        level may be served otherwise: NCCL lets a switch gather and sum within one node only
+        (NVIDIA/nccl, src/graph/tuning.cc, NVLS).
     is_switch
         Whether a non-blocking switch joins the ranks, so that a group takes as long as any other
         group of as many ranks, whatever its stride and whichever other groups communicate.
@@ -405,6 +409,7 @@ class LinkLevel:
     ring_shares: tuple[RingShare, ...] = ()
     ring_steps: Steps | None = None
     tree_steps: Steps | None = None
+    hop_steps: Steps | None = None
     is_switch: bool = False
 
     def __post_init__(self) -> None:

@@ -189,6 +189,7 @@ def _link_bandwidth(machine: Machine, index: int) -> Resource:
             ),
             ring_steps=_changed_steps(link.ring_steps, bandwidth=factor),
             tree_steps=_changed_steps(link.tree_steps, bandwidth=factor),
+            hop_steps=_changed_steps(link.hop_steps, bandwidth=factor),
         )
         rings = tuple(
             replace(ring, bandwidth_bytes_per_s=ring.bandwidth_bytes_per_s.scaled(factor))
@@ -223,6 +224,7 @@ def _link_latency(machine: Machine, index: int) -> Resource:
             },
             ring_steps=_changed_steps(link.ring_steps, latency=factor),
             tree_steps=_changed_steps(link.tree_steps, latency=factor),
+            hop_steps=_changed_steps(link.hop_steps, latency=factor),
         )
         points = _changed_points(machine, index, latency=factor)
         return replace(_with_link(machine, index, quicker_link), link_points=points)

@@ -125,3 +125,54 @@ def test_eight_rings_of_frontier_share_a_node_as_was_seen(stride, size, nbytes, 
     got = seconds(load_machine("frontier-2024"), "all_reduce", stride, size, nbytes)
     moved = 2 * (size - 1) / size * nbytes
     assert moved / got == pytest.approx(bytes_per_s, rel=0.01)
+
+
+def machine_with_hops(points=RING[:2], outer=()):
+    """A machine whose hops inside nodes of four were measured."""
+    inner = replace(PLAIN.links[0], hop_steps=Steps("measured", "made up", points))
+    return replace(PLAIN, links=(inner, machine_with(outer).links[1]))
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+@pytest.mark.parametrize(("chunk_kib", "step"), [(64, 10e-6), (1024, 40e-6)])
+def test_hops_of_rings_that_leave_a_node_take_their_measured_steps(kind, chunk_kib, step):
+    """Sixteen ranks on four nodes have twelve hops inside nodes."""
+    chunk = chunk_kib * KIB
+    got = seconds(machine_with_hops(), kind, 1, 16, 16 * chunk)
+    plain = seconds(PLAIN, kind, 1, 16, 16 * chunk)
+    assert got - plain == pytest.approx(12 * (step - 1e-6 - chunk / 300e9))
+
+
+@pytest.mark.parametrize(
+    ("kind", "stride", "size"),
+    [("all_gather", 1, 4), ("all_gather", 4, 8), ("send_recv", 1, 16), ("all_to_all", 1, 16)],
+)
+def test_other_groups_have_no_such_hops(kind, stride, size):
+    """A group inside a node, one without a hop inside nodes, a transfer and an all-to-all."""
+    args = (kind, stride, size, size * 1024 * KIB)
+    assert seconds(machine_with_hops(), *args) == seconds(PLAIN, *args)
+
+
+def test_a_hop_is_not_faster_than_its_latency_and_its_bytes():
+    quick = machine_with_hops((StepPoint("", 0, 64 * KIB, 0.1e-6),))
+    args = ("all_gather", 1, 16, 16 * 64 * KIB)
+    assert seconds(quick, *args) == seconds(PLAIN, *args)
+
+
+def test_steps_of_the_outermost_level_stand_for_the_hops_inside():
+    args = ("all_gather", 1, 16, 16 * 64 * KIB)
+    assert seconds(machine_with_hops(outer=RING), *args) == seconds(machine_with(), *args)
+
+
+@pytest.mark.parametrize(("key", "step"), [("bandwidth", 25e-6), ("latency", 35e-6)])
+def test_better_links_inside_a_node_shorten_its_hops(key, step):
+    """Half of what 1 MiB takes more than 64 KiB, or half of the 10 us of the latter, goes."""
+    machine = machine_with_hops()
+    level = machine.links[0].name
+    better = next(r for r in resources(machine) if r.key == f"{level}.{key}").improved(2.0)
+    args = ("all_gather", 1, 16, 16 * 1024 * KIB)
+    without = replace(better.links[0], hop_steps=None)
+    bare = replace(better, links=(without, PLAIN.links[1]))
+    alpha, beta = (1e-6, 600e9) if key == "bandwidth" else (0.5e-6, 300e9)
+    delay = step - alpha - 1024 * KIB / beta
+    assert seconds(better, *args) - seconds(bare, *args) == pytest.approx(12 * delay)
