@@ -246,9 +246,9 @@ class KindLinks:
             tuple(delay.take(rows) for delay in self.delays),
         )
 
-    def delay_seconds(self, nbytes: Array) -> Size:
-        """Return what hops with chunks of these bytes add to `ring_seconds`, shape (P,)."""
-        return sum(delay.seconds(nbytes) for delay in self.delays)
+    def around_seconds(self, nbytes: Array) -> Array:
+        """Return the latency once around the ring of chunks of these bytes, with delays, (P,)."""
+        return sum((delay.seconds(nbytes) for delay in self.delays), start=self.ring_seconds)
 
     @cached_property
     def measured(self) -> list[tuple[Curve, np.ndarray]]:

@@ -275,7 +275,7 @@ def _seconds(operation: Collective, n_ranks: Array, links: KindLinks) -> Array:
         operation.n_calls,
         n_ranks,
         links.bandwidth_bytes_per_s,
-        links.ring_seconds + links.delay_seconds(chunk_bytes),
+        links.around_seconds(chunk_bytes),
         links.tree_seconds,
         links.ring.seconds(chunk_bytes),
         links.tree.seconds(call_bytes),
