@@ -48,7 +48,9 @@ class OperationCost:
     seconds_per_call, total_seconds
         Time of a call, and of all calls.
     exposed_seconds
-        Time for which the compute stream stands still for a collective.
+        Time for which the compute stream stands still for a collective. A gather for which a
+        micro-batch waits in one stage of a pipeline after another may be exposed for longer than it
+        takes.
     rate_per_s
         FLOP/s of a product, or bytes/s that a rank's ring or a kernel moves.
     bound_by
@@ -72,7 +74,7 @@ class OperationCost:
     @property
     def hidden_seconds(self) -> float:
         """The time of a collective during which the rank computes."""
-        return self.total_seconds - self.exposed_seconds if self.axis else 0.0
+        return max(self.total_seconds - self.exposed_seconds, 0.0) if self.axis else 0.0
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class _Passes:
         self._last = player.table.n_chunks - 1
         self._n_stages = player.prediction.layout.n_stages
         self._played, self._parts = player.passes(pipeline, n_micro)
-        self._sync = pipeline.first if number(pipeline.syncs_at_end) else pipeline.sync
+        self._sync = pipeline.first if number(pipeline.syncs_at_end, player.row) else pipeline.sync
         forward, backward = (player.play(part, 1) for part in self._sync.passes)
         self._synchronising: dict[Pass, PlayedPart] = {
             (FORWARD, 0, 0): forward,
@@ -92,7 +92,7 @@ class _Passes:
         }
         # The first micro-batch takes longer than the schedule knows.
         self._delay_seconds = forward.seconds - self._parts[kind_of(FORWARD, FIRST)].seconds
-        self._n_delays, _ = map(number, pipeline.n_synchronised(player.table))
+        self._n_delays, _ = player.n_synchronised(pipeline)
         self._number = {_identity(each): number for number, each in enumerate(self._played)}
 
     def graph(self, rank: int) -> Graph:

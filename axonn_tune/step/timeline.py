@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -346,7 +346,31 @@ class Player:
             transfer = pipeline.transfer
             of_transfer = {transfer.name: Sum(transfer, 1, self.seconds_of(transfer))}
             parts.append(SummedPart(of_transfer, 2 * self._n_virtual * n_micro))
+            parts += self._synchronising_parts(pipeline)
         return parts
+
+    def n_synchronised(self, pipeline: Pipeline) -> list[float]:
+        """Return how often a forward and a backward pass synchronise the step one after another."""
+        counts = pipeline.n_synchronised(self.table)
+        return [number(count, self.row) for count in counts]
+
+    def _synchronising_parts(self, pipeline: Pipeline) -> Iterator[SummedPart]:
+        """Yield what the synchronising passes of a rank have and its other passes lack.
+
+        It is exposed for as long as it lengthens the step, which it does in the first stage;
+        kernels that run beside it are slower.
+        """
+        of_first = pipeline.first.passes, pipeline.sync.passes
+        for count, usual, sync in zip(self.n_synchronised(pipeline), *of_first, strict=True):
+            known = self.summed(usual, 1).sums
+            sums = {n: s for n, s in self.summed(sync, 1).sums.items() if n not in known}
+            seconds = sum(each.seconds for each in sums.values())
+            if not count or not seconds:
+                continue
+            lengthens = count * (self.play(sync, 1).seconds - self.play(usual, 1).seconds)
+            for each in sums.values():
+                each.exposed_seconds = each.seconds / seconds * lengthens / self._n_virtual
+            yield SummedPart(sums, self._n_virtual)
 
     def sequential(self, n_micro: int) -> StepTimeline:
         """Return the parts one after another as a timeline."""
@@ -371,7 +395,8 @@ class Player:
         for kind, part in parts.items():
             seconds[kind] = part.seconds
         transfer = self.seconds_of(pipeline.transfer)
-        held, beside = (0.0, transfer) if number(pipeline.sends_beside) else (transfer, 0.0)
+        sends_beside = number(pipeline.sends_beside, self.row)
+        held, beside = (0.0, transfer) if sends_beside else (transfer, 0.0)
         shape = (self._n_stages, self._n_virtual, n_micro)
         places = pipeline.schedule, pipeline.places
         return passes(*shape, seconds, held, *places, beside), parts
@@ -402,11 +427,13 @@ class Player:
                 part = parts[played_pass.kind]
                 operations += self.measured(part, played_pass.end_seconds - part.seconds)
         end = max(played_pass.end_seconds for played_pass in played)
-        counts = pipeline.n_synchronised(self.table)
         sync_seconds = sum(
-            number(count) * (self.play(sync, 1).seconds - parts[kind_of(direction, FIRST)].seconds)
+            count * (self.play(sync, 1).seconds - parts[kind_of(direction, FIRST)].seconds)
             for direction, count, sync in zip(
-                (FORWARD, BACKWARD), counts, pipeline.sync.passes, strict=True
+                (FORWARD, BACKWARD),
+                self.n_synchronised(pipeline),
+                pipeline.sync.passes,
+                strict=True,
             )
         )
         if sync_seconds > 0:

@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -118,6 +119,32 @@ def test_exposed_collectives_of_the_first_stage_lengthen_the_step(machine):
     timeline = step_timeline(prediction)
     assert any(op.kind == "exposed collectives" for op in timeline.operations)
     assert timeline.seconds == pytest.approx(prediction.step_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("machine", ["perlmutter", "dgx-b200"])
+@pytest.mark.parametrize("virtual_stages", [1, 2])
+def test_exposed_collectives_of_a_pipeline_add_up(machine, virtual_stages):
+    """Those of the passes that synchronise the step are among them."""
+    options = {"strategy": "megatron", "virtual_stages": virtual_stages, "machine": machine}
+    search = build_search("5b", 64, global_batch=128, **options)
+    prediction = best_of_layout(search, STEPS["megatron"])
+    explained = explain_played(Player(prediction))
+    exposed = sum(op.exposed_seconds for op in explained.operations)
+    assert exposed == pytest.approx(prediction.exposed_communication_seconds, rel=1e-6)
+    assert any(op.name.startswith("gradient") and op.axis for op in explained.operations)
+
+
+def test_pipelines_that_share_a_plan_have_queues_of_their_own():
+    """Kernels of the second layout wait in one queue on H100, those of the first do not."""
+    options = {"strategy": "megatron", "virtual_stages": 2, "machine": "dgx-h100"}
+    search = build_search("5b", 64, global_batch=128, **options)
+    layouts = ("tensor=1,data=16,pipeline=4", "tensor=4,data=4,pipeline=4")
+    predictions = [best_of_layout(search, layout) for layout in layouts]
+    sharing = [replace(each, scenario=predictions[0].scenario) for each in predictions]
+    for player, prediction in zip(players_of(sharing), predictions, strict=True):
+        n_micro = prediction.n_microsteps
+        timeline = player.pipelined(player.plan.pipeline, n_micro)
+        assert timeline.seconds == pytest.approx(prediction.step_seconds, rel=1e-9)
 
 
 @pytest.mark.parametrize(("most_micro_batches", "n_micro"), [(1000, 8), (7, 4), (3, 0)])
