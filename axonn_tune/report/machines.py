@@ -73,6 +73,11 @@ def machine_text(machine: Machine) -> str:
         [name, format_quantity(quantity.value, name), quantity.origin, quantity.source]
         for name, quantity in quantities(machine)
     ]
+    rows += [
+        [f"links.{link.name}.{name}", f"{len(steps.points)} points", steps.origin, steps.source]
+        for link in machine.links
+        for name, steps in link.measured_steps.items()
+    ]
     return f"{head}\n\n{table(rows, ['quantity', 'value', 'origin', 'source'])}"
 
 

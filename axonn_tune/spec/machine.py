@@ -412,6 +412,12 @@ class LinkLevel:
     hop_steps: Steps | None = None
     is_switch: bool = False
 
+    @property
+    def measured_steps(self) -> dict[str, Steps]:
+        """The steps that are known, by the name of their field."""
+        steps = {name: getattr(self, name) for name in ("ring_steps", "tree_steps", "hop_steps")}
+        return {name: each for name, each in steps.items() if each is not None}
+
     def __post_init__(self) -> None:
         owner = f"link level '{self.name}'"
         require_name("link level", self.name)

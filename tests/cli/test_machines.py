@@ -66,6 +66,21 @@ def test_a_figure_of_measured_rates_has_their_curves(tmp_path, capsys):
     assert {"bf16 NN", "bf16 NT", "bf16 TN"} <= set(svg_texts(path))
 
 
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("gb200-nvl72-64", ["links.nvlink.hop_steps"]),
+        ("perlmutter", ["links.slingshot.ring_steps", "links.slingshot.tree_steps"]),
+        ("dgx2-1ib", []),
+    ],
+)
+def test_measured_steps_are_shown_with_their_source(capsys, name, steps):
+    lines = run_cli(capsys, "machines", "show", name)[1].splitlines()
+    shown = [line.split(maxsplit=4) for line in lines if "_steps " in line]
+    assert [line[0] for line in shown] == steps
+    assert all(line[2] == "points" and "NCCL" in line[4] for line in shown)
+
+
 @pytest.mark.parametrize("plural", ["models", "machines"])
 def test_a_list_shows_the_names_by_which_files_are_found(capsys, tmp_path, monkeypatch, plural):
     _, text, _ = run_cli(capsys, plural, "template")
