@@ -157,7 +157,7 @@ def layout_of_prediction(prediction):
 
 
 def explanation_of(search, prediction, with_sensitivities=False):
-    """Where the time of a prediction goes."""
+    """Return where the time of a prediction goes."""
     return explain(prediction, with_sensitivities)
 
 

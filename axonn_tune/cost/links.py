@@ -386,8 +386,7 @@ def _latency(machine: Machine, kind: str, hops: Sequence[Array]) -> Array:
     """Return the latency of a way with the given number of hops on each level."""
     seconds = np.zeros(hops[0].shape)
     for link, n_hops in zip(machine.links, hops, strict=True):
-        alpha = link.kind_latency_seconds.get(kind, link.latency_seconds).value
-        seconds += alpha * n_hops
+        seconds += link.latency_of(kind).value * n_hops
     return seconds
 
 
@@ -474,9 +473,9 @@ def _hop_delays(machine: Machine, kind: str, ways: _Ways) -> tuple[HopDelays, ..
         n_rings = ways.crossing[number]
         n_inside = ways.n_units[number] / ways.n_units[number + 1]
         curve, curves = _level_curves(link.hop_steps, kind, n_rings, n_inside)
-        alpha = link.kind_latency_seconds.get(kind, link.latency_seconds).value
+        latency_seconds = link.latency_of(kind).value * n_hops
         measured = np.where(n_hops > 0, curve, -1)
-        steps = SteppedLinks(n_hops, alpha * n_hops, n_rings, measured, tuple(curves))
+        steps = SteppedLinks(n_hops, latency_seconds, n_rings, measured, tuple(curves))
         delays.append(HopDelays(steps, ring_share(link, kind, n_rings)))
     return tuple(delays)
 

@@ -113,7 +113,7 @@ def _levels_text(links: Sequence[LinkLevel]) -> str:
 
 def _level_row(link: LinkLevel, fraction: float, kind: str | None) -> list[str]:
     bandwidth = link.kind_fraction.get(kind or "", link.bandwidth_bytes_per_s)
-    latency = link.kind_latency_seconds.get(kind or "", link.latency_seconds)
+    latency = link.latency_of(kind or "")
     rate = link.bandwidth_bytes_per_s.value * fraction
     return [
         format_quantity(rate, "rate_bytes_per_s"),

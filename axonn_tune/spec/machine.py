@@ -412,12 +412,6 @@ class LinkLevel:
     hop_steps: Steps | None = None
     is_switch: bool = False
 
-    @property
-    def measured_steps(self) -> dict[str, Steps]:
-        """The steps that are known, by the name of their field."""
-        steps = {name: getattr(self, name) for name in ("ring_steps", "tree_steps", "hop_steps")}
-        return {name: each for name, each in steps.items() if each is not None}
-
     def __post_init__(self) -> None:
         owner = f"link level '{self.name}'"
         require_name("link level", self.name)
@@ -452,6 +446,16 @@ class LinkLevel:
         yield "latency_seconds", self.latency_seconds.value
         for kind, quantity in self.kind_latency_seconds.items():
             yield f"kind_latency_seconds.{kind}", quantity.value
+
+    @property
+    def measured_steps(self) -> dict[str, Steps]:
+        """The steps that are known, by the name of their field."""
+        steps = {name: getattr(self, name) for name in ("ring_steps", "tree_steps", "hop_steps")}
+        return {name: each for name, each in steps.items() if each is not None}
+
+    def latency_of(self, kind: str) -> Quantity:
+        """Return the latency of a hop in collectives of a kind."""
+        return self.kind_latency_seconds.get(kind, self.latency_seconds)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from axonn_tune.cost.prices import CollectivePrices, KernelPrices, host_seconds,
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT
 from axonn_tune.simulate.pipeline import (
-    FIRST,
     N_KINDS,
     PlayedPass,
     kind_of,
@@ -354,20 +353,28 @@ class Player:
         counts = pipeline.n_synchronised(self.table)
         return [number(count, self.row) for count in counts]
 
+    def _sync_seconds(self, pipeline: Pipeline) -> list[float]:
+        """Return by how much forward and backward passes that synchronise lengthen the step."""
+        of_first = pipeline.first.passes, pipeline.sync.passes
+        return [
+            count * (self.play(sync, 1).seconds - self.play(usual, 1).seconds)
+            for count, usual, sync in zip(self.n_synchronised(pipeline), *of_first, strict=True)
+        ]
+
     def _synchronising_parts(self, pipeline: Pipeline) -> Iterator[SummedPart]:
         """Yield what the synchronising passes of a rank have and its other passes lack.
 
         It is exposed for as long as it lengthens the step, which it does in the first stage;
         kernels that run beside it are slower.
         """
-        of_first = pipeline.first.passes, pipeline.sync.passes
-        for count, usual, sync in zip(self.n_synchronised(pipeline), *of_first, strict=True):
+        counts = self.n_synchronised(pipeline)
+        of_first = pipeline.first.passes, pipeline.sync.passes, self._sync_seconds(pipeline)
+        for count, usual, sync, lengthens in zip(counts, *of_first, strict=True):
             known = self.summed(usual, 1).sums
             sums = {n: s for n, s in self.summed(sync, 1).sums.items() if n not in known}
             seconds = sum(each.seconds for each in sums.values())
             if not count or not seconds:
                 continue
-            lengthens = count * (self.play(sync, 1).seconds - self.play(usual, 1).seconds)
             for each in sums.values():
                 each.exposed_seconds = each.seconds / seconds * lengthens / self._n_virtual
             yield SummedPart(sums, self._n_virtual)
@@ -427,15 +434,7 @@ class Player:
                 part = parts[played_pass.kind]
                 operations += self.measured(part, played_pass.end_seconds - part.seconds)
         end = max(played_pass.end_seconds for played_pass in played)
-        sync_seconds = sum(
-            count * (self.play(sync, 1).seconds - parts[kind_of(direction, FIRST)].seconds)
-            for direction, count, sync in zip(
-                (FORWARD, BACKWARD),
-                self.n_synchronised(pipeline),
-                pipeline.sync.passes,
-                strict=True,
-            )
-        )
+        sync_seconds = sum(self._sync_seconds(pipeline))
         if sync_seconds > 0:
             operations.append(_sync_operation(end, end + sync_seconds))
             end += sync_seconds

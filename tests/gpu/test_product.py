@@ -41,7 +41,7 @@ def axonn_tune(*arguments, seconds):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where profile and records stay: the folder that GPU_RESULTS names, or a temporary one."""
+    """Profile and records stay in the folder that GPU_RESULTS names, or in a temporary one."""
     return Path(os.environ.get("GPU_RESULTS") or tmp_path_factory.mktemp("results"))
 
 

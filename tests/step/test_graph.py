@@ -86,7 +86,7 @@ def test_messages_between_stages_meet():
 
 @pytest.mark.parametrize("machine", ["dgx-b200", "perlmutter"])
 def test_every_block_of_every_stage_is_gathered_and_reduced_once(machine):
-    """All of them after the last pass where kernels wait in one queue, as on Perlmutter."""
+    """It happens after the last pass where kernels wait in one queue, as on Perlmutter."""
     prediction = predicted("megatron", machine=machine, virtual_stages=2)
     graphs = StepGraphs(prediction)
     names = Counter(node.operation.name for stage in range(4) for node in graphs.of_stage(stage))

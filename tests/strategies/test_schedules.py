@@ -76,7 +76,7 @@ def test_results_travel_beside_the_passes(n_virtual, one_queue, options, sizes, 
 
 
 def test_transfers_are_hidden_on_blackwell_and_not_on_hopper():
-    """As Megatron-LM demands one queue of Hopper where tensors are split."""
+    """Megatron-LM demands one queue of Hopper where tensors are split."""
     steps = {}
     for machine in ("dgx-h100", "dgx-b200"):
         options = {**MEGATRON, "machine": machine, "global_batch": 64, "virtual_stages": 4}

@@ -134,7 +134,7 @@ def _with_unmeasured(
         factor = before.bandwidth_bytes_per_s.value / fitted.bandwidth_bytes_per_s.value
         known = before.kind_fraction.get(kind, replace(before.bandwidth_bytes_per_s, value=1.0))
         fractions[kind] = known.scaled(factor)
-        latencies[kind] = before.kind_latency_seconds.get(kind, before.latency_seconds)
+        latencies[kind] = before.latency_of(kind)
     return replace(
         fitted,
         kind_fraction=fractions,

@@ -138,16 +138,16 @@ def measure_kernels(ranks: MeasuringRanks) -> TimedKernels:
         )
         points += [_POINT_CLASSES[name](**values) for name, values in records["points"]]
         gaps.append(records["gap_seconds"])
-    for nbytes in copies:
-        time_here = partial(time_copy, nbytes, ranks.device, ranks.sampling)
-        typical = _median_timing(ranks.time_on_all(f"copy that moves {nbytes} bytes", time_here))
-        points.append(MemoryPoint("copy", "fp32", nbytes, typical.seconds, typical.spread_fraction))
-    for nbytes in strided:
-        time_here = partial(time_strided, nbytes, ranks.device, ranks.sampling)
-        name = f"product with one row that moves {nbytes} bytes"
-        typical = _median_timing(ranks.time_on_all(name, time_here))
-        spread = typical.spread_fraction
-        points.append(MemoryPoint("strided", "bf16", nbytes, typical.seconds, spread))
+    for kernel, dtype, time, what, sizes in (
+        ("copy", "fp32", time_copy, "copy", copies),
+        ("strided", "bf16", time_strided, "product with one row", strided),
+    ):
+        for nbytes in sizes:
+            time_here = partial(time, nbytes, ranks.device, ranks.sampling)
+            name = f"{what} that moves {nbytes} bytes"
+            typical = _median_timing(ranks.time_on_all(name, time_here))
+            spread = typical.spread_fraction
+            points.append(MemoryPoint(kernel, dtype, nbytes, typical.seconds, spread))
     return TimedKernels(tuple(points), min(gaps, default=None))
 
 

@@ -1,4 +1,4 @@
-"""Where a parameter lies on the grid, and its initial values.
+"""A parameter has a place on the grid and initial values, which these functions find.
 
 X and Y give each rank a box of the whole parameter; Z gives it a flat range of that box.
 """
