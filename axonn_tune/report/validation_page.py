@@ -209,8 +209,8 @@ Before anybody had looked at them, they were predicted within 4.2 % (405B in 8 b
 in NVFP4), 11.2, 1.6 and 35.7 % in the mean. Since then GPT-OSS has the kernels that nothing fuses
 for it, counted in the code, and windows as they were measured. Torch's kernels which broadcast an
 operand or read a slice take the time that one of them took on an H200, by the multiprocessors and
-the clock of other GPUs. With all this its 25 steps are met within 4.7 % in the mean, and nothing is
-fitted to them; those on 64 B300 over InfiniBand are the worst (-31 %), whose exchange took as long
+the clock of other GPUs. With all this its 25 steps are met within 4.8 % in the mean, and nothing is
+fitted to them; those on 64 B300 over InfiniBand are the worst (-30 %), whose exchange took as long
 as on B200 with half the links. NVFP4 on GB200, whose products are those of aiconfigurator, is
 predicted up to 27 % too slow for 405B.
 *Model Zoo*: steps of Qwen3 235B-A22B with Megatron-Core on 64 to 256 GPUs (yanring/Megatron-
@@ -225,12 +225,12 @@ than predicted is not known.
 *MLPerf experts*: DeepSeek-V3 in MXFP8 on 256 to 8,192 GPUs and GPT-OSS 20B on 8 to 512
 (mlcommons/training_results_v6.0, Apache-2.0); nothing is fitted to these 13 steps, whose experts
 are chosen by a real router. The seven of GPT-OSS 20B were predicted within 12.1 % before anybody
-had looked at them, within 9.1 % without those on 512 GPUs, where the same benchmark's steps of
-Llama 3.1 8B take about as many milliseconds longer. Those of DeepSeek-V3 were at first predicted
-within 16.0 %, and 36 % too fast on 8,192 GPUs. Then the first micro-batch was made to wait in each
-stage for the weights that Megatron-Core starts to gather when it arrives. From 2,048 GPUs on, a
-step still takes 0.7 to 1.5 s longer than predicted, however many micro-steps it has. The gathers
-and reductions of experts between racks, and the first and the last passes, during which no other
+had looked at them, and the one on 512 GPUs was 30 % too short. Then rings that leave a rack were
+given the measured steps of the hops inside it. Those of DeepSeek-V3 were at first predicted within
+16.0 %, and 36 % too fast on 8,192 GPUs. Then the first micro-batch was made to wait in each stage
+for the weights that Megatron-Core starts to gather when it arrives. From 2,048 GPUs on, a step
+still takes 0.7 to 1.4 s longer than predicted, however many micro-steps it has. The gathers and
+reductions of experts between racks, and the first and the last passes, during which no other
 micro-batch hides an exchange, make up that part of a step. A trace of one step would tell how long
 each takes.
 *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale
