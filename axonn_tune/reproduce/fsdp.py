@@ -40,8 +40,8 @@ def llm_foundry(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         machine = machines[row["gpu"]]
         is_one_node = int(row["gpus"]) <= machine.ranks_per_node
         assumed = () if is_one_node else ("network",)
-        # Two numbers of the engine are fitted to the steps on one node of A100.
-        # Two numbers of the engine are fitted to the former, the clock of H100 to the latter.
+        # Two numbers of the engine are fitted to the steps on one node of A100, and the clock of
+        # H100 to all steps there.
         is_fitted = (is_one_node and row["gpu"].startswith("A100")) or row["gpu"].startswith("H100")
         paper = Paper("FSDP of llm-foundry", source, machine, assumed=assumed, is_fitted=is_fitted)
         n_sequences = int(row["micro_batch"]) * int(row["micro_steps"]) * int(row["gpus"])

@@ -89,9 +89,9 @@ def require_choice(owner: str, name: str, value: str, allowed: Iterable[str]) ->
     """Raise InputError unless the name is among the allowed ones."""
     choices = list(allowed)
     if value not in choices:
+        named = ", ".join(choice or "nothing" for choice in choices)
         raise InputError(
-            f"{owner}: {name} is {value!r}; allowed: {', '.join(choices)}"
-            f"{spelling_hint(str(value), choices)}"
+            f"{owner}: {name} is {value!r}; allowed: {named}{spelling_hint(str(value), choices)}"
         )
 
 

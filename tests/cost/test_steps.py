@@ -7,6 +7,7 @@ import pytest
 from worlds import machine_of
 
 from axonn_tune.cost.prices import group_seconds
+from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine
 from axonn_tune.spec.machine import Steps
 from axonn_tune.spec.points import StepPoint
@@ -176,3 +177,8 @@ def test_better_links_inside_a_node_shorten_its_hops(key, step):
     alpha, beta = (1e-6, 600e9) if key == "bandwidth" else (0.5e-6, 300e9)
     delay = step - alpha - 1024 * KIB / beta
     assert seconds(better, *args) - seconds(bare, *args) == pytest.approx(12 * delay)
+
+
+def test_an_unknown_kind_of_a_step_is_refused():
+    with pytest.raises(InputError, match="kind is 'gather'; allowed: nothing, all_gather, "):
+        StepPoint("gather", 0, 1.0, 1e-6)
