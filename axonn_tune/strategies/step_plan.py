@@ -26,7 +26,7 @@ from axonn_tune.spec.plan import (
     Stage,
     StepPlan,
 )
-from axonn_tune.spec.recomputation import is_partial, recompute_text
+from axonn_tune.spec.recomputation import recompute_text
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.pipeline import stages_of
 from axonn_tune.strategies.shapes import Shapes
@@ -39,7 +39,7 @@ _PhaseKey: TypeAlias = tuple[str, int]
 def plan_key(shapes: Shapes, joins_stages: bool = False) -> Hashable:
     """Return what tables share whose candidates one plan describes (see `Strategy.plan_key`).
 
-    They recompute the same modules, and all, some or none of the layers of a stage.
+    They recompute the same modules, and all layers of a stage, or at most some of them.
 
     Parameters
     ----------
@@ -48,8 +48,7 @@ def plan_key(shapes: Shapes, joins_stages: bool = False) -> Hashable:
     """
     table = shapes.table
     lengths = () if joins_stages else (table.n_stages, table.common_n_virtual)
-    some_layers = is_partial(table.common_recompute) and shapes.recompute != "full"
-    return shapes.recompute, shapes.recomputed_modules, some_layers, table.is_pipelined, lengths
+    return shapes.recompute, shapes.recomputed_modules, table.is_pipelined, lengths
 
 
 def step_plan(
