@@ -15,7 +15,7 @@ LIMITS = ["--max-error", "0.2", "--max-regret", "0.1"]
 CLUSTER = "frontier-mini"
 SEARCH = ["--model", "tiny", "--gpus", "8", "--global-batch", "8"]
 # A prediction of a released engine may miss its steps by so much.
-OF_ENGINES = ["--steps", "4", "--recompute", "none", "--max-error", "0.2"]
+OF_ENGINES = ["--steps", "3", "--recompute", "none", "--max-error", "0.2"]
 AXONN_GRIDS = ("2x2x2x1", "1x2x4x1", "1x1x2x4")
 
 

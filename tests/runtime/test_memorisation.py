@@ -93,7 +93,7 @@ def test_what_a_greedy_continuation_writes_is_known():
     on_ranks(2, check_known_words)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_small_study_has_the_published_direction(tmp_path):
     output, plot = str(tmp_path / "results.csv"), str(tmp_path / "figure.png")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -77,12 +77,7 @@ def test_every_grid_equals_plain_torch(n_ranks):
     on_ranks(n_ranks, check_cases, list(telling_cases(n_ranks)))
 
 
-@pytest.mark.parametrize(
-    "n_ranks",
-    [
-        pytest.param(4, marks=pytest.mark.slow),
-        *(pytest.param(n, marks=pytest.mark.sweep) for n in (2, 8)),
-    ],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("n_ranks", [2, 4, 8])
 def test_every_grid_overlap_and_recomputation_equals_plain_torch(n_ranks):
     on_ranks(n_ranks, check_cases, list(all_cases(n_ranks)))
