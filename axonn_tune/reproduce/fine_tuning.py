@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, named
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, by_maker, named
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -29,7 +29,7 @@ def fine_tuning(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         subject = f"LoRA of {row['model']} on {row['gpus']} of {row['machine']}, {row['release']}"
         search = _search(row, loaders, engines[row["system"]])
         published = {"step_seconds": float(row["step_seconds"])}
-        yield paper.run(row["system"], subject, search, published)
+        yield paper.run(by_maker(row["system"], machine), subject, search, published)
 
 
 def _search(row: Row, loaders: Loaders, engine: Engine) -> Search:
@@ -63,4 +63,4 @@ def _search(row: Row, loaders: Loaders, engine: Engine) -> Search:
     constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
     machine = loaders.machine(row["machine"])
     scenario = Scenario(loaders.model(row["model"]), job, machine, strategy)
-    return Search(scenario, constraints, ("none",), include_oom=True)
+    return Search(scenario, constraints, (row["recompute"],), include_oom=True)

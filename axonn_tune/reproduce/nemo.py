@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, named
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, by_maker, named
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -68,6 +68,7 @@ def _run(paper: Paper, row: Row, loaders: Loaders, engine: Engine) -> Run:
     subject = f"{row['model']}, {model.n_layers} layers, {row['gpus']} GPUs"
     published = {"step_seconds": float(row["step_seconds"])}
     group = row["model"] if row["precision"] == FULL else f"{row['model']} in 8 bits"
+    group = by_maker(group, paper.machine)
     return paper.run(group, subject, _search(row, model, paper.machine, engine), published)
 
 
@@ -103,6 +104,7 @@ def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
         fp32_gradients=False,
         low_weights=True,
         overlaps_tensor=row.get("overlaps") != "no",
+        overlap_grad_reduce=False if row.get("overlap_grad_reduce") == "no" else None,
     )
     gpus = int(row["gpus"])
     dropout = row["dropout"] == "yes"

@@ -85,6 +85,11 @@ class Paper:
         )
 
 
+def by_maker(group: str, machine: Machine) -> str:
+    """Return the name of a group of steps; those on AMD's GPUs have one of their own."""
+    return f"{group} on AMD" if machine.gpu.name.startswith("AMD") else group
+
+
 def named(cell: str) -> tuple[str, ...]:
     """Return the names in a cell of a table, between which stand plus signs."""
     return tuple(cell.split("+")) if cell else ()

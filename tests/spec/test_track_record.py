@@ -87,4 +87,4 @@ def test_what_was_never_compared_is_trusted_like_the_worst():
 def test_families_of_gpus():
     families = {load_machine(name).gpu.family for name in list_machines()}
     of_nvidia = {"V100", "A100", "H100", "H200", "H800", "GH200", "B200", "B300", "GB200", "GB300"}
-    assert families == of_nvidia | {"MI250X", "MI300X", "MI325X", "MI355X"}
+    assert families == of_nvidia | {"MI250X", "MI300X", "MI325X", "MI350X", "MI355X"}
