@@ -109,11 +109,12 @@ their source in `axonn_tune/strategies/`: gradient buckets, dtypes of gradients 
 optimizer states, the bytes of quantised messages."""
 
 _FITTED = fill(
-    "Four numbers of machines are fitted to training steps: `gpu.training_clock_fraction` of "
-    "H100, to those of llm-foundry; that of GB200, to four of Megatron-Bridge; what GB300 reaches "
-    "in NVFP4, to three of Megatron-Bridge; and `gpu.training_clock_fraction` of MI250X "
-    "with the software of 2024, to the three runs of Megatron-DeepSpeed (tables above). They "
-    "serve for all other rows of those GPUs, AxoNN's among them. Steps of rings and trees "
+    "Five numbers of machines are fitted to training steps: `gpu.training_clock_fraction` of "
+    "H100, to those of llm-foundry; that of GB200, to four of Megatron-Bridge; what GB200 and "
+    "GB300 reach in NVFP4, to nine and to three of Megatron-Bridge; and "
+    "`gpu.training_clock_fraction` of MI250X with the software of 2024, to the three runs of "
+    "Megatron-DeepSpeed (tables above). They serve for all other rows of those GPUs, AxoNN's among "
+    "them. Steps of rings and trees "
     "(`ring_steps`, `tree_steps`) are points of measured collectives: 17 on Frontier and 14 on "
     "Perlmutter. Those of `frontier-2024` are assumed from them and from the bandwidth that "
     "AxoNN's authors measured; two of its points, for eight rings at once, come from the "
@@ -176,27 +177,28 @@ place of 700; their products are taken to reach 0.6 of the peak, as pytorch/ao s
 GPUs."""
 
 _STEPS_READING = """*several nodes*: layouts of Megatron-DeepSpeed on A100 that vTrain published
-with their times (VIA-Research/vTrain, data/ground_truth_multi.csv, MIT licence); recomputation
-and vocabulary are not in its file, and full recomputation and 51200 are taken for all rows. Its
-file of one node (ground_truth_single.csv, 1,440 rows) stands in no table here, although it is
-called measured, too: it holds what vTrain's own simulator says. Each of its 720 steps without a
-pipeline is, to the last of its digits, a sum of a time for each layer of each micro-batch, one
-for each micro-batch, one for each layer, a constant, and the all-reduces of vTrain's table
-(trace/a100): 12, 16 and 20 layers of hidden size 1024 over eight tensor ranks take 124.679104,
-164.832784 and 204.986464 ms. *FSDP*: MPT models of llm-foundry (Apache-2.0) on A100 and H100;
-two numbers of its engine are fitted to the steps on one node of A100, and then the clock that
-H100 holds in training to those on H100. The torch of a row follows from the date of its commit.
-*NeMo*: Megatron-Core on DGX H100 in bf16 and, with delayed scales, in 8 bits
-(NVIDIA/dgxc-benchmarking, Apache-2.0), nothing fitted. *MLPerf*: submissions in 8 bits (MLPerf
-Training v3.0 to v5.1, Apache-2.0): GPT-3 on H100, and Llama 3.1 8B on H100, with a program whose
-host waits for the GPU some 200 times in a step, and on B200 to GB300 in CUDA graphs, where no
-term knows 0.03 of the 0.09 s of a step on 512 GPUs; nothing fitted. *long sequences*: NeMo 24.03
-on H100 in FP8, 4 thousand to a million tokens (NVIDIA/NeMo, Apache-2.0), nothing fitted. *B200*:
-Megatron-Core on one node, whose kernels SimuMax measured one by one (its own prediction: 5.3 %
-on these rows), also with experts, and with sequences of up to 131,072 tokens over eight GPUs by
-all-to-all; each is the shorter of two steps, nothing is fitted, and why those with a tensor
-group or with experts take longer is not known. *LoRA*: Llama 70B with adapters beside frozen
-weights, as NVIDIA fine-tunes it for MLPerf (H100 to GB300) and with Megatron-Bridge; nothing
+with their times (VIA-Research/vTrain, data/ground_truth_multi.csv, MIT licence); recomputation and
+vocabulary are not in its file, and full recomputation and 51200 are taken for all rows. Its file of
+one node (ground_truth_single.csv, 1,440 rows) stands in no table here, although it is called
+measured, too: it holds what vTrain's own simulator says. Each of its 720 steps without a pipeline
+is, to the last of its digits, a sum of a time for each layer of each micro-batch, one for each
+micro-batch, one for each layer, a constant, and the all-reduces of vTrain's table (trace/a100): 12,
+16 and 20 layers of hidden size 1024 over eight tensor ranks take 124.679104, 164.832784 and
+204.986464 ms. *FSDP*: MPT models of llm-foundry (Apache-2.0) on A100 and H100; two numbers of its
+engine are fitted to the steps on one node of A100, and then the clock that H100 holds in training
+to those on H100. The torch of a row follows from the date of its commit. *NeMo*: Megatron-Core on
+DGX H100 in bf16 and, with delayed scales, in 8 bits (NVIDIA/dgxc-benchmarking, Apache-2.0), nothing
+fitted. *MLPerf*: submissions in 8 and 4 bits (MLPerf Training v3.0 to v5.1, Apache-2.0), nothing
+fitted: GPT-3 on H100; Llama 3.1 8B on H100, with a program whose host waits for the GPU some 200
+times in a step, and on B200 to GB300 in CUDA graphs, where no term knows 0.03 of the 0.09 s of a
+step on 512 GPUs; Llama 3.1 405B in 8 bits on 256 to 1,024 H200 and B200, which was predicted within
+2 % before anybody had looked at it, and in 4 bits on 512 to 5,120 GB200 and GB300. *long
+sequences*: NeMo 24.03 on H100 in FP8, 4 thousand to a million tokens (NVIDIA/NeMo, Apache-2.0),
+nothing fitted. *B200*: Megatron-Core on one node, whose kernels SimuMax measured one by one (its
+own prediction: 5.3 % on these rows), also with experts, and with sequences of up to 131,072 tokens
+over eight GPUs by all-to-all; each is the shorter of two steps, nothing is fitted, and why those
+with a tensor group or with experts take longer is not known. *LoRA*: Llama 70B with adapters beside
+frozen weights, as NVIDIA fine-tunes it for MLPerf (H100 to GB300) and with Megatron-Bridge; nothing
 fitted. What these runs do and no prediction does is to store activations in 8 bits. The same
 layouts took up to 18 % less time in MLPerf's next round, with newer software. *on AMD*: 21 steps of
 AMD and seven others on MI300X to MI355X (MLPerf Training v5.1). They are the first that the
@@ -205,22 +207,20 @@ within 7.1 % in the mean. Those on MI300X are predicted 11 to 16 % too fast: its
 are taken to reach the share of the peak that those in bf16 were measured to reach, which is 1,336
 TFLOP/s, and AMD's kernels for serving reach 1,038 with scales of blocks and 1,268 in int8
 (ROCm/aiter at e4048607, aiter/configs). The 192 GiB of an MI300X make its submissions recompute 21
-of 80 layers, which larger GPUs need not; 186 GiB are predicted with these, and 223 without.
-*NeMo releases*:
-NeMo 24.07 on H100 and NeMo 25.04 and 25.07 on GB200, in 8 bits (NVIDIA/NeMo, Apache-2.0); nothing
-fitted. *Megatron-Bridge*: Megatron-Core on H100 to GB300, mostly in 8 and 4 bits
-(NVIDIA-NeMo/Megatron-Bridge, Apache-2.0), as its releases from 25.11 to 26.08 measured it. The
+of 80 layers, which larger GPUs need not; 186 GiB are predicted with these, and 223 without. *NeMo
+releases*: NeMo 24.07 on H100 and NeMo 25.04 and 25.07 on GB200, in 8 bits (NVIDIA/NeMo,
+Apache-2.0); nothing fitted. *Megatron-Bridge*: Megatron-Core on H100 to GB300, mostly in 8 and 4
+bits (NVIDIA-NeMo/Megatron-Bridge, Apache-2.0), as its releases from 25.11 to 26.08 measured it. The
 host's times for experts are fitted to five of its steps, the clock that GB200 holds in training to
-the four of Llama 3 70B in MXFP8, and what GB300 reaches in NVFP4 to the three of that model.
-Nothing is fitted to the 85 steps of Llama 3.1 405B, Qwen3 235B-A22B, Kimi K2 and GPT-OSS 120B.
-Before anybody had looked at them, they were predicted within 4.2 % (405B in 8 bits), 18.5 % (405B
-in NVFP4), 11.2, 1.6 and 35.7 % in the mean. Since then GPT-OSS has the kernels that nothing fuses
-for it, counted in the code, and windows as they were measured. Torch's kernels which broadcast an
-operand or read a slice take the time that one of them took on an H200, by the multiprocessors and
-the clock of other GPUs. With all this its 25 steps are met within 4.8 % in the mean, and nothing is
-fitted to them; those on 64 B300 over InfiniBand are the worst (-30 %), whose exchange took as long
-as on B200 with half the links. NVFP4 on GB200, whose products are those of aiconfigurator, is
-predicted up to 27 % too slow for 405B.
+the four of Llama 3 70B in MXFP8, and what they reach in NVFP4 to the nine of Llama 3 70B and 405B
+on GB200 and to the three of 70B on GB300. Nothing else is fitted to the 85 steps of Llama 3.1 405B,
+Qwen3 235B-A22B, Kimi K2 and GPT-OSS 120B. Before anybody had looked at them, they were predicted
+within 4.2 % (405B in 8 bits), 18.5 % (405B in NVFP4), 11.2, 1.6 and 35.7 % in the mean. Since then
+GPT-OSS has the kernels that nothing fuses for it, counted in the code, and windows as they were
+measured. Torch's kernels which broadcast an operand or read a slice take the time that one of them
+took on an H200, by the multiprocessors and the clock of other GPUs. With all this its 25 steps are
+met within 4.8 % in the mean, and nothing is fitted to them; those on 64 B300 over InfiniBand are
+the worst (-30 %), whose exchange took as long as on B200 with half the links.
 *Model Zoo*: steps of Qwen3 235B-A22B with Megatron-Core on 64 to 256 GPUs (yanring/Megatron-
 MoE-ModelZoo, MIT); nothing is fitted to them. Before anybody had looked at them, they were
 predicted within 10.9 %. Then the host's time for experts became two numbers instead of one,

@@ -16,12 +16,14 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
 
 # The steps to which the host's times for experts are fitted, those to which the clock is that GB200
-# holds in training, and those to which the rate of NVFP4 is that GB300 reaches: model, machine,
-# precision, stages and micro-batch.
+# holds in training, and those to which the rates of NVFP4 are that GB200 and GB300 reach: model,
+# machine, precision, stages and micro-batch.
 _FITTED = {
     ("qwen3-30b-a3b", "dgx-h100", "fp8-current", "1", "1"),
     ("qwen3-30b-a3b", "dgx-b200", "mxfp8", "1", "1"),
     ("llama3-70b", "gb200-nvl72-64", "mxfp8", "4", "1"),
+    ("llama3-70b", "gb200-nvl72-64", "nvfp4", "4", "1"),
+    ("llama3-405b", "gb200-nvl72-64", "nvfp4", "16", "1"),
     ("llama3-70b", "gb300-nvl72-64", "nvfp4", "4", "1"),
 }
 # The recipes of all releases turn it off in this precision (tp_comm_overlap, v0.3.0 to v0.6.0).

@@ -15,6 +15,10 @@ from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
 
+_NVFP4 = "nvfp4"
+# What the groups of steps of a precision are called; all others are in 8 bits.
+_BITS = {FULL: "", _NVFP4: " in 4 bits"}
+
 
 def nemo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield the measured steps of NVIDIA's benchmarks, also of models with fewer layers."""
@@ -67,8 +71,8 @@ def _run(paper: Paper, row: Row, loaders: Loaders, engine: Engine) -> Run:
     model = _model(row, loaders)
     subject = f"{row['model']}, {model.n_layers} layers, {row['gpus']} GPUs"
     published = {"step_seconds": float(row["step_seconds"])}
-    group = row["model"] if row["precision"] == FULL else f"{row['model']} in 8 bits"
-    group = by_maker(group, paper.machine)
+    bits = _BITS.get(row["precision"], " in 8 bits")
+    group = by_maker(f"{row['model']}{bits}", paper.machine)
     return paper.run(group, subject, _search(row, model, paper.machine, engine), published)
 
 
@@ -102,7 +106,7 @@ def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
         with_its_attention,
         n_virtual=(int(row["virtual"]),),
         fp32_gradients=False,
-        low_weights=True,
+        low_weights=row["precision"] != _NVFP4,
         overlaps_tensor=row.get("overlaps") != "no",
         overlap_grad_reduce=False if row.get("overlap_grad_reduce") == "no" else None,
     )

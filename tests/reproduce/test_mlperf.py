@@ -1,4 +1,4 @@
-"""Llama 3.1 8B in 8 bits as submissions to MLPerf measured it on Blackwell."""
+"""Llama 3.1 8B and 405B in 8 and 4 bits as submissions to MLPerf measured them."""
 
 from dataclasses import replace
 from itertools import takewhile
@@ -18,11 +18,20 @@ from axonn_tune.step.timeline import Player
 
 @pytest.fixture(scope="module")
 def predictions():
-    """The rows and the predictions of Llama on Blackwell."""
-    all_rows = load_published("mlperf")
-    rows = [row for row in all_rows if row["engine"] != "nemo"]
+    """The rows and the predictions of Llama 3.1 8B on Blackwell."""
+    return predictions_of(lambda row: row["model"] == "llama3-8b" and row["engine"] != "nemo")
+
+
+def predictions_of(is_wanted):
+    """The rows that are wanted and their predictions."""
+    rows = list(filter(is_wanted, load_published("mlperf")))
     runs = list(mlperf(rows, Loaders(load_model, load_machine, load_engine)))
     return [*zip(rows, predict_runs(runs), strict=True)]
+
+
+def errors_of(predictions):
+    """The relative errors of predicted steps."""
+    return [p.step_seconds / float(row["step_seconds"]) - 1.0 for row, p in predictions]
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +98,20 @@ def test_gb300_is_faster_than_gb200_by_what_was_measured(predicted):
     on_72 = ratios["72", "1"]
     measured, ours = np.divide(on_72["gb200-nvl72"], on_72["gb300-nvl72"])
     assert ours == pytest.approx(measured, rel=0.03)
+
+
+@pytest.mark.parametrize(("is_in_4_bits", "largest"), [(False, 0.02), (True, 0.07)])
+def test_steps_of_405b_on_256_to_5120_gpus_are_met(is_in_4_bits, largest):
+    predictions = predictions_of(
+        lambda row: row["model"] == "llama3-405b" and (row["precision"] == "nvfp4") == is_in_4_bits
+    )
+    assert len(predictions) == 4
+    assert max(map(abs, errors_of(predictions))) < largest
+
+
+def test_steps_on_gpus_of_amd_are_met():
+    predictions = predictions_of(lambda row: row["machine"].startswith("mi"))
+    assert len(predictions) == 5
+    errors = np.abs(errors_of(predictions))
+    assert errors.mean() < 0.06
+    assert errors.max() < 0.12
