@@ -198,14 +198,14 @@ nothing fitted. *B200*: Megatron-Core on one node, whose kernels SimuMax measure
 own prediction: 5.3 % on these rows), also with experts, and with sequences of up to 131,072 tokens
 over eight GPUs by all-to-all; each is the shorter of two steps, nothing is fitted, and why those
 with a tensor group or with experts take longer is not known. *LoRA*: Llama 70B with adapters beside
-frozen weights, as NVIDIA fine-tunes it for MLPerf (H100 to GB300) and with Megatron-Bridge; nothing
-fitted. What these runs do and no prediction does is to store activations in 8 bits. The same
-layouts took up to 18 % less time in MLPerf's next round, with newer software. *on AMD*: 21 steps of
-AMD and seven others on MI300X to MI355X (MLPerf Training v5.1). They are the first that the
-profiles of these GPUs were held to, and before anybody had looked at them they were predicted
-within 7.1 % in the mean. Those on MI300X are predicted 11 to 16 % too fast: its products in 8 bits
-are taken to reach the share of the peak that those in bf16 were measured to reach, which is 1,336
-TFLOP/s, and AMD's kernels for serving reach 1,038 with scales of blocks and 1,268 in int8
+frozen weights, as NVIDIA and others fine-tune it for MLPerf (H100 to GB300) and with
+Megatron-Bridge; nothing fitted. What these runs do and no prediction does is to store activations
+in 8 bits. The same layouts took up to 18 % less time in MLPerf's next round, with newer software.
+*on AMD*: 21 steps of AMD and seven others on MI300X to MI355X (MLPerf Training v5.1). They are the
+first that the profiles of these GPUs were held to, and before anybody had looked at them they were
+predicted within 7.1 % in the mean. Those on MI300X are predicted 11 to 16 % too fast: its products
+in 8 bits are taken to reach the share of the peak that those in bf16 were measured to reach, which
+is 1,336 TFLOP/s, and AMD's kernels for serving reach 1,038 with scales of blocks and 1,268 in int8
 (ROCm/aiter at e4048607, aiter/configs). The 192 GiB of an MI300X make its submissions recompute 21
 of 80 layers, which larger GPUs need not; 186 GiB are predicted with these, and 223 without. *NeMo
 releases*: NeMo 24.07 on H100 and NeMo 25.04 and 25.07 on GB200, in 8 bits (NVIDIA/NeMo,

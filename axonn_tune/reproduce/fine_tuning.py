@@ -37,6 +37,7 @@ def _search(row: Row, loaders: Loaders, engine: Engine) -> Search:
     program = replace(
         engine.megatron,
         casts_in_activations=row["casts"] == "yes",
+        fuses_adapters=row["casts"] == "yes",
         copies_heads=row["copies"] == "yes",
         low_attention=row["low_attention"] == "yes",
         low_sums=named(row["low_sums"]),

@@ -175,6 +175,10 @@ class MegatronProgram:
         Whether the kernels of an MLP's activation prepare the cast of what they form, as a norm's
         do: Transformer Engine's sequence of operations (csrc/extensions/activation.cpp at
         d0067d0d), which Megatron-Core takes with --use-transformer-engine-op-fuser.
+    fuses_adapters
+        Whether products scale what adapters form and add it, where no tensor group splits layers:
+        the same sequence of operations (NVIDIA-NeMo/Megatron-Bridge at 067f987d,
+        peft/lora_layers.py, TEFusedLoRALinear; pytorch/ops/fused at d0067d0d).
     autocasts
         Whether weights and gradients are in fp32 around products of another type (torch.autocast),
         so that each micro-step casts all weights and all gradients.
@@ -218,6 +222,7 @@ class MegatronProgram:
     overlaps_tensor: bool = False
     experts_at_once: int = 4
     casts_in_activations: bool = False
+    fuses_adapters: bool = False
     autocasts: bool = False
     low_attention: bool = False
     low_sums: tuple[str, ...] = ()

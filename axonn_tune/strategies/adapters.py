@@ -126,7 +126,7 @@ class AdapterPasses:
         if adapter.splits_more:
             self._exchange(host, outer, adapter)
         self._scale(host, outer, adapter)
-        host.memory_bound(names.adapter_sum(owner), 3.0 * self._output_bytes(adapter), "add")
+        self._add(host, owner, self._output_bytes(adapter))
 
     def backward(self, host: HostProgram, layer: str) -> None:
         """Form the gradients of A, B and the adapter's input, if the layer has an adapter.
@@ -155,7 +155,7 @@ class AdapterPasses:
             host.wait(name)
         host.gemm(names.gemm_weight(inner), k, adapter.hidden, tokens, "TN")
         self._drop(host, inner, adapter)
-        host.memory_bound(names.adapter_sum(owner), 3.0 * adapter.layer.input_bytes, "add")
+        self._add(host, owner, adapter.layer.input_bytes)
 
     def _hidden_bytes(self, adapter: AdapterShape) -> Array:
         """Return the bytes of all hidden features."""
@@ -178,7 +178,21 @@ class AdapterPasses:
 
     def _scale(self, host: HostProgram, owner: str, adapter: AdapterShape) -> None:
         """Scale the adapter's output, or its gradient."""
-        host.memory_bound(names.scaled(owner), 2.0 * self._output_bytes(adapter), "scale")
+        n_passes = np.where(self._is_fused, 0.0, 2.0)
+        host.memory_bound(names.scaled(owner), n_passes * self._output_bytes(adapter), "scale")
+
+    def _add(self, host: HostProgram, owner: str, nbytes: Array) -> None:
+        """Add the adapter's output, or the gradient of its input, to that of the layer.
+
+        A product that does so itself reads what it adds to.
+        """
+        n_passes = np.where(self._is_fused, 1.0, 3.0)
+        host.memory_bound(names.adapter_sum(owner), n_passes * nbytes, "add")
+
+    @property
+    def _is_fused(self) -> np.ndarray:
+        """Whether products scale and add what adapters form."""
+        return self.shapes.fuses_adapters & (np.asarray(self.shapes.y) == 1.0)
 
     def _drop(self, host: HostProgram, owner: str, adapter: AdapterShape) -> None:
         """Drop elements of the adapter's input, or of its gradient, by a mask of a byte each."""

@@ -330,6 +330,7 @@ class Megatron3D:
             expert_tensor=tensor if self.splits_experts else 1.0,
             experts_at_once=self.engine.megatron.experts_at_once,
             exchanges_adapters=self.exchanges_adapters,
+            fuses_adapters=self.engine.megatron.fuses_adapters,
             gradient_sum_bytes=self.gradient_bytes(job) * self.fused_accumulation,
             casts_in_activations=self.engine.megatron.casts_in_activations,
             attention_format=self._attention_format(job),

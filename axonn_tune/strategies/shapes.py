@@ -126,6 +126,8 @@ class Shapes:
         Number of experts whose products run at the same time on a rank.
     exchanges_adapters : bool
         Whether the output of an adapter is exchanged, columns for tokens, and not gathered.
+    fuses_adapters : bool
+        Whether products scale what adapters form and add it, where no tensor group splits layers.
     sums_adapters : bool
         Whether the output of an adapter is summed over ranks with that of its layer, where that is.
     gradient_sum_bytes : float
@@ -161,6 +163,7 @@ class Shapes:
     sends_once: bool = False
     experts_at_once: float = math.inf
     exchanges_adapters: bool = False
+    fuses_adapters: bool = False
     sums_adapters: bool = False
     gradient_sum_bytes: float = 0.0
     casts_in_activations: bool = False

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from worlds import llama
 
 from axonn_tune.errors import InputError
+from axonn_tune.spec.engine import Engine, MegatronProgram
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
 from axonn_tune.spec.tuning import TARGETS, Adapters
@@ -199,6 +200,23 @@ def test_recomputation_of_whole_blocks_saves_their_inputs_only():
     terms = memory_terms(STRATEGY, MODEL, LORA, recompute="full", data=8)
     usual = memory_terms(STRATEGY, MODEL, ALL, recompute="full", data=8)
     assert terms["activations"] == usual["activations"]
+
+
+@pytest.mark.parametrize(("tensor", "is_fused"), [(1, True), (2, False)])
+def test_products_of_a_fusing_engine_scale_and_add_without_a_tensor_group(tensor, is_fused):
+    """They read the output, or the gradient, to which they add; other kernels write it, too."""
+    strategy = replace(STRATEGY, engine=Engine(megatron=MegatronProgram(fuses_adapters=True)))
+
+    def moved_bytes(of_strategy, kind):
+        plan = plan_of(of_strategy, MODEL, fine_tuning("qkv"), tensor=tensor, data=8 // tensor)
+        found = [op for op in operations(plan.microstep) if op.name.endswith(kind)]
+        assert len(found) == 2 * LAYERS
+        return [number(op.nbytes) for op in found]
+
+    for kind, n_passes, of_fused in (("adapter_sum", 3, 1), ("scale", 2, 0)):
+        usual = moved_bytes(STRATEGY, kind)
+        expected = [nbytes * of_fused / n_passes for nbytes in usual] if is_fused else usual
+        assert moved_bytes(strategy, kind) == pytest.approx(expected)
 
 
 # Messages of the tensor group --------------------------------------------------------------------
