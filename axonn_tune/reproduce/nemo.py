@@ -59,6 +59,7 @@ def _with_facts(engine: Engine, row: Row) -> Engine:
         engine.megatron,
         casts_in_activations=row["casts"] == "yes",
         copies_heads=row["copies"] == "yes",
+        low_attention=row["low_attention"] == "yes",
     )
     if row["bucket_elements"]:
         n_elements = float(row["bucket_elements"])
