@@ -3,7 +3,12 @@
 import pytest
 
 from axonn_tune.calibration.fit.assemble import with_link_points
-from axonn_tune.calibration.fit.steps import fitted_ring_steps, fitted_tree_steps
+from axonn_tune.calibration.fit.links import LevelShape, fitted_levels
+from axonn_tune.calibration.fit.steps import (
+    fitted_hop_steps,
+    fitted_ring_steps,
+    fitted_tree_steps,
+)
 from axonn_tune.io.presets import load_machine
 from axonn_tune.spec.points import LinkPoint
 
@@ -76,3 +81,68 @@ def test_logs_of_several_numbers_of_nodes_give_a_machine_its_steps():
     one_size = [point for point in gathers() if point.size == 16]
     alone = with_link_points(load_machine("dgx-h100"), one_size)
     assert alone.links[-1].ring_steps is None
+
+
+HOP_BYTES = (64 * 2**10, MIB, 16 * MIB, 256 * MIB)
+
+
+def hop_seconds(chunk):
+    return 2e-6 + chunk / 300e9
+
+
+def inside(kind, size, nbytes, launch_seconds=20e-6):
+    """A ring inside a node, which takes a time to begin whatever its number of ranks."""
+    seconds = launch_seconds + (size - 1) * hop_seconds(nbytes / size)
+    return LinkPoint(kind, 1, size, 1, True, nbytes, seconds)
+
+
+def rings_inside(sizes=(2, 4, 8), kinds=("all_gather", "reduce_scatter")):
+    return [inside(kind, size, nbytes) for kind in kinds for size in sizes for nbytes in HOP_BYTES]
+
+
+def test_a_hop_is_what_a_further_rank_adds():
+    """The time that a ring takes to begin is in none of its hops."""
+    found = fitted_hop_steps(rings_inside())
+    assert {point.kind for point in found} == {"all_gather", "reduce_scatter"}
+    for point in found:
+        assert point.seconds == pytest.approx(hop_seconds(point.nbytes), rel=1e-3)
+    chunks = [point.nbytes for point in found if point.kind == "all_gather"]
+    assert chunks == [nbytes / 8 for nbytes in HOP_BYTES if nbytes / 8 >= HOP_BYTES[0] / 2]
+
+
+def test_rings_of_one_size_tell_nothing_of_hops():
+    assert fitted_hop_steps(rings_inside(sizes=(8,))) == ()
+
+
+def test_rings_that_grow_for_nothing_have_no_hops():
+    """More ranks that take no longer are served by a switch, or are noise."""
+    flat = [
+        LinkPoint("all_gather", 1, size, 1, True, size * MIB, 100e-6 / size) for size in (2, 4, 8)
+    ]
+    assert fitted_hop_steps(flat) == ()
+
+
+def test_calibrated_nodes_have_the_steps_of_their_hops():
+    across = [
+        LinkPoint(kind, 8, 2, 8, True, nbytes, 10e-6 + nbytes / 50e9)
+        for kind in ("all_gather", "reduce_scatter")
+        for nbytes in HOP_BYTES
+    ]
+    shapes = [LevelShape("intra-node", 1), LevelShape("inter-node", 8)]
+    inner, outer = fitted_levels(shapes, [*rings_inside(), *across])
+    assert inner.hop_steps.points == fitted_hop_steps(rings_inside())
+    assert outer.hop_steps is None
+
+
+def test_one_node_alone_has_no_ring_that_leaves_it():
+    (level,) = fitted_levels([LevelShape("intra-node", 1)], rings_inside())
+    assert level.ring_steps is not None
+    assert level.hop_steps is None
+
+
+def test_a_profile_keeps_its_hops_until_they_are_measured_anew():
+    machine = load_machine("dgx-h100")
+    known = machine.links[0].hop_steps
+    assert with_link_points(machine, rings_inside(sizes=(8,))).links[0].hop_steps == known
+    anew = with_link_points(machine, rings_inside()).links[0].hop_steps
+    assert anew.points != known.points

@@ -14,6 +14,7 @@ from axonn_tune.calibration.fit.links import (
     level_shapes,
     outer_unit_ranks,
     points_of_level,
+    with_hop_steps,
     with_steps,
 )
 from axonn_tune.calibration.fit.rates import (
@@ -115,16 +116,18 @@ def with_link_points(machine: Machine, points: Sequence[LinkPoint]) -> Machine:
                 fitted = fitted_level(shapes[index], outer_unit, all_points)
                 crossing = points_of_level(unit, outer_unit, all_points)
                 levels[index] = _with_unmeasured(fitted, levels[index], crossing)
-            levels[index] = with_steps(levels[index], outer_unit, all_points)
+            level = with_steps(levels[index], outer_unit, all_points)
+            levels[index] = with_hop_steps(level, outer_unit, points)
     return replace(machine, links=tuple(levels), link_points=all_points)
 
 
 def _with_unmeasured(
     fitted: LinkLevel, before: LinkLevel, points: Sequence[LinkPoint]
 ) -> LinkLevel:
-    """Return a fitted level with what was known before of the kinds that were not fitted.
+    """Return a fitted level with what was known before of what was not fitted.
 
-    A kind is fitted where its points have messages of two sizes or more.
+    A kind is fitted where its points have messages of two sizes or more. Steps of hops stay until
+    they are fitted, too.
     """
     fractions = dict(fitted.kind_fraction)
     latencies = dict(fitted.kind_latency_seconds)
@@ -139,6 +142,7 @@ def _with_unmeasured(
         fitted,
         kind_fraction=fractions,
         kind_latency_seconds=latencies,
+        hop_steps=before.hop_steps,
         is_switch=before.is_switch,
     )
 

@@ -12,7 +12,11 @@ from statistics import median
 import numpy as np
 
 from axonn_tune.calibration.fit.robust import fit_affine, robust_spread_fraction
-from axonn_tune.calibration.fit.steps import fitted_ring_steps, fitted_tree_steps
+from axonn_tune.calibration.fit.steps import (
+    fitted_hop_steps,
+    fitted_ring_steps,
+    fitted_tree_steps,
+)
 from axonn_tune.cost.collectives import moved_fraction, rings_worth
 from axonn_tune.errors import InputError
 from axonn_tune.spec.machine import LinkLevel, Quantity, RingShare, Steps
@@ -25,6 +29,7 @@ BASE_KINDS = ("all_reduce", *KINDS)
 
 # Bytes take at least this share of the time of the largest message: noise hides what is less.
 _LEAST_SHARE_OF_BYTES = 0.01
+_STEPS_SOURCE = "fit of collectives over consecutive ranks, of several numbers of ranks"
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def fitted_levels(shapes: Sequence[LevelShape], points: Sequence[LinkPoint]) -> 
     """
     outer_units = outer_unit_ranks(shapes)
     return [
-        with_steps(fitted_level(shape, outer, points), outer, points)
+        with_hop_steps(with_steps(fitted_level(shape, outer, points), outer, points), outer, points)
         for shape, outer in zip(shapes, outer_units, strict=True)
     ]
 
@@ -151,12 +156,30 @@ def with_steps(level: LinkLevel, outer_unit: int | None, points: Sequence[LinkPo
     if not rings:
         return level
     trees = fitted_tree_steps(crossing, rings, level.unit_ranks)
-    source = "fit of collectives over consecutive ranks, of several numbers of ranks"
     return replace(
         level,
-        ring_steps=Steps("measured", source, rings),
-        tree_steps=Steps("measured", source, trees) if trees else None,
+        ring_steps=Steps("measured", _STEPS_SOURCE, rings),
+        tree_steps=Steps("measured", _STEPS_SOURCE, trees) if trees else None,
     )
+
+
+def with_hop_steps(
+    level: LinkLevel, outer_unit: int | None, points: Sequence[LinkPoint]
+) -> LinkLevel:
+    """Return the level with steps of hops, if it joins ranks and rings of two sizes were timed.
+
+    Parameters
+    ----------
+    outer_unit : int or None
+        Number of ranks of the unit in which the level lies; None for the outermost level, which no
+        ring leaves.
+    """
+    if level.unit_ranks > 1 or outer_unit is None:
+        return level
+    hop_steps = fitted_hop_steps(_crossing(level.unit_ranks, outer_unit, points))
+    if not hop_steps:
+        return level
+    return replace(level, hop_steps=Steps("measured", _STEPS_SOURCE, hop_steps))
 
 
 def hops(kind: str, n_units: int) -> float:

@@ -68,6 +68,41 @@ def fitted_tree_steps(
     return _points("all_reduce", 0, steps.values())
 
 
+def fitted_hop_steps(points: Sequence[LinkPoint]) -> tuple[StepPoint, ...]:
+    """Return what each further rank adds to a ring over consecutive ranks.
+
+    It is the difference of the largest and the smallest rings with the same chunk, in which all
+    that a collective does but once drops out. Without rings of two sizes there is none.
+
+    Parameters
+    ----------
+    points : sequence of LinkPoint
+        Collectives whose hops are all of one level.
+    """
+    of_kind = {kind: _hop_steps(_ring_steps(points, [kind])) for kind in GATHERS}
+    return tuple(
+        point for kind, steps in of_kind.items() if steps for point in _points(kind, 0, [steps])
+    )
+
+
+def _hop_steps(by_size: StepsBySize) -> Mapping[float, Sequence[float]]:
+    """Return the time that each rank adds to the smallest of rings, by bytes of the chunk."""
+    few, many = min(by_size, default=0), max(by_size, default=0)
+    if few == many:
+        return {}
+    of_few = {chunk: (few - 1) * median(steps) for chunk, steps in by_size[few].items()}
+    smallest = Curve.through(list(of_few), list(of_few.values()))
+    added = {
+        chunk: [
+            ((many - 1) * step - float(smallest.at(chunk))) / (many - few)
+            for step in by_size[many][chunk]
+        ]
+        for chunk in by_size[many]
+        if min(of_few) <= chunk <= max(of_few)
+    }
+    return {chunk: seconds for chunk, seconds in added.items() if median(seconds) > 0.0}
+
+
 def _ring_steps(points: Iterable[LinkPoint], kinds: Sequence[str]) -> StepsBySize:
     """Return the steps of rings, sorted by number of ranks."""
     steps: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
