@@ -138,8 +138,8 @@ def failures_of(path):
         pytest.param(
             *("raise", "rank 1 failed: MemoryError: no more pages", "60"), marks=pytest.mark.sweep
         ),
-        pytest.param("kill", "rank 1 was ended by SIGKILL", "60", marks=pytest.mark.sweep),
-        pytest.param("hang", "rank 0 failed:", "5", marks=pytest.mark.slow),
+        pytest.param("kill", "rank 1 was ended by SIGKILL", "60", marks=pytest.mark.slow),
+        pytest.param("hang", "rank 0 failed:", "5", marks=pytest.mark.sweep),
     ],
 )
 def test_a_grid_that_fails_is_a_row_and_the_others_run(
