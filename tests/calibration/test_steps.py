@@ -1,14 +1,18 @@
 """Steps of rings and trees, fitted to collectives that follow the law."""
 
+from dataclasses import replace
+
 import pytest
 
 from axonn_tune.calibration.fit.assemble import with_link_points
+from axonn_tune.calibration.fit.hops import with_hops_that_hold
 from axonn_tune.calibration.fit.links import LevelShape, fitted_levels
 from axonn_tune.calibration.fit.steps import (
     fitted_hop_steps,
     fitted_ring_steps,
     fitted_tree_steps,
 )
+from axonn_tune.cost.prices import group_seconds
 from axonn_tune.io.presets import load_machine
 from axonn_tune.spec.points import LinkPoint
 
@@ -146,3 +150,33 @@ def test_a_profile_keeps_its_hops_until_they_are_measured_anew():
     assert with_link_points(machine, rings_inside(sizes=(8,))).links[0].hop_steps == known
     anew = with_link_points(machine, rings_inside()).links[0].hop_steps
     assert anew.points != known.points
+
+
+DGX = replace(load_machine("dgx-b200"), link_points=())
+# Its hops take longer than their latency and bytes in messages of 80 MiB.
+LEAVING_BYTES = (20 * MIB, 80 * MIB, 320 * MIB)
+
+
+def measured_as_on(machine):
+    """DGX B200, whose hops have steps, with gathers over two nodes as they are on `machine`."""
+    seconds = group_seconds(machine, "all_gather", 1, 16, LEAVING_BYTES)
+    gathers = [
+        LinkPoint("all_gather", 1, 16, 1, True, nbytes, float(each))
+        for nbytes, each in zip(LEAVING_BYTES, seconds, strict=True)
+    ]
+    return replace(DGX, link_points=tuple(gathers))
+
+
+def test_hops_that_rings_wait_for_hold():
+    machine = measured_as_on(DGX)
+    assert with_hops_that_hold(machine) == machine
+
+
+def test_hops_that_rings_hide_do_not_hold():
+    plain = replace(DGX, links=(replace(DGX.links[0], hop_steps=None), *DGX.links[1:]))
+    found = with_hops_that_hold(measured_as_on(plain))
+    assert found.links == plain.links
+
+
+def test_hops_hold_where_no_ring_leaves_a_node():
+    assert with_hops_that_hold(DGX) == DGX

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean, stdev
 
+from axonn_tune.calibration.fit.hops import with_hops_that_hold
 from axonn_tune.calibration.fit.links import (
     LevelShape,
     fitted_level,
@@ -218,7 +219,7 @@ def _with_links(machine: Machine, cluster: MeasuredCluster) -> Machine:
         slowdown_fraction=_mean(product_slowdowns, "a product beside an all-reduce"),
         collective_slowdown_fraction=_mean(collective_slowdowns, "an all-reduce beside products"),
     )
-    return replace(
+    fitted = replace(
         machine,
         ranks_per_node=cluster.n_per_node,
         links=tuple(fitted_levels(shapes, cluster.link_points)),
@@ -226,6 +227,7 @@ def _with_links(machine: Machine, cluster: MeasuredCluster) -> Machine:
         ring_bandwidths=(),
         kernels=kernels,
     )
+    return with_hops_that_hold(fitted)
 
 
 def _mean(values: Sequence[float], what: str) -> Quantity:
