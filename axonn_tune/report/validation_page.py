@@ -191,9 +191,9 @@ DGX H100 in bf16 and, with delayed scales, in 8 bits (NVIDIA/dgxc-benchmarking, 
 fitted. *MLPerf*: submissions in 8 and 4 bits (MLPerf Training v3.0 to v5.1, Apache-2.0), nothing
 fitted: GPT-3 on H100; Llama 3.1 8B on H200, and on H100 with a program whose host waits for the GPU
 some 200 times in a step, and on B200 to GB300 in CUDA graphs, where no term knows 0.015 of the 0.09
-s of a step on 512 GPUs. Forward passes alone, which the submissions measured, are met within 4 % in
-the mean there; the rest of a step on DGX B200 takes about 0.012 s longer than predicted, on one
-node as on 32, and no term knows why. The eight steps on 8 to 32 GPUs with products in 4 bits and
+s of a step on 512 GPUs. Forward passes alone, which the submissions measured, are met within 3.5 %
+in the mean there in 8 bits. What is missing from steps on several nodes is therefore mostly in the
+rest of the step, and no term knows why. The eight steps on 8 to 32 GPUs with products in 4 bits and
 attention in 8 are met within 3.5 %. The four of Llama 3.1 405B in 8 bits on 256 to 1,024 H200 and
 B200 were predicted within 2 % before anybody had looked at them; the other four, in 4 bits on 512
 to 5,120 GB200 and GB300, are met within 4 % in the mean. *long sequences*: NeMo 24.03 on H100 in

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, by_maker, named
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, by_maker, named, with_kernels
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -35,11 +35,8 @@ def fine_tuning(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 def _search(row: Row, loaders: Loaders, engine: Engine) -> Search:
     """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself."""
     program = replace(
-        engine.megatron,
-        casts_in_activations=row["casts"] == "yes",
+        with_kernels(engine.megatron, row),
         fuses_adapters=row["casts"] == "yes",
-        copies_heads=row["copies"] == "yes",
-        low_attention=row["low_attention"] == "yes",
         low_sums=named(row["low_sums"]),
     )
     strategy = megatron_of(

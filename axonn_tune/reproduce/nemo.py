@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, by_maker, named
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, by_maker, named, with_kernels
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -55,12 +55,7 @@ def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def _with_facts(engine: Engine, row: Row) -> Engine:
     """Return an engine with what a submission says of its program."""
-    program = replace(
-        engine.megatron,
-        casts_in_activations=row["casts"] == "yes",
-        copies_heads=row["copies"] == "yes",
-        low_attention=row["low_attention"] == "yes",
-    )
+    program = with_kernels(engine.megatron, row)
     if row["bucket_elements"]:
         n_elements = float(row["bucket_elements"])
         program = replace(program, bucket_elements=n_elements, bucket_elements_per_replica=0.0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from axonn_tune.search.search import Search
-from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.engine import Engine, MegatronProgram
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 
@@ -88,6 +88,16 @@ class Paper:
 def by_maker(group: str, machine: Machine) -> str:
     """Return the name of a group of steps; those on AMD's GPUs have one of their own."""
     return f"{group} on AMD" if machine.gpu.name.startswith("AMD") else group
+
+
+def with_kernels(program: MegatronProgram, row: Row) -> MegatronProgram:
+    """Return a program with the kernels that a submission to MLPerf says it has."""
+    return replace(
+        program,
+        casts_in_activations=row["casts"] == "yes",
+        copies_heads=row["copies"] == "yes",
+        low_attention=row["low_attention"] == "yes",
+    )
 
 
 def named(cell: str) -> tuple[str, ...]:

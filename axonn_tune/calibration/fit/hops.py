@@ -25,7 +25,10 @@ def with_hops_that_hold(machine: Machine) -> Machine:
 
 
 def _error(machine: Machine) -> float:
-    """Return the mean logarithm by which rings that leave a node miss, 0 if none was timed."""
+    """Return by how much rings that leave a node are missed, as a mean of logarithms.
+
+    It is 0 if no such ring was timed.
+    """
     rings = [
         ring
         for kind, stride, size in groups_of(machine.link_points)

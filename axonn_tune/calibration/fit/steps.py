@@ -79,9 +79,10 @@ def fitted_hop_steps(points: Sequence[LinkPoint]) -> tuple[StepPoint, ...]:
     points : sequence of LinkPoint
         Collectives whose hops are all of one level.
     """
-    of_kind = {kind: _hop_steps(_ring_steps(points, [kind])) for kind in GATHERS}
     return tuple(
-        point for kind, steps in of_kind.items() if steps for point in _points(kind, 0, [steps])
+        point
+        for kind in GATHERS
+        for point in _points(kind, 0, [_hop_steps(_ring_steps(points, [kind]))])
     )
 
 
