@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, by_maker, named, with_kernels
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, by_maker, with_kernels
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -18,6 +18,8 @@ _SOURCES = {
     "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge (Apache-2.0)",
 }
 _ENGINES = {"MLPerf": "nemo", "Megatron-Bridge": "megatron-core"}
+# The steps to which the time is fitted in which NeMo's host issues an operation.
+_FITTED = {("v4.0", "eos_n8_ngc24.04_nemo"), ("v4.0", "eos_n128_ngc24.04_nemo")}
 
 
 def fine_tuning(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
@@ -25,7 +27,9 @@ def fine_tuning(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     engines = {system: loaders.engine(name) for system, name in _ENGINES.items()}
     for row in rows:
         machine = loaders.machine(row["machine"])
-        paper = Paper(row["system"], _SOURCES[row["system"]], machine, assumed=("network",))
+        is_fitted = (row["release"], row["file"]) in _FITTED
+        source = _SOURCES[row["system"]]
+        paper = Paper(row["system"], source, machine, "table", ("network",), is_fitted)
         subject = f"LoRA of {row['model']} on {row['gpus']} of {row['machine']}, {row['release']}"
         search = _search(row, loaders, engines[row["system"]])
         published = {"step_seconds": float(row["step_seconds"])}
@@ -33,18 +37,23 @@ def fine_tuning(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 
 def _search(row: Row, loaders: Loaders, engine: Engine) -> Search:
-    """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself."""
-    program = replace(
-        with_kernels(engine.megatron, row),
-        fuses_adapters=row["casts"] == "yes",
-        low_sums=named(row["low_sums"]),
-    )
+    """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself.
+
+    The host launches a recorded layer once, and not kernel by kernel.
+    """
+    program = replace(with_kernels(engine.megatron, row), fuses_adapters=row["casts"] == "yes")
+    issue_seconds = None if row["graphs"] == "yes" else engine.issue_seconds
     strategy = megatron_of(
-        replace(engine, megatron=program, attention_library=row["attention"]),
+        replace(
+            engine,
+            megatron=program,
+            attention_library=row["attention"],
+            issue_seconds=issue_seconds,
+        ),
         n_virtual=(int(row["virtual"]),),
         fp32_gradients=False,
         low_weights=True,
-        overlaps_tensor=True,
+        overlaps_tensor=row["overlaps"] == "yes",
         exchanges_adapters=row["system"] == "MLPerf",
         context_kind=row["context_kind"],
     )

@@ -97,6 +97,7 @@ def with_kernels(program: MegatronProgram, row: Row) -> MegatronProgram:
         casts_in_activations=row["casts"] == "yes",
         copies_heads=row["copies"] == "yes",
         low_attention=row["low_attention"] == "yes",
+        low_sums=named(row["low_sums"]),
     )
 
 

@@ -324,7 +324,12 @@ class MegatronCommunication(SequenceParallel):
         axis: str = "",
         after: tuple[str, ...] = (),
     ) -> None:
-        """Start a collective over replicas, or another axis, in buckets, after some copies."""
+        """Start a collective over replicas, or another axis, in buckets, after some copies.
+
+        At the end of a step a rank has the buckets of all its virtual stages: one for each, and
+        more for the first, whose communication few passes could hide (Megatron-LM at d98e8a64,
+        disable_bucketing in training/training.py).
+        """
         axis = axis or self.options.replicas
         program = self.options.engine.megatron
         n_replicas = self.shapes.table.size(axis)
@@ -335,7 +340,8 @@ class MegatronCommunication(SequenceParallel):
             bucket_elements = np.maximum(n_elements, 1.0)
         elif program.fills_buckets:
             bucket_elements = self._filled(bucket_elements)
-        n_calls = np.ceil(n_elements / bucket_elements)
+        n_stages = 1 if self.options.overlap_grad_reduce else self.shapes.table.n_virtual
+        n_calls = n_stages - 1 + np.ceil(n_elements / n_stages / bucket_elements)
         host.issue(name, kind, n_elements * element_bytes, axis, n_calls, after)
 
     def _filled(self, least_elements: Array) -> Array:

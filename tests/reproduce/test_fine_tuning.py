@@ -27,8 +27,8 @@ def predicted():
 @pytest.mark.parametrize(
     ("group", "n_rows", "most", "said"),
     [
-        ("MLPerf", 34, 0.1, "The mean error is {:.0%} on MLPerf's"),
-        ("MLPerf on AMD", 16, 0.11, "those on AMD's GPUs are met within {:.0%}"),
+        ("MLPerf", 48, 0.06, "The mean error is {:.0%} on MLPerf's"),
+        ("MLPerf on AMD", 17, 0.11, "those on AMD's GPUs are met within {:.0%}"),
         ("Megatron-Bridge", 5, 0.1, "take longer than predicted, by {:.0%} in the mean"),
     ],
 )
@@ -45,15 +45,29 @@ def test_steps_are_met_within_what_the_page_says(predicted, group, n_rows, most,
 
 
 def test_layouts_of_one_round_are_in_order(predicted):
-    """Where software and batch are the same, more GPUs of a kind take a shorter step."""
+    """Where software and batch are NVIDIA's, more GPUs of a kind take a shorter step."""
     for release, machine in (("v4.0", "dgx-h100"), ("v4.1", "dgx-h100"), ("v5.0", "gb200-nvl72")):
         steps = {
             row["gpus"]: (float(row["step_seconds"]), p.step_seconds)
             for row, p in predicted
-            if (row["release"], row["machine"]) == (release, machine)
+            if (row["release"], row["machine"]) == (release, machine) and "/" not in row["file"]
         }
         measured = sorted(steps, key=lambda gpus: steps[gpus][0])
         assert measured == sorted(steps, key=lambda gpus: steps[gpus][1])
+
+
+def test_the_host_bounds_steps_of_layers_that_no_graph_holds(predicted):
+    """The time of one operation is fitted to two of these steps on H100; five others judge it."""
+    of_host = [
+        (row["machine"], p.step_seconds / float(row["step_seconds"]) - 1.0)
+        for row, p in predicted
+        if (row["tensor"], row["context"], row["graphs"]) == ("4", "2", "no")
+    ]
+    on_h100 = [error for machine, error in of_host if machine == "dgx-h100"]
+    assert (len(of_host), len(on_h100)) == (7, 6)
+    assert max(map(abs, on_h100)) < 0.06
+    # The hosts of Oracle's H200 take longer.
+    assert all(-0.2 < error < 0.06 for _, error in of_host)
 
 
 def test_nvidia_counts_the_same_flops(predicted):

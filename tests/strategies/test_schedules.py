@@ -1,5 +1,6 @@
 """Schedules of a pipeline: what a stage computes, holds and refuses with each of them."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -119,6 +120,22 @@ def test_all_buckets_of_a_virtual_stage_hold_up_one_queue(n_virtual, one_queue, 
     ends = {op.name: op for op in operations(unsynchronised.step_end)}
     for name in ("gradient.reduce", "weights.all_gather"):
         assert (number(at_end(name).nbytes) == number(ends[name].nbytes)) == is_at_end
+
+
+@pytest.mark.parametrize("n_virtual", [2, 4])
+def test_each_virtual_stage_but_the_first_has_one_bucket(n_virtual):
+    """A first stage has several of so few elements (Megatron-Core, disable_bucketing)."""
+    per_bucket = 1000.0
+    program = MegatronProgram(bucket_elements=per_bucket, bucket_elements_per_replica=0.0)
+    strategy = Megatron3D(engine=Engine(megatron=program))
+    job = replace(JOB, one_queue=True)
+    plan = plan_of(strategy, DENSE, job, n_virtual=n_virtual, pipeline=2, tensor=2, data=2)
+    ends = {op.name: op for op in operations(plan.step_end)}
+    reduced = ends["gradient.reduce"]
+    n_elements = number(reduced.nbytes) / strategy.gradient_bytes(job)
+    of_first = math.ceil(n_elements / n_virtual / per_bucket)
+    assert of_first > 1
+    assert number(reduced.n_calls) == n_virtual - 1 + of_first
 
 
 def test_gathers_in_each_stage_take_longer_than_those_that_start_at_once():
