@@ -14,8 +14,9 @@ from axonn_tune.calibration.measure.timing import Sampling
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.runtime.ranks.session import joined, place_in_job
 
-# Long enough for latencies to hardly count, and for rings where more than two take part.
-NBYTES = 2**21
+# Long enough for latencies to hardly count, and for rings where more than two take part. An all-reduce
+# moves twice as much of them.
+NBYTES = {"all_gather": 2**21, "all_reduce": 2**20}
 SAMPLING = Sampling(sample_seconds=0.0, n_samples=3, max_seconds=0.0)
 # All axes are measured so often, and the best counts: a host that is busy for some seconds can only
 # make rings slower.
@@ -34,7 +35,7 @@ def bandwidth(kind, stride, size, device):
     """Return the bytes per second that each ring of an axis moves."""
     groups = Groups(stride, size, n_rings=stride, everywhere=True)
     mesh = groups.mesh(device)
-    nbytes = whole_bytes(NBYTES, size)
+    nbytes = whole_bytes(NBYTES[kind], size)
     seconds = time_collective(kind, nbytes, groups, mesh, SAMPLING).seconds
     mesh.close()
     return float(moved_fraction(kind, size)) * nbytes / seconds
