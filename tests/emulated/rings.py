@@ -14,8 +14,8 @@ from axonn_tune.calibration.measure.timing import Sampling
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.runtime.ranks.session import joined, place_in_job
 
-# Long enough for latencies to hardly count, and for rings where more than two take part. An all-reduce
-# moves twice as much of them.
+# Long enough for latencies to hardly count, and for rings where more than two take part. An
+# all-reduce moves each byte twice.
 NBYTES = {"all_gather": 2**21, "all_reduce": 2**20}
 SAMPLING = Sampling(sample_seconds=0.0, n_samples=3, max_seconds=0.0)
 # All axes are measured so often, and the best counts: a host that is busy for some seconds can only
