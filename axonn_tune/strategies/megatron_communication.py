@@ -340,8 +340,8 @@ class MegatronCommunication(SequenceParallel):
             bucket_elements = np.maximum(n_elements, 1.0)
         elif program.fills_buckets:
             bucket_elements = self._filled(bucket_elements)
-        n_stages = 1 if self.options.overlap_grad_reduce else self.shapes.table.n_virtual
-        n_calls = n_stages - 1 + np.ceil(n_elements / n_stages / bucket_elements)
+        n_stages = 1.0 if self.options.overlap_grad_reduce else self.shapes.table.n_virtual
+        n_calls = np.ceil(n_elements / n_stages / bucket_elements) + (n_stages - 1.0)
         host.issue(name, kind, n_elements * element_bytes, axis, n_calls, after)
 
     def _filled(self, least_elements: Array) -> Array:
