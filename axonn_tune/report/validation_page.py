@@ -214,12 +214,14 @@ bounds them: the time in which it issues an operation is fitted to NVIDIA's two 
 meets the other four on H100 within 6 %; on 512 H200 of Oracle the host takes a fifth longer.
 Nothing else is fitted. The nine steps on others' systems that no host bounds were predicted within
 8 % before anybody had looked at them, except for one on 512 H200 (14 % too short). *on AMD*: 22
-steps of AMD and seven others on MI300X to MI355X (MLPerf Training v5.0 and v5.1). They are the
-first that the profiles of these GPUs were held to, and before anybody had looked at them they were
-predicted within 7.7 % in the mean. Those on MI300X are predicted 11 to 21 % too fast: its products
-in 8 bits are taken to reach the share of the peak that those in bf16 were measured to reach, which
-is 1,336 TFLOP/s, and AMD's kernels for serving reach 1,038 with scales of blocks and 1,268 in int8
-(ROCm/aiter at e4048607, aiter/configs). The 192 GiB of an MI300X make its submissions recompute 21
+steps of AMD and seven others on MI300X to MI355X (MLPerf Training v5.0 and v5.1), nothing fitted.
+They are the first that the profiles of these GPUs were held to. Before anybody had looked at them
+they were predicted within 7.7 % in the mean, those on MI300X 11 to 21 % too fast: products in 8
+bits were taken to reach the share of the peak that those in bf16 were measured to reach. They have
+the rates now that AMD measured itself (ROCm/rocm-blogs): on MI325X of normally distributed numbers,
+whose steps are met within 3 %, and on MI300X of structured ones, less the 7 % that these gained on
+MI325X. Those on MI300X are still predicted 4 to 15 % too fast, and those on MI350X, of whose
+products nothing is measured, 6 to 11 %. The 192 GiB of an MI300X make its submissions recompute 21
 of 80 layers, which larger GPUs need not; 186 GiB are predicted with these, and 223 without. *NeMo
 releases*: NeMo 24.07 on H100 and NeMo 25.04 and 25.07 on GB200, in 8 bits (NVIDIA/NeMo,
 Apache-2.0); nothing fitted. *Megatron-Bridge*: Megatron-Core on H100 to GB300, mostly in 8 and 4
