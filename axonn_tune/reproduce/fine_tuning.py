@@ -14,7 +14,7 @@ from axonn_tune.spec.tuning import Adapters
 from axonn_tune.strategies.megatron3d import megatron_of
 
 _SOURCES = {
-    "MLPerf": "MLPerf Training v4.0 to v5.1 (Apache-2.0)",
+    "MLPerf": "MLPerf Training v4.0 to v6.0 (Apache-2.0)",
     "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge (Apache-2.0)",
 }
 _ENGINES = {"MLPerf": "nemo", "Megatron-Bridge": "megatron-core"}

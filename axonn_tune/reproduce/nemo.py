@@ -42,7 +42,7 @@ def nemo_releases(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield the measured steps of submissions to MLPerf."""
-    source = "MLPerf Training v3.0 to v5.1 (Apache-2.0)"
+    source = "MLPerf Training v3.0 to v6.0 (Apache-2.0)"
     unstated = (
         "network",
         "software",
