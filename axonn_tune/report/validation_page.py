@@ -194,17 +194,17 @@ program whose host waits for the GPU some 200 times in a step, and on B200 to GB
 where no term knows 0.015 of the 0.09 s of a step on 512 GPUs. Forward passes alone, which the
 submissions measured, are met within 3.5 % in the mean there in 8 bits. What is missing from steps
 on several nodes is therefore mostly in the rest of the step, and no term knows why: 0.017 of the
-0.072 s on 1,024 GB200 are missing, of which each holds 512 tokens. The eleven steps on 8 to 72 GPUs
-with products in 4 bits and attention in 8 are met within 3.1 % in the mean. The 16 of Llama 3.1
-405B in 8 bits on 256 to 8,192 H100, H200, B200 and GB200 are met within 3 %; at first look they
-were within 4 %, since a bucket for each virtual stage was not known. The eight in 4 bits on 512 to
-8,192 GB200 and GB300 are met within 3.1 % in the mean. The nine steps of round 6.0, of 8B and 405B
-on up to 8,192 GPUs, were predicted within 5.2 % in the mean before anybody had looked at them, and
-within 3.4 % without the one on 1,024 GB200. The steps of GPT-3 became 20 % shorter from round 3.0
-to round 4.1 on the same GPUs: those of 3.0 are predicted 6 to 9 % too short, those of 4.1 up to 11
-% too long. On more than 10,000 GPUs they are predicted 8 to 13 % too long, as if half to two thirds
-of what replicas exchange showed in them, where the prediction hides nothing; in those of 405B all
-of it shows. *long sequences*: NeMo 24.03 on H100 in FP8, 4 thousand to a million tokens
+0.072 s on 1,024 GB200 are missing, of which each holds 512 tokens. The twelve steps on 8 to 72 GPUs
+with products in 4 bits, and most with attention in 8, are met within 3.1 % in the mean. The 16 of
+Llama 3.1 405B in 8 bits on 256 to 8,192 H100, H200, B200 and GB200 are met within 3 %; at first
+look they were within 4 %, since a bucket for each virtual stage was not known. The eight in 4 bits
+on 512 to 8,192 GB200 and GB300 are met within 3.1 % in the mean. The ten steps of round 6.0, of 8B
+and 405B on up to 8,192 GPUs, were predicted within 4.9 % in the mean before anybody had looked at
+them, and within 2.8 % without the one on 1,024 GB200. The steps of GPT-3 became 20 % shorter from
+round 3.0 to round 4.1 on the same GPUs: those of 3.0 are predicted 6 to 9 % too short, those of 4.1
+up to 11 % too long. On more than 10,000 GPUs they are predicted 8 to 13 % too long, as if half to
+two thirds of what replicas exchange showed in them, where the prediction hides nothing; in those of
+405B all of it shows. *long sequences*: NeMo 24.03 on H100 in FP8, 4 thousand to a million tokens
 (NVIDIA/NeMo, Apache-2.0), nothing fitted. *B200*: Megatron-Core on one node, whose kernels SimuMax
 measured one by one (its own prediction: 5.3 % on these rows), also with experts, and with sequences
 of up to 131,072 tokens over eight GPUs by all-to-all; each is the shorter of two steps, nothing is
@@ -251,18 +251,18 @@ predicted. The host seems to limit them, since CUDA graphs of the router alone m
 make the predicted time of the host too long (GB200). Why 32 stages of one layer take longer
 than predicted is not known.
 *MLPerf experts*: DeepSeek-V3 in MXFP8 on 256 to 8,192 GPUs and GPT-OSS 20B on 8 to 512
-(mlcommons/training_results_v6.0, Apache-2.0); nothing is fitted to these 16 steps, whose experts
-are chosen by a real router. The seven of GPT-OSS 20B were predicted within 12.1 % before anybody
-had looked at them, and the one on 512 GPUs was 30 % too short. Then rings that leave a rack were
-given the measured steps of the hops inside it. Those of DeepSeek-V3 were at first predicted within
-16.0 %, and 36 % too fast on 8,192 GPUs. Then the first micro-batch was made to wait in each stage
-for the weights that Megatron-Core starts to gather when it arrives. From 2,048 GB200 on, a step
-still takes 0.7 to 1.4 s longer than predicted, however many micro-steps it has. On GB300 of
-CoreWeave it is the other way round: on 2,048 a step was predicted within 1 % before anybody had
-looked, and on 4,096 and 8,192 0.4 and 0.5 s too long, which is what the wait for weights adds. The
-gathers and reductions of experts between racks, and the first and the last passes, during which no
-other micro-batch hides an exchange, make up that part of a step. A trace of one step would tell how
-long each takes.
+(mlcommons/training_results_v6.0, Apache-2.0); nothing is fitted to these 17 steps, whose experts
+are chosen by a real router. The first seven of GPT-OSS 20B were predicted within 12.1 % before
+anybody had looked at them, and the one on 512 GPUs was 30 % too short. Then rings that leave a rack
+were given the measured steps of the hops inside it. The eighth, on 64 B300, was predicted within 1
+% at first look. Those of DeepSeek-V3 were at first predicted within 16.0 %, and 36 % too fast on
+8,192 GPUs. Then the first micro-batch was made to wait in each stage for the weights that
+Megatron-Core starts to gather when it arrives. From 2,048 GB200 on, a step still takes 0.7 to 1.4 s
+longer than predicted, however many micro-steps it has. On GB300 of CoreWeave it is the other way
+round: on 2,048 a step was predicted within 1 % before anybody had looked, and on 4,096 and 8,192
+0.4 and 0.5 s too long, which is what the wait for weights adds. The gathers and reductions of
+experts between racks, and the first and the last passes, during which no other micro-batch hides an
+exchange, make up that part of a step. A trace of one step would tell how long each takes.
 *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale
 Playbook (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes,
 which also show that a stage closes when it has exactly its share of the products; runs on 64 nodes,

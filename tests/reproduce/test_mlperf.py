@@ -105,13 +105,13 @@ def test_gb300_is_faster_than_gb200_by_what_was_measured(predicted):
 
 
 def test_steps_of_8b_in_4_bits_are_met():
-    """Attention has 8 bits in them."""
+    """Attention has 8 bits in all but one."""
     errors = np.abs(
         errors_of(
             predictions_of(lambda row: is_8b_on_blackwell(row) and row["precision"] == "nvfp4")
         )
     )
-    assert len(errors) == 11
+    assert len(errors) == 12
     assert errors.mean() < 0.04
     assert errors.max() < 0.08
 
