@@ -116,7 +116,7 @@ def machine_of_search(search):
 
 
 def ranking_of(search):
-    """All candidates of a search, ranked."""
+    """Return all candidates of a search, ranked."""
     return rank_candidates(search)
 
 

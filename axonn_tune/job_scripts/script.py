@@ -1,4 +1,4 @@
-"""All files that start a configuration, by its framework."""
+"""Write all files that start a configuration, by its framework."""
 
 from __future__ import annotations
 

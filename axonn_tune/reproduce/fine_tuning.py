@@ -18,7 +18,7 @@ _SOURCES = {
     "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge (Apache-2.0)",
 }
 _ENGINES = {"MLPerf": "nemo", "Megatron-Bridge": "megatron-core"}
-# The steps to which the time is fitted in which NeMo's host issues an operation.
+# The time in which NeMo's host issues an operation is fitted to these steps.
 _FITTED = {("v4.0", "eos_n8_ngc24.04_nemo"), ("v4.0", "eos_n128_ngc24.04_nemo")}
 
 

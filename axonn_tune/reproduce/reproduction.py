@@ -1,4 +1,4 @@
-"""All published numbers next to their predictions."""
+"""Put all published numbers next to their predictions."""
 
 from __future__ import annotations
 

@@ -351,7 +351,7 @@ class OffloadProgram:
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """All terms of a rank's memory that are in the host's memory."""
+        """Return all terms of a rank's memory that are in the host's memory."""
         return (*self.moved, HOST_COPIES)
 
 

@@ -450,7 +450,7 @@ class Pipeline:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """All different virtual stages."""
+        """Return all different virtual stages."""
         return (self.first, self.middle, self.last, *self.others)
 
     def n_synchronised(self, candidates: CandidateTable) -> tuple[Size, Size]:
@@ -482,7 +482,7 @@ class Pipeline:
 
     @property
     def parts(self) -> Iterator[Part]:
-        """All parts of the stages, then one that holds the transfer."""
+        """Yield all parts of the stages, then one that holds the transfer."""
         for stage in self.stages:
             yield from self.passes_of(stage)
         yield from self.sync.passes
@@ -553,7 +553,7 @@ class StepPlan:
 
     @property
     def parts(self) -> Iterator[Part]:
-        """All parts of the plan; the parts of a pipeline's stages come last."""
+        """Yield all parts of the plan; the parts of a pipeline's stages come last."""
         if self.whole_microstep is not None:
             yield self.whole_microstep
         yield self.step_end
@@ -564,12 +564,12 @@ class StepPlan:
 
     @property
     def phases(self) -> Iterator[Phase]:
-        """All phases of all parts."""
+        """Yield all phases of all parts."""
         for part in self.parts:
             yield from part.phases
 
     @property
     def operations(self) -> Iterator[Operation]:
-        """All operations of all phases."""
+        """Yield all operations of all phases."""
         for phase in self.phases:
             yield from phase.operations

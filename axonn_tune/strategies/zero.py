@@ -143,7 +143,7 @@ class Zero:
 
     @property
     def compute_key(self) -> tuple[str, ...]:
-        """All axes and the micro-batch, since kernels that pack messages work on shards."""
+        """Return all axes and the micro-batch, since kernels that pack messages work on shards."""
         return (*self.axes.sized, "micro_batch")
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:

@@ -79,7 +79,7 @@ class ZeroCommunication(SequenceParallel):
 
     @cached_property
     def _units(self) -> tuple[GatherUnit, ...]:
-        """All units."""
+        """Return all units in which weights are gathered."""
         return self.options.units(self.shapes)
 
     # Experts ---------------------------------------------------------------------------------

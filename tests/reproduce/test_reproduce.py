@@ -167,7 +167,7 @@ def test_measured_steps_of_fsdp_are_met_in_order(reproduction):
 
 @pytest.mark.slow
 def test_nearly_all_pairs_of_layouts_of_what_is_trained_in_2026_are_in_order(reproduction):
-    """Of some models, pairs are of two releases, of which the later one was faster."""
+    """Some models have pairs of two releases, of which the later one was faster."""
     names = ("B200", "Megatron-Bridge", "Model Zoo", "NeMo", "MLPerf", "long sequences", "LoRA")
     steps = [reproduction.steps[name] for name in names]
     repeated = ("llama3-405b", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2", "gpt3-175b")

@@ -45,7 +45,7 @@ def random_search(random):
 
 
 def assert_same(bounded, whole):
-    """All columns of two rankings, and those of what nearly fits, are equal."""
+    """Assert that two rankings, and what nearly fits in both, have equal columns."""
     for field in fields(bounded.table):
         if field.name != "placements":
             got, expected = (getattr(r.table, field.name) for r in (bounded, whole))

@@ -177,7 +177,7 @@ def test_no_pipeline_is_faster_than_its_bound(schedule, p, more, seconds, transf
     st.sampled_from([0.0, 0.01]),
 )
 def test_schedules_that_repeat_late_are_extrapolated_exactly(schedule, p, more, seconds, transfer):
-    """Of two stages that take nearly as long, the slower one sets the pace after many rounds."""
+    """The slower of two stages that take nearly as long sets the pace after many rounds."""
     m = 2 * p + 2 * more
     seconds, transfer = np.array(seconds)[:, None], np.array([transfer])
     per_flow = m // 2 if schedule == "dualpipe" else m

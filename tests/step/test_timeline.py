@@ -124,7 +124,7 @@ def test_exposed_collectives_of_the_first_stage_lengthen_the_step(machine):
 @pytest.mark.parametrize("machine", ["perlmutter", "dgx-b200"])
 @pytest.mark.parametrize("virtual_stages", [1, 2])
 def test_exposed_collectives_of_a_pipeline_add_up(machine, virtual_stages):
-    """Those of the passes that synchronise the step are among them."""
+    """The collectives of the passes that synchronise the step are among them."""
     options = {"strategy": "megatron", "virtual_stages": virtual_stages, "machine": machine}
     search = build_search("5b", 64, global_batch=128, **options)
     prediction = best_of_layout(search, STEPS["megatron"])

@@ -396,7 +396,7 @@ def test_unfused_attention_keeps_its_scores():
 
 
 class Ranks:
-    """All ranks of a grid with real arrays; remembers what each collective carried."""
+    """The ranks of a grid hold real arrays, and remember what each collective carried."""
 
     def __init__(self, grid):
         self.grid = grid

@@ -84,7 +84,7 @@ def test_a_product_beside_an_adapter_waits_for_all_tokens():
 
 
 def test_outputs_may_be_summed_in_8_bits():
-    """Those of the layers that the engine names, in the forward pass, where products are low."""
+    """Layers that the engine names sum them so in the forward pass, where products are low."""
     low = replace(BESIDE, engine=Engine(megatron=MegatronProgram(low_sums=("down",))))
     job = replace(JOB, precision="fp8-delayed")
 
