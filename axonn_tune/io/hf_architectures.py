@@ -96,6 +96,7 @@ _LATENT_DEFAULTS = {
 }
 _DEEPSEEK_RULES = (rules.deepseek_experts, rules.deepseek_queries, rules.multi_token_prediction)
 _FURTHER_TOKENS = {"num_nextn_predict_layers": 0}
+_UNGROUPED = {"n_group": 1, "topk_group": 1}
 
 _GEMMA3 = Architecture(
     counts=_COUNTS,
@@ -132,6 +133,7 @@ _DEEPSEEK_V3 = Architecture(
         "num_experts_per_tok": 8,
     },
     numbers={"n_shared_experts": 1, "first_k_dense_replace": 3, "q_lora_rank": 1536}
+    | {"n_group": 8, "topk_group": 4}
     | _FURTHER_TOKENS,
     periods={"moe_layer_freq": 1},
     derived=_DEEPSEEK_RULES,
@@ -301,7 +303,7 @@ ARCHITECTURES = {
         fixed=_UNBIASED,
         defaults={"n_routed_experts": 128, "num_experts_per_tok": 8, "num_key_value_heads": 8}
         | {"moe_intermediate_size": 1408},
-        numbers={"n_shared_experts": 1, "first_k_dense_replace": 1} | _FURTHER_TOKENS,
+        numbers={"n_shared_experts": 1, "first_k_dense_replace": 1} | _UNGROUPED | _FURTHER_TOKENS,
         periods={"moe_layer_freq": 1},
         derived=(rules.deepseek_experts, rules.glm_norms, rules.multi_token_prediction),
     ),
@@ -312,6 +314,7 @@ ARCHITECTURES = {
         fixed=_UNBIASED,
         defaults=_LATENT_DEFAULTS | {"n_routed_experts": 64, "moe_intermediate_size": 1407},
         numbers={"n_shared_experts": 2, "first_k_dense_replace": 0, "q_lora_rank": 1536}
+        | _UNGROUPED
         | _FURTHER_TOKENS,
         periods={"moe_layer_freq": 1},
         derived=_DEEPSEEK_RULES,

@@ -71,11 +71,14 @@ def qwen2_shared_experts(config: Config) -> Fields:
 
 
 def deepseek_experts(config: Config) -> Fields:
-    """Return the layers with experts, and the experts that every token passes through."""
+    """Return the layers with experts, their groups, and the experts of every token."""
     first, period = config["first_k_dense_replace"], config["moe_layer_freq"]
     shared = config["n_shared_experts"] * config["moe_intermediate_size"]
+    is_grouped = config.get("topk_method") != "greedy"
     return expert_fields(config, lambda layer: layer >= first and layer % period == 0) | {
-        "experts.shared_hidden_size": shared
+        "experts.shared_hidden_size": shared,
+        "experts.n_groups": max(config["n_group"], 1) if is_grouped else 1,
+        "experts.top_groups": max(config["topk_group"], 1) if is_grouped else 1,
     }
 
 

@@ -85,6 +85,9 @@ def _expert_flags(model: Model, experts: Experts) -> list[str]:
         f"--moe-router-topk {experts.top_k}",
         f"--moe-ffn-hidden-size {experts.hidden_size}",
     ]
+    if experts.n_groups > 1:
+        lines.append(f"--moe-router-num-groups {experts.n_groups}")
+        lines.append(f"--moe-router-group-topk {experts.top_groups}")
     if experts.shared_hidden_size:
         lines.append(f"--moe-shared-expert-intermediate-size {experts.shared_hidden_size}")
     if experts.shared_gate:

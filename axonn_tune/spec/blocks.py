@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.checks import require_count
+from axonn_tune.spec.checks import require_between, require_count
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,9 @@ class Experts:
         Number of layers before the first one with experts.
     every
         Distance between layers with experts; 1 where all layers after the first one have them.
+    n_groups, top_groups
+        Number of equal groups of neighbouring experts, and of how many groups the experts of one
+        token are (DeepSeek-V3, arXiv 2412.19437, section 2.1.2, node-limited routing).
     """
 
     n_experts: int
@@ -85,9 +92,11 @@ class Experts:
     bias: bool = False
     first_layer: int = 0
     every: int = 1
+    n_groups: int = 1
+    top_groups: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("n_experts", "top_k", "hidden_size", "every"):
+        for name in ("n_experts", "top_k", "hidden_size", "every", "n_groups", "top_groups"):
             require_count("experts", name, getattr(self, name))
         for name in ("shared_hidden_size", "first_layer"):
             require_count("experts", name, getattr(self, name), least=0)
@@ -95,30 +104,78 @@ class Experts:
             raise InputError(
                 f"experts: top_k is {self.top_k}; allowed: at most n_experts ({self.n_experts})"
             )
+        if self.n_experts % self.n_groups:
+            raise InputError(
+                f"experts: n_groups is {self.n_groups}; allowed: a divisor of n_experts "
+                f"({self.n_experts})"
+            )
+        least = -(-self.top_k * self.n_groups // self.n_experts)
+        require_between("experts", "top_groups", self.top_groups, least, self.n_groups)
         if self.shared_gate and not self.shared_hidden_size:
             raise InputError("experts: shared_gate is true; allowed: only with shared_hidden_size")
 
     def n_reached(self, n_units: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Return on how many of the equal units that share the experts a token has any, on average.
 
-        All choices are as likely. Of the ways to choose top_k of n experts, those that leave out
-        the experts of one unit miss this unit.
+        All choices of groups, and of experts in the chosen groups, are as likely. Units hold
+        neighbouring experts.
 
         Parameters
         ----------
         n_units : array_like
             Number of units, such as ranks or nodes.
         """
-        n_units = np.asarray(n_units, dtype=np.float64)
-        n_elsewhere = self.n_experts * (1.0 - 1.0 / n_units)
-        missed = np.ones(n_units.shape)
-        for chosen in range(self.top_k):
-            missed = missed * np.maximum(n_elsewhere - chosen, 0.0) / (self.n_experts - chosen)
-        return n_units * (1.0 - missed)
+        distinct, which = np.unique(np.asarray(n_units, dtype=np.float64), return_inverse=True)
+        reached = np.array([_n_reached(self, float(number)) for number in distinct])
+        return reached[which].reshape(np.shape(n_units))
 
     def are_in(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, has experts."""
         return layer >= self.first_layer and (layer - self.first_layer) % self.every == 0
+
+
+@lru_cache(maxsize=1024)
+def _n_reached(experts: Experts, n_units: float) -> float:
+    """Return `Experts.n_reached` for one number of units."""
+    of_unit = experts.n_experts / n_units
+    of_group = experts.n_experts / experts.n_groups
+    n_reached = 0.0
+    for unit in range(math.ceil(n_units)):
+        first, end = unit * of_unit, min((unit + 1) * of_unit, experts.n_experts)
+        shared = [
+            min(end, (group + 1) * of_group) - max(first, group * of_group)
+            for group in range(int(first // of_group), math.ceil(end / of_group))
+        ]
+        n_reached += 1.0 - _missed(experts, shared)
+    return n_reached
+
+
+def _missed(experts: Experts, shared: Sequence[float]) -> float:
+    """Return the probability that a token has none of the experts that a unit holds.
+
+    Parameters
+    ----------
+    experts : Experts
+    shared : sequence of float
+        Number of these experts in each of the groups that have any.
+    """
+    # Ways to choose groups, by how many of the unit's are chosen and their experts in it.
+    ways = Counter({(0, 0.0): 1})
+    for n_shared in shared:
+        for (n_chosen, n_own), number in list(ways.items()):
+            ways[n_chosen + 1, n_own + n_shared] += number
+    n_others = experts.n_groups - len(shared)
+    n_chosen_from = experts.n_experts * experts.top_groups // experts.n_groups
+    missed = 0.0
+    for (n_chosen, n_own), number in ways.items():
+        if n_chosen > experts.top_groups:
+            continue
+        # Of the ways to choose experts, those miss the unit's own which leave them out.
+        left_out = math.prod(
+            max(n_chosen_from - n_own - i, 0.0) / (n_chosen_from - i) for i in range(experts.top_k)
+        )
+        missed += number * math.comb(n_others, experts.top_groups - n_chosen) * left_out
+    return missed / math.comb(experts.n_groups, experts.top_groups)
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ DEEPSEEK_V2 = {
     "kv_lora_rank": 512,
     "max_position_embeddings": 163840,
     "model_type": "deepseek_v2",
+    "n_group": 8,
     "moe_intermediate_size": 1536,
     "moe_layer_freq": 1,
     "n_routed_experts": 160,
@@ -77,6 +78,8 @@ DEEPSEEK_V2 = {
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "tie_word_embeddings": False,
+    "topk_group": 3,
+    "topk_method": "group_limited_greedy",
     "v_head_dim": 128,
     "vocab_size": 102400,
 }
@@ -91,15 +94,19 @@ DEEPSEEK_V3 = DEEPSEEK_V2 | {
     "num_experts_per_tok": 8,
     "num_hidden_layers": 61,
     "num_nextn_predict_layers": 1,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
     "vocab_size": 129280,
 }
 KIMI_K2 = DEEPSEEK_V3 | {
     "first_k_dense_replace": 1,
     "model_type": "kimi_k2",
+    "n_group": 1,
     "n_routed_experts": 384,
     "num_attention_heads": 64,
     "num_key_value_heads": 64,
     "num_nextn_predict_layers": 0,
+    "topk_group": 1,
     "vocab_size": 163840,
 }
 GPT_OSS = {

@@ -272,6 +272,33 @@ def test_a_token_reaches_as_many_ranks_as_hold_any_of_its_experts(n_experts, top
     assert sent_share * number(sent.nbytes) == approx(mean * job.seq_len * of_token)
 
 
+@pytest.mark.parametrize(
+    ("n_groups", "top_groups", "n_ranks"),
+    [
+        (6, 2, 1),
+        (6, 2, 2),
+        (6, 2, 3),
+        (6, 2, 6),
+        (6, 2, 12),
+        (4, 1, 4),
+        (6, 2, 4),
+        (4, 1, 6),
+        (3, 2, 4),
+    ],
+)
+def test_a_token_of_few_groups_reaches_fewer_ranks(n_groups, top_groups, n_ranks):
+    """Counted over all choices of groups, and of three experts in these."""
+    n_experts, top_k = 12, 3
+    of_group = n_experts // n_groups
+    reached = []
+    for groups in combinations(range(n_groups), top_groups):
+        experts = [group * of_group + i for group in groups for i in range(of_group)]
+        for choice in combinations(experts, top_k):
+            reached.append(len({expert * n_ranks // n_experts for expert in choice}))
+    limited = Experts(n_experts, top_k, 128, n_groups=n_groups, top_groups=top_groups)
+    assert limited.n_reached(n_ranks) == approx(sum(reached) / len(reached))
+
+
 def kernels_that_wait(strategy, recompute):
     """The exchanges for which kernels wait, by kernel."""
     plan = plan_of(strategy, MIXTURE, JOB, recompute=recompute, data=16, expert=8)
