@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from axonn_tune.reproduce import fsdp, megatron, sharded
+from axonn_tune.reproduce.automodel import automodel
 from axonn_tune.reproduce.axonn import compare_links, compare_runs
 from axonn_tune.reproduce.bridge import megatron_bridge
 from axonn_tune.reproduce.collectives import TimedCollective, across_nodes, inside_node
@@ -89,6 +90,7 @@ def measured_steps(
         "Model Zoo": list(model_zoo(load("moe_model_zoo"), loaders)),
         "NeMo": list(nemo(load("dgxc_h100"), loaders)),
         "NeMo releases": list(nemo_releases(load("nemo_releases"), loaders)),
+        "AutoModel": list(automodel(load("nemo_automodel"), loaders)),
         "MLPerf": list(mlperf(load("mlperf"), loaders)),
         "MLPerf experts": list(mlperf_experts(load("mlperf_experts"), loaders)),
         "long sequences": list(long_sequences(load("nemo_long"), loaders)),

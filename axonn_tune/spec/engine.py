@@ -6,6 +6,7 @@ really launched and moved, in one place and before they are priced: `Engine.as_r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -43,6 +44,8 @@ from axonn_tune.spec.precision import FULL, PRECISIONS, USUAL_LOW
 BUCKETS, WHOLE, PARAMETERS = "buckets", "whole", "parameters"
 # Layers whose outputs a tensor group sums.
 SUMMED_LAYERS = ("proj", "down")
+# Axes that an engine of Megatron-LM's algorithm may lack.
+UNSPLIT_AXES = ("tensor", "context")
 # Kinds of context parallelism: keys and values travel around a ring, or are gathered; tokens are
 # exchanged for heads; or they are exchanged within small groups, and a ring connects these.
 RING, ALL_GATHER, ULYSSES, ULYSSES_RING = CONTEXT_KINDS = (
@@ -196,6 +199,8 @@ class MegatronProgram:
     overlaps_transfers
         Whether a rank with several stages computes while its results travel to the next one
         (overlap_p2p_comm, schedules.py), unless all kernels of its GPU wait in one queue.
+    lacks
+        Axes over which it splits nothing, of `UNSPLIT_AXES`.
     aligns_gathers
         Whether ranks with several stages start to gather new weights when the step begins
         (align_param_gather, and param_sync_func in schedules.py). Without it, and in ranks of one
@@ -229,10 +234,13 @@ class MegatronProgram:
     copies_heads: bool = False
     one_queue: bool = True
     overlaps_transfers: bool = False
+    lacks: tuple[str, ...] = ()
     aligns_gathers: bool = True
 
     def __post_init__(self) -> None:
         require_choice("megatron", "context_kind", self.context_kind, CONTEXT_KINDS)
+        for axis in self.lacks:
+            require_choice("megatron", "lacks", axis, UNSPLIT_AXES)
         for layer in self.low_sums:
             require_choice("megatron", "low_sums", layer, SUMMED_LAYERS)
         require_count("megatron", "experts_at_once", self.experts_at_once)
@@ -290,6 +298,18 @@ class ZeroProgram:
     reserves_by_stream
         Whether the memory of a rank is what torch's allocator has reserved: the largest amount of
         each stream, where weights are received and gradients reduced in streams of their own.
+    keeps_mixtures
+        Whether the blocks of a model with experts stay gathered from their forward to their
+        backward pass.
+    syncs_mixtures_once
+        Whether the first micro-step of a model with experts gathers weights for the whole step, and
+        the last one reduces the gradients of all.
+    sends_once
+        Whether a token is sent once to each rank that holds any of its experts (see
+        `MegatronProgram`).
+    experts_at_once
+        Number of experts whose products run at the same time on a rank; infinite where one kernel
+        forms all of them.
     """
 
     gathers_blocks: bool = True
@@ -308,10 +328,15 @@ class ZeroProgram:
     splits_layers: bool = False
     orders_tokens: bool = False
     reserves_by_stream: bool = False
+    keeps_mixtures: bool = False
+    syncs_mixtures_once: bool = False
+    sends_once: bool = False
+    experts_at_once: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("live_elements", "bucket_elements"):
             require_between("zero", name, getattr(self, name), 0, LARGEST_AMOUNT)
+        require_between("zero", "experts_at_once", self.experts_at_once, 1, math.inf)
         if self.reduced_element_bytes is not None:
             require_between("zero", "reduced_element_bytes", self.reduced_element_bytes, 0.5, 8)
         for name in ("view_seconds", "slice_seconds"):
@@ -470,9 +495,17 @@ class Engine:
         Precisions of products that it has, of `PRECISIONS`; of the low ones the usual comes first.
     moments
         Types in which its optimizer stores moments, of `MOMENT_BYTES`.
+    low_states
+        Whether the optimizer updates weights in the job's type, without copies in fp32, and its
+        moments are in that type, too.
     recomputes_last_product
         Whether full recomputation forms the output of a block's last product, too, which no
         backward pass reads.
+    recomputes_combine
+        Whether full recomputation sends the experts' results back to their tokens, too, which no
+        backward pass reads.
+    adds_expert_biases
+        Whether kernels add the biases of the experts' first products, and not the products.
     kernels
         Forms of kernels by name, one of `MEMORY_KERNELS`, or `EVERY_KERNEL` for all others.
     attention_library
@@ -507,7 +540,10 @@ class Engine:
     package: str = ""
     precisions: tuple[str, ...] = (FULL,)
     moments: tuple[str, ...] = ("fp32",)
+    low_states: bool = False
     recomputes_last_product: bool = True
+    recomputes_combine: bool = True
+    adds_expert_biases: bool = False
     kernels: Mapping[str, KernelForm] = field(default_factory=dict)
     attention_library: str = FLASH_ATTENTION
     attention_rate: Quantity | None = None

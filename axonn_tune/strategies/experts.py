@@ -222,10 +222,13 @@ class Mixture:
         self._send_probabilities(host, chain)
         self._sort(host, chain, "sort")
         self._product_forward(host, chain, _UP, *self._up)
+        self._add_first_bias(host, chain)
         self._activate(host, chain)
         self._product_forward(host, chain, _DOWN, *self._down)
         self._add_bias(host, chain)
         self._sort(host, chain, "unsort")
+        if chain == RECOMPUTE and self.sizes.shapes.leaves_out_combine:
+            return
         self._bring(host, chain, COMBINE)
         self._permute(host, chain, "unpermute")
 
@@ -237,6 +240,7 @@ class Mixture:
         self._add_bias(host, BACKWARD)
         self._product_backward(host, _DOWN, *self._down)
         self._activate(host, BACKWARD)
+        self._add_first_bias(host, BACKWARD)
         self._reduce_bias(host)
         self._product_backward(host, _UP, *self._up)
         self._sort(host, BACKWARD, "sort")
@@ -394,6 +398,22 @@ class Mixture:
         kernel = kernel_of("expert_bias", chain)
         name = names.of_layer(chain, "experts_bias")
         host.memory_bound(name, n_passes * outputs_bytes, kernel, sizes.n_local)
+
+    def _add_first_bias(self, host: HostProgram, chain: str) -> None:
+        """Add the biases of the experts' first products where these do not do so themselves.
+
+        Each expert's is added by itself, and the sums are joined; the backward pass joins the
+        gradients of the sums.
+        """
+        sizes = self.sizes
+        if not (sizes.experts.bias and sizes.shapes.adds_expert_biases):
+            return
+        name = names.of_layer(chain, "experts_first_bias")
+        joined_bytes = 2.0 * sizes.up_bytes
+        if chain == BACKWARD:
+            host.memory_bound(name, joined_bytes, "copy")
+        else:
+            host.memory_bound(name, 2.0 * joined_bytes, "add", sizes.n_local + 1.0)
 
     def _reduce_bias(self, host: HostProgram) -> None:
         """Form the gradients of the biases of the experts' first products, which add them."""

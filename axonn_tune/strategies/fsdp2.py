@@ -1,8 +1,8 @@
 """The peak memory of a rank under torch's FSDP2 with each block a unit.
 
-Weights and gradients are stored in fp32 shards and gathered in the job's type; frozen weights are
-stored in that type, too, since torch wants one type of trained parameters only (torch 2.13,
-_fully_shard/_fsdp_param_group.py, _init_mp_dtypes). When a unit's
+Weights and gradients are stored in shards, usually in fp32, and gathered in the job's type; frozen
+weights are stored in that type, too, since torch wants one type of trained parameters only (torch
+2.13, _fully_shard/_fsdp_param_group.py, _init_mp_dtypes). When a unit's
 backward pass ends, the message with its gradients is kept until the next unit's is sent; the next
 unit's weights are gathered while a unit computes.
 
@@ -24,13 +24,29 @@ from axonn_tune.spec.engine import ZeroProgram, value_or
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.adapters import adapter_shape
 from axonn_tune.strategies.experts import ExpertShapes, experts_of
-from axonn_tune.strategies.optimizer import FP32_MOMENT_BYTES
-from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
+from axonn_tune.strategies.optimizer import N_MOMENTS
+from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.units import GatherUnit
 
 # The backward pass of torch's loss holds the logarithm of the softmax, its gradient and that of the
 # logits, which are gone by then.
 _TENSORS_OF_LOSS = 3.0
+
+
+class Kept(NamedTuple):
+    """What a rank keeps.
+
+    stored_element_bytes
+        Bytes of an element of what it stores of trained weights: these, gradients and moments.
+    blocks
+        Whether blocks stay gathered from their forward to their backward pass.
+    gradients
+        Whether weights and whole gradients stay for all micro-steps of a step.
+    """
+
+    stored_element_bytes: float
+    blocks: bool
+    gradients: bool
 
 
 class _Moment(NamedTuple):
@@ -53,19 +69,22 @@ class _Moment(NamedTuple):
 
 
 def fsdp2_memory(
-    shapes: Shapes, units: Sequence[GatherUnit], program: ZeroProgram
+    shapes: Shapes, units: Sequence[GatherUnit], program: ZeroProgram, kept: Kept
 ) -> dict[str, Array]:
     """Return the bytes by term, each of shape (C,), of the root and the units of a block."""
     n_layers = shapes.n_backward
     root, *in_block = units
-    block = _Block.of(shapes, in_block, program)
+    block = _Block.of(shapes, in_block, program, kept)
     accumulates = np.where(shapes.table.n_microsteps(shapes.job.global_batch) > 1, 1.0, 0.0)
-    root_bytes = _shard_bytes(shapes, root, root.trained * FP32_BYTES)
+    element_bytes = kept.stored_element_bytes
+    root_bytes = _shard_bytes(shapes, root, root.trained * element_bytes)
     stored = root_bytes + n_layers * block.gradient_bytes
-    weight_bytes = sum(_shard_bytes(shapes, unit, unit.all_bytes(shapes.job)) for unit in units)
+    weight_bytes = sum(
+        _shard_bytes(shapes, unit, unit.all_bytes(shapes.job, element_bytes)) for unit in units
+    )
     one_each = np.ones(len(shapes.table))
     terms: list[dict[str, Array]] = []
-    for moment in _moments(shapes, block, root, accumulates, program):
+    for moment in _moments(shapes, block, root, accumulates, program, kept):
         reduced, gathered = moment.n_reduced * block.gradient_bytes, moment.gathered
         if program.reserves_by_stream:
             reduced, gathered = stored, gathered + block.parameters + root.parameters
@@ -74,8 +93,8 @@ def fsdp2_memory(
         terms.append(
             {
                 "weights": weight_bytes * one_each,
-                "gradients": _gradient_bytes(shapes, stored, reduced, accumulates),
-                "optimizer_states": stored * (FP32_MOMENT_BYTES / FP32_BYTES),
+                "gradients": _gradient_bytes(shapes, stored, reduced, accumulates, element_bytes),
+                "optimizer_states": N_MOMENTS * stored,
                 "gathered_weights": gathered * shapes.element_bytes * one_each,
                 "activations": left + shapes.residual_bytes,
                 "working_set": moment.working * one_each,
@@ -93,11 +112,17 @@ def _shard_bytes(shapes: Shapes, unit: GatherUnit, nbytes: Size) -> Array:
     return nbytes / shapes.table.size(unit.sharded_over or "shard")
 
 
+def _is_copied(shapes: Shapes, unit: GatherUnit, kept: Kept) -> np.ndarray:
+    """Return whether a rank works with other copies of a unit than those that it stores."""
+    is_cast = kept.stored_element_bytes != shapes.element_bytes
+    return is_cast | (shapes.table.size(unit.sharded_over or "shard") > 1)
+
+
 class _Block(NamedTuple):
     """What a mean block holds, and what the kind of block takes in work that takes most.
 
     parameters, trained
-        Number of its parameters that a rank gathers, and of those that are trained.
+        Number of its parameters that a rank gathers or casts, and of those that are trained.
     gradient_bytes
         Bytes of the rank's shards of its gradients.
     saved
@@ -113,22 +138,25 @@ class _Block(NamedTuple):
     in_activation: Array
 
     @classmethod
-    def of(cls, shapes: Shapes, units: Sequence[GatherUnit], program: ZeroProgram) -> _Block:
+    def of(
+        cls, shapes: Shapes, units: Sequence[GatherUnit], program: ZeroProgram, kept: Kept
+    ) -> _Block:
         """Return what the blocks hold whose weights are in some units."""
         saved = in_activation = gradient_bytes = np.zeros(len(shapes.table))
         layers = shapes.backward_layers(range(shapes.model.n_layers))
         counts = shapes.model.counts(layers)
         for kind, count in counts.items():
             everything = _saved_by_block(shapes, kind, program.runs_eagerly)
-            kept = _kept_by_block(shapes, everything, program)
-            saved = saved + count * kept
-            in_activation = np.maximum(in_activation, everything - kept + _mlp_bytes(shapes, kind))
+            of_kind = _kept_by_block(shapes, everything, program)
+            saved = saved + count * of_kind
+            dropped = everything - of_kind
+            in_activation = np.maximum(in_activation, dropped + _mlp_bytes(shapes, kind))
         for unit in units:
-            shard_bytes = _shard_bytes(shapes, unit, unit.trained * FP32_BYTES)
-            gradient_bytes = gradient_bytes + shard_bytes
+            of_unit = unit.trained * kept.stored_element_bytes
+            gradient_bytes = gradient_bytes + _shard_bytes(shapes, unit, of_unit)
         return cls(
-            sum(unit.parameters for unit in units),
-            sum(unit.trained for unit in units),
+            sum(_is_copied(shapes, unit, kept) * unit.parameters for unit in units),
+            sum(_is_copied(shapes, unit, kept) * unit.trained for unit in units),
             gradient_bytes,
             saved / len(layers),
             in_activation,
@@ -154,22 +182,26 @@ def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
     return (2.0 if shapes.model.gated_mlp else 1.0) * shapes.mlp_bytes
 
 
-def _gradient_bytes(shapes: Shapes, stored: Array, new: Array, accumulates: Array) -> Array:
+def _gradient_bytes(
+    shapes: Shapes, stored: Array, new: Array, accumulates: Array, stored_element_bytes: float
+) -> Array:
     """Return the bytes of the sharded gradients of earlier micro-steps, and of new ones.
 
     Replicas add their sums once in a step. These are in the type of the messages, and they are kept
-    next to the fp32 gradients to which they are converted.
+    next to the gradients in the stored type to which they are converted.
 
     Parameters
     ----------
     stored : array, shape (C,)
-        Bytes of all gradients in fp32.
+        Bytes of all gradients as they are stored.
     new : array, shape (C,)
-        Bytes in fp32 of those that have been reduced in this backward pass.
+        Bytes of those that have been reduced in this backward pass, in the same type.
     accumulates : array, shape (C,)
         1 where there are earlier micro-steps, 0 elsewhere.
+    stored_element_bytes : float
+        Bytes of an element in this type.
     """
-    ratio = shapes.element_bytes / FP32_BYTES
+    ratio = shapes.element_bytes / stored_element_bytes
     is_converted = (shapes.table.size("replica") > 1) & (ratio < 1)
     converted = accumulates * stored * ratio + new * (1.0 + (1.0 - accumulates) * ratio)
     return np.where(is_converted, converted, np.where(accumulates > 0, stored, new))
@@ -228,6 +260,7 @@ def _moments(
     root: GatherUnit,
     accumulates: Array,
     program: ZeroProgram,
+    kept: Kept,
 ) -> list[_Moment]:
     """Return the moments at which most may be held.
 
@@ -247,27 +280,39 @@ def _moments(
     per_element = program.message_bytes(shapes.element_bytes) / shapes.element_bytes
     # The message of the micro-step before, until the first block sends its own.
     message = accumulates * root.trained * per_element
-    last_block = block.parameters if program.keeps_last_block else 0.0
+    # The whole gradients of earlier micro-steps, where none of these has reduced them.
+    sums = 0.0 * message
+    if kept.gradients:
+        message, sums = sums, accumulates * per_element * (n_layers * block.trained + root.trained)
+    n_kept = n_layers if kept.blocks else 0
+    last_block = block.parameters * max(program.keeps_last_block, n_kept)
     at_end = 3.0 * stream + _attended_bytes(shapes)
     down = _gradient_elements(shapes, "down")
     if model.experts is not None and job.trains_weights:
         down = np.maximum(down, ExpertShapes(shapes, model.experts).down_elements)
-    whole_root, whole_block = root.parameters, block.parameters
+    whole_root, whole_block = root.parameters + sums, block.parameters
     before_blocks = whole_root + message
     moments = [
         _Moment(0, 0, before_blocks + last_block, of_loss + head_input),
-        _Moment(0, 0, before_blocks + head + whole_block, logits_bytes + 2.0 * head_input),
+        _Moment(
+            0,
+            0,
+            before_blocks + head + whole_block * max(1, n_kept),
+            logits_bytes + 2.0 * head_input,
+        ),
     ]
     telling = {0, min(1, n_layers - 1), max(n_layers - 2, 0), n_layers - 1}
     for n_done in sorted(telling):
         is_last = n_done == n_layers - 1
         sent = block.trained * per_element if n_done else message
-        held = whole_root + head + whole_block * (1 if is_last else 2) + sent
+        n_gathered = max(1 if is_last else 2, n_kept if kept.gradients else n_kept - n_done)
+        held = whole_root + head + whole_block * n_gathered + sent
         moments.append(_Moment(n_done, n_done, held + down, block.in_activation))
         moments.append(_Moment(n_done + 1, n_done, held + block.trained, at_end))
     # The gradients of the head and of the embedding, and their sum where they share the weight.
     n_gradients = 3 if model.tied_embeddings else job.trains_embedding + job.trains_head
-    at_last = whole_root + block.trained + n_gradients * head
+    kept_to_end = whole_block * (n_kept if kept.gradients else 0)
+    at_last = whole_root + kept_to_end + block.trained + n_gradients * head
     moments.append(_Moment(n_layers, n_layers, at_last, stream))
     return moments
 

@@ -183,7 +183,13 @@ class Megatron3D:
         """Return, for each of Megatron-LM's rules, the placements that break it, shape (P,)."""
         tensor = placements.size("tensor")
         context = placements.size(self.context)
+        engine = self.engine
+        n_split = {"tensor": tensor, "context": context}
         broken = {
+            **{
+                f"{engine.title} has no {axis} parallelism": n_split[axis] > 1
+                for axis in engine.megatron.lacks
+            },
             **broken_tensor_rules(model, tensor),
             **broken_context_rules(self.context_kind, model, job, placements, "tensor"),
             "global batch not divisible by data": job.global_batch % placements.size("data") != 0,
@@ -331,6 +337,8 @@ class Megatron3D:
             sends_once=self.sends_once,
             expert_tensor=tensor if self.splits_experts else 1.0,
             experts_at_once=self.engine.megatron.experts_at_once,
+            leaves_out_combine=not self.engine.recomputes_combine,
+            adds_expert_biases=self.engine.adds_expert_biases,
             exchanges_adapters=self.exchanges_adapters,
             fuses_adapters=self.engine.megatron.fuses_adapters,
             gradient_sum_bytes=self.gradient_bytes(job) * self.fused_accumulation,
@@ -411,7 +419,7 @@ class Megatron3D:
         return {
             "weights": (uncast + adapters) * job.element_bytes + matrices * kept_weight_bytes(job),
             "gradients": summed * (self.gradient_bytes(job) + bucket_bytes),
-            "optimizer_states": owned * state_bytes(job),
+            "optimizer_states": owned * state_bytes(job, self.engine.low_states),
             **host_copies(job, self.engine.offload_in(job), owned),
             **host_activations(job, held * moved),
             "activations": held * (shapes.saved_by_layers(saved, chunk) - moved)

@@ -22,15 +22,19 @@ FP32_MOMENT_BYTES = N_MOMENTS * FP32_BYTES
 HOST_STATE_BYTES = FP32_BYTES + FP32_MOMENT_BYTES
 
 
-def has_master_copy(job: Job) -> bool:
-    """Return whether the optimizer keeps an fp32 copy of each weight, as in mixed precision."""
-    return job.element_bytes < FP32_BYTES
+def has_master_copy(job: Job, low_states: bool = False) -> bool:
+    """Return whether the optimizer keeps an fp32 copy of each weight, as in mixed precision.
+
+    With `low_states` (see `Engine`) it has neither such a copy nor moments of a type of their own.
+    """
+    return job.element_bytes < FP32_BYTES and not low_states
 
 
-def state_bytes(job: Job) -> float:
+def state_bytes(job: Job, low_states: bool = False) -> float:
     """Return the bytes of one parameter's optimizer states: the moments and any master copy."""
-    moment_bytes = N_MOMENTS * MOMENT_BYTES[job.moments]
-    return moment_bytes + (FP32_BYTES if has_master_copy(job) else 0.0)
+    moment_bytes = job.element_bytes if low_states else MOMENT_BYTES[job.moments]
+    master_bytes = FP32_BYTES if has_master_copy(job, low_states) else 0.0
+    return N_MOMENTS * moment_bytes + master_bytes
 
 
 def sharded_text(states: bool, gradients: bool) -> str:
@@ -62,6 +66,7 @@ def clip_and_update(
     cleared: Array | None = None,
     offload: OffloadProgram | None = None,
     in_optimizer: bool = False,
+    low_states: bool = False,
 ) -> tuple[str, ...]:
     """Form the norm of the gradients, clip them, and let the optimizer update the weights.
 
@@ -80,6 +85,8 @@ def clip_and_update(
         How the states are offloaded, if they are.
     in_optimizer : bool
         Whether the optimizer on the GPU clips the gradient as it reads it.
+    low_states : bool
+        Whether the states on the GPU are in the job's type (see `Engine`).
 
     Returns
     -------
@@ -102,9 +109,9 @@ def clip_and_update(
         return _update_on_host(host, job, owned, cleared_bytes, offload)
     # The optimizer reads the gradient, reads and writes the states and writes the weight;
     # without a master copy it reads the weight too, and where it clips it writes the gradient.
-    weight_bytes = job.element_bytes * (1.0 if has_master_copy(job) else 2.0)
+    weight_bytes = job.element_bytes * (1.0 if has_master_copy(job, low_states) else 2.0)
     update_bytes = gradient_bytes * (2.0 if in_optimizer else 1.0)
-    update_bytes += 2.0 * state_bytes(job) + weight_bytes
+    update_bytes += 2.0 * state_bytes(job, low_states) + weight_bytes
     host.memory_bound(names.OPTIMIZER_STEP, owned * update_bytes + cleared_bytes, "optimizer")
     return ()
 

@@ -109,6 +109,8 @@ class Shapes:
         Whether selective recomputation repeats all but attention and every second product.
     leaves_out_last_product : bool
         Whether full recomputation leaves out a block's last product.
+    leaves_out_combine : bool
+        Whether full recomputation leaves out what comes behind the experts' products.
     separates_products : bool
         Whether query, key, value and an MLP's gate have weights of their own.
     stage_layout : tuple of int
@@ -124,6 +126,8 @@ class Shapes:
         each expert.
     experts_at_once : float
         Number of experts whose products run at the same time on a rank.
+    adds_expert_biases : bool
+        Whether kernels add the biases of the experts' first products, and not the products.
     exchanges_adapters : bool
         Whether the output of an adapter is exchanged, columns for tokens, and not gathered.
     fuses_adapters : bool
@@ -155,6 +159,7 @@ class Shapes:
     recomputes_inputs: bool = False
     recomputes_products: bool = False
     leaves_out_last_product: bool = False
+    leaves_out_combine: bool = False
     separates_products: bool = False
     stage_layout: tuple[int, ...] = ()
     balances_stages: bool = False
@@ -162,6 +167,7 @@ class Shapes:
     expert_tensor: Array | float = 1.0
     sends_once: bool = False
     experts_at_once: float = math.inf
+    adds_expert_biases: bool = False
     exchanges_adapters: bool = False
     fuses_adapters: bool = False
     sums_adapters: bool = False

@@ -308,6 +308,8 @@ class Transformer:
         self._mlp_forward(host, weights[n_attention:], following)
         if block.has_experts and self._mixture is not None:
             self._mixture.forward(host, chain)
+            if chain == RECOMPUTE and self.shapes.leaves_out_combine:
+                return
         self._output_norm(host, chain, "mlp_norm")
         self._residual(host, chain, "residual2")
 

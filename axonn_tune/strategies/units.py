@@ -51,10 +51,13 @@ class GatherUnit:
         """The number of parameters that are trained, of all such units."""
         return self.n_trained * self.trained
 
-    def all_bytes(self, job: Job) -> Size:
-        """Return the bytes of all such units as `fp32_shard_bytes` counts them for one."""
+    def all_bytes(self, job: Job, stored_element_bytes: float) -> Size:
+        """Return the bytes of all such units, of whose trained parameters each takes so many.
+
+        Frozen ones, which no optimizer updates, are stored in the job's type.
+        """
         frozen = self.count * self.parameters - self.all_trained
-        return self.all_trained * FP32_BYTES + frozen * job.element_bytes
+        return self.all_trained * stored_element_bytes + frozen * job.element_bytes
 
     def fp32_shard_bytes(self, job: Job) -> Size:
         """Return the bytes of a whole unit whose trained parameters are stored in fp32.

@@ -28,7 +28,7 @@ from axonn_tune.spec.plan import Array, Size, StepPlan
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.experts import stored_experts
-from axonn_tune.strategies.fsdp2 import fsdp2_memory
+from axonn_tune.strategies.fsdp2 import Kept, fsdp2_memory
 from axonn_tune.strategies.optimizer import host_copies, state_bytes
 from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
@@ -128,8 +128,18 @@ class Zero:
 
     @property
     def sends_once(self) -> bool:
-        """False: a copy of a token travels to each of its experts."""
-        return False
+        """Whether a token travels once to each rank that holds any of its experts."""
+        return self.engine.zero.sends_once
+
+    @property
+    def syncs_once(self) -> bool:
+        """Whether weights are gathered, and gradients reduced, once in a step."""
+        return self.has_experts and self.engine.zero.syncs_mixtures_once
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether every block stays gathered until its backward pass."""
+        return self.syncs_once or (self.has_experts and self.engine.zero.keeps_mixtures)
 
     @property
     def sharded_by_choice(self) -> str:
@@ -207,7 +217,9 @@ class Zero:
         element = job.element_bytes
         offload = self.engine.offload_in(job)
         if self.engine.zero.is_fsdp2:
-            terms = fsdp2_memory(shapes, self.units(shapes), self.engine.zero)
+            stored_bytes = element if self.engine.low_states else FP32_BYTES
+            kept = Kept(stored_bytes, self.keeps_blocks, self.syncs_once)
+            terms = fsdp2_memory(shapes, self.units(shapes), self.engine.zero, kept)
             if offload is not None:
                 # On the host all gradients are there at last; on the GPU none stays.
                 owned = self.trained_share(shapes, sharding.gradients)
@@ -245,7 +257,7 @@ class Zero:
         return {
             "weights": weights,
             "gradients": trained * element / table.size(sharding.gradients),
-            "optimizer_states": owned * state_bytes(job),
+            "optimizer_states": owned * state_bytes(job, self.engine.low_states),
             **host_copies(job, offload, owned),
             "gathered_weights": (held_gradients + held_weights_if_gathered) * element,
             "activations": shapes.n_backward * shapes.saved_by_layers(saved, shapes.n_backward)
@@ -270,8 +282,12 @@ class Zero:
             residual_split=tensor,
             recomputes_products=self.engine.zero.recomputes_products,
             leaves_out_last_product=self.engine.leaves_out_last_product(model, job),
+            leaves_out_combine=not self.engine.recomputes_combine,
             separates_products=self.engine.zero.separates_products,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
+            sends_once=self.sends_once,
+            experts_at_once=self.engine.zero.experts_at_once,
+            adds_expert_biases=self.engine.adds_expert_biases,
             sums_adapters=True,
             memory=self.engine.memory,
         )
@@ -382,6 +398,8 @@ def zero3(engine: Engine = IDEAL, has_experts: bool = False) -> Zero:
         groups = (*names_of_axes, EXPERT, EXPERT_REPLICAS)
         axes = replace(axes, groups=groups, folded="*".join(names_of_axes[:-1]))
     sharding = Sharding("shard", "shard", "shard", ("shard",), replicas="replica")
+    if has_experts and engine.zero.syncs_mixtures_once:
+        sharding = replace(sharding, gradients="", reduced_once=True)
     return Zero("zero3", axes, sharding, has_experts=has_experts, engine=engine)
 
 

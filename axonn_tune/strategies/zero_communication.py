@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from axonn_tune.spec import names
-from axonn_tune.spec.engine import OffloadProgram
+from axonn_tune.spec.engine import OffloadProgram, ZeroProgram
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.layout import EXPERT
 from axonn_tune.spec.names import FORWARD
@@ -39,8 +39,13 @@ class ZeroCommunication(SequenceParallel):
     @cached_property
     def _overlap(self) -> Overlap:
         """The overlaps of the job, or none if the engine has none."""
-        program = self.options.engine.zero
+        program = self._program
         return self.shapes.job.overlap if program.overlaps else Overlap(False, False, False)
+
+    @property
+    def _program(self) -> ZeroProgram:
+        """How the engine communicates."""
+        return self.options.engine.zero
 
     @property
     def backward_overlap(self) -> Overlap:
@@ -50,7 +55,7 @@ class ZeroCommunication(SequenceParallel):
     @property
     def _message_element(self) -> float:
         """The bytes of an element of a gradient in a message that is not quantised."""
-        return self.options.engine.zero.message_bytes(self.shapes.element_bytes)
+        return self._program.message_bytes(self.shapes.element_bytes)
 
     @property
     def _sharding(self) -> Sharding:
@@ -118,7 +123,7 @@ class ZeroCommunication(SequenceParallel):
 
     def _order_tokens(self, host: HostProgram, message: str, nbytes: Size) -> None:
         """Copy a message within a tensor group if the engine does so."""
-        if self.options.engine.zero.orders_tokens and self.options.tensor_axis:
+        if self._program.orders_tokens and self.options.tensor_axis:
             moved = np.where(self.shapes.y > 1, 2.0 * nbytes, 0.0)
             host.memory_bound(f"{message}.copy", moved, "copy")
 
@@ -182,7 +187,7 @@ class ZeroCommunication(SequenceParallel):
             host.memory_bound(f"{name}.quantise", (size > 1) * (nbytes + packed) / size, "scale")
             nbytes = packed
         full = np.full(len(self.shapes.table), nbytes)
-        view_seconds = self.options.engine.zero.view_seconds
+        view_seconds = self._program.view_seconds
         if view_seconds is not None:
             n_views = share * unit.n_calls * size * (size > 1)
             host.idle(names.views(name), n_views * view_seconds.value)
@@ -198,13 +203,17 @@ class ZeroCommunication(SequenceParallel):
 
     def _share(self, chain: str) -> Size:
         """Return the share of the units of a chain that are gathered, on average."""
+        if self.options.syncs_once and not self.sync:
+            return 0.0
         return 1.0 if chain == FORWARD else self._share_gathered_again
 
     @cached_property
     def _share_gathered_again(self) -> Size:
         """The share of the blocks in the backward pass that it gathers, on average over them."""
         model = self.shapes.model
-        program = self.options.engine.zero
+        program = self._program
+        if self.options.keeps_blocks:
+            return 0.0
         gathered = sum(unit.gathered for unit in self._in_block)
         n_kept = max(0.0, program.live_elements - model.head.parameters) / gathered
         n_kept = np.maximum(n_kept, program.keeps_last_block)
@@ -279,7 +288,7 @@ class ZeroCommunication(SequenceParallel):
 
     def _add_whole_gradients(self, host: HostProgram) -> None:
         """Add gradients to those of earlier micro-steps, where each is reduced once in a step."""
-        elements = self.options.trained_share(self.shapes, self._sharding.gradients)
+        elements = sum(unit.all_trained for unit in self._units)
         nbytes = self._share_added * elements * (3.0 * self.shapes.element_bytes)
         host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes, "add")
 
@@ -290,7 +299,7 @@ class ZeroCommunication(SequenceParallel):
         at most three gathers ahead of it. The parts of all buckets count at the end.
         """
         job = self.shapes.job
-        slice_seconds = self.options.engine.zero.slice_seconds
+        slice_seconds = self._program.slice_seconds
         is_cut = self._sharding.weights and not self.options.quantised_gradients
         if slice_seconds is None or not (is_cut and job.trains_weights):
             return
@@ -437,8 +446,9 @@ class ZeroCommunication(SequenceParallel):
             gradient_bytes=element,
             norm_sums=self._norm_sums,
             offload=self.options.engine.offload_in(shapes.job),
+            low_states=self.options.engine.low_states,
         )
-        keeps_vectors = self.options.engine.zero.keeps_vectors and not self.keeps_weights
+        keeps_vectors = self._program.keeps_vectors and not self.keeps_weights
         if keeps_vectors and shapes.job.trains_weights:
             self._gather_vectors(host, updated)
         if sharding.updated_over:

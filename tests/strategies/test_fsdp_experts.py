@@ -186,3 +186,119 @@ def test_recomputation_of_every_second_product_is_not_tried_with_experts():
 def test_engines_without_fsdp2_spread_no_experts():
     with pytest.raises(InputError, match="engine deepspeed does not spread experts"):
         strategy_named("zero3", engine=load_engine("deepspeed"), has_experts=True)
+
+
+# NeMo AutoModel ------------------------------------------------------------------------------
+
+
+def with_facts(engine=None, **facts):
+    """FSDP2 with experts and facts of how the engine communicates."""
+    program = ZeroProgram(is_fsdp2=True, **facts)
+    return zero3(replace(engine or Engine(), zero=program), has_experts=True)
+
+
+def of_kinds(plan, part):
+    """Number of gathers and of reductions over shards in a micro-step."""
+    found = [op.kind for op in collectives(plan, part) if op.axis == "shard"]
+    return found.count("all_gather"), found.count("reduce_scatter")
+
+
+def test_blocks_that_stay_gathered_are_gathered_once_in_a_micro_step():
+    plan = plan_of(with_facts(keeps_mixtures=True), MODEL, JOB, shard=16, expert=4)
+    assert of_kinds(plan, plan.microstep) == (LAYERS + 1, LAYERS + 1)
+    dense = replace(MODEL, experts=None)
+    whole = zero3(Engine(zero=ZeroProgram(is_fsdp2=True, keeps_mixtures=True)))
+    plan = plan_of(whole, dense, JOB, shard=16)
+    assert of_kinds(plan, plan.microstep) == (2 * LAYERS + 1, LAYERS + 1)
+
+
+def test_a_step_gathers_once_and_reduces_once():
+    plan = plan_of(with_facts(syncs_mixtures_once=True), MODEL, JOB, shard=16, expert=4)
+    assert of_kinds(plan, plan.microstep) == (0, 0)
+    assert of_kinds(plan, plan.sync_microstep) == (LAYERS + 1, LAYERS + 1)
+    once = step(with_facts(syncs_mixtures_once=True), shard=16, expert=4)
+    assert once.step_seconds < step(with_facts(), shard=16, expert=4).step_seconds
+
+
+@pytest.mark.parametrize("facts", [{"keeps_mixtures": True}, {"syncs_mixtures_once": True}])
+def test_what_stays_gathered_takes_memory(facts):
+    """All blocks are gathered at the loss; their whole gradients are fp32 sums if none is sent."""
+    sizes = {"shard": 16, "expert": 8}
+    usual = memory_terms(with_facts(), MODEL, JOB, **sizes)
+    kept = memory_terms(
+        with_facts(reduced_element_bytes=4.0, **facts),
+        MODEL,
+        replace(JOB, global_batch=16),
+        **sizes,
+    )
+    block = OTHERS + ROUTED / 8
+    assert kept["gathered_weights"] >= 2 * (ROOT + (LAYERS - 1) * block)
+    assert usual["gathered_weights"] < kept["gathered_weights"]
+    if "syncs_mixtures_once" in facts:
+        accumulating = memory_terms(
+            with_facts(reduced_element_bytes=4.0, **facts), MODEL, JOB, **sizes
+        )
+        sums = 4 * (ROOT + LAYERS * block)
+        assert accumulating["gathered_weights"] >= 2 * (ROOT + (LAYERS - 1) * block) + sums
+
+
+def test_states_in_the_jobs_type_have_no_copies_in_fp32():
+    low = with_facts(Engine(low_states=True))
+    sizes = {"shard": 16, "expert": 8}
+    weights = LAYERS * (ROUTED + OTHERS) + ROOT
+    terms = memory_terms(low, MODEL, JOB, **sizes)
+    assert terms["weights"] == terms["gradients"] == 2 * weights / 16
+    assert terms["optimizer_states"] == 4 * weights / 16
+    end = operations(plan_of(low, MODEL, JOB, **sizes).step_end)
+    update = next(op for op in end if op.name == "optimizer.step")
+    # Reads the gradient, both moments and the weight, writes all but the gradient, and clears it.
+    assert number(update.nbytes) == pytest.approx(2 * 8 * weights / 16)
+
+
+def test_experts_that_nobody_shares_are_not_copied():
+    """Eight ranks that hold an expert each work with what they store."""
+    low = with_facts(Engine(low_states=True))
+    few = replace(JOB, n_gpus=8, global_batch=8)
+    gathered = memory_terms(low, MODEL, few, shard=8, expert=8)["gathered_weights"]
+    assert gathered < memory_terms(with_facts(), MODEL, few, shard=8, expert=8)["gathered_weights"]
+    assert gathered <= 2 * (3 * ROOT + 4 * OTHERS)
+
+
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_a_checkpoint_may_stop_before_results_travel_back(recomputes):
+    engine = Engine(recomputes_combine=recomputes)
+    plan = plan_of(with_facts(engine), MODEL, JOB, recompute="full", shard=16, expert=4)
+    names = {op.name for op in operations(plan.microstep)}
+    behind = {"recompute.combine", "recompute.unpermute", "recompute.residual2"}
+    assert names & behind == (behind if recomputes else set())
+    assert "recompute.dispatch" in names
+
+
+def test_biases_of_first_products_may_be_added_by_kernels():
+    biased = replace(MODEL, experts=replace(MODEL.experts, bias=True))
+    added = operations(
+        plan_of(
+            with_facts(Engine(adds_expert_biases=True)), biased, JOB, shard=16, expert=4
+        ).microstep
+    )
+    kernels = {
+        op.name: op for op in added if isinstance(op, MemoryBound) and "first_bias" in op.name
+    }
+    features = 2 * SEQ * TOP_K * 2 * INNER
+    assert {name: number(op.nbytes) for name, op in kernels.items()} == {
+        "forward.experts_first_bias": 4 * features,
+        "backward.experts_first_bias": 2 * features,
+    }
+    assert number(kernels["forward.experts_first_bias"].n_launches) == N_EXPERTS / 4 + 1
+    usual = operations(plan_of(SPREAD, biased, JOB, shard=16, expert=4).microstep)
+    assert not [op for op in usual if "first_bias" in op.name]
+
+
+def test_tokens_may_be_sent_once_to_each_rank():
+    plan = plan_of(with_facts(sends_once=True), MODEL, JOB, shard=16, expert=4)
+    ops = operations(plan.microstep)
+    assert not [op for op in ops if "counts" in op.name or "permute" in op.name]
+    sent = next(op for op in ops if op.name == "forward.dispatch")
+    # Two of eight experts are on one of four ranks in one of seven choices: 13/7 ranks on average.
+    n_ranks = 13 / 7 * 4 / 3
+    assert number(sent.nbytes) == pytest.approx(2 * SEQ * HIDDEN * n_ranks)

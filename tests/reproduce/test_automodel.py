@@ -1,0 +1,84 @@
+"""Mixtures of experts with FSDP2 in NeMo AutoModel; nothing is fitted to their steps."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from axonn_tune.io.package_data import load_published
+from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.reproduce.automodel import automodel, with_neighbours
+from axonn_tune.reproduce.results import predict_runs
+from axonn_tune.reproduce.runs import Loaders
+
+PAGE = (Path(__file__).parents[2] / "docs" / "experts.md").read_text()
+ROWS = load_published("nemo_automodel")
+MEASURED = np.array([float(row["step_seconds"]) for row in ROWS])
+
+
+def predicted(load):
+    """The predictions of all steps, for models that are found by a function."""
+    runs = automodel(ROWS, Loaders(load, load_machine, load_engine))
+    return predict_runs(list(runs))
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return predicted(load_model)
+
+
+def seconds(predictions):
+    return np.array([prediction.step_seconds for prediction in predictions])
+
+
+def test_every_step_is_met_as_the_page_says(steps):
+    errors = np.abs(seconds(steps) / MEASURED - 1.0)
+    assert len(steps) == 6
+    assert errors.mean() < 0.11
+    assert (round(100 * errors.min()), round(100 * errors.max())) == (7, 16)
+    assert "are predicted within 7 to 16 %" in PAGE
+
+
+def test_what_ran_fits(steps):
+    assert all(prediction.fits for prediction in steps)
+
+
+def test_gathering_and_reducing_once_in_a_step_is_worth_what_was_measured(steps):
+    of_qwen = [row["model"] == "qwen3-30b-a3b" for row in ROWS]
+    once, always = seconds(steps)[of_qwen]
+    measured_once, measured_always = MEASURED[of_qwen]
+    assert always - once == pytest.approx(measured_always - measured_once, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("model", "n_ranks", "n_reached"),
+    [
+        ("qwen3-30b-a3b", 8, 1.0),
+        ("gpt-oss-20b", 8, 1.0),
+        ("gpt-oss-120b", 64, 2.0),
+        ("deepseek-v3", 64, 2.0),
+        ("kimi-k2", 32, 4 / 3),
+    ],
+)
+def test_tokens_with_neighbouring_experts_reach_few_ranks(model, n_ranks, n_reached):
+    """Counted over the tokens of the stand-in for a router (layers.py, FakeBalancedGate)."""
+    experts = with_neighbours(load_model(model)).experts
+    of_rank = experts.n_experts // n_ranks
+    chosen = np.arange(experts.n_experts * experts.top_k).reshape(-1, experts.top_k)
+    reached = [len(set(choice)) for choice in chosen % experts.n_experts // of_rank]
+    assert np.mean(reached) == pytest.approx(n_reached)
+    assert experts.n_reached(n_ranks) == pytest.approx(n_reached)
+
+
+def test_a_router_makes_the_same_layouts_slower(steps, monkeypatch):
+    monkeypatch.setattr("axonn_tune.reproduce.automodel.with_neighbours", lambda model: model)
+    longer = seconds(predicted(load_model)) / seconds(steps) - 1.0
+    assert (round(100 * longer.min()), round(100 * longer.max())) == (7, 34)
+    assert "take 7 to 34 % longer" in PAGE
+
+
+def test_the_gate_changes_nothing_but_the_choice():
+    model = load_model("deepseek-v3")
+    experts = replace(model.experts, n_groups=32, top_groups=1)
+    assert with_neighbours(model) == replace(model, experts=experts)
