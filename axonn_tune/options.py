@@ -236,7 +236,8 @@ class SwitchOptions(TypedDict, total=False):
     overlaps_tensor: Annotated[
         bool | None,
         Option(
-            "Let tokens travel within the tensor group beside their products (megatron).",
+            "Let tokens travel within the tensor group beside their products (megatron, and zero3 "
+            "with torchtitan).",
             None,
             "as the engine",
         ),
@@ -277,10 +278,10 @@ class SwitchOptions(TypedDict, total=False):
     context_kind: Annotated[
         str | None,
         Option(
-            "Kind of context parallelism: ring, all_gather, ulysses or ulysses_ring (axonn and "
-            "megatron).",
+            "Kind of context parallelism: ring, all_gather, ulysses or ulysses_ring (axonn, "
+            "megatron, and zero3 with FSDP2).",
             None,
-            "as the engine, axonn none",
+            "as the engine, axonn and zero3 none",
         ),
     ]
     virtual_stages: Annotated[

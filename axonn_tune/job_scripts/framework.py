@@ -72,14 +72,15 @@ def training_start(
     Raises
     ------
     InputError
-        The layout splits layers, which the program does not.
+        The layout splits layers or sequences, which the program does not.
     """
     layout = prediction.layout
-    if train is None and layout.size(TENSOR) > 1:
-        raise InputError(
-            f"{program.name} splits no layers, and {layout} does; allowed: --train with a program "
-            "that does, or a layout with tensor=1"
-        )
+    for axis, split in (TENSOR, "layers"), ("context", "sequences"):
+        if train is None and layout.size(axis) > 1:
+            raise InputError(
+                f"{program.name} splits no {split}, and {layout} does; allowed: --train with a "
+                f"program that does, or a layout with {axis}=1"
+            )
     files = {name: training_program(name) for name in (program.name, *program.modules)}
     files[SETTINGS] = settings_text(prediction, program.engine, axes)
     to_fill_in = [

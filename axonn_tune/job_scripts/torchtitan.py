@@ -11,6 +11,8 @@ from axonn_tune.job_scripts.framework import N_STEPS, Start
 from axonn_tune.spec.layout import EXPERT, TENSOR
 from axonn_tune.spec.model import RECOMPUTES
 from axonn_tune.step.prediction import Prediction
+from axonn_tune.strategies.context import AXIS
+from axonn_tune.strategies.zero import Zero
 
 PROGRAM = ("python", "-m", "torchtitan.train")
 # Name and flavor of each model in torchtitan (models/*/__init__.py at 05a6cb38).
@@ -88,4 +90,10 @@ def _degrees(prediction: Prediction) -> list[str]:
     lines = [f"--parallelism.{flag} {sizes[axis]}" for axis, flag in _DEGREES.items()]
     if sizes[EXPERT] > 1:
         lines.append("--parallelism.expert_tensor_parallel_degree 1")
+    n_context = prediction.layout.size(AXIS)
+    if n_context > 1:
+        lines.append(f"--parallelism.context_parallel_degree {n_context}")
+    strategy = prediction.scenario.strategy
+    if isinstance(strategy, Zero) and strategy.overlaps_tensor and sizes[TENSOR] > 1:
+        lines.append("--parallelism.enable_async_tensor_parallel")
     return lines

@@ -78,11 +78,16 @@ def _fsdp_search(
     sizes: Mapping[str, int] | None = None,
 ) -> Search:
     """Return the search of a row's FSDP, whose shards are spread over all ranks if no size says."""
+    strategy = zero3(
+        engine,
+        context_kind=engine.zero.context_kind if "context" in (sizes or {}) else "",
+        overlaps_tensor=row.get("overlaps") == "yes",
+    )
     return sharded_search(
         row,
         model,
         machine,
-        zero3(engine),
+        strategy,
         sizes or {"replica": 1},
         int(row["micro_batch"]),
         recomputes=(row["recompute"],),
@@ -120,7 +125,7 @@ _TITANS = {
 
 
 def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Yield Llama 3.1 with FSDP2, alone and with tensor parallelism inside a node.
+    """Yield Llama 3.1 with FSDP2, alone and with tensor or context parallelism inside a node.
 
     The network of several nodes is assumed to be that of a DGX, which has the same bandwidth, and
     weights to be gathered in bf16.
@@ -135,20 +140,27 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         if row["precision"] != FULL:
             assumed.append("software")  # Whether weights are gathered in 8 bits.
         paper = Paper("FSDP of torchtitan", source, machine, assumed=tuple(assumed))
-        model = loaders.model(row["model"])
+        model = replace(loaders.model(row["model"]), seq_len=int(row["seq_len"]))
         engine = loaders.engine(row["engine"])
         sizes = {"shard": int(row["shard"]), "replica": 1}
         layout = f"FSDP {row['shard']}"
-        if int(row["tensor"]) > 1:
-            sizes["tensor"] = int(row["tensor"])
-            layout += f" x TP {row['tensor']}"
+        for axis, name in ("tensor", "TP"), ("context", "CP"):
+            if int(row[axis]) > 1:
+                sizes[axis] = int(row[axis])
+                layout += f" x {name} {row[axis]}"
+        if row["overlaps"] == "yes":
+            layout += ", asynchronous"
         search = _fsdp_search(row, model, machine, engine, sizes)
         published = {"tokens_per_second_per_gpu": float(row["tokens_per_s_per_gpu"])}
         if row["memory_gib"]:
             published["memory_gib"] = float(row["memory_gib"])
         bits = "" if row["precision"] == FULL else ", 8 bits"
+        is_long = model.seq_len > 8192
+        if is_long:
+            layout += f", {model.seq_len} tokens"
         subject = f"{row['model']}, {layout}, {_TITANS[engine.name]}{bits}"
-        group = f"{row['model']}, {engine.title}{bits}, {row['gpu']}"
+        length = ", long sequences" if is_long else ""
+        group = f"{row['model']}, {engine.title}{bits}, {row['gpu']}{length}"
         yield paper.run(group, subject, search, published)
 
 

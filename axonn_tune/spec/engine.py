@@ -290,14 +290,17 @@ class ZeroProgram:
         gradients of their common inputs.
     splits_layers
         Whether it can also split each layer over a tensor group, with the residual stream split by
-        tokens. Each message within the group is awaited at once, and recomputation keeps what it
-        has gathered for the gradients.
+        tokens. Each message within the group is awaited at once, unless it may travel beside the
+        product that takes or forms it, and recomputation keeps what it has gathered for the
+        gradients.
     orders_tokens
         Whether a copy brings tokens into the order of their ranks before they are summed over the
         tensor group, and another one out of it after they are gathered.
     reserves_by_stream
         Whether the memory of a rank is what torch's allocator has reserved: the largest amount of
         each stream, where weights are received and gradients reduced in streams of their own.
+    context_kind
+        Kind of context parallelism that it has, one of `CONTEXT_KINDS`; empty for none.
     keeps_mixtures
         Whether the blocks of a model with experts stay gathered from their forward to their
         backward pass.
@@ -328,6 +331,7 @@ class ZeroProgram:
     splits_layers: bool = False
     orders_tokens: bool = False
     reserves_by_stream: bool = False
+    context_kind: str = ""
     keeps_mixtures: bool = False
     syncs_mixtures_once: bool = False
     sends_once: bool = False
@@ -336,6 +340,7 @@ class ZeroProgram:
     def __post_init__(self) -> None:
         for name in ("live_elements", "bucket_elements"):
             require_between("zero", name, getattr(self, name), 0, LARGEST_AMOUNT)
+        require_choice("zero", "context_kind", self.context_kind, ("", *CONTEXT_KINDS))
         require_between("zero", "experts_at_once", self.experts_at_once, 1, math.inf)
         if self.reduced_element_bytes is not None:
             require_between("zero", "reduced_element_bytes", self.reduced_element_bytes, 0.5, 8)

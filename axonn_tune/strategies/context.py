@@ -300,7 +300,12 @@ def context_axes(kind: str) -> tuple[str, ...]:
 
 
 def context_parallelism(kind: str, shapes: Shapes) -> ContextParallelism:
-    """Return a kind of context parallelism, one of `CONTEXT_KINDS`, with its sizes."""
+    """Return a kind of context parallelism, one of `CONTEXT_KINDS`, with its sizes.
+
+    Without a kind every rank has whole sequences.
+    """
+    if not kind:
+        return WholeSequences(shapes)
     if kind == ULYSSES_RING:
         return UlyssesRing(shapes, EXCHANGE_AXIS)
     kinds: dict[str, type[ContextParallelism]] = {

@@ -36,6 +36,8 @@ _TENSORS_OF_LOSS = 3.0
 class Kept(NamedTuple):
     """What a rank keeps.
 
+    shards
+        Group whose ranks share what is stored, apart from experts.
     stored_element_bytes
         Bytes of an element of what it stores of trained weights: these, gradients and moments.
     blocks
@@ -44,6 +46,7 @@ class Kept(NamedTuple):
         Whether weights and whole gradients stay for all micro-steps of a step.
     """
 
+    shards: str
     stored_element_bytes: float
     blocks: bool
     gradients: bool
@@ -77,10 +80,11 @@ def fsdp2_memory(
     block = _Block.of(shapes, in_block, program, kept)
     accumulates = np.where(shapes.table.n_microsteps(shapes.job.global_batch) > 1, 1.0, 0.0)
     element_bytes = kept.stored_element_bytes
-    root_bytes = _shard_bytes(shapes, root, root.trained * element_bytes)
+    root_bytes = _shard_bytes(shapes, root, kept, root.trained * element_bytes)
     stored = root_bytes + n_layers * block.gradient_bytes
     weight_bytes = sum(
-        _shard_bytes(shapes, unit, unit.all_bytes(shapes.job, element_bytes)) for unit in units
+        _shard_bytes(shapes, unit, kept, unit.all_bytes(shapes.job, element_bytes))
+        for unit in units
     )
     one_each = np.ones(len(shapes.table))
     terms: list[dict[str, Array]] = []
@@ -107,15 +111,15 @@ def fsdp2_memory(
     }
 
 
-def _shard_bytes(shapes: Shapes, unit: GatherUnit, nbytes: Size) -> Array:
+def _shard_bytes(shapes: Shapes, unit: GatherUnit, kept: Kept, nbytes: Size) -> Array:
     """Return what a rank has of the bytes of a unit that its ranks share."""
-    return nbytes / shapes.table.size(unit.sharded_over or "shard")
+    return nbytes / shapes.table.size(unit.sharded_over or kept.shards)
 
 
 def _is_copied(shapes: Shapes, unit: GatherUnit, kept: Kept) -> np.ndarray:
     """Return whether a rank works with other copies of a unit than those that it stores."""
     is_cast = kept.stored_element_bytes != shapes.element_bytes
-    return is_cast | (shapes.table.size(unit.sharded_over or "shard") > 1)
+    return is_cast | (shapes.table.size(unit.sharded_over or kept.shards) > 1)
 
 
 class _Block(NamedTuple):
@@ -153,7 +157,7 @@ class _Block(NamedTuple):
             in_activation = np.maximum(in_activation, dropped + _mlp_bytes(shapes, kind))
         for unit in units:
             of_unit = unit.trained * kept.stored_element_bytes
-            gradient_bytes = gradient_bytes + _shard_bytes(shapes, unit, of_unit)
+            gradient_bytes = gradient_bytes + _shard_bytes(shapes, unit, kept, of_unit)
         return cls(
             sum(_is_copied(shapes, unit, kept) * unit.parameters for unit in units),
             sum(_is_copied(shapes, unit, kept) * unit.trained for unit in units),

@@ -74,70 +74,30 @@ class MegatronCommunication(SequenceParallel):
         """Whether products begin with the first part of what the tensor group sends for them."""
         return self.options.overlaps_tensor and self._splits_tokens
 
-    def gather_input(self, host: HostProgram, weight: Weight) -> None:
-        """Bring all tokens together, or start to send what travels beside the product.
+    def _awaits_all_tokens(self, layer: str) -> bool:
+        """Return whether an adapter beside a product reads all tokens, too.
 
-        An adapter reads all tokens, too, which are brought together before both products then
-        (tp_comm_overlap_disable_qkv of NVIDIA's LoRA in MLPerf v4.1 to v5.1; without it, the
-        adapter gathers them itself: Megatron-Bridge 067f987d, peft/utils.py).
+        They are brought together before both products then (tp_comm_overlap_disable_qkv of NVIDIA's
+        LoRA in MLPerf v4.1 to v5.1; without it, the adapter gathers them itself: Megatron-Bridge
+        067f987d, peft/utils.py).
         """
-        if not self._overlaps_products:
-            super().gather_input(host, weight)
-            return
-        shape = self.shapes.linears[weight.layer]
-        if self._gathers_tokens(shape):
-            name = names.all_gather(weight.name)
-            host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
-            adapters = self.shapes.job.adapters
-            if adapters is not None and adapters.are_beside(weight.layer):
-                host.wait(name)
-        elif shape.linear.transposed:
-            self._scatter_sum(host, weight, weight.name, self._share_beside)
+        adapters = self.shapes.job.adapters
+        return adapters is not None and adapters.are_beside(layer)
 
-    def sum_output(self, host: HostProgram, weight: Weight) -> None:
-        """Sum the output, of which a product that runs beside the sum leaves the last part."""
-        if not self._overlaps_products:
-            super().sum_output(host, weight)
-            return
-        shape = self.shapes.linears[weight.layer]
-        if self._gathers_tokens(shape):
-            host.wait(names.all_gather(weight.name))
-        elif shape.linear.transposed:
-            last_part = names.last_part(weight.name)
-            self._scatter_sum(host, weight, last_part, 1.0 - self._share_beside)
-            host.wait(names.reduce_scatter(weight.name))
-            host.wait(names.reduce_scatter(last_part))
-
-    @property
-    def _share_beside(self) -> Array:
-        """The share of a sum that is sent while its product runs: all but the last rank's part."""
-        return 1.0 - 1.0 / self.shapes.table.size("tensor")
-
-    def _scatter_sum(self, host: HostProgram, weight: Weight, name: str, share: Array) -> None:
-        """Start to sum a share of the output of a product, under a name of its own."""
-        nbytes = share * self.shapes.linears[weight.layer].output_bytes
-        if weight.layer in self.options.engine.megatron.low_sums:
-            nbytes = nbytes * (self.shapes.job.operand_bytes / self.shapes.element_bytes)
-        host.issue(names.reduce_scatter(name), "reduce_scatter", nbytes, "tensor")
-
-    def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
-        """Start to sum dI; the gradient that came beside the product of dI is there."""
-        shape = self.shapes.linears[weight.layer]
-        if self._overlaps_products and shape.linear.transposed:
-            host.wait(names.all_gather(weight.name))
-        return super().sum_input_gradient(host, weight)
+    def _sum_bytes(self, layer: str) -> Size:
+        """Return the bytes of a layer's output, which may travel in the format of low products."""
+        nbytes = super()._sum_bytes(layer)
+        if layer in self.options.engine.megatron.low_sums:
+            return nbytes * (self.shapes.job.operand_bytes / self.shapes.element_bytes)
+        return nbytes
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
         """Gather dO, or start to gather the input for dW (sequence parallelism).
 
         The input is gathered while dI is formed (Korthikanti et al., section 4.2.2).
         """
+        super().gather_for_gradients(host, weight)
         shape = self.shapes.linears[weight.layer]
-        if self._overlaps_products and shape.linear.transposed:
-            name = names.all_gather(weight.name)
-            host.issue(name, "all_gather", shape.gathered_gradient_bytes, "tensor")
-        else:
-            super().gather_for_gradients(host, weight)
         if self._gathers_tokens(shape) and self.shapes.job.trains(weight.layer):
             name = names.all_gather(weight.name)
             host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")

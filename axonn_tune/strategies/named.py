@@ -42,7 +42,7 @@ class Switches:
         Whether each expert is split over the tensor group, and not whole; for Megatron-LM.
     context_kind
         Kind of context parallelism, one of `CONTEXT_KINDS`; None for that of the engine, which with
-        AxoNN is none.
+        AxoNN and with ZeRO-3 is none.
     schedule
         In which order the ranks of a Megatron-LM pipeline run their passes, one of `SCHEDULES`.
     stage_layout
@@ -178,7 +178,24 @@ def _zero_named(name: str, switches: Switches, engine: Engine, has_experts: bool
             f"engine {engine.name} does not spread experts over ranks; allowed for a model with "
             "experts: an engine of FSDP2, or --strategy megatron"
         )
-    return zero3(engine, has_experts)
+    context_kind = _context_kind_of_fsdp(switches, engine)
+    if switches.overlaps_tensor and not engine.zero.splits_layers:
+        raise InputError(
+            f"engine {engine.name or 'ideal'} splits no layers; allowed with --overlaps-tensor: an "
+            "engine of torchtitan, or --strategy megatron"
+        )
+    return zero3(engine, has_experts, context_kind, bool(switches.overlaps_tensor))
+
+
+def _context_kind_of_fsdp(switches: Switches, engine: Engine) -> str:
+    """Return the kind of context parallelism that the switches ask for; empty for none."""
+    wanted = switches.context_kind or ""
+    if wanted not in ("", engine.zero.context_kind):
+        allowed = engine.zero.context_kind or "none, or --strategy megatron"
+        raise InputError(
+            f"context_kind is '{wanted}'; allowed with engine {engine.name or 'ideal'}: {allowed}"
+        )
+    return wanted
 
 
 def _numbers_of_virtual_stages(switches: Switches) -> tuple[int, ...]:

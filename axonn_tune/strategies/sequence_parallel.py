@@ -13,7 +13,7 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Size
+from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import LinearShape
@@ -57,22 +57,74 @@ class SequenceParallel(Communication):
     def _gathers_tokens(self, shape: LinearShape) -> bool:
         """Return whether the tokens of a product come together before it."""
         linear = shape.linear
-        return self._splits_tokens and linear.is_split and not linear.transposed
+        is_split = bool(self.shapes.y_axis) and self._splits_tokens and linear.is_split
+        return is_split and not linear.transposed
+
+    @property
+    def _overlaps_products(self) -> bool:
+        """Whether products begin with the first part of what the tensor group sends for them."""
+        return False
 
     def gather_input(self, host: HostProgram, weight: Weight) -> None:
-        """Bring all tokens together before their columns are split."""
+        """Bring all tokens together, or start to send what travels beside the product."""
         shape = self.shapes.linears[weight.layer]
-        if self._gathers_tokens(shape):
-            name = names.all_gather(weight.name)
-            host.run(name, "all_gather", shape.gathered_input_bytes, self.shapes.y_axis)
+        if self._overlaps_products and shape.linear.transposed:
+            self._scatter_sum(host, weight, weight.name, self._share_beside)
+        if not self._gathers_tokens(shape):
+            return
+        name = names.all_gather(weight.name)
+        host.issue(name, "all_gather", shape.gathered_input_bytes, self.shapes.y_axis)
+        if not self._overlaps_products or self._awaits_all_tokens(weight.layer):
+            host.wait(name)
+        if not self._overlaps_products:
             self._order_tokens(host, name, shape.gathered_input_bytes)
+
+    def _awaits_all_tokens(self, layer: str) -> bool:
+        """Return whether something beside a product reads all tokens before it begins."""
+        return False
+
+    def sum_output(self, host: HostProgram, weight: Weight) -> None:
+        """Sum the output, of which a product that runs beside the sum leaves the last part."""
+        shape = self.shapes.linears[weight.layer]
+        if not self._overlaps_products:
+            super().sum_output(host, weight)
+        elif self._gathers_tokens(shape):
+            host.wait(names.all_gather(weight.name))
+        elif shape.linear.transposed:
+            last_part = names.last_part(weight.name)
+            self._scatter_sum(host, weight, last_part, 1.0 - self._share_beside)
+            host.wait(names.reduce_scatter(weight.name))
+            host.wait(names.reduce_scatter(last_part))
+
+    @property
+    def _share_beside(self) -> Array:
+        """The share of a sum that is sent while its product runs: all but the last rank's part."""
+        return 1.0 - 1.0 / self.shapes.table.size(self.shapes.y_axis)
+
+    def _scatter_sum(self, host: HostProgram, weight: Weight, name: str, share: Array) -> None:
+        """Start to sum a share of the output of a product, under a name of its own."""
+        nbytes = share * self._sum_bytes(weight.layer)
+        host.issue(names.reduce_scatter(name), "reduce_scatter", nbytes, self.shapes.y_axis)
+
+    def _sum_bytes(self, layer: str) -> Size:
+        """Return the bytes of a layer's output as they travel where they are summed."""
+        return self.shapes.linears[layer].output_bytes
+
+    def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
+        """Start to sum dI; the gradient that came beside the product of dI is there."""
+        if self._overlaps_products and self.shapes.linears[weight.layer].linear.transposed:
+            host.wait(names.all_gather(weight.name))
+        return super().sum_input_gradient(host, weight)
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
         """Gather the gradient of an output whose sum has left each rank its tokens."""
         shape = self.shapes.linears[weight.layer]
-        if self._splits_tokens and shape.linear.transposed:
-            name = names.all_gather(weight.name)
-            host.run(name, "all_gather", shape.gathered_gradient_bytes, self.shapes.y_axis)
+        if not (self.shapes.y_axis and self._splits_tokens and shape.linear.transposed):
+            return
+        name = names.all_gather(weight.name)
+        host.issue(name, "all_gather", shape.gathered_gradient_bytes, self.shapes.y_axis)
+        if not self._overlaps_products:
+            host.wait(name)
             self._order_tokens(host, name, shape.gathered_gradient_bytes)
 
     def gather_embedding_gradient(self, host: HostProgram) -> None:

@@ -27,6 +27,12 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Size, StepPlan
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.adapters import adapter_elements
+from axonn_tune.strategies.context import (
+    AXIS,
+    ContextParallelism,
+    broken_context_rules,
+    context_parallelism,
+)
 from axonn_tune.strategies.experts import stored_experts
 from axonn_tune.strategies.fsdp2 import Kept, fsdp2_memory
 from axonn_tune.strategies.optimizer import host_copies, state_bytes
@@ -91,6 +97,11 @@ class Zero:
         Whether an implementation is released.
     has_experts
         Whether the model has experts, so that layouts have an axis for them.
+    context_kind
+        Kind of context parallelism, one of `CONTEXT_KINDS`; empty where sequences are whole.
+    overlaps_tensor
+        Whether tokens travel within the tensor group, in as many parts as it has ranks, beside the
+        products that take them or form their sums (torch's asynchronous tensor parallelism).
     engine
         Engine that carries it out.
     """
@@ -107,6 +118,8 @@ class Zero:
     offload_modules: Sequence[str] = ()
     is_released: bool = True
     has_experts: bool = False
+    context_kind: str = ""
+    overlaps_tensor: bool = False
     engine: Engine = IDEAL
 
     @property
@@ -152,6 +165,11 @@ class Zero:
         return TENSOR if TENSOR in self.axes.names else ""
 
     @property
+    def context_axis(self) -> str:
+        """The axis whose ranks share a sequence; empty if there is none."""
+        return AXIS if self.context_kind else ""
+
+    @property
     def compute_key(self) -> tuple[str, ...]:
         """Return all axes and the micro-batch, since kernels that pack messages work on shards."""
         return (*self.axes.sized, "micro_batch")
@@ -162,6 +180,10 @@ class Zero:
         broken = {"global batch not divisible by the ranks": job.global_batch % ranks != 0}
         if job.offloads_optimizer and self.sharding.reduced_once:
             broken["ZeRO-1 with offload, which is not predicted"] = ranks > 0
+        if self.context_kind:
+            broken |= broken_context_rules(
+                self.context_kind, model, job, placements, self.tensor_axis
+            )
         if not self.tensor_axis:
             return broken
         tensor = placements.size(self.tensor_axis)
@@ -218,8 +240,9 @@ class Zero:
         offload = self.engine.offload_in(job)
         if self.engine.zero.is_fsdp2:
             stored_bytes = element if self.engine.low_states else FP32_BYTES
-            kept = Kept(stored_bytes, self.keeps_blocks, self.syncs_once)
+            kept = Kept(sharding.weights, stored_bytes, self.keeps_blocks, self.syncs_once)
             terms = fsdp2_memory(shapes, self.units(shapes), self.engine.zero, kept)
+            terms["working_set"] = terms["working_set"] + self.context(shapes).working_bytes
             if offload is not None:
                 # On the host all gradients are there at last; on the GPU none stays.
                 owned = self.trained_share(shapes, sharding.gradients)
@@ -267,6 +290,10 @@ class Zero:
 
     first_stage_memory = memory
 
+    def context(self, shapes: Shapes) -> ContextParallelism:
+        """Return how ranks share sequences, if they do."""
+        return context_parallelism(self.context_kind, shapes)
+
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
         """Return the sizes: tokens are split over all ranks, widths over a tensor axis only."""
         whole = np.ones(len(table))
@@ -275,7 +302,7 @@ class Zero:
             model,
             job,
             table,
-            tokens=table.sequences_at_once * job.seq_len,
+            tokens=table.sequences_at_once * job.seq_len / table.size(self.context_axis),
             x=whole,
             y=tensor,
             y_axis=self.tensor_axis,
@@ -382,25 +409,44 @@ class Zero:
         return weights + stored_experts(shapes, layers) / count
 
 
-def zero3(engine: Engine = IDEAL, has_experts: bool = False) -> Zero:
+def zero3(
+    engine: Engine = IDEAL,
+    has_experts: bool = False,
+    context_kind: str = "",
+    overlaps_tensor: bool = False,
+) -> Zero:
     """Return ZeRO-3, which is FSDP: all three are sharded over `shard`.
 
-    With replicas of the shards it is hybrid sharding (HSDP). An engine may add a tensor axis.
+    With replicas of the shards it is hybrid sharding (HSDP). An engine may add a tensor axis. With
+    a kind of context parallelism, neighbours share sequences, and the states are sharded over these
+    ranks, too (torchtitan 05a6cb38, distributed/parallel_dims.py, dp_shard_cp).
 
     Experts are spread over neighbours among the ranks of tensor group and shards, and each is
     sharded over those of these ranks that hold the same experts (torchtitan 05a6cb38,
     models/llama4/infra/parallelize.py, apply_fsdp, and distributed/parallel_dims.py).
     """
     batch = ("shard", "replica")
-    names_of_axes = (TENSOR, *batch) if engine.zero.splits_layers else batch
-    axes = Axes(names_of_axes, batch, names_of_axes)
+    split = (TENSOR,) if engine.zero.splits_layers else ()
+    context = (AXIS,) if context_kind else ()
+    names = (*split, *context, *batch)
+    shards = "*".join((*context, "shard"))
+    groups = tuple(dict.fromkeys((*names, shards)))
+    axes = Axes(names, batch, groups)
     if has_experts:
-        groups = (*names_of_axes, EXPERT, EXPERT_REPLICAS)
-        axes = replace(axes, groups=groups, folded="*".join(names_of_axes[:-1]))
-    sharding = Sharding("shard", "shard", "shard", ("shard",), replicas="replica")
+        groups = (*groups, EXPERT, EXPERT_REPLICAS)
+        axes = replace(axes, groups=groups, folded="*".join(names[:-1]))
+    sharding = Sharding(shards, shards, shards, (shards,), replicas="replica")
     if has_experts and engine.zero.syncs_mixtures_once:
         sharding = replace(sharding, gradients="", reduced_once=True)
-    return Zero("zero3", axes, sharding, has_experts=has_experts, engine=engine)
+    return Zero(
+        "zero3",
+        axes,
+        sharding,
+        has_experts=has_experts,
+        context_kind=context_kind,
+        overlaps_tensor=overlaps_tensor,
+        engine=engine,
+    )
 
 
 def zero1(engine: Engine = IDEAL) -> Zero:

@@ -87,6 +87,10 @@ class ZeroCommunication(SequenceParallel):
         """Return all units in which weights are gathered."""
         return self.options.units(self.shapes)
 
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run attention over sequences that several ranks share, if they do."""
+        self.options.context(self.shapes).attend(host, chain, window)
+
     # Experts ---------------------------------------------------------------------------------
 
     def send_to_experts(self, host: HostProgram, chain: str, message: str, nbytes: Array) -> None:
@@ -107,10 +111,15 @@ class ZeroCommunication(SequenceParallel):
 
     # Tokens of a tensor group ----------------------------------------------------------------
 
+    @property
+    def _overlaps_products(self) -> bool:
+        """Whether messages of the tensor group travel beside products, which order them as well."""
+        return self.options.overlaps_tensor and bool(self.options.tensor_axis)
+
     def sum_output(self, host: HostProgram, weight: Weight) -> None:
         """Bring tokens into the order of their ranks before the sum."""
         shape = self.shapes.linears[weight.layer]
-        if shape.input_axis:
+        if shape.input_axis and not self._overlaps_products:
             self._order_tokens(host, f"{weight.name}.sum", shape.output_bytes)
         super().sum_output(host, weight)
 

@@ -76,3 +76,22 @@ def test_every_model_is_a_preset():
 def test_what_torchtitan_does_not_run_is_refused(model, options, culprit):
     with pytest.raises(InputError, match=culprit):
         flags(prediction_of(model, "shard=64", engine="fsdp2", **options))
+
+
+def test_shared_sequences_and_asynchronous_messages_have_flags():
+    options = {"context_kind": "ring", "overlaps_tensor": True, "seq_len": 8192}
+    values = values_of(prediction_of("llama3-8b", "tensor=2,context=4,shard=8", **options))
+    assert values["parallelism.context_parallel_degree"] == "4"
+    assert values["parallelism.enable_async_tensor_parallel"] is True
+    plain = values_of(prediction_of("llama3-8b", "tensor=1,context=1,shard=64", **options))
+    assert not {"context_parallel_degree", "enable_async_tensor_parallel"} & {
+        name.rpartition(".")[2] for name in plain
+    }
+
+
+def test_the_program_for_fsdp2_splits_no_sequences():
+    options = {"engine": "fsdp2", "context_kind": "ring"}
+    prediction = prediction_of("llama3-8b", "context=2,shard=32", **options)
+    with pytest.raises(InputError, match="splits no sequences, and context=2"):
+        launch_files(prediction, "fsdp2")
+    assert launch_files(prediction, "fsdp2", "mine.py")

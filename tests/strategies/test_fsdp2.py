@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from build import collectives, memory_terms, number, operations, plan_of
+from build import collectives, group_size, memory_terms, number, operations, plan_of
 from worlds import llama, machine_of, quantity
 
 from axonn_tune.errors import InputError
@@ -19,6 +19,7 @@ from axonn_tune.spec.plan import Gemm, MemoryBound
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
 from axonn_tune.step.prediction import hardware_flops
+from axonn_tune.strategies.named import Switches, strategy_named
 from axonn_tune.strategies.zero import zero3
 
 SIZES = {"n_layers": 4, "hidden_size": 256, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 1024}
@@ -290,3 +291,103 @@ def test_an_engine_without_tensor_groups_has_no_such_axis():
 def test_a_message_has_elements_of_some_bytes():
     with pytest.raises(InputError, match="reduced_element_bytes is 0"):
         ZeroProgram(reduced_element_bytes=0.0)
+
+
+# Context parallelism -------------------------------------------------------------------------
+
+
+def shared(**facts):
+    """FSDP2 in which ranks share sequences."""
+    return zero3(engine_with(context_kind="ring", **facts), context_kind="ring")
+
+
+def test_ranks_that_share_a_sequence_share_states_and_the_work():
+    whole = plan_of(zero3(engine_with()), MODEL, JOB, shard=16)
+    parts = plan_of(shared(), MODEL, JOB, context=4, shard=4)
+    assert flops(parts) == pytest.approx(flops(whole) / 4)
+    axes = {op.axis for op in collectives(parts, parts.microstep) if op.kind == "all_gather"}
+    assert axes == {"context*shard"}
+    assert group_size(parts, "context*shard") == 16
+    sent = [op for op in collectives(parts, parts.microstep) if op.axis == "context"]
+    assert {op.kind for op in sent} == {"send_recv"}
+    # Keys and values of a rank's 16 tokens: three messages forward, and twice as many backward.
+    of_rank = 2 * 16 * 2 * MODEL.n_kv_heads * MODEL.head_dim
+    assert sum(number(op.nbytes) for op in sent) == pytest.approx(MODEL.n_layers * 9 * of_rank)
+
+
+def test_shared_sequences_take_less_memory_and_buffers():
+    whole = memory_terms(zero3(engine_with()), MODEL, JOB, shard=16)
+    parts = memory_terms(shared(), MODEL, JOB, context=4, shard=4)
+    assert parts["weights"] == whole["weights"]
+    assert parts["optimizer_states"] == whole["optimizer_states"]
+    assert parts["activations"] == pytest.approx(whole["activations"] / 4)
+    alone = memory_terms(shared(), MODEL, JOB, context=1, shard=16)
+    assert alone == pytest.approx(whole)
+
+
+def test_a_sequence_is_cut_into_two_chunks_for_each_rank():
+    odd = replace(JOB, seq_len=36)
+    placements = Placements.of(
+        [Layout({"context": 8, "shard": 2, "replica": 1})], ["xyzd"], shared().axes
+    )
+    broken = shared().rejections(MODEL, odd, placements)
+    assert broken["sequence not divisible by twice context"].all()
+
+
+def test_engines_without_context_parallelism_say_so():
+    ring = Switches(context_kind="ring")
+    assert strategy_named("zero3", ring, load_engine("fsdp2")).context_kind == "ring"
+    with pytest.raises(InputError, match="allowed with engine fsdp2: ring"):
+        strategy_named("zero3", Switches(context_kind="ulysses"), load_engine("fsdp2"))
+    with pytest.raises(InputError, match="engine deepspeed: none, or --strategy megatron"):
+        strategy_named("zero3", ring, load_engine("deepspeed"))
+
+
+# Asynchronous tensor parallelism -------------------------------------------------------------
+
+
+def test_products_do_not_wait_for_tokens_that_travel_beside_them():
+    titan = load_engine("torchtitan")
+    sizes = {"tensor": 4, "shard": 4}
+    usual, beside = (
+        plan_of(zero3(titan, overlaps_tensor=overlaps), MODEL, JOB, **sizes)
+        for overlaps in (False, True)
+    )
+
+    def waiting(plan):
+        return {
+            op.name for op in operations(plan.microstep) if isinstance(op, Gemm) and op.waits_for
+        }
+
+    def sent(plan):
+        found = collectives(plan, plan.microstep)
+        return sum(number(op.nbytes) for op in found if op.axis == "tensor")
+
+    def copied(plan):
+        return {op.name for op in operations(plan.microstep) if op.name.endswith(".copy")}
+
+    assert sent(beside) == pytest.approx(sent(usual))
+    hidden = {"forward.up.gemm", "backward.down.gemm_input"}
+    assert not hidden & waiting(beside)
+    gone = copied(usual) - copied(beside)
+    assert {"forward.up.all_gather.copy", "forward.down.sum.copy"} <= gone
+    assert "backward.up.sum.copy" in copied(beside)
+
+
+def test_asynchronous_messages_shorten_a_step():
+    titan = load_engine("torchtitan")
+    layout = Layout({"tensor": 4, "shard": 4, "replica": 1})
+    configuration = Configuration(layout, micro_batch=1, recompute="none")
+    usual, beside = (
+        predict(
+            Scenario(MODEL, JOB, machine_of(), zero3(titan, overlaps_tensor=overlaps)),
+            configuration,
+        )
+        for overlaps in (False, True)
+    )
+    assert beside.step_seconds < usual.step_seconds
+
+
+def test_engines_that_split_no_layers_have_no_such_messages():
+    with pytest.raises(InputError, match="engine fsdp2 splits no layers"):
+        strategy_named("zero3", Switches(overlaps_tensor=True), load_engine("fsdp2"))
