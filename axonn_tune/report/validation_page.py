@@ -267,14 +267,14 @@ round: on 2,048 a step was predicted within 1 % before anybody had looked, and o
 0.4 and 0.5 s too long, which is what the wait for weights adds. The gathers and reductions of
 experts between racks, and the first and the last passes, during which no other micro-batch hides an
 exchange, make up that part of a step. A trace of one step would tell how long each takes.
-*AutoModel*: mixtures of experts with FSDP2, DeepEP and bf16 states on 8 to 256 H100
-(NVIDIA-NeMo/Automodel, Apache-2.0); nothing is fitted. The first three were predicted 10 to 12 %
-too slow as if a router had chosen the experts. Then its gate was read, which stands in for a router
-and gives each token neighbouring experts, which one or two ranks hold. With a router's choices the
-six steps would be predicted 7 to 34 % longer. What remains is of both signs. GPT-OSS 20B is the one
-that is predicted too slow; its biases, which are counted kernel by kernel, take a fifth of its
-step. On several nodes messages of 6 KB may be slower than those of 14 KB at which DeepEP was
-measured.
+*AutoModel*: six steps of mixtures of experts with FSDP2, DeepEP and bf16 states on 8 to 256 H100,
+and one of Llama 3 70B of which two ranks share a sequence (NVIDIA-NeMo/Automodel, Apache-2.0);
+nothing is fitted. The first three with experts were predicted 10 to 12 % too slow as if a router
+had chosen the experts. Then its gate was read, which stands in for a router and gives each token
+neighbouring experts, which one or two ranks hold. With a router's choices the six steps would be
+predicted 7 to 34 % longer. What remains is of both signs. GPT-OSS 20B is the one that is predicted
+too slow; its biases, which are counted kernel by kernel, take a fifth of its step. On several nodes
+messages of 6 KB may be slower than those of 14 KB at which DeepEP was measured.
 *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale
 Playbook (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes,
 which also show that a stage closes when it has exactly its share of the products; runs on 64 nodes,

@@ -148,17 +148,18 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             if int(row[axis]) > 1:
                 sizes[axis] = int(row[axis])
                 layout += f" x {name} {row[axis]}"
-        if row["overlaps"] == "yes":
-            layout += ", asynchronous"
         search = _fsdp_search(row, model, machine, engine, sizes)
         published = {"tokens_per_second_per_gpu": float(row["tokens_per_s_per_gpu"])}
         if row["memory_gib"]:
             published["memory_gib"] = float(row["memory_gib"])
         bits = "" if row["precision"] == FULL else ", 8 bits"
         is_long = model.seq_len > 8192
+        version = _TITANS[engine.name]
         if is_long:
-            layout += f", {model.seq_len} tokens"
-        subject = f"{row['model']}, {layout}, {_TITANS[engine.name]}{bits}"
+            version = f"{model.seq_len // 1024}K"
+        elif row["overlaps"] == "yes":
+            version = "async"
+        subject = f"{row['model']}, {layout}, {version}{bits}"
         length = ", long sequences" if is_long else ""
         group = f"{row['model']}, {engine.title}{bits}, {row['gpu']}{length}"
         yield paper.run(group, subject, search, published)

@@ -123,11 +123,14 @@ class Experts:
         Parameters
         ----------
         n_units : array_like
-            Number of units, such as ranks or nodes.
+            Whole number of units, such as ranks or nodes.
         """
-        distinct, which = np.unique(np.asarray(n_units, dtype=np.float64), return_inverse=True)
-        reached = np.array([_n_reached(self, float(number)) for number in distinct])
-        return reached[which].reshape(np.shape(n_units))
+        numbers = np.asarray(n_units, dtype=np.int64)
+        is_asked = np.bincount(numbers.ravel()) > 0
+        reached = np.zeros(is_asked.size)
+        for number in np.flatnonzero(is_asked).tolist():
+            reached[number] = _n_reached(self, number)
+        return reached[numbers]
 
     def are_in(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, has experts."""
@@ -135,12 +138,12 @@ class Experts:
 
 
 @lru_cache(maxsize=1024)
-def _n_reached(experts: Experts, n_units: float) -> float:
+def _n_reached(experts: Experts, n_units: int) -> float:
     """Return `Experts.n_reached` for one number of units."""
     of_unit = experts.n_experts / n_units
     of_group = experts.n_experts / experts.n_groups
     n_reached = 0.0
-    for unit in range(math.ceil(n_units)):
+    for unit in range(n_units):
         first, end = unit * of_unit, min((unit + 1) * of_unit, experts.n_experts)
         shared = [
             min(end, (group + 1) * of_group) - max(first, group * of_group)

@@ -1,4 +1,4 @@
-"""Mixtures of experts with FSDP2 in NeMo AutoModel; nothing is fitted to their steps."""
+"""FSDP2 in NeMo AutoModel, for experts and for shared sequences; nothing is fitted to it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +13,20 @@ from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
 
 PAGE = (Path(__file__).parents[2] / "docs" / "experts.md").read_text()
-ROWS = load_published("nemo_automodel")
+ALL = load_published("nemo_automodel")
+ROWS = [row for row in ALL if int(row["expert"]) > 1]
 MEASURED = np.array([float(row["step_seconds"]) for row in ROWS])
 
 
-def predicted(load):
-    """The predictions of all steps, for models that are found by a function."""
-    runs = automodel(ROWS, Loaders(load, load_machine, load_engine))
+def predicted(rows=ROWS):
+    """The predictions of steps."""
+    runs = automodel(rows, Loaders(load_model, load_machine, load_engine))
     return predict_runs(list(runs))
 
 
 @pytest.fixture(scope="module")
 def steps():
-    return predicted(load_model)
+    return predicted()
 
 
 def seconds(predictions):
@@ -73,7 +74,7 @@ def test_tokens_with_neighbouring_experts_reach_few_ranks(model, n_ranks, n_reac
 
 def test_a_router_makes_the_same_layouts_slower(steps, monkeypatch):
     monkeypatch.setattr("axonn_tune.reproduce.automodel.with_neighbours", lambda model: model)
-    longer = seconds(predicted(load_model)) / seconds(steps) - 1.0
+    longer = seconds(predicted()) / seconds(steps) - 1.0
     assert (round(100 * longer.min()), round(100 * longer.max())) == (7, 34)
     assert "take 7 to 34 % longer" in PAGE
 
@@ -82,3 +83,10 @@ def test_the_gate_changes_nothing_but_the_choice():
     model = load_model("deepseek-v3")
     experts = replace(model.experts, n_groups=32, top_groups=1)
     assert with_neighbours(model) == replace(model, experts=experts)
+
+
+def test_two_ranks_that_share_a_sequence_are_met():
+    [row] = [row for row in ALL if int(row["context"]) > 1]
+    [step] = predicted([row])
+    assert step.fits
+    assert abs(step.step_seconds / float(row["step_seconds"]) - 1.0) < 0.04
