@@ -175,10 +175,10 @@ says Ampere, for which A100 stand. The Megatron-LM beside it takes about 2.2 s o
 the batch and the number of GPUs, of which half is predicted. torchtitan's own H100 take 500 W in
 place of 700; their products are taken to reach 0.6 of the peak, as pytorch/ao says of these GPUs.
 With its context parallelism over 4 and 8 ranks, each step of attention but the first takes 1.6
-times as long as predicted, and with 2 ranks it takes as long as predicted; on 405B, with a
-pipeline, its own rates show no such jump. What makes the difference is not known. Its asynchronous
-tensor parallelism is worth 6 to 10 %, and 16 to 26 are predicted: which messages really travel
-beside products a trace would tell."""
+times as long as predicted, and with 2 ranks it takes as long as predicted. In its own rates of 405B
+such a step does its work as slowly with 2 ranks as with 8, so that the fast one may be the
+exception. Why they are slow is not known. Its asynchronous tensor parallelism is worth 6 to 10 %,
+and 16 to 26 are predicted: which messages really travel beside products a trace would tell."""
 
 _STEPS_READING = """*several nodes*: layouts of Megatron-DeepSpeed on A100 that vTrain published
 with their times (VIA-Research/vTrain, data/ground_truth_multi.csv, MIT licence); recomputation and
