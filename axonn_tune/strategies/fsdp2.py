@@ -72,9 +72,19 @@ class _Moment(NamedTuple):
 
 
 def fsdp2_memory(
-    shapes: Shapes, units: Sequence[GatherUnit], program: ZeroProgram, kept: Kept
+    shapes: Shapes,
+    units: Sequence[GatherUnit],
+    program: ZeroProgram,
+    kept: Kept,
+    attention_buffers: Array,
 ) -> dict[str, Array]:
-    """Return the bytes by term, each of shape (C,), of the root and the units of a block."""
+    """Return the bytes by term, each of shape (C,), of the root and the units of a block.
+
+    Parameters
+    ----------
+    attention_buffers : array, shape (C,)
+        Bytes of the buffers in which attention of one block receives what other ranks send.
+    """
     n_layers = shapes.n_backward
     root, *in_block = units
     block = _Block.of(shapes, in_block, program, kept)
@@ -88,7 +98,7 @@ def fsdp2_memory(
     )
     one_each = np.ones(len(shapes.table))
     terms: list[dict[str, Array]] = []
-    for moment in _moments(shapes, block, root, accumulates, program, kept):
+    for moment in _moments(shapes, block, root, accumulates, program, kept, attention_buffers):
         reduced, gathered = moment.n_reduced * block.gradient_bytes, moment.gathered
         if program.reserves_by_stream:
             reduced, gathered = stored, gathered + block.parameters + root.parameters
@@ -265,6 +275,7 @@ def _moments(
     accumulates: Array,
     program: ZeroProgram,
     kept: Kept,
+    attention_buffers: Array,
 ) -> list[_Moment]:
     """Return the moments at which most may be held.
 
@@ -290,7 +301,7 @@ def _moments(
         message, sums = sums, accumulates * per_element * (n_layers * block.trained + root.trained)
     n_kept = n_layers if kept.blocks else 0
     last_block = block.parameters * max(program.keeps_last_block, n_kept)
-    at_end = 3.0 * stream + _attended_bytes(shapes)
+    at_end = 3.0 * stream + _attended_bytes(shapes) + attention_buffers
     down = _gradient_elements(shapes, "down")
     if model.experts is not None and job.trains_weights:
         down = np.maximum(down, ExpertShapes(shapes, model.experts).down_elements)

@@ -241,8 +241,8 @@ class Zero:
         if self.engine.zero.is_fsdp2:
             stored_bytes = element if self.engine.low_states else FP32_BYTES
             kept = Kept(sharding.weights, stored_bytes, self.keeps_blocks, self.syncs_once)
-            terms = fsdp2_memory(shapes, self.units(shapes), self.engine.zero, kept)
-            terms["working_set"] = terms["working_set"] + self.context(shapes).working_bytes
+            buffers = self.shared_sequences(shapes).working_bytes
+            terms = fsdp2_memory(shapes, self.units(shapes), self.engine.zero, kept, buffers)
             if offload is not None:
                 # On the host all gradients are there at last; on the GPU none stays.
                 owned = self.trained_share(shapes, sharding.gradients)
@@ -290,7 +290,7 @@ class Zero:
 
     first_stage_memory = memory
 
-    def context(self, shapes: Shapes) -> ContextParallelism:
+    def shared_sequences(self, shapes: Shapes) -> ContextParallelism:
         """Return how ranks share sequences, if they do."""
         return context_parallelism(self.context_kind, shapes)
 

@@ -89,7 +89,7 @@ class ZeroCommunication(SequenceParallel):
 
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Run attention over sequences that several ranks share, if they do."""
-        self.options.context(self.shapes).attend(host, chain, window)
+        self.options.shared_sequences(self.shapes).attend(host, chain, window)
 
     # Experts ---------------------------------------------------------------------------------
 
