@@ -116,6 +116,8 @@ def _llm_foundry_machines(loaders: Loaders) -> dict[str, Machine]:
     }
 
 
+# Names of the axes beside the shards in torchtitan's runs.
+_TITAN_AXES = {"tensor": "TP", "context": "CP"}
 # Short names of the engines of torchtitan, by the year of their code.
 _TITANS = {
     "torchtitan-2024-eager": "2024, eager",
@@ -143,26 +145,32 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         model = replace(loaders.model(row["model"]), seq_len=int(row["seq_len"]))
         engine = loaders.engine(row["engine"])
         sizes = {"shard": int(row["shard"]), "replica": 1}
-        layout = f"FSDP {row['shard']}"
-        for axis, name in ("tensor", "TP"), ("context", "CP"):
-            if int(row[axis]) > 1:
-                sizes[axis] = int(row[axis])
-                layout += f" x {name} {row[axis]}"
+        sizes |= {axis: int(row[axis]) for axis in _TITAN_AXES if int(row[axis]) > 1}
         search = _fsdp_search(row, model, machine, engine, sizes)
         published = {"tokens_per_second_per_gpu": float(row["tokens_per_s_per_gpu"])}
         if row["memory_gib"]:
             published["memory_gib"] = float(row["memory_gib"])
         bits = "" if row["precision"] == FULL else ", 8 bits"
-        is_long = model.seq_len > 8192
-        version = _TITANS[engine.name]
-        if is_long:
-            version = f"{model.seq_len // 1024}K"
-        elif row["overlaps"] == "yes":
-            version = "async"
-        subject = f"{row['model']}, {layout}, {version}{bits}"
-        length = ", long sequences" if is_long else ""
+        length = ", long sequences" if _is_long(row) else ""
         group = f"{row['model']}, {engine.title}{bits}, {row['gpu']}{length}"
-        yield paper.run(group, subject, search, published)
+        yield paper.run(group, f"{_titan_subject(row)}{bits}", search, published)
+
+
+def _is_long(row: Row) -> bool:
+    """Return whether a run of torchtitan had longer sequences than most."""
+    return int(row["seq_len"]) > 8192
+
+
+def _titan_subject(row: Row) -> str:
+    """Return the model, the layout, and what else distinguishes a run of torchtitan."""
+    layout = f"FSDP {row['shard']}"
+    for axis, name in _TITAN_AXES.items():
+        if int(row[axis]) > 1:
+            layout += f" x {name} {row[axis]}"
+    version = "async" if row["overlaps"] == "yes" else _TITANS[row["engine"]]
+    if _is_long(row):
+        version = f"{int(row['seq_len']) // 1024}K"
+    return f"{row['model']}, {layout}, {version}"
 
 
 def _torchtitan_machine(loaders: Loaders) -> Machine:
