@@ -9,7 +9,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.io.package_data import training_program
 from axonn_tune.job_scripts.settings import NAME as SETTINGS
 from axonn_tune.job_scripts.settings import settings_text
-from axonn_tune.spec.layout import TENSOR
+from axonn_tune.spec.layout import CONTEXT, TENSOR
 from axonn_tune.step.prediction import Prediction
 
 RANK_IS_PLACE = ("export RANK=$SLURM_PROCID",)
@@ -75,7 +75,7 @@ def training_start(
         The layout splits layers or sequences, which the program does not.
     """
     layout = prediction.layout
-    for axis, split in (TENSOR, "layers"), ("context", "sequences"):
+    for axis, split in (TENSOR, "layers"), (CONTEXT, "sequences"):
         if train is None and layout.size(axis) > 1:
             raise InputError(
                 f"{program.name} splits no {split}, and {layout} does; allowed: --train with a "

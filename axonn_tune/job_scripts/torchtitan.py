@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import N_STEPS, Start
-from axonn_tune.spec.layout import EXPERT, TENSOR
+from axonn_tune.spec.layout import CONTEXT, EXPERT, TENSOR
 from axonn_tune.spec.model import RECOMPUTES
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.strategies.context import AXIS
 from axonn_tune.strategies.zero import Zero
 
 PROGRAM = ("python", "-m", "torchtitan.train")
@@ -90,7 +89,7 @@ def _degrees(prediction: Prediction) -> list[str]:
     lines = [f"--parallelism.{flag} {sizes[axis]}" for axis, flag in _DEGREES.items()]
     if sizes[EXPERT] > 1:
         lines.append("--parallelism.expert_tensor_parallel_degree 1")
-    n_context = prediction.layout.size(AXIS)
+    n_context = prediction.layout.size(CONTEXT)
     if n_context > 1:
         lines.append(f"--parallelism.context_parallel_degree {n_context}")
     strategy = prediction.scenario.strategy

@@ -44,7 +44,7 @@ def automodel(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 def with_neighbours(model: Model) -> Model:
     """Return the model with a gate whose choices for a token are neighbouring experts."""
     experts = model.experts
-    assert experts is not None, "all models of the table have experts"
+    assert experts is not None, "only models with experts have a gate"
     n_groups = experts.n_experts // experts.top_k
     return replace(model, experts=replace(experts, n_groups=n_groups, top_groups=1))
 

@@ -21,6 +21,7 @@ from axonn_tune.spec.checks import (
     require_wait,
 )
 from axonn_tune.spec.job import MOMENT_BYTES, Job
+from axonn_tune.spec.layout import CONTEXT, TENSOR
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import (
@@ -45,7 +46,7 @@ BUCKETS, WHOLE, PARAMETERS = "buckets", "whole", "parameters"
 # Layers whose outputs a tensor group sums.
 SUMMED_LAYERS = ("proj", "down")
 # Axes that an engine of Megatron-LM's algorithm may lack.
-UNSPLIT_AXES = ("tensor", "context")
+UNSPLIT_AXES = (TENSOR, CONTEXT)
 # Kinds of context parallelism: keys and values travel around a ring, or are gathered; tokens are
 # exchanged for heads; or they are exchanged within small groups, and a ring connects these.
 RING, ALL_GATHER, ULYSSES, ULYSSES_RING = CONTEXT_KINDS = (

@@ -14,12 +14,14 @@ from axonn_tune.errors import InputError
 AXES = ("x", "y", "z", "data")
 PIPELINE = "pipeline"
 TENSOR = "tensor"
+# The axis whose ranks share a sequence.
+CONTEXT = "context"
 # The axis that divides the ranks of other axes anew, for experts, and the group of ranks that hold
 # the same experts.
 EXPERT = "expert"
 EXPERT_REPLICAS = "expert_replicas"
 # Other names that users give to axes.
-ALIASES = {"tp": TENSOR, "cp": "context", "dp": "data", "pp": PIPELINE, "ep": EXPERT}
+ALIASES = {"tp": TENSOR, "cp": CONTEXT, "dp": "data", "pp": PIPELINE, "ep": EXPERT}
 PAPER_ORDER = "xyzd"
 # Letter of each axis of a grid in the text of a rank order.
 LETTERS = {"x": "x", "y": "y", "z": "z", "data": "d"}

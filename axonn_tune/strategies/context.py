@@ -22,6 +22,7 @@ from axonn_tune.spec import names
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES, ULYSSES_RING
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import CONTEXT
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array, Attention, Size
@@ -29,7 +30,6 @@ from axonn_tune.strategies.attention import attention_name, of_samples, whole_at
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
 
-AXIS = "context"
 # The axes of the two kinds that work together.
 EXCHANGE_AXIS, RING_AXIS = "ulysses", "ring"
 # Bytes that a copy moves for each byte of its result, and an addition for each byte of its sum.
@@ -50,7 +50,7 @@ class ContextParallelism:
     """
 
     shapes: Shapes
-    axis: str = AXIS
+    axis: str = CONTEXT
     head_split: Array | float = 1.0
 
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
@@ -296,7 +296,7 @@ class UlyssesRing(Ulysses):
 
 def context_axes(kind: str) -> tuple[str, ...]:
     """Return the axes whose ranks share a sequence, the fastest varying first."""
-    return (EXCHANGE_AXIS, RING_AXIS) if kind == ULYSSES_RING else (AXIS,)
+    return (EXCHANGE_AXIS, RING_AXIS) if kind == ULYSSES_RING else (CONTEXT,)
 
 
 def context_parallelism(kind: str, shapes: Shapes) -> ContextParallelism:

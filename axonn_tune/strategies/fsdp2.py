@@ -2,9 +2,9 @@
 
 Weights and gradients are stored in shards, usually in fp32, and gathered in the job's type; frozen
 weights are stored in that type, too, since torch wants one type of trained parameters only (torch
-2.13, _fully_shard/_fsdp_param_group.py, _init_mp_dtypes). When a unit's
-backward pass ends, the message with its gradients is kept until the next unit's is sent; the next
-unit's weights are gathered while a unit computes.
+2.13, _fully_shard/_fsdp_param_group.py, _init_mp_dtypes). When a unit's backward pass ends, the
+message with its gradients is kept until the next unit's is sent; the next unit's weights are
+gathered while a unit computes.
 
 Torch's allocator keeps what one stream has freed for the next tensors of that stream. Weights are
 received, and gradients reduced, in streams of their own (torch 2.13, _fully_shard/

@@ -24,7 +24,7 @@ import numpy as np
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.engine import HELD_BACK, IDEAL, RING, Engine, value_or
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE, Axes
+from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, PIPELINE, TENSOR, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.offload import OFFLOAD_MODULES
 from axonn_tune.spec.plan import Array, Size, StepPlan
@@ -184,7 +184,7 @@ class Megatron3D:
         tensor = placements.size("tensor")
         context = placements.size(self.context)
         engine = self.engine
-        n_split = {"tensor": tensor, "context": context}
+        n_split = {TENSOR: tensor, CONTEXT: context}
         broken = {
             **{
                 f"{engine.title} has no {axis} parallelism": n_split[axis] > 1

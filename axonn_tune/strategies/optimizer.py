@@ -17,9 +17,8 @@ from axonn_tune.strategies.shapes import FP32_BYTES
 
 # AdamW keeps two moments of each parameter, by default in fp32.
 N_MOMENTS = 2
-FP32_MOMENT_BYTES = N_MOMENTS * FP32_BYTES
 # What the host reads and writes of each parameter that it updates: the weight and its moments.
-HOST_STATE_BYTES = FP32_BYTES + FP32_MOMENT_BYTES
+HOST_STATE_BYTES = (1 + N_MOMENTS) * FP32_BYTES
 
 
 def has_master_copy(job: Job, low_states: bool = False) -> bool:

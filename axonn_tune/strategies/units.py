@@ -52,17 +52,19 @@ class GatherUnit:
         return self.n_trained * self.trained
 
     def all_bytes(self, job: Job, stored_element_bytes: float) -> Size:
-        """Return the bytes of all such units, of whose trained parameters each takes so many.
+        """Return the bytes of all such units.
 
-        Frozen ones, which no optimizer updates, are stored in the job's type.
+        Each trained parameter takes `stored_element_bytes`, and each frozen one, which no optimizer
+        updates, an element of the job's type.
         """
-        frozen = self.count * self.parameters - self.all_trained
-        return self.all_trained * stored_element_bytes + frozen * job.element_bytes
+        parameters = self.count * self.parameters
+        return _stored_bytes(job, parameters, self.all_trained, stored_element_bytes)
 
     def fp32_shard_bytes(self, job: Job) -> Size:
-        """Return the bytes of a whole unit whose trained parameters are stored in fp32.
+        """Return the bytes of a whole unit whose trained parameters are stored in fp32."""
+        return _stored_bytes(job, self.parameters, self.trained, FP32_BYTES)
 
-        Frozen ones, which no optimizer updates, are stored in the job's type.
-        """
-        frozen = self.parameters - self.trained
-        return self.trained * FP32_BYTES + frozen * job.element_bytes
+
+def _stored_bytes(job: Job, parameters: Size, trained: Size, stored_element_bytes: float) -> Size:
+    """Return the bytes of parameters of which some are trained, and the others frozen."""
+    return trained * stored_element_bytes + (parameters - trained) * job.element_bytes

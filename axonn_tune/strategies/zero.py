@@ -22,13 +22,12 @@ import numpy as np
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, TENSOR, Axes
+from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, TENSOR, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Size, StepPlan
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.context import (
-    AXIS,
     ContextParallelism,
     broken_context_rules,
     context_parallelism,
@@ -167,7 +166,7 @@ class Zero:
     @property
     def context_axis(self) -> str:
         """The axis whose ranks share a sequence; empty if there is none."""
-        return AXIS if self.context_kind else ""
+        return CONTEXT if self.context_kind else ""
 
     @property
     def compute_key(self) -> tuple[str, ...]:
@@ -427,7 +426,7 @@ def zero3(
     """
     batch = ("shard", "replica")
     split = (TENSOR,) if engine.zero.splits_layers else ()
-    context = (AXIS,) if context_kind else ()
+    context = (CONTEXT,) if context_kind else ()
     names = (*split, *context, *batch)
     shards = "*".join((*context, "shard"))
     groups = tuple(dict.fromkeys((*names, shards)))
