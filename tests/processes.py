@@ -33,6 +33,11 @@ def children(pid):
     return [int(child) for child in listed.stdout.split()]
 
 
+def ranks_of(pid):
+    """The ranks that a command has started: one of its children forks them."""
+    return [rank for child in children(pid) for rank in children(child)]
+
+
 def all_end(pids, seconds=40):
     """Whether all of them end in time."""
     deadline = time.monotonic() + seconds

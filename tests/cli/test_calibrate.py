@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import PATIENCE_SECONDS, all_end, children, environment
+from processes import PATIENCE_SECONDS, all_end, environment, ranks_of
 from worlds import machine_of
 
 from axonn_tune.cli.main import main
@@ -92,7 +92,7 @@ def ended_early(brief, folder, how):
     before = profile.read_text()
     process = brief("--quiet", ENDLESS=1)
     wait_for_results(process, journal, 26)
-    ranks = children(process.pid)
+    ranks = ranks_of(process.pid)
     if how == "kill a rank":
         os.kill(ranks[-1], signal.SIGKILL)
     else:
@@ -135,7 +135,7 @@ def test_what_a_killed_launcher_has_measured_is_not_overwritten_and_is_resumed(b
 def test_a_rank_that_hangs_ends_the_calibration_in_time(brief, tmp_path):
     process = brief("--quiet", "--timeout", "10", ENDLESS=1)
     wait_for_results(process, tmp_path / "cluster.yaml.partial", 26)
-    *_, waiting, hanging = children(process.pid)
+    waiting, hanging = ranks_of(process.pid)
     os.kill(hanging, signal.SIGSTOP)
     assert all_end([waiting])
     os.kill(hanging, signal.SIGCONT)  # so that the signal that ends it reaches it

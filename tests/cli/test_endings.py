@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import PATIENCE_SECONDS, all_end, children, environment
+from processes import PATIENCE_SECONDS, all_end, children, environment, ranks_of
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "axonn_tune.cli.start"]
@@ -88,18 +88,21 @@ run()
 @pytest.mark.slow
 def test_an_interrupt_while_a_rank_is_handed_its_work_is_silent():
     code = f"""
-import os, signal, sys, time
-from multiprocessing import util
+import os, signal, sys
+from multiprocessing import forkserver
 
-spawn = util.spawnv_passfds
+connect = forkserver.connect_to_new_process
+n_forked = 0
 
-def interrupted(*arguments):
-    pid = spawn(*arguments)
-    if b"spawn_main" in b"".join(map(os.fsencode, arguments[1])):
+def interrupted(fds):
+    global n_forked
+    n_forked += 1
+    ends = connect(fds)
+    if n_forked == 2:  # the first one is no rank
         os.kill(os.getpid(), signal.SIGINT)
-    return pid
+    return ends
 
-util.spawnv_passfds = interrupted
+forkserver.connect_to_new_process = interrupted
 sys.argv[1:] = {RUN!r}
 from axonn_tune.cli.start import run
 if __name__ == "__main__":
@@ -122,35 +125,40 @@ def started(*arguments, **variables):
     )
 
 
-def wait_for_ranks(process):
-    """Wait until both ranks have been started; they then import for seconds."""
+def wait_for_processes(process, find, count):
+    """Wait until a command has started so many processes, and return them with its children."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(ranks := children(process.pid)) < 3 and time.monotonic() < deadline:
+    while len(found := find(process.pid)) < count:
+        assert time.monotonic() < deadline and process.poll() is None, process.stderr.read()
         time.sleep(0.02)
-    assert len(ranks) >= 3, "two ranks and the tracker of multiprocessing"
-    return ranks
+    return [*children(process.pid), *found]
+
+
+# What has been started when something happens, and how much later that is: the tracker of
+# multiprocessing and the server of ranks, which imports for seconds, or both ranks.
+MOMENTS = [(children, 2, 0.0), (children, 2, 0.3), (children, 2, 1.5), (ranks_of, 2, 0.0)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay_seconds", [0.0, 0.3, 1.5])
-def test_an_interrupt_while_ranks_start_is_silent_and_leaves_none(delay_seconds):
-    process = started(*RUN)
-    ranks = wait_for_ranks(process)
+@pytest.mark.parametrize(("find", "count", "delay_seconds"), MOMENTS)
+def test_an_interrupt_while_ranks_start_is_silent_and_leaves_none(find, count, delay_seconds):
+    process = started(*RUN, "--quiet")
+    others = wait_for_processes(process, find, count)
     time.sleep(delay_seconds)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, output, errors.strip()) == (130, "", "")
-    assert all_end(ranks, seconds=5)
+    assert all_end(others, seconds=5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay_seconds", [0.0, 0.3, 1.5])
-def test_no_rank_survives_a_launcher_that_is_killed_while_they_import(delay_seconds):
+@pytest.mark.parametrize(("find", "count", "delay_seconds"), MOMENTS)
+def test_no_rank_survives_a_launcher_that_is_killed_while_they_start(find, count, delay_seconds):
     process = started(*RUN)
-    ranks = wait_for_ranks(process)
+    others = wait_for_processes(process, find, count)
     time.sleep(delay_seconds)
     process.kill()
-    assert all_end(ranks, seconds=3)
+    assert all_end(others, seconds=3)
     process.communicate(timeout=PATIENCE_SECONDS)
 
 
@@ -158,8 +166,8 @@ def test_no_rank_survives_a_launcher_that_is_killed_while_they_import(delay_seco
 def test_an_interrupt_of_one_rank_is_none():
     process = started(*RUN)
     assert process.stderr.readline().startswith("step ")
-    for rank in children(process.pid):
-        os.kill(rank, signal.SIGINT)
+    for other in [*children(process.pid), *ranks_of(process.pid)]:
+        os.kill(other, signal.SIGINT)
     for _ in range(3):
         assert process.stderr.readline().startswith("step ")
     assert process.poll() is None
@@ -172,7 +180,7 @@ def test_an_interrupt_of_one_rank_is_none():
 def test_a_rank_that_crashes_is_named_in_one_line():
     process = started(*RUN)
     assert process.stderr.readline().startswith("step ")
-    os.kill(children(process.pid)[-1], signal.SIGSEGV)
+    os.kill(ranks_of(process.pid)[-1], signal.SIGSEGV)
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     said = [line for line in errors.splitlines() if not line.startswith("step ")]
     assert said == ["axonn-tune: rank 1 was ended by SIGSEGV"] and process.returncode == 2

@@ -2,13 +2,21 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from processes import PATIENCE_SECONDS, all_end, children, environment, torchrun_environments
+from processes import (
+    PATIENCE_SECONDS,
+    all_end,
+    children,
+    environment,
+    ranks_of,
+    torchrun_environments,
+)
 
 pytest.importorskip("torch")
 
@@ -172,20 +180,27 @@ def wait_for_steps(process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["rank", "launcher", "launcher, gently"])
+@pytest.mark.parametrize("victim", ["rank", "server", "launcher", "launcher, gently"])
 def test_no_rank_survives_a_kill(victim):
     process = start(COMMAND, [*TINY, "--grid", "1x1x1x2", "--steps", "1000000"], environment())
     wait_for_steps(process)
-    ranks = children(process.pid)
-    assert len(ranks) >= 2
+    ranks = ranks_of(process.pid)
+    assert len(ranks) == 2
     if victim == "rank":
         os.kill(ranks[-1], signal.SIGKILL)
+    elif victim == "server":
+        os.kill(children(process.pid)[-1], signal.SIGKILL)
     else:
         process.send_signal(signal.SIGTERM if "gently" in victim else signal.SIGKILL)
     code, _, errors = finish(process)
     if victim == "rank":
         assert code == 2
         assert errors.splitlines()[-1] == "axonn-tune: rank 1 was ended by SIGKILL"
+    elif victim == "server":
+        assert code == 2
+        assert re.fullmatch(
+            "axonn-tune: rank . ended with exit code 255, and said nothing", errors.splitlines()[-1]
+        )
     assert all_end(ranks)
 
 
@@ -194,7 +209,7 @@ def test_a_stopped_rank_ends_a_run_on_several_axes_in_time():
     steps = ["--steps", "1000000", "--timeout", "4"]
     process = start(COMMAND, [*TINY, "--grid", "2x2x1x1", *steps], environment())
     wait_for_steps(process)
-    ranks = children(process.pid)
+    ranks = ranks_of(process.pid)
     os.kill(ranks[-1], signal.SIGSTOP)
     code, _, errors = finish(process)
     assert code == 2

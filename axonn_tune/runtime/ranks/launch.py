@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from axonn_tune.errors import AxonnTuneError, FileError, InputError
+from axonn_tune.runtime.ranks import server
 from axonn_tune.runtime.ranks.parent import die_with_launcher, launching
 from axonn_tune.runtime.ranks.session import (
     LostRankError,
@@ -163,13 +164,16 @@ def _start_here(
         local_addr="localhost",
         max_restarts=0,
         monitor_interval=MONITOR_SECONDS,
-        start_method="spawn",
+        start_method=server.START_METHOD,
         **_SIGNALS,
     )
     of_others = set(multiprocessing.active_children())
     try:
         with _silent_logs(), launching(), _interrupts_kept_from_ranks(), _ranks_started_whole():
-            results: dict[int, Result] = elastic_launch(config, _rank)(function, request)
+            server.start(function)
+            results: dict[int, Result] = elastic_launch(config, _rank)(
+                function, request, server.Environment()
+            )
     except ChildFailedError as error:
         raise _error_of(error) from error
     except SignalException as error:
@@ -238,7 +242,9 @@ def _silent_logs() -> Iterator[None]:
         logging.disable(before)
 
 
-def _rank(function: RankFunction[Request, Result], request: Request) -> Result:
+def _rank(
+    function: RankFunction[Request, Result], request: Request, _: server.Environment
+) -> Result:
     die_with_launcher()  # once more, since torch has chosen a signal that a rank ignores
     if "PYTHONFAULTHANDLER" not in os.environ:
         faulthandler.disable()  # torch lets it print all stacks; the launcher names the signal
@@ -257,6 +263,10 @@ def _error_of(error: ChildFailedError) -> AxonnTuneError:
     rank, failure = error.get_first_failure()
     if failure.exitcode < 0:
         return AxonnTuneError(f"rank {rank} was ended by {failure.signal_name()}")
+    if not os.path.isfile(failure.error_file):
+        return AxonnTuneError(
+            f"rank {rank} ended with exit code {failure.exitcode}, and said nothing"
+        )
     message = failure.message
     text = message.get("message", "") if isinstance(message, dict) else str(message)
     if text.startswith("FileError: "):

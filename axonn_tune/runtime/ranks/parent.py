@@ -8,6 +8,7 @@ import platform
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import parent_process
 
 from axonn_tune.io.operating_system import is_running
 from axonn_tune.spec.checks import whole_number
@@ -36,8 +37,17 @@ def die_with_launcher() -> None:
     launcher = whole_number(os.environ.get(LAUNCHER_VARIABLE, ""))
     if launcher is None or platform.system() != "Linux":
         return
-    if launcher == os.getppid():
+    if _is_started_by(launcher):
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     if launcher != os.getppid() and not is_running(launcher):
         os._exit(1)
+
+
+def _is_started_by(launcher: int) -> bool:
+    """Tell whether a process, or the server that forks ranks for it, has started this one.
+
+    The server ends with the process that it serves.
+    """
+    served = parent_process()
+    return launcher == os.getppid() or (served is not None and launcher == served.pid)
