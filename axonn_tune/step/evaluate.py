@@ -192,6 +192,10 @@ class Schedules:
         self._scenario = scenario
         self.shape_rows, self.shape_of = _distinct_shapes(scenario.strategy.compute_key, table)
         self._is_one_chunk = len(table) <= CHUNK_ROWS
+        # Where every candidate has a shape of its own, its operations are those of its shape.
+        self.shapes_are_rows = self._is_one_chunk and self.shape_rows.size == len(table)
+        if self.shapes_are_rows:
+            self.shape_rows = self.shape_of = np.arange(len(table))
         rows = slice(None) if self._is_one_chunk else self.shape_rows
         # Where candidates come in chunks, only shapes have one plan for all of them.
         self.shape_plan = self._planned(rows)
@@ -219,6 +223,8 @@ class Schedules:
         of a shape recompute, a chunk's plan has other phases than the plan of the shapes.
         """
         operation = _operation(part, index)
+        if self.shapes_are_rows:
+            return operation
         if self._is_one_chunk:
             return sized(operation, self.shape_rows)
         return self._shape_operations.get(part.name, {}).get(operation.name)
@@ -304,6 +310,8 @@ class _ChunkShapes:
 
     def suffices(self, part: Part, index: OpIndex) -> bool:
         """Return whether candidates of one shape have one price of a kernel."""
+        if self._schedules.shapes_are_rows:
+            return True
         operation = _operation(part, index)
         if operation.name not in self._suffices:
             of_shapes = self._schedules.shape_operation(part, index)
