@@ -91,7 +91,9 @@ class KernelPrices:
         if isinstance(operation, Gemm):
             return self._in_training(self._product_seconds(operation), operation)
         if isinstance(operation, Attention):
-            return self._attention.seconds(operation)
+            seconds = self._attention.seconds(operation)
+            # Traffic, which no clock of the cores holds up, bounds attention that is not fused.
+            return seconds / self._clock_fraction if operation.fused else seconds
         return self._memory_bound_seconds(operation)
 
     def _memory_bound_seconds(self, operation: MemoryBound) -> Array:

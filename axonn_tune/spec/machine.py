@@ -104,8 +104,8 @@ class Gpu:
         tensors or sequences (CUDA_DEVICE_MAX_CONNECTIONS=1), as it demands before Blackwell.
         Transfers between stages then hold computation up.
     training_clock_fraction
-        Clock that it holds while it trains over that of the measurements of its products, which end
-        before its power limit is reached.
+        Clock that it holds while it trains over that of the measurements of its products and of its
+        fused attention, which end before its power limit is reached.
     training_peak_fraction
         Highest rate of a product over the advertised peak while the GPU trains; None where nothing
         but the clock bounds it. Long measurements of products reach the power limit and short ones

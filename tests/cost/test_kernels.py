@@ -144,15 +144,19 @@ def test_unfused_attention_moves_its_scores_through_memory():
     assert attention_seconds(attention(True, fused=False), machine, "bf16") > got
 
 
-def test_products_run_at_the_clock_of_training_and_all_else_does_not():
+def test_products_and_fused_attention_run_at_the_clock_of_training_and_all_else_does_not():
     machine = machine_of()
     slow = replace(machine, gpu=replace(machine.gpu, training_clock_fraction=quantity(0.5)))
     job = Job(1, 1, 128, kernel_tuning=False)
     usual, slowed = KernelPrices(machine, job), KernelPrices(slow, job)
-    product = Gemm("product", 1024.0, 1024.0, 1024.0, "NN")
-    assert slowed.seconds(product) == pytest.approx(2.0 * usual.seconds(product))
     for kernel in (
+        Gemm("product", 1024.0, 1024.0, 1024.0, "NN"),
         Attention("attention", 1.0, 8.0, 1024.0, 64, False, True),
+        Attention("attention", 1.0, 8.0, 1024.0, 64, True, True),
+    ):
+        assert slowed.seconds(kernel) == pytest.approx(2.0 * usual.seconds(kernel))
+    for kernel in (
+        Attention("attention", 1.0, 8.0, 1024.0, 64, False, False),
         MemoryBound("sum", 2.0**20, "add"),
     ):
         assert slowed.seconds(kernel) == usual.seconds(kernel)
