@@ -109,9 +109,10 @@ their source in `axonn_tune/strategies/`: gradient buckets, dtypes of gradients 
 optimizer states, the bytes of quantised messages."""
 
 _FITTED = fill(
-    "Five numbers of machines are fitted to training steps: `gpu.training_clock_fraction` of "
-    "H100, to those of llm-foundry; that of GB200, to four of Megatron-Bridge; what GB200 and "
-    "GB300 reach in NVFP4, to nine and to three of Megatron-Bridge; and "
+    "Seven numbers of machines are fitted to training steps: `gpu.training_clock_fraction` of "
+    "H100, to those of llm-foundry; that of GB200, to four of Megatron-Bridge; that of GH200, to "
+    "three of Megatron-Core on Alps, and `kernels.issue_factor` of its host, to three more; what "
+    "GB200 and GB300 reach in NVFP4, to nine and to three of Megatron-Bridge; and "
     "`gpu.training_clock_fraction` of MI250X with the software of 2024, to the three runs of "
     "Megatron-DeepSpeed (tables above). They serve for all other rows of those GPUs, AxoNN's among "
     "them. Steps of rings and trees "
@@ -191,26 +192,34 @@ micro-batch, one for each layer, a constant, and the all-reduces of vTrain's tab
 204.986464 ms. *FSDP*: MPT models of llm-foundry (Apache-2.0) on A100 and H100; two numbers of its
 engine are fitted to the steps on one node of A100, and then the clock that H100 holds in training
 to those on H100. Attention takes the clock, too: without it the steps of 16 to 64 thousand tokens
-would be 8 to 13 % too fast. The torch of a row follows from the date of its commit. *NeMo*:
-Megatron-Core on DGX H100 in bf16 and, with delayed scales, in 8 bits (NVIDIA/dgxc-benchmarking,
-Apache-2.0), nothing
-fitted. *MLPerf*: submissions in 8 and 4 bits (MLPerf Training v3.0 to v6.0, Apache-2.0), nothing
-fitted: GPT-3 on H100, and on B200 before its release; Llama 3.1 8B on H200, and on H100 with a
-program whose host waits for the GPU some 200 times in a step, and on B200 to GB300 in CUDA graphs,
-where no term knows 0.013 of the 0.09 s of a step on 512 GPUs. Forward passes alone, which the
-submissions measured, are met within 3.5 % in the mean there in 8 bits. What is missing from steps
-on several nodes is therefore mostly in the rest of the step, and no term knows why: 0.016 of the
-0.072 s on 1,024 GB200 are missing, of which each holds 512 tokens. The twelve steps on 8 to 72 GPUs
-with products in 4 bits, and most with attention in 8, are met within 3.4 % in the mean. The 16 of
-Llama 3.1 405B in 8 bits on 256 to 8,192 H100, H200, B200 and GB200 are met within 3 %; at first
-look they were within 4 %, since a bucket for each virtual stage was not known. The eight in 4 bits
-on 512 to 8,192 GB200 and GB300 are met within 3.6 % in the mean. The ten steps of round 6.0, of 8B
-and 405B on up to 8,192 GPUs, were predicted within 4.9 % in the mean before anybody had looked at
-them, and within 2.8 % without the one on 1,024 GB200. The steps of GPT-3 became 20 % shorter from
-round 3.0 to round 4.1 on the same GPUs: those of 3.0 are predicted 6 to 9 % too short, those of 4.1
-up to 12 % too long. On more than 10,000 GPUs they are predicted 8 to 13 % too long, as if half to
-two thirds of what replicas exchange showed in them, where the prediction hides nothing; in those of
-405B all of it shows. *long sequences*: NeMo 24.03 on H100 in FP8, 4 thousand to a million tokens
+would be 8 to 13 % too fast. The torch of a row follows from the date of its commit.
+*Alps*: Megatron-Core on 4 to 32 GH200 (three public repositories of a course, 2026). The clock that
+GH200 holds in training is fitted to three steps of 8B on one node, and how much longer its host
+takes to issue an operation than that of a DGX H100 to three steps of 14B with at most 2,048 tokens;
+the other 25 are met within 6.8 % in the mean: 8B on two to eight nodes within 1 %, and models of 70
+to 140 billion parameters over four stages within 2 %. Those of 14B and 32B over four tensor ranks
+are predicted 3 to 18 % too short, and why is not known: their layers are so narrow that in forward
+passes the host may hold the GPU up, of which a sum over both passes knows nothing. No attention was
+measured with heads of 80, which 1.5B and one of 32B have. *NeMo*: Megatron-Core on DGX H100 in bf16
+and, with delayed scales, in 8 bits (NVIDIA/dgxc-benchmarking, Apache-2.0), nothing fitted.
+*MLPerf*: submissions in 8 and 4 bits (MLPerf Training v3.0 to v6.0, Apache-2.0), nothing fitted:
+GPT-3 on H100, and on B200 before its release; Llama 3.1 8B on H200, and on H100 with a program
+whose host waits for the GPU some 200 times in a step, and on B200 to GB300 in CUDA graphs, where no
+term knows 0.013 of the 0.09 s of a step on 512 GPUs. Forward passes alone, which the submissions
+measured, are met within 3.5 % in the mean there in 8 bits. What is missing from steps on several
+nodes is therefore mostly in the rest of the step, and no term knows why: 0.016 of the 0.072 s on
+1,024 GB200 are missing, of which each holds 512 tokens. The twelve steps on 8 to 72 GPUs with
+products in 4 bits, and most with attention in 8, are met within 3.4 % in the mean. The 16 of Llama
+3.1 405B in 8 bits on 256 to 8,192 H100, H200, B200 and GB200 are met within 3 %; at first look they
+were within 4 %, since a bucket for each virtual stage was not known. The eight in 4 bits on 512 to
+8,192 GB200 and GB300 are met within 3.6 % in the mean. The ten steps of round 6.0, of 8B and 405B
+on up to 8,192 GPUs, were predicted within 4.9 % in the mean before anybody had looked at them, and
+within 2.8 % without the one on 1,024 GB200. The steps of GPT-3 became 20 % shorter from round 3.0
+to round 4.1 on the same GPUs: those of 3.0 are predicted 6 to 9 % too short, those of 4.1 up to 12
+% too long. On more than 10,000 GPUs they are predicted 8 to 13 % too long, as if half to two thirds
+of what replicas exchange showed in them, where the prediction hides nothing; in those of 405B all
+of it shows.
+*long sequences*: NeMo 24.03 on H100 in FP8, 4 thousand to a million tokens
 (NVIDIA/NeMo, Apache-2.0), nothing fitted. Up to 32 thousand tokens they are met within 9 %, and
 longer ones are predicted 13 to 22 % too slow. Which library's attention ran is not stated: with
 cuDNN's of 2026 all but the first would be predicted 15 to 30 % too fast. *B200*: Megatron-Core on

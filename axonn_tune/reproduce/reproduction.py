@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from axonn_tune.reproduce import fsdp, megatron, sharded
+from axonn_tune.reproduce.alps import megatron_on_alps
 from axonn_tune.reproduce.automodel import automodel
 from axonn_tune.reproduce.axonn import compare_links, compare_runs
 from axonn_tune.reproduce.bridge import megatron_bridge
@@ -88,6 +89,7 @@ def measured_steps(
         "B200": list(simumax(load("simumax_b200"), loaders)),
         "Megatron-Bridge": list(megatron_bridge(load("megatron_bridge"), loaders)),
         "Model Zoo": list(model_zoo(load("moe_model_zoo"), loaders)),
+        "Alps": list(megatron_on_alps(load("alps_megatron"), loaders)),
         "NeMo": list(nemo(load("dgxc_h100"), loaders)),
         "NeMo releases": list(nemo_releases(load("nemo_releases"), loaders)),
         "AutoModel": list(automodel(load("nemo_automodel"), loaders)),

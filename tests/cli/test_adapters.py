@@ -20,8 +20,9 @@ def document_of(capsys, command, *words):
 
 
 def test_adapters_take_less_time_and_memory(capsys):
-    usual = document_of(capsys, "explain", *MEGATRON, *ONE)
-    words = ["--lora-rank", "16", "--lora-targets", "attention, up"]
+    """In micro-batches that are large enough for the GPU to be what bounds them, not the host."""
+    usual = document_of(capsys, "explain", *MEGATRON, *ONE, "--micro-batch", "4")
+    words = ["--micro-batch", "4", "--lora-rank", "16", "--lora-targets", "attention, up"]
     tuned = document_of(capsys, "explain", *MEGATRON, *ONE, *words)
     assert usual["assumptions"]["adapters"] is None
     targets = {"rank": 16, "targets": ["attention", "up"], "dropout": False}

@@ -63,7 +63,7 @@ def text_of(path, most=20_000):
 VALIDATION = text_of(ROOT / "docs" / "emulated" / "flat-8-hsdp.json")
 # The name of a file, its content, and what reads it.
 READERS = {
-    "machine": ("a.yaml", text_of(ROOT / "hardware_profiles" / "alps.yaml"), load_machine),
+    "machine": ("a.yaml", text_of(ROOT / "hardware_profiles" / "perlmutter.yaml"), load_machine),
     "model": ("a.yaml", text_of(ROOT / "models" / "llama3-8b.yaml"), load_model),
     "cluster": (
         "a.yaml",

@@ -33,7 +33,8 @@ CORES_BYTES_PER_S = 0.5 * 200e9 / 4
 INSTANT_HOST = {"link": 1e24, "bandwidth": 1e24}
 
 STRATEGIES = {
-    "megatron": Megatron3D(engine=load_engine("megatron-core")),
+    # Without the time in which the host issues an operation, which bounds steps of this size.
+    "megatron": Megatron3D(engine=replace(load_engine("megatron-core"), issue_seconds=None)),
     "deepspeed": zero3(load_engine("deepspeed")),
     "fsdp2": zero3(load_engine("fsdp2")),
     # No released AxoNN offloads; the strategy knows how, for an engine that does.

@@ -488,14 +488,19 @@ def test_a_faster_network_never_slows_a_step(name):
 
 
 def test_one_rank_does_the_same_whatever_the_strategy_is_called():
-    """No collectives, the same kernels but for copies and how gradients are held."""
+    """No collectives, the same kernels but for copies and how gradients are held.
+
+    Without the time in which a host issues an operation, which is known of Megatron-Core alone.
+    """
     times = {}
     for name in LAYOUTS:
         search = build_search(
             "tiny", 1, "perlmutter", strategy=name, global_batch=1, recompute="none"
         )
         job = replace(search.scenario.job, attention="flash")
-        search = replace(search, scenario=replace(search.scenario, job=job))
+        strategy = search.scenario.strategy
+        strategy = replace(strategy, engine=replace(strategy.engine, issue_seconds=None))
+        search = replace(search, scenario=replace(search.scenario, job=job, strategy=strategy))
         times[name] = rank_candidates(search).prediction(0).step_seconds
     assert max(times.values()) < 1.05 * min(times.values())
 

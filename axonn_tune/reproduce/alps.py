@@ -1,0 +1,76 @@
+"""Measured steps of Megatron-Core on Alps, whose nodes have four GH200 and Slingshot-11."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
+from axonn_tune.search.search import Constraints, Search
+from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.precision import FULL
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.strategies.megatron3d import megatron_of
+
+# GPT-2's tokens, padded.
+_VOCABULARY = 50304
+# The clock that GH200 holds in training is fitted to the steps of 8B in bf16 on one node, and the
+# time in which its host issues an operation to those of sequences that are too short for the GPU.
+_FITTED_ON_GPUS = ("8b", "4", FULL)
+_LONGEST_OF_HOST = 2048
+
+
+def megatron_on_alps(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield measured steps, which cast and gather in bf16 and have no selective recomputation."""
+    machine = loaders.machine("alps")
+    engine = loaders.engine("megatron-core")
+    for row in rows:
+        of_gpu = (row["model"], row["gpus"], row["precision"]) == _FITTED_ON_GPUS
+        of_host = int(row["seq_len"]) <= _LONGEST_OF_HOST
+        paper = Paper("Megatron-Core on Alps", row["source"], machine, is_fitted=of_gpu or of_host)
+        bits = "" if row["precision"] == FULL else " in 8 bits"
+        subject = f"{row['model']} on {row['gpus']} GH200, {row['seq_len']} tokens"
+        published = {"step_seconds": float(row["step_seconds"])}
+        search = _search(row, machine, engine)
+        yield paper.run(f"{row['model']}{bits}", subject, search, published)
+
+
+def _search(row: Row, machine: Machine, engine: Engine) -> Search:
+    """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself."""
+    strategy = megatron_of(
+        replace(engine, attention_library=row["attention"]), n_virtual=(1,), fp32_gradients=False
+    )
+    job = Job(
+        int(row["gpus"]),
+        int(row["global_batch"]),
+        int(row["seq_len"]),
+        precision=row["precision"],
+        kernel_tuning=False,
+        moments=row["moments"],
+    )
+    axes = {"tensor": int(row["tensor"]), "context": 1, "pipeline": int(row["pipeline"])}
+    constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
+    scenario = Scenario(_model(row), job, machine, strategy)
+    return Search(scenario, constraints, ("none",), include_oom=True)
+
+
+def _model(row: Row) -> Model:
+    """Return the model of a row, which is a Llama of its sizes."""
+    return Model(
+        row["model"],
+        int(row["layers"]),
+        int(row["hidden"]),
+        int(row["heads"]),
+        _VOCABULARY,
+        int(row["seq_len"]),
+        n_kv_heads=int(row["kv_heads"]),
+        ffn_hidden_size=int(row["ffn"]),
+        gated_mlp=True,
+        norm="rms",
+        position="rotary",
+        bias=False,
+        tied_embeddings=False,
+    )

@@ -1,0 +1,78 @@
+"""Megatron-Core on GH200 of Alps: what was fitted to a few steps holds for the others."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from axonn_tune.io.package_data import load_published
+from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.reproduce.alps import megatron_on_alps
+from axonn_tune.reproduce.results import predict_runs
+from axonn_tune.reproduce.runs import Loaders
+from axonn_tune.spec.precision import FULL
+
+ROWS = load_published("alps_megatron")
+PAGE = " ".join((Path(__file__).parents[2] / "docs" / "validation.md").read_text().split())
+OF_CLOCK = ("8b", "4", FULL)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return list(megatron_on_alps(ROWS, Loaders(load_model, load_machine, load_engine)))
+
+
+@pytest.fixture(scope="module")
+def predicted(runs):
+    return predict_runs(runs)
+
+
+@pytest.fixture(scope="module")
+def errors(predicted):
+    """The error of each step."""
+    measured = np.array([float(row["step_seconds"]) for row in ROWS])
+    return np.array([p.step_seconds for p in predicted]) / measured - 1.0
+
+
+def chosen(errors, holds):
+    return np.array([error for row, error in zip(ROWS, errors, strict=True) if holds(row)])
+
+
+def test_two_numbers_are_fitted_to_three_steps_each(runs, errors):
+    fitted = [run.is_fitted for run in runs]
+    of_gpu = chosen(errors, lambda row: (row["model"], row["gpus"], row["precision"]) == OF_CLOCK)
+    of_host = chosen(errors, lambda row: int(row["seq_len"]) <= 2048)
+    assert sum(fitted) == len(of_gpu) + len(of_host) == 6
+    assert abs(of_gpu.mean()) < 0.01
+    assert abs(of_host.mean()) < 0.01
+
+
+def test_the_clock_of_one_node_holds_for_two_to_eight(errors):
+    on_more = chosen(errors, lambda row: row["model"] == "8b" and int(row["gpus"]) > 4)
+    assert len(on_more) == 3
+    assert np.abs(on_more).max() < 0.02
+
+
+def test_models_of_70_to_140_billion_parameters_are_met(errors):
+    large = chosen(errors, lambda row: int(row["pipeline"]) > 1)
+    assert len(large) == 3
+    assert np.abs(large).max() < 0.03
+
+
+def test_tensor_groups_of_14b_and_32b_take_longer_than_predicted(errors):
+    """Why is not known; the page says by how much."""
+    of_group = chosen(errors, lambda row: row["hidden"] == "5120" and int(row["seq_len"]) > 2048)
+    assert len(of_group) == 12
+    least, most = -100 * of_group.max(), -100 * of_group.min()
+    assert f"are predicted {least:.0f} to {most:.0f} % too short" in PAGE
+
+
+def test_what_the_page_says_of_all_that_was_not_fitted(runs, errors):
+    judged = np.abs([e for run, e in zip(runs, errors, strict=True) if not run.is_fitted])
+    assert f"the other {len(judged)} are met within {100 * judged.mean():.1f} %" in PAGE
+
+
+def test_what_ran_needs_at_most_a_tenth_more_than_a_gpu_has(predicted):
+    """Its optimizer keeps two bytes of a master weight beside the bf16 one; four are counted."""
+    for prediction in predicted:
+        assert prediction.memory_bytes < 1.1 * prediction.memory_capacity_bytes
