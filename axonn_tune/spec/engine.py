@@ -446,6 +446,9 @@ class MemoryForm:
         Whether the inputs of a clamped gate are saved before and after they are clamped.
     saves_uncast
         Whether inputs of low products are saved in the job's type, and cast again for dW.
+    keeps_remainders
+        Whether an optimizer whose moments have a type of their own keeps of each fp32 master weight
+        only the 16 bits that the weight in bf16 lacks.
     held_back_tensors
         Tensors of the whole residual stream that have been reduced and scattered in a tensor group,
         and whose memory PyTorch's allocator holds back, because the GPU is so far behind the host
@@ -462,6 +465,7 @@ class MemoryForm:
     activation_input_bytes: Quantity | None = None
     saves_unclamped: bool = False
     saves_uncast: bool = False
+    keeps_remainders: bool = False
     held_back_tensors: Quantity | None = None
 
     def __post_init__(self) -> None:

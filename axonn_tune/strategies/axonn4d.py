@@ -47,7 +47,7 @@ from axonn_tune.strategies.context import (
     context_axes,
     context_parallelism,
 )
-from axonn_tune.strategies.optimizer import host_copies, sharded_text, state_bytes
+from axonn_tune.strategies.optimizer import host_copies, sharded_text, states_of
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_frozen_rules,
@@ -319,7 +319,7 @@ class Axonn4D:
             "gradients": summed
             * (GRADIENT_BYTES + job.element_bytes * self.adds_gradients(job, shapes.table))
             + under_way,
-            "optimizer_states": owned * state_bytes(job),
+            "optimizer_states": owned * states_of(job).nbytes,
             **host_copies(job, self.engine.offload_in(job), owned),
             "activations": held * shapes.saved_by_layers(saved, chunk) + shapes.residual_bytes,
             **backward.largest_moment(),

@@ -28,7 +28,7 @@ from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, PIPELINE, T
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.offload import OFFLOAD_MODULES
 from axonn_tune.spec.plan import Array, Size, StepPlan
-from axonn_tune.spec.precision import EIGHT_BITS
+from axonn_tune.spec.precision import EIGHT_BITS, FULL
 from axonn_tune.spec.recomputation import MODULES
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
 from axonn_tune.spec.stage_layout import layers_of_stages
@@ -46,7 +46,7 @@ from axonn_tune.strategies.megatron_stage import (
     trained_parameters,
 )
 from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
-from axonn_tune.strategies.optimizer import host_copies, sharded_text, state_bytes
+from axonn_tune.strategies.optimizer import States, host_copies, sharded_text, states_of
 from axonn_tune.strategies.pipeline import (
     admits_schedule,
     admits_virtual,
@@ -61,6 +61,10 @@ from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 from axonn_tune.strategies.step_plan import plan_key, step_plan
 from axonn_tune.strategies.transformer import Transformer
+
+# Precisions in which Transformer Engine's optimizer holds the master weights; in others
+# Megatron-Core does, in fp32 (core/optimizer/__init__.py at d98e8a64).
+_MASTERS_IN_OPTIMIZER = (FULL, "fp8-delayed")
 
 
 @dataclass(frozen=True)
@@ -362,6 +366,17 @@ class Megatron3D:
         """Return the bytes of a gradient element as it is summed and reduced."""
         return FP32_BYTES if self.fp32_gradients else job.element_bytes
 
+    def states(self, job: Job) -> States:
+        """Return what the optimizer keeps of each parameter.
+
+        Of the master weight of a weight in bf16 an engine may keep only what that one lacks.
+        """
+        states = states_of(job, self.engine.low_states)
+        is_in_bf16 = job.precision in _MASTERS_IN_OPTIMIZER and not self.stores_low_weights(job)
+        if self.engine.memory.keeps_remainders and is_in_bf16 and job.moments != "fp32":
+            return replace(states, master_bytes=job.element_bytes)
+        return states
+
     def stores_low_weights(self, job: Job) -> bool:
         """Return whether a job's weights of blocks are stored and gathered in a low format only.
 
@@ -419,7 +434,7 @@ class Megatron3D:
         return {
             "weights": (uncast + adapters) * job.element_bytes + matrices * kept_weight_bytes(job),
             "gradients": summed * (self.gradient_bytes(job) + bucket_bytes),
-            "optimizer_states": owned * state_bytes(job, self.engine.low_states),
+            "optimizer_states": owned * self.states(job).nbytes,
             **host_copies(job, self.engine.offload_in(job), owned),
             **host_activations(job, held * moved),
             "activations": held * (shapes.saved_by_layers(saved, chunk) - moved)

@@ -553,7 +553,7 @@ class MegatronCommunication(SequenceParallel):
             norm_sums={names.norm_all_reduce(axis): axis for axis in ("tensor", PIPELINE)},
             cleared=owned if options.shards_gradients else stored,
             offload=options.engine.offload_in(self.shapes.job),
-            low_states=options.engine.low_states,
+            states=options.states(self.shapes.job),
         )
 
     def _gather_updated(self, host: HostProgram, updated: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ host's cores run the optimizer (Ren et al., arXiv 2101.06840).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from axonn_tune.spec import names
 from axonn_tune.spec.engine import HOST_COPIES, OffloadProgram
@@ -21,19 +22,39 @@ N_MOMENTS = 2
 HOST_STATE_BYTES = (1 + N_MOMENTS) * FP32_BYTES
 
 
-def has_master_copy(job: Job, low_states: bool = False) -> bool:
-    """Return whether the optimizer keeps an fp32 copy of each weight, as in mixed precision.
+@dataclass(frozen=True)
+class States:
+    """What an optimizer keeps of each parameter.
 
-    With `low_states` (see `Engine`) it has neither such a copy nor moments of a type of their own.
+    moment_bytes
+        Bytes of each of the moments.
+    master_bytes
+        Bytes of a master weight: 4 of one in fp32, 2 of what it has beyond a weight in bf16, and 0
+        without one.
     """
-    return job.element_bytes < FP32_BYTES and not low_states
+
+    moment_bytes: float
+    master_bytes: float
+
+    @property
+    def nbytes(self) -> float:
+        """The bytes of one parameter's moments and of its master weight."""
+        return N_MOMENTS * self.moment_bytes + self.master_bytes
 
 
-def state_bytes(job: Job, low_states: bool = False) -> float:
-    """Return the bytes of one parameter's optimizer states: the moments and any master copy."""
-    moment_bytes = job.element_bytes if low_states else MOMENT_BYTES[job.moments]
-    master_bytes = FP32_BYTES if has_master_copy(job, low_states) else 0.0
-    return N_MOMENTS * moment_bytes + master_bytes
+def has_master_copy(job: Job) -> bool:
+    """Return whether the optimizer keeps an fp32 copy of each weight, as in mixed precision."""
+    return job.element_bytes < FP32_BYTES
+
+
+def states_of(job: Job, low_states: bool = False) -> States:
+    """Return what the optimizer keeps of each parameter.
+
+    With `low_states` (see `Engine`) it has no master copy, and moments of the type of the weights.
+    """
+    if low_states:
+        return States(job.element_bytes, 0.0)
+    return States(MOMENT_BYTES[job.moments], FP32_BYTES if has_master_copy(job) else 0.0)
 
 
 def sharded_text(states: bool, gradients: bool) -> str:
@@ -65,7 +86,7 @@ def clip_and_update(
     cleared: Array | None = None,
     offload: OffloadProgram | None = None,
     in_optimizer: bool = False,
-    low_states: bool = False,
+    states: States | None = None,
 ) -> tuple[str, ...]:
     """Form the norm of the gradients, clip them, and let the optimizer update the weights.
 
@@ -84,8 +105,8 @@ def clip_and_update(
         How the states are offloaded, if they are.
     in_optimizer : bool
         Whether the optimizer on the GPU clips the gradient as it reads it.
-    low_states : bool
-        Whether the states on the GPU are in the job's type (see `Engine`).
+    states : States, optional
+        What the optimizer keeps on the GPU; by default moments and master weights of the job.
 
     Returns
     -------
@@ -106,11 +127,12 @@ def clip_and_update(
     cleared_bytes = gradient_bytes * (owned if cleared is None else cleared)
     if offload is not None:
         return _update_on_host(host, job, owned, cleared_bytes, offload)
-    # The optimizer reads the gradient, reads and writes the states and writes the weight;
-    # without a master copy it reads the weight too, and where it clips it writes the gradient.
-    weight_bytes = job.element_bytes * (1.0 if has_master_copy(job, low_states) else 2.0)
+    # The optimizer reads the gradient, reads and writes the states and writes the weight; without
+    # a whole master copy it reads the weight too, and where it clips it writes the gradient.
+    states = states or states_of(job)
+    weight_bytes = job.element_bytes * (1.0 if states.master_bytes == FP32_BYTES else 2.0)
     update_bytes = gradient_bytes * (2.0 if in_optimizer else 1.0)
-    update_bytes += 2.0 * state_bytes(job, low_states) + weight_bytes
+    update_bytes += 2.0 * states.nbytes + weight_bytes
     host.memory_bound(names.OPTIMIZER_STEP, owned * update_bytes + cleared_bytes, "optimizer")
     return ()
 

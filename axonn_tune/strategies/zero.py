@@ -34,7 +34,7 @@ from axonn_tune.strategies.context import (
 )
 from axonn_tune.strategies.experts import stored_experts
 from axonn_tune.strategies.fsdp2 import Kept, fsdp2_memory
-from axonn_tune.strategies.optimizer import host_copies, state_bytes
+from axonn_tune.strategies.optimizer import host_copies, states_of
 from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
 from axonn_tune.strategies.step_plan import plan_key, step_plan
@@ -279,7 +279,7 @@ class Zero:
         return {
             "weights": weights,
             "gradients": trained * element / table.size(sharding.gradients),
-            "optimizer_states": owned * state_bytes(job, self.engine.low_states),
+            "optimizer_states": owned * states_of(job, self.engine.low_states).nbytes,
             **host_copies(job, offload, owned),
             "gathered_weights": (held_gradients + held_weights_if_gathered) * element,
             "activations": shapes.n_backward * shapes.saved_by_layers(saved, shapes.n_backward)

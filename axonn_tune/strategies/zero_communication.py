@@ -15,7 +15,7 @@ from axonn_tune.spec.layout import EXPERT
 from axonn_tune.spec.names import FORWARD
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size
 from axonn_tune.strategies.communication import Weight
-from axonn_tune.strategies.optimizer import clip_and_update
+from axonn_tune.strategies.optimizer import clip_and_update, states_of
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.sequence_parallel import SequenceParallel
 from axonn_tune.strategies.shapes import FP32_BYTES
@@ -455,7 +455,7 @@ class ZeroCommunication(SequenceParallel):
             gradient_bytes=element,
             norm_sums=self._norm_sums,
             offload=self.options.engine.offload_in(shapes.job),
-            low_states=self.options.engine.low_states,
+            states=states_of(shapes.job, self.options.engine.low_states),
         )
         keeps_vectors = self._program.keeps_vectors and not self.keeps_weights
         if keeps_vectors and shapes.job.trains_weights:

@@ -72,7 +72,8 @@ def test_what_the_page_says_of_all_that_was_not_fitted(runs, errors):
     assert f"the other {len(judged)} are met within {100 * judged.mean():.1f} %" in PAGE
 
 
-def test_what_ran_needs_at_most_a_tenth_more_than_a_gpu_has(predicted):
-    """Its optimizer keeps two bytes of a master weight beside the bf16 one; four are counted."""
-    for prediction in predicted:
-        assert prediction.memory_bytes < 1.1 * prediction.memory_capacity_bytes
+def test_what_ran_fits(predicted):
+    """But for 8B with moments in fp32, of whose master weights four bytes are counted, not two."""
+    for row, prediction in zip(ROWS, predicted, strict=True):
+        largest = 1.05 if row["moments"] == "fp32" else 1.0
+        assert prediction.memory_bytes < largest * prediction.memory_capacity_bytes

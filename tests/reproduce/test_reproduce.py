@@ -135,9 +135,10 @@ def test_what_ran_is_predicted_to_fit(reproduction):
     """No prediction recomputes single modules, or stores activations in 8 bits, as some runs do.
 
     Nemotron 340B of NeMo 24.07 would fit with half of the assumed fragmentation and reserve.
+    The steps on Alps have a test of their own (test_alps.py).
     """
     for name, timed in reproduction.steps.items():
-        if name in ("Megatron-Bridge", "LoRA"):
+        if name in ("Megatron-Bridge", "LoRA", "Alps"):
             continue
         verdicts = memory_verdicts([JudgedRun(t.run, t.prediction) for t in timed])
         assert verdicts.n_wrong_oom <= max(1, 0.02 * len(timed)), name
@@ -313,7 +314,7 @@ def test_the_command_prints_every_row(reproduce_command):
     n_steps = sum(len(timed) for timed in found.steps.values())
     n_collectives = sum(len(timed) for timed in found.collectives.values())
     assert len(rows) == len(found.results) + len(found.links) + n_steps + n_collectives
-    assert n_steps == 55 + 133 + 25 + 161 + 13 + 138 + 18 + 7 + 85 + 17 + 9 + 75 + 814
+    assert n_steps == 55 + 133 + 25 + 161 + 13 + 31 + 138 + 18 + 7 + 85 + 17 + 9 + 75 + 814
     assert n_collectives == 102 + 380
     runs = [row for row in rows if row["known"]]
     assert len(runs) == len(found.results) + n_steps

@@ -289,6 +289,37 @@ def test_moments_may_be_smaller(moments, saved):
         replace(JOB, moments=moments, offload="optimizer")
 
 
+@pytest.mark.parametrize(
+    ("precision", "moments", "low_weights", "saved"),
+    [
+        ("bf16", "bf16", False, 2),
+        ("fp8-delayed", "fp8", False, 2),
+        ("fp8-delayed", "fp8", True, 0),
+        ("fp8-current", "bf16", False, 0),
+        ("bf16", "fp32", False, 0),
+    ],
+)
+def test_a_master_weight_may_be_what_the_weight_in_bf16_lacks(
+    precision, moments, low_weights, saved
+):
+    """The bytes that the optimizer reads and writes follow: it then reads the weight as well."""
+    job = replace(JOB, precision=precision, moments=moments)
+
+    def found(keeps_remainders):
+        engine = Engine(
+            "e", "E", ("megatron",), memory=MemoryForm(keeps_remainders=keeps_remainders)
+        )
+        strategy = Megatron3D(distributed_optimizer=True, low_weights=low_weights, engine=engine)
+        states = memory_terms(strategy, MODEL, job, data=8)["optimizer_states"]
+        [step] = [op for op in operations(strategy, job, data=8) if op.name == "optimizer.step"]
+        return states, number(step.nbytes)
+
+    (usual, usual_traffic), (small, traffic) = found(False), found(True)
+    n_owned = usual / Megatron3D().states(job).nbytes
+    assert usual - small == pytest.approx(saved * n_owned)
+    assert usual_traffic - traffic == pytest.approx((2 * saved - 2 * (saved > 0)) * n_owned)
+
+
 def test_an_engine_says_which_precisions_it_has():
     engine = Engine("e", "E", ("megatron",), precisions=("bf16", "mxfp8", "fp8-block"))
     assert engine.precision_named("fp8") == "mxfp8"
