@@ -92,7 +92,7 @@ class KernelPrices:
             return self._in_training(self._product_seconds(operation), operation)
         if isinstance(operation, Attention):
             seconds = self._attention.seconds(operation)
-            # Traffic, which no clock of the cores holds up, bounds attention that is not fused.
+            # Memory traffic bounds attention that is not fused, and the clock does not slow it.
             return seconds / self._clock_fraction if operation.fused else seconds
         return self._memory_bound_seconds(operation)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
-from axonn_tune.search.search import Constraints, Search
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to_row
+from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
@@ -24,7 +24,7 @@ _LONGEST_OF_HOST = 2048
 
 
 def megatron_on_alps(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Yield measured steps, which cast and gather in bf16 and have no selective recomputation."""
+    """Yield measured steps, in which weights are gathered in bf16 and nothing is recomputed."""
     machine = loaders.machine("alps")
     engine = loaders.engine("megatron-core")
     for row in rows:
@@ -51,10 +51,7 @@ def _search(row: Row, machine: Machine, engine: Engine) -> Search:
         kernel_tuning=False,
         moments=row["moments"],
     )
-    axes = {"tensor": int(row["tensor"]), "context": 1, "pipeline": int(row["pipeline"])}
-    constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
-    scenario = Scenario(_model(row), job, machine, strategy)
-    return Search(scenario, constraints, ("none",), include_oom=True)
+    return held_to_row(Scenario(_model(row), job, machine, strategy), row)
 
 
 def _model(row: Row) -> Model:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
-from axonn_tune.search.search import Constraints, Search
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to_row
+from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.layout import EXPERT
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
@@ -101,12 +100,7 @@ def layout_search(
         moments=moments,
         offload_modules=offload_modules,
     )
-    axes = {axis: int(row[axis]) for axis in ("tensor", "context", "pipeline")}
-    if not model.is_dense:
-        axes[EXPERT] = int(row[EXPERT])
-    constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
     recompute = row["recomputed"]
     if recompute != "none":
         recompute = f"selective:{recompute.replace('+', ',')}"
-    scenario = Scenario(model, job, machine, strategy)
-    return Search(scenario, constraints, (recompute,), include_oom=True)
+    return held_to_row(Scenario(model, job, machine, strategy), row, recompute)

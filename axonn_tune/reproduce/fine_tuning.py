@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, by_maker, with_kernels
-from axonn_tune.search.search import Constraints, Search
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, by_maker, held_to_row, with_kernels
+from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.scenario import Scenario
@@ -66,8 +66,6 @@ def _search(row: Row, loaders: Loaders, engine: Engine) -> Search:
         adapters=Adapters(int(row["rank"]), (row["targets"],), row["dropout"] == "yes"),
         samples_per_sequence=float(row["samples"]),
     )
-    axes = {axis: int(row[axis]) for axis in ("tensor", "context", "pipeline")}
-    constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
     machine = loaders.machine(row["machine"])
     scenario = Scenario(loaders.model(row["model"]), job, machine, strategy)
-    return Search(scenario, constraints, (row["recompute"],), include_oom=True)
+    return held_to_row(scenario, row, row["recompute"])

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, by_maker, named, with_kernels
-from axonn_tune.search.search import Constraints, Search
+from axonn_tune.reproduce.runs import (
+    Loaders,
+    Paper,
+    Row,
+    Run,
+    by_maker,
+    held_to_row,
+    named,
+    with_kernels,
+)
+from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
@@ -115,6 +124,4 @@ def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
         precision=row["precision"],
         dropout=dropout,
     )
-    axes = {axis: int(row[axis]) for axis in ("tensor", "context", "pipeline")}
-    constraints = Constraints(axes, micro_batch=int(row["micro_batch"]))
-    return Search(Scenario(model, job, machine, strategy), constraints, ("none",), include_oom=True)
+    return held_to_row(Scenario(model, job, machine, strategy), row)

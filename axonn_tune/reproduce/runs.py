@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from axonn_tune.search.search import Search
+from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.engine import Engine, MegatronProgram
+from axonn_tune.spec.layout import CONTEXT, EXPERT, PIPELINE, TENSOR
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.scenario import Scenario
 
 # A row of a published table: texts by name of their column.
 Row: TypeAlias = Mapping[str, str]
@@ -83,6 +85,14 @@ class Paper:
             self.assumed,
             self.is_fitted,
         )
+
+
+def held_to_row(scenario: Scenario, row: Row, recompute: str = "none") -> Search:
+    """Return the search of Megatron-LM that is held to the layout and micro-batch of a row."""
+    axes = (TENSOR, CONTEXT, PIPELINE, *(() if scenario.model.is_dense else (EXPERT,)))
+    sizes = {axis: int(row[axis]) for axis in axes}
+    constraints = Constraints(sizes, micro_batch=int(row["micro_batch"]))
+    return Search(scenario, constraints, (recompute,), include_oom=True)
 
 
 def by_maker(group: str, machine: Machine) -> str:

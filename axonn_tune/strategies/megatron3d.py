@@ -369,7 +369,7 @@ class Megatron3D:
     def states(self, job: Job) -> States:
         """Return what the optimizer keeps of each parameter.
 
-        Of the master weight of a weight in bf16 an engine may keep only what that one lacks.
+        An engine may keep of each fp32 master weight only what the weight in bf16 lacks.
         """
         states = states_of(job, self.engine.low_states)
         is_in_bf16 = job.precision in _MASTERS_IN_OPTIMIZER and not self.stores_low_weights(job)

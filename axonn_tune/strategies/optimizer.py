@@ -29,8 +29,8 @@ class States:
     moment_bytes
         Bytes of each of the moments.
     master_bytes
-        Bytes of a master weight: 4 of one in fp32, 2 of what it has beyond a weight in bf16, and 0
-        without one.
+        Bytes of a master weight: 4 where all of it is kept in fp32, 2 where only the part is kept
+        that the weight in bf16 lacks, and 0 where there is none.
     """
 
     moment_bytes: float

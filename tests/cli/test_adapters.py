@@ -20,7 +20,7 @@ def document_of(capsys, command, *words):
 
 
 def test_adapters_take_less_time_and_memory(capsys):
-    """In micro-batches that are large enough for the GPU to be what bounds them, not the host."""
+    """The micro-batches are so large that the GPU bounds them, and not the host."""
     usual = document_of(capsys, "explain", *MEGATRON, *ONE, "--micro-batch", "4")
     words = ["--micro-batch", "4", "--lora-rank", "16", "--lora-targets", "attention, up"]
     tuned = document_of(capsys, "explain", *MEGATRON, *ONE, *words)

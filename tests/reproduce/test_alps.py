@@ -1,4 +1,4 @@
-"""Megatron-Core on GH200 of Alps: what was fitted to a few steps holds for the others."""
+"""Megatron-Core on Alps: two numbers that are fitted to six steps hold for the others."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def test_models_of_70_to_140_billion_parameters_are_met(errors):
 
 
 def test_tensor_groups_of_14b_and_32b_take_longer_than_predicted(errors):
-    """Why is not known; the page says by how much."""
+    """The page says by how much, and that nobody knows why."""
     of_group = chosen(errors, lambda row: row["hidden"] == "5120" and int(row["seq_len"]) > 2048)
     assert len(of_group) == 12
     least, most = -100 * of_group.max(), -100 * of_group.min()
@@ -73,7 +73,7 @@ def test_what_the_page_says_of_all_that_was_not_fitted(runs, errors):
 
 
 def test_what_ran_fits(predicted):
-    """But for 8B with moments in fp32, of whose master weights four bytes are counted, not two."""
+    """Only 8B is predicted to need more: four bytes of its master weights count, and not two."""
     for row, prediction in zip(ROWS, predicted, strict=True):
         largest = 1.05 if row["moments"] == "fp32" else 1.0
         assert prediction.memory_bytes < largest * prediction.memory_capacity_bytes

@@ -32,7 +32,7 @@ def test_rows_are_consistent():
 
 
 def test_short_sequences_are_met_and_long_ones_predicted_too_slow(predicted):
-    """What the page says: attention that ran at the clock of the other H100 would take longer."""
+    """The page says the same: attention at the clock of other steps on H100 would take longer."""
     measured = np.array([float(row["step_seconds"]) for row in ROWS])
     errors = np.array([p.step_seconds for p in predicted]) / measured - 1.0
     is_long = np.array([int(row["seq_len"]) > 32768 for row in ROWS])

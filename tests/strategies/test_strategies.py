@@ -488,9 +488,9 @@ def test_a_faster_network_never_slows_a_step(name):
 
 
 def test_one_rank_does_the_same_whatever_the_strategy_is_called():
-    """No collectives, the same kernels but for copies and how gradients are held.
+    """There are no collectives, and kernels differ only in copies and in how gradients are held.
 
-    Without the time in which a host issues an operation, which is known of Megatron-Core alone.
+    The time in which the host issues an operation is left out: it is known of few engines.
     """
     times = {}
     for name in LAYOUTS:

@@ -1,7 +1,7 @@
-"""The process from which the ranks of this machine are forked; nothing slow is imported here.
+"""The process from which the ranks of this machine are forked.
 
 It imports once what each rank needs, so that ranks start in a fraction of a second. The standard
-library calls it a fork server.
+library calls it a fork server. This module imports nothing that is slow.
 """
 
 from __future__ import annotations
