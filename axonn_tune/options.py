@@ -279,7 +279,7 @@ class SwitchOptions(TypedDict, total=False):
         str | None,
         Option(
             "Kind of context parallelism: ring, all_gather, ulysses or ulysses_ring (axonn, "
-            "megatron, and zero3 with FSDP2).",
+            "megatron, and zero3 with FSDP2 or DeepSpeed).",
             None,
             "as the engine, axonn and zero3 none",
         ),
@@ -322,7 +322,7 @@ class MemoryOptions(TypedDict, total=False):
         Option(
             "Modules whose inputs are in the host's memory between forward and backward pass: "
             "core_attn,attn_proj (megatron; also attn_norm, qkv_linear, mlp_norm, expert_fc1, "
-            "moe_act).",
+            "moe_act), or layer_inputs (zero3 with deepspeed-alst).",
             "",
             "none",
         ),

@@ -25,7 +25,7 @@ from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, check_order
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
-from axonn_tune.spec.offload import require_offload
+from axonn_tune.spec.offload import LAYER_INPUTS, require_offload
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.recomputation import broken_module_rules, recompute_code
 from axonn_tune.spec.scenario import Scenario
@@ -191,6 +191,12 @@ def _require_carried_out(job: Job, model: Model, machine: Machine, strategy: Str
 
 def _recomputes(recompute: str, job: Job) -> tuple[str, ...]:
     """Return the recomputations that are tried; layers whose activations move keep them."""
+    if job.offload_modules == LAYER_INPUTS:
+        if recompute not in ("auto", "full"):
+            raise InputError(
+                f"recompute is '{recompute}'; allowed with --offload-modules {LAYER_INPUTS}: full"
+            )
+        return ("full",)
     if job.offload_modules and recompute.startswith("full"):
         raise InputError(
             f"recompute is '{recompute}'; allowed with --offload-modules: none, selective, modules"

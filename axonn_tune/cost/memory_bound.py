@@ -38,7 +38,7 @@ def memory_bound_seconds(nbytes: Size, machine: Machine, kernel: str, dtype: str
     return seconds * (nbytes > 0)
 
 
-def strided_excess_seconds(nbytes: Size, machine: Machine) -> Array | float:
+def strided_excess_seconds(nbytes: Size, machine: Machine, clock_fraction: float) -> Array | float:
     """Return what kernels that handle one element at a time take more than streaming ones.
 
     Instructions and not bytes bound them, so that they follow the clock that the GPU holds.
@@ -47,11 +47,13 @@ def strided_excess_seconds(nbytes: Size, machine: Machine) -> Array | float:
     ----------
     nbytes : array_like, shape (C,)
         Bytes that they move.
+    clock_fraction
+        Clock of the GPU over that at which they were measured.
     """
     rate = machine.kernels.strided_bytes_per_s
     if rate is None:
         return 0.0
-    rate_in_training = rate.value * machine.gpu.training_clock_fraction.value
+    rate_in_training = rate.value * clock_fraction
     excess_per_byte = 1.0 / rate_in_training - 1.0 / achieved_memory_bandwidth(machine)
     return np.asarray(nbytes) * max(excess_per_byte, 0.0)
 

@@ -50,16 +50,19 @@ def slowest_rank_factor(machine: Machine, n_ranks: int) -> float:
 
 
 class KernelPrices:
-    """The prices of a job's kernels on a machine."""
+    """The prices of a job's kernels on a machine.
 
-    def __init__(self, machine: Machine, job: Job) -> None:
+    `attention_share` is attention's share of the FLOPs, which the clock of the GPUs follows.
+    """
+
+    def __init__(self, machine: Machine, job: Job, attention_share: float = 0.0) -> None:
         self._machine = machine
         self._job = job
         self._products = Products(machine, job.dtype)
         self._low_products = Products(machine, job.product_format) if job.recipe else None
         self._grouped: dict[str, GroupedProducts] = {}
         self._attention = AttentionPrices(machine, job.dtype, self._products)
-        self._clock_fraction = machine.gpu.training_clock_fraction.value
+        self._clock_fraction = machine.gpu.training_clock(attention_share)
         self._slowest_rank = slowest_rank_factor(machine, job.n_gpus)
         self._n_on_node = min(machine.ranks_per_node, job.n_gpus)
 
@@ -103,7 +106,9 @@ class KernelPrices:
             operation.nbytes / n_launches, machine, operation.kernel, self._job.dtype
         )
         seconds = n_launches * each * self._slowdown(operation)
-        return seconds + strided_excess_seconds(operation.strided_bytes, machine)
+        return seconds + strided_excess_seconds(
+            operation.strided_bytes, machine, self._clock_fraction
+        )
 
     def _in_training(self, seconds: Array, gemm: Gemm) -> Array:
         """Return the time of a product at the GPU's power limit, from the time of a measurement."""

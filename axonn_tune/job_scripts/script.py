@@ -109,6 +109,12 @@ def _require_built(scenario: Scenario, framework: str) -> None:
             f"model {model.name} has {model.norms_per_block} norms in each block; allowed where a "
             "script is written: 2"
         )
+    engine = scenario.strategy.engine
+    if engine.memory.tiles_mlp:
+        raise InputError(
+            f"engine {engine.name} computes MLPs in tiles, and the programs that are written here "
+            f"do not; allowed: --engine {framework}"
+        )
     special = model.special_parts(scenario.job.seq_len)
     if special and framework not in _WITH_OWN_MODELS:
         raise InputError(

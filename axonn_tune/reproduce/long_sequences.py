@@ -8,29 +8,28 @@ from dataclasses import replace
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.plan import FLASH_ATTENTION
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
 
-# Of the software the source names neither the recipe of 8 bits, nor the type of summed gradients,
-# nor the attention. FlashAttention is taken, which NeMo's launcher of that year chose for NVIDIA's
-# benchmarks (NVIDIA/dgxc-benchmarking at v24.11.1, nemo_megatron/launch.sh).
+# Of the software the source names neither the recipe of 8 bits nor the type of summed gradients.
 _ASSUMED = ("network", "recomputation", "software")
 
 
 def long_sequences(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Yield measured steps; NeMo cast with delayed scales then, and reduced gradients in bf16."""
-    engine = replace(loaders.engine("megatron-core"), attention_library=FLASH_ATTENTION)
-    strategy = megatron_of(engine, n_virtual=(1,), fp32_gradients=False)
-    machine = loaders.machine("dgx-h100")
-    model = loaders.model("llama2-7b")
-    paper = Paper("NeMo", "NVIDIA/NeMo (Apache-2.0)", machine, assumed=_ASSUMED)
+    """Yield measured steps; NeMo reduced gradients in bf16."""
+    engine = loaders.engine("megatron-core")
     for row in rows:
+        machine = loaders.machine(row["machine"])
+        model = loaders.model(row["model"])
         seq_len = int(row["seq_len"])
-        job = Job(int(row["gpus"]), int(row["global_batch"]), seq_len, precision="fp8-delayed")
+        job = Job(int(row["gpus"]), int(row["global_batch"]), seq_len, precision=row["precision"])
         axes = {axis: int(row[axis]) for axis in ("tensor", "context", "pipeline")}
+        used = replace(engine, attention_library=row["attention"])
+        strategy = megatron_of(used, n_virtual=(1,), fp32_gradients=False)
         scenario = Scenario(model, job, machine, strategy)
         search = Search(scenario, Constraints(axes, micro_batch=1), ("none",), include_oom=True)
         published = {"step_seconds": float(row["step_seconds"])}
         kind = "split sequences" if axes["context"] > 1 else "whole sequences"
-        yield paper.run(f"{model.name}, {kind}", f"{seq_len} tokens", search, published)
+        paper = Paper("NeMo", "NVIDIA/NeMo (Apache-2.0)", machine, assumed=_ASSUMED)
+        group = f"{machine.gpu.family}, {kind}"
+        yield paper.run(group, f"{seq_len} tokens", search, published)

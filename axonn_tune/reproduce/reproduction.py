@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from axonn_tune.reproduce import fsdp, megatron, sharded
 from axonn_tune.reproduce.alps import megatron_on_alps
+from axonn_tune.reproduce.alst import arctic_long_sequences
 from axonn_tune.reproduce.automodel import automodel
 from axonn_tune.reproduce.axonn import compare_links, compare_runs
 from axonn_tune.reproduce.bridge import megatron_bridge
@@ -96,6 +97,7 @@ def measured_steps(
         "MLPerf": list(mlperf(load("mlperf"), loaders)),
         "MLPerf experts": list(mlperf_experts(load("mlperf_experts"), loaders)),
         "long sequences": list(long_sequences(load("nemo_long"), loaders)),
+        "DeepSpeed": list(arctic_long_sequences(load("alst"), loaders)),
         "LoRA": list(fine_tuning(load("lora"), loaders)),
         "nanotron": list(nanotron(load("nanotron_h100"), loaders)),
     }

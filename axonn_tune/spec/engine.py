@@ -302,6 +302,8 @@ class ZeroProgram:
         each stream, where weights are received and gradients reduced in streams of their own.
     context_kind
         Kind of context parallelism that it has, one of `CONTEXT_KINDS`; empty for none.
+    offloads_inputs
+        Whether the inputs of recomputed layers can be in the host's memory between both passes.
     keeps_mixtures
         Whether the blocks of a model with experts stay gathered from their forward to their
         backward pass.
@@ -333,6 +335,7 @@ class ZeroProgram:
     orders_tokens: bool = False
     reserves_by_stream: bool = False
     context_kind: str = ""
+    offloads_inputs: bool = False
     keeps_mixtures: bool = False
     syncs_mixtures_once: bool = False
     sends_once: bool = False
@@ -449,6 +452,13 @@ class MemoryForm:
     keeps_remainders
         Whether an optimizer whose moments have a type of their own keeps of each fp32 master weight
         only the 16 bits that the weight in bf16 lacks.
+    tiles_logits
+        Whether the logits exist for a few tokens at a time, with their gradient.
+    tiles_mlp
+        Whether the MLP's activations exist for a few tokens at a time. The backward pass forms
+        those of each piece again.
+    overwrites_gates
+        Whether the gradients of a gated MLP take the memory of what its activation has read.
     held_back_tensors
         Tensors of the whole residual stream that have been reduced and scattered in a tensor group,
         and whose memory PyTorch's allocator holds back, because the GPU is so far behind the host
@@ -466,6 +476,9 @@ class MemoryForm:
     saves_unclamped: bool = False
     saves_uncast: bool = False
     keeps_remainders: bool = False
+    tiles_logits: bool = False
+    tiles_mlp: bool = False
+    overwrites_gates: bool = False
     held_back_tensors: Quantity | None = None
 
     def __post_init__(self) -> None:

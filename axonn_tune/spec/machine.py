@@ -104,8 +104,8 @@ class Gpu:
         tensors or sequences (CUDA_DEVICE_MAX_CONNECTIONS=1), as it demands before Blackwell.
         Transfers between stages then hold computation up.
     training_clock_fraction
-        Clock that it holds while it trains over that of the measurements of its products and of its
-        fused attention, which end before its power limit is reached.
+        Clock that it holds while it trains with products alone, over that of the measurements of
+        products and of fused attention, which end before its power limit is reached.
     training_peak_fraction
         Highest rate of a product over the advertised peak while the GPU trains; None where nothing
         but the clock bounds it. Long measurements of products reach the power limit and short ones
@@ -129,6 +129,17 @@ class Gpu:
         for dtype in self.peak_flops_per_s:
             require_choice(owner, "peak_flops_per_s", dtype, PRODUCT_FORMATS)
         _all_positive(owner, self)
+        clock = self.training_clock_fraction.value
+        require_between(owner, "training_clock_fraction", clock, 0.01, 1.0)
+
+    def training_clock(self, attention_share: float) -> float:
+        """Return the clock of a training step over that of the measurements.
+
+        Attention leaves room below the power limit and products do not, so that the clock rises
+        with attention's share of the FLOPs, to that of the measurements for attention alone.
+        """
+        beside_products = self.training_clock_fraction.value
+        return beside_products + (1.0 - beside_products) * attention_share
 
     @property
     def precisions(self) -> tuple[str, ...]:

@@ -668,6 +668,12 @@ class Model:
         keys = attended_keys(seq_len, block.window)
         return 4.0 * keys * self.n_heads * self.attention_dim
 
+    def attention_share(self, seq_len: float) -> float:
+        """Return attention's share of a forward pass's FLOPs, with the causal half of scores."""
+        counts = self.counts(range(self.n_layers))
+        scores = sum(n * self._attention_flops(seq_len, block) for block, n in counts.items()) / 2.0
+        return scores / (scores + 2.0 * self._weights_of_products())
+
     def _weights_of_products(self) -> float:
         """Return the number of elements of all weights that multiply a token, with the head's."""
         counts = self.counts(range(self.n_layers))

@@ -1,6 +1,7 @@
 """Which activations move to the host's memory, as text: modules of a block whose inputs move.
 
-These are modules of Megatron-Core's fine-grained activation offloading (``--offload-modules``).
+These are modules of Megatron-Core's fine-grained activation offloading (``--offload-modules``), and
+whole layers that are recomputed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ OFFLOAD_MODULES = (
     "expert_fc1",
     "moe_act",
 )
+# The inputs of whole layers, which are all that full recomputation keeps.
+LAYER_INPUTS = "layer_inputs"
 _OF_EXPERTS = ("expert_fc1", "moe_act")
 
 
@@ -34,11 +37,16 @@ def offloaded_modules(text: str) -> frozenset[str]:
     """
     names = text.split(",") if text else []
     for name in names:
-        if name not in OFFLOAD_MODULES:
+        if name not in (*OFFLOAD_MODULES, LAYER_INPUTS):
             raise InputError(
                 f"job: offload_modules is '{text}'; there is no module '{name}'; allowed: "
-                f"{', '.join(OFFLOAD_MODULES)}"
+                f"{', '.join(OFFLOAD_MODULES)}, or {LAYER_INPUTS} alone"
             )
+    if LAYER_INPUTS in names and len(names) > 1:
+        raise InputError(
+            f"job: offload_modules is '{text}'; nothing else is kept of layers whose inputs move; "
+            f"allowed: {LAYER_INPUTS} alone"
+        )
     if "attn_proj" in names and "core_attn" not in names:
         raise InputError(
             f"job: offload_modules is '{text}'; attn_proj shares its input with core_attn; "
@@ -51,9 +59,8 @@ def require_offload(model: Model, strategy: str, allowed: Sequence[str], text: s
     """Raise InputError if the strategy or the model does not have the modules."""
     modules = offloaded_modules(text)
     if modules - set(allowed):
-        raise InputError(
-            f"strategy {strategy} keeps activations on the GPU; --offload-modules is megatron's"
-        )
+        does = f"moves only {', '.join(allowed)}" if allowed else "keeps activations on the GPU"
+        raise InputError(f"--offload-modules {text}: strategy {strategy} with its engine {does}")
     missing = sorted(modules & set(_OF_EXPERTS))
     if model.is_dense and missing:
         raise InputError(

@@ -120,6 +120,11 @@ class Scenario:
         )
 
     @property
+    def attention_share(self) -> float:
+        """Attention's share of the FLOPs, which the clock of the GPUs follows."""
+        return self.model.attention_share(self.job.sample_len)
+
+    @property
     def n_nodes(self) -> int:
         """The number of nodes of the job, the last of which may not be full."""
         return math.ceil(self.job.n_gpus / self.machine.ranks_per_node)

@@ -91,7 +91,7 @@ class Evaluator:
         """
         links = links or placement_links(scenario.machine, table.placements, scenario.sent_once)
         schedules = Schedules(scenario, table)
-        prices = prices or KernelPrices(scenario.machine, scenario.job)
+        prices = prices or KernelPrices(scenario.machine, scenario.job, scenario.attention_share)
         return cls(scenario, schedules, links, ShapePrices(schedules, prices))
 
     def on(self, machine: Machine) -> Evaluator:
@@ -104,7 +104,9 @@ class Evaluator:
             links = placement_links(machine, placements, self.scenario.sent_once)
         same_rates = _without_slowdowns(before.kernels) == _without_slowdowns(machine.kernels)
         if not (same_rates and _share(before, machine, "gpu", "gemm", "host", "jitter_fraction")):
-            kernels = ShapePrices(self.schedules, KernelPrices(machine, self.scenario.job))
+            scenario = self.scenario
+            prices = KernelPrices(machine, scenario.job, scenario.attention_share)
+            kernels = ShapePrices(self.schedules, prices)
         return Evaluator(replace(self.scenario, machine=machine), self.schedules, links, kernels)
 
     def evaluate(self) -> Evaluation:

@@ -5,6 +5,9 @@ on a stream of their own once a block has formed them, and come back while the b
 the block before. The last layer of a virtual stage keeps its activations, since its backward pass
 comes next (Megatron-LM d98e8a64, core/pipeline_parallel/fine_grained_activation_offload.py: the
 groups that are offloaded last stay on the GPU).
+
+Inputs of whole layers, which are recomputed, move in the same way (Arctic Long Sequence Training,
+arXiv 2506.13996, section 3.3; there the host waits for each copy, and the last layer's moves, too).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import numpy as np
 from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.engine import HOST_ACTIVATIONS, value_or
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.offload import offloaded_modules
+from axonn_tune.spec.offload import LAYER_INPUTS, offloaded_modules
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.experts import ExpertShapes
 from axonn_tune.strategies.shapes import Shapes
@@ -28,7 +31,7 @@ def moved_bytes(shapes: Shapes, block: Block) -> Size:
     What recomputation does not save does not move.
     """
     modules = offloaded_modules(shapes.job.offload_modules)
-    sizes = {**_of_norms(shapes), **_of_attention(shapes)}
+    sizes = {**_of_norms(shapes), **_of_attention(shapes), LAYER_INPUTS: shapes.residual_bytes}
     if block.has_experts and shapes.model.experts is not None:
         sizes |= _of_experts(ExpertShapes(shapes, shapes.model.experts))
     return sum((sizes.get(module, 0.0) for module in modules), start=np.zeros(len(shapes.table)))

@@ -178,7 +178,7 @@ def _zero_named(name: str, switches: Switches, engine: Engine, has_experts: bool
             f"engine {engine.name} does not spread experts over ranks; allowed for a model with "
             "experts: an engine of FSDP2, or --strategy megatron"
         )
-    context_kind = _context_kind_of_fsdp(switches, engine)
+    context_kind = _context_kind_of_zero3(switches, engine)
     if switches.overlaps_tensor and not engine.zero.splits_layers:
         raise InputError(
             f"engine {engine.name or 'ideal'} splits no layers; allowed with --overlaps-tensor: an "
@@ -187,7 +187,7 @@ def _zero_named(name: str, switches: Switches, engine: Engine, has_experts: bool
     return zero3(engine, has_experts, context_kind, bool(switches.overlaps_tensor))
 
 
-def _context_kind_of_fsdp(switches: Switches, engine: Engine) -> str:
+def _context_kind_of_zero3(switches: Switches, engine: Engine) -> str:
     """Return the kind of context parallelism that the switches ask for; empty for none."""
     wanted = switches.context_kind or ""
     if wanted not in ("", engine.zero.context_kind):

@@ -415,8 +415,15 @@ class Shapes:
         Inputs of low products are saved cast. Attention saves its output for itself, too, which
         some recipes use for the product.
         """
+        return self.attention_bytes + self.saved_mlp_bytes
+
+    @property
+    def saved_mlp_bytes(self) -> Array | float:
+        """The bytes that an MLP saves before and after its activation, none of them in tiles."""
+        if self.memory.tiles_mlp:
+            return 0.0
         mlp = self.linears["up"].output_bytes + self.saved_of_input("down", self.mlp_bytes)
-        return self.attention_bytes + mlp * value_or(self.memory.mlp_factor, 1.0)
+        return mlp * value_or(self.memory.mlp_factor, 1.0)
 
     @cached_property
     def attention_bytes(self) -> Array:
@@ -563,7 +570,14 @@ class Shapes:
 
     @property
     def gated_bytes(self) -> Array:
-        """The bytes of the MLP of a block without experts before and after its activation."""
+        """The bytes of the gradients of the MLP of a block without experts around its activation.
+
+        Where it is computed in tiles, these are the gradients of its input and of its output.
+        """
+        if self.memory.tiles_mlp:
+            return 2.0 * self.residual_bytes
+        if self.memory.overwrites_gates:
+            return self.mlp_bytes
         return self.linears["up"].output_bytes + self.mlp_bytes
 
     def working_set(
@@ -595,7 +609,7 @@ class Shapes:
         """
         mlp_bytes = self.gated_bytes if mlp_bytes is None else mlp_bytes
         working = everything - saved + mlp_bytes
-        if last:
+        if last and not self.memory.tiles_logits:
             logit_bytes = value_or(self.memory.logit_bytes, self.element_bytes + FP32_BYTES)
             n_predicted = 1.0 + self.job.mtp_modules
             working = np.maximum(working, n_predicted * self.logits * logit_bytes)

@@ -403,6 +403,8 @@ class Transformer:
             self._mixture.backward(host)
         if mlp := layers[n_attention:]:
             up, down = mlp
+            if self.shapes.memory.tiles_mlp:
+                self._mlp_forward(host, [Weight(RECOMPUTE, up), Weight(RECOMPUTE, down)], None)
             self._linear_backward(host, down, previous[down])
             self._activation_backward(host, up, down)
             if not block.has_experts:

@@ -24,6 +24,7 @@ from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, TENSOR, Axes
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.offload import LAYER_INPUTS
 from axonn_tune.spec.plan import Array, Size, StepPlan
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.adapters import adapter_elements
@@ -34,6 +35,7 @@ from axonn_tune.strategies.context import (
 )
 from axonn_tune.strategies.experts import stored_experts
 from axonn_tune.strategies.fsdp2 import Kept, fsdp2_memory
+from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
 from axonn_tune.strategies.optimizer import host_copies, states_of
 from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
@@ -237,11 +239,13 @@ class Zero:
         sharding = self.sharding
         element = job.element_bytes
         offload = self.engine.offload_in(job)
+        sharing = self.shared_sequences(shapes)
         if self.engine.zero.is_fsdp2:
             stored_bytes = element if self.engine.low_states else FP32_BYTES
             kept = Kept(sharding.weights, stored_bytes, self.keeps_blocks, self.syncs_once)
-            buffers = self.shared_sequences(shapes).working_bytes
-            terms = fsdp2_memory(shapes, self.units(shapes), self.engine.zero, kept, buffers)
+            terms = fsdp2_memory(
+                shapes, self.units(shapes), self.engine.zero, kept, sharing.working_bytes
+            )
             if offload is not None:
                 # On the host all gradients are there at last; on the GPU none stays.
                 owned = self.trained_share(shapes, sharding.gradients)
@@ -270,21 +274,31 @@ class Zero:
         owned = trained / table.size(sharding.states)
         norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
         without_scores = norm_bytes + shapes.inner_bytes + shapes.adapter_bytes
+        without_scores = without_scores + sharing.saved_bytes
         everything = without_scores + shapes.saved_score_bytes
         saved = {
             "none": everything,
             "selective": without_scores,
             "full": shapes.residual_bytes,
         }[shapes.recompute]
+        # The gradients of the MLP are formed before those of attention, beside its buffers.
+        in_attention = everything - shapes.saved_mlp_bytes + sharing.working_bytes
+        layers = range(model.n_layers)
+        moved = moved_by_layers(shapes, layers, shapes.n_backward)
         return {
             "weights": weights,
             "gradients": trained * element / table.size(sharding.gradients),
             "optimizer_states": owned * states_of(job, self.engine.low_states).nbytes,
             **host_copies(job, offload, owned),
             "gathered_weights": (held_gradients + held_weights_if_gathered) * element,
-            "activations": shapes.n_backward * shapes.saved_by_layers(saved, shapes.n_backward)
+            **host_activations(job, shapes.n_backward * moved),
+            "activations": shapes.n_backward
+            * (shapes.saved_by_layers(saved, shapes.n_backward) - moved)
             + shapes.residual_bytes,
-            "working_set": shapes.working_set(everything, saved, last=True),
+            "working_set": np.maximum(
+                shapes.working_set(everything, saved, last=True), in_attention - saved
+            )
+            + largest_moved(shapes, layers),
         }
 
     first_stage_memory = memory
@@ -444,6 +458,7 @@ def zero3(
         has_experts=has_experts,
         context_kind=context_kind,
         overlaps_tensor=overlaps_tensor,
+        offload_modules=(LAYER_INPUTS,) if engine.zero.offloads_inputs else (),
         engine=engine,
     )
 

@@ -11,6 +11,7 @@ from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.memory_bound import memory_bound_seconds, moved_copy_seconds
 from axonn_tune.cost.prices import KernelPrices, slowest_rank_factor
+from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Gemm, GroupedGemm, MemoryBound
@@ -160,6 +161,22 @@ def test_products_and_fused_attention_run_at_the_clock_of_training_and_all_else_
         MemoryBound("sum", 2.0**20, "add"),
     ):
         assert slowed.seconds(kernel) == usual.seconds(kernel)
+
+
+@pytest.mark.parametrize(("share", "clock"), [(0.0, 0.8), (0.25, 0.85), (1.0, 1.0)])
+def test_the_clock_rises_with_the_share_of_attention(share, clock):
+    machine = machine_of()
+    limited = replace(machine, gpu=replace(machine.gpu, training_clock_fraction=quantity(0.8)))
+    job = Job(1, 1, 128, kernel_tuning=False)
+    product = Gemm("product", 1024.0, 1024.0, 1024.0, "NN")
+    usual = KernelPrices(machine, job, share).seconds(product)
+    assert KernelPrices(limited, job, share).seconds(product) == pytest.approx(usual / clock)
+
+
+@pytest.mark.parametrize("clock", [0.0, 1.2])
+def test_a_clock_in_training_is_at_most_that_of_measurements(clock):
+    with pytest.raises(InputError, match=f"training_clock_fraction is {clock}; allowed"):
+        replace(machine_of().gpu, training_clock_fraction=quantity(clock))
 
 
 @pytest.mark.parametrize("n_groups", [1.0, 4.0])

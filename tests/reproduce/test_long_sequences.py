@@ -21,25 +21,50 @@ def predicted():
     return predict_runs(list(runs))
 
 
-def test_rows_are_consistent():
-    """A step has the tokens of the global batch, and all GPUs have a layout."""
+def rate_of(row):
+    """Tokens per second and GPU."""
+    tokens = int(row["global_batch"]) * int(row["seq_len"])
+    return tokens / float(row["step_seconds"]) / int(row["gpus"])
+
+
+def test_all_ranks_have_a_layout_and_share_the_batch():
     for row in ROWS:
-        tokens = int(row["global_batch"]) * int(row["seq_len"])
-        rate = tokens / float(row["step_seconds"]) / int(row["gpus"])
-        assert rate == pytest.approx(float(row["tokens_per_s_per_gpu"]), rel=1e-4)
         split = int(row["tensor"]) * int(row["context"]) * int(row["pipeline"])
         assert int(row["gpus"]) % split == 0
+        assert int(row["global_batch"]) % (int(row["gpus"]) // split) == 0
 
 
-def test_short_sequences_are_met_and_long_ones_predicted_too_slow(predicted):
-    """The page says the same: attention at the clock of other steps on H100 would take longer."""
+def test_steps_follow_from_the_published_rates():
+    """Where both are published, the rates of tokens and of FLOPs agree as far as they are rounded.
+
+    NeMo counts all scores, and of the embeddings the head's product.
+    """
+    for row in ROWS:
+        model = load_model(row["model"])
+        per_token = model.model_flops(1, int(row["seq_len"]))
+        flops = rate_of(row) * per_token
+        assert flops / 1e12 == pytest.approx(float(row["tflops_per_gpu"]), rel=4e-3)
+        if row["tokens_per_s_per_gpu"]:
+            assert rate_of(row) == pytest.approx(float(row["tokens_per_s_per_gpu"]), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("machine", "n_rows", "mean", "largest"),
+    [
+        ("dgx-h100", 9, 6.5, 12.5),
+        ("dgx-b200", 8, 3.0, 5.5),
+    ],
+)
+def test_steps_are_met(predicted, machine, n_rows, mean, largest):
     measured = np.array([float(row["step_seconds"]) for row in ROWS])
-    errors = np.array([p.step_seconds for p in predicted]) / measured - 1.0
-    is_long = np.array([int(row["seq_len"]) > 32768 for row in ROWS])
-    assert len(errors) == 9 and int(ROWS[-1]["seq_len"]) == 2**20
-    assert np.abs(errors[~is_long]).max() < 0.09
-    assert (round(100 * errors[is_long].min()), round(100 * errors[is_long].max())) == (13, 22)
-    assert "longer ones are predicted 13 to 22 % too slow" in PAGE
+    errors = 100.0 * (np.array([p.step_seconds for p in predicted]) / measured - 1.0)
+    there = np.array([row["machine"] == machine for row in ROWS])
+    assert there.sum() == n_rows
+    assert np.abs(errors[there]).mean() < mean and np.abs(errors[there]).max() < largest
+
+
+def test_the_page_says_how_far_they_are_met(predicted):
+    assert "met within 12 % on H100 (6.2 % in the mean) and within 5 % on B200 (2.6 %)" in PAGE
 
 
 def test_every_layout_that_ran_fits_in_memory(predicted):
@@ -47,6 +72,5 @@ def test_every_layout_that_ran_fits_in_memory(predicted):
 
 
 def test_a_ring_hides_its_messages_behind_long_sequences(predicted):
-    longest = predicted[-1]
-    assert longest.layout.size("context") == 32
+    longest = next(p for p in predicted if p.layout.size("context") == 32)
     assert longest.exposed_communication_seconds < 0.05 * longest.step_seconds

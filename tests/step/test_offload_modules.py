@@ -156,6 +156,8 @@ MEGATRON = {"strategy": "megatron", "machine": "dgx-h100", "global_batch": 64}
         ({"offload_modules": "mlp"}, "no module 'mlp'; allowed: attn_norm"),
         ({"offload_modules": "moe_act"}, "llama3-8b has no experts"),
         ({"offload_modules": "core_attn", "strategy": "zero3"}, "keeps activations on the GPU"),
+        ({"offload_modules": "layer_inputs"}, "engine moves only attn_norm, qkv_linear"),
+        ({"offload_modules": "layer_inputs,core_attn"}, "allowed: layer_inputs alone"),
         ({"offload_modules": "core_attn", "recompute": "full:4"}, "allowed with --offload-mod"),
         ({"offload_modules": "core_attn", "machine": "aws-p5"}, "no facts for --offload"),
     ],

@@ -339,8 +339,10 @@ def test_engines_without_context_parallelism_say_so():
     assert strategy_named("zero3", ring, load_engine("fsdp2")).context_kind == "ring"
     with pytest.raises(InputError, match="allowed with engine fsdp2: ring"):
         strategy_named("zero3", Switches(context_kind="ulysses"), load_engine("fsdp2"))
-    with pytest.raises(InputError, match="engine deepspeed: none, or --strategy megatron"):
+    with pytest.raises(InputError, match="engine deepspeed: ulysses"):
         strategy_named("zero3", ring, load_engine("deepspeed"))
+    with pytest.raises(InputError, match="engine llm-foundry: none, or --strategy megatron"):
+        strategy_named("zero3", ring, load_engine("llm-foundry"))
 
 
 # Asynchronous tensor parallelism -------------------------------------------------------------
