@@ -255,8 +255,11 @@ class ZeroProgram:
     """How an implementation of ZeRO communicates; the defaults are FSDP2's.
 
     gathers_blocks
-        Whether the weights of a block are gathered together; otherwise each matrix is gathered on
-        its own.
+        Whether the weights of a block are gathered together; otherwise matrices are gathered one by
+        one.
+    prefetch_elements
+        Number of elements up to which further matrices join a gather of some; 0 where each is
+        gathered on its own.
     keeps_vectors
         Whether every rank keeps norms and biases whole. Each is gathered alone once it is updated.
     live_elements
@@ -319,6 +322,7 @@ class ZeroProgram:
     """
 
     gathers_blocks: bool = True
+    prefetch_elements: float = 0.0
     keeps_vectors: bool = False
     live_elements: float = 0.0
     bucket_elements: float = 0.0
@@ -342,7 +346,7 @@ class ZeroProgram:
     experts_at_once: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("live_elements", "bucket_elements"):
+        for name in ("prefetch_elements", "live_elements", "bucket_elements"):
             require_between("zero", name, getattr(self, name), 0, LARGEST_AMOUNT)
         require_choice("zero", "context_kind", self.context_kind, ("", *CONTEXT_KINDS))
         require_between("zero", "experts_at_once", self.experts_at_once, 1, math.inf)

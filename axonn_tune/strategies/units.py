@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from axonn_tune.spec.job import Job
@@ -63,6 +64,26 @@ class GatherUnit:
     def fp32_shard_bytes(self, job: Job) -> Size:
         """Return the bytes of a whole unit whose trained parameters are stored in fp32."""
         return _stored_bytes(job, self.parameters, self.trained, FP32_BYTES)
+
+
+def gathers_per_block(sizes: Sequence[float], n_blocks: int, prefetch_elements: float) -> float:
+    """Return in how many gathers the matrices of a block travel, on the average of equal blocks.
+
+    DeepSpeed takes the matrices that come next until these have at least `prefetch_elements` (0.19,
+    runtime/zero/partitioned_param_coordinator.py, _fetch_sub_module_impl).
+
+    Parameters
+    ----------
+    sizes
+        Numbers of elements of a block's matrices, in the order of their use.
+    """
+    n_gathers, n_taken = 0, 0.0
+    for size in [*sizes] * n_blocks:
+        n_gathers += n_taken == 0
+        n_taken += size
+        if n_taken >= prefetch_elements:
+            n_taken = 0.0
+    return n_gathers / n_blocks
 
 
 def _stored_bytes(job: Job, parameters: Size, trained: Size, stored_element_bytes: float) -> Size:

@@ -41,7 +41,7 @@ from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
 from axonn_tune.strategies.step_plan import plan_key, step_plan
 from axonn_tune.strategies.transformer import Transformer
-from axonn_tune.strategies.units import GatherUnit
+from axonn_tune.strategies.units import GatherUnit, gathers_per_block
 from axonn_tune.strategies.zero_communication import ZeroCommunication
 
 
@@ -352,11 +352,15 @@ class Zero:
 
         Experts that are spread over ranks are a unit of their own.
         """
-        n_calls: Size = 1.0
-        if not self.engine.zero.gathers_blocks:
-            n_calls = float(len(shapes.model.block_linears) + 2 * shapes.n_adapters)
         root = self._unit(shapes, "root", 0, 1.0)
-        block = self._unit(shapes, "block", shapes.model.n_layers, n_calls)
+        n_matrices = 1.0
+        if not self.engine.zero.gathers_blocks:
+            n_matrices = float(len(shapes.model.block_linears) + 2 * shapes.n_adapters)
+        block = self._unit(shapes, "block", shapes.model.n_layers, n_matrices)
+        if prefetched := self.engine.zero.prefetch_elements:
+            sizes = [float(linear.parameters) for linear in shapes.model.block_linears]
+            n_calls = gathers_per_block(sizes, block.count, prefetched) + 2 * shapes.n_adapters
+            block = replace(block, n_calls=n_calls)
         if not self.has_experts:
             return root, block
         is_spread = shapes.table.size(EXPERT) > 1
@@ -370,8 +374,8 @@ class Zero:
             trained=block.trained - trained,
             gathered=block.gathered - routed,
         )
-        n_calls = np.where(is_spread, 1.0, 0.0)
-        n_reductions = n_calls * shapes.job.trains_weights
+        n_gathers = np.where(is_spread, 1.0, 0.0)
+        n_reductions = n_gathers * shapes.job.trains_weights
         experts = GatherUnit(
             "experts",
             block.count,
@@ -379,7 +383,7 @@ class Zero:
             trained,
             block.n_trained,
             routed,
-            n_calls,
+            n_gathers,
             n_reductions,
             EXPERT_REPLICAS,
         )

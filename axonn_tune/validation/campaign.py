@@ -85,6 +85,11 @@ def _in_one_bucket(engine: Engine) -> Engine:
     return replace(engine, megatron=replace(engine.megatron, bucket_elements=_ALL_ELEMENTS))
 
 
+def _by_matrix(engine: Engine) -> Engine:
+    """Return DeepSpeed as it gathers a small model, for which its thresholds are lowered here."""
+    return replace(engine, zero=replace(engine.zero, prefetch_elements=0.0))
+
+
 def released_strategies(engine: Engine, has_experts: bool = False) -> dict[str, RunnableStrategy]:
     """Return what can be validated here through the package of an engine."""
     runnable_with = {
@@ -96,7 +101,7 @@ def released_strategies(engine: Engine, has_experts: bool = False) -> dict[str, 
                 ("none",),
             )
         },
-        "deepspeed": {"zero3": RunnableStrategy(zero3(engine), {"replica": 1})},
+        "deepspeed": {"zero3": RunnableStrategy(zero3(_by_matrix(engine)), {"replica": 1})},
     }
     known = runnable_with.get(engine.package, {})
     return {name: strategy for name, strategy in known.items() if name in engine.strategies}

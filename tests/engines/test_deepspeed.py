@@ -5,9 +5,7 @@ it. All later ones are alike. They differ from the plan in these facts; their pl
 DeepSpeed's folder runtime/zero:
 
 - It gathers ahead as much as it may hold (partitioned_param_coordinator.py,
-  `_fetch_sub_module_impl`), which is several blocks; the plan gathers one block ahead. A gather
-  ahead has as many matrices as it takes to fill `stage3_prefetch_bucket_size`, where there is room
-  for them; here this is less than any matrix.
+  `_fetch_sub_module_impl`), which is several blocks; the plan gathers one block ahead.
 - Which of the last blocks stay gathered depends on what else it holds at that moment; in the plan
   as many stay as fit next to the head. The two differ by less than a block.
 - It gathers the embedding, which the plan keeps, again for its gradient.
@@ -48,7 +46,8 @@ class Case:
     """How DeepSpeed trains a model.
 
     `live` and `bucket` are the elements that a rank may hold gathered and may reduce at once, in
-    blocks of the model; with a bucket of 0 every matrix is reduced alone.
+    blocks of the model; with a bucket of 0 every matrix is reduced alone. Up to `prefetched`
+    elements, matrices join a gather; by default this is less than any matrix has.
     """
 
     spec: Model
@@ -56,6 +55,7 @@ class Case:
     bucket: float
     recompute: str = "full"
     n_microsteps: int = 1
+    prefetched: int = VECTOR_ELEMENTS
 
     @property
     def live_elements(self):
@@ -70,8 +70,7 @@ class Case:
         return {
             "stage3_max_live_parameters": int(self.live_elements),
             "stage3_max_reuse_distance": int(self.live_elements),
-            # Less than any matrix has, so that each one is gathered alone.
-            "stage3_prefetch_bucket_size": VECTOR_ELEMENTS,
+            "stage3_prefetch_bucket_size": self.prefetched,
             "stage3_param_persistence_threshold": VECTOR_ELEMENTS,
             "reduce_bucket_size": int(self.bucket_elements),
         }
@@ -79,7 +78,10 @@ class Case:
     def plan(self, n_ranks):
         engine = load_engine("deepspeed")
         program = replace(
-            engine.zero, live_elements=self.live_elements, bucket_elements=self.bucket_elements
+            engine.zero,
+            prefetch_elements=self.prefetched,
+            live_elements=self.live_elements,
+            bucket_elements=self.bucket_elements,
         )
         strategy = zero3(replace(engine, zero=program))
         job = Job(n_ranks, n_ranks * self.n_microsteps, self.spec.seq_len, dtype="bf16")
@@ -90,6 +92,7 @@ CASES = [
     Case(GPT, live=4.5, bucket=2.5),
     Case(GPT, live=2.2, bucket=3.5, n_microsteps=2),
     Case(LLAMA, live=3.3, bucket=0, recompute="none"),
+    Case(GPT, live=4.5, bucket=2.5, prefetched=1500),
 ]
 
 
@@ -108,17 +111,29 @@ def sent(microstep, kind, *passes):
     return [e.amount for e in events if e.action == "start" and e.kind == kind]
 
 
-def check_gathers(spec, plan, microstep):
+def joined(matrices, prefetched):
+    """The bytes of gathers of a block that matrices join as long as these have too few elements."""
+    gathers = [0.0]
+    for nbytes in matrices:
+        if gathers[-1] >= ELEMENT_BYTES * prefetched:
+            gathers.append(0.0)
+        gathers[-1] += nbytes
+    return gathers
+
+
+def check_gathers(case, plan, microstep):
+    spec = case.spec
     everything = sent(microstep, "all_gather", "forward", "backward")
     embedding = ELEMENT_BYTES * spec.head.parameters
     matrices = [ELEMENT_BYTES * linear.parameters for linear in spec.block_linears]
+    gathers = joined(matrices, case.prefetched)
     assert everything.count(embedding) == 3
     assert planned(plan, "forward.root") == (1, 2 * embedding)
 
     of_blocks = [nbytes for nbytes in everything if nbytes != embedding]
-    n_forward = len(matrices) * spec.n_layers
+    n_forward = len(gathers) * spec.n_layers
     forward, again = of_blocks[:n_forward], of_blocks[n_forward:]
-    assert forward == matrices * spec.n_layers
+    assert forward == gathers * spec.n_layers
     assert planned(plan, "forward.block") == (n_forward, sum(forward))
 
     n_calls, nbytes = planned(plan, "recompute.block", "backward.block")
@@ -184,7 +199,7 @@ def check_case(case, n_ranks, events):
     for microstep in last:
         assert n_on_demand(microstep) <= 1, "only the embedding"
         check_order(microstep)
-        check_gathers(case.spec, plan.microstep, microstep)
+        check_gathers(case, plan.microstep, microstep)
         check_reductions(case, plan.microstep, microstep)
     assert not any(microstep["step"] for microstep in last[:-1])
     check_end(plan.step_end, last[-1])

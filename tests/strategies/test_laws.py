@@ -525,6 +525,24 @@ def test_buckets_share_reductions_among_units_and_leave_their_bytes(model, block
     assert of_shared[0] == pytest.approx(sum(each) + of_root)
 
 
+@pytest.mark.parametrize(
+    ("prefetched", "n_per_block"),
+    # In units of h^2 a block has matrices of 3, 1, 4 and 4.
+    [(0, 4), (3, 3), (4.5, 2), (8, 1.5), (12, 1), (1e6, 1 / 12)],
+)
+def test_matrices_join_a_gather_that_has_too_few_elements(prefetched, n_per_block):
+    """Gathers need not end with a block, and their bytes and the reductions stay what they are."""
+    model = replace(MODEL, n_layers=12)
+    elements = prefetched * model.hidden_size**2
+    strategies = zero3(BY_MATRIX), zero3(by_matrix(prefetch_elements=elements))
+    alone, together = (plan_of(each, model, JOB, shard=16) for each in strategies)
+    for kind in ("all_gather", "reduce_scatter"):
+        moved = [moved_by_zero(plan, kind, "forward.block", "grad") for plan in (alone, together)]
+        assert moved[1][1] == moved[0][1]
+        n_calls = n_per_block * 12 if kind == "all_gather" else moved[0][0]
+        assert moved[1][0] == pytest.approx(n_calls)
+
+
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_the_last_blocks_stay_gathered_where_they_fit_next_to_the_head(recompute):
     block, _ = zero_elements(MODEL)
