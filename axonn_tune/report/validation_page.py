@@ -158,7 +158,7 @@ state gradient accumulation (one micro-step is assumed); the batch of Alps' 6144
 ZeRO++ only the 18B shape is stated; of the sharded strategies on Frontier no batch or version is
 known, and quantised messages were slower there than their bytes say. Rings of RCCL over more than
 128 dies of Frontier have the steps of 77 us and more that PCCL's paper measured, while its own runs
-of ZeRO-3 on 1,024 dies leave room for 47 us at most; on 2,048 dies these differ by up to 30 % from
+of ZeRO-3 on 1,024 dies leave room for 62 us at most; on 2,048 dies these differ by up to 30 % from
 their mean. Its authors' logs of early February 2025 (axonn-ai/sc2025-pccl-reproducer, 5a6353f and
 30dec9b, jobs 2990832 to 2991516) have steps that depend on the chunk alone, 30 us from 128 to 512
 KiB and 34 us at 1 MiB, over 16 to 1,024 dies alike. Rings of AxoNN's runs on Frontier have the 34
