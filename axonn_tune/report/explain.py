@@ -9,7 +9,7 @@ import numpy as np
 
 from axonn_tune.report.figure import new_figure
 from axonn_tune.report.memory import host_memory_text, verdict
-from axonn_tune.report.phrases import assumption_line, model_on_gpus, percent
+from axonn_tune.report.phrases import assumption_line, in_host_memory, model_on_gpus, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.table import fitted_table, table
 from axonn_tune.report.trust import trust_lines
@@ -170,10 +170,8 @@ def _memory_text(p: Prediction) -> str:
 
 def _offload_line(p: Prediction) -> str:
     """Say in a line of its own what is offloaded, if anything is."""
-    offload = p.scenario.strategy.engine.offload_in(p.scenario.job)
-    if offload is None:
-        return ""
-    return f"\nOffloaded: {', '.join(offload.moved)}; {host_memory_text(p)}"
+    moved = in_host_memory(p.scenario)
+    return f"\nOffloaded: {', '.join(moved)}; {host_memory_text(p)}" if moved else ""
 
 
 def _sensitivity_text(explanation: Explanation, step_seconds: float) -> str:

@@ -9,6 +9,7 @@ from axonn_tune.search.search import Search
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import AXES, PIPELINE, Axes
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.offload import LAYER_INPUTS
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import format_count
@@ -75,10 +76,22 @@ def types_text(job: Job) -> str:
     return f"{job.dtype} with {' and '.join(others)}" if others else job.dtype
 
 
+def in_host_memory(scenario: Scenario) -> list[str]:
+    """Return the names of what is in the host's memory."""
+    job = scenario.job
+    offload = scenario.strategy.engine.offload_in(job)
+    moved = [] if offload is None else list(offload.moved)
+    if job.offload_modules == LAYER_INPUTS:
+        moved.append("inputs of layers")
+    elif job.offload_modules:
+        moved.append(f"inputs of {job.offload_modules.replace(',', ' and ')}")
+    return moved
+
+
 def _offload_text(scenario: Scenario) -> str:
     """Name what is in the host's memory, as the end of a sentence, if anything is."""
-    offload = scenario.strategy.engine.offload_in(scenario.job)
-    return "" if offload is None else f", in the host's memory: {', '.join(offload.moved)}"
+    moved = in_host_memory(scenario)
+    return f", in the host's memory: {', '.join(moved)}" if moved else ""
 
 
 def _seq_len_remark(scenario: Scenario) -> str:

@@ -1,4 +1,4 @@
-"""Measured steps of DeepSpeed on sequences of 32 thousand to 3.7 million tokens."""
+"""Measured steps of DeepSpeed on sequences of 32 thousand to 15 million tokens."""
 
 from __future__ import annotations
 

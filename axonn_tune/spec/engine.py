@@ -305,6 +305,8 @@ class ZeroProgram:
         each stream, where weights are received and gradients reduced in streams of their own.
     context_kind
         Kind of context parallelism that it has, one of `CONTEXT_KINDS`; empty for none.
+    copies_kv_heads
+        Whether ranks that share sequences by Ulysses may be more than the KV heads.
     offloads_inputs
         Whether the inputs of recomputed layers can be in the host's memory between both passes.
     keeps_mixtures
@@ -339,6 +341,7 @@ class ZeroProgram:
     orders_tokens: bool = False
     reserves_by_stream: bool = False
     context_kind: str = ""
+    copies_kv_heads: bool = False
     offloads_inputs: bool = False
     keeps_mixtures: bool = False
     syncs_mixtures_once: bool = False

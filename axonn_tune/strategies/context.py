@@ -271,6 +271,51 @@ class Ulysses(ContextParallelism):
         return self.is_split * (4.0 * inputs + 2.0 * self.output_bytes)
 
 
+class UlyssesInTurn(Ulysses):
+    """Tensors are exchanged one after another, and each exchange is awaited at once.
+
+    Where there are fewer KV heads than ranks these are copied before, so that each rank gets one
+    (DeepSpeed 0.19, runtime/sequence_parallel/ulysses_sp.py).
+    """
+
+    @property
+    def key_bytes(self) -> Array:
+        """The bytes of the rank's keys, with copies of their heads."""
+        return super().key_bytes * self._n_copies
+
+    @property
+    def value_bytes(self) -> Array:
+        """The bytes of the rank's values, with copies of their heads."""
+        return super().value_bytes * self._n_copies
+
+    @property
+    def _n_copies(self) -> Array:
+        """The number of ranks that have the same KV head."""
+        return np.maximum(self.n_ranks / self.shapes.model.n_kv_heads, 1.0)
+
+    def _exchange(
+        self, host: HostProgram, name: str, tensors: Collection[tuple[str, Array]]
+    ) -> None:
+        """Pack, exchange and unpack one tensor after another."""
+        for tensor, nbytes in tensors:
+            copied = self.is_split * _COPY * nbytes
+            host.memory_bound(f"{name}.{tensor}.pack", copied, "copy")
+            host.run(names.all_to_all(f"{name}.{tensor}"), "all_to_all", nbytes, self.axis)
+            host.memory_bound(f"{name}.{tensor}.unpack", copied, "copy")
+
+    @property
+    def saved_bytes(self) -> Array:
+        """The output as attention forms it, and the copies of keys and values."""
+        copies = self.key_bytes + self.value_bytes - super().key_bytes - super().value_bytes
+        return super().saved_bytes + self.is_split * copies
+
+    @property
+    def working_bytes(self) -> Array:
+        """The three gradients, the largest of them packed and received, and the output's."""
+        inputs = self.query_bytes + self.key_bytes + self.value_bytes
+        return self.is_split * (inputs + 2.0 * self.query_bytes + self.output_bytes)
+
+
 class UlyssesRing(Ulysses):
     """Neighbours exchange tokens for heads; each then sends its keys and values around a ring.
 
@@ -317,11 +362,17 @@ def context_parallelism(kind: str, shapes: Shapes) -> ContextParallelism:
 
 
 def broken_context_rules(
-    kind: str, model: Model, job: Job, placements: Placements, head_axis: str
+    kind: str,
+    model: Model,
+    job: Job,
+    placements: Placements,
+    head_axis: str,
+    copies_kv_heads: bool = False,
 ) -> dict[str, np.ndarray]:
     """Return, for each rule of a kind, which placements break it, shape (P,).
 
-    `head_axis` splits the attention heads, too.
+    `head_axis` splits the attention heads, too; it may be empty. `copies_kv_heads` says whether
+    several ranks may have copies of a head's keys and values.
     """
     axes = context_axes(kind)
     context = placements.size("*".join(axes))
@@ -331,10 +382,13 @@ def broken_context_rules(
         "unfused attention of split sequences": (context > 1) & (job.attention == "unfused"),
     }
     if kind in (ULYSSES, ULYSSES_RING):
-        group = f"{head_axis}*{axes[0]}"
-        n_ranks = placements.size(head_axis) * placements.size(axes[0])
-        for heads, count in (("attention", model.n_heads), ("KV", model.n_kv_heads)):
-            broken[f"{heads} heads not divisible by {group}"] = count % n_ranks != 0
+        group = "*".join(filter(None, (head_axis, axes[0])))
+        n_ranks = placements.size(group)
+        is_copied = copies_kv_heads & (n_ranks % model.n_kv_heads == 0)
+        broken[f"attention heads not divisible by {group}"] = model.n_heads % n_ranks != 0
+        broken[f"KV heads not divisible by {group}"] = (
+            model.n_kv_heads % n_ranks != 0
+        ) & ~is_copied
     if kind in (RING, ULYSSES_RING) and model.window:
         reason = "sliding windows of sequences that a ring splits"
         broken[reason] = placements.size(axes[-1]) > 1

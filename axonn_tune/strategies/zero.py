@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import IDEAL, Engine
+from axonn_tune.spec.engine import IDEAL, ULYSSES, Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, TENSOR, Axes
 from axonn_tune.spec.model import Model
@@ -30,6 +30,7 @@ from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.context import (
     ContextParallelism,
+    UlyssesInTurn,
     broken_context_rules,
     context_parallelism,
 )
@@ -183,7 +184,12 @@ class Zero:
             broken["ZeRO-1 with offload, which is not predicted"] = ranks > 0
         if self.context_kind:
             broken |= broken_context_rules(
-                self.context_kind, model, job, placements, self.tensor_axis
+                self.context_kind,
+                model,
+                job,
+                placements,
+                self.tensor_axis,
+                self.engine.zero.copies_kv_heads,
             )
         if not self.tensor_axis:
             return broken
@@ -304,7 +310,9 @@ class Zero:
     first_stage_memory = memory
 
     def shared_sequences(self, shapes: Shapes) -> ContextParallelism:
-        """Return how ranks share sequences, if they do."""
+        """Return how ranks share sequences, if they do; DeepSpeed exchanges in its own way."""
+        if self.context_kind == ULYSSES and not self.engine.zero.is_fsdp2:
+            return UlyssesInTurn(shapes)
         return context_parallelism(self.context_kind, shapes)
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:

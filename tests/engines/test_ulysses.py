@@ -1,6 +1,7 @@
 """DeepSpeed's Ulysses exchanges tokens for heads on gloo ranks, as the plan of its engine says."""
 
 import importlib.metadata
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -73,11 +74,11 @@ def attention_of(model):
         )
 
 
-def planned_bytes():
+def planned_bytes(model):
     """The bytes of the plan's exchanges by pass, in the order of their starts."""
     engine = load_engine("deepspeed")
     strategy = zero3(engine, context_kind=engine.zero.context_kind)
-    plan = plan_of(strategy, LLAMA, Job(N_RANKS, 1, LLAMA.seq_len), context=N_RANKS)
+    plan = plan_of(strategy, model, Job(N_RANKS, 1, model.seq_len), context=N_RANKS)
     exchanges = [op for op in collectives(plan, plan.microstep) if op.kind == "all_to_all"]
     assert {op.axis for op in exchanges} == {"context"}
     found = {"forward": [], "backward": []}
@@ -86,27 +87,33 @@ def planned_bytes():
     return found
 
 
+def exchanged(model, rank, exchanges):
+    """The bytes that a rank exchanges in the forward and in the backward pass of attention."""
+    n_tokens = model.seq_len // N_RANKS
+    inputs = [
+        torch.ones(1, n_heads, n_tokens, model.head_dim, dtype=torch.bfloat16).requires_grad_()
+        for n_heads in (model.n_heads, model.n_kv_heads, model.n_kv_heads)
+    ]
+    positions = torch.arange(n_tokens)[None] + rank * n_tokens
+    output, _ = attention_of(model)(torch.nn.Module(), *inputs, None, position_ids=positions)
+    forward = exchanges.taken()
+    output.sum().backward()
+    return forward, exchanges.taken()
+
+
 def check_rank(rank):
-    n_tokens = LLAMA.seq_len // N_RANKS
     exchanges = Exchanges()
     deepspeed = import_deepspeed(torch.device("cpu"))
     with patch.object(dist, "all_to_all_single", exchanges):
         deepspeed.init_distributed("gloo", verbose=False)
-        inputs = [
-            torch.ones(1, n_heads, n_tokens, LLAMA.head_dim, dtype=torch.bfloat16).requires_grad_()
-            for n_heads in (LLAMA.n_heads, LLAMA.n_kv_heads, LLAMA.n_kv_heads)
-        ]
-        positions = torch.arange(n_tokens)[None] + rank * n_tokens
-        attention = attention_of(LLAMA)
-        output, _ = attention(torch.nn.Module(), *inputs, None, position_ids=positions)
-        forward = exchanges.taken()
-        output.sum().backward()
-        backward = exchanges.taken()
-    planned = planned_bytes()
-    assert forward == planned["forward"]
-    # After the output's gradient, autograd takes those of the inputs in an order of its own.
-    assert backward[0] == planned["backward"][0]
-    assert sorted(backward) == sorted(planned["backward"])
+        for n_kv_heads in (2, 1):  # a single one is copied for the second rank
+            model = replace(LLAMA, n_kv_heads=n_kv_heads)
+            forward, backward = exchanged(model, rank, exchanges)
+            planned = planned_bytes(model)
+            assert forward == planned["forward"]
+            # After the output's gradient, autograd takes those of the inputs in its own order.
+            assert backward[0] == planned["backward"][0]
+            assert sorted(backward) == sorted(planned["backward"])
 
 
 @pytest.mark.slow

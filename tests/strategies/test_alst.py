@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from build import memory_terms, number, operations, plan_of
+from build import collectives, memory_terms, number, operations, plan_of, table_of
 
 import axonn_tune
 from axonn_tune.errors import InputError
@@ -93,6 +93,33 @@ def test_inputs_of_all_layers_but_the_last_move_out_and_come_back():
     assert after["host_activations"] == pytest.approx(7 * STREAM)
     on_its_way_back = after["working_set"] - before["working_set"]
     assert on_its_way_back == pytest.approx(STREAM)
+
+
+@pytest.mark.parametrize(("context", "is_broken"), [(4, False), (8, False), (16, True)])
+def test_more_ranks_than_kv_heads_have_copies_of_them(context, is_broken):
+    """There are 8 heads, and 4 of keys and values."""
+    strategy = strategy_of()
+    placements = table_of(strategy, context=context).placements
+    reasons = strategy.rejections(LLAMA, replace(JOB, n_gpus=context), placements)
+    kv_rule = reasons["KV heads not divisible by context"]
+    assert (
+        not kv_rule.any() and reasons["attention heads not divisible by context"].all() == is_broken
+    )
+
+
+def test_copies_of_kv_heads_travel_and_are_saved():
+    sent, saved = [], []
+    for n_kv_heads in (8, 4):
+        model = replace(LLAMA, n_kv_heads=n_kv_heads)
+        job = Job(8, 1, 1024)
+        plan = plan_of(strategy_of(), model, job, recompute="full", context=8)
+        exchanges = [op for op in collectives(plan, plan.microstep) if op.kind == "all_to_all"]
+        sent.append(sum(number(op.nbytes) for op in exchanges))
+        terms = memory_terms(strategy_of(), model, job, recompute="none", context=8)
+        saved.append(terms["activations"])
+    assert sent[0] == sent[1]
+    # Four heads of keys and values before the copies are made, which are saved as well.
+    assert saved[0] == pytest.approx(saved[1])
 
 
 OPTIONS = {
