@@ -67,6 +67,24 @@ def test_the_first_error_is_raised_as_it_was():
     assert done.stdout.splitlines() == ["0", "1", "item 2 is bad"]
 
 
+def test_known_objects_come_back_as_the_parents_own_and_others_as_copies():
+    done = run(
+        "from types import SimpleNamespace\n"
+        "shared = [SimpleNamespace(n=n) for n in range(8)]\n"
+        "other = SimpleNamespace(n=9)\n"
+        "def work(n):\n"
+        "    return [shared[n], (shared[7 - n], other), os.getpid()]\n"
+        "results = list(processes.mapped(work, range(8), known=shared))\n"
+        "print(os.getpid() in [pid for _, _, pid in results])\n"
+        "print(all(first is shared[n] for n, (first, _, _) in enumerate(results)))\n"
+        "print(all(pair[0] is shared[7 - n] for n, (_, pair, _) in enumerate(results)))\n"
+        "print(any(pair[1] is other for _, pair, _ in results))\n"
+        "print({pair[1].n for _, pair, _ in results})\n"
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["False", "True", "True", "False", "{9}"]
+
+
 def test_few_items_and_those_of_a_worker_are_worked_on_by_one_process():
     done = run(
         "def inner(n):\n"

@@ -73,9 +73,10 @@ def predict_runs(runs: Sequence[Run], each: Each = iter) -> list[Prediction | No
         scenario, alike = of_scenario
         return predict_each(scenario, list(alike.values()))
 
-    found = mapped(best, searched, LEAST_SHARED, each)
+    scenarios = [run.search.scenario for run in runs]
+    found = mapped(best, searched, LEAST_SHARED, each, scenarios)
     predictions = dict(zip(searched, found, strict=True))
-    found_together = mapped(each_known, known, LEAST_SHARED, each)
+    found_together = mapped(each_known, known, LEAST_SHARED, each, scenarios)
     for (_, alike), together in zip(known, found_together, strict=True):
         predictions |= zip(alike, together, strict=True)
     return [predictions[i] for i in range(len(runs))]
