@@ -14,6 +14,7 @@ from axonn_tune.reproduce.bridge import megatron_bridge
 from axonn_tune.reproduce.collectives import TimedCollective, across_nodes, inside_node
 from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.fine_tuning import fine_tuning
+from axonn_tune.reproduce.kempnerforge import kempnerforge
 from axonn_tune.reproduce.long_sequences import long_sequences
 from axonn_tune.reproduce.mlperf_experts import mlperf_experts
 from axonn_tune.reproduce.model_zoo import model_zoo
@@ -94,6 +95,7 @@ def measured_steps(
         "NeMo": list(nemo(load("dgxc_h100"), loaders)),
         "NeMo releases": list(nemo_releases(load("nemo_releases"), loaders)),
         "AutoModel": list(automodel(load("nemo_automodel"), loaders)),
+        "KempnerForge": list(kempnerforge(load("kempnerforge"), loaders)),
         "MLPerf": list(mlperf(load("mlperf"), loaders)),
         "MLPerf experts": list(mlperf_experts(load("mlperf_experts"), loaders)),
         "long sequences": list(long_sequences(load("nemo_long"), loaders)),

@@ -41,6 +41,7 @@ _METRICS: dict[str, Callable[[Prediction, Run], float]] = {
     "hardware_tflops_per_gpu": lambda p, _: p.hardware_tflops_per_gpu,
     "memory_gb": lambda p, _: p.memory_bytes / GB,
     "memory_gib": lambda p, _: gib(p.allocator_bytes),
+    "allocated_gib": lambda p, _: gib(p.allocator_bytes - p.memory_terms_bytes["fragmentation"]),
     "first_stage_gib": lambda p, _: gib(first_stage_bytes(p)),
     "activation_gib": lambda p, _: gib(p.memory_terms_bytes["activations"]),
     "mean_state_gib": _mean_state_gib,

@@ -12,7 +12,7 @@ from axonn_tune.reproduce.steps import TimedRun, beside_baseline
 from axonn_tune.step.prediction import Prediction
 
 # What an allocator was measured to hold: of the fullest GPU, or of one in the first stage.
-_HELD = ("memory_gib", "first_stage_gib")
+_HELD = ("memory_gib", "allocated_gib", "first_stage_gib")
 
 
 @dataclass(frozen=True)

@@ -292,6 +292,13 @@ class ZeroProgram:
     separates_products
         Whether query, key, value and an MLP's gate have weights of their own, and kernels sum the
         gradients of their common inputs.
+    scatters_by_product
+        Whether the gradient of the input of each of these products is summed over the tensor group
+        for itself.
+    gathers_logits
+        Whether each rank of a tensor group has all logits when it forms the loss.
+    replicates_embedding
+        Whether each rank of a tensor group has the whole embedding.
     splits_layers
         Whether it can also split each layer over a tensor group, with the residual stream split by
         tokens. Each message within the group is awaited at once, unless it may travel beside the
@@ -315,6 +322,9 @@ class ZeroProgram:
     syncs_mixtures_once
         Whether the first micro-step of a model with experts gathers weights for the whole step, and
         the last one reduces the gradients of all.
+    reduces_once
+        Whether only the last micro-step reduces gradients, which stay whole until then. Weights are
+        gathered in every micro-step.
     sends_once
         Whether a token is sent once to each rank that holds any of its experts (see
         `MegatronProgram`).
@@ -337,6 +347,9 @@ class ZeroProgram:
     keeps_last_block: bool = False
     recomputes_products: bool = False
     separates_products: bool = False
+    scatters_by_product: bool = False
+    gathers_logits: bool = False
+    replicates_embedding: bool = False
     splits_layers: bool = False
     orders_tokens: bool = False
     reserves_by_stream: bool = False
@@ -345,6 +358,7 @@ class ZeroProgram:
     offloads_inputs: bool = False
     keeps_mixtures: bool = False
     syncs_mixtures_once: bool = False
+    reduces_once: bool = False
     sends_once: bool = False
     experts_at_once: float = math.inf
 

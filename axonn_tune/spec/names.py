@@ -22,6 +22,7 @@ PROBABILITIES = "probabilities"
 # How the names of operations end that serve the gradient of a weight only.
 _OF_WEIGHT_GRADIENT = (".gemm_weight", ".bias", ".cast_again", ".transposed", ".scatter_add")
 # What happens once per step, or once per micro-step, outside the layers.
+LOSS_LOGITS = "loss.logits.all_gather"
 LOSS_SOFTMAX = "loss.softmax"
 LOSS_MAXIMUM = "loss.maximum.all_reduce"
 LOSS_SUM = "loss.sum.all_reduce"

@@ -119,6 +119,11 @@ class Communication:
         host.run(name, self.sum_kind, shape.output_bytes, shape.input_axis)
 
     @property
+    def sums_embedding(self) -> bool:
+        """Whether rows of the embedding are summed over ranks that hold different ones."""
+        return bool(self.shapes.y_axis)
+
+    @property
     def embedding_sum(self) -> str:
         """The name of the collective that sums the embedding's rows over the axis that splits n."""
         return names.all_reduce(Weight(names.FORWARD, "embedding").name)
@@ -175,6 +180,13 @@ class Communication:
         Called in the backward pass of the embedding.
         """
 
+    def n_gradient_sums(self, layer: str) -> int:
+        """Return in how many sums over ranks the gradient of a layer's input is formed.
+
+        Called when they start.
+        """
+        return 1
+
     def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
         """Start to sum dI over the axis that splits n; without OAR, wait for it.
 
@@ -190,7 +202,9 @@ class Communication:
         if not shape.output_axis:
             return ""
         name = names.collective(weight.name, self.sum_kind)
-        host.issue(name, self.sum_kind, shape.input_bytes, shape.output_axis)
+        n_times = self.n_gradient_sums(weight.layer)
+        nbytes = n_times * shape.input_bytes
+        host.issue(name, self.sum_kind, nbytes, shape.output_axis, n_times)
         if self.backward_overlap.oar:
             return name
         host.wait(name)

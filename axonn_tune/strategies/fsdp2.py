@@ -43,7 +43,7 @@ class Kept(NamedTuple):
     blocks
         Whether blocks stay gathered from their forward to their backward pass.
     gradients
-        Whether weights and whole gradients stay for all micro-steps of a step.
+        Whether whole gradients stay for all micro-steps of a step, and weights that are kept, too.
     """
 
     shards: str
@@ -289,7 +289,7 @@ def _moments(
     logits_bytes = shapes.logits * shapes.element_bytes
     logit_bytes = value_or(shapes.memory.logit_bytes, _TENSORS_OF_LOSS * shapes.element_bytes)
     split_logit_bytes = value_or(shapes.memory.split_logit_bytes, logit_bytes)
-    of_loss = shapes.logits * np.where(shapes.y > 1, split_logit_bytes, logit_bytes)
+    of_loss = shapes.loss_logits * np.where(shapes.y > 1, split_logit_bytes, logit_bytes)
     head = _gradient_elements(shapes, "head")
     # Elements of the job's type that are as large as an element of a message.
     per_element = program.message_bytes(shapes.element_bytes) / shapes.element_bytes

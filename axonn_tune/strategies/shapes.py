@@ -113,6 +113,8 @@ class Shapes:
         Whether full recomputation leaves out what comes behind the experts' products.
     separates_products : bool
         Whether query, key, value and an MLP's gate have weights of their own.
+    gathers_logits : bool
+        Whether each rank forms the loss of all logits.
     stage_layout : tuple of int
         Number of layers of each virtual stage; empty where they follow from their number.
     balances_stages : bool
@@ -161,6 +163,7 @@ class Shapes:
     leaves_out_last_product: bool = False
     leaves_out_combine: bool = False
     separates_products: bool = False
+    gathers_logits: bool = False
     stage_layout: tuple[int, ...] = ()
     balances_stages: bool = False
     expert_split: Array | float = 1.0
@@ -544,6 +547,11 @@ class Shapes:
     def logits(self) -> Array:
         """The number of logits: tokens times the rank's part of the vocabulary."""
         return self.tokens * self.linears["head"].n
+
+    @property
+    def loss_logits(self) -> Array:
+        """The number of logits of which a rank forms the loss."""
+        return self.logits * self.y if self.gathers_logits else self.logits
 
     @cached_property
     def rotary_bytes(self) -> Array:

@@ -479,12 +479,13 @@ class Transformer:
         """Look up rows, sum them over ranks, and add learned positions to them."""
         shapes = self.shapes
         host.memory_bound(names.lookup(_EMBEDDING.name), 2.0 * shapes.residual_bytes, "lookup")
-        host.issue(
-            self.communication.embedding_sum,
-            self.communication.sum_kind,
-            shapes.stream_bytes,
-            shapes.y_axis,
-        )
+        if self.communication.sums_embedding:
+            host.issue(
+                self.communication.embedding_sum,
+                self.communication.sum_kind,
+                shapes.stream_bytes,
+                shapes.y_axis,
+            )
         if shapes.model.position == "learned":
             self._wait_for_embedding(host)
             name = names.of_layer(FORWARD, "embedding.position")
@@ -492,7 +493,7 @@ class Transformer:
 
     def _wait_for_embedding(self, host: HostProgram) -> None:
         """Wait until the embedding's rows have been summed."""
-        if self.shapes.y_axis:
+        if self.communication.sums_embedding:
             host.wait(self.communication.embedding_sum)
 
     def _start(self, entry: Weight) -> Phase:
@@ -531,13 +532,19 @@ class Transformer:
         token_bytes = shapes.tokens * FP32_BYTES
         self._norm(host, FORWARD, "norm")
         self._linear_forward(host, Weight(FORWARD, "head"), Weight(BACKWARD, "head"))
-        # Softmax of the rank's part of the vocabulary, then of the parts: their largest
-        # log-sum-exp, then the sum of exponentials with the target's logit.
-        nbytes = shapes.logits * (2.0 * shapes.element_bytes + FP32_BYTES)
+        if shapes.gathers_logits:
+            logit_bytes = shapes.loss_logits * shapes.element_bytes
+            host.run(names.LOSS_LOGITS, "all_gather", logit_bytes, shapes.y_axis)
+            copied = np.where(shapes.y > 1, 2.0 * logit_bytes, 0.0)
+            host.memory_bound(f"{names.LOSS_LOGITS}.copy", copied, "copy")
+        nbytes = shapes.loss_logits * (2.0 * shapes.element_bytes + FP32_BYTES)
         host.memory_bound(names.LOSS_SOFTMAX, nbytes, "softmax")
-        host.run(names.LOSS_MAXIMUM, "all_reduce", token_bytes, shapes.y_axis)
-        host.run(names.LOSS_SUM, "all_reduce", 2.0 * token_bytes, shapes.y_axis)
-        nbytes = shapes.logits * (FP32_BYTES + shapes.element_bytes)
+        if not shapes.gathers_logits:
+            # Softmax of the rank's part of the vocabulary is that of the whole with the parts'
+            # largest log-sum-exp, and then the sum of exponentials with the target's logit.
+            host.run(names.LOSS_MAXIMUM, "all_reduce", token_bytes, shapes.y_axis)
+            host.run(names.LOSS_SUM, "all_reduce", 2.0 * token_bytes, shapes.y_axis)
+        nbytes = shapes.loss_logits * (FP32_BYTES + shapes.element_bytes)
         host.memory_bound(names.LOSS_GRADIENT, nbytes, "softmax_backward")
         self.communication.prefetch_block(host, backward_entry.chain)
         self._linear_backward(host, "head", backward_entry)

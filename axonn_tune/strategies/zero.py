@@ -248,7 +248,7 @@ class Zero:
         sharing = self.shared_sequences(shapes)
         if self.engine.zero.is_fsdp2:
             stored_bytes = element if self.engine.low_states else FP32_BYTES
-            kept = Kept(sharding.weights, stored_bytes, self.keeps_blocks, self.syncs_once)
+            kept = Kept(sharding.weights, stored_bytes, self.keeps_blocks, sharding.reduced_once)
             terms = fsdp2_memory(
                 shapes, self.units(shapes), self.engine.zero, kept, sharing.working_bytes
             )
@@ -332,6 +332,7 @@ class Zero:
             leaves_out_last_product=self.engine.leaves_out_last_product(model, job),
             leaves_out_combine=not self.engine.recomputes_combine,
             separates_products=self.engine.zero.separates_products,
+            gathers_logits=self.engine.zero.gathers_logits,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
             sends_once=self.sends_once,
             experts_at_once=self.engine.zero.experts_at_once,
@@ -430,7 +431,8 @@ class Zero:
         matrices, over_x, over_y = stage_parameters(shapes.model, layers, first, last)
         weights: Size = (matrices + over_x + over_y) / count
         if self.tensor_axis:
-            weights = ((matrices + over_y) / shapes.y + over_x) / count
+            whole = first * self.engine.zero.replicates_embedding * shapes.model.head.parameters
+            weights = ((matrices - whole + over_y) / shapes.y + whole + over_x) / count
         return weights + stored_experts(shapes, layers) / count
 
 
@@ -461,7 +463,7 @@ def zero3(
         groups = (*groups, EXPERT, EXPERT_REPLICAS)
         axes = replace(axes, groups=groups, folded="*".join(names[:-1]))
     sharding = Sharding(shards, shards, shards, (shards,), replicas="replica")
-    if has_experts and engine.zero.syncs_mixtures_once:
+    if engine.zero.reduces_once or (has_experts and engine.zero.syncs_mixtures_once):
         sharding = replace(sharding, gradients="", reduced_once=True)
     return Zero(
         "zero3",

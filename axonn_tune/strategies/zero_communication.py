@@ -116,6 +116,11 @@ class ZeroCommunication(SequenceParallel):
         """Whether messages of the tensor group travel beside products, which order them as well."""
         return self.options.overlaps_tensor and bool(self.options.tensor_axis)
 
+    @property
+    def sums_embedding(self) -> bool:
+        """Whether rows of the embedding are summed over ranks that hold different ones."""
+        return super().sums_embedding and not self._program.replicates_embedding
+
     def sum_output(self, host: HostProgram, weight: Weight) -> None:
         """Bring tokens into the order of their ranks before the sum."""
         shape = self.shapes.linears[weight.layer]
@@ -123,11 +128,17 @@ class ZeroCommunication(SequenceParallel):
             self._order_tokens(host, f"{weight.name}.sum", shape.output_bytes)
         super().sum_output(host, weight)
 
+    def n_gradient_sums(self, layer: str) -> int:
+        """Return the number of a layer's products, if each has a sum for itself."""
+        products = self.shapes.model.block_products if self._program.scatters_by_product else ()
+        return max(sum(product.layer == layer for product in products), 1)
+
     def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
         """Bring tokens into the order of their ranks before the sum."""
         shape = self.shapes.linears[weight.layer]
         if shape.output_axis:
-            self._order_tokens(host, f"{weight.name}.sum", shape.input_bytes)
+            nbytes = self.n_gradient_sums(weight.layer) * shape.input_bytes
+            self._order_tokens(host, f"{weight.name}.sum", nbytes)
         return super().sum_input_gradient(host, weight)
 
     def _order_tokens(self, host: HostProgram, message: str, nbytes: Size) -> None:

@@ -137,6 +137,95 @@ def test_separate_products_are_the_same_products_with_sums_of_their_gradients():
 # Messages ----------------------------------------------------------------------------------
 
 
+def test_gradients_that_are_reduced_once_stay_whole_and_weights_do_not():
+    always, once = (
+        plan_of(zero3(engine_with(reduces_once=each)), MODEL, JOB, shard=8)
+        for each in (False, True)
+    )
+    reductions, gathers = "reduce_scatter", "all_gather"
+
+    def kinds(plan, part):
+        return Counter(op.kind for op in collectives(plan, part))
+
+    for part in (always.microstep, once.sync_microstep):
+        assert kinds(once, part)[reductions] and kinds(once, part)[gathers]
+    assert not kinds(once, once.microstep)[reductions]
+    assert kinds(once, once.microstep)[gathers] == kinds(always, always.microstep)[gathers]
+
+
+def test_whole_gradients_are_held_in_the_type_in_which_they_are_summed():
+    def gathered(global_batch, **facts):
+        job = Job(16, global_batch, 64)
+        predicted = step(engine_with(reduced_element_bytes=4.0, **facts), job=job)
+        return predicted.memory_terms_bytes["gathered_weights"]
+
+    one_microstep, several = (
+        gathered(batch, reduces_once=True) - gathered(batch) for batch in (16, 64)
+    )
+    assert one_microstep == pytest.approx(0.0, abs=1.0)
+    # The last message of a micro-step before is not held beside them.
+    assert several > 0.8 * 4.0 * MODEL.parameters
+
+
+def test_each_product_sums_the_gradient_of_its_input():
+    one, each = (
+        plan_of(
+            zero3(engine_with(splits_layers=True, scatters_by_product=by_product)),
+            MODEL,
+            JOB,
+            shard=4,
+            tensor=4,
+        )
+        for by_product in (False, True)
+    )
+    sums = [
+        {
+            op.name.split(".")[1]: (number(op.n_calls), number(op.nbytes))
+            for op in collectives(plan, plan.microstep)
+            if op.name.startswith("backward.") and op.kind == "reduce_scatter"
+        }
+        for plan in (one, each)
+    ]
+    ratios = {
+        layer: tuple(
+            after / before for before, after in zip(sums[0][layer], sums[1][layer], strict=True)
+        )
+        for layer in ("qkv", "up")
+    }
+    assert ratios == {"qkv": (3.0, 3.0), "up": (2.0, 2.0)}
+
+
+def test_a_whole_embedding_and_all_logits_are_on_each_rank_of_a_tensor_group():
+    split, whole = (
+        plan_of(
+            zero3(
+                engine_with(splits_layers=True, gathers_logits=all_of, replicates_embedding=all_of)
+            ),
+            MODEL,
+            JOB,
+            shard=4,
+            tensor=4,
+        )
+        for all_of in (False, True)
+    )
+
+    def sent(plan):
+        return {op.name: number(op.nbytes) for op in collectives(plan, plan.microstep)}
+
+    logits = 64 * MODEL.vocab_size
+    assert sent(whole)["loss.logits.all_gather"] == 2.0 * logits
+    gone = {"forward.embedding.sum", "loss.maximum.all_reduce", "loss.sum.all_reduce"}
+    assert gone <= sent(split).keys() and not gone & sent(whole).keys()
+    softmax = [
+        next(number(op.nbytes) for op in operations(plan.microstep) if op.name == "loss.softmax")
+        for plan in (split, whole)
+    ]
+    assert softmax[1] == 4.0 * softmax[0]
+    rows = MODEL.vocab_size * MODEL.hidden_size
+    gathered = [sent(plan)["forward.root.all_gather"] for plan in (split, whole)]
+    assert gathered[1] - gathered[0] == pytest.approx(2.0 * rows * 3 / 4)
+
+
 def test_gradients_in_fp32_double_their_messages_and_no_others():
     sent = []
     for engine in (engine_with(), engine_with(reduced_element_bytes=4.0)):
