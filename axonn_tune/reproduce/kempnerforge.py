@@ -41,7 +41,7 @@ def kempnerforge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         constraints = Constraints(axes, micro_batch=micro_batch)
         search = Search(scenario, constraints, ("full",), include_oom=True)
         paper = Paper("KempnerForge", _SOURCE, machine, "table", tuple(assumed))
-        group = "FSDP" if tensor == 1 else "FSDP with tensor parallelism"
+        group = "FSDP" if tensor == 1 else "FSDP with a tensor group"
         subject = f"{row['model']} on {n_gpus}, TP {tensor}, micro-batch {micro_batch}"
         published = {name: float(row[name]) for name in ("step_seconds", "allocated_gib")}
         yield paper.run(group, subject, search, published)
