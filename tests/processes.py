@@ -1,6 +1,8 @@
 """Processes of a test: how they start, which there are, and whether they have ended."""
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import time
@@ -18,14 +20,20 @@ def environment(**variables):
 
 def torchrun_environments(n_ranks, **variables):
     """Return what each rank of one node inherits from torchrun."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    meeting = {"WORLD_SIZE": n_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    meeting = {"WORLD_SIZE": n_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     return [
         environment(RANK=rank, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=n_ranks, **meeting, **variables)
         for rank in range(n_ranks)
     ]
+
+
+def free_port():
+    """A free port below those that outgoing connections of other tests take in the meantime."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
 
 
 def children(pid):
