@@ -36,6 +36,7 @@ from axonn_tune.spec.plan import (
     Phase,
     Size,
 )
+from axonn_tune.spec.scenario import Scenario
 
 Links: TypeAlias = Mapping[str, AxisLinks]
 
@@ -54,6 +55,11 @@ class KernelPrices:
 
     `attention_share` is attention's share of the FLOPs, which the clock of the GPUs follows.
     """
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> KernelPrices:
+        """Return the prices in a scenario."""
+        return cls(scenario.machine, scenario.job, scenario.attention_share)
 
     def __init__(self, machine: Machine, job: Job, attention_share: float = 0.0) -> None:
         self._machine = machine

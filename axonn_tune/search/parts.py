@@ -214,7 +214,7 @@ def played_parts(scenario: Scenario, parts: Sequence[Part], links: Links) -> lis
     Tables that one plan can describe are played together, since to play a wide table takes hardly
     longer than a narrow one.
     """
-    kernels = KernelPrices(scenario.machine, scenario.job, scenario.attention_share)
+    kernels = KernelPrices.of(scenario)
     alike = alike_placements(scenario.machine, parts[0].table.placements, scenario.sent_once)
 
     def play(tables: Sequence[CandidateTable]) -> list[PlayedStep]:

@@ -91,12 +91,13 @@ class Evaluator:
         """
         links = links or placement_links(scenario.machine, table.placements, scenario.sent_once)
         schedules = Schedules(scenario, table)
-        prices = prices or KernelPrices(scenario.machine, scenario.job, scenario.attention_share)
+        prices = prices or KernelPrices.of(scenario)
         return cls(scenario, schedules, links, ShapePrices(schedules, prices))
 
     def on(self, machine: Machine) -> Evaluator:
         """Return the evaluator of the same candidates on another machine."""
         before = self.scenario.machine
+        there = replace(self.scenario, machine=machine)
         links = self.links
         kernels = self.kernels
         if not _share(before, machine, "links", "link_points", "ring_bandwidths"):
@@ -104,10 +105,8 @@ class Evaluator:
             links = placement_links(machine, placements, self.scenario.sent_once)
         same_rates = _without_slowdowns(before.kernels) == _without_slowdowns(machine.kernels)
         if not (same_rates and _share(before, machine, "gpu", "gemm", "host", "jitter_fraction")):
-            scenario = self.scenario
-            prices = KernelPrices(machine, scenario.job, scenario.attention_share)
-            kernels = ShapePrices(self.schedules, prices)
-        return Evaluator(replace(self.scenario, machine=machine), self.schedules, links, kernels)
+            kernels = ShapePrices(self.schedules, KernelPrices.of(there))
+        return Evaluator(there, self.schedules, links, kernels)
 
     def evaluate(self) -> Evaluation:
         """Return the times of every candidate of the table; see `play`."""

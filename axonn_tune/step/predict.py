@@ -45,7 +45,7 @@ def predict_each(
     """Predict configurations that keep the rules, each as `predict` does, all together."""
     table = CandidateTable.of(configurations, scenario.strategy.axes)
     links = placement_links(scenario.machine, table.placements, scenario.sent_once)
-    prices = KernelPrices(scenario.machine, scenario.job, scenario.attention_share)
+    prices = KernelPrices.of(scenario)
     found: dict[int, Prediction] = {}
     for rows in table.alike():
         part = _predictions(scenario, table.take(rows), links, prices, with_interval)

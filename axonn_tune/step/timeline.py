@@ -191,7 +191,7 @@ class PricedPlan:
         self.links = placement_links(scenario.machine, table.placements, scenario.sent_once)
         self.lanes = lanes(self.links)[:, table.placement]
         self._collectives = CollectivePrices(self.links, table)
-        self._kernels = KernelPrices(scenario.machine, scenario.job, scenario.attention_share)
+        self._kernels = KernelPrices.of(scenario)
         self._seconds: dict[tuple[str, str], list[float]] = {}
         self._least: dict[tuple[str, int | None], tuple[Array, Array]] = {}
 

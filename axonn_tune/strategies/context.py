@@ -297,11 +297,8 @@ class UlyssesInTurn(Ulysses):
         self, host: HostProgram, name: str, tensors: Collection[tuple[str, Array]]
     ) -> None:
         """Pack, exchange and unpack one tensor after another."""
-        for tensor, nbytes in tensors:
-            copied = self.is_split * _COPY * nbytes
-            host.memory_bound(f"{name}.{tensor}.pack", copied, "copy")
-            host.run(names.all_to_all(f"{name}.{tensor}"), "all_to_all", nbytes, self.axis)
-            host.memory_bound(f"{name}.{tensor}.unpack", copied, "copy")
+        for tensor in tensors:
+            super()._exchange(host, name, (tensor,))
 
     @property
     def saved_bytes(self) -> Array:

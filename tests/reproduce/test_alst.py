@@ -24,7 +24,7 @@ def timed():
 
 
 def test_attention_alone_runs_at_the_rate_that_was_measured_without_other_kernels():
-    """From 1.1 million tokens on; FlashAttention-2 reaches 335 TFLOP/s forward."""
+    """Steps with 1.1 million tokens and more are meant; FlashAttention-2 reaches 335 TFLOP/s."""
     model = load_model("llama3-8b")
     for row in ROWS:
         seq_len = int(row["seq_len"])

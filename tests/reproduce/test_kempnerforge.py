@@ -17,16 +17,18 @@ PAIRS = [row["tensor"] == "2" for row in ROWS]
 
 
 @pytest.fixture(scope="module")
-def errors():
-    """The errors of all runs by metric."""
+def predicted():
+    """All runs, each with its prediction."""
     runs = list(kempnerforge(ROWS, Loaders(load_model, load_machine, load_engine)))
-    predictions = predict_runs(runs)
-    assert all(prediction.fits for prediction in predictions)
+    return list(zip(runs, predict_runs(runs), strict=True))
+
+
+@pytest.fixture(scope="module")
+def errors(predicted):
+    """The errors of all runs by metric."""
+    assert all(prediction.fits for _, prediction in predicted)
     return {
-        metric: [
-            relative_error(run, metric, prediction)
-            for run, prediction in zip(runs, predictions, strict=True)
-        ]
+        metric: [relative_error(run, metric, prediction) for run, prediction in predicted]
         for metric in ("step_seconds", "allocated_gib")
     }
 
@@ -47,12 +49,8 @@ def test_memory_is_met_as_the_page_says(errors):
     assert "KempnerForge's 17 published steps" in PAGE
 
 
-def test_gradients_that_stay_whole_outweigh_their_shards():
-    runs = list(kempnerforge(ROWS, Loaders(load_model, load_machine, load_engine)))
-    two, four = (
-        next(p for run, p in zip(runs, predict_runs(runs), strict=True) if subject in run.subject)
-        for subject in ("7B on 2, TP 1", "7B on 4, TP 1, micro-batch 4")
-    )
+def test_gradients_that_stay_whole_outweigh_their_shards(predicted):
     # In fp32 they take 32 GB on each rank of either.
-    for prediction in (two, four):
+    for subject in ("7B on 2, TP 1", "7B on 4, TP 1, micro-batch 4"):
+        prediction = next(each for run, each in predicted if subject in run.subject)
         assert prediction.memory_terms_bytes["gathered_weights"] > 4 * 8.03e9
