@@ -286,7 +286,11 @@ class SwitchOptions(TypedDict, total=False):
     ]
     virtual_stages: Annotated[
         int | None,
-        Option("Number of virtual stages of a rank's pipeline (megatron).", None, "try 1, 2, 4"),
+        Option(
+            "Number of virtual stages of a rank's pipeline (megatron, and zero3 with torchtitan).",
+            None,
+            "try 1, 2, 4",
+        ),
     ]
     engine: Annotated[
         str | None,

@@ -6,11 +6,14 @@ a model and a flavor of it.
 
 from __future__ import annotations
 
+import math
+
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import N_STEPS, Start
-from axonn_tune.spec.layout import CONTEXT, EXPERT, TENSOR
+from axonn_tune.spec.layout import CONTEXT, EXPERT, PIPELINE, TENSOR
 from axonn_tune.spec.model import RECOMPUTES
 from axonn_tune.step.prediction import Prediction
+from axonn_tune.strategies.pipeline import cut_layers
 from axonn_tune.strategies.zero import Zero
 
 PROGRAM = ("python", "-m", "torchtitan.train")
@@ -70,10 +73,11 @@ def flags(prediction: Prediction) -> list[str]:
         f"--model.flavor {flavor}",
         f"--training.steps {N_STEPS}",
         f"--training.seq_len {job.seq_len}",
-        f"--training.local_batch_size {configuration.micro_batch}",
+        f"--training.local_batch_size {_local_batch(prediction)}",
         f"--training.global_batch_size {job.global_batch}",
         f"--training.mixed_precision_param {_DTYPES[job.dtype]}",
         *_degrees(prediction),
+        *_stages(prediction),
         f"--activation_checkpoint.mode {configuration.recompute}",
     ]
     if configuration.recompute == "selective":
@@ -96,3 +100,36 @@ def _degrees(prediction: Prediction) -> list[str]:
     if isinstance(strategy, Zero) and strategy.overlaps_tensor and sizes[TENSOR] > 1:
         lines.append("--parallelism.enable_async_tensor_parallel")
     return lines
+
+
+def _local_batch(prediction: Prediction) -> int:
+    """Return the sequences that go through a rank's model, or its pipeline, at once."""
+    scenario, layout = prediction.scenario, prediction.layout
+    if layout.size(PIPELINE) == 1:
+        return prediction.configuration.micro_batch
+    ranks = [layout.size(axis) for axis in scenario.strategy.axes.batch]
+    return scenario.job.global_batch // math.prod(ranks)
+
+
+def _stages(prediction: Prediction) -> list[str]:
+    """Return the flags of a pipeline.
+
+    torchtitan counts the embedding and the head as layers unless it is told not to
+    (distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part).
+    """
+    n_stages = prediction.layout.size(PIPELINE)
+    if n_stages == 1:
+        return []
+    configuration, n_layers = prediction.configuration, prediction.scenario.model.n_layers
+    n_chunks = n_stages * configuration.n_virtual
+    n_of_ends = int(n_layers % n_chunks > 0)
+    schedule = "Interleaved1F1B" if configuration.n_virtual > 1 else "1F1B"
+    values = {
+        "degree": n_stages,
+        "schedule": schedule,
+        "microbatch_size": configuration.micro_batch,
+        "layers_per_stage": max(cut_layers(n_layers, n_chunks)),
+        "first_stage_less_layers": n_of_ends,
+        "last_stage_less_layers": n_of_ends,
+    }
+    return [f"--parallelism.pipeline_parallel_{name} {value}" for name, value in values.items()]

@@ -1,4 +1,4 @@
-"""Published runs of PyTorch's FSDP, in llm-foundry, torchtitan and fms-fsdp."""
+"""Published runs of PyTorch's FSDP, in llm-foundry and fms-fsdp."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
 from axonn_tune.reproduce.sharded import sharded_search
 from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
-from axonn_tune.spec.machine import Machine, Quantity
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.precision import FULL
-from axonn_tune.spec.resources import resources
 from axonn_tune.strategies.zero import zero3
 
 # Hidden size, layers and heads of MPT models.
@@ -24,11 +23,6 @@ _MPT_SHAPES = {
     "7b": (4096, 32, 32),
     "70b": (8192, 80, 64),
 }
-
-# Share of the peak that large products reach on the GPUs of torchtitan's runs (pytorch/ao at
-# c788ee7a, of February 2025, torchao/testing/float8/roofline_utils.py: "Meta's H100 variant" of
-# 2.4 TB/s). Later revisions have 0.78, which is more than such products reach with 700 W.
-_PRODUCTS_AT_500_W = 0.6
 
 
 def llm_foundry(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
@@ -47,7 +41,7 @@ def llm_foundry(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         n_sequences = int(row["micro_batch"]) * int(row["micro_steps"]) * int(row["gpus"])
         model = mpt(row["model"], int(row["seq_len"]))
         used = _as_in(row, engine)
-        search = _fsdp_search({**row, "global_batch": str(n_sequences)}, model, machine, used)
+        search = fsdp_search({**row, "global_batch": str(n_sequences)}, model, machine, used)
         tokens = n_sequences * model.seq_len
         published = {"step_seconds": tokens / float(row["tokens_per_s"])}
         subject = f"{row['model']} x {row['seq_len']} on {row['gpus']}"
@@ -70,7 +64,7 @@ def _as_in(row: Row, engine: Engine) -> Engine:
     )
 
 
-def _fsdp_search(
+def fsdp_search(
     row: Row,
     model: Model,
     machine: Machine,
@@ -82,6 +76,7 @@ def _fsdp_search(
         engine,
         context_kind=engine.zero.context_kind if "context" in (sizes or {}) else "",
         overlaps_tensor=row.get("overlaps") == "yes",
+        n_virtual=(int(row.get("virtual", 1)),),
     )
     return sharded_search(
         row,
@@ -116,84 +111,6 @@ def _llm_foundry_machines(loaders: Loaders) -> dict[str, Machine]:
     }
 
 
-# Names of the axes beside the shards in torchtitan's runs.
-_TITAN_AXES = {"tensor": "TP", "context": "CP"}
-# Short names of the engines of torchtitan, by the year of their code.
-_TITANS = {
-    "torchtitan-2024-eager": "2024, eager",
-    "torchtitan-2024": "2024",
-    "torchtitan": "2025",
-}
-
-
-def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Yield Llama 3.1 with FSDP2, alone and with tensor or context parallelism inside a node.
-
-    The network of several nodes is assumed to be that of a DGX, which has the same bandwidth, and
-    weights to be gathered in bf16.
-    """
-    machines = {"H100": _torchtitan_machine(loaders), "H200": loaders.machine("dgx-h200")}
-    for row in rows:
-        machine = machines[row["gpu"]]
-        source = f"pytorch/torchtitan, benchmarks/{row['document']} (BSD-3)"
-        assumed = ["GPU"] if row["gpu"] == "H100" else []
-        if int(row["gpus"]) > machine.ranks_per_node:
-            assumed.append("network")
-        if row["precision"] != FULL:
-            assumed.append("software")  # Whether weights are gathered in 8 bits.
-        paper = Paper("FSDP of torchtitan", source, machine, assumed=tuple(assumed))
-        model = replace(loaders.model(row["model"]), seq_len=int(row["seq_len"]))
-        engine = loaders.engine(row["engine"])
-        sizes = {"shard": int(row["shard"]), "replica": 1}
-        sizes |= {axis: int(row[axis]) for axis in _TITAN_AXES if int(row[axis]) > 1}
-        search = _fsdp_search(row, model, machine, engine, sizes)
-        published = {"tokens_per_second_per_gpu": float(row["tokens_per_s_per_gpu"])}
-        if row["memory_gib"]:
-            published["memory_gib"] = float(row["memory_gib"])
-        bits = "" if row["precision"] == FULL else ", 8 bits"
-        length = ", long sequences" if _is_long(row) else ""
-        group = f"{row['model']}, {engine.title}{bits}, {row['gpu']}{length}"
-        yield paper.run(group, f"{_titan_subject(row)}{bits}", search, published)
-
-
-def _is_long(row: Row) -> bool:
-    """Return whether a run of torchtitan had longer sequences than most."""
-    return int(row["seq_len"]) > 8192
-
-
-def _titan_subject(row: Row) -> str:
-    """Return the model, the layout, and what else distinguishes a run of torchtitan."""
-    layout = f"FSDP {row['shard']}"
-    for axis, name in _TITAN_AXES.items():
-        if int(row[axis]) > 1:
-            layout += f" x {name} {row[axis]}"
-    version = "async" if row["overlaps"] == "yes" else _TITANS[row["engine"]]
-    if _is_long(row):
-        version = f"{int(row['seq_len']) // 1024}K"
-    return f"{row['model']}, {layout}, {version}"
-
-
-def _torchtitan_machine(loaders: Loaders) -> Machine:
-    """Return a DGX H100 with the GPUs of torchtitan's runs: HBM2e of 2.4 TB/s, and 500 W of 700.
-
-    Assumed: everything that the GPU computes is slower by as much as its largest products.
-    """
-    machine = loaders.machine("dgx-h100")
-    largest = max(
-        (point for point in machine.gemm.points if point.dtype == "bf16"),
-        key=lambda point: point.m * point.n * point.k,
-    )
-    reached_at_700_w = 2.0 * largest.m * largest.n * largest.k / largest.seconds
-    reached = _PRODUCTS_AT_500_W * machine.peak_flops_per_s("bf16")
-    factors = {"gpu.compute": reached / reached_at_700_w, "gpu.memory_bandwidth": 2.4 / 3.35}
-    for key, factor in factors.items():
-        resource = next(each for each in resources(machine) if each.key == key)
-        machine = resource.improved(factor)
-    under_load = Quantity(1.0, "assumed", "what its products reach, they reach under load")
-    gpu = replace(machine.gpu, training_clock_fraction=under_load)
-    return replace(machine, name="dgx-h100, 500 W, HBM2e", gpu=gpu)
-
-
 def fms_fsdp(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield Llama 2 with FSDP and hybrid sharding on 128 A100.
 
@@ -215,7 +132,7 @@ def fms_fsdp(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         paper = Paper("FSDP of IBM", source, machine, assumed=assumed)
         n_sequences = int(row["micro_batch"]) * int(row["gpus"])
         sizes = {"shard": machine.ranks_per_node} if row["sharding"] == "HSDP" else None
-        search = _fsdp_search(
+        search = fsdp_search(
             {**row, "global_batch": str(n_sequences)},
             models[row["model"]],
             machine,

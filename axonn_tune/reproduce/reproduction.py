@@ -25,6 +25,7 @@ from axonn_tune.reproduce.results import compare_published
 from axonn_tune.reproduce.runs import Loaders, Row, Run
 from axonn_tune.reproduce.simumax import simumax
 from axonn_tune.reproduce.steps import TimedRun, time_runs
+from axonn_tune.reproduce.torchtitan import torchtitan
 from axonn_tune.search.rank import Each
 
 
@@ -75,7 +76,7 @@ def published_runs(load: Callable[[str], Sequence[Row]], loaders: Loaders) -> li
         *megatron.llama3(load("llama3"), loaders),
         *sharded.zero_plus_plus(load("zeropp"), loaders),
         *sharded.pccl_training(load("training_pccl"), loaders),
-        *fsdp.torchtitan(load("torchtitan"), loaders),
+        *torchtitan(load("torchtitan"), loaders),
         *fsdp.fms_fsdp(load("fms_fsdp"), loaders),
         *megatron.on_frontier(load("frontier_megatron"), loaders),
     ]

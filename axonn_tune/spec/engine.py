@@ -299,6 +299,9 @@ class ZeroProgram:
         Whether each rank of a tensor group has all logits when it forms the loss.
     replicates_embedding
         Whether each rank of a tensor group has the whole embedding.
+    has_stages
+        Whether its layers can be cut into the stages of a pipeline. Each stage then gathers its
+        weights once in a step, and reduces its gradients behind its last backward pass.
     splits_layers
         Whether it can also split each layer over a tensor group, with the residual stream split by
         tokens. Each message within the group is awaited at once, unless it may travel beside the
@@ -312,6 +315,8 @@ class ZeroProgram:
         each stream, where weights are received and gradients reduced in streams of their own.
     context_kind
         Kind of context parallelism that it has, one of `CONTEXT_KINDS`; empty for none.
+    repeats_kv_heads
+        Whether KV heads are copied for each of their query heads before ranks share sequences.
     copies_kv_heads
         Whether ranks that share sequences by Ulysses may be more than the KV heads.
     offloads_inputs
@@ -350,10 +355,12 @@ class ZeroProgram:
     scatters_by_product: bool = False
     gathers_logits: bool = False
     replicates_embedding: bool = False
+    has_stages: bool = False
     splits_layers: bool = False
     orders_tokens: bool = False
     reserves_by_stream: bool = False
     context_kind: str = ""
+    repeats_kv_heads: bool = False
     copies_kv_heads: bool = False
     offloads_inputs: bool = False
     keeps_mixtures: bool = False

@@ -114,10 +114,82 @@ def fsdp2_memory(
                 "working_set": moment.working * one_each,
             }
         )
-    largest = np.stack([sum(held.values(), start=0.0 * one_each) for held in terms]).argmax(axis=0)
+    return _largest(terms)
+
+
+def fsdp2_stage_memory(
+    shapes: Shapes,
+    units: Sequence[GatherUnit],
+    program: ZeroProgram,
+    kept: Kept,
+    attention_buffers: Array,
+    n_held: Array,
+    last: bool,
+) -> dict[str, Array]:
+    """Return the bytes by term, each of shape (C,), of a stage of a pipeline.
+
+    Its weights stay whole, and so do its gradients until all are reduced behind the last backward
+    pass.
+
+    Parameters
+    ----------
+    units : sequence of GatherUnit
+        Units of the stage.
+    attention_buffers : array, shape (C,)
+        As for `fsdp2_memory`.
+    n_held : array, shape (C,)
+        Number of layers whose activations are held at once.
+    last : bool
+        Whether the stage has the head.
+    """
+    root, *in_block = units
+    n_layers = in_block[0].count
+    block = _Block.of(shapes, in_block, program, kept)
+    element, message = shapes.element_bytes, program.message_bytes(shapes.element_bytes)
+    one_each = np.ones(len(shapes.table))
+    stored_element = kept.stored_element_bytes
+    root_bytes = _shard_bytes(shapes, root, kept, root.trained * stored_element)
+    stored = root_bytes + n_layers * block.gradient_bytes
+    weight_bytes = sum(
+        _shard_bytes(shapes, unit, kept, unit.all_bytes(shapes.job, stored_element))
+        for unit in units
+    )
+    sums_bytes = sum(unit.all_trained for unit in units) * message
+    whole = n_layers * block.parameters + _is_copied(shapes, root, kept) * root.parameters
+    working = np.maximum(
+        block.in_activation + _gradient_elements(shapes, "down") * element,
+        _at_end_of_block(shapes, attention_buffers) + block.trained * element,
+    )
+    if last:
+        head_input = shapes.linears["head"].input_bytes
+        working = np.maximum(working, _loss_bytes(shapes) + head_input)
+    in_backward = {
+        "weights": weight_bytes * one_each,
+        "gradients": sums_bytes * one_each,
+        "optimizer_states": N_MOMENTS * stored,
+        "gathered_weights": whole * element * one_each,
+        "activations": n_held * shapes.saved_by_layers(block.saved, n_layers)
+        + shapes.residual_bytes,
+        "working_set": working * one_each,
+    }
+    reduced = stored + np.maximum(root.trained, block.trained) * message
+    if program.reserves_by_stream:
+        return in_backward | {"gradients": in_backward["gradients"] + reduced}
+    at_end = in_backward | {
+        "gradients": in_backward["gradients"] + reduced,
+        "activations": 0.0 * one_each,
+        "working_set": 0.0 * one_each,
+    }
+    return _largest([in_backward, at_end])
+
+
+def _largest(moments: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    """Return the bytes by term, shape (C,), at the moment at which a candidate holds most."""
+    held = np.stack([np.sum(list(terms.values()), axis=0) for terms in moments])
+    most = held.argmax(axis=0)
     return {
-        name: np.stack([held[name] for held in terms])[largest, np.arange(len(shapes.table))]
-        for name in terms[0]
+        name: np.stack([terms[name] for terms in moments])[most, np.arange(most.size)]
+        for name in moments[0]
     }
 
 
@@ -160,7 +232,7 @@ class _Block(NamedTuple):
         layers = shapes.backward_layers(range(shapes.model.n_layers))
         counts = shapes.model.counts(layers)
         for kind, count in counts.items():
-            everything = _saved_by_block(shapes, kind, program.runs_eagerly)
+            everything = _saved_by_block(shapes, kind, program)
             of_kind = _kept_by_block(shapes, everything, program)
             saved = saved + count * of_kind
             dropped = everything - of_kind
@@ -221,7 +293,7 @@ def _gradient_bytes(
     return np.where(is_converted, converted, np.where(accumulates > 0, stored, new))
 
 
-def _saved_by_block(shapes: Shapes, block: Block, runs_eagerly: bool) -> Array:
+def _saved_by_block(shapes: Shapes, block: Block, program: ZeroProgram) -> Array:
     """Return the bytes that a kind of block saves if nothing is recomputed."""
     # Norms' outputs are saved as they were gathered over a tensor group; beside frozen weights they
     # are counted so in any case.
@@ -232,7 +304,7 @@ def _saved_by_block(shapes: Shapes, block: Block, runs_eagerly: bool) -> Array:
     if experts is not None:
         inner_bytes = shapes.attention_bytes + experts.saved_bytes
     saved = norm_bytes + inner_bytes + shapes.saved_score_bytes + shapes.adapter_bytes
-    return saved + _kept_by_eager_kernels(shapes, block) if runs_eagerly else saved
+    return saved + _kept_by_eager_kernels(shapes, block, program) if program.runs_eagerly else saved
 
 
 def _saved_beside_products(shapes: Shapes, runs_eagerly: bool) -> Array:
@@ -252,11 +324,12 @@ def _saved_beside_products(shapes: Shapes, runs_eagerly: bool) -> Array:
     return saved + (runs_eagerly and is_last_kept) * shapes.residual_bytes + shapes.adapter_bytes
 
 
-def _kept_by_eager_kernels(shapes: Shapes, block: Block) -> Array:
+def _kept_by_eager_kernels(shapes: Shapes, block: Block, program: ZeroProgram) -> Array:
     """Return the bytes that a kind of block saves because its kernels are not fused.
 
-    Rotated queries and keys are stored next to what they were, and then attention's output lies in
-    the order of the queries; grouped queries are copied; a gate is stored before it is applied.
+    Rotated queries and keys are stored next to what they were where values share a tensor with
+    these, and then attention's output lies in the order of the queries; grouped queries are copied,
+    or keys and values for them; a gate is stored before it is applied.
     """
     model = shapes.model
     query_bytes = shapes.linears["proj"].input_bytes
@@ -264,7 +337,10 @@ def _kept_by_eager_kernels(shapes: Shapes, block: Block) -> Array:
     mlp_bytes = shapes.mlp_bytes if experts is None else experts.activated_bytes
     kept = mlp_bytes if model.gated_mlp else 0.0 * query_bytes
     if model.position == "rotary":
-        return kept + query_bytes * (2.0 + model.n_kv_heads / model.n_heads)
+        kv_share = model.n_kv_heads / model.n_heads
+        copied = 2.0 * (1.0 - kv_share) if program.repeats_kv_heads else 0.0
+        shared = 0.0 if program.separates_products else 1.0 + kv_share
+        return kept + query_bytes * (1.0 + shared + copied)
     return kept + (query_bytes if model.n_kv_heads < model.n_heads else 0.0)
 
 
@@ -287,9 +363,7 @@ def _moments(
     stream = shapes.residual_bytes
     head_input = shapes.linears["head"].input_bytes
     logits_bytes = shapes.logits * shapes.element_bytes
-    logit_bytes = value_or(shapes.memory.logit_bytes, _TENSORS_OF_LOSS * shapes.element_bytes)
-    split_logit_bytes = value_or(shapes.memory.split_logit_bytes, logit_bytes)
-    of_loss = shapes.loss_logits * np.where(shapes.y > 1, split_logit_bytes, logit_bytes)
+    of_loss = _loss_bytes(shapes)
     head = _gradient_elements(shapes, "head")
     # Elements of the job's type that are as large as an element of a message.
     per_element = program.message_bytes(shapes.element_bytes) / shapes.element_bytes
@@ -301,7 +375,7 @@ def _moments(
         message, sums = sums, accumulates * per_element * (n_layers * block.trained + root.trained)
     n_kept = n_layers if kept.blocks else 0
     last_block = block.parameters * max(program.keeps_last_block, n_kept)
-    at_end = 3.0 * stream + _attended_bytes(shapes) + attention_buffers
+    at_end = _at_end_of_block(shapes, attention_buffers)
     down = _gradient_elements(shapes, "down")
     if model.experts is not None and job.trains_weights:
         down = np.maximum(down, ExpertShapes(shapes, model.experts).down_elements)
@@ -330,6 +404,18 @@ def _moments(
     at_last = whole_root + kept_to_end + block.trained + n_gradients * head
     moments.append(_Moment(n_layers, n_layers, at_last, stream))
     return moments
+
+
+def _loss_bytes(shapes: Shapes) -> Array:
+    """Return the bytes of what the loss forms of the logits."""
+    whole = value_or(shapes.memory.logit_bytes, _TENSORS_OF_LOSS * shapes.element_bytes)
+    split = value_or(shapes.memory.split_logit_bytes, whole)
+    return shapes.loss_logits * np.where(shapes.y > 1, split, whole)
+
+
+def _at_end_of_block(shapes: Shapes, attention_buffers: Array) -> Array:
+    """Return the bytes in work where the backward pass of a block ends, beside its gradients."""
+    return 3.0 * shapes.residual_bytes + _attended_bytes(shapes) + attention_buffers
 
 
 def _attended_bytes(shapes: Shapes) -> Size:

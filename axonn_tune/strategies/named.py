@@ -184,7 +184,8 @@ def _zero_named(name: str, switches: Switches, engine: Engine, has_experts: bool
             f"engine {engine.name or 'ideal'} splits no layers; allowed with --overlaps-tensor: an "
             "engine of torchtitan, or --strategy megatron"
         )
-    return zero3(engine, has_experts, context_kind, bool(switches.overlaps_tensor))
+    n_virtual = _numbers_of_virtual_stages(switches)
+    return zero3(engine, has_experts, context_kind, bool(switches.overlaps_tensor), n_virtual)
 
 
 def _context_kind_of_zero3(switches: Switches, engine: Engine) -> str:

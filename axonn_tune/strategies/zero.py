@@ -8,21 +8,23 @@ how far they shard weights, gradients and optimizer states: over the groups of `
 weights of a block are gathered while the block before it computes; its gradients are reduced as
 soon as its backward pass is done.
 
-An engine may also split each layer over a tensor group, with the residual stream split by tokens;
-then all of this happens to a rank's part of the weights.
+An engine may also split each layer over a tensor group, with the residual stream split by tokens,
+and cut the layers into the stages of a pipeline; then all of this happens to a rank's part of the
+weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import IDEAL, ULYSSES, Engine
+from axonn_tune.spec.engine import IDEAL, RING, ULYSSES, Engine
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, TENSOR, Axes
+from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, PIPELINE, TENSOR, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.offload import LAYER_INPUTS
 from axonn_tune.spec.plan import Array, Size, StepPlan
@@ -35,12 +37,22 @@ from axonn_tune.strategies.context import (
     context_parallelism,
 )
 from axonn_tune.strategies.experts import stored_experts
-from axonn_tune.strategies.fsdp2 import Kept, fsdp2_memory
+from axonn_tune.strategies.fsdp2 import Kept, fsdp2_memory, fsdp2_stage_memory
 from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
 from axonn_tune.strategies.optimizer import host_copies, states_of
+from axonn_tune.strategies.pipeline import (
+    admits_virtual,
+    broken_frozen_rules,
+    broken_pipeline_rules,
+    layers_of_stage,
+    memory_of_stages,
+    neediest,
+)
 from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
+from axonn_tune.strategies.staged_communication import StagedCommunication
 from axonn_tune.strategies.step_plan import plan_key, step_plan
+from axonn_tune.strategies.torch_context import TorchRing
 from axonn_tune.strategies.transformer import Transformer
 from axonn_tune.strategies.units import GatherUnit, gathers_per_block
 from axonn_tune.strategies.zero_communication import ZeroCommunication
@@ -180,6 +192,7 @@ class Zero:
         """Return, for each rule of the algorithm, the placements that break it, shape (P,)."""
         ranks = placements.size("*".join(self.axes.batch))
         broken = {"global batch not divisible by the ranks": job.global_batch % ranks != 0}
+        broken |= self._broken_stage_rules(model, job, placements)
         if job.offloads_optimizer and self.sharding.reduced_once:
             broken["ZeRO-1 with offload, which is not predicted"] = ranks > 0
         if self.context_kind:
@@ -204,8 +217,22 @@ class Zero:
             **broken,
         }
 
+    def _broken_stage_rules(
+        self, model: Model, job: Job, placements: Placements
+    ) -> dict[str, np.ndarray]:
+        """Return, for each rule of a pipeline, the placements that break it, shape (P,)."""
+        if PIPELINE not in self.axes.names:
+            return {}
+        has_stages = placements.size(PIPELINE) > 1
+        broken = broken_frozen_rules(job, placements) | broken_pipeline_rules(model, placements)
+        if job.offloads_optimizer:
+            broken["offload in a pipeline, which is not predicted"] = has_stages
+        if job.adapters is not None:
+            broken["adapters in a pipeline, which are not predicted"] = has_stages
+        return broken
+
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
-        """Return true for all candidates, since there are no stages, shape (C,).
+        """Return which candidates can be cut into their virtual stages, shape (C,).
 
         Which products of experts an engine forms again that recomputes every second product is not
         known.
@@ -215,7 +242,7 @@ class Zero:
             and self.engine.zero.recomputes_products
             and table.common_recompute == "selective"
         )
-        return np.full(len(table), not is_unknown)
+        return admits_virtual(model, job, table) & (not is_unknown)
 
     def plan_key(self, model: Model, job: Job, table: CandidateTable) -> Hashable:
         """Return what tables share whose candidates one plan describes."""
@@ -225,14 +252,16 @@ class Zero:
         """Return the operations of one rank in one training step, for all candidates.
 
         One micro-step of a step differs if gradients are reduced, or summed over replicas, or a
-        second copy of the weights is made.
+        second copy of the weights is made, or stages gather their weights.
         """
         shapes = self.shapes(model, job, table)
         usual = Transformer(shapes, self.communication(shapes, sync=False))
         sharding = self.sharding
-        if not (sharding.replicas or sharding.copy or sharding.reduced_once):
+        differs = sharding.replicas or sharding.copy or sharding.reduced_once
+        if not (differs or table.is_pipelined):
             return step_plan(usual)
-        return step_plan(usual, Transformer(shapes, self.communication(shapes, sync=True)))
+        synchronising = Transformer(shapes, self.communication(shapes, sync=True))
+        return step_plan(usual, synchronising, aligns_gathers=False)
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of one rank by term, each of shape (C,).
@@ -242,15 +271,19 @@ class Zero:
         selective recomputation forms the softmax of unfused attention again.
         """
         shapes = self.shapes(model, job, table)
+        if table.is_pipelined:
+            return neediest(self._memory_of_stages(shapes))
         sharding = self.sharding
         element = job.element_bytes
         offload = self.engine.offload_in(job)
         sharing = self.shared_sequences(shapes)
         if self.engine.zero.is_fsdp2:
-            stored_bytes = element if self.engine.low_states else FP32_BYTES
-            kept = Kept(sharding.weights, stored_bytes, self.keeps_blocks, sharding.reduced_once)
             terms = fsdp2_memory(
-                shapes, self.units(shapes), self.engine.zero, kept, sharing.working_bytes
+                shapes,
+                self.units(shapes),
+                self.engine.zero,
+                self._kept(job),
+                sharing.working_bytes,
             )
             if offload is not None:
                 # On the host all gradients are there at last; on the GPU none stays.
@@ -307,12 +340,39 @@ class Zero:
             + largest_moved(shapes, layers),
         }
 
-    first_stage_memory = memory
+    def first_stage_memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
+        """Return the peak bytes of a rank in the first stage by term, each of shape (C,)."""
+        if not table.is_pipelined:
+            return self.memory(model, job, table)
+        return next(self._memory_of_stages(self.shapes(model, job, table)))
+
+    def _memory_of_stages(self, shapes: Shapes) -> Iterator[dict[str, Array]]:
+        """Yield the peak bytes by term of the stages that may need most, the first one leading."""
+        return memory_of_stages(shapes, partial(self._stage_memory, shapes))
+
+    def _stage_memory(
+        self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool, held: Array
+    ) -> dict[str, Array]:
+        """Return the bytes by term of one stage, which holds `held` layers' activations at once."""
+        units = self._units_of(shapes, layers, first, last)
+        attention_buffers = self.shared_sequences(shapes).working_bytes
+        kept, program = self._kept(shapes.job), self.engine.zero
+        return fsdp2_stage_memory(shapes, units, program, kept, attention_buffers, held, last)
+
+    def _kept(self, job: Job) -> Kept:
+        """Return what a rank of FSDP2 keeps."""
+        stored_bytes = job.element_bytes if self.engine.low_states else FP32_BYTES
+        sharding = self.sharding
+        return Kept(sharding.weights, stored_bytes, self.keeps_blocks, sharding.reduced_once)
 
     def shared_sequences(self, shapes: Shapes) -> ContextParallelism:
-        """Return how ranks share sequences, if they do; DeepSpeed exchanges in its own way."""
-        if self.context_kind == ULYSSES and not self.engine.zero.is_fsdp2:
+        """Return how ranks share sequences, if they do; engines do so in their own ways."""
+        program, model = self.engine.zero, shapes.model
+        if self.context_kind == ULYSSES and not program.is_fsdp2:
             return UlyssesInTurn(shapes)
+        if self.context_kind == RING and program.is_fsdp2:
+            n_copies = model.n_heads / model.n_kv_heads if program.repeats_kv_heads else 1.0
+            return TorchRing(shapes, key_copies=n_copies)
         return context_parallelism(self.context_kind, shapes)
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
@@ -343,7 +403,9 @@ class Zero:
 
     def communication(self, shapes: Shapes, sync: bool) -> ZeroCommunication:
         """Return the communication of a usual micro-step, or of the synchronising one."""
-        return ZeroCommunication(shapes, sync, self)
+        has_stages = shapes.table.is_pipelined
+        kind = StagedCommunication if has_stages else ZeroCommunication
+        return kind(shapes, sync, self)
 
     def trained_share(self, shapes: Shapes, group: str) -> Array:
         """Return how many trained parameters a rank holds if the ranks of a group share them."""
@@ -359,13 +421,21 @@ class Zero:
     def units(self, shapes: Shapes) -> tuple[GatherUnit, ...]:
         """Return the root, which is embedding, final norm and head, and the units of a mean block.
 
-        Experts that are spread over ranks are a unit of their own.
+        In a pipeline they are those of the first stage, which has no head. Experts that are spread
+        over ranks are a unit of their own.
         """
-        root = self._unit(shapes, "root", 0, 1.0)
+        layers = layers_of_stage(shapes, 0, shapes.table)
+        return self._units_of(shapes, layers, True, not shapes.table.is_pipelined)
+
+    def _units_of(
+        self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool
+    ) -> tuple[GatherUnit, ...]:
+        """Return the units of some layers; `first` and `last` are as for `stage_parameters`."""
+        root = self._unit(shapes, "root", (), (first, last), 1.0)
         n_matrices = 1.0
         if not self.engine.zero.gathers_blocks:
             n_matrices = float(len(shapes.model.block_linears) + 2 * shapes.n_adapters)
-        block = self._unit(shapes, "block", shapes.model.n_layers, n_matrices)
+        block = self._unit(shapes, "block", layers, (False, False), n_matrices)
         if prefetched := self.engine.zero.prefetch_elements:
             sizes = [float(linear.parameters) for linear in shapes.model.block_linears]
             n_calls = gathers_per_block(sizes, block.count, prefetched) + 2 * shapes.n_adapters
@@ -373,7 +443,6 @@ class Zero:
         if not self.has_experts:
             return root, block
         is_spread = shapes.table.size(EXPERT) > 1
-        layers = range(block.count)
         routed = is_spread * stored_experts(shapes, layers) / block.count
         above = stored_experts(shapes, shapes.backward_layers(layers))
         trained = is_spread * above * shapes.job.trains_weights / block.n_trained
@@ -398,20 +467,30 @@ class Zero:
         )
         return root, block, experts
 
-    def _unit(self, shapes: Shapes, name: str, n_layers: int, n_calls: Size) -> GatherUnit:
-        """Return the unit of a mean layer; that of none is embedding, final norm and head."""
+    def _unit(
+        self,
+        shapes: Shapes,
+        name: str,
+        layers: Sequence[int],
+        ends: tuple[bool, bool],
+        n_calls: Size,
+    ) -> GatherUnit:
+        """Return the unit of a mean layer, or without layers that of the ends of the model.
+
+        `ends` says whether the embedding, and final norm and head, belong to it.
+        """
         model, job = shapes.model, shapes.job
-        layers = range(n_layers)
-        is_root = n_layers == 0
-        count = max(n_layers, 1)
-        n_trained = 1 if is_root else shapes.n_backward
-        weights = self._mean_weights(shapes, layers, is_root, is_root)
+        first, last = ends
+        count = max(len(layers), 1)
+        trained_layers = shapes.backward_layers(layers)
+        n_trained = len(trained_layers) if layers else 1
+        weights = self._mean_weights(shapes, layers, first, last)
         gathered = weights
         if self.engine.zero.keeps_vectors:
-            matrices, _, _ = stage_parameters(model, layers, is_root, is_root)
-            gathered = matrices / count + is_root * model.position_parameters
-        ends = is_root and job.trains_embedding, is_root and job.trains_head
-        trained = self._mean_weights(shapes, shapes.backward_layers(layers), *ends)
+            matrices, _, _ = stage_parameters(model, layers, first, last)
+            gathered = matrices / count + first * model.position_parameters
+        trained_ends = first and job.trains_embedding, last and job.trains_head
+        trained = self._mean_weights(shapes, trained_layers, *trained_ends)
         added: Size = 0.0
         if not job.trains_weights:
             trained = added = adapter_elements(shapes, layers) / count
@@ -441,12 +520,15 @@ def zero3(
     has_experts: bool = False,
     context_kind: str = "",
     overlaps_tensor: bool = False,
+    n_virtual: Sequence[int] = (1, 2, 4),
 ) -> Zero:
     """Return ZeRO-3, which is FSDP: all three are sharded over `shard`.
 
-    With replicas of the shards it is hybrid sharding (HSDP). An engine may add a tensor axis. With
-    a kind of context parallelism, neighbours share sequences, and the states are sharded over these
-    ranks, too (torchtitan 05a6cb38, distributed/parallel_dims.py, dp_shard_cp).
+    With replicas of the shards it is hybrid sharding (HSDP). An engine may add a tensor axis, and
+    the stages of a pipeline, of which each rank has some of `n_virtual`; no stages are predicted
+    for models with experts. With a kind of context parallelism, neighbours share sequences, and the
+    states are sharded over these ranks, too (torchtitan 05a6cb38, distributed/parallel_dims.py,
+    dp_shard_cp).
 
     Experts are spread over neighbours among the ranks of tensor group and shards, and each is
     sharded over those of these ranks that hold the same experts (torchtitan 05a6cb38,
@@ -455,7 +537,8 @@ def zero3(
     batch = ("shard", "replica")
     split = (TENSOR,) if engine.zero.splits_layers else ()
     context = (CONTEXT,) if context_kind else ()
-    names = (*split, *context, *batch)
+    stages = (PIPELINE,) if engine.zero.has_stages and not has_experts else ()
+    names = (*split, *context, *batch, *stages)
     shards = "*".join((*context, "shard"))
     groups = tuple(dict.fromkeys((*names, shards)))
     axes = Axes(names, batch, groups)
@@ -469,6 +552,7 @@ def zero3(
         "zero3",
         axes,
         sharding,
+        n_virtual=n_virtual if stages else (1,),
         has_experts=has_experts,
         context_kind=context_kind,
         overlaps_tensor=overlaps_tensor,

@@ -11,7 +11,7 @@ import numpy as np
 from axonn_tune.spec import names
 from axonn_tune.spec.engine import OffloadProgram, ZeroProgram
 from axonn_tune.spec.job import Overlap
-from axonn_tune.spec.layout import EXPERT
+from axonn_tune.spec.layout import EXPERT, PIPELINE, TENSOR
 from axonn_tune.spec.names import FORWARD
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size
 from axonn_tune.strategies.communication import Weight
@@ -307,9 +307,21 @@ class ZeroCommunication(SequenceParallel):
             self._add_whole_gradients(host)
 
     def _add_whole_gradients(self, host: HostProgram) -> None:
-        """Add gradients to those of earlier micro-steps, where each is reduced once in a step."""
-        elements = sum(unit.all_trained for unit in self._units)
-        nbytes = self._share_added * elements * (3.0 * self.shapes.element_bytes)
+        """Add gradients to those of earlier micro-steps, where each is reduced once in a step.
+
+        The sums have the type of the messages, to which torch converts the first gradients (2.13,
+        _fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed). Experts that no other rank has
+        are no part of FSDP, and their sums have the type of the gradients.
+        """
+        table, element = self.shapes.table, self.shapes.element_bytes
+        nbytes = np.zeros(len(table))
+        for unit in self._units:
+            is_alone = bool(unit.sharded_over) & (table.size(unit.sharded_over) == 1)
+            of_sum = np.where(is_alone, element, self._message_element)
+            is_converted = (self._share_added > 0.0) & (of_sum != element)
+            converted = is_converted * (1.0 - self._share_added) * (element + of_sum)
+            each = self._share_added * (element + 2.0 * of_sum) + converted
+            nbytes = nbytes + unit.all_trained / table.n_virtual * each
         host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes, "add")
 
     def _cut_gradients(self, host: HostProgram) -> None:
@@ -360,14 +372,14 @@ class ZeroCommunication(SequenceParallel):
             before = (reduction,)
         if self.sync and self._sharding.replicas:
             host.issue(
-                _replica_sum(unit),
+                replica_sum(unit),
                 "all_reduce",
                 remaining * self._message_element,
                 self._sharding.replicas,
                 np.sign(unit.n_reductions),
                 after=before,
             )
-            before = (_replica_sum(unit),)
+            before = (replica_sum(unit),)
         if self._offload.gradients:
             self._keep_on_host(host, unit, remaining, before)
 
@@ -436,7 +448,7 @@ class ZeroCommunication(SequenceParallel):
                 host.memory_bound(f"{name}.dequantise", moved, "reduce")
             remaining = remaining / size
         if self.sync and self._sharding.replicas:
-            host.wait(_replica_sum(unit))
+            host.wait(replica_sum(unit))
         if self._offload.weights:
             self._add_on_host(host, unit, remaining)
             return
@@ -480,8 +492,8 @@ class ZeroCommunication(SequenceParallel):
     def _norm_sums(self) -> dict[str, str]:
         """The groups over which the norm of the gradients is summed, by name of the all-reduce."""
         sums = {names.all_reduce(names.GRADIENT_NORM): self._sharding.states}
-        axis = self.options.tensor_axis
-        return {**sums, names.norm_all_reduce(axis): axis} if axis else sums
+        axes = (axis for axis in (TENSOR, PIPELINE) if axis in self.options.axes.names)
+        return sums | {names.norm_all_reduce(axis): axis for axis in axes}
 
     def _gather_vectors(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather each updated norm and bias alone, after some copies."""
@@ -497,6 +509,6 @@ class ZeroCommunication(SequenceParallel):
         host.issue(names.VECTORS_ALL_GATHER, "all_gather", full, group, n_calls, updated)
 
 
-def _replica_sum(unit: GatherUnit) -> str:
+def replica_sum(unit: GatherUnit) -> str:
     """Return the name of the all-reduce of a unit's gradients over replicas."""
     return names.all_reduce(f"gradient.{unit.name}")

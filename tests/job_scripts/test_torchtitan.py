@@ -50,6 +50,37 @@ def test_dense_layers_may_be_split_and_every_second_product_formed_again():
     assert "compile.enable" not in values_of(eager)
 
 
+@pytest.mark.parametrize(
+    ("n_virtual", "schedule", "layers", "fewer_at_ends"),
+    [(1, "1F1B", "16", "1"), (2, "Interleaved1F1B", "8", "1"), (3, "Interleaved1F1B", "6", "0")],
+)
+def test_stages_have_the_layers_that_were_predicted(n_virtual, schedule, layers, fewer_at_ends):
+    n_stages = 7 if n_virtual == 3 else 8
+    prediction = prediction_of(
+        "llama3-405b",
+        f"tensor=8,shard=2,replica=2,pipeline={n_stages}",
+        gpus=32 * n_stages,
+        global_batch=56 * 4,
+        virtual_stages=n_virtual,
+    )
+    values = values_of(prediction)
+    of_stages = {
+        name.rpartition("pipeline_parallel_")[2]: value
+        for name, value in values.items()
+        if "pipeline" in name
+    }
+    assert of_stages == {
+        "degree": str(n_stages),
+        "schedule": schedule,
+        "microbatch_size": "1",
+        "layers_per_stage": layers,
+        "first_stage_less_layers": fewer_at_ends,
+        "last_stage_less_layers": fewer_at_ends,
+    }
+    # All micro-batches of a step go through the pipeline at once.
+    assert values["training.local_batch_size"] == "56"
+
+
 def test_the_job_script_starts_its_program():
     prediction = prediction_of("llama3-8b", "shard=64")
     script = launch_files(prediction, "torchtitan")["launch.sbatch"]

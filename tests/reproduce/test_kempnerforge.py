@@ -39,7 +39,7 @@ def test_steps_are_met_but_those_of_pairs_of_gpus(errors):
     ]
     assert len(ROWS) == 17 and len(others) == 15
     assert mean(map(abs, others)) < 0.025
-    assert max(map(abs, others)) < 0.055
+    assert max(map(abs, others)) < 0.06
 
 
 def test_memory_is_met_as_the_page_says(errors):

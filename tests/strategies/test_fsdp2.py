@@ -395,13 +395,31 @@ def test_ranks_that_share_a_sequence_share_states_and_the_work():
     parts = plan_of(shared(), MODEL, JOB, context=4, shard=4)
     assert flops(parts) == pytest.approx(flops(whole) / 4)
     axes = {op.axis for op in collectives(parts, parts.microstep) if op.kind == "all_gather"}
-    assert axes == {"context*shard"}
+    assert axes == {"context*shard", "context"}
     assert group_size(parts, "context*shard") == 16
     sent = [op for op in collectives(parts, parts.microstep) if op.axis == "context"]
-    assert {op.kind for op in sent} == {"send_recv"}
-    # Keys and values of a rank's 16 tokens: three messages forward, and twice as many backward.
+    # Keys and values of each rank's 16 tokens are gathered in both passes, and the backward pass
+    # sends four sums of their gradients on, which take twice as many bytes.
     of_rank = 2 * 16 * 2 * MODEL.n_kv_heads * MODEL.head_dim
-    assert sum(number(op.nbytes) for op in sent) == pytest.approx(MODEL.n_layers * 9 * of_rank)
+    nbytes = Counter()
+    for op in sent:
+        nbytes[op.kind] += number(op.nbytes)
+    gathered, passed_on = 2 * 4 * of_rank, 4 * 2 * of_rank
+    assert nbytes == {
+        "all_gather": MODEL.n_layers * gathered,
+        "send_recv": MODEL.n_layers * passed_on,
+    }
+
+
+def test_keys_are_copied_for_each_of_their_queries_before_they_are_shared():
+    def sent(**facts):
+        plan = plan_of(shared(**facts), MODEL, JOB, context=4, shard=4)
+        return sum(
+            number(op.nbytes) for op in collectives(plan, plan.microstep) if op.axis == "context"
+        )
+
+    n_copies = MODEL.n_heads / MODEL.n_kv_heads
+    assert sent(repeats_kv_heads=True) == n_copies * sent()
 
 
 def test_shared_sequences_take_less_memory_and_buffers():

@@ -61,7 +61,7 @@ def parse_torchtitan(text: str) -> LoggedRun:
         "gpus": n_gpus if mesh else None,
         "layout": layout_text(mesh) if mesh else None,
         "global_batch": batch,
-        "micro_batch": first_count(r"local batch size (\d+)", text),
+        **_micro_batches(text, mesh.get("pipeline", 1)),
         "seq_len": seq_len,
         "precision": "fp8-current" if re.search(r"Float8 .*training active", text) else None,
         "recompute": _recompute(text),
@@ -85,6 +85,21 @@ def _mesh(text: str) -> dict[str, int]:
     else:
         named = {}
     return {_AXES[axis]: size for axis, size in named.items() if axis in _AXES and size > 0}
+
+
+def _micro_batches(text: str, n_stages: int) -> dict[str, int | None]:
+    """Return the micro-batch, and the virtual stages of a rank of a pipeline.
+
+    A pipeline cuts the local batch into micro-batches. In 2024 no line said how many, and there
+    were as many as stages unless they were given (pipelining_utils.py at 9dec370).
+    """
+    local_batch = first_count(r"local batch size (\d+)", text)
+    if n_stages == 1 or local_batch is None:
+        return {"micro_batch": local_batch}
+    match = re.search(r"Using pipeline schedule \w+ with (\d+) microbatches and (\d+) stages", text)
+    n_micro, n_chunks = map(int, match.groups()) if match else (n_stages, None)
+    micro_batch = max(local_batch // max(n_micro, 1), 1)
+    return {"micro_batch": micro_batch, "virtual_stages": n_chunks and n_chunks // n_stages}
 
 
 def _engine(text: str) -> str:

@@ -189,6 +189,24 @@ def test_the_degrees_of_torchtitan_are_axes(log):
     assert row["layout"] == "replica=2,shard=2,tensor=2" and row["engine"] == "torchtitan"
 
 
+@pytest.mark.parametrize(
+    ("schedule", "micro_batch", "n_virtual"),
+    [
+        ("", "4", None),
+        ("Using pipeline schedule 1F1B with 8 microbatches and 2 stages.", "1", "1"),
+        ("Using pipeline schedule Interleaved1F1B with 4 microbatches and 4 stages.", "2", "2"),
+    ],
+)
+def test_a_pipeline_of_torchtitan_cuts_the_local_batch(log, schedule, micro_batch, n_virtual):
+    text = (LOGS / "torchtitan.log").read_text()
+    old = "Building 1-D device mesh with ['dp_shard'], [8]"
+    degrees = "pp=2, dp_replicate=1, dp_shard=4, cp=1, tp=1, ep=1"
+    new = f"Building device mesh with parallelism: {degrees}\n{schedule}"
+    row = row_of(log(text.replace(old, new)))
+    assert "pipeline=2" in row["layout"].split(",")
+    assert (row["micro_batch"], row.get("virtual_stages")) == (micro_batch, n_virtual)
+
+
 def test_the_batch_that_grows_counts_at_its_last_size(log):
     text = (LOGS / "megatron.log").read_text()
     early, late = text.replace("size:   128", "size:    64"), text.replace("/    5000", "/   5000")

@@ -1,0 +1,61 @@
+"""The messages of FSDP2 in a stage of a pipeline, where weights are gathered once in a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from axonn_tune.spec import names
+from axonn_tune.spec.names import FORWARD
+from axonn_tune.spec.plan import Size
+from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.zero_communication import ZeroCommunication, replica_sum
+
+if TYPE_CHECKING:
+    from axonn_tune.strategies.zero import Sharding
+
+
+@dataclass(frozen=True, eq=False)
+class StagedCommunication(ZeroCommunication):
+    """The communication of a stage.
+
+    The forward pass of the first micro-batch gathers the weights, which stay whole. Every backward
+    pass adds its gradients to whole sums, and behind the last one they are reduced, unit by unit
+    (torch 2.13, distributed/pipelining/stage.py, backward_maybe_with_nosync and
+    perform_reduce_grad).
+    """
+
+    @cached_property
+    def _sharding(self) -> Sharding:
+        """The groups of the strategy, over which gradients are reduced once."""
+        return replace(self.options.sharding, gradients="", reduced_once=True)
+
+    def _share(self, chain: str) -> Size:
+        """Return the share of the units of a chain that are gathered."""
+        return 1.0 if self.sync and chain == FORWARD else 0.0
+
+    @property
+    def _reduces(self) -> bool:
+        """False: no micro-step reduces gradients."""
+        return False
+
+    def step_end(self, host: HostProgram) -> None:
+        """Reduce the gradients of all units while nothing computes, and update the weights."""
+        table, message = self.shapes.table, self._message_element
+        (group,), replicas = self._sharding.reduced_over, self._sharding.replicas
+        size = table.size(group)
+        reduced = []
+        for unit in self._units:
+            name = names.unit_gradient(unit.name, group)
+            nbytes = np.full(len(table), unit.all_trained * message)
+            host.memory_bound(f"{name}.pack", (size > 1) * 2.0 * nbytes, "copy")
+            reduction, total = names.reduce(name), replica_sum(unit)
+            host.issue(reduction, "reduce_scatter", nbytes, group, unit.n_trained)
+            host.issue(total, "all_reduce", nbytes / size, replicas, unit.n_trained, (reduction,))
+            reduced += [reduction, total]
+        for name in reduced:
+            host.wait(name)
+        super().step_end(host)

@@ -1,0 +1,105 @@
+"""Context parallelism as torch has it: one gather of keys and values, and sums in fp32.
+
+torch 2.13, distributed/tensor/experimental/_context_parallel/_attention.py, whose messages are
+recorded in a test, and whose kernels are counted here: `_templated_ring_attention` and
+`_templated_ring_attention_backward`, with the default `_AllGatherRotater`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from axonn_tune.spec import names
+from axonn_tune.spec.names import BACKWARD
+from axonn_tune.spec.plan import Array, Attention
+from axonn_tune.strategies.context import Ring
+from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.shapes import FP32_BYTES
+
+# Bytes that are read and written for each element. Keys and values are joined to one buffer before
+# each step but the last, although they are gathered once.
+_JOIN = 4.0
+# The first step's output becomes fp32, and the sum of all steps becomes bf16 at last.
+_CONVERT = 6.0
+# A later step's output becomes fp32 (6); its difference from the sum (12), times the share of the
+# new one in the softmax (8), is taken off (12).
+_MERGE = 38.0
+# Sums of gradients in fp32 are cleared.
+_CLEAR = 4.0
+# A gradient is added to a sum; or to a half of it (5), and both halves are joined again (8).
+_ADD, _ADD_HALF = 10.0, 13.0
+# The sums for keys and values are joined to one buffer after each step.
+_JOIN_SUMS = 8.0
+
+
+@dataclass(frozen=True, eq=False)
+class TorchRing(Ring):
+    """Keys and values are gathered beside the first step; sums of gradients travel in a ring.
+
+    `key_copies` is the number of query heads for which the model copies each KV head before.
+    """
+
+    key_copies: float = 1.0
+
+    @property
+    def key_bytes(self) -> Array:
+        """The bytes of the rank's keys, with copies of their heads."""
+        return super().key_bytes * self.key_copies
+
+    @property
+    def value_bytes(self) -> Array:
+        """The bytes of the rank's values, with copies of their heads."""
+        return super().value_bytes * self.key_copies
+
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run as many steps as there are ranks, of which the first one has the mask.
+
+        In the backward pass each step sends sums of gradients on, which the next step awaits. The
+        kernels are those of the last rank, all of whose later steps have half of the keys.
+        """
+        masked = self._masked(chain, window)
+        if window:
+            host.launch(masked)
+            return
+        name = masked.name
+        n_later = self.n_ranks - 1.0
+        keys_values = (self.key_bytes + self.value_bytes) / self.shapes.attention_element_bytes
+        n_joins = np.maximum(n_later, 1.0)
+        host.memory_bound(f"{name}.pack", n_later * _JOIN * keys_values, "copy", n_joins)
+        gather = names.all_gather(name)
+        host.issue(gather, "all_gather", self.all_key_value_bytes, self.axis)
+        host.launch(masked)
+        host.wait(gather)
+        later = replace(masked, name=f"{name}.ring", n_launches=n_later, masked=False)
+        if chain != BACKWARD:
+            host.launch(later)
+            outputs = self.output_bytes / self.shapes.attention_element_bytes
+            merged = self.is_split * 2.0 * _CONVERT + n_later * _MERGE
+            host.memory_bound(f"{name}.sum", merged * outputs, "add", 2.0 + 4.0 * n_later)
+            return
+        sums_bytes = FP32_BYTES * keys_values
+        self._beside_messages(host, later, n_later, sums_bytes)
+        last = names.send_recv(f"{name}.last")
+        host.run(last, "send_recv", self.is_split * sums_bytes, self.axis)
+        queries = self.query_bytes / self.shapes.attention_element_bytes
+        of_keys = _CLEAR + _ADD + n_later * _ADD_HALF + self.n_ranks * _JOIN_SUMS + _CONVERT
+        of_queries = _CLEAR + self.n_ranks * _ADD + _CONVERT
+        nbytes = self.is_split * (of_keys * keys_values + of_queries * queries)
+        host.memory_bound(f"{name}.sum", nbytes, "add", 6.0 + 7.0 * self.n_ranks)
+
+    def _masked(self, chain: str, window: int) -> Attention:
+        """Return the step that meets the rank's own keys."""
+        n_sequences, seq_len = self.shapes.table.sequences_at_once, self.shapes.job.seq_len
+        if window:
+            return self._kernel(chain, window, n_sequences / self.n_ranks, seq_len)
+        return self._kernel(chain, 0, n_sequences, seq_len / self.n_ranks)
+
+    @property
+    def working_bytes(self) -> Array:
+        """The keys and values of all ranks, the sums of gradients, and these twice on their way."""
+        element = self.shapes.attention_element_bytes
+        keys_values = (self.key_bytes + self.value_bytes) / element
+        sums = FP32_BYTES * (3.0 * keys_values + self.query_bytes / element)
+        return self.is_split * (self.all_key_value_bytes + sums)

@@ -1,0 +1,87 @@
+"""Published runs of torchtitan: nothing of its engines was fitted to them."""
+
+from math import prod
+from statistics import mean
+
+import pytest
+
+from axonn_tune.io.package_data import load_published
+from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.reproduce.results import compare_published, predict_runs
+from axonn_tune.reproduce.runs import Loaders
+from axonn_tune.reproduce.torchtitan import torchtitan
+
+ROWS = load_published("torchtitan")
+LOADERS = Loaders(load_model, load_machine, load_engine)
+
+
+@pytest.fixture(scope="module")
+def errors():
+    """Errors by metric and subject."""
+    compared = compare_published(list(torchtitan(ROWS, LOADERS)))
+    return {
+        metric: {c.subject: c.error_fraction for c in compared if c.metric == metric}
+        for metric in ("tokens_per_second_per_gpu", "memory_gib")
+    }
+
+
+def test_ranks_and_sequences_add_up():
+    for row, run in zip(ROWS, torchtitan(ROWS, LOADERS), strict=True):
+        search = run.search
+        job = search.scenario.job
+        n_shards, n_stages = int(row["shard"]), int(row["pipeline"])
+        assert ("GPU" in run.assumed) == (row["gpu"] == "H100")
+        assert ("micro-batch" in run.assumed) == (n_stages > 1)
+        assert prod(search.constraints.axes.values()) == job.n_gpus == int(row["gpus"])
+        assert search.scenario.model.seq_len == int(row["seq_len"])
+        # A pipeline has as many micro-batches as stages; without one there are no micro-steps.
+        assert n_shards * int(row["micro_batch"]) * n_stages == job.global_batch
+
+
+def test_rates_and_memory_are_met(errors):
+    rates, memory = errors["tokens_per_second_per_gpu"], errors["memory_gib"]
+    assert (len(rates), len(memory)) == (37, 20)
+    assert mean(map(abs, memory.values())) < 0.05 and max(map(abs, memory.values())) < 0.16
+    # Why ranks that share a sequence are slower than predicted is not known.
+    slow = {run: rates[run] for run in rates if " CP " in run}
+    assert list(slow.values()) == pytest.approx([0.0, 0.34, 0.40, 0.18, 0.15, 0.27], abs=0.01)
+    others = {run: error for run, error in rates.items() if run not in slow}
+    assert mean(map(abs, others.values())) < 0.05
+    beside = {run: error for run, error in others.items() if ", async" in run or " PP " in run}
+    assert len(beside) == 7 and min(beside.values()) > -0.03 and max(beside.values()) < 0.16
+    alone = [abs(error) for run, error in others.items() if run not in beside]
+    assert max(alone) < 0.11
+
+
+def test_a100_are_met_best(errors):
+    """They were predicted before anybody had looked at them."""
+    rates = [
+        error
+        for run, error in errors["tokens_per_second_per_gpu"].items()
+        if "FSDP 64, 2024, eager" in run
+    ]
+    assert len(rates) == 8
+    assert mean(map(abs, rates)) < 0.025 and max(map(abs, rates)) < 0.05
+
+
+def test_what_ran_fits_and_what_did_not_does_not():
+    """docs/performance.md at 395a5262 has a Llama 2 70B with two sequences for which 80 GB fail."""
+    rows = [row for row in ROWS if row["gpu"] == "A100"]
+    assert all(prediction.fits for prediction in predict_runs(list(torchtitan(rows, LOADERS))))
+    [row] = [r for r in rows if (r["model"], r["recompute"]) == ("llama2-70b", "selective")]
+    larger = {**row, "micro_batch": "2", "global_batch": "128"}
+    [prediction] = predict_runs(list(torchtitan([larger], LOADERS)))
+    assert not prediction.fits
+
+
+def test_parts_of_longer_sequences_take_no_more_memory():
+    """The loss takes most, so that the buffers of a ring do not count; 83.9 to 84.5 GiB ran."""
+    compared = compare_published(list(torchtitan(ROWS, LOADERS)))
+    long = [
+        c
+        for c in compared
+        if c.metric == "memory_gib" and c.subject.startswith("llama3-8b") and "K, 8" in c.subject
+    ]
+    assert len(long) == 4
+    assert max(c.predicted for c in long) == pytest.approx(min(c.predicted for c in long))
+    assert max(c.published for c in long) < 1.01 * min(c.published for c in long)
