@@ -221,6 +221,15 @@ class SwitchOptions(TypedDict, total=False):
             False,
         ),
     ]
+    reduces_once: Annotated[
+        bool | None,
+        Option(
+            "Reduce gradients in the last micro-step of a step only, and keep them whole until "
+            "then (zero3 with FSDP2, as with set_requires_gradient_sync).",
+            None,
+            "as the engine",
+        ),
+    ]
     split_experts: Annotated[
         bool,
         Option("Split each expert over the tensor group, as the MLP is (megatron).", False),

@@ -41,6 +41,7 @@ def settings_text(prediction: Prediction, engine: str, axes: tuple[str, ...]) ->
         "dropout": DROPOUT if job.dropout else 0.0,
         "overlap": {"oar": job.overlap.oar, "ors": job.overlap.ors, "oag": job.overlap.oag},
         "offload": job.offload,
+        "reduces_once": prediction.scenario.strategy.engine.zero.reduces_once,
         "predicted_step_seconds": prediction.step_seconds,
     }
     return json.dumps(document, indent=2) + "\n"

@@ -51,11 +51,13 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         published = {"tokens_per_second_per_gpu": float(row["tokens_per_s_per_gpu"])}
         if row["memory_gib"]:
             published["memory_gib"] = float(row["memory_gib"])
-        bits = "" if row["precision"] == FULL else ", 8 bits"
+        is_low = row["precision"] != FULL
+        bits = ", 8 bits" if is_low else ""
         kind = ", stages" if int(row["pipeline"]) > 1 else ""
         kind += ", long sequences" if _is_long(row) else ""
         group = f"{row['model']}, {engine.title}{bits}, {row['gpu']}{kind}"
-        yield paper.run(group, f"{_subject(row)}{bits}", search, published)
+        subject = f"{_subject(row)}, fp8" if is_low else _subject(row)
+        yield paper.run(group, subject, search, published)
 
 
 def _assumed(row: Row, machine: Machine) -> tuple[str, ...]:
@@ -89,13 +91,13 @@ def _is_long(row: Row) -> bool:
 
 def _subject(row: Row) -> str:
     """Return the model, the layout, and what else distinguishes a run."""
-    layout = f"FSDP {row['shard']}"
+    layout = f"FSDP{row['shard']}"
     for axis, name in _AXES.items():
         if int(row[axis]) > 1:
-            layout += f" x {name} {row[axis]}"
-    version = "async" if row["overlaps"] == "yes" else _YEARS[row["engine"]]
+            layout += f" {name}{row[axis]}"
     if int(row["virtual"]) > 1:
-        version = "interleaved"
+        layout += f"x{row['virtual']}"
+    version = "async" if row["overlaps"] == "yes" else _YEARS[row["engine"]]
     if _is_long(row):
         version = f"{int(row['seq_len']) // 1024}K"
     if row["gpu"] == "A100":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_choice
@@ -38,6 +38,8 @@ class Switches:
         is off for AxoNN.
     shard_gradients
         Whether gradients are sharded over the replicas, too, with optimizer states (ZeRO-2).
+    reduces_once
+        Whether only the last micro-step reduces gradients, for ZeRO-3; None for the engine's way.
     split_experts
         Whether each expert is split over the tensor group, and not whole; for Megatron-LM.
     context_kind
@@ -62,6 +64,7 @@ class Switches:
     overlaps_tensor: bool | None = None
     distributed_optimizer: bool | None = None
     shard_gradients: bool = False
+    reduces_once: bool | None = None
     split_experts: bool = False
     context_kind: str | None = None
     schedule: str = ONE_F_ONE_B
@@ -178,6 +181,8 @@ def _zero_named(name: str, switches: Switches, engine: Engine, has_experts: bool
             f"engine {engine.name} does not spread experts over ranks; allowed for a model with "
             "experts: an engine of FSDP2, or --strategy megatron"
         )
+    if switches.reduces_once is not None:
+        engine = _reducing_once(engine, switches.reduces_once)
     context_kind = _context_kind_of_zero3(switches, engine)
     if switches.overlaps_tensor and not engine.zero.splits_layers:
         raise InputError(
@@ -186,6 +191,16 @@ def _zero_named(name: str, switches: Switches, engine: Engine, has_experts: bool
         )
     n_virtual = _numbers_of_virtual_stages(switches)
     return zero3(engine, has_experts, context_kind, bool(switches.overlaps_tensor), n_virtual)
+
+
+def _reducing_once(engine: Engine, reduces_once: bool) -> Engine:
+    """Return the engine with gradients that are reduced once in a step, or in every micro-step."""
+    if reduces_once and not engine.zero.is_fsdp2:
+        raise InputError(
+            f"engine {engine.name or 'ideal'} reduces gradients in every micro-step; allowed with "
+            "--reduces-once: an engine of FSDP2"
+        )
+    return replace(engine, zero=replace(engine.zero, reduces_once=reduces_once))
 
 
 def _context_kind_of_zero3(switches: Switches, engine: Engine) -> str:

@@ -92,7 +92,7 @@ def test_no_published_table_is_left_out(reproduction, table):
         "llama3": ("Llama 3 herd, arXiv 2407.21783, Table 4", 1),
         "zeropp": ("ZeRO++ blog of DeepSpeed (arXiv 2306.10209)", 2),
         "training_pccl": ("arXiv 2504.18658v2 (IPDPS 2026)", 1),
-        "torchtitan": ("pytorch/torchtitan, benchmarks/", 1),
+        "torchtitan": ("pytorch/torchtitan, ", 1),
         "fms_fsdp": ("foundation-model-stack/fms-fsdp, README.md", 1),
         "frontier_megatron": ("Dash et al., arXiv 2312.12705, and its launch scripts", 1),
     }

@@ -20,6 +20,7 @@ from axonn_tune.searching import build_search  # noqa: E402
 from axonn_tune.spec.blocks import Experts, LatentAttention  # noqa: E402
 from axonn_tune.spec.candidates import Layout  # noqa: E402
 from axonn_tune.spec.configuration import Configuration  # noqa: E402
+from axonn_tune.spec.engine import IDEAL, Engine, ZeroProgram  # noqa: E402
 from axonn_tune.spec.job import Job, Overlap  # noqa: E402
 from axonn_tune.spec.model import Model  # noqa: E402
 from axonn_tune.step.explain import explain  # noqa: E402
@@ -44,7 +45,10 @@ MODELS = {
 }
 
 
-def train(rank, model, strategy, sizes, recompute, overlap):
+ONCE = Engine(zero=ZeroProgram(is_fsdp2=True, reduces_once=True))
+
+
+def train(rank, model, strategy, sizes, recompute, overlap, engine=IDEAL):
     request = RunRequest(
         model=MODELS[model],
         job=Job(4, 8, 16, dtype="fp32", overlap=Overlap(oar=True, ors=False, oag=overlap)),
@@ -52,6 +56,7 @@ def train(rank, model, strategy, sizes, recompute, overlap):
         n_steps=3,
         seed=3,
         strategy=strategy,
+        engine=engine,
     )
     trainer = build_trainer(request, torch.device("cpu"))
     steps = [trainer.step(0) for _ in range(request.n_steps)]  # the same text, to learn it
@@ -73,6 +78,7 @@ CASES = [
     ("zero3", {"shard": 4, "replica": 1}, "none", True),
     ("zero3", {"shard": 4, "replica": 1}, "full", False),
     ("zero3", {"shard": 2, "replica": 2}, "none", True),
+    ("zero3", {"shard": 2, "replica": 2}, "none", True, ONCE),
     ("zero3", {"shard": 1, "replica": 4}, "none", False),
     ("megatron", {"tensor": 1, "data": 4}, "none", True),
     ("megatron", {"tensor": 2, "data": 2}, "none", True),
@@ -156,6 +162,18 @@ def test_collectives_have_the_names_of_the_step_plan(recompute):
     explained = explain(best_of_layout(search, "shard=4"))
     planned = {op.name for op in explained.operations if op.axis} - {"gradient.norm.all_reduce"}
     on_ranks(4, names_of, recompute, planned | {"computation"})
+
+
+def reductions_of(rank, expected):
+    for engine, number in expected:
+        _, names = train(rank, "gpt", "zero3", {"shard": 4, "replica": 1}, "none", True, engine)
+        assert sum(name.startswith("gradient.") for name in names) == number
+
+
+@pytest.mark.slow
+def test_gradients_are_reduced_once_in_a_step_or_in_every_micro_step():
+    """Two blocks and the root, in two micro-steps or in the last of them."""
+    on_ranks(4, reductions_of, [(IDEAL, 6), (ONCE, 3)])
 
 
 PLAIN = Configuration(Layout({"shard": 4, "replica": 1}))

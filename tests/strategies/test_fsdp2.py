@@ -382,6 +382,23 @@ def test_a_message_has_elements_of_some_bytes():
         ZeroProgram(reduced_element_bytes=0.0)
 
 
+def test_users_may_let_gradients_be_reduced_once():
+    usual = strategy_named("zero3", Switches(), load_engine("fsdp2"))
+    once = strategy_named("zero3", Switches(reduces_once=True), load_engine("fsdp2"))
+    always = Switches(reduces_once=False)
+    layout = {"shard": 16, "replica": 1}
+
+    def gradients(strategy):
+        return memory_terms(strategy, MODEL, Job(16, 64, 64), **layout)["gathered_weights"]
+
+    whole = 2 * MODEL.parameters
+    assert gradients(once) - gradients(usual) > 0.5 * whole
+    assert strategy_named("zero3", always, load_engine("kempnerforge")).sharding == usual.sharding
+    for name in ("deepspeed", "deepspeed-2021"):
+        with pytest.raises(InputError, match="--reduces-once: an engine of FSDP2"):
+            strategy_named("zero3", Switches(reduces_once=True), load_engine(name))
+
+
 # Context parallelism -------------------------------------------------------------------------
 
 

@@ -81,6 +81,8 @@ def run(
         total = torch.zeros((), device=device)
         for number, text in enumerate(texts, 1):
             is_last = number == len(texts)
+            if settings.reduces_once:
+                model.set_requires_gradient_sync(is_last)
             model.set_requires_all_reduce(is_last)
             model.set_is_last_backward(is_last)
             loss = mean_loss(model(text[:, :-1]), text[:, 1:]) / len(texts)

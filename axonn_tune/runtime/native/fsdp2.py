@@ -52,6 +52,8 @@ def sharded_trainer(request: RunRequest, device: torch.device) -> TorchTrainer:
             block.set_modules_to_forward_prefetch([following])
 
     def before_microstep(is_last: bool) -> None:
+        if request.engine.zero.reduces_once:
+            model.set_requires_gradient_sync(is_last)
         model.set_requires_all_reduce(is_last)
         model.set_is_last_backward(is_last)
 
