@@ -97,7 +97,9 @@ def _subject(row: Row) -> str:
             layout += f" {name}{row[axis]}"
     if int(row["virtual"]) > 1:
         layout += f"x{row['virtual']}"
-    version = "async" if row["overlaps"] == "yes" else _YEARS[row["engine"]]
+    version = _YEARS[row["engine"]]
+    if row["overlaps"] == "yes":
+        version = "async" if version == "2024" else f"{version}, async"
     if _is_long(row):
         version = f"{int(row['seq_len']) // 1024}K"
     if row["gpu"] == "A100":

@@ -199,10 +199,13 @@ class Transformer:
         weight = Weight(RECOMPUTE, layer)
         number_format = self.casts.number_format(layer)
         self.casts.cast_input(host, RECOMPUTE, layer)
-        self.communication.gather_input(host, weight)
+        if not shape.linear.transposed:
+            self.communication.gather_input(host, weight)
         if share:
             name, n = names.gemm(weight.name), share * shape.n
             host.gemm(name, shape.tokens, n, shape.k, shape.modes[0], number_format)
+        if not shape.linear.transposed:
+            self.communication.sum_output(host, weight)
 
     # Other kernels -----------------------------------------------------------------------
 

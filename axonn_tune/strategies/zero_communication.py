@@ -14,10 +14,10 @@ from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.layout import EXPERT, PIPELINE, TENSOR
 from axonn_tune.spec.names import FORWARD
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size
+from axonn_tune.strategies.async_tensor import AsyncTensorParallel
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.optimizer import clip_and_update, states_of
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.sequence_parallel import SequenceParallel
 from axonn_tune.strategies.shapes import FP32_BYTES
 from axonn_tune.strategies.units import GatherUnit
 
@@ -31,7 +31,7 @@ INT4_BYTES = 0.5 + 2.0 / 2048
 
 
 @dataclass(frozen=True, eq=False)
-class ZeroCommunication(SequenceParallel):
+class ZeroCommunication(AsyncTensorParallel):
     """The communication of ZeRO: block by block, weights are gathered and gradients reduced."""
 
     options: Zero
@@ -113,7 +113,7 @@ class ZeroCommunication(SequenceParallel):
 
     @property
     def _overlaps_products(self) -> bool:
-        """Whether messages of the tensor group travel beside products, which order them as well."""
+        """Whether messages of the tensor group travel beside products."""
         return self.options.overlaps_tensor and bool(self.options.tensor_axis)
 
     @property

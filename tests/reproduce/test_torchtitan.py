@@ -40,15 +40,15 @@ def test_ranks_and_sequences_add_up():
 
 def test_rates_and_memory_are_met(errors):
     rates, memory = errors["tokens_per_second_per_gpu"], errors["memory_gib"]
-    assert (len(rates), len(memory)) == (37, 20)
+    assert (len(rates), len(memory)) == (39, 20)
     assert mean(map(abs, memory.values())) < 0.05 and max(map(abs, memory.values())) < 0.16
     # Why ranks that share a sequence are slower than predicted is not known.
     slow = {run: rates[run] for run in rates if " CP" in run}
-    assert list(slow.values()) == pytest.approx([0.0, 0.34, 0.40, 0.18, 0.15, 0.27], abs=0.01)
+    assert list(slow.values()) == pytest.approx([0.0, 0.34, 0.40, 0.17, 0.15, 0.265], abs=0.01)
     others = {run: error for run, error in rates.items() if run not in slow}
-    assert mean(map(abs, others.values())) < 0.05
+    assert mean(map(abs, others.values())) < 0.045
     beside = {run: error for run, error in others.items() if ", async" in run or " PP" in run}
-    assert len(beside) == 7 and min(beside.values()) > -0.03 and max(beside.values()) < 0.16
+    assert len(beside) == 9 and max(map(abs, beside.values())) < 0.1
     alone = [abs(error) for run, error in others.items() if run not in beside]
     assert max(alone) < 0.11
 

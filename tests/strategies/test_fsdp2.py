@@ -490,7 +490,8 @@ def test_products_do_not_wait_for_tokens_that_travel_beside_them():
         return sum(number(op.nbytes) for op in found if op.axis == "tensor")
 
     def copied(plan):
-        return {op.name for op in operations(plan.microstep) if op.name.endswith(".copy")}
+        copies = [op for op in operations(plan.microstep) if op.name.endswith(".copy")]
+        return {op.name for op in copies if number(op.nbytes) > 0}
 
     assert sent(beside) == pytest.approx(sent(usual))
     hidden = {"forward.up.gemm", "backward.down.gemm_input"}
@@ -498,6 +499,46 @@ def test_products_do_not_wait_for_tokens_that_travel_beside_them():
     gone = copied(usual) - copied(beside)
     assert {"forward.up.all_gather.copy", "forward.down.sum.copy"} <= gone
     assert "backward.up.sum.copy" in copied(beside)
+
+
+def test_asynchronous_messages_need_copies_of_their_own():
+    """A rank shows its tokens to the others, adds parts of sums, and orders several sequences."""
+    strategy = zero3(load_engine("torchtitan"), overlaps_tensor=True)
+    stream = 64 * MODEL.hidden_size * 2
+
+    def moved(recompute, micro_batch):
+        job = Job(16, 16 * micro_batch, 64)
+        sizes = {"tensor": 4, "shard": 4, "micro_batch": micro_batch}
+        plan = plan_of(strategy, MODEL, job, recompute=recompute, **sizes)
+        return {
+            op.name: number(op.nbytes) / micro_batch
+            for op in operations(plan.microstep)
+            if isinstance(op, MemoryBound)
+        }
+
+    full = moved("full", 2)
+    assert full["forward.up.all_gather.shard"] == full["backward.down.all_gather.shard"]
+    assert full["forward.up.all_gather.shard"] == 2 * stream / 4
+    assert full["forward.down.reduce_scatter.add"] == (1 + 1 / 4) * stream
+    ordered = {name for name in full if name.endswith("all_gather.copy") and full[name] > 0}
+    of_gradients = {"backward.down.all_gather.copy", "backward.proj.all_gather.copy"}
+    for_weights = {"recompute.qkv.all_gather.copy", "recompute.up.all_gather.copy"}
+    assert ordered == of_gradients | for_weights
+    assert full["backward.down.all_gather.copy"] == 2 * stream
+    assert moved("none", 2)["forward.up.all_gather.copy"] == 2 * stream
+    assert moved("none", 1)["forward.up.all_gather.copy"] == 0.0
+
+
+def test_what_every_second_product_takes_is_gathered_again_and_its_sums_are_not():
+    for overlaps in (False, True):
+        strategy = zero3(load_engine("torchtitan"), overlaps_tensor=overlaps)
+        plan = plan_of(strategy, MODEL, JOB, recompute="selective", tensor=4, shard=4)
+        sent = {op.name for op in collectives(plan, plan.microstep) if op.axis == "tensor"}
+        again = {name for name in sent if name.startswith("recompute.")}
+        assert again == {"recompute.qkv.all_gather", "recompute.up.all_gather"}
+        ops = operations(plan.microstep)
+        behind = [op for op in ops if "recompute.qkv.all_gather" in op.waits_for]
+        assert behind and not any(op.name.startswith("backward") for op in behind)
 
 
 def test_asynchronous_messages_shorten_a_step():

@@ -1,0 +1,79 @@
+"""Torch's asynchronous tensor parallelism: messages in parts beside products, and their copies.
+
+torch 2.13, distributed/_symmetric_memory/__init__.py: `_pipelined_multi_all_gather_and_consume`
+copies a rank's own tokens to where the others read them, and `_fused_matmul_reduce_scatter_impl`
+adds the parts that have come from all ranks. The compiler joins a gather with the products that
+read it, and a sum with the one product that forms it (_inductor/fx_passes/micro_pipeline_tp.py), so
+that sums of several products' gradients stay as they are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from axonn_tune.spec import names
+from axonn_tune.spec.plan import Size
+from axonn_tune.strategies.communication import Weight
+from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.sequence_parallel import SequenceParallel
+
+
+class AsyncTensorParallel(SequenceParallel):
+    """The communication within the tensor group, where messages may run beside products."""
+
+    def gather_input(self, host: HostProgram, weight: Weight) -> None:
+        """Copy the rank's own tokens to where the others read them, and start to gather."""
+        shape = self.shapes.linears[weight.layer]
+        if self._overlaps_products and self._gathers_tokens(shape):
+            self._show_tokens(host, names.all_gather(weight.name), shape.gathered_input_bytes)
+        super().gather_input(host, weight)
+
+    def sum_output(self, host: HostProgram, weight: Weight) -> None:
+        """Order what has been gathered for the gradient of a weight, or add the parts of a sum."""
+        super().sum_output(host, weight)
+        shape = self.shapes.linears[weight.layer]
+        if not self._overlaps_products:
+            return
+        if self._gathers_tokens(shape) and self._keeps_gathered(weight):
+            name = names.all_gather(weight.name)
+            self._order_sequences(host, name, shape.gathered_input_bytes)
+        elif shape.linear.transposed:
+            size = self.shapes.table.size(self.shapes.y_axis)
+            nbytes = np.where(size > 1, (1.0 + 1.0 / size) * self._sum_bytes(weight.layer), 0.0)
+            host.memory_bound(f"{names.reduce_scatter(weight.name)}.add", nbytes, "add")
+
+    def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
+        """Copy the rank's own gradients to where the others read them, and start to gather."""
+        shape = self.shapes.linears[weight.layer]
+        is_beside = self._overlaps_products and shape.linear.transposed
+        if is_beside:
+            self._show_tokens(host, names.all_gather(weight.name), shape.gathered_gradient_bytes)
+        super().gather_for_gradients(host, weight)
+
+    def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
+        """Order what has been gathered for the gradient of the weight, once it is there."""
+        awaited = super().sum_input_gradient(host, weight)
+        shape = self.shapes.linears[weight.layer]
+        is_beside = self._overlaps_products and shape.linear.transposed
+        if is_beside and self.shapes.job.trains(weight.layer):
+            name = names.all_gather(weight.name)
+            self._order_sequences(host, name, shape.gathered_gradient_bytes)
+        return awaited
+
+    def _keeps_gathered(self, weight: Weight) -> bool:
+        """Return whether the gradient of the weight takes what the chain has gathered."""
+        forms_again = self.shapes.recompute == "full" or self.shapes.recomputes_by_product
+        chain = names.RECOMPUTE if forms_again else names.FORWARD
+        return weight.chain == chain and self.shapes.job.trains(weight.layer)
+
+    def _show_tokens(self, host: HostProgram, message: str, nbytes: Size) -> None:
+        """Copy a rank's part of a message to memory that the others read."""
+        size = self.shapes.table.size(self.shapes.y_axis)
+        moved = np.where(size > 1, 2.0 * nbytes / size, 0.0)
+        host.memory_bound(f"{message}.shard", moved, "copy")
+
+    def _order_sequences(self, host: HostProgram, message: str, nbytes: Size) -> None:
+        """Copy what has been gathered, where the tokens of several sequences are interleaved."""
+        size = self.shapes.table.size(self.shapes.y_axis)
+        is_mixed = (size > 1) & (self.shapes.table.sequences_at_once > 1)
+        host.memory_bound(f"{message}.copy", np.where(is_mixed, 2.0 * nbytes, 0.0), "copy")
