@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ SIZES = {"hidden_size": 256, "n_heads": 8, "n_kv_heads": 8, "ffn_hidden_size": 5
 MODEL = llama(n_layers=4, vocab_size=1024, seq_len=64, **SIZES)
 
 
+@cache
 def printed_by(program):
     """What a program of this folder prints, which has a process group of its own."""
     path = Path(__file__).with_name(program)
