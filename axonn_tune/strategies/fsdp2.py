@@ -90,12 +90,7 @@ def fsdp2_memory(
     block = _Block.of(shapes, in_block, program, kept)
     accumulates = np.where(shapes.table.n_microsteps(shapes.job.global_batch) > 1, 1.0, 0.0)
     element_bytes = kept.stored_element_bytes
-    root_bytes = _shard_bytes(shapes, root, kept, root.trained * element_bytes)
-    stored = root_bytes + n_layers * block.gradient_bytes
-    weight_bytes = sum(
-        _shard_bytes(shapes, unit, kept, unit.all_bytes(shapes.job, element_bytes))
-        for unit in units
-    )
+    stored, weight_bytes = _stored_bytes(shapes, units, kept, block)
     one_each = np.ones(len(shapes.table))
     terms: list[dict[str, Array]] = []
     for moment in _moments(shapes, block, root, accumulates, program, kept, attention_buffers):
@@ -106,7 +101,7 @@ def fsdp2_memory(
         left = n_left * shapes.saved_by_layers(block.saved, n_layers)
         terms.append(
             {
-                "weights": weight_bytes * one_each,
+                "weights": weight_bytes,
                 "gradients": _gradient_bytes(shapes, stored, reduced, accumulates, element_bytes),
                 "optimizer_states": N_MOMENTS * stored,
                 "gathered_weights": gathered * shapes.element_bytes * one_each,
@@ -147,13 +142,7 @@ def fsdp2_stage_memory(
     block = _Block.of(shapes, in_block, program, kept)
     element, message = shapes.element_bytes, program.message_bytes(shapes.element_bytes)
     one_each = np.ones(len(shapes.table))
-    stored_element = kept.stored_element_bytes
-    root_bytes = _shard_bytes(shapes, root, kept, root.trained * stored_element)
-    stored = root_bytes + n_layers * block.gradient_bytes
-    weight_bytes = sum(
-        _shard_bytes(shapes, unit, kept, unit.all_bytes(shapes.job, stored_element))
-        for unit in units
-    )
+    stored, weight_bytes = _stored_bytes(shapes, units, kept, block)
     sums_bytes = sum(unit.all_trained for unit in units) * message
     whole = n_layers * block.parameters + _is_copied(shapes, root, kept) * root.parameters
     working = np.maximum(
@@ -164,7 +153,7 @@ def fsdp2_stage_memory(
         head_input = shapes.linears["head"].input_bytes
         working = np.maximum(working, _loss_bytes(shapes) + head_input)
     in_backward = {
-        "weights": weight_bytes * one_each,
+        "weights": weight_bytes,
         "gradients": sums_bytes * one_each,
         "optimizer_states": N_MOMENTS * stored,
         "gathered_weights": whole * element * one_each,
@@ -191,6 +180,21 @@ def _largest(moments: Sequence[dict[str, Array]]) -> dict[str, Array]:
         name: np.stack([terms[name] for terms in moments])[most, np.arange(most.size)]
         for name in moments[0]
     }
+
+
+def _stored_bytes(
+    shapes: Shapes, units: Sequence[GatherUnit], kept: Kept, block: _Block
+) -> tuple[Array, Array]:
+    """Return the bytes of a rank's shards of all gradients, and of all weights, shape (C,) each."""
+    root, *in_block = units
+    element_bytes = kept.stored_element_bytes
+    root_bytes = _shard_bytes(shapes, root, kept, root.trained * element_bytes)
+    gradients = root_bytes + in_block[0].n_trained * block.gradient_bytes
+    weights = np.zeros(len(shapes.table))
+    for unit in units:
+        nbytes = unit.all_bytes(shapes.job, element_bytes)
+        weights = weights + _shard_bytes(shapes, unit, kept, nbytes)
+    return gradients, weights
 
 
 def _shard_bytes(shapes: Shapes, unit: GatherUnit, kept: Kept, nbytes: Size) -> Array:

@@ -194,7 +194,8 @@ class Zero:
         broken = {"global batch not divisible by the ranks": job.global_batch % ranks != 0}
         broken |= self._broken_stage_rules(model, job, placements)
         if job.offloads_optimizer and self.sharding.reduced_once:
-            broken["ZeRO-1 with offload, which is not predicted"] = ranks > 0
+            reason = "offload beside gradients that are reduced once, which is not predicted"
+            broken[reason] = ranks > 0
         if self.context_kind:
             broken |= broken_context_rules(
                 self.context_kind,
