@@ -155,7 +155,8 @@ def no_grid_error(search: Search, rejected: Mapping[str, int]) -> NoCandidateErr
 
     def admits(n: int) -> bool:
         other = search.on_gpus(n)
-        return len(with_micro_batches(other, legal_layouts(other)[0])[0]) > 0
+        table, _ = with_micro_batches(other, legal_layouts(other)[0])
+        return len(table) > 0 and next(executions(other, table), None) is not None
 
     batches = nearest_batches(search, legal_layouts(with_shared_batch(search))[0])
     hint = batch_hint(search, batches)

@@ -172,6 +172,14 @@ def test_no_grid_names_reasons_and_nearest_counts():
         rank_candidates(build_search("80b", 17, global_batch=8192))
 
 
+def test_counts_on_which_stages_cannot_be_cut_either_are_not_named():
+    """80 layers, and 82 with embedding and head, make no 12 stages on any number of GPUs."""
+    fixed = {"strategy": "megatron", "fix": ["pipeline=4"], "virtual_stages": 3}
+    with pytest.raises(NoCandidateError, match="virtual stages") as error:
+        rank_candidates(build_search("llama3-70b", 64, "dgx-h100", global_batch=512, **fixed))
+    assert "nearest counts" not in str(error.value)
+
+
 def test_nothing_fits_says_how_many_gpus_it_would_take():
     with pytest.raises(NoCandidateError, match=r"fits on no grid of 4 .*fits from (\d+) GPUs") as e:
         rank_candidates(build_search("80b", 4))
