@@ -90,7 +90,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_script_calibrates_and_validates(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

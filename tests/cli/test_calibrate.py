@@ -159,7 +159,7 @@ def test_a_full_disk_is_named_and_nothing_is_lost(brief, tmp_path):
     assert all(json.loads(line) for line in lines[:-1]) and len(lines) > 3
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a network without IPv6")
 def test_a_host_without_ipv6(brief):
     network = 'sysctl -qw net.ipv6.conf.all.disable_ipv6=1; ip link set lo up; exec "$@"'

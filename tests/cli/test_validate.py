@@ -170,7 +170,7 @@ def in_a_job(program, *arguments, **variables):
     return [(rank.returncode, *texts) for rank, texts in zip(ranks, said, strict=True)]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_ranks_of_a_job_meet_again_after_a_failure(failing_program, tmp_path):
     output = tmp_path / "report.json"
     arguments = [*QUICK, "--output", str(output)]

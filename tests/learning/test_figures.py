@@ -18,7 +18,7 @@ from lessons import (
 
 from axonn_tune.reproduce import fsdp, megatron, nanotron
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sweep
 # Held-out runs that are predicted in each draw.
 N_OTHERS = 10
 

@@ -130,7 +130,7 @@ def check_bf16(rank):
             assert torch.equal(rounded, ours.optimizer.weights)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_bf16_with_fp32_master_weights_stays_within_its_rounding():
     on_ranks(4, check_bf16)
 
