@@ -304,9 +304,9 @@ messages of 6 KB may be slower than those of 14 KB at which DeepEP was measured.
 *KempnerForge*: Llamas of 8, 15 and 71 billion parameters on 1 to 32 H200 with FSDP2 and DTensor's
 tensor parallelism (KempnerInstitute/KempnerForge, MIT), nothing fitted. Its nodes have four GPUs
 and InfiniBand of 400 Gbit/s; that two GPUs share an adapter is assumed after the rates in a trace,
-which is no row. But for the two whose tensor groups are pairs, which are predicted 14 and 18 % too
-fast, the steps are met within 6 %. A pair may have a third of NVLink there, if a board of four GPUs
-has no switch. Their memory is met within 14 %.
+which is no row. Boards of four GPUs have no switch, so that a pair shares a third of its links. The
+two steps whose tensor groups are pairs are predicted 5 and 11 % too fast, and the others are met
+within 6 %. Their memory is met within 14 %.
 *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale
 Playbook (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes,
 which also show that a stage closes when it has exactly its share of the products; runs on 64 nodes,

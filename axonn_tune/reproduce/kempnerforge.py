@@ -10,7 +10,7 @@ from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import TENSOR
-from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.machine import Machine, RingBandwidth
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.zero import zero3
@@ -75,7 +75,8 @@ def _half_nodes(machine: Machine) -> Machine:
     (benchmarks/profiling/13b_24gpu_profiling.md), which is no row, reductions over nodes reached 20
     GB/s a GPU and gathers 15, beside messages in the node: 205 of 338 MB over 6 ranks took 2.95 s,
     and 1,640 of 169 MB took 15.9 s. NVLink of four GPUs is assumed to be as fast as that of four
-    out of eight. Without a switch, which may be so, a pair would get a third of it.
+    out of eight. Boards of four have no switch: any two GPUs share a third of their links (NVIDIA,
+    "Introducing NVIDIA HGX H100", recalled: 300 of 900 GB/s), as pairs on Perlmutter were measured.
     """
     inside, between = machine.links
     half = replace(
@@ -84,14 +85,17 @@ def _half_nodes(machine: Machine) -> Machine:
         bandwidth_bytes_per_s=between.bandwidth_bytes_per_s.scaled(0.25),
     )
     points = tuple(
-        replace(point, everywhere=point.size == _RANKS_PER_NODE)
+        replace(point, everywhere=True)
         for point in machine.link_points
-        if point.size <= _RANKS_PER_NODE
+        if point.size == _RANKS_PER_NODE
     )
+    third = inside.bandwidth_bytes_per_s.scaled(1.0 / 3.0)
+    pairs = tuple(RingBandwidth(stride, 2, third) for stride in (1, 2))
     return replace(
         machine,
         name="dgx-h200, four GPUs a node",
         ranks_per_node=_RANKS_PER_NODE,
         links=(inside, half),
         link_points=points,
+        ring_bandwidths=pairs,
     )

@@ -131,7 +131,7 @@ def test_what_a_killed_launcher_has_measured_is_not_overwritten_and_is_resumed(b
     assert not journal.exists() and load_machine(profile).calibration is not None
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_rank_that_hangs_ends_the_calibration_in_time(brief, tmp_path):
     process = brief("--quiet", "--timeout", "10", ENDLESS=1)
     wait_for_results(process, tmp_path / "cluster.yaml.partial", 26)

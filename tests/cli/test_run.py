@@ -204,7 +204,7 @@ def test_no_rank_survives_a_kill(victim):
     assert all_end(ranks)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_stopped_rank_ends_a_run_on_several_axes_in_time():
     steps = ["--steps", "1000000", "--timeout", "4"]
     process = start(COMMAND, [*TINY, "--grid", "2x2x1x1", *steps], environment())

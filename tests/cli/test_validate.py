@@ -109,7 +109,7 @@ def failing_program():
     return [sys.executable, str(PROGRAM)]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_job_that_loses_a_rank_is_resumed(failing_program, tmp_path):
     output = tmp_path / "report.json"
     arguments = [*QUICK, "--output", str(output), "--timeout", "20"]

@@ -161,7 +161,9 @@ def train_with_axonn(rank, cases):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [GPT, LLAMA], ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "model", [pytest.param(GPT, marks=pytest.mark.sweep), LLAMA], ids=lambda model: model.name
+)
 def test_axonn_trains_alike_on_every_grid(model):
     """The first case is data parallelism, in which AxoNN only sums gradients."""
     pytest.importorskip("axonn")

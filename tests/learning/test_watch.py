@@ -51,7 +51,14 @@ def test_noise_is_no_change(baseline):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ["products", "nvlink.bandwidth", "infiniband.bandwidth"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "products",
+        pytest.param("nvlink.bandwidth", marks=pytest.mark.sweep),
+        pytest.param("infiniband.bandwidth", marks=pytest.mark.sweep),
+    ],
+)
 def test_the_resource_that_broke_is_named_with_its_change(baseline, key):
     (broken,) = (resource for resource in learnable(MACHINE) if resource.key == key)
     seen = drift(baseline, on(broken.improved(0.3), baseline))

@@ -33,13 +33,15 @@ def errors(predicted):
     }
 
 
-def test_steps_are_met_but_those_of_pairs_of_gpus(errors):
-    others = [
-        error for error, is_pair in zip(errors["step_seconds"], PAIRS, strict=True) if not is_pair
-    ]
+def test_steps_are_met_and_those_of_pairs_of_gpus_nearly(errors):
+    """Boards of four have no switch; with a DGX's links the pairs would be 13 and 17 % too fast."""
+    of_pairs, others = [], []
+    for error, is_pair in zip(errors["step_seconds"], PAIRS, strict=True):
+        (of_pairs if is_pair else others).append(error)
     assert len(ROWS) == 17 and len(others) == 15
     assert mean(map(abs, others)) < 0.025
     assert max(map(abs, others)) < 0.06
+    assert of_pairs == pytest.approx([-0.112, -0.048], abs=0.005)
 
 
 def test_memory_is_met_as_the_page_says(errors):

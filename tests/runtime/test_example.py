@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sweep
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/train_text.py"
 TEXT = "It was the best of times, it was the worst of times. " * 40

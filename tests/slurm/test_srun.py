@@ -49,6 +49,7 @@ def test_a_meeting_point_without_an_address_is_named(slurm):
     ]
 
 
+@pytest.mark.sweep
 def test_two_nodes_are_calibrated(slurm, tmp_path):
     """Both nodes share the host's name; Slurm's own variables tell them apart."""
     profile = tmp_path / "cluster.yaml"

@@ -139,7 +139,7 @@ def test_influences_are_searches_on_changed_machines_the_strongest_first():
 @pytest.mark.parametrize(
     ("strategy", "fixed"), [(AXONN, {}), (Megatron3D(n_virtual=(1, 2)), {"pipeline": 2, "data": 2})]
 )
-@pytest.mark.parametrize("factor", [1.2, 3.0])
+@pytest.mark.parametrize("factor", [1.2, pytest.param(3.0, marks=pytest.mark.sweep)])
 def test_influences_are_searches_for_other_strategies_and_factors(strategy, fixed, factor):
     recomputes = ("none", "full")
     search = small_search(strategy, fixed=fixed, micro_batch=None, recomputes=recomputes)
