@@ -67,6 +67,11 @@ def flags(prediction: Prediction) -> list[str]:
             raise InputError(
                 f"{what} is '{value}'; allowed with --framework torchtitan: {', '.join(allowed)}"
             )
+    if engine.zero.reduces_once:
+        raise InputError(
+            "torchtitan reduces gradients in every micro-step; leave out --reduces-once, or take "
+            "--framework fsdp2"
+        )
     name, flavor = MODELS[scenario.model.name]
     lines = [
         f"--model.name {name}",

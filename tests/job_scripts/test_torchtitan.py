@@ -102,6 +102,7 @@ def test_every_model_is_a_preset():
         ),
         ("llama3-8b", {"recompute": "full:16"}, "recompute is 'full:16'"),
         ("llama3-8b", {"dtype": "fp16"}, "dtype is 'fp16'"),
+        ("llama3-8b", {"reduces_once": True}, "reduces gradients in every micro-step"),
     ],
 )
 def test_what_torchtitan_does_not_run_is_refused(model, options, culprit):
