@@ -6,8 +6,6 @@ a model and a flavor of it.
 
 from __future__ import annotations
 
-import math
-
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import N_STEPS, Start
 from axonn_tune.spec.layout import CONTEXT, EXPERT, PIPELINE, TENSOR
@@ -109,11 +107,8 @@ def _degrees(prediction: Prediction) -> list[str]:
 
 def _local_batch(prediction: Prediction) -> int:
     """Return the sequences that go through a rank's model, or its pipeline, at once."""
-    scenario, layout = prediction.scenario, prediction.layout
-    if layout.size(PIPELINE) == 1:
-        return prediction.configuration.micro_batch
-    ranks = [layout.size(axis) for axis in scenario.strategy.axes.batch]
-    return scenario.job.global_batch // math.prod(ranks)
+    n_at_once = prediction.n_microsteps if prediction.layout.size(PIPELINE) > 1 else 1
+    return n_at_once * prediction.configuration.micro_batch
 
 
 def _stages(prediction: Prediction) -> list[str]:

@@ -131,7 +131,7 @@ def fsdp2_stage_memory(
     units : sequence of GatherUnit
         Units of the stage.
     attention_buffers : array, shape (C,)
-        As for `fsdp2_memory`.
+        Bytes of attention's buffers, which `fsdp2_memory` takes, too.
     n_held : array, shape (C,)
         Number of layers whose activations are held at once.
     last : bool
