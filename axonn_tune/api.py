@@ -29,6 +29,7 @@ from axonn_tune.searching import (
     is_special,
     loaded,
     names_of_all_strategies,
+    options_of_each,
 )
 from axonn_tune.spec.checks import require_choice, whole_number
 from axonn_tune.spec.layout import Layout
@@ -151,18 +152,25 @@ def comparison(
     for values in _varied(vary):
         changed = _changed(options, **values)
 
-        def search_of(contender: Contender, own: SearchOptions = changed) -> Search:
-            return build_search(model, gpus, machine, **_changed(own, **asdict(contender)))
+        def searches_of(
+            contenders: Sequence[Contender], given: SearchOptions = changed
+        ) -> list[Search]:
+            own = options_of_each([contender.strategy for contender in contenders], given)
+            return [
+                build_search(model, gpus, machine, **own[contender.strategy] | asdict(contender))
+                for contender in contenders
+            ]
 
         if grids:
             named = [named_layout(text, changed.get("engine")) for text in grids]
-            layouts = [(search_of(contender), layout) for contender, layout in named]
-            best += compare_layouts(layouts, each)
+            searches = searches_of([contender for contender, _ in named])
+            layouts = [layout for _, layout in named]
+            best += compare_layouts(list(zip(searches, layouts, strict=True)), each)
         else:
             names = strategies or names_of_all_strategies(model, **options)
             contenders = contenders_of(names, changed.get("engine"), is_named=bool(strategies))
             contenders = able_of(loaded(model), contenders, is_special(changed)) or contenders
-            best += compare_searches([search_of(contender) for contender in contenders], each)
+            best += compare_searches(searches_of(contenders), each)
     return best
 
 

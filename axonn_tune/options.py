@@ -202,7 +202,7 @@ class ExecutionOptions(TypedDict, total=False):
 
 
 class SwitchOptions(TypedDict, total=False):
-    """The switches of strategies; a strategy ignores switches that it does not have."""
+    """The switches of strategies; one that a strategy does not have is refused."""
 
     max_tp: Annotated[int | None, Option("Largest product G_x*G_y*G_z, or largest tensor group.")]
     sequence_parallel: Annotated[

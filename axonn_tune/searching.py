@@ -35,10 +35,10 @@ from axonn_tune.spec.tuning import Adapters, Frozen
 from axonn_tune.strategies.named import (
     STRATEGIES,
     USUAL_ENGINES,
-    Switches,
     names_of_all,
     strategy_named,
 )
+from axonn_tune.strategies.switches import Switches, foreign_switches, require_own
 from axonn_tune.units import gib, parse_count, parse_quantity, parse_size
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def _strategy(given: Mapping[str, Any], model: Model) -> Strategy:
     if strategy is None or isinstance(strategy, str):
         name, engine = _strategy_and_engine(strategy, given["engine"], model)
         strategy = strategy_named(name, _switches(given), engine, not model.is_dense)
+        require_own(_switches(given), [name])
     require_predicted(model, strategy.name)
     require_stage_layout(model, given["mtp_modules"], given["stage_layout"])
     broken = broken_module_rules(model, strategy.recomputed_modules, given["recompute"])
@@ -255,6 +256,27 @@ def names_of_all_strategies(model: ModelLike, **options: Unpack[SearchOptions]) 
     names = names_of_all(_switches(given), given["every_strategy"])
     able = strategies_of(loaded(model), names, is_special(given))
     return with_precision(given["precision"], able) or able
+
+
+def options_of_each(
+    strategies: Sequence[str], options: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the options with which each of several strategies is searched.
+
+    A strategy leaves out the switches that only others have.
+
+    Raises
+    ------
+    InputError
+        None of them has a switch that the options set.
+    """
+    switches = _switches({**defaults(SEARCH), **options})
+    require_own(switches, strategies)
+    foreign = {name: foreign_switches(switches, name) for name in strategies}
+    return {
+        name: {option: value for option, value in options.items() if option not in left_out}
+        for name, left_out in foreign.items()
+    }
 
 
 def _switches(given: Mapping[str, Any]) -> Switches:

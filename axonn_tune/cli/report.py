@@ -101,10 +101,15 @@ def command(
 
 def page_searches(strategy: str, **options: Any) -> list[Search]:
     """Return the search of a strategy, or of each strategy for the name ``all``."""
-    from axonn_tune.searching import build_search, names_of_all_strategies
+    from axonn_tune.searching import build_search, names_of_all_strategies, options_of_each
 
-    names = names_of_all_strategies(**options) if strategy == "all" else [strategy]
-    return [build_search(**{**options, "strategy": name, "include_oom": True}) for name in names]
+    own = {strategy: options}
+    if strategy == "all":
+        own = options_of_each(names_of_all_strategies(**options), options)
+    return [
+        build_search(strategy=name, **of_strategy | {"include_oom": True})
+        for name, of_strategy in own.items()
+    ]
 
 
 def common_words(given: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_choice
@@ -11,6 +11,7 @@ from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, SCHEDULES, ZB_H1
 from axonn_tune.spec.stage_layout import layers_of_stages
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.strategies.axonn4d import Axonn4D
+from axonn_tune.strategies.switches import Switches
 
 STRATEGIES = {
     "axonn": "AxoNN's 4D grid",
@@ -22,57 +23,6 @@ STRATEGIES = {
     "zeropp": "ZeRO++: quantised messages and a second copy of the weights",
     "zero-topo": "three levels: weights in a package, gradients in a node, states over all",
 }
-
-
-@dataclass(frozen=True)
-class Switches:
-    """The options of all strategies; a strategy ignores options that it does not have.
-
-    Attributes
-    ----------
-    sequence_parallel, overlap_grad_reduce, low_weights, sends_once, overlaps_experts, \
-    overlaps_tensor
-        Flags of Megatron-LM, see `Megatron3D`; None for those of the engine.
-    distributed_optimizer
-        Whether optimizer states are sharded over the replicas; None for what the engine does, which
-        is off for AxoNN.
-    shard_gradients
-        Whether gradients are sharded over the replicas, too, with optimizer states (ZeRO-2).
-    reduces_once
-        Whether only the last micro-step reduces gradients, for ZeRO-3; None for the engine's way.
-    split_experts
-        Whether each expert is split over the tensor group, and not whole; for Megatron-LM.
-    context_kind
-        Kind of context parallelism, one of `CONTEXT_KINDS`; None for that of the engine, which with
-        AxoNN and with ZeRO-3 is none.
-    schedule
-        In which order the ranks of a Megatron-LM pipeline run their passes, one of `SCHEDULES`.
-    stage_layout
-        Layers of each virtual stage of a Megatron-LM pipeline; empty for as many in each.
-    virtual_stages
-        Number of virtual stages of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
-    qwz, hpz, qgz
-        The three parts of ZeRO++: quantised weights, a second copy of the weights, quantised
-        gradients.
-    """
-
-    sequence_parallel: bool | None = None
-    overlap_grad_reduce: bool | None = None
-    low_weights: bool | None = None
-    sends_once: bool | None = None
-    overlaps_experts: bool | None = None
-    overlaps_tensor: bool | None = None
-    distributed_optimizer: bool | None = None
-    shard_gradients: bool = False
-    reduces_once: bool | None = None
-    split_experts: bool = False
-    context_kind: str | None = None
-    schedule: str = ONE_F_ONE_B
-    stage_layout: str = ""
-    virtual_stages: int | None = None
-    qwz: bool = True
-    hpz: bool = True
-    qgz: bool = True
 
 
 # The engine that people usually run a strategy with.
@@ -99,7 +49,11 @@ _ZERO_FAMILY = ("zero1", "zero2", "zero3", "zeropp", "zero-topo")
 
 def names_of_all(switches: Switches, every: bool) -> list[str]:
     """Return the strategies that ``all`` stands for: those without a caveat, or every one."""
-    return [name for name in STRATEGIES if every or not strategy_named(name, switches).caveat]
+    # Caveats depend on nothing else, and an engine that is not known yet may refuse the others.
+    told = Switches(
+        schedule=switches.schedule, qwz=switches.qwz, hpz=switches.hpz, qgz=switches.qgz
+    )
+    return [name for name in STRATEGIES if every or not strategy_named(name, told).caveat]
 
 
 def strategy_named(
@@ -127,10 +81,6 @@ def strategy_named(
     if switches.context_kind is not None:
         require_choice("search", "context_kind", switches.context_kind, CONTEXT_KINDS)
     require_choice("search", "schedule", switches.schedule, SCHEDULES)
-    if name != "megatron" and switches.schedule != ONE_F_ONE_B:
-        raise InputError(f"strategy {name} has one schedule; --schedule is megatron's")
-    if name != "megatron" and switches.stage_layout:
-        raise InputError(f"strategy {name} cuts layers evenly; --stage-layout is megatron's")
     if name in ("axonn", "axonn-pipeline"):
         return Axonn4D(
             pipelined=name == "axonn-pipeline",
@@ -189,7 +139,7 @@ def _zero_named(name: str, switches: Switches, engine: Engine, has_experts: bool
             f"engine {engine.name or 'ideal'} splits no layers; allowed with --overlaps-tensor: an "
             "engine of torchtitan, or --strategy megatron"
         )
-    n_virtual = _numbers_of_virtual_stages(switches)
+    n_virtual = _numbers_of_virtual_stages(Switches(virtual_stages=switches.virtual_stages))
     return zero3(engine, has_experts, context_kind, bool(switches.overlaps_tensor), n_virtual)
 
 

@@ -26,7 +26,8 @@ from axonn_tune.spec.layout import parse_layout
 from axonn_tune.spec.machine import JobScript
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
-from axonn_tune.strategies.named import Switches, strategy_named
+from axonn_tune.strategies.named import strategy_named
+from axonn_tune.strategies.switches import Switches
 
 HERE = Path(__file__).parent
 MODEL = load_model("tiny")

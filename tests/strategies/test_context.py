@@ -25,7 +25,8 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import MemoryBound
 from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.named import Switches, strategy_named
+from axonn_tune.strategies.named import strategy_named
+from axonn_tune.strategies.switches import Switches
 
 GPT = Model("m", n_layers=2, hidden_size=256, n_heads=16, vocab_size=1024, seq_len=512)
 LLAMA = llama(n_layers=2, hidden_size=256, n_heads=16, n_kv_heads=8, vocab_size=1024, seq_len=512)

@@ -19,7 +19,8 @@ from axonn_tune.spec.plan import Gemm, MemoryBound
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
 from axonn_tune.step.prediction import hardware_flops
-from axonn_tune.strategies.named import Switches, strategy_named
+from axonn_tune.strategies.named import strategy_named
+from axonn_tune.strategies.switches import Switches
 from axonn_tune.strategies.zero import zero3
 
 SIZES = {"n_layers": 4, "hidden_size": 256, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 1024}

@@ -215,7 +215,7 @@ def test_without_stages_schedules_are_one():
     [
         ({"schedule": "gpipe"}, "schedule is 'gpipe'; allowed: 1f1b, zb-h1, dualpipe"),
         ({"schedule": "zb-h1", "virtual_stages": 2}, "virtual_stages is 2; allowed"),
-        ({"schedule": "zb-h1", "strategy": "zero3"}, "--schedule is megatron's"),
+        ({"schedule": "zb-h1", "strategy": "zero3"}, "strategy zero3 does not have"),
     ],
 )
 def test_what_a_schedule_cannot_do_is_refused(options, message):

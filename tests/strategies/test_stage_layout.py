@@ -131,7 +131,7 @@ def test_stages_alike_are_planned_once():
         ({"stage_layout": "Et*4|t*4L"}, "the 32 layers of llama3-8b, not 8"),
         ({"stage_layout": "Et*16|t*16mL"}, "m as often as --mtp-modules says, 0, not 1"),
         ({"stage_layout": "Et*16|t*16L", "mtp_modules": 2}, "--mtp-modules says, 2, not 0"),
-        ({"stage_layout": "Et*31|tL", "strategy": "axonn"}, "--stage-layout is megatron's"),
+        ({"stage_layout": "Et*31|tL", "strategy": "axonn"}, "strategy axonn does not have"),
     ],
 )
 def test_layouts_of_other_models_and_strategies_are_refused(options, message):

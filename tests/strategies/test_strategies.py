@@ -24,7 +24,8 @@ from axonn_tune.step.predict import predict
 from axonn_tune.step.timeline import step_timeline
 from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.named import STRATEGIES, Switches, strategy_named
+from axonn_tune.strategies.named import STRATEGIES, strategy_named
+from axonn_tune.strategies.switches import Switches
 from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
 from axonn_tune.strategies.zero_communication import INT4_BYTES, INT8_BYTES
 

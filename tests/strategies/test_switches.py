@@ -1,0 +1,89 @@
+"""A switch that a strategy does not have is refused, or left to those that have it."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from axonn_tune.api import comparison
+from axonn_tune.cli.report import page_searches
+from axonn_tune.errors import InputError
+from axonn_tune.io.presets import load_engine
+from axonn_tune.searching import build_search
+from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES, strategy_named
+from axonn_tune.strategies.switches import Switches, foreign_switches
+
+# Values of switches other than true and false, of which one is not the engine's own.
+VALUES = {
+    "context_kind": ("ring", "ulysses"),
+    "schedule": ("zb-h1",),
+    "stage_layout": ("Et|tL",),
+    "virtual_stages": (2,),
+}
+# zero3's usual engine refuses some of its switches.
+ENGINES = USUAL_ENGINES | {"zero3": "torchtitan"}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Switches)])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_strategy_has_the_switches_that_change_it(strategy, name):
+    engine = load_engine(ENGINES[strategy])
+    of_experts = name == "split_experts"
+    usual = strategy_named(strategy, Switches(), engine, of_experts)
+    is_foreign, changes = set(), False
+    for value in VALUES.get(name, (True, False)):
+        switches = Switches(**{name: value})
+        if switches != Switches():
+            is_foreign.add(foreign_switches(switches, strategy) == [name])
+        if is_refused_by_engine(strategy, name, value):
+            continue
+        changes |= strategy_named(strategy, switches, engine, of_experts) != usual
+    # The overlap of a grid's reduction is the job's.
+    changes |= name == "overlap_grad_reduce" and strategy.startswith("axonn")
+    assert is_foreign == {not changes}
+
+
+def is_refused_by_engine(strategy, name, value):
+    """Whether torchtitan, which rings, refuses a kind of context parallelism."""
+    return (strategy, name, value) == ("zero3", "context_kind", "ulysses")
+
+
+def test_switches_that_are_not_set_are_foreign_to_no_strategy():
+    for strategy in STRATEGIES:
+        assert not foreign_switches(Switches(), strategy)
+        assert not foreign_switches(Switches(virtual_stages=1), strategy)
+
+
+def test_a_search_refuses_a_switch_of_other_strategies():
+    message = "reduces_once is True, which strategy axonn does not have; allowed with it: zero3"
+    with pytest.raises(InputError, match=message):
+        build_search("llama3-8b", 8, reduces_once=True)
+
+
+@pytest.mark.parametrize(
+    ("switch", "owner"), [("sends_once", "megatron"), ("reduces_once", "zero3")]
+)
+def test_a_comparison_gives_a_switch_to_the_strategies_that_have_it(switch, owner):
+    def strategies_with(**options):
+        bests = comparison("llama3-8b", 8, "dgx-h100", ["axonn", "megatron", "zero3"], **options)
+        searched = [best.search.scenario.strategy for best in bests]
+        return {strategy.name: strategy for strategy in searched}
+
+    usual, other = strategies_with(), strategies_with(**{switch: True})
+    assert [name for name in usual if usual[name] != other[name]] == [owner]
+
+
+def test_a_comparison_refuses_a_switch_that_none_has():
+    with pytest.raises(InputError, match="which strategy axonn or zero1 does not have"):
+        comparison("llama3-8b", 8, strategies=["axonn", "zero1"], sends_once=True)
+
+
+def test_a_page_of_all_strategies_gives_each_its_own_switches():
+    searches = page_searches("all", model="llama3-8b", gpus=8, reduces_once=True)
+    reducing = {search.scenario.strategy.name for search in searches if reduces_once(search)}
+    assert reducing == {"zero3"}
+    assert len(searches) > 1
+
+
+def reduces_once(search):
+    zero = search.scenario.strategy.engine.zero
+    return replace(zero, reduces_once=True) == zero
