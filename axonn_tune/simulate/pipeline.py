@@ -490,10 +490,11 @@ def least_pipeline_seconds(
 
     A rank does all its passes one after another. Before its first forward pass, the ranks before it
     have done one each. With 1F1B, they do one more each after its last backward pass. The bound is
-    the largest such sum of the first, of the last, and of the rank before the last. It is known for
-    equal stages between the first and the last; elsewhere it is zero.
+    the largest such sum of the first, of the last, and of the rank before the last. Where stages
+    between the first and the last differ, it is the longest time of any rank's own passes, and zero
+    with two flows.
     """
-    if places:
+    if schedule == DUALPIPE and places:
         return np.zeros(transfer_seconds.shape)
     if schedule == DUALPIPE:
         return _least_of_two_flows(n_stages, n_micro, seconds, transfer_seconds)
@@ -505,6 +506,14 @@ def least_pipeline_seconds(
         each = (seconds[kind_of(direction, place)] for direction in directions)
         return sum(each, start=n_sent * transfer_seconds)
 
+    if places:
+        n_ranks = int(np.max(n_stages))
+        by_place = [seconds_of((FORWARD, *backward), p) for p in range(max(places) + 1)]
+        of_ranks = [
+            sum((by_place[p] for p in places[rank::n_ranks]), start=np.zeros(1))
+            for rank in range(n_ranks)
+        ]
+        return n_micro * np.maximum.reduce(of_ranks)
     first, middle, last = (seconds_of((FORWARD, *backward), p) for p in (FIRST, MIDDLE, LAST))
     before_first, before_middle = seconds_of(alone, FIRST), seconds_of(alone, MIDDLE)
     others = (n_virtual - 1) * middle

@@ -190,12 +190,10 @@ def stages_of(shapes: Shapes, table: CandidateTable) -> tuple[list[Sequence[int]
     if not table.is_pipelined:
         return [range(model.n_layers)], ()
     chunks = _layers_of_chunks(shapes, table)
-    if shapes.stage_layout:
+    if shapes.stage_layout or shapes.balances_stages:
         (middle, *others), places = _kinds_of_stages(model, chunks)
         return [chunks[0], middle, chunks[-1], *others], places
     n_middle = math.ceil(model.n_layers / table.n_chunks)
-    if shapes.balances_stages:
-        n_middle = max(map(len, chunks[:-1]))
     return [chunks[0], _middle_layers(model, n_middle, chunks[0]), chunks[-1]], ()
 
 

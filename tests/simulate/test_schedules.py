@@ -227,5 +227,14 @@ def test_every_stage_may_have_times_of_its_own(p, v, m):
     places = (0, *random.integers(1, 6, p * v - 2), 2)
     places = tuple(int(place) for place in places)
     seconds = random.uniform(0.2, 2.0, kind_of(FORWARD, 6))
-    got = pipeline_seconds(p, v, m, seconds[:, None], np.full(1, 0.1), "1f1b", places)[0]
+    shape = p, v, m, seconds[:, None], np.full(1, 0.1), "1f1b", places
+    got = pipeline_seconds(*shape)[0]
     assert got == pytest.approx(plainly(p, v, m, seconds, 0.1, places), rel=1e-9)
+    # The bound is the time of the rank with most to do: all others wait in their start and drain.
+    of_ranks = [
+        sum(seconds[kind_of(d, place)] + 0.1 for place in places[rank::p] for d in (0, 1))
+        for rank in range(p)
+    ]
+    least = least_pipeline_seconds(*shape)[0]
+    assert least == pytest.approx(m * max(of_ranks))
+    assert least <= got
