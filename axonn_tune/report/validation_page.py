@@ -309,7 +309,9 @@ two steps whose tensor groups are pairs are predicted 5 and 11 % too fast, and t
 within 6 %. Their memory is met within 14 %.
 *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale
 Playbook (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes,
-which also show that a stage closes when it has exactly its share of the products; runs on 64 nodes,
+which also show that a stage closes when it has exactly its share of the products. Its copies and
+its gate are counted in torch's kernels, and what it reduces, and when, is read in its code. Steps
+of gathers between its nodes are those of 256 MB, which its authors measured. Runs on 64 nodes,
 where without a pipeline the source's own times scatter up to ten times, have groups of their own.
 On up to 16 nodes 48 runs took at least 0.4 s longer, for each slot of their pipeline, than another
 run of the same model, tensor group, stages and micro-batch: 0.55 s with two stages and 1.01 s with
@@ -321,7 +323,7 @@ these belong to each micro-batch between two stages. Which runs it made is not w
 that no prediction can know it. *all not set apart* leaves these 112 out, by a rule that looks at no
 prediction; all other rows keep them. Among them are all 10 runs that took ten times as
 long as the same layout with the other stage of ZeRO; without these 10 alone, Spearman within jobs
-is 0.842.
+is 0.844.
 *near*:
 steps that took at most twice as long as the fastest of their job, among which people choose.
 *naive*: FLOPs at one fraction of the peak, fitted to the very rows of a table, times the bubble.
@@ -342,11 +344,11 @@ scatter: layouts that differ in their number of replicas only, and that must hol
 measured 4 % from their median in the mean, and up to 78 % apart. Their allocator also holds what it
 has reserved for tensors that are gone, but that the GPU has yet to reduce and scatter: 53 of them
 without a pipeline, where the host is a full queue of launches ahead. There the median error is
-3.6 %, and 6.5 % with stages; without these tensors it would be 9.2 % where there are no stages.
-With stages it is 3.1 % for the 112 runs that are set apart, whose hosts seem to wait until each
+3.6 %, and 6.6 % with stages; without these tensors it would be 9.2 % where there are no stages.
+With stages it is 3.2 % for the 112 runs that are set apart, whose hosts seem to wait until each
 message has passed, and 7.4 % for the others, of which many hold such tensors, too; these are not
 predicted. One layout of 8B stands in its table twice: 19.0 s with 19.2 GiB, and 88.9 s with 17.8
-GiB. The nine runs that reserved 70 GiB or more took 2.9 to 7.6 times as long as predicted; four of
+GiB. The nine runs that reserved 70 GiB or more took 2.7 to 7.6 times as long as predicted; four of
 them are set apart, and the others have no faster run of their kind beside them. Megatron-Bridge
 publishes no memory: its rows only say whether what ran was predicted to fit."""
 

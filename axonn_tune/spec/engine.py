@@ -159,6 +159,11 @@ class MegatronProgram:
     checks_gradients
         Whether the norm of gradients is formed before they are reduced, to find those that are no
         numbers (check_for_nan_in_grad).
+    overlaps_sharded
+        Whether `overlap_grad_reduce` holds where optimizer states are sharded, too.
+    sums_sharded
+        Whether all-reduces sum gradients where optimizer states are sharded, too, so that each rank
+        has all sums and not those of its part alone.
     scales_gradients
         Whether a kernel divides gradients by the number of replicas before they are reduced
         (average_in_collective off).
@@ -221,6 +226,8 @@ class MegatronProgram:
     buckets_without_overlap: bool = False
     fills_buckets: bool = False
     checks_gradients: bool = False
+    overlaps_sharded: bool = True
+    sums_sharded: bool = False
     scales_gradients: bool = False
     balances_stages: bool = False
     sends_once: bool = False
@@ -464,9 +471,9 @@ class MemoryForm:
         Bytes for each logit at the loss; None for the logits and their copy in fp32.
     split_logit_bytes
         The same under ZeRO-3 where a tensor group splits the logits; None for `logit_bytes`.
-    bucket_bytes
-        Bytes for each parameter of the buckets in which the gradients of replicas are reduced,
-        besides the gradients themselves.
+    unsummed_bytes
+        Bytes for each parameter of the gradients of a pass beside their sums, where there are
+        replicas or stages: other micro-batches' activations, or buckets, keep their memory.
     dummy_gradient_bytes
         Bytes for each element of a block's matrices and of the head, of tensors without contents
         that stand for the gradients which a product itself has added: one for each shape.
@@ -497,7 +504,7 @@ class MemoryForm:
     mlp_factor: Quantity | None = None
     logit_bytes: Quantity | None = None
     split_logit_bytes: Quantity | None = None
-    bucket_bytes: Quantity | None = None
+    unsummed_bytes: Quantity | None = None
     dummy_gradient_bytes: Quantity | None = None
     attention_output_bytes: Quantity | None = None
     activation_input_bytes: Quantity | None = None
@@ -515,7 +522,7 @@ class MemoryForm:
             ("mlp_factor", 0.1),
             ("logit_bytes", 0.0),
             ("split_logit_bytes", 0.0),
-            ("bucket_bytes", 0.0),
+            ("unsummed_bytes", 0.0),
             ("dummy_gradient_bytes", 0.0),
             ("attention_output_bytes", 0.5),
             ("activation_input_bytes", 0.5),

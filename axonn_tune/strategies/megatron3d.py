@@ -230,7 +230,12 @@ class Megatron3D:
         )
 
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
-        """Return which candidates have virtual stages and micro-batches for their schedule."""
+        """Return which candidates have virtual stages and micro-batches for their schedule.
+
+        Stages with equal products are cut into none.
+        """
+        if self.engine.megatron.balances_stages and table.common_n_virtual > 1:
+            return np.zeros(len(table), dtype=bool)
         layout = layers_of_stages(self.stage_layout)
         has_stages = admits_virtual(model, job, table, layout)
         return has_stages & admits_schedule(self.schedule, job, table)
@@ -424,7 +429,8 @@ class Megatron3D:
             two_blocks = 2.0 * (trained - outside) / len(above)
             summed = owned + np.where(replicas > 1, outside + two_blocks, 0.0)
         memory = self.engine.memory
-        bucket_bytes = np.where(replicas > 1, value_or(memory.bucket_bytes, 0.0), 0.0)
+        stand_beside = (replicas > 1) | (shapes.table.n_stages > 1)
+        unsummed_bytes = stand_beside * value_or(memory.unsummed_bytes, 0.0)
         n_dummies = model.block_matmul_parameters + last * model.head.parameters
         has_dummies = self.fused_accumulation and job.trains_weights
         dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * has_dummies
@@ -433,7 +439,7 @@ class Megatron3D:
         moved = moved_by_layers(shapes, layers, chunk)
         return {
             "weights": (uncast + adapters) * job.element_bytes + matrices * kept_weight_bytes(job),
-            "gradients": summed * (self.gradient_bytes(job) + bucket_bytes),
+            "gradients": summed * (self.gradient_bytes(job) + unsummed_bytes),
             "optimizer_states": owned * self.states(job).nbytes,
             **host_copies(job, self.engine.offload_in(job), owned),
             **host_activations(job, held * moved),
@@ -479,4 +485,6 @@ def megatron_of(
     given = {name: value for name, value in options.items() if value is not None}
     names = [item.name for item in fields(engine.megatron) if hasattr(Megatron3D, item.name)]
     usual = {name: getattr(engine.megatron, name) for name in names}
-    return Megatron3D(**{**usual, **given}, n_virtual=n_virtual, engine=engine)
+    if (usual | given)["distributed_optimizer"]:
+        usual["overlap_grad_reduce"] &= engine.megatron.overlaps_sharded
+    return Megatron3D(**usual | given, n_virtual=n_virtual, engine=engine)

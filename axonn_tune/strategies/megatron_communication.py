@@ -350,7 +350,9 @@ class MegatronCommunication(SequenceParallel):
     @property
     def _reduce_kind(self) -> str:
         """The kind of collective that reduces gradients over the replicas."""
-        return "reduce_scatter" if self.options.distributed_optimizer else "all_reduce"
+        is_scattered = self.options.distributed_optimizer
+        is_scattered &= not self.options.engine.megatron.sums_sharded
+        return "reduce_scatter" if is_scattered else "all_reduce"
 
     @property
     def _block_parameters(self) -> Array:

@@ -1,0 +1,207 @@
+"""The facts of nanotron's engine, counted in torch's own kernels, and its plan's reductions.
+
+The functions below call torch as nanotron's Llama does (models/llama.py at 67c5ebb6); kernels of
+flash-attention stand for themselves.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from build import can_run, collectives, layout_of, plan_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from worlds import llama
+
+from axonn_tune.io.presets import load_engine, load_machine
+from axonn_tune.runtime.rehearsal.kernels import kernel_of
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.rehearsal import OtherKernel
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.predict import predict
+from axonn_tune.strategies.megatron3d import megatron_of
+
+ENGINE = load_engine("nanotron")
+BATCH, TOKENS, HEADS, WIDTH = 2, 64, 4, 32
+HIDDEN = HEADS * WIDTH
+QUERIES_BYTES = 2.0 * BATCH * TOKENS * HIDDEN
+
+
+class Kernels(TorchDispatchMode):
+    """Records the kernels that torch launches, products aside."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        kernel = kernel_of(func, args, kwargs or {}, out)
+        if isinstance(kernel, OtherKernel):
+            self.found.append(kernel)
+        return out
+
+    def moved(self):
+        """Bytes of all kernels, and of those that handle one element at a time.
+
+        The latter count as copies of their elements, which here are what a copy or a part of one
+        writes.
+        """
+        strided = sum(copied_bytes(kernel) for kernel in self.found if kernel.is_strided)
+        streamed = sum(kernel.nbytes for kernel in self.found if not kernel.is_strided)
+        return streamed + strided, strided
+
+
+def copied_bytes(kernel):
+    """A copy reads and writes its elements; a product and silu's gradient read them twice."""
+    n_operands = {"clone": 2, "silu": 2, "mul": 3, "silu_backward": 3}[kernel.name]
+    return 2.0 * kernel.nbytes / n_operands
+
+
+class Rotation(torch.autograd.Function):
+    """flash-attention's rotation of queries, whose backward pass copies first."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.empty_like(gradient.clone())
+
+
+class Attention(torch.autograd.Function):
+    """flash-attention, which asks for a contiguous gradient."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        ctx.shape = inputs[0].shape
+        return torch.empty_like(inputs[0])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        like = gradient.contiguous()
+        return tuple(torch.empty(ctx.shape, dtype=like.dtype, device=like.device) for _ in range(3))
+
+
+class Projection(torch.autograd.Function):
+    """A product of rows, which reads its input in one order, also for the gradient of weights."""
+
+    @staticmethod
+    def forward(ctx, inputs):
+        ctx.save_for_backward(inputs)
+        inputs.contiguous()
+        return torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (inputs,) = ctx.saved_tensors
+        inputs.contiguous()
+        return torch.empty_like(gradient)
+
+
+def attended(joint):
+    split = joint.view(TOKENS, BATCH, 3, HEADS, WIDTH).permute(2, 1, 0, 3, 4).contiguous()
+    queries, keys, values = split
+    both = torch.cat([keys.unsqueeze(0), values.unsqueeze(0)], dim=0)
+    keys, values = torch.split(both.permute(1, 2, 0, 3, 4).contiguous(), 1, dim=2)
+    rows = BATCH * TOKENS
+    heads = (x.view(rows, HEADS, WIDTH) for x in (Rotation.apply(queries), keys, values))
+    output = Attention.apply(*heads)
+    return Projection.apply(output.view(BATCH, TOKENS, HIDDEN).transpose(0, 1))
+
+
+def gated(joint):
+    gate, up = torch.split(joint, joint.shape[-1] // 2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def passes(function, width):
+    """What the kernels of a function's forward and of its backward pass move."""
+    shape = (TOKENS, BATCH, width)
+    inputs = torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    with Kernels() as forward:
+        output = function(inputs)
+    with Kernels() as backward:
+        output.backward(torch.empty_like(output))
+    return forward.moved(), backward.moved()
+
+
+def form(kernel):
+    return [ENGINE.kernels[kernel].traffic.value, ENGINE.kernels[kernel].strided.value]
+
+
+def test_copies_around_attention_move_what_the_engine_says():
+    """Rotations of queries and of keys move two widths of each more, in both passes."""
+    of_passes = passes(attended, 3 * HIDDEN)
+    nbytes, strided = (sum(each) / 2.0 for each in zip(*of_passes, strict=True))
+    fused_bytes = 4.0 * QUERIES_BYTES
+    assert [1.0 + nbytes / fused_bytes, strided / fused_bytes] == form("rotary")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "place", "n_fused"), [("swiglu", 0, 3), ("swiglu_backward", 1, 5)]
+)
+def test_a_gate_that_reads_halves_moves_what_the_engine_says(kernel, place, n_fused):
+    fused_bytes = n_fused * QUERIES_BYTES
+    counted = [nbytes / fused_bytes for nbytes in passes(gated, 2 * HIDDEN)[place]]
+    assert counted == pytest.approx(form(kernel), abs=0.005)
+
+
+MODEL = llama(n_layers=4, hidden_size=256, n_heads=8, vocab_size=512, seq_len=64)
+
+
+def reductions(distributed_optimizer):
+    """Kinds of collectives over the replicas in micro-steps, in the last one, and at the end."""
+    strategy = megatron_of(ENGINE, (1,), distributed_optimizer=distributed_optimizer)
+    plan = plan_of(strategy, MODEL, Job(4, 16, 64), data=4)
+    parts = plan.microstep, plan.sync_microstep, plan.step_end
+    return [
+        [op.kind for op in collectives(plan, part)] if part is not None else None for part in parts
+    ]
+
+
+def test_gradients_are_summed_beside_the_last_backward_pass_without_sharded_states():
+    usual, last, end = reductions(distributed_optimizer=False)
+    assert usual == [] and set(last) == set(end) == {"all_reduce"}
+
+
+def test_one_sum_and_one_gather_follow_all_micro_steps_with_sharded_states():
+    assert reductions(distributed_optimizer=True) == [[], None, ["all_reduce", "all_gather"]]
+    strategy = megatron_of(ENGINE, (1,), distributed_optimizer=True)
+    plan = plan_of(strategy, MODEL, Job(4, 16, 64), data=4)
+    assert [float(op.n_calls[0]) for op in collectives(plan, plan.step_end)] == [1.0, 1.0]
+    assert not strategy.overlap_grad_reduce
+    assert megatron_of(ENGINE, (1,), overlap_grad_reduce=True).overlap_grad_reduce
+
+
+def test_a_step_is_that_of_the_same_stages_by_name():
+    """The head's product is worth 2.46 of 32 layers, so that four stages have 9, 9, 8 and 6."""
+    program = replace(ENGINE.megatron, balances_stages=False)
+    by_name = {"engine": replace(ENGINE, megatron=program), "stage_layout": "Et*9|t*9|t*8|t*6L"}
+    model = llama(
+        n_layers=32,
+        hidden_size=4096,
+        n_heads=32,
+        n_kv_heads=32,
+        ffn_hidden_size=14336,
+        vocab_size=131072,
+        seq_len=4096,
+    )
+    balanced = megatron_of(ENGINE, (1,))
+    configuration = Configuration(layout_of(balanced, data=2, pipeline=4), micro_batch=1)
+    seconds = [
+        predict(
+            Scenario(model, Job(8, 64, 4096), load_machine("aws-p5"), strategy), configuration
+        ).step_seconds
+        for strategy in (balanced, replace(balanced, **by_name))
+    ]
+    assert seconds[0] == pytest.approx(seconds[1], rel=1e-12)
+
+
+def test_balanced_stages_are_cut_into_no_virtual_ones():
+    model = llama(n_layers=8, hidden_size=256, n_heads=8, vocab_size=512, seq_len=64)
+    one, two = (
+        can_run(megatron_of(ENGINE), model, Job(4, 16, 64), 1, n, pipeline=4) for n in (1, 2)
+    )
+    assert (one, two) == (True, False)
