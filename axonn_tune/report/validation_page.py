@@ -307,23 +307,24 @@ and InfiniBand of 400 Gbit/s; that two GPUs share an adapter is assumed after th
 which is no row. Boards of four GPUs have no switch, so that a pair shares a third of its links. The
 two steps whose tensor groups are pairs are predicted 5 and 11 % too fast, and the others are met
 within 6 %. Their memory is met within 14 %.
-*nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale
-Playbook (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes,
-which also show that a stage closes when it has exactly its share of the products. Its copies and
-its gate are counted in torch's kernels, and what it reduces, and when, is read in its code. Steps
-of gathers between its nodes are those of 256 MB, which its authors measured. Runs on 64 nodes,
-where without a pipeline the source's own times scatter up to ten times, have groups of their own.
-On up to 16 nodes 48 runs took at least 0.4 s longer, for each slot of their pipeline, than another
-run of the same model, tensor group, stages and micro-batch: 0.55 s with two stages and 1.01 s with
-more, in the median. On 64 nodes 64 runs did, by 0.53 and 0.84 s: of those with a pipeline whose
-stages were also run on fewer nodes, and with at most 16 tensor ranks, all but 3. A revision of
-nanotron that has the script of these runs (67c5ebb6, December 2024) would explain it: it sleeps
-0.1 s between looks at whether a message of shapes has passed (pipeline_parallel/p2p.py), and six of
-these belong to each micro-batch between two stages. Which runs it made is not written anywhere, so
-that no prediction can know it. *all not set apart* leaves these 112 out, by a rule that looks at no
-prediction; all other rows keep them. Among them are all 10 runs that took ten times as
-long as the same layout with the other stage of ZeRO; without these 10 alone, Spearman within jobs
-is 0.844.
+*nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale Playbook
+(Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes, which also
+show that a stage closes when it has exactly its share of the products. Its copies and its gate are
+counted in torch's kernels, and what it reduces and gathers, and when, is read in its code. With
+sharded states its host copies each replica's part of each weight by itself, for which 9 us are
+assumed, not fitted. Steps of gathers between its nodes are those of 256 MB, which its authors
+measured. Runs on 64 nodes, where without a pipeline the source's own times scatter up to ten times,
+have groups of their own. On up to 16 nodes 48 runs took at least 0.4 s longer, for each slot of
+their pipeline, than another run of the same model, tensor group, stages and micro-batch: 0.55 s
+with two stages and 1.01 s with more, in the median. On 64 nodes 64 runs did, by 0.53 and 0.84 s: of
+those with a pipeline whose stages were also run on fewer nodes, and with at most 16 tensor ranks,
+all but 3. A revision of nanotron that has the script of these runs (67c5ebb6, December 2024) would
+explain it: it sleeps 0.1 s between looks at whether a message of shapes has passed
+(pipeline_parallel/p2p.py), and six of these belong to each micro-batch between two stages. Which
+runs it made is not written anywhere, so that no prediction can know it. *all not set apart* leaves
+these 112 out, by a rule that looks at no prediction; all other rows keep them. Among them are all
+10 runs that took ten times as long as the same layout with the other stage of ZeRO; without these
+10 alone, Spearman within jobs is 0.842.
 *near*:
 steps that took at most twice as long as the fastest of their job, among which people choose.
 *naive*: FLOPs at one fraction of the peak, fitted to the very rows of a table, times the bubble.

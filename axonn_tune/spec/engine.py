@@ -167,6 +167,10 @@ class MegatronProgram:
     scales_gradients
         Whether a kernel divides gradients by the number of replicas before they are reduced
         (average_in_collective off).
+    view_seconds
+        Time of the host for each replica's part of a weight whose update is gathered, where the
+        parts are copied one by one out of the buffer of each replica and the device stands still
+        meanwhile; None where updated weights are gathered in place.
     balances_stages
         Whether layers are spread over the stages of a pipeline so that their products are equal,
         with the head's counted, and not their numbers.
@@ -229,6 +233,7 @@ class MegatronProgram:
     overlaps_sharded: bool = True
     sums_sharded: bool = False
     scales_gradients: bool = False
+    view_seconds: Quantity | None = None
     balances_stages: bool = False
     sends_once: bool = False
     overlaps_experts: bool = False
@@ -255,6 +260,8 @@ class MegatronProgram:
         require_amount("megatron", "bucket_elements", self.bucket_elements)
         per_replica = self.bucket_elements_per_replica
         require_between("megatron", "bucket_elements_per_replica", per_replica, 0, LARGEST_AMOUNT)
+        if self.view_seconds is not None:
+            require_wait("megatron", "view_seconds", self.view_seconds.value)
 
 
 @dataclass(frozen=True)

@@ -560,6 +560,7 @@ class MegatronCommunication(SequenceParallel):
 
     def _gather_updated(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather the weights that the replicas have updated for each other."""
+        self._view_parts(host)
         name = names.WEIGHTS_ALL_GATHER
         element: Size = self.shapes.element_bytes
         gathered = self.options.gathered_bytes(self.shapes.job)
@@ -572,7 +573,32 @@ class MegatronCommunication(SequenceParallel):
             name = _UPDATED_EXPERTS
             self._over_expert_replicas(host, name, "all_gather", self._experts, gathered, updated)
             self._await_experts(host, name)
-        host.memory_bound("weights.copy", 2.0 * self._remaining * element, "copy")
+        n_copies = self._n_copies_of_gathered
+        host.memory_bound("weights.copy", n_copies * 2.0 * self._remaining * element, "copy")
+
+    @property
+    def _n_copies_of_gathered(self) -> Array:
+        """How often updated weights are copied where they are gathered.
+
+        Where every replica has a buffer of its parts, the old weights are copied into the buffers,
+        torch copies what it gathers into them (ProcessGroupNCCL, allgather), and the parts are
+        copied out of them.
+        """
+        has_buffers = self.options.engine.megatron.view_seconds is not None
+        has_replicas = self.shapes.table.size(self.options.replicas) > 1
+        return np.where(has_replicas & has_buffers, 3.0, 1.0)
+
+    def _view_parts(self, host: HostProgram) -> None:
+        """Let the host handle each replica's part of each weight, where the engine does."""
+        view_seconds = self.options.engine.megatron.view_seconds
+        if view_seconds is None:
+            return
+        model = self.shapes.model
+        n_of_block = len(model.block_linears) + model.n_vectors / model.n_layers
+        n_weights = (1 + self._has_head) + self._n_layers * n_of_block
+        n_replicas = self.shapes.table.size(self.options.replicas)
+        n_parts = n_weights * n_replicas * (n_replicas > 1)
+        host.idle(names.views("weights"), n_parts * view_seconds.value)
 
     def _cast_updated(self, host: HostProgram) -> None:
         """Cast the updated matrices that stay in a low format, or transpose them."""

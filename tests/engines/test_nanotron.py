@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from build import can_run, collectives, layout_of, plan_of
+from build import can_run, collectives, layout_of, number, operations, plan_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from worlds import llama
 
@@ -16,6 +16,7 @@ from axonn_tune.io.presets import load_engine, load_machine
 from axonn_tune.runtime.rehearsal.kernels import kernel_of
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.plan import HostWork
 from axonn_tune.spec.rehearsal import OtherKernel
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
@@ -173,6 +174,38 @@ def test_one_sum_and_one_gather_follow_all_micro_steps_with_sharded_states():
     assert [float(op.n_calls[0]) for op in collectives(plan, plan.step_end)] == [1.0, 1.0]
     assert not strategy.overlap_grad_reduce
     assert megatron_of(ENGINE, (1,), overlap_grad_reduce=True).overlap_grad_reduce
+
+
+def gather_parts(weights, n_replicas):
+    """nanotron's all_gather_coalesced (distributed.py), without the gather itself."""
+    parts = [torch.chunk(weight.view(-1), n_replicas) for weight in weights]
+    torch._utils._flatten_dense_tensors([of_weight[0] for of_weight in parts])
+    for of_replica in zip(*parts, strict=True):
+        buffer = torch._utils._flatten_dense_tensors(of_replica)
+        pieces = torch._utils._unflatten_dense_tensors(buffer, of_replica)
+        for part, piece in zip(of_replica, pieces, strict=True):
+            part.copy_(piece)
+
+
+def test_the_host_copies_each_part_of_each_updated_weight():
+    """Two of the three copies are in nanotron's code, and one in torch's ProcessGroupNCCL."""
+    weights = [torch.empty(64, 8, device="meta") for _ in range(5)]
+    with Kernels() as gathering:
+        gather_parts(weights, 4)
+    joins, copies = (
+        [kernel for kernel in gathering.found if kernel.name == name] for name in ("cat", "copy_")
+    )
+    assert (len(joins), len(copies)) == (1 + 4, 5 * 4)
+    strategy = megatron_of(ENGINE, (1,), distributed_optimizer=True)
+    for n_replicas in (1, 4):
+        end = operations(plan_of(strategy, MODEL, Job(4, 16, 64), data=n_replicas).step_end)
+        (views,) = [op for op in end if isinstance(op, HostWork)]
+        # A block has four weights and two norms; besides there are embedding, head and final norm.
+        n_parts = (MODEL.n_layers * 6 + 3) * n_replicas if n_replicas > 1 else 0
+        assert number(views.seconds) == pytest.approx(n_parts * 9e-6)
+        (copy,) = [op for op in end if op.name == "weights.copy"]
+        n_copies = 3 if n_replicas > 1 else 1
+        assert number(copy.nbytes) == pytest.approx(n_copies * 2 * 2 * MODEL.parameters, rel=1e-3)
 
 
 def test_a_step_is_that_of_the_same_stages_by_name():
