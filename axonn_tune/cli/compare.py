@@ -105,7 +105,7 @@ def emit_comparison(
 ) -> None:
     """Show the best answers to several searches, on the machine that the user named.
 
-    Of the strategies that were wanted, None for all, those that are left out are named.
+    Strategies that were `wanted` (None for all) and are left out are named.
     """
     from axonn_tune.cli.output import emit_as, with_machine_remark
     from axonn_tune.report import compare as report

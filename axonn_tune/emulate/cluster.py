@@ -94,7 +94,7 @@ class EmulatedCluster:
     def run(self, command: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
         """Run a command on every rank and show the output of rank 0.
 
-        Of the other ranks the first to fail is heard.
+        If another rank fails first, its last lines are shown, too.
 
         Returns
         -------

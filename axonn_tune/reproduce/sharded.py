@@ -51,7 +51,7 @@ def sharded_search(
 def against_zero3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield runs of Megatron-LM and DeepSpeed's ZeRO-3, which gathers parameters one by one.
 
-    Of Megatron-LM's layout the table states only the product of the tensor and pipeline sizes.
+    The table states only the product of Megatron-LM's tensor and pipeline sizes.
     """
     source = "Narayanan et al., SC21, Table 2"
     machine = loaders.machine("dgx-a100")

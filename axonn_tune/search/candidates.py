@@ -171,8 +171,8 @@ def no_grid_error(search: Search, rejected: Mapping[str, int]) -> NoCandidateErr
 def batch_hint(search: Search, batches: Sequence[int]) -> str:
     """Return a phrase that names global batches that do; it is empty if there are none.
 
-    Of the nearest ones only some GPUs may have a share, and so the phrase also names one of which
-    all have.
+    Some GPUs may have no share of the nearest ones, and so the phrase also names one of which all
+    have a share.
     """
     if not batches:
         return ""

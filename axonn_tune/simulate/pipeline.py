@@ -98,7 +98,7 @@ def passes(
 ) -> list[PlayedPass]:
     """Return every pass of one candidate, rank by rank in the order in which each rank runs them.
 
-    Of two passes that run together, the forward pass is said to come first.
+    Where two passes run together, the forward pass is said to come first.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def passes(
     transfer_seconds : float
         Time of a transfer to the next stage, which is a part of every pass.
     schedule, places, beside_seconds
-        As for `pipeline_seconds`.
+        They are those of `pipeline_seconds`.
     """
     shape = _Shape(schedule, n_stages, n_virtual, places)
     order = _schedule(shape, _per_flow(schedule, n_micro))
@@ -141,7 +141,7 @@ class _Shape:
     """The stages of a pipeline, and the schedule in which its ranks run them.
 
     schedule, n_stages, n_virtual, places
-        As for `pipeline_seconds`.
+        They are those of `pipeline_seconds`.
     """
 
     schedule: str

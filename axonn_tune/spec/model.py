@@ -551,7 +551,7 @@ class Model:
     ) -> float:
         """Return the FLOPs of all passes, including recomputation (for HFU).
 
-        Of full recomputation, the share of the layers that are recomputed may be given.
+        A share of the layers may be given, if full recomputation forms only these again.
 
         With ``full`` this is ``96 B s l h^2 (1 + s/6h + V/16lh)`` for a GPT with a
         4h MLP (Narayanan et al., SC21, eq. 3).

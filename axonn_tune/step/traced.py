@@ -206,8 +206,8 @@ def _group_of(
 ) -> str:
     """Return the axis of the plan along which a collective ran, or what the trace says of it.
 
-    Of several axes of the same size, the description of the group chooses, or else the nearest
-    number of bytes.
+    Several axes may have that size. The description of the group chooses among them, or else the
+    nearest number of bytes.
     """
     described = _described_axes(collective.group)
     distances = {

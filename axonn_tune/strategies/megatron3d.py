@@ -469,8 +469,8 @@ class Megatron3D:
     def owned_share(self, shapes: Shapes, stored: Array, experts: Size) -> Array:
         """Return of how many parameters a rank holds the states with a distributed optimizer.
 
-        Of those that it stores, replicas of the rank share all but the experts, and ranks that hold
-        the same experts share these.
+        Replicas of the rank share all states but those of experts, and ranks that hold the same
+        experts share these.
         """
         of_others = stored / shapes.table.size(self.replicas)
         if not self.has_experts:

@@ -65,7 +65,7 @@ class TorchRing(Ring):
             return
         name = masked.name
         n_later = self.n_ranks - 1.0
-        keys_values = (self.key_bytes + self.value_bytes) / self.shapes.attention_element_bytes
+        keys_values = self._keys_values
         n_joins = np.maximum(n_later, 1.0)
         host.memory_bound(f"{name}.pack", n_later * _JOIN * keys_values, "copy", n_joins)
         gather = names.all_gather(name)
@@ -89,6 +89,11 @@ class TorchRing(Ring):
         nbytes = self.is_split * (of_keys * keys_values + of_queries * queries)
         host.memory_bound(f"{name}.sum", nbytes, "add", 6.0 + 7.0 * self.n_ranks)
 
+    @property
+    def _keys_values(self) -> Array:
+        """The number of elements of the rank's own keys and values."""
+        return (self.key_bytes + self.value_bytes) / self.shapes.attention_element_bytes
+
     def _masked(self, chain: str, window: int) -> Attention:
         """Return the step that meets the rank's own keys."""
         n_sequences, seq_len = self.shapes.table.sequences_at_once, self.shapes.job.seq_len
@@ -99,7 +104,6 @@ class TorchRing(Ring):
     @property
     def working_bytes(self) -> Array:
         """The keys and values of all ranks, the sums of gradients, and these twice on their way."""
-        element = self.shapes.attention_element_bytes
-        keys_values = (self.key_bytes + self.value_bytes) / element
-        sums = FP32_BYTES * (3.0 * keys_values + self.query_bytes / element)
+        queries = self.query_bytes / self.shapes.attention_element_bytes
+        sums = FP32_BYTES * (3.0 * self._keys_values + queries)
         return self.is_split * (self.all_key_value_bytes + sums)
