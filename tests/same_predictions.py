@@ -37,7 +37,7 @@ MODELS = Path(__file__).parents[1] / "models"
 SEARCHES = (
     "--strategy axonn-pipeline --gpus 64",
     "--strategy megatron --gpus 512 --machine dgx-h100",
-    "--strategy megatron --gpus 128 --machine aws-p5 --engine nanotron",
+    "--strategy megatron --gpus 128 --machine aws-p5-2024 --engine nanotron",
     "--strategy megatron --gpus 256 --machine dgx-h100 --schedule zb-h1",
     "--strategy zero3 --gpus 96 --machine dgx-h100",
 )

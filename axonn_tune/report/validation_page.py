@@ -115,9 +115,9 @@ _FITTED = fill(
     "GB200 and GB300 reach in NVFP4, to nine and to three of Megatron-Bridge; and "
     "`gpu.training_clock_fraction` of MI250X with the software of 2024, to the three runs of "
     "Megatron-DeepSpeed (tables above). They serve for all other rows of those GPUs, AxoNN's among "
-    "them. Steps of rings and trees "
-    "(`ring_steps`, `tree_steps`) are points of measured collectives: 17 on Frontier and 14 on "
-    "Perlmutter. Those of `frontier-2024` are assumed from them and from the bandwidth that "
+    "them. Steps of rings and trees (`ring_steps`, `tree_steps`) are points of measured "
+    "collectives: 17 on Frontier, 14 on Perlmutter and 23 on AWS, with two numbers for its "
+    "all-to-alls. Those of `frontier-2024` are assumed from them and from the bandwidth that "
     "AxoNN's authors measured; two of its points, for eight rings at once, come from the "
     "breakdown of the run of nanoGPT there, so that this row is not independent. Steps of hops "
     "inside nodes (`hop_steps`) are differences of collectives that were measured on one node.",
@@ -134,10 +134,14 @@ _FACTS_READING = fill(
 
 _COLLECTIVES_READING = """These rows hold how long collectives took against how long they take by
 the profiles: across nodes of Frontier with RCCL and of Perlmutter with NCCL (arXiv 2504.18658v2),
-and inside a node from 1 MiB up (aiconfigurator-core 0.12.0). One group of consecutive ranks runs
-alone. *all* stands for all machines, kinds or numbers of ranks. Most of these rows are also in the
-profiles: those of Frontier and Perlmutter hold steps that were fitted to all rows but the gathers
-of 64 MiB, and inside a node the profiles hold some of the messages."""
+across nodes of AWS with NCCL (crazyguitar/aws-gpu-communication-benchmark, CC BY 4.0), and inside a
+node from 1 MiB up (aiconfigurator-core 0.12.0). One group of consecutive ranks runs alone. *all*
+stands for all machines, kinds or numbers of ranks. Most of these rows are also in the profiles:
+those of Frontier and Perlmutter hold steps that were fitted to all rows but the gathers of 64 MiB,
+that of AWS steps that were fitted to all gathers and to all-reduces of up to 256 MiB and on rings,
+with two numbers for its all-to-alls, and inside a node the profiles hold some of the messages.
+Before anybody had looked at the rows of AWS, they were missed by 76 % in the mean: the software of
+2024, which `aws-p5-2024` keeps for nanotron's runs, made a step of a ring four times as slow."""
 
 _UNSTATED = ", ".join(
     f"{100 * spread:.0f} % {origin}" for origin, spread in UNSTATED_SPREAD.items()

@@ -50,6 +50,12 @@ def across_nodes(rows: Sequence[Row], loaders: Loaders) -> list[TimedCollective]
     return [_time_collective(row, loaders, source, "figure") for row in rows]
 
 
+def on_aws(rows: Sequence[Row], loaders: Loaders) -> list[TimedCollective]:
+    """Predict the collectives that were measured over nodes of AWS."""
+    source = "crazyguitar/aws-gpu-communication-benchmark at fd167f97 (CC BY 4.0)"
+    return [_time_collective(row, loaders, source, "table") for row in rows]
+
+
 def inside_node(rows: Sequence[Row], loaders: Loaders) -> list[TimedCollective]:
     """Predict the collectives that were measured inside one node."""
     source = "aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0)"

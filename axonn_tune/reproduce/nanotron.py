@@ -33,7 +33,7 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     stage, wrote down its memory (nanotron e24d2483, helpers.py, write_to_csv).
     """
     engine = loaders.engine("nanotron")
-    machine = loaders.machine("aws-p5")
+    machine = loaders.machine("aws-p5-2024")
     paper = Paper("nanotron", "Ultra-Scale Playbook of Hugging Face (Apache-2.0)", machine)
     fitting = replace(paper, is_fitted=True)
     for row, has_slept in zip(rows, slept(rows), strict=True):

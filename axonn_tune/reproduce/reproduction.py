@@ -11,7 +11,7 @@ from axonn_tune.reproduce.alst import arctic_long_sequences
 from axonn_tune.reproduce.automodel import automodel
 from axonn_tune.reproduce.axonn import compare_links, compare_runs
 from axonn_tune.reproduce.bridge import megatron_bridge
-from axonn_tune.reproduce.collectives import TimedCollective, across_nodes, inside_node
+from axonn_tune.reproduce.collectives import TimedCollective, across_nodes, inside_node, on_aws
 from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.fine_tuning import fine_tuning
 from axonn_tune.reproduce.kempnerforge import kempnerforge
@@ -59,6 +59,7 @@ def timed_collectives(
     """Predict the measured collectives, by where their ranks are."""
     return {
         "across nodes": across_nodes(load("collectives_pccl"), loaders),
+        "across nodes of AWS": on_aws(load("collectives_aws_p5"), loaders),
         "inside a node": inside_node(load("collectives_one_node"), loaders),
     }
 

@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 
 from axonn_tune.calibration.fit.assemble import with_link_points
+from axonn_tune.calibration.fit.steps import fitted_ring_steps, fitted_tree_steps
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.gemm import Products
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.io.logs import LogOptions, read_logs
+from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_machine
+from axonn_tune.spec.machine import Steps
+from axonn_tune.spec.points import LinkPoint
 
 DATA = Path(__file__).parents[1] / "data"
 SYSTEMS = {
@@ -148,7 +152,7 @@ def test_the_level_states_the_bus_bandwidth_of_the_largest_message(name):
 )
 def test_bandwidth_by_nodes_on_aws(kind, bar):
     """An all-reduce on 64 nodes was twice as slow as its law; other counts of nodes are nearer."""
-    machine = load_machine("aws-p5")
+    machine = load_machine("aws-p5-2024")
     plotted = [p for p in machine.link_points if p.kind == kind and p.size > 8]
     assert [p.size for p in plotted] == [16, 32, 64, 128, 256, 512]
     bandwidth_error = 1.0 / (1.0 + errors(machine, plotted)) - 1.0
@@ -157,8 +161,56 @@ def test_bandwidth_by_nodes_on_aws(kind, bar):
 
 def test_inside_a_node_aws_is_a_dgx():
     dgx, aws = load_machine("dgx-h100"), load_machine("aws-p5")
-    inside = tuple(p for p in aws.link_points if p.size <= 8)
-    assert (aws.links[0], aws.gemm, inside) == (dgx.links[0], dgx.gemm, dgx.link_points)
+    assert (aws.links[0], aws.gemm, aws.link_points) == (dgx.links[0], dgx.gemm, dgx.link_points)
+
+
+def test_aws_of_2024_differs_between_nodes_alone():
+    new, old = load_machine("aws-p5"), load_machine("aws-p5-2024")
+    inside = tuple(p for p in old.link_points if p.size <= 8)
+    same = replace(old, name=new.name, description=new.description, link_points=inside)
+    assert replace(same, links=(old.links[0], new.links[1])) == new
+
+
+AWS = [
+    LinkPoint(row["kind"], 1, int(row["ranks"]), 1, True, int(row["mebibytes"]) * MIB, seconds)
+    for row in load_published("collectives_aws_p5")
+    for seconds in [1e-3 * float(row["milliseconds"])]
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "bar"), [("all_gather", 0.03), ("all_reduce", 0.1), ("all_to_all", 0.12)]
+)
+def test_collectives_over_nodes_of_aws(kind, bar):
+    """Two nodes are an all-reduce's exception, and small all-to-alls take longer on many nodes."""
+    assert mean(errors(load_machine("aws-p5"), [p for p in AWS if p.kind == kind])) < bar
+
+
+def test_rings_on_aws_follow_from_those_of_other_sizes():
+    """What calibrate finds over 2, 8 and 32 nodes meets gathers over 4 and 16 nodes."""
+    machine = load_machine("aws-p5")
+    gathers = [p for p in AWS if p.kind == "all_gather"]
+    steps = fitted_ring_steps([p for p in gathers if p.size in (16, 64, 256)])
+    efa = replace(machine.links[1], ring_steps=Steps("measured", "a part of the rows", steps))
+    found = replace(machine, links=(machine.links[0], efa))
+    others = [p for p in gathers if p.size in (32, 128)]
+    assert len(others) == 14
+    assert mean(errors(found, others)) < 0.05
+
+
+def test_steps_on_aws_are_what_calibrate_finds():
+    efa = load_machine("aws-p5").links[1]
+    rings = fitted_ring_steps([p for p in AWS if p.kind != "all_to_all"])
+    scatters = [replace(p, kind="reduce_scatter") for p in rings if p.kind == "all_gather"]
+    assert sorted_steps(efa.ring_steps.points) == sorted_steps([*rings, *scatters])
+    trees = fitted_tree_steps(AWS, rings, 8)
+    of_one = [p for p in efa.tree_steps.points if p.n_rings == 1]
+    assert of_one == [p for p in trees if p.nbytes <= 256 * MIB]
+
+
+def sorted_steps(points):
+    """Steps by kind and bytes."""
+    return sorted(points, key=lambda p: (p.kind, p.nbytes))
 
 
 NVL72 = ("gb200-nvl72", "gb300-nvl72")

@@ -282,7 +282,7 @@ def test_what_was_not_measured_comes_from_the_base():
     ("device", "gib", "n_multiprocessors", "machine"),
     [
         ("NVIDIA A100-SXM4-40GB", 39.4, 108, "perlmutter"),
-        ("NVIDIA H100 80GB HBM3", 79.1, 132, "aws-p5"),
+        ("NVIDIA H100 80GB HBM3", 79.1, 132, "aws-p5-2024"),
         ("AMD Instinct MI250X", 64.0, 110, "frontier-2024"),
         ("NVIDIA GH200 120GB", 94.5, 132, "alps"),
         ("NVIDIA H200", 139.8, 132, "dgx-h200"),

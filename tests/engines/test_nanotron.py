@@ -225,7 +225,7 @@ def test_a_step_is_that_of_the_same_stages_by_name():
     configuration = Configuration(layout_of(balanced, data=2, pipeline=4), micro_batch=1)
     seconds = [
         predict(
-            Scenario(model, Job(8, 64, 4096), load_machine("aws-p5"), strategy), configuration
+            Scenario(model, Job(8, 64, 4096), load_machine("aws-p5-2024"), strategy), configuration
         ).step_seconds
         for strategy in (balanced, replace(balanced, **by_name))
     ]
