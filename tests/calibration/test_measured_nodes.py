@@ -161,7 +161,8 @@ def test_bandwidth_by_nodes_on_aws(kind, bar):
 
 def test_inside_a_node_aws_is_a_dgx():
     dgx, aws = load_machine("dgx-h100"), load_machine("aws-p5")
-    assert (aws.links[0], aws.gemm, aws.link_points) == (dgx.links[0], dgx.gemm, dgx.link_points)
+    assert (aws.gemm, aws.kernels) == (dgx.gemm, dgx.kernels)
+    assert (aws.links[0], aws.link_points) == (dgx.links[0], dgx.link_points)
 
 
 def test_aws_of_2024_differs_between_nodes_alone():
