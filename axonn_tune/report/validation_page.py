@@ -353,7 +353,7 @@ without a pipeline, where the host is a full queue of launches ahead. There the 
 With stages it is 3.2 % for the 112 runs that are set apart, whose hosts seem to wait until each
 message has passed, and 7.4 % for the others, of which many hold such tensors, too; these are not
 predicted. One layout of 8B stands in its table twice: 19.0 s with 19.2 GiB, and 88.9 s with 17.8
-GiB. The nine runs that reserved 70 GiB or more took 2.7 to 7.6 times as long as predicted; four of
+GiB. The nine runs that reserved 70 GiB or more took 2.7 to 7.7 times as long as predicted; four of
 them are set apart, and the others have no faster run of their kind beside them. Megatron-Bridge
 publishes no memory: its rows only say whether what ran was predicted to fit."""
 
