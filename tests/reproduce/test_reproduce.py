@@ -317,7 +317,7 @@ def test_the_command_prints_every_row(reproduce_command):
     assert (
         n_steps == 55 + 133 + 25 + 161 + 13 + 31 + 138 + 18 + 7 + 17 + 85 + 17 + 17 + 10 + 75 + 814
     )
-    assert n_collectives == 102 + 380
+    assert n_collectives == 102 + 115 + 380
     runs = [row for row in rows if row["known"]]
     assert len(runs) == len(found.results) + n_steps
 
