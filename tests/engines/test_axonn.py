@@ -199,7 +199,7 @@ def cases_of(n_ranks, n_for_each_grid):
 @pytest.mark.parametrize(
     ("n_ranks", "n_for_each_grid"),
     [
-        (2, 4),
+        (2, 2),
         pytest.param(4, 3, marks=pytest.mark.slow),
         pytest.param(8, 2, marks=pytest.mark.sweep),
     ],

@@ -27,6 +27,7 @@ MODEL = llama(
 CHAINS = {"forward": ("forward",), "backward": ("recompute", "backward")}
 
 
+@pytest.mark.slow
 def test_the_compiler_joins_gathers_of_one_input_and_no_sums_as_the_plan_says():
     program = Path(__file__).with_name("compiled_block.py")
     done = subprocess.run([sys.executable, program], capture_output=True, text=True)

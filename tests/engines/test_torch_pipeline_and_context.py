@@ -66,7 +66,7 @@ def test_a_stage_gathers_once_and_reduces_behind_its_last_backward_pass():
     assert not any(messages(plan, part) for part in (*usual, stages.sync.backward))
 
 
-@pytest.mark.parametrize("chain", ["forward", "backward"])
+@pytest.mark.parametrize("chain", [pytest.param("forward", marks=pytest.mark.slow), "backward"])
 def test_a_shared_sequence_moves_what_torch_moves(chain):
     recorded = printed_by("ring_attention.py")[chain]
     strategy = zero3(ENGINE, context_kind="ring")

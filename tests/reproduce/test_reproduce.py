@@ -193,6 +193,7 @@ def every_run():
     return [*published_runs(load_published, LOADERS), *steps]
 
 
+@pytest.mark.slow
 def test_what_a_search_may_choose_counts_as_assumed():
     """A search that leaves a fact open chooses it, so that the fact is not known."""
     for run in every_run():

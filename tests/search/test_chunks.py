@@ -15,12 +15,23 @@ SEARCHES = {
     "pipelines of several lengths": ("tiny", 8, {}),
     "virtual stages": ("gpt-neox-20b", 16, {"recompute": "none"}),
     "experts": ("olmoe-1b-7b", 8, {}),
+}
+LONG_SEARCHES = {
     "layers of two kinds": ("gpt-oss-120b", 8, {}),
     "dense layers first": ("deepseek-v2", 8, {}),
 }
 
 
-@pytest.mark.parametrize(("model", "n_gpus", "options"), SEARCHES.values(), ids=SEARCHES)
+@pytest.mark.parametrize(
+    ("model", "n_gpus", "options"),
+    [
+        *(pytest.param(*search, id=name) for name, search in SEARCHES.items()),
+        *(
+            pytest.param(*search, id=name, marks=pytest.mark.slow)
+            for name, search in LONG_SEARCHES.items()
+        ),
+    ],
+)
 def test_chunks_of_all_layouts_have_the_same_times(monkeypatch, model, n_gpus, options):
     search = build_search(
         model,
