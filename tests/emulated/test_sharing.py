@@ -33,13 +33,10 @@ def by_law(cluster, stride, size):
     return min(shares)
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        pytest.param("frontier-mini", "all_gather", marks=pytest.mark.sweep),
-        pytest.param("perlmutter-mini", "all_reduce", marks=pytest.mark.slow),
-    ],
+    ("name", "kind"), [("frontier-mini", "all_gather"), ("perlmutter-mini", "all_reduce")]
 )
 def test_rings_share_the_links_that_they_cross(name, kind, emulation, capsys):
     cluster = load_cluster(name)

@@ -101,7 +101,7 @@ def memory_is_taken_again(rank, n_ranks):
             assert torch.equal(shard, expected), (size, dtype)
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_ranks", [2, 3, 4, pytest.param(8, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(
     "check",
     [

@@ -94,7 +94,7 @@ def check_times(operations):
 
 @pytest.mark.parametrize(
     "n_ranks",
-    [1, 2, pytest.param(4, marks=pytest.mark.sweep), pytest.param(8, marks=pytest.mark.slow)],
+    [1, 2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.sweep)],
 )
 def test_record_equals_plan(n_ranks):
     on_ranks(n_ranks, check_records, list(telling_cases(n_ranks)))

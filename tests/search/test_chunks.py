@@ -27,7 +27,7 @@ LONG_SEARCHES = {
     [
         *(pytest.param(*search, id=name) for name, search in SEARCHES.items()),
         *(
-            pytest.param(*search, id=name, marks=pytest.mark.slow)
+            pytest.param(*search, id=name, marks=pytest.mark.sweep)
             for name, search in LONG_SEARCHES.items()
         ),
     ],
