@@ -10,6 +10,20 @@ from axonn_tune.reproduce.comparison import Comparison, ErrorSummary, grouped, s
 from axonn_tune.reproduce.runs import Loaders, Row
 
 _MIB = 2.0**20
+# The table, its source and its certainty, by where the ranks are.
+_TABLES = {
+    "across nodes": ("collectives_pccl", "arXiv 2504.18658v2 (IPDPS 2026)", "figure"),
+    "across nodes of AWS": (
+        "collectives_aws_p5",
+        "crazyguitar/aws-gpu-communication-benchmark at fd167f97 (CC BY 4.0)",
+        "table",
+    ),
+    "inside a node": (
+        "collectives_one_node",
+        "aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0)",
+        "table",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -44,22 +58,14 @@ class CollectiveErrors:
     errors: ErrorSummary
 
 
-def across_nodes(rows: Sequence[Row], loaders: Loaders) -> list[TimedCollective]:
-    """Predict the collectives that were measured over many nodes."""
-    source = "arXiv 2504.18658v2 (IPDPS 2026)"
-    return [_time_collective(row, loaders, source, "figure") for row in rows]
-
-
-def on_aws(rows: Sequence[Row], loaders: Loaders) -> list[TimedCollective]:
-    """Predict the collectives that were measured over nodes of AWS."""
-    source = "crazyguitar/aws-gpu-communication-benchmark at fd167f97 (CC BY 4.0)"
-    return [_time_collective(row, loaders, source, "table") for row in rows]
-
-
-def inside_node(rows: Sequence[Row], loaders: Loaders) -> list[TimedCollective]:
-    """Predict the collectives that were measured inside one node."""
-    source = "aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0)"
-    return [_time_collective(row, loaders, source, "table") for row in rows]
+def timed_collectives(
+    load: Callable[[str], Sequence[Row]], loaders: Loaders
+) -> dict[str, Sequence[TimedCollective]]:
+    """Predict the measured collectives, by where their ranks are; `load` finds a table by name."""
+    return {
+        place: [_time_collective(row, loaders, source, certainty) for row in load(table)]
+        for place, (table, source, certainty) in _TABLES.items()
+    }
 
 
 def _time_collective(row: Row, loaders: Loaders, source: str, certainty: str) -> TimedCollective:

@@ -11,7 +11,7 @@ from axonn_tune.reproduce.alst import arctic_long_sequences
 from axonn_tune.reproduce.automodel import automodel
 from axonn_tune.reproduce.axonn import compare_links, compare_runs
 from axonn_tune.reproduce.bridge import megatron_bridge
-from axonn_tune.reproduce.collectives import TimedCollective, across_nodes, inside_node, on_aws
+from axonn_tune.reproduce.collectives import TimedCollective, timed_collectives
 from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.fine_tuning import fine_tuning
 from axonn_tune.reproduce.kempnerforge import kempnerforge
@@ -51,17 +51,6 @@ def reproduce(
     steps = {name: time_runs(runs, each) for name, runs in measured_steps(load, loaders).items()}
     links = compare_links(load("axonn_links"), loaders)
     return Reproduction(results, steps, links, timed_collectives(load, loaders))
-
-
-def timed_collectives(
-    load: Callable[[str], Sequence[Row]], loaders: Loaders
-) -> dict[str, Sequence[TimedCollective]]:
-    """Predict the measured collectives, by where their ranks are."""
-    return {
-        "across nodes": across_nodes(load("collectives_pccl"), loaders),
-        "across nodes of AWS": on_aws(load("collectives_aws_p5"), loaders),
-        "inside a node": inside_node(load("collectives_one_node"), loaders),
-    }
 
 
 def published_runs(load: Callable[[str], Sequence[Row]], loaders: Loaders) -> list[Run]:

@@ -271,8 +271,7 @@ class MegatronCommunication(SequenceParallel):
         if program.checks_gradients:
             host.memory_bound(f"{name}.check", nbytes, "reduce")
         if program.scales_gradients:
-            has_replicas = self.shapes.table.size(self.options.replicas) > 1
-            host.memory_bound(f"{name}.scale", 2.0 * has_replicas * nbytes, "scale")
+            host.memory_bound(f"{name}.scale", 2.0 * self._has_replicas * nbytes, "scale")
 
     def _over_replicas(
         self,
@@ -479,8 +478,12 @@ class MegatronCommunication(SequenceParallel):
     @property
     def _shares_gradients(self) -> Array:
         """1 where several replicas share the sums of gradients, else 0."""
-        has_replicas = self.shapes.table.size(self.options.replicas) > 1
-        return (has_replicas & self.options.shards_gradients).astype(np.float64)
+        return (self._has_replicas & self.options.shards_gradients).astype(np.float64)
+
+    @property
+    def _has_replicas(self) -> np.ndarray:
+        """Whether other ranks have the same weights, shape (C,)."""
+        return self.shapes.table.size(self.options.replicas) > 1
 
     def step_end(self, host: HostProgram) -> None:
         """Reduce the gradients that no micro-step has reduced, clip, and update the weights."""
@@ -578,15 +581,14 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _n_copies_of_gathered(self) -> Array:
-        """How often updated weights are copied where they are gathered.
+        """The number of times that updated weights are copied where they are gathered.
 
         Where every replica has a buffer of its parts, the old weights are copied into the buffers,
         torch copies what it gathers into them (ProcessGroupNCCL, allgather), and the parts are
         copied out of them.
         """
         has_buffers = self.options.engine.megatron.view_seconds is not None
-        has_replicas = self.shapes.table.size(self.options.replicas) > 1
-        return np.where(has_replicas & has_buffers, 3.0, 1.0)
+        return np.where(self._has_replicas & has_buffers, 3.0, 1.0)
 
     def _view_parts(self, host: HostProgram) -> None:
         """Let the host handle each replica's part of each weight, where the engine does."""
@@ -596,8 +598,7 @@ class MegatronCommunication(SequenceParallel):
         model = self.shapes.model
         n_of_block = len(model.block_linears) + model.n_vectors / model.n_layers
         n_weights = (1 + self._has_head) + self._n_layers * n_of_block
-        n_replicas = self.shapes.table.size(self.options.replicas)
-        n_parts = n_weights * n_replicas * (n_replicas > 1)
+        n_parts = n_weights * self.shapes.table.size(self.options.replicas) * self._has_replicas
         host.idle(names.views("weights"), n_parts * view_seconds.value)
 
     def _cast_updated(self, host: HostProgram) -> None:

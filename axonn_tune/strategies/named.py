@@ -139,7 +139,7 @@ def _zero_named(name: str, switches: Switches, engine: Engine, has_experts: bool
             f"engine {engine.name or 'ideal'} splits no layers; allowed with --overlaps-tensor: an "
             "engine of torchtitan, or --strategy megatron"
         )
-    n_virtual = _numbers_of_virtual_stages(Switches(virtual_stages=switches.virtual_stages))
+    n_virtual = _numbers_with_1f1b(switches.virtual_stages)
     return zero3(engine, has_experts, context_kind, bool(switches.overlaps_tensor), n_virtual)
 
 
@@ -171,12 +171,17 @@ def _numbers_of_virtual_stages(switches: Switches) -> tuple[int, ...]:
     if switches.schedule == ONE_F_ONE_B and stages is None and n_parts:
         return tuple(number for number in range(1, n_parts + 1) if n_parts % number == 0)
     if switches.schedule == ONE_F_ONE_B:
-        return (1, 2, 4) if stages is None else (stages,)
+        return _numbers_with_1f1b(stages)
     if stages not in (None, 1):
         raise InputError(
             f"virtual_stages is {stages}; allowed with --schedule {switches.schedule}: 1"
         )
     return (1,)
+
+
+def _numbers_with_1f1b(stages: int | None) -> tuple[int, ...]:
+    """Return the numbers of virtual stages that a search with 1F1B tries."""
+    return (1, 2, 4) if stages is None else (stages,)
 
 
 def _check_sharding(switches: Switches, engine: Engine) -> None:

@@ -6,11 +6,7 @@ from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
-from axonn_tune.reproduce.collectives import (
-    across_nodes,
-    collective_errors,
-    inside_node,
-)
+from axonn_tune.reproduce.collectives import collective_errors, timed_collectives
 from axonn_tune.reproduce.runs import Loaders
 
 LOADERS = Loaders(load_model, load_machine, load_engine)
@@ -47,7 +43,7 @@ def test_sizes_inside_a_node_are_whole_buffers():
     """A rank sends that share of the whole buffer, near the link's bandwidth and never above it."""
     large = [
         timed
-        for timed in inside_node(load_published("collectives_one_node"), LOADERS)
+        for timed in timed_collectives(load_published, LOADERS)["inside a node"]
         if timed.nbytes == 256 * 2**20 and timed.n_ranks >= 4 and timed.kind != "all_reduce"
     ]
     assert {timed.machine for timed in large} == set(NVLINK)
@@ -78,7 +74,7 @@ def test_errors_are_counted_for_each_machine_kind_and_number_of_ranks():
     ]
     found = {
         (group.machine, group.kind, group.n_ranks): group.errors
-        for group in collective_errors(across_nodes(rows, LOADERS))
+        for group in collective_errors(timed_collectives(lambda _: rows, LOADERS)["across nodes"])
     }
     assert list(found) == [
         ("", "", 0),

@@ -11,27 +11,16 @@ from build import play_at_once
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.searching import build_search
 
-SEARCHES = {
-    "pipelines of several lengths": ("tiny", 8, {}),
-    "virtual stages": ("gpt-neox-20b", 16, {"recompute": "none"}),
-    "experts": ("olmoe-1b-7b", 8, {}),
-}
-LONG_SEARCHES = {
-    "layers of two kinds": ("gpt-oss-120b", 8, {}),
-    "dense layers first": ("deepseek-v2", 8, {}),
-}
+SEARCHES = [
+    pytest.param("tiny", 8, {}, id="pipelines of several lengths"),
+    pytest.param("gpt-neox-20b", 16, {"recompute": "none"}, id="virtual stages"),
+    pytest.param("olmoe-1b-7b", 8, {}, id="experts"),
+    pytest.param("gpt-oss-120b", 8, {}, id="layers of two kinds", marks=pytest.mark.sweep),
+    pytest.param("deepseek-v2", 8, {}, id="dense layers first", marks=pytest.mark.sweep),
+]
 
 
-@pytest.mark.parametrize(
-    ("model", "n_gpus", "options"),
-    [
-        *(pytest.param(*search, id=name) for name, search in SEARCHES.items()),
-        *(
-            pytest.param(*search, id=name, marks=pytest.mark.sweep)
-            for name, search in LONG_SEARCHES.items()
-        ),
-    ],
-)
+@pytest.mark.parametrize(("model", "n_gpus", "options"), SEARCHES)
 def test_chunks_of_all_layouts_have_the_same_times(monkeypatch, model, n_gpus, options):
     search = build_search(
         model,
