@@ -10,11 +10,12 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from axonn_tune.errors import FileError, InputError, choices_hint
-from axonn_tune.io.files import read_text
+from axonn_tune.io.files import FileName, read_text
 from axonn_tune.io.yaml_files import load_yaml
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.machine import PROFILE_VERSION, Machine
@@ -22,6 +23,8 @@ from axonn_tune.spec.model import Model
 
 if TYPE_CHECKING:
     from axonn_tune.spec.cluster import Cluster
+
+T = TypeVar("T")
 
 PATH_VARIABLE = "AXONN_TUNE_PATH"
 
@@ -43,6 +46,8 @@ _MACHINE = _PresetKind("machine", "hardware_profiles", re.compile(r"\bmemory_res
 _CLUSTER = _PresetKind("cluster", "emulate/clusters", re.compile(r"\blevels:"))
 _ENGINE = _PresetKind("engine", "engines", re.compile(r"^strategies:", re.MULTILINE))
 _PRESET_KINDS = (_MODEL, _MACHINE, _CLUSTER, _ENGINE)
+# The line that names the base of a file, without a quotation mark or a comment.
+_BASE = re.compile(r"""^base:\s*["']?([^\s"'#]+)""", re.MULTILINE)
 
 
 def load_model(name_or_path: str | os.PathLike[str]) -> Model:
@@ -70,8 +75,8 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
                 f"{given}: no such file; allowed: a preset's name, a YAML file, or a Hugging "
                 "Face config.json (nothing is downloaded)"
             )
-        return load_yaml(path, Model)
-    return load_yaml(_resolve(given, _MODEL), Model)
+        return _load(path, Model, _MODEL)
+    return _load(_resolve(given, _MODEL), Model, _MODEL)
 
 
 def load_machine(name_or_path: str | os.PathLike[str]) -> Machine:
@@ -85,7 +90,7 @@ def load_machine(name_or_path: str | os.PathLike[str]) -> Machine:
         The file is missing, malformed, or does not describe a machine.
     """
     path = _path_of(name_or_path, _MACHINE)
-    return load_yaml(path, Machine, "profile_version", PROFILE_VERSION)
+    return _load(path, Machine, _MACHINE, "profile_version", PROFILE_VERSION)
 
 
 def machine_of_gpu(name: str) -> Machine:
@@ -120,7 +125,7 @@ def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
     """
     from axonn_tune.spec.cluster import Cluster
 
-    return load_yaml(_path_of(name_or_path, _CLUSTER), Cluster)
+    return _load(_path_of(name_or_path, _CLUSTER), Cluster, _CLUSTER)
 
 
 def load_engine(name_or_path: str | os.PathLike[str]) -> Engine:
@@ -133,7 +138,30 @@ def load_engine(name_or_path: str | os.PathLike[str]) -> Engine:
     FileError
         The file is missing, malformed, or does not describe an engine.
     """
-    return load_yaml(_path_of(name_or_path, _ENGINE), Engine)
+    return _load(_path_of(name_or_path, _ENGINE), Engine, _ENGINE)
+
+
+def _load(
+    path: str | Path, cls: type[T], kind: _PresetKind, version_key: str = "", newest: int = 0
+) -> T:
+    """Return what a file describes, which may name another file of its kind as its base."""
+    return load_yaml(path, cls, version_key, newest, partial(_base_of, kind))
+
+
+def _base_of(kind: _PresetKind, named: str, derived: FileName) -> Path:
+    """Return the file that a file names as its base: by its full name, or by the path to it.
+
+    A file with the name of a preset may have that preset as its base.
+    """
+    if _looks_like_path(named):
+        path = Path(derived).parent / named
+        if not path.exists():
+            raise InputError(f"no such file as {path}")
+        return path
+    files = _files_by_name(kind, named.lower(), Path(derived))
+    if named.lower() not in files:
+        raise InputError(f"unknown {kind.noun}{choices_hint(named, files)}")
+    return files[named.lower()]
 
 
 def _path_of(name_or_path: str | os.PathLike[str], kind: _PresetKind) -> str | Path:
@@ -178,9 +206,12 @@ def _natural_order(name: str) -> list[str | int]:
 
 
 def _is_path(text: str) -> bool:
+    return _looks_like_path(text) or os.path.isfile(text)
+
+
+def _looks_like_path(text: str) -> bool:
     has_separator = "/" in text or os.sep in text
-    has_suffix = text.lower().endswith((*_SUFFIXES, ".json"))
-    return has_separator or has_suffix or os.path.isfile(text)
+    return has_separator or text.lower().endswith((*_SUFFIXES, ".json"))
 
 
 def _hf_folder(text: str) -> Path | None:
@@ -213,23 +244,33 @@ def _resolve(name: str, kind: _PresetKind) -> Path:
     return files[best[0]]
 
 
-def _files_by_name(kind: _PresetKind, asked: str = "") -> dict[str, Path]:
+def _files_by_name(
+    kind: _PresetKind, asked: str = "", other_than: Path | None = None
+) -> dict[str, Path]:
     """Return the files by their lower-case names; the first folder that has a name wins.
 
     Parameters
     ----------
     asked : str
         The lower-case name that the user asked for, if there is one.
+    other_than : Path or None
+        A file that is passed over.
     """
     files: dict[str, Path] = {}
+    passed_over = other_than and os.path.realpath(other_than)
+
+    def add(path: Path) -> None:
+        if os.path.realpath(path) != passed_over:
+            files.setdefault(path.stem.lower(), path)
+
     for folder in _user_folders():
         for path in _yaml_files(folder):
             if path.stem.lower() not in files and _is_of_kind(kind, path, asked):
-                files[path.stem.lower()] = path
+                add(path)
         for path in _yaml_files(folder / kind.folder):
-            files.setdefault(path.stem.lower(), path)
+            add(path)
     for path in _yaml_files(_preset_folder(kind)):
-        files.setdefault(path.stem.lower(), path)
+        add(path)
     return files
 
 
@@ -268,9 +309,30 @@ def _is_of_kind(kind: _PresetKind, path: Path, asked: str) -> bool:
     """
     is_asked = path.stem.lower() == asked
     try:
-        text = read_text(path)
+        found = _kind_of(path)
     except FileError:
         return is_asked
-    if kind.marker.search(text):
-        return True
-    return is_asked and not any(other.marker.search(text) for other in _PRESET_KINDS)
+    return found is kind or (is_asked and found is None)
+
+
+def _kind_of(path: Path, derived: tuple[Path, ...] = ()) -> _PresetKind | None:
+    """Return the kind of a file, or of its base; None if neither tells.
+
+    `derived` are files of which this one is the base.
+    """
+    text = read_text(path)
+    for kind in _PRESET_KINDS:
+        if kind.marker.search(text):
+            return kind
+    named = _BASE.search(text)
+    if named is None:
+        return None
+    base = named[1]
+    for kind in _PRESET_KINDS:
+        if base.lower() in {preset.stem.lower() for preset in _yaml_files(_preset_folder(kind))}:
+            return kind
+    files = (path, *derived)
+    for file in (path.with_name(base + suffix) for suffix in ("", *_SUFFIXES)):
+        if file.is_file() and file not in files:
+            return _kind_of(file, files)
+    return None

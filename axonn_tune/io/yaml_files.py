@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
 import yaml
 
-from axonn_tune.errors import FileError
+from axonn_tune.errors import FileError, InputError
+from axonn_tune.io.bases import BASE, on_base
 from axonn_tune.io.files import FileName, read_text, write_text
 from axonn_tune.io.schema import (
     SHOWN_PROBLEMS,
@@ -32,6 +34,8 @@ except ImportError:  # PyYAML was built without libyaml.
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 T = TypeVar("T")
+# Returns the file that a file names as its base.
+FindBase: TypeAlias = Callable[[str, FileName], FileName]
 
 _TAG = "tag:yaml.org,2002:"
 # Bounds of a text, once its aliases are written out. Nothing that is read is nested deeper than
@@ -96,7 +100,13 @@ for _tag, _pattern, _first_characters in _PLAIN_WORDS:
     _Dumper.add_implicit_resolver(_TAG + _tag, _regex, list(_first_characters))
 
 
-def load_yaml(path: FileName, cls: type[T], version_key: str = "", newest: int = 0) -> T:
+def load_yaml(
+    path: FileName,
+    cls: type[T],
+    version_key: str = "",
+    newest: int = 0,
+    find_base: FindBase | None = None,
+) -> T:
     """Return an instance of the dataclass `cls` from a YAML file.
 
     Parameters
@@ -105,12 +115,36 @@ def load_yaml(path: FileName, cls: type[T], version_key: str = "", newest: int =
         The key that holds the version of the file's format, if it has one.
     newest : int
         The newest version of the format that can be read.
+    find_base : callable or None
+        The function that finds the base which a file names (see `bases.on_base`); without one
+        files have none.
 
     Raises
     ------
     FileError
-        The file is missing or malformed, has a newer version, or does not fit the dataclass. In
-        the last case the message has all problems with their lines.
+        The file or its base is missing or malformed, has a newer version, or does not fit the
+        dataclass. In the last case the message has all problems with their lines.
+    """
+    text, data, base = _read(path, version_key, newest, find_base)
+    try:
+        return build(cls, data)
+    except SchemaError as error:
+        if base is not None:
+            # If the base is the one at fault, this raises its own error.
+            load_yaml(base, cls, version_key, newest, find_base)
+        raise FileError(_with_lines(path, text, error)) from None
+
+
+def _read(
+    path: FileName,
+    version_key: str,
+    newest: int,
+    find_base: FindBase | None,
+    derived: tuple[FileName, ...] = (),
+) -> tuple[str, Any, FileName | None]:
+    """Return the text of a file, its data on top of that of its base, and the base if it has one.
+
+    `derived` are the files of which this one is the base, directly or through others.
     """
     text = read_text(path)
     data = parse_yaml(text, path)
@@ -120,10 +154,23 @@ def load_yaml(path: FileName, cls: type[T], version_key: str = "", newest: int =
             f"{os.fspath(path)}: {version_key} {version} is newer than this axonn-tune, which "
             f"reads up to {newest}; upgrade it"
         )
+    if find_base is None or not isinstance(data, dict) or BASE not in data:
+        return text, data, None
+    named = data[BASE]
+    where = f"{os.fspath(path)}: {BASE} is {named!r}"
+    if not isinstance(named, str):
+        raise FileError(f"{where}; allowed: a name, or the path of a file")
     try:
-        return build(cls, data)
-    except SchemaError as error:
-        raise FileError(_with_lines(path, text, error)) from None
+        base = find_base(named, path)
+    except InputError as error:
+        raise FileError(f"{where}: {error}") from None
+    files = (path, *derived)
+    if any(os.path.realpath(base) == os.path.realpath(file) for file in files):
+        raise FileError(f"{where}, which has this file as its own base")
+    _, base_data, _ = _read(base, version_key, newest, find_base, files)
+    if not isinstance(base_data, dict):
+        raise FileError(f"{where}, which holds no keys")
+    return text, on_base(base_data, data), base
 
 
 def save_yaml(path: FileName, instance: Any, comment: str = "") -> None:
