@@ -18,7 +18,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from axonn_tune.errors import InputError, choices_hint
-from axonn_tune.spec.checks import LARGEST_COUNT
+from axonn_tune.spec.checks import LARGEST_BYTES, LARGEST_COUNT
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.machine import ORIGINS, Quantity
 from axonn_tune.units import format_quantity, parse_quantity, suffix_of
@@ -106,6 +106,8 @@ def _reader(hint: Any, name: str) -> Reader:
         return _record(cast(type[Any], hint), name)
     elif hint is float:
         return _number(name)
+    elif hint is int:
+        return _count_up_to(LARGEST_BYTES if name == "nbytes" else LARGEST_COUNT)
     elif hint in _SCALARS:
         return _SCALARS[hint]
     raise TypeError(f"schema: field '{name}' has a type that files cannot hold: {hint!r}")
@@ -176,7 +178,7 @@ def _layout(value: object, path: KeyPath, problems: list[Problem]) -> Any:
     if isinstance(value, dict) and list(value) == ["sizes"]:
         value, path = value["sizes"], (*path, "sizes")
     n_before = len(problems)
-    sizes = _mapping(_count)(value, path, problems)
+    sizes = _mapping(_count_up_to(LARGEST_COUNT))(value, path, problems)
     return _FAILED if len(problems) > n_before else Layout(sizes)
 
 
@@ -299,12 +301,15 @@ def _number(name: str) -> Reader:
     return read
 
 
-def _count(value: object, path: KeyPath, problems: list[Problem]) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int):
-        return _refuse(value, "a whole number", path, problems)
-    if abs(value) > LARGEST_COUNT:
-        return _refuse(value, f"a whole number up to {LARGEST_COUNT}", path, problems)
-    return value
+def _count_up_to(largest: int) -> Reader:
+    def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int):
+            return _refuse(value, "a whole number", path, problems)
+        if abs(value) > largest:
+            return _refuse(value, f"a whole number up to {largest}", path, problems)
+        return value
+
+    return read
 
 
 def _flag(value: object, path: KeyPath, problems: list[Problem]) -> Any:
@@ -315,7 +320,7 @@ def _text(value: object, path: KeyPath, problems: list[Problem]) -> Any:
     return value if isinstance(value, str) else _refuse(value, "text, in quotes", path, problems)
 
 
-_SCALARS: dict[Any, Reader] = {int: _count, bool: _flag, str: _text}
+_SCALARS: dict[Any, Reader] = {bool: _flag, str: _text}
 
 
 def _refuse(value: object, allowed: str, path: KeyPath, problems: list[Problem]) -> object:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from axonn_tune.spec.checks import (
+    LARGEST_BYTES,
     require_between,
     require_choice,
     require_count,
@@ -210,7 +211,6 @@ class StepPoint(_Timed):
         require_fraction(owner, "spread_fraction", self.spread_fraction)
 
 
-Point = GemmPoint | AttentionPoint | MemoryPoint | LinkPoint
 POINTS = (GemmPoint, AttentionPoint, MemoryPoint, LinkPoint)
 
 
@@ -219,7 +219,7 @@ def _check(owner: str, point: Any, counts: tuple[str, ...]) -> None:
     for name in counts:
         # A number of bytes may be larger than the largest allowed count.
         if name == "nbytes":
-            require_positive(owner, name, point.nbytes)
+            require_between(owner, name, point.nbytes, 1, LARGEST_BYTES)
         else:
             require_count(owner, name, getattr(point, name))
     require_positive(owner, "seconds", point.seconds)

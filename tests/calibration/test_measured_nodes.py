@@ -269,3 +269,25 @@ def test_groups_that_no_dispatch_was_measured_on_follow_the_law():
     ]
     error = np.array(predicted) / seconds[large] - 1.0
     assert mean(error) < 0.15
+
+
+def test_a_log_of_whole_nodes_leaves_what_it_does_not_tell():
+    """The profile's own pairs are slower behind the switch, and do not count against eight GPUs."""
+    before = load_machine("dgx-h200")
+    gigabytes_per_s = 468.0
+    log = [
+        LinkPoint("all_reduce", 1, 8, 1, True, nbytes, 24e-6 + 1.75e-9 * nbytes / gigabytes_per_s)
+        for nbytes in (MIB // 128, MIB, 32 * MIB, 1024 * MIB, 8192 * MIB)
+    ]
+    after = with_link_points(before, log)
+    level, level_before = after.links[0], before.links[0]
+    bandwidth, bandwidth_before = (
+        each.bandwidth_bytes_per_s.value for each in (level, level_before)
+    )
+    assert bandwidth == pytest.approx(468e9, rel=0.01)
+    for kind in ("all_gather", "reduce_scatter", "all_to_all", "send_recv"):
+        known = level_before.kind_fraction[kind].value * bandwidth_before
+        assert level.kind_fraction[kind].value * bandwidth == pytest.approx(known)
+    assert (level.ring_steps, level.tree_steps) == (None, None)
+    large = [point for point in log if point.nbytes >= 1024 * MIB]
+    assert abs(errors(replace(after, link_points=()), large)).max() < 0.05

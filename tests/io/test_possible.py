@@ -1,5 +1,6 @@
 """Numbers that no machine and no model can have are refused where a file is read."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from command_line import assert_refused, run_cli
 
 from axonn_tune.errors import FileError
 from axonn_tune.io.presets import load_machine, load_model
-from axonn_tune.io.yaml_files import dump_yaml, parse_yaml
+from axonn_tune.io.yaml_files import dump_yaml, parse_yaml, save_yaml
 
 ROOT = Path(__file__).parents[2]
 PROFILE = ROOT / "hardware_profiles" / "frontier.yaml"
@@ -143,3 +144,15 @@ def test_what_is_no_time_is_not_ranked(capsys):
     """The gap is 0 in the profile, so that no factor bounds it."""
     command = ["whatif", "--gpus", 64, "--model", "tiny", "--set", "host.gap=1e308"]
     assert_refused(capsys, *command, culprit="no time follows from its numbers")
+
+
+def test_messages_may_be_larger_than_any_count(tmp_path):
+    """nccl-tests are usually run up to 8 GiB."""
+    profile = load_machine("dgx-h200")
+    point = replace(profile.link_points[0], nbytes=2**33)
+    save_yaml(tmp_path / "a.yaml", replace(profile, link_points=(point,)))
+    assert load_machine(tmp_path / "a.yaml").link_points == (point,)
+    text = (tmp_path / "a.yaml").read_text().replace(str(2**33), str(2**51))
+    (tmp_path / "b.yaml").write_text(text)
+    with pytest.raises(FileError, match="nbytes: got 2251799813685248; allowed: a whole number"):
+        load_machine(tmp_path / "b.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -103,21 +104,29 @@ def with_link_points(machine: Machine, points: Sequence[LinkPoint]) -> Machine:
     """Return the machine with more collectives; the levels that they cross are fitted anew.
 
     A level stays as it is where its collectives do not tell latency from bandwidth. A kind of
-    collective that was not measured keeps what the profile said of it.
+    collective that was not measured keeps what the profile said of it. Between the sizes that were
+    measured over a group, no point of the profile is kept.
     """
-    new_keys = {_key(point) for point in points}
-    kept = [point for point in machine.link_points if _key(point) not in new_keys]
+    sizes: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for point in points:
+        sizes[_group(point)].append(point.nbytes)
+    kept = [
+        point
+        for point in machine.link_points
+        if (new := sizes.get(_group(point))) is None or not min(new) <= point.nbytes <= max(new)
+    ]
     all_points = (*kept, *points)
     shapes = level_shapes(machine.links)
     levels = list(machine.links)
     for index, outer_unit in enumerate(outer_unit_ranks(shapes)):
         unit = shapes[index].unit_ranks
-        if points_of_level(unit, outer_unit, points):
+        if measured := points_of_level(unit, outer_unit, points):
             with suppress(InputError):
                 fitted = fitted_level(shapes[index], outer_unit, all_points)
-                crossing = points_of_level(unit, outer_unit, all_points)
-                levels[index] = _with_unmeasured(fitted, levels[index], crossing)
-            level = with_steps(levels[index], outer_unit, all_points)
+                levels[index] = _with_unmeasured(fitted, levels[index], measured)
+            # Inside a node, new groups and those of the profile may have been timed on different
+            # switches, and tell no step together.
+            level = with_steps(levels[index], outer_unit, points if outer_unit else all_points)
             levels[index] = with_hop_steps(level, outer_unit, points)
     return replace(machine, links=tuple(levels), link_points=all_points)
 
@@ -155,8 +164,9 @@ def with_gemm_points(machine: Machine, points: Sequence[GemmPoint]) -> Machine:
     return replace(machine, gemm=replace(machine.gemm, points=(*kept, *points)))
 
 
-def _key(point: LinkPoint) -> tuple[object, ...]:
-    return (point.kind, point.stride, point.size, point.n_rings, point.everywhere, point.nbytes)
+def _group(point: LinkPoint) -> tuple[object, ...]:
+    """Return what points share that were measured in the same way, but for the size of messages."""
+    return (point.kind, point.stride, point.size, point.n_rings, point.everywhere)
 
 
 def _unfitted(cluster: MeasuredCluster, known: Machine | None) -> Machine:

@@ -25,8 +25,8 @@ from axonn_tune.spec.points import LinkPoint
 
 # The first of these that was measured gives the numbers of a level; others are relative to it.
 BASE_KINDS = ("all_reduce", *KINDS)
-
-
+# Groups that fill a unit, and smaller ones, count as equally fast up to this factor.
+SAME_BANDWIDTH_FACTOR = 1.2
 # Bytes take at least this share of the time of the largest message: noise hides what is less.
 _LEAST_SHARE_OF_BYTES = 0.01
 _STEPS_SOURCE = "fit of collectives over consecutive ranks, of several numbers of ranks"
@@ -46,6 +46,8 @@ class _FittedLine:
 
     Parameters
     ----------
+    fills_unit : bool
+        Whether the groups fill the unit in which the level lies.
     n_rings : int
         Number of rings through one boundary.
     latency_seconds : float
@@ -55,6 +57,7 @@ class _FittedLine:
     """
 
     kind: str
+    fills_unit: bool
     n_rings: int
     latency_seconds: float
     latency_spread: float
@@ -82,6 +85,9 @@ def fitted_level(
 ) -> LinkLevel:
     """Fit one level.
 
+    Where groups that fill their unit were measured, smaller ones count only if they are as fast: a
+    pair behind a switch may reach less than eight GPUs do, and without one it has fewer links.
+
     Parameters
     ----------
     outer_unit : int or None
@@ -93,16 +99,19 @@ def fitted_level(
         No group crosses the level, or each was measured with one size of message only.
     """
     level_points = points_of_level(shape.unit_ranks, outer_unit, points)
-    lines = _fitted_lines(shape.unit_ranks, level_points)
+    lines = _fitted_lines(shape.unit_ranks, outer_unit, level_points)
     if not lines:
         inside = f"inside units of {outer_unit}" if outer_unit else "across all ranks"
         raise InputError(
             f"link level '{shape.name}' was not measured: it takes messages of at least two sizes "
             f"between units of {shape.unit_ranks} ranks, {inside}"
         )
-    lines_by_kind: dict[str, list[_FittedLine]] = defaultdict(list)
+    alike: dict[tuple[str, int], list[_FittedLine]] = defaultdict(list)
     for line in lines:
-        lines_by_kind[line.kind].append(line)
+        alike[line.kind, line.n_rings].append(line)
+    lines_by_kind: dict[str, list[_FittedLine]] = defaultdict(list)
+    for (kind, _), own in alike.items():
+        lines_by_kind[kind] += _as_fast_as_whole_units(own)
     base = next(kind for kind in BASE_KINDS if kind in lines_by_kind)
     bandwidths = {kind: _boundary_bandwidth(kind, own) for kind, own in lines_by_kind.items()}
     latencies = {kind: _latency(kind, own) for kind, own in lines_by_kind.items()}
@@ -195,7 +204,9 @@ def hops(kind: str, n_units: int) -> float:
     return n_units - 1.0
 
 
-def _fitted_lines(unit_ranks: int, points: Sequence[LinkPoint]) -> list[_FittedLine]:
+def _fitted_lines(
+    unit_ranks: int, outer_unit: int | None, points: Sequence[LinkPoint]
+) -> list[_FittedLine]:
     groups: dict[tuple[str, int, int, int, bool], list[LinkPoint]] = defaultdict(list)
     for p in points:
         groups[p.kind, p.stride, p.size, p.n_rings, p.everywhere].append(p)
@@ -210,6 +221,7 @@ def _fitted_lines(unit_ranks: int, points: Sequence[LinkPoint]) -> list[_FittedL
         lines.append(
             _FittedLine(
                 kind,
+                stride * size == outer_unit,
                 min(unit_ranks, n_rings),
                 fit.intercept_seconds / hops(kind, n_units),
                 fit.intercept_spread_fraction,
@@ -244,6 +256,18 @@ def _ring_bandwidth(kind: str, lines: Sequence[_FittedLine], n_rings: int) -> Qu
 def _latency(kind: str, lines: Sequence[_FittedLine]) -> Quantity:
     spreads = [line.latency_spread for line in lines]
     return _combined([line.latency_seconds for line in lines], spreads, kind)
+
+
+def _as_fast_as_whole_units(lines: Sequence[_FittedLine]) -> list[_FittedLine]:
+    """Return the lines of one kind and number of rings that are as fast as groups that fill a unit.
+
+    Without such groups all lines are returned.
+    """
+    whole = [line.bandwidth_bytes_per_s for line in lines if line.fills_unit]
+    if not whole:
+        return list(lines)
+    low, high = median(whole) / SAME_BANDWIDTH_FACTOR, median(whole) * SAME_BANDWIDTH_FACTOR
+    return [line for line in lines if low <= line.bandwidth_bytes_per_s <= high]
 
 
 def _ring_shares(kind: str, lines: Sequence[_FittedLine]) -> list[RingShare]:

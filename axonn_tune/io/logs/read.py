@@ -148,6 +148,11 @@ def _untimed_point(
             f"{path}: {n_ranks} ranks with {ranks_per_node} per node; allowed: nodes with equally "
             "many, and two ranks or more"
         )
+    if ranks_per_node > machine.ranks_per_node:
+        raise InputError(
+            f"{path}: {ranks_per_node} ranks per node; allowed: up to {machine.ranks_per_node}, as "
+            f"many as a node of machine '{machine.name}' has"
+        )
     if ranks_per_node == machine.ranks_per_node or n_nodes == 1:
         stride = 1
     elif ranks_per_node == 1:

@@ -15,6 +15,7 @@ def test_one_rank_of_each_node_is_a_group_across_nodes(read, nccl_log):
     ("n_hosts", "ranks_per_host", "complaint"),
     [
         (2, 2, "2 of 4 ranks per node"),
+        (1, 8, "8 ranks per node; allowed: up to 4, as many as a node of machine '.*' has"),
         (1, 1, "1 ranks with 1 per node; .* two ranks or more"),
         (0, 0, "0 ranks with 1 per node; .* two ranks or more"),
     ],
