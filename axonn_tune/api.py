@@ -19,7 +19,7 @@ from axonn_tune.contenders import (
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import machine_of_gpu
 from axonn_tune.options import SEARCH, SearchOptions, with_options
-from axonn_tune.search.one_layout import best_of_layout
+from axonn_tune.search.one_layout import best_of_layout, layout_or_best
 from axonn_tune.search.rank import Best, Each, rank_best, with_best_batch
 from axonn_tune.search.search import Search
 from axonn_tune.searching import (
@@ -463,7 +463,8 @@ def launch(
     grid : str, sequence of int, mapping, Layout or None
         The layout; by default the best one.
     framework : str or None
-        axonn, megatron, fsdp2 or deepspeed; by default the usual one of the strategy.
+        axonn, megatron, fsdp2, torchtitan or deepspeed; by default that of the engine, or the usual
+        one of the strategy.
     train : str or None
         A program of your own in place of the written one, or the path of pretrain_gpt.py.
     sbatch : sequence of str
@@ -480,10 +481,11 @@ def launch(
     AxonnTuneError
         An option is wrong, or no released framework runs the strategy.
     """
-    from axonn_tune.job_scripts.script import launch_files
+    from axonn_tune.job_scripts.script import engine_of, launch_files
 
+    options["engine"] = options.get("engine") or engine_of(framework)
     search = build_search(model, gpus, machine, **options)
-    chosen = best_of_layout(search, _layout(grid)) if grid else rank_best(search, 1).prediction(0)
+    chosen = layout_or_best(search, _layout(grid) if grid else None)
     return launch_files(chosen, framework, train, sbatch)
 
 

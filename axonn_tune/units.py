@@ -51,7 +51,7 @@ def suffix_of(field_name: str) -> str | None:
     return next((suffix for suffix in _EXAMPLES if f"_{field_name}".endswith(suffix)), None)
 
 
-def parse_quantity(text: str | float | int, field_name: str) -> float:
+def parse_quantity(text: str | float | int, field_name: str, needs_unit: bool = False) -> float:
     """Return the SI value of a field from a number with an optional unit.
 
     Parameters
@@ -60,11 +60,13 @@ def parse_quantity(text: str | float | int, field_name: str) -> float:
         A text such as ``"25 GB/s"``, ``"5 us"`` or ``"312 TFLOP/s"``, or a number in SI.
     field_name : str
         Name of the field. Its suffix (``_bytes_per_s``, ``_seconds``, ...) fixes the units.
+    needs_unit : bool
+        Whether a text must name the unit of a field that has one; fractions and zero need none.
 
     Raises
     ------
     InputError
-        The text is not a number, or its unit is unknown or one of bits.
+        The text is not a number, or its unit is unknown, missing or one of bits.
     """
     if isinstance(text, bool) or not isinstance(text, int | float | str):
         raise InputError(f"{field_name}: expected a number, got {text!r}")
@@ -77,6 +79,8 @@ def parse_quantity(text: str | float | int, field_name: str) -> float:
         raise InputError(f"{field_name}: '{text}' is not a number{example}")
     number = float(match[1])
     unit = match[2] or ""
+    if needs_unit and number and not unit and suffix not in (None, "_fraction"):
+        raise InputError(f"{field_name}: '{text}' has no unit{example}")
     scale = 1.0 if unit == "" else _scale(unit, suffix)
     if scale is None:
         is_bits = re.fullmatch(r"[kKMGTP]i?(b|bit|bits)(/s|ps)?", unit) is not None

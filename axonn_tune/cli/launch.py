@@ -58,13 +58,12 @@ def command(
     from axonn_tune.errors import InputError
     from axonn_tune.io.files import changed_files, write_files
     from axonn_tune.job_scripts.sbatch import memory_warning
-    from axonn_tune.job_scripts.script import launch_files
-    from axonn_tune.search.one_layout import best_of_layout
-    from axonn_tune.search.rank import rank_best
+    from axonn_tune.job_scripts.script import engine_of, launch_files
+    from axonn_tune.search.one_layout import layout_or_best
     from axonn_tune.searching import build_search
 
-    search = build_search(**options)
-    chosen = rank_best(search, 1).prediction(0) if grid is None else best_of_layout(search, grid)
+    options["engine"] = options["engine"] or engine_of(framework)
+    chosen = layout_or_best(build_search(**options), grid)
     files = launch_files(chosen, framework, train, sbatch)
     changed = [] if force else changed_files(output, files)
     if changed:

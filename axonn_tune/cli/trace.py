@@ -87,8 +87,7 @@ def command(
       axonn-tune trace --format chakra --gpus 64 --model 5b --grid 1x4x8x2 --layers 2 --output et
     """
     from axonn_tune.errors import InputError
-    from axonn_tune.search.one_layout import best_of_layout
-    from axonn_tune.search.rank import rank_best
+    from axonn_tune.search.one_layout import layout_or_best
     from axonn_tune.searching import build_search
     from axonn_tune.step.timeline import drawable_microsteps
 
@@ -96,8 +95,7 @@ def command(
         raise InputError("--measured: a record is of one rank; allowed: --format chrome")
     if output_format == "chrome" and ranks is not None:
         raise InputError("--ranks: a Chrome trace is of one rank; allowed: --format chakra")
-    search = build_search(**options)
-    chosen = rank_best(search, 1).prediction(0) if grid is None else best_of_layout(search, grid)
+    chosen = layout_or_best(build_search(**options), grid)
     n_micro = min(microsteps or drawable_microsteps(chosen, MOST_OPERATIONS), chosen.n_microsteps)
     if output_format == "chakra":
         said = _write_execution_traces(chosen, layers, n_micro, ranks, output or "chakra")

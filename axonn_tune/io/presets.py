@@ -107,7 +107,7 @@ def machine_of_gpu(name: str) -> Machine:
         return load_machine(name)
     machines = preset_machines()
     for machine in machines:
-        if name.lower() in re.split(r"[^a-z0-9]+", machine.gpu.name.lower()):
+        if name and name.lower() in re.split(r"[^a-z0-9]+", machine.gpu.name.lower()):
             return machine
     known = ", ".join(dict.fromkeys(machine.gpu.name for machine in machines))
     raise InputError(f"no preset has a GPU '{name}'; allowed: a profile, or part of {known}")

@@ -29,8 +29,15 @@ _STARTS: dict[str, Callable[[Prediction, str | None], Start]] = {
     "megatron": megatron.start,
     "torchtitan": torchtitan.start,
 }
+# Engines that have the facts of a framework which is not the usual one of its strategies.
+_ENGINES = {"deepspeed": "deepspeed", "torchtitan": "torchtitan"}
 # Frameworks that build models with experts, latent attention, windows and norms of their own.
 _WITH_OWN_MODELS = ("megatron", "torchtitan")
+
+
+def engine_of(framework: str | None) -> str | None:
+    """Return the engine by which layouts are chosen for a framework; None for the usual one."""
+    return _ENGINES.get(framework or "")
 
 
 def launch_files(
@@ -65,7 +72,7 @@ def launch_files(
         framework = next(own, allowed[0])
     if framework not in allowed:
         raise InputError(
-            f"--framework {framework} does not run {name}; allowed: {', '.join(allowed)}"
+            f"--framework is '{framework}'; allowed with strategy {name}: {', '.join(allowed)}"
         )
     _require_built(prediction.scenario, framework)
     job = prediction.scenario.job

@@ -15,7 +15,7 @@ from axonn_tune.search.candidates import (
     with_micro_batches,
     with_shared_batch,
 )
-from axonn_tune.search.rank import rank_candidates, with_best_batch
+from axonn_tune.search.rank import VARIANT_REASON, rank_best, rank_candidates, with_best_batch
 from axonn_tune.search.search import Search
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.layout import Layout, parse_ordered_layout
@@ -55,6 +55,11 @@ def best_of_layout(search: Search, layout: Layout | str) -> Prediction:
     return rank_candidates(search.of_layout(layout)).prediction(0)
 
 
+def layout_or_best(search: Search, layout: Layout | str | None) -> Prediction:
+    """Return the best configuration of a layout, or of all layouts where none is given."""
+    return rank_best(search, 1).prediction(0) if layout is None else best_of_layout(search, layout)
+
+
 def _batch_hint(search: Search, layout: Layout) -> str:
     """Return a phrase that names the nearest global batches that a layout can share.
 
@@ -73,10 +78,12 @@ def objections(search: Search, layout: Layout) -> list[str]:
     placements = _placements_of(search, layout)
     broken = broken_rules(search, placements)
     reasons = [reason for reason, mask in broken.items() if mask.all()]
-    if not reasons:
-        _, rejected = with_micro_batches(search, placements)
-        reasons = list(rejected)
-    return reasons
+    if reasons:
+        return reasons
+    table, rejected = with_micro_batches(search, placements)
+    if not rejected and next(executions(search, table), None) is None:
+        return [VARIANT_REASON]
+    return list(rejected)
 
 
 def why_not(search: Search, layout: Layout | str) -> str:

@@ -341,6 +341,8 @@ class ZeroProgram:
     syncs_mixtures_once
         Whether the first micro-step of a model with experts gathers weights for the whole step, and
         the last one reduces the gradients of all.
+    keeps_replicas
+        Whether several groups of ranks may each share one copy of all states (HSDP).
     reduces_once
         Whether only the last micro-step reduces gradients, which stay whole until then. Weights are
         gathered in every micro-step.
@@ -379,6 +381,7 @@ class ZeroProgram:
     offloads_inputs: bool = False
     keeps_mixtures: bool = False
     syncs_mixtures_once: bool = False
+    keeps_replicas: bool = True
     reduces_once: bool = False
     sends_once: bool = False
     experts_at_once: float = math.inf

@@ -64,7 +64,7 @@ def resources(machine: Machine) -> list[Resource]:
             "gpu.compute",
             "peak_flops_per_s",
             lambda factor: _with_compute(machine, factor),
-            machine.gemm.sustained_fraction,
+            _compute_rate(machine),
         ),
         Resource(
             "GPU memory bandwidth",
@@ -132,6 +132,17 @@ def faster(points: tuple[AnyPoint, ...], factor: float) -> tuple[AnyPoint, ...]:
 def scaled(quantity: Quantity | None, factor: float) -> Quantity | None:
     """Return a quantity times `factor`, or None where there is none."""
     return None if quantity is None else quantity.scaled(factor)
+
+
+def _compute_rate(machine: Machine) -> Quantity:
+    """Return the number that says how fast products are, as it is known.
+
+    Where products were timed one by one, a rate that was assumed hardly counts beside them.
+    """
+    rate = machine.gemm.sustained_fraction
+    if rate.origin == "assumed" and machine.gemm.points:
+        return replace(rate, origin="measured", source="products that were timed one by one")
+    return rate
 
 
 def _with_compute(machine: Machine, factor: float) -> Machine:

@@ -196,6 +196,9 @@ class Zero:
         if job.offloads_optimizer and self.sharding.reduced_once:
             reason = "offload beside gradients that are reduced once, which is not predicted"
             broken[reason] = ranks > 0
+        if self.sharding.replicas and not self.engine.zero.keeps_replicas:
+            reason = f"replicas of all states, which {self.engine.title} does not keep"
+            broken[reason] = placements.size(self.sharding.replicas) > 1
         if self.context_kind:
             broken |= broken_context_rules(
                 self.context_kind,

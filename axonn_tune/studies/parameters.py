@@ -24,7 +24,7 @@ class Parameter:
     value
         Value that it has on the machine.
     origin
-        How the value is known: measured, published or assumed.
+        How the value is known, one of `ORIGINS`.
     changed
         Function from another value to the machine that has it; measured points scale with it.
     """
@@ -164,7 +164,8 @@ def with_settings(machine: Machine, settings: Sequence[str], dtype: str) -> Mach
         known = {parameter.name: parameter for parameter in parameters(machine, dtype)}
         parameter = known.get(_full_name(name, machine))
         if parameter is None:
-            allowed = sorted([*known, *(f"{level}.bandwidth" for level in _LEVELS), "gpu"])
+            of_levels = (f"{level}.{number}" for level in _LEVELS for number in _OF_LEVEL)
+            allowed = sorted([*known, *of_levels, "gpu"])
             raise InputError(f"--set {setting}: no parameter '{name}'{choices_hint(name, allowed)}")
         value = _new_value(setting, text, parameter)
         try:
@@ -177,6 +178,7 @@ def with_settings(machine: Machine, settings: Sequence[str], dtype: str) -> Mach
 # Beyond such a factor nothing is learnt from a machine that nobody can build.
 LARGEST_FACTOR = 1e9
 _LEVELS = ("intra_node", "inter_node")
+_OF_LEVEL = ("bandwidth", "latency")
 
 
 def _full_name(name: str, machine: Machine) -> str:
@@ -208,7 +210,7 @@ def _new_value(setting: str, text: str, parameter: Parameter) -> float:
         value = scale * parameter.value
     else:
         try:
-            value = parse_quantity(text, parameter.field)
+            value = parse_quantity(text, parameter.field, needs_unit=True)
         except InputError as error:
             raise InputError(f"--set {setting}: {error}, or a factor (2x), or +20%") from None
     if value < 0 or (not value and parameter.name not in _MAY_BE_ZERO):
@@ -230,5 +232,6 @@ def with_gpu(machine: Machine, other: Machine) -> Machine:
         other.kernels,
         gap_seconds=machine.kernels.gap_seconds,
         issue_seconds=machine.kernels.issue_seconds,
+        issue_factor=machine.kernels.issue_factor,
     )
     return replace(machine, gpu=other.gpu, gemm=other.gemm, kernels=kernels)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import run_cli
 
 from axonn_tune.cli.main import main
 from axonn_tune.errors import InputError
@@ -16,6 +17,7 @@ from axonn_tune.io.package_data import training_program
 from axonn_tune.job_scripts.axonn import rank_lines
 from axonn_tune.job_scripts.script import FRAMEWORKS, launch_files
 from axonn_tune.search.one_layout import best_of_layout
+from axonn_tune.search.rank import rank_candidates
 from axonn_tune.searching import build_search
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.layout import grid_layout, parse_layout
@@ -279,7 +281,7 @@ def test_every_strategy_says_what_runs_it():
 
 
 def test_a_framework_that_does_not_run_the_strategy_is_refused():
-    with pytest.raises(InputError, match="--framework megatron does not run axonn; allowed: axonn"):
+    with pytest.raises(InputError, match="is 'megatron'; allowed with strategy axonn: axonn"):
         files_of("axonn", framework="megatron")
 
 
@@ -294,6 +296,34 @@ def test_axonn_reduces_gradients_after_the_backward_pass_only():
 def test_deepspeed_keeps_no_replicas():
     with pytest.raises(InputError, match=r"DeepSpeed keeps no replicas .*: --framework fsdp2"):
         files_of("fsdp2-hybrid", framework="deepspeed")
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "deepspeed-eager", "deepspeed-2021"])
+def test_a_search_for_deepspeed_has_no_replicas(engine):
+    ranking = rank_candidates(build_search("20b", 64, strategy="zero3", engine=engine))
+    assert set(ranking.table.placements.size("replica")) == {1}
+    assert any("does not keep" in reason for reason in ranking.rejected)
+
+
+def test_layouts_are_chosen_for_the_framework(tmp_path, capsys):
+    """FSDP2 would choose replicas for the first, and to recompute some layers for the second."""
+    for job in (
+        ("--gpus", 64, "--model", "20b", "--framework", "deepspeed"),
+        (
+            "--gpus",
+            96,
+            "--model",
+            "llama3-70b",
+            "--framework",
+            "torchtitan",
+            "--machine",
+            "dgx-h100",
+        ),
+    ):
+        out = tmp_path / job[5]
+        code, said, error = run_cli(capsys, "launch", *job, "--strategy", "zero3", "--output", out)
+        assert (code, error) == (0, "")
+        assert str(out) in said
 
 
 @pytest.mark.parametrize("framework", ["fsdp2", "deepspeed"])

@@ -370,3 +370,11 @@ def test_orders_that_make_no_difference_are_one_row():
     for p in ranked:
         assert p.step_seconds >= best[p.layout]
     assert {p.layout: p.step_seconds for p in reversed(ranked)} == best
+
+
+def test_a_layout_that_no_virtual_stages_divide_is_said_to_be_so():
+    search = build_search("20b", 64, "dgx-h100", strategy="megatron", virtual_stages=3)
+    layout = "tensor=4,context=1,data=4,pipeline=4"
+    assert why_not(search, layout).startswith(f"{layout}: the stages cannot be cut")
+    with pytest.raises(InputError, match="the stages cannot be cut"):
+        best_of_layout(search, layout)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from worlds import machine_of, quantity
 
+from axonn_tune.io.presets import load_machine
 from axonn_tune.search import uncertainty
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.searching import build_search
@@ -190,3 +191,14 @@ def test_a_machine_that_differs_in_one_resource_is_priced_as_if_alone():
         assert (shared.step_seconds != evaluator.evaluate().step_seconds).any()
     assert evaluator.on(better["interference"]).kernels is evaluator.kernels
     assert evaluator.on(better["gpu.memory_bandwidth"]).kernels is not evaluator.kernels
+
+
+def test_products_that_were_timed_outweigh_a_rate_that_was_assumed():
+    """DGX H200 has 60 measured products beside the rate of H100, which it assumes."""
+    machine = load_machine("dgx-h200")
+    assert machine.gemm.sustained_fraction.origin == "assumed"
+    by_name = {resource.name: resource.quantity for resource in resources(machine)}
+    assert by_name["GPU compute rate"].origin == "measured"
+    untimed = replace(machine, gemm=replace(machine.gemm, points=()))
+    by_name = {resource.name: resource.quantity for resource in resources(untimed)}
+    assert by_name["GPU compute rate"].origin == "assumed"

@@ -75,6 +75,9 @@ def test_a_value_that_is_set_is_the_value_that_the_machine_has(perlmutter):
         ("inter_node.bandwidth=-100%", "above zero"),
         ("inter_node.bandwidth=200 Gb/s", "bits"),
         ("host.gap=2x", "it is 0 on this machine"),
+        ("inter_node.bandwidth=400", "'400' has no unit, for example '25 GB/s'"),
+        ("gpu.memory=80", "'80' has no unit"),
+        ("inter_node.latenz=2x", "did you mean 'inter_node.latency'"),
         ("memory.fragmentation=3", "fragmentation_fraction"),
     ],
 )
@@ -89,6 +92,15 @@ def test_another_gpu_brings_its_memory_and_rates_and_leaves_the_links(perlmutter
     changed = with_gpu(perlmutter, h200)
     assert (changed.gpu, changed.gemm) == (h200.gpu, h200.gemm)
     assert (changed.links, changed.ranks_per_node) == (perlmutter.links, 4)
+
+
+def test_another_gpu_does_not_bring_its_host(perlmutter):
+    """The profile of Alps says that its CPUs take 1.4 times as long to issue a kernel."""
+    alps = load_machine("alps")
+    assert alps.kernels.issue_factor.value > 1.0
+    for field in ("issue_factor", "issue_seconds", "gap_seconds"):
+        host_number = getattr(with_gpu(perlmutter, alps).kernels, field)
+        assert host_number == getattr(perlmutter.kernels, field)
 
 
 @pytest.mark.slow
