@@ -388,3 +388,17 @@ def test_the_price_of_a_script_is_shown(tmp_path, capsys):
     priced = rehearse_script(str(path), 32)
     assert document["exposed_step_seconds"] == pytest.approx(priced.exposed_step_seconds)
     assert document["groups"][0]["ranks"] == list(range(32))
+
+
+def test_attention_without_a_mask_is_priced_as_such():
+    """The profile of H100 has kernels of both kinds that NVIDIA timed."""
+    machine = load_machine("dgx-h100")
+    (point,) = (
+        p
+        for p in machine.kernels.attention_points
+        if (p.seq_len, p.n_heads, p.backward, p.masked) == (16384, 16, False, False)
+    )
+    operation = FusedAttention(1, 16, 16384, 128, False, False, "bf16")
+    seconds = price(Rehearsal({operation: 1}, 1.0, {}, 1, 1.0), machine).compute_seconds
+    clock = machine.gpu.training_clock(0.0)
+    assert seconds == pytest.approx(point.seconds / clock, rel=0.05)

@@ -5,7 +5,7 @@ Micro-steps run one after another, or micro-batches pass through a pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -22,7 +22,6 @@ from axonn_tune.simulate.pipeline import (
 from axonn_tune.simulate.player import Played
 from axonn_tune.spec.candidates import Ints, distinct
 from axonn_tune.spec.plan import Array, Collective, Part, Pipeline, StepPlan
-from axonn_tune.spec.schedule import DUALPIPE, ZB_H1
 
 # Functions from a part of a plan, and from a collective, to their times.
 PlayPart: TypeAlias = Callable[[Part], Played]
@@ -53,9 +52,9 @@ class PlayedStep:
         """Return the time of a step, of its exposed communication and of its bubble."""
         if self.passes is None:
             return self.seconds, self.exposed_seconds, np.zeros(self.seconds.shape)
-        seconds = self.passes.seconds() + self.passes.sync_seconds
-        bubble = seconds - (self.passes.work_seconds + self.passes.sync_seconds)
-        return seconds + self.seconds, self.exposed_seconds, bubble
+        seconds = self.passes.seconds()
+        bubble = seconds - self.passes.work_seconds
+        return seconds + self.passes.sync_seconds + self.seconds, self.exposed_seconds, bubble
 
     def joined(self, other: PlayedStep) -> PlayedStep:
         """Return the parts of these candidates, followed by those of others in the same stages."""
@@ -189,7 +188,7 @@ def _through_pipeline(
         for count, synchronising, usual in zip(counts, sync, stages[FIRST], strict=False)
     ]
     sync_seconds = sum(additional, start=np.zeros(shape))
-    work = _work(plan, pipeline, play)
+    work = _work(plan, play)
     transfer_seconds = np.broadcast_to(price(pipeline.transfer), shape)
     passes = Passes(
         plan.candidates.stages,
@@ -207,20 +206,9 @@ def _through_pipeline(
     return PlayedStep(end.seconds, exposed, passes)
 
 
-def _work(plan: StepPlan, pipeline: Pipeline, play: PlayPart) -> Played:
-    """Return the time of all passes of a rank of the last stage, without its waits for others.
-
-    With micro-batches from both ends the rank has the first stage, too, each for half of them.
-    """
-    last = pipeline.last
-    each: Sequence[tuple[Ints | float, tuple[Part, ...]]]
-    if pipeline.schedule == DUALPIPE:
-        each = [(0.5, (*pipeline.first.passes, *last.passes))]
-    elif pipeline.schedule == ZB_H1:
-        each = [(1.0, (last.forward, *last.split_backward))]
-    else:
-        each = plan.last_passes
-    played = [(times, play(part)) for times, parts in each for part in parts]
+def _work(plan: StepPlan, play: PlayPart) -> Played:
+    """Return the time of all passes of a rank of the last stage, without its waits for others."""
+    played = [(times, play(part)) for times, parts in plan.work_of_last_rank for part in parts]
     seconds = sum(times * part.seconds for times, part in played)
     exposed = sum(times * part.exposed_seconds for times, part in played)
     n_passes = plan.n_microsteps

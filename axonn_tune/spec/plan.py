@@ -14,7 +14,7 @@ FLOPs; numbers stand for arrays that hold the same value everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from axonn_tune.spec import names
 from axonn_tune.spec.blocks import attended_keys
 from axonn_tune.spec.candidates import CandidateTable, Ints
-from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
+from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
 
 Array: TypeAlias = npt.NDArray[np.float64]
 # An array of shape (C,); a number stands for an array that holds the same value everywhere.
@@ -532,13 +532,13 @@ class StepPlan:
         return Part("microstep", tuple(phases))
 
     @property
-    def last_passes(self) -> list[tuple[Ints, tuple[Part, ...]]]:
+    def last_passes(self) -> list[tuple[Array, tuple[Part, ...]]]:
         """The passes of a micro-batch through the virtual stages of a rank of the last stage.
 
         They come with the number of virtual stages that have them, shape (C,). Without a pipeline
         there is one pass.
         """
-        once = np.ones(len(self.candidates), np.int64)
+        once = np.ones(len(self.candidates))
         if self.pipeline is None:
             assert self.whole_microstep is not None, "a step has micro-steps, or a pipeline"
             return [(once, (self.whole_microstep,))]
@@ -550,6 +550,20 @@ class StepPlan:
             n_middle = self.candidates.n_virtual - once
             stages = [(n_middle, self.pipeline.middle), (once, self.pipeline.last)]
         return [(times, stage.passes) for times, stage in stages]
+
+    @property
+    def work_of_last_rank(self) -> Sequence[tuple[Size, tuple[Part, ...]]]:
+        """What a rank of the last stage computes for a micro-batch, as its schedule cuts it.
+
+        The parts come with how often it runs them. With micro-batches from both ends the rank has
+        the first stage, too, each for half of them.
+        """
+        pipeline = self.pipeline
+        if pipeline is not None and pipeline.schedule == DUALPIPE:
+            return [(0.5, (*pipeline.first.passes, *pipeline.last.passes))]
+        if pipeline is not None and pipeline.schedule == ZB_H1:
+            return [(1.0, (pipeline.last.forward, *pipeline.last.split_backward))]
+        return self.last_passes
 
     @property
     def parts(self) -> Iterator[Part]:

@@ -164,7 +164,7 @@ def _merged(costs: Iterable[OperationCost]) -> tuple[OperationCost, ...]:
     return tuple(by_name.values())
 
 
-def _operation_cost(of_part: Sum, repeats: int, gap: float, player: Player) -> OperationCost:
+def _operation_cost(of_part: Sum, repeats: float, gap: float, player: Player) -> OperationCost:
     """Return the cost of an operation from its events in a part of the step.
 
     The events of kernels include the `gap` of the host, the cost does not.

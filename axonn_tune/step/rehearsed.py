@@ -190,8 +190,9 @@ def _kernel(operation: Product | FusedAttention | OtherKernel) -> Compute:
             float(operation.n_heads),
             operation.seq_len,
             operation.head_dim,
-            operation.backward,
-            True,
+            backward=operation.backward,
+            fused=True,
+            masked=operation.causal,
         )
     nbytes = float(operation.nbytes)
     kernel = _KERNELS.get(operation.name, "copy")

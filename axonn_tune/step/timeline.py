@@ -91,7 +91,7 @@ class SummedPart:
     """
 
     sums: Mapping[str, Sum]
-    repeats: int
+    repeats: float
     host_seconds: float = 0.0
 
 
@@ -288,7 +288,7 @@ class Player:
         end = max((event.end_seconds for event in events), default=0.0)
         return PlayedPart(events, repeats, max(of_host, end))
 
-    def summed(self, part: Part, repeats: int) -> SummedPart:
+    def summed(self, part: Part, repeats: float) -> SummedPart:
         """Play a part and add up its events."""
         of_links, of_host = self._least_seconds(part)
         sums, end = summed(self.phases(part), *self._conditions, of_links)
@@ -339,14 +339,20 @@ class Player:
     def summed_parts(self) -> list[SummedPart]:
         """Return all parts of the step, and the transfers of a pipeline, which are in none."""
         n_micro = self.prediction.n_microsteps
-        parts = [self.summed(part, repeats) for part, repeats in self._repeated_parts(n_micro)]
         pipeline = self.plan.pipeline
-        if pipeline is not None:
-            transfer = pipeline.transfer
-            of_transfer = {transfer.name: Sum(transfer, 1, self.seconds_of(transfer))}
-            parts.append(SummedPart(of_transfer, 2 * self._n_virtual * n_micro))
-            parts += self._synchronising_parts(pipeline)
-        return parts
+        if pipeline is None:
+            return [self.summed(part, repeats) for part, repeats in self._repeated_parts(n_micro)]
+        work = [
+            self.summed(part, n_micro * n_each)
+            for times, parts in self.plan.work_of_last_rank
+            if (n_each := number(times, self.row))
+            for part in parts
+        ]
+        transfer = pipeline.transfer
+        of_transfer = {transfer.name: Sum(transfer, 1, self.seconds_of(transfer))}
+        transfers = SummedPart(of_transfer, 2 * self._n_virtual * n_micro)
+        step_end = self.summed(self.plan.step_end, 1)
+        return [*work, step_end, transfers, *self._synchronising_parts(pipeline)]
 
     def n_synchronised(self, pipeline: Pipeline) -> list[float]:
         """Return how often a forward and a backward pass synchronise the step one after another."""

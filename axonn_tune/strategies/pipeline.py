@@ -240,7 +240,8 @@ def memory_of_stages(
     The first of p stages holds the activations of p micro-batches (1F1B); with v virtual stages it
     holds 1 + (p - 1) / (p v) times as many (Korthikanti et al., arXiv 2205.05198, section 4.2.3).
     The second stage holds those of one micro-batch less, or of two virtual stages. The last stage
-    holds the activations of one micro-batch; with ZB-H1 it puts the gradients of weights off, and
+    holds the activations of one micro-batch, or of (v - 1) p + 1 of them in one virtual stage; with
+    ZB-H1 it puts the gradients of weights off, and
     holds the inputs of p micro-batches, which count as whole here. With DualPipe the ranks of both
     ends hold the first and the last stage, and the activations of p + 1 micro-batches
     (arXiv 2412.19437, table 2).
@@ -274,7 +275,7 @@ def memory_of_stages(
     in_last = in_first if schedule == ZB_H1 else 1.0
     if n_virtual > 1:
         in_first *= 1.0 + (n_stages - 1) / (n_stages * n_virtual)
-        in_last += (n_virtual - 1) / n_virtual * n_stages
+        in_last = ((n_virtual - 1) * n_stages + 1) / n_virtual
     yield terms_of(0, in_first)
     yield terms_of(n_stages - 1, in_last)
     middle = range(1, n_stages - 1) if shapes.stage_layout else range(1, 1 + has_second)

@@ -243,13 +243,16 @@ class ZeroCommunication(AsyncTensorParallel):
         """Wait for a gather, and copy or unpack the received weights to where they are used."""
         if not self._overlap.oag:
             self._start_gather(host, chain, unit)
+        share = self._share(chain)
+        if not np.any(share):
+            return
         group, is_quantised = self._source(chain, unit)
         name = names.of_layer(chain, unit.name)
         element = self.shapes.element_bytes
         host.wait(names.all_gather(name))
         if self._offload.weights:
             host.wait(names.from_host(name))
-        gathered = self._share(chain) * unit.gathered
+        gathered = share * unit.gathered
         received = np.where(self.shapes.table.size(group) > 1, gathered, 0.0)
         if is_quantised:
             host.memory_bound(f"{name}.dequantise", received * (INT8_BYTES + element), "scale")

@@ -24,6 +24,7 @@ LAYOUTS = {
     "axonn-pipeline": ("1x2x2x2x2", {"y": 2, "z": 2, "pipeline": 2, "data": 2}),
     "megatron": ("tensor=2,data=2,pipeline=4", {"tensor": 2, "data": 2, "pipeline": 4}),
     "zero3": ("shard=8,replica=2", {"shard": 8, "replica": 2}),
+    "zero3 of DeepSpeed": ("shard=16", {"shard": 16, "replica": 1}),
     "zeropp": ("secondary=4,across=4", {"secondary": 4, "across": 4}),
 }
 
@@ -36,8 +37,9 @@ def written_by(strategy):
 class Written:
     """A prediction with its traces, read back."""
 
-    def __init__(self, strategy, **options):
-        text, self.sizes = LAYOUTS[strategy]
+    def __init__(self, layout, **options):
+        text, self.sizes = LAYOUTS[layout]
+        strategy = layout.partition(" ")[0]
         common = {"global_batch": 32, "micro_batch": 1, "strategy": strategy}
         model = replace(load_model("5b"), n_layers=8)
         search = build_search(model, 16, **{**common, **options})
@@ -220,8 +222,11 @@ def test_messages_go_to_the_same_place_of_the_neighbouring_stage(strategy, optio
 @pytest.mark.parametrize("strategy", ["megatron", "zero3"])
 def test_engines_and_machines_with_more_effects_replay_as_well(strategy, machine):
     """Slowdowns, the work of the host and the first stage's exposed collectives are in there."""
-    engine = {"megatron": "nanotron", "zero3": "deepspeed"}[strategy]
-    written = Written(strategy, machine=machine, dtype="fp16", engine=engine)
+    engine, layout = {
+        "megatron": ("nanotron", "megatron"),
+        "zero3": ("deepspeed", "zero3 of DeepSpeed"),
+    }[strategy]
+    written = Written(layout, machine=machine, dtype="fp16", engine=engine)
     ends = play(written.traces, written.groups)
     last = max(end for of_rank in ends.values() for end in of_rank.values())
     assert last == pytest.approx(1e6 * written.prediction.step_seconds, abs=2)

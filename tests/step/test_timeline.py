@@ -260,3 +260,20 @@ def test_candidates_that_share_a_plan_are_explained_and_drawn_as_each_alone():
         drawn, expected = (each.shortened(2).sequential(1) for each in (player, alone))
         assert [op.name for op in drawn.operations] == [op.name for op in expected.operations]
         assert drawn.seconds == pytest.approx(expected.seconds)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "layout"),
+    [
+        ("5b", {"strategy": "axonn-pipeline"}, "1x1x4x2x2"),
+        ("5b", {"virtual_stages": 2}, "tensor=2,data=4,pipeline=2"),
+        ("5b", {"virtual_stages": 1, "schedule": "zb-h1"}, "tensor=2,data=2,pipeline=4"),
+        ("5b", {"virtual_stages": 1, "schedule": "dualpipe"}, "tensor=2,data=2,pipeline=4"),
+        ("mixtral-8x7b", {"virtual_stages": 1}, "tensor=2,data=4,pipeline=2,expert=4"),
+    ],
+)
+def test_axes_together_expose_what_the_prediction_does(model, options, layout):
+    options = {"strategy": "megatron", "global_batch": 64, "micro_batch": 1, **options}
+    prediction = best_of_layout(build_search(model, 16, "dgx-h100", **options), layout)
+    exposed = explain_played(Player(prediction)).exposed_seconds_by_axis
+    assert sum(exposed.values()) == pytest.approx(prediction.exposed_communication_seconds)

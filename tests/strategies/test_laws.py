@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from build import (
     can_run,
@@ -18,13 +19,17 @@ from build import (
 )
 from worlds import BY_MATRIX, by_matrix
 
-from axonn_tune.io.presets import load_engine
+from axonn_tune.contenders import strategies_of
+from axonn_tune.io.presets import list_engines, load_engine, load_model
+from axonn_tune.search.candidates import executions, legal_placements, with_micro_batches
+from axonn_tune.searching import build_search
 from axonn_tune.spec.engine import IDEAL, MegatronProgram
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
 from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.named import strategy_named
 from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
 
 DEEPSPEED = load_engine("deepspeed")
@@ -56,6 +61,7 @@ LAYOUTS = [
     (zeropp(False, False, False), {"secondary": 2, "across": 8}),
     (zero_topo(), {"weights": 2, "gradients": 4, "states": 2}),
 ]
+SEARCH = build_search("llama3-8b", 16, "dgx-h100", global_batch=32, strategy="megatron")
 OVERLAPS = [Overlap(), Overlap(False, False, False)]
 
 
@@ -752,3 +758,31 @@ def test_a_collective_is_of_the_kind_that_its_name_says(strategy, sizes):
     kinds = {"all_gather", "all_reduce", "reduce_scatter", "all_to_all", "send_recv"}
     assert [name for name, kind, suffix in said if suffix in kinds and suffix != kind] == []
     assert any(suffix in kinds for _, _, suffix in said)
+
+
+# One price for one name --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list_engines())
+@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
+def test_operations_of_one_name_have_the_same_sizes_in_the_whole_plan(name, model):
+    """Prices are kept by the name of an operation, and the group of a collective."""
+    engine = load_engine(name)
+    model = replace(load_model(model), n_layers=4)
+    names = strategies_of(model, engine.strategies)
+    if not model.is_dense and not (engine.zero.is_fsdp2 or "megatron" in names):
+        pytest.skip("the engine does not spread experts")
+    for strategy_name in names:
+        strategy = strategy_named(strategy_name, engine=engine, has_experts=not model.is_dense)
+        search = replace(SEARCH, scenario=replace(SEARCH.scenario, model=model, strategy=strategy))
+        table, _ = with_micro_batches(search, legal_placements(search)[0])
+        for each in executions(search, table):
+            plan = search.scenario.plan(each)
+            sizes = {}
+            for part in plan.parts:
+                for operation in operations(part):
+                    key = operation.name, getattr(operation, "axis", "")
+                    of_one = sizes.setdefault(key, operation)
+                    for field, size in vars(operation).items():
+                        if field != "waits_for":
+                            assert np.array_equal(size, getattr(of_one, field)), (key, field)

@@ -3,8 +3,9 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from build import memory_terms, number, operations, plan_of
+from build import memory_terms, number, operations, plan_of, table_of
 
 import axonn_tune
 from axonn_tune.api import predict
@@ -12,12 +13,14 @@ from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.searching import build_search
+from axonn_tune.simulate.orders import FORWARD, rank_order
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.engine import Engine, MegatronProgram
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, Gemm, GroupedGemm
 from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.pipeline import memory_of_stages
 
 DENSE = Model("dense", n_layers=8, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)
 MIXTURE = replace(DENSE, experts=Experts(4, 2, 512))
@@ -250,3 +253,26 @@ def test_an_engine_has_its_kernels_in_both_parts_of_the_backward_pass(schedule):
     whole = sum(number(op.nbytes) for op in operations(stage.backward) if hasattr(op, "kernel"))
     parts = [op for part in stage.split_backward for op in operations(part)]
     assert sum(number(op.nbytes) for op in parts if hasattr(op, "kernel")) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(
+    ("n_stages", "n_virtual"), [(2, 1), (4, 1), (2, 2), (4, 2), (2, 8), (8, 3)]
+)
+def test_ranks_hold_the_activations_that_their_order_leaves(n_stages, n_virtual):
+    """The first and the last rank, in micro-batches: counted along Megatron's order of passes."""
+    n_micro = 4 * n_stages
+    model = Model("m", 2 * n_stages * n_virtual, 256, n_heads=8, vocab_size=1024, seq_len=128)
+    job = Job(n_stages, n_micro, 128)
+    table = table_of(Megatron3D(False, False, False, True), 1, "none", n_virtual, pipeline=n_stages)
+    held = []
+    shapes = Megatron3D(False, False, False, True).shapes(model, job, table)
+
+    def terms(layers, is_first, is_last, n_held):
+        held.append(number(n_held) / len(layers))
+        return {}
+
+    list(memory_of_stages(shapes, terms))
+    for rank, n_held in zip((0, n_stages - 1), held, strict=False):
+        steps = rank_order(rank, n_stages, n_virtual, n_micro)[:, 0]
+        counted = np.cumsum(np.where(steps == FORWARD, 1, -1)).max() / n_virtual
+        assert n_held == pytest.approx(counted)
