@@ -280,9 +280,15 @@ class AxisLinks:
 
 
 def axis_links(
-    machine: Machine, stride: Ints, size: Ints, sent_once: Experts | None = None
+    machine: Machine,
+    stride: Ints,
+    size: Ints,
+    sent_once: Experts | None = None,
+    n_ranks: Ints | None = None,
 ) -> AxisLinks:
     """Return bandwidth and latency of the groups with these strides and sizes, shape (P,).
+
+    Their jobs have `n_ranks` ranks, shape (P,), or fill whole units where that is None.
 
     The bandwidth is the minimum, over the crossed levels l, of what each of the rings that share
     a unit's boundary gets: beta_l / rings where that was not measured. A ring bandwidth that the
@@ -297,7 +303,7 @@ def axis_links(
     With `sent_once` the all-to-alls carry tokens to these experts, each once to every unit of a
     level that holds any of them, where it is forwarded within the unit.
     """
-    ways = _ways(machine, stride, size)
+    ways = _ways(machine, stride, size, n_ranks)
     in_node = ways.level < machine.node_level
     kinds = {}
     for kind in KINDS:
@@ -361,11 +367,23 @@ class _Ways:
         return [(self.level == index).astype(np.float64) for index in range(len(self.crossing))]
 
 
-def _ways(machine: Machine, stride: Ints, size: Ints) -> _Ways:
-    """Return the ways of groups with these strides and sizes."""
+def _ways(machine: Machine, stride: Ints, size: Ints, n_ranks: Ints | None) -> _Ways:
+    """Return the ways of groups with these strides and sizes.
+
+    A job that fits in a unit leaves none, also where its groups would not divide a full one.
+    """
     units = [link.unit_ranks for link in machine.links]
     crossing = [rings_through_boundary(stride, size, unit_ranks) for unit_ranks in units]
     n_units = [units_visited(stride, size, unit_ranks) for unit_ranks in units[1:]]
+    if n_ranks is not None:
+        crossing = [
+            np.where(unit_ranks < n_ranks, rings, 0)
+            for unit_ranks, rings in zip(units, crossing, strict=True)
+        ]
+        n_units = [
+            np.where(unit_ranks < n_ranks, visited, 1.0)
+            for unit_ranks, visited in zip(units[1:], n_units, strict=True)
+        ]
     n_units = [size.astype(np.float64), *n_units, np.ones(size.shape)]
     level = np.full(size.shape, -1)
     n_sharing = np.zeros(size.shape, dtype=size.dtype)
@@ -555,8 +573,9 @@ def placement_links(
     together = [group for group in groups if group not in alone]
     stride = np.concatenate([placements.stride(group) for group in together])
     size = np.concatenate([placements.size(group) for group in together])
-    first, pair_of = distinct(stride, size)
-    of_pairs = axis_links(machine, stride[first], size[first])
+    n_ranks = np.tile(placements.n_ranks, len(together))
+    first, pair_of = distinct(stride, size, n_ranks)
+    of_pairs = axis_links(machine, stride[first], size[first], n_ranks=n_ranks[first])
     for group, rows in zip(together, np.split(pair_of, len(together)), strict=True):
         links[group] = of_pairs.take(rows)
     return {group: links[group] for group in groups}
@@ -567,7 +586,8 @@ def _group_links(
 ) -> AxisLinks:
     """Return the `AxisLinks` of one group; tokens are sent over that of the experts alone."""
     stride, size = placements.stride(group), placements.size(group)
-    return axis_links(machine, stride, size, sent_once if group == EXPERT else None)
+    experts = sent_once if group == EXPERT else None
+    return axis_links(machine, stride, size, experts, placements.n_ranks)
 
 
 def alike_placements(
@@ -583,7 +603,8 @@ def alike_placements(
     if layouts.size == number.size:
         return number
     for group in placements.axes.groups:
-        first, pair_of = distinct(placements.stride(group), placements.size(group))
+        strides, sizes = placements.stride(group), placements.size(group)
+        first, pair_of = distinct(strides, sizes, placements.n_ranks)
         links = _group_links(machine, placements.take(first), group, sent_once)
         _, alike = np.unique(np.vstack(_columns(links)), axis=1, return_inverse=True)
         number = distinct(number, alike[pair_of])[1]

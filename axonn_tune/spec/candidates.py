@@ -116,6 +116,11 @@ class Placements:
         arranging = self.sizes[: len(self.axes.names)]
         return np.where(before, arranging.T[:, None, :], 1).prod(axis=2).T
 
+    @property
+    def n_ranks(self) -> Ints:
+        """The number of ranks of each job, shape (P,)."""
+        return self.sizes[: len(self.axes.names)].prod(axis=0)
+
     def size(self, group: str) -> Ints:
         """Return the number of ranks in each group of an axis or product of axes, shape (P,).
 

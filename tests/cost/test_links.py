@@ -349,7 +349,8 @@ def test_every_axis_of_a_placement_gets_the_links_of_its_own_groups(sizes, order
     for axis in AXES:
         before = order[: order.index(axis[0])]
         stride = int(np.prod([by_letter[letter] for letter in before] or [1]))
-        alone = links_of(machine, stride, by_letter[axis[0]])
+        group = (np.array([stride]), np.array([by_letter[axis[0]]]))
+        alone = axis_links(machine, *group, n_ranks=np.array([np.prod(sizes)]))
         assert links[axis].level[0] == alone.level[0]
         own, other = (x.kinds["all_reduce"] for x in (links[axis], alone))
         assert own.ring_seconds[0] == other.ring_seconds[0]
@@ -371,3 +372,21 @@ def test_axes_queue_on_one_lane_where_their_outermost_links_are_of_one_level():
 
 def test_a_group_of_one_rank_crosses_nothing():
     assert [rings(stride, 1, 4) for stride in (1, 2, 3, 8)] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("n_gpus", [2, 3, 5, 6, 7, 8])
+def test_a_job_that_fits_in_a_node_does_not_use_the_network(n_gpus):
+    """Six GPUs divide no node of eight, and still stand in one."""
+    machine = machine_of(units=(1, 8), ranks_per_node=8)
+    placements = Placements.of([grid_layout(1, 1, n_gpus, 1), grid_layout(1, 1, n_gpus, 4)])
+    alone, among_others = placement_links(machine, placements)["z"].level
+    assert alone == 0
+    assert among_others == (0 if 8 % n_gpus == 0 else 1)
+
+
+def test_a_job_that_fits_in_a_rack_is_as_fast_as_on_one_that_it_fills():
+    whole, filled = load_machine("gb200-nvl72"), load_machine("gb200-nvl72-64")
+    placements = Placements.of([grid_layout(1, 2, 32, 1)])
+    links = [placement_links(replace(m, link_points=()), placements)["z"] for m in (whole, filled)]
+    bandwidths = [each.kinds["all_gather"].bandwidth_bytes_per_s for each in links]
+    assert bandwidths[0] == bandwidths[1]
