@@ -17,7 +17,7 @@ from axonn_tune.contenders import (
     named_layout,
 )
 from axonn_tune.errors import InputError
-from axonn_tune.io.presets import machine_of_gpu
+from axonn_tune.io.presets import load_engine, machine_of_gpu
 from axonn_tune.options import SEARCH, SearchOptions, with_options
 from axonn_tune.search.one_layout import best_of_layout, layout_or_best
 from axonn_tune.search.rank import Best, Each, rank_best, with_best_batch
@@ -30,6 +30,7 @@ from axonn_tune.searching import (
     loaded,
     names_of_all_strategies,
     options_of_each,
+    usual_strategy,
 )
 from axonn_tune.spec.checks import require_choice, whole_number
 from axonn_tune.spec.layout import Layout
@@ -162,7 +163,8 @@ def comparison(
             ]
 
         if grids:
-            named = [named_layout(text, changed.get("engine")) for text in grids]
+            usual = _usual_contender(loaded(model), changed.get("engine"))
+            named = [named_layout(text, usual) for text in grids]
             searches = searches_of([contender for contender, _ in named])
             layouts = [layout for _, layout in named]
             best += compare_layouts(list(zip(searches, layouts, strict=True)), each)
@@ -172,6 +174,12 @@ def comparison(
             contenders = able_of(loaded(model), contenders, is_special(changed)) or contenders
             best += compare_searches(searches_of(contenders), each)
     return best
+
+
+def _usual_contender(model: Model, engine: str | None) -> Contender:
+    """Return what carries out a layout for which neither a strategy nor an engine is named."""
+    named = None if engine is None else load_engine(engine)
+    return Contender(usual_strategy(model, named), engine)
 
 
 def _varied(vary: Sequence[str]) -> list[dict[str, int]]:

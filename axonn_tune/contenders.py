@@ -151,10 +151,10 @@ def contenders_of(
     return contenders
 
 
-def named_layout(text: str, engine: str | None) -> tuple[Contender, str]:
+def named_layout(text: str, usual: Contender) -> tuple[Contender, str]:
     """Return what carries out a layout, and the layout, of ``megatron:tensor=8,data=16``.
 
-    In front of the colon stands a strategy or an engine; without one the layout is AxoNN's grid.
+    In front of the colon stands a strategy or an engine; without one it is the usual contender.
 
     Raises
     ------
@@ -163,10 +163,10 @@ def named_layout(text: str, engine: str | None) -> tuple[Contender, str]:
     """
     name, colon, layout = text.partition(":")
     if not colon:
-        return Contender("axonn", engine), text
+        return usual, text
     name = name.strip()
     if name in STRATEGIES:
-        return Contender(name, engine), layout
+        return Contender(name, usual.engine), layout
     if name in list_engines():
         return Contender(load_engine(name).strategies[0], name), layout
     raise InputError(

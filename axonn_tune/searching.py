@@ -228,16 +228,21 @@ def _adapters(given: Mapping[str, Any]) -> Adapters | None:
 def _strategy_and_engine(
     strategy: str | None, name: str | None, model: Model
 ) -> tuple[str, Engine]:
-    """Return the name of the strategy, and the engine; either is chosen where it is not named.
-
-    The strategy is then the first one of the engine, or of all, that predicts the model.
-    """
+    """Return the name of the strategy, and the engine; either is chosen where it is not named."""
     engine = None if name is None else load_engine(name)
     if strategy is None:
-        carried_out = list(STRATEGIES if engine is None else engine.strategies)
-        strategy = (strategies_of(model, carried_out) or carried_out)[0]
+        strategy = usual_strategy(model, engine)
     require_choice("search", "strategy", strategy, tuple(STRATEGIES))
     return strategy, engine or load_engine(USUAL_ENGINES[strategy])
+
+
+def usual_strategy(model: Model, engine: Engine | None) -> str:
+    """Return the strategy that is searched where none is named.
+
+    It is the first one of the engine, or of all, that predicts the model.
+    """
+    carried_out = list(STRATEGIES if engine is None else engine.strategies)
+    return (strategies_of(model, carried_out) or carried_out)[0]
 
 
 def _default_dtype(machine: Machine) -> str:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="STRATEGY:GRID",
     help="Compare this layout instead: 8x4x4x8, or megatron:tensor=8,data=16, or with an engine in "
-    "front, nanotron:tensor=8,data=16; may be given again.",
+    "front, nanotron:tensor=8,data=16; may be given again. With neither in front, it is of the "
+    "strategy that suggest takes.",
 )
 @click.option(
     "--vary",

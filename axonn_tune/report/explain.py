@@ -9,7 +9,13 @@ import numpy as np
 
 from axonn_tune.report.figure import new_figure
 from axonn_tune.report.memory import host_memory_text, verdict
-from axonn_tune.report.phrases import assumption_line, in_host_memory, model_on_gpus, percent
+from axonn_tune.report.phrases import (
+    assumption_line,
+    in_host_memory,
+    mfu_remarks,
+    model_on_gpus,
+    percent,
+)
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
 from axonn_tune.report.table import fitted_table, table
 from axonn_tune.report.trust import trust_lines
@@ -24,6 +30,8 @@ from axonn_tune.units import format_quantity, format_seconds, gib
 OPTIMIZER = "optimizer.step"
 # Number of digits that people read.
 DIGITS = 5
+# Share of a step from which the host, or the difference between stages, is told of.
+NOTABLE_FRACTION = 0.05
 # Number of equal layers in a row that a timeline draws.
 DRAWN_LAYERS = 3
 # Number of micro-batches of a pipeline that a timeline draws.
@@ -46,6 +54,7 @@ def explanation_text(search: Search, explanation: Explanation, n_operations: int
     return "\n".join(
         [
             *_head_lines(p),
+            *_remark_lines(explanation),
             "",
             _operations_text(explanation.operations, n_operations, p.step_seconds),
             "",
@@ -79,6 +88,25 @@ def _head_lines(p: Prediction) -> list[str]:
         f"MFU {percent(p.mfu)} %, HFU {percent(p.hfu)} %",
         *([] if p.fits_in_gpu else [f"if it fitted: {verdict(p)}"]),
     ]
+
+
+def _remark_lines(explanation: Explanation) -> list[str]:
+    """Return lines on the host, on other stages and on the MFU, where these matter."""
+    p = explanation.prediction
+    lines = []
+    if explanation.host_seconds > NOTABLE_FRACTION * p.step_seconds:
+        lines.append(
+            f"{explanation.host_seconds:.3f} s of the compute are waits for the host, which issues "
+            "operations more slowly than the GPU carries them out"
+        )
+    own, busiest = explanation.stage_seconds, explanation.busiest_stage_seconds
+    if busiest > (1.0 + NOTABLE_FRACTION) * own:
+        lines.append(
+            "the compute and the exposed communication are those of the last stage, which takes "
+            f"{format_seconds(own, 3)} for a micro-batch; the busiest stage takes "
+            f"{format_seconds(busiest, 3)} and sets the pace"
+        )
+    return [*lines, *mfu_remarks([p])]
 
 
 def _shortage_lines(p: Prediction) -> list[str]:
@@ -205,6 +233,9 @@ def explanation_document(search: Search, explanation: Explanation) -> dict[str, 
             }
             for op in explanation.operations
         ],
+        "host_seconds": explanation.host_seconds,
+        "stage_seconds": explanation.stage_seconds or None,
+        "busiest_stage_seconds": explanation.busiest_stage_seconds or None,
         "exposed_seconds_by_axis": explanation.exposed_seconds_by_axis,
         "sensitivities": [
             {"resource": s.resource, "saved_seconds": s.saved_seconds}

@@ -32,7 +32,8 @@ def assumption_line(*searches: Search) -> str:
     line = (
         f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, "
         f"{_sequences_text(searches)}{_seq_len_remark(scenario)}, {types_text(job)}, "
-        f"{job.attention} attention{dropout}, overlap {job.overlap}, kernel tuning {tuning}"
+        f"{job.attention} attention{dropout}, overlap {scenario.strategy.overlap_of(job)}, "
+        f"kernel tuning {tuning}"
         f"{engine_text}{_sharding_text(scenario)}{_experts_text(scenario)}{_tuning_text(job)}"
         f"{_offload_text(scenario)}."
     )
@@ -193,6 +194,16 @@ def model_on_gpus(scenario: Scenario, with_parameters: bool = False) -> str:
     job = scenario.job
     parameters = f" ({format_count(model.parameters)} parameters)" if with_parameters else ""
     return f"{model.name}{parameters} on {job.n_gpus} {scenario.machine.gpu.name}"
+
+
+def mfu_remarks(predictions: Sequence[Prediction]) -> list[str]:
+    """Say why some prediction has an MFU above 100 %, if one has."""
+    if all(prediction.mfu <= 1.0 for prediction in predictions):
+        return []
+    causes = "attention counts without its mask, by convention"
+    if predictions[0].scenario.job.recipe is not None:
+        causes += ", and the peak is that of the job's type, not of its low precision"
+    return [f"MFU above 100 %: {causes}."]
 
 
 def grid_form(axes: Axes) -> str:

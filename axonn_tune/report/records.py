@@ -36,7 +36,7 @@ def assumptions(search: Search) -> dict[str, Any]:
         "dtype": job.dtype,
         "precision": job.precision,
         "attention": job.attention,
-        "overlap": asdict(job.overlap),
+        "overlap": asdict(scenario.strategy.overlap_of(job)),
         "kernel_tuning": job.kernel_tuning,
         "keep_gathered_weights": job.keep_gathered_weights,
         "dropout": job.dropout,

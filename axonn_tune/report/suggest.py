@@ -13,6 +13,7 @@ from axonn_tune.report.phrases import (
     assumption_line,
     grid_form,
     interval_text,
+    mfu_remarks,
     model_on_gpus,
     percent,
     tokens_per_second_text,
@@ -50,7 +51,7 @@ def ranking_text(ranking: Ranking, top_n: int) -> str:
     rows = fitted_table_of(predictions, _columns(search, predictions), _DROPPABLE)
     remarks = [*near_lines(ranking, predictions), *memory_lines(predictions)]
     remarks += [*tie_lines(ranking), *_batch_lines(ranking), *trust_lines(search)]
-    remarks.append(assumption_line(search))
+    remarks += [*mfu_remarks(predictions), assumption_line(search)]
     return "\n".join([head, "", rows, "", *remarks])
 
 

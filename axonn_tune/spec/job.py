@@ -130,6 +130,10 @@ class Job:
             require_count("job", name, getattr(self, name))
         require_choice("job", "dtype", self.dtype, BYTES_PER_ELEMENT)
         require_choice("job", "precision", self.precision, PRECISIONS)
+        if self.recipe is not None and self.dtype == "fp32":
+            raise InputError(
+                f"job: dtype is fp32; allowed with precision {self.precision}: bf16, fp16"
+            )
         require_choice("job", "attention", self.attention, ATTENTIONS)
         require_choice("job", "moments", self.moments, MOMENT_BYTES)
         require_choice("job", "offload", self.offload, OFFLOADS)

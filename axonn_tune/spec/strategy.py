@@ -12,7 +12,7 @@ import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.engine import Engine
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, StepPlan
@@ -88,6 +88,10 @@ class Strategy(Protocol):
     @property
     def offload_modules(self) -> Sequence[str]:
         """The modules of a block whose inputs the strategy can move to the host's memory."""
+        ...
+
+    def overlap_of(self, job: Job) -> Overlap:
+        """Return the overlaps that the strategy carries out, of those that a job asks for."""
         ...
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:

@@ -97,6 +97,9 @@ class Explanation:
         Time that more of each resource saves, the largest first.
     host_seconds
         Time that the host takes between kernels, which is in no operation.
+    stage_seconds, busiest_stage_seconds
+        Time of all passes of a micro-batch on this rank, and on a rank of the stage that takes
+        longest; both are 0 without a pipeline.
     groups
         Groups over which collectives run, and directions of copies between GPU and host.
     """
@@ -106,6 +109,8 @@ class Explanation:
     sensitivities: tuple[Sensitivity, ...]
     host_seconds: float
     groups: tuple[str, ...]
+    stage_seconds: float = 0.0
+    busiest_stage_seconds: float = 0.0
 
     @property
     def exposed_seconds_by_axis(self) -> dict[str, float]:
@@ -118,8 +123,14 @@ class Explanation:
 
 def explain(prediction: Prediction, with_sensitivities: bool = True) -> Explanation:
     """Play the configuration operation by operation and try each resource 10 % better."""
-    sensitivities = _sensitivities(prediction) if with_sensitivities else ()
-    return replace(explain_played(Player(prediction)), sensitivities=sensitivities)
+    player = Player(prediction)
+    of_stages = player.stage_seconds()
+    return replace(
+        explain_played(player),
+        sensitivities=_sensitivities(prediction) if with_sensitivities else (),
+        stage_seconds=of_stages[-1],
+        busiest_stage_seconds=max(of_stages),
+    )
 
 
 def explain_played(player: Player) -> Explanation:

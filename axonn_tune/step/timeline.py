@@ -354,6 +354,22 @@ class Player:
         step_end = self.summed(self.plan.step_end, 1)
         return [*work, step_end, transfers, *self._synchronising_parts(pipeline)]
 
+    def stage_seconds(self) -> list[float]:
+        """Return how long all passes of a micro-batch take on a rank of each stage.
+
+        Transfers and waits for other ranks are not among them.
+        """
+        pipeline = self.plan.pipeline
+        if pipeline is None:
+            return [0.0]
+        seconds = {
+            id(stage): sum(self.play(part, 1).seconds for part in stage.passes)
+            for stage in pipeline.stages
+        }
+        n_chunks, n_stages = self.table.n_chunks, self._n_stages
+        of_chunk = [seconds[id(pipeline.stage(number, n_chunks))] for number in range(n_chunks)]
+        return [sum(of_chunk[stage::n_stages]) for stage in range(n_stages)]
+
     def n_synchronised(self, pipeline: Pipeline) -> list[float]:
         """Return how often a forward and a backward pass synchronise the step one after another."""
         counts = pipeline.n_synchronised(self.table)

@@ -19,14 +19,14 @@ what attention then needs.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.engine import BUCKETS, IDEAL, Engine
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, AXONN_AXES, PIPELINE, Axes
 from axonn_tune.spec.model import VOCABULARY_MULTIPLE, Model
 from axonn_tune.spec.plan import Array, StepPlan
@@ -239,6 +239,10 @@ class Axonn4D:
     def communication(self, shapes: Shapes, sync: bool) -> AxonnCommunication:
         """Return the communication of a usual micro-step, or of the one that reduces gradients."""
         return AxonnCommunication(shapes, sync, self)
+
+    def overlap_of(self, job: Job) -> Overlap:
+        """Return the overlaps of a job, of which an engine may not reduce gradients in buckets."""
+        return replace(job.overlap, grad_reduce=self.overlaps_reduction(job))
 
     def overlaps_reduction(self, job: Job) -> bool:
         """Return whether gradients are reduced over data during the last backward pass of a step.

@@ -61,10 +61,12 @@ class ExpertShapes:
     def routed_tokens(self) -> Array:
         """The copies of tokens that the busiest rank's experts take.
 
-        A rank that holds all experts takes the copies of its own tokens.
+        A rank that holds all experts takes the copies of its own tokens. No rank takes more than
+        all tokens of its group, each as often as it has experts for it.
         """
-        is_spread = self.n_local < self.experts.n_experts
-        imbalance = np.where(is_spread, self.shapes.job.expert_imbalance, 1.0)
+        n_ranks = self.experts.n_experts / self.n_local
+        largest = np.minimum(n_ranks, self.experts.n_experts / self.experts.top_k)
+        imbalance = np.minimum(self.shapes.job.expert_imbalance, largest)
         return self.shapes.own_tokens * (self.experts.top_k * imbalance)
 
     @property

@@ -23,7 +23,7 @@ import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.engine import HELD_BACK, IDEAL, RING, Engine, value_or
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, PIPELINE, TENSOR, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.offload import OFFLOAD_MODULES
@@ -359,6 +359,10 @@ class Megatron3D:
     def communication(self, shapes: Shapes, sync: bool) -> MegatronCommunication:
         """Return the communication of a usual micro-step, or of the synchronising one."""
         return MegatronCommunication(shapes, sync, self)
+
+    def overlap_of(self, job: Job) -> Overlap:
+        """Return whether gradients are reduced beside computation; no overlap of AxoNN exists."""
+        return Overlap(False, False, False, grad_reduce=self.overlaps_reduction(job))
 
     def overlaps_reduction(self, job: Job) -> bool:
         """Return whether gradients are reduced, and weights gathered, while a micro-step computes.

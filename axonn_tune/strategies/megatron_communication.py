@@ -569,7 +569,9 @@ class MegatronCommunication(SequenceParallel):
         gathered = self.options.gathered_bytes(self.shapes.job)
         if not self._is_overlapped:
             saved = self.shapes.element_bytes - gathered
-            element = element - saved * (self._matrices - self._experts) / self._dense
+            # A first stage that holds only a frozen embedding trains nothing.
+            trained = np.maximum(self._dense, 1.0)
+            element = element - saved * (self._matrices - self._experts) / trained
         self._over_replicas(host, name, "all_gather", self._remaining, element, after=updated)
         host.wait(names.WEIGHTS_ALL_GATHER)
         if not self._is_overlapped:

@@ -23,7 +23,7 @@ import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.engine import IDEAL, RING, ULYSSES, Engine
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, PIPELINE, TENSOR, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.offload import LAYER_INPUTS
@@ -187,6 +187,11 @@ class Zero:
     def compute_key(self) -> tuple[str, ...]:
         """Return all axes and the micro-batch, since kernels that pack messages work on shards."""
         return (*self.axes.sized, "micro_batch")
+
+    def overlap_of(self, job: Job) -> Overlap:
+        """Return whether gathers and reductions overlap with kernels: OAG and ORS."""
+        is_able = self.engine.zero.overlaps
+        return Overlap(False, job.overlap.ors and is_able, job.overlap.oag and is_able)
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each rule of the algorithm, the placements that break it, shape (P,)."""

@@ -134,7 +134,7 @@ def test_the_largest_jitter_is_accepted(capsys, tmp_path):
     assert run_cli(capsys, "suggest", "--gpus", 8, "--model", "tiny", "--machine", path)[0] == 0
 
 
-@pytest.mark.parametrize("setting", ["inter_node.latency=1e308", "gpu.compute=1e200 FLOP/s"])
+@pytest.mark.parametrize("setting", ["inter_node.latency=1e308 s", "gpu.compute=1e200 FLOP/s"])
 def test_a_setting_that_leads_nowhere_is_refused(capsys, setting):
     command = ["whatif", "--gpus", 64, "--model", "tiny", "--machine", "frontier", "--set", setting]
     assert_refused(capsys, *command, culprit=f"--set {setting}: allowed: within a factor of 1e+09")
@@ -142,7 +142,7 @@ def test_a_setting_that_leads_nowhere_is_refused(capsys, setting):
 
 def test_what_is_no_time_is_not_ranked(capsys):
     """The gap is 0 in the profile, so that no factor bounds it."""
-    command = ["whatif", "--gpus", 64, "--model", "tiny", "--set", "host.gap=1e308"]
+    command = ["whatif", "--gpus", 64, "--model", "tiny", "--set", "host.gap=1e308 s"]
     assert_refused(capsys, *command, culprit="no time follows from its numbers")
 
 

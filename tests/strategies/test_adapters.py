@@ -9,6 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from worlds import llama
 
 from axonn_tune.errors import InputError
+from axonn_tune.search.one_layout import best_of_layout
+from axonn_tune.searching import build_search
 from axonn_tune.spec.engine import Engine, MegatronProgram
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
@@ -322,3 +324,9 @@ def test_impossible_samples_are_refused(n_samples):
 def test_packed_samples_need_fused_attention():
     with pytest.raises(InputError, match="unfused"):
         replace(ALL, attention="unfused", samples_per_sequence=2.0)
+
+
+def test_a_first_stage_that_trains_nothing_has_a_time():
+    """It holds a frozen embedding and no layer."""
+    search = build_search("llama3-8b", 34, "dgx-h100", strategy="megatron", lora_rank=16)
+    assert best_of_layout(search, "pipeline=34").step_seconds > 0

@@ -417,3 +417,15 @@ def test_the_fullest_stage_may_be_one_in_the_middle():
         WHOLE, replace(model, experts=replace(experts, first_layer=0)), JOB, **sizes
     )
     assert held < dense_first["weights"] / JOB.element_bytes
+
+
+@pytest.mark.parametrize("expert", [2, 4, 8])
+def test_no_rank_takes_more_than_all_tokens_of_its_group(expert):
+    """With two choices among eight experts a rank has at most four times the mean."""
+    largest = min(expert, EXPERTS.n_experts / EXPERTS.top_k)
+    sent = []
+    for imbalance in (largest, 100.0):
+        job = replace(JOB, expert_imbalance=imbalance)
+        plan = plan_of(WHOLE, MIXTURE, job, data=16, expert=expert)
+        sent.append([number(op.nbytes) for op in collectives(plan, plan.microstep)])
+    assert sent[0] == sent[1]

@@ -1,0 +1,84 @@
+"""What is said beside numbers that would mislead without it."""
+
+import pytest
+
+import axonn_tune
+from axonn_tune.report.explain import explanation_text
+from axonn_tune.report.phrases import assumption_line
+from axonn_tune.report.records import assumptions
+from axonn_tune.report.suggest import ranking_text
+from axonn_tune.search.one_layout import best_of_layout
+from axonn_tune.search.rank import rank_best
+from axonn_tune.searching import build_search
+from axonn_tune.step.explain import explain
+
+MEGATRON = {"strategy": "megatron", "micro_batch": 1}
+
+
+def explained(model, gpus, layout, **options):
+    search = build_search(model, gpus, "dgx-h100", **{**MEGATRON, **options})
+    explanation = explain(best_of_layout(search, layout), with_sensitivities=False)
+    return explanation, explanation_text(search, explanation, 5)
+
+
+def test_a_step_that_waits_for_its_host_says_so():
+    options = {"global_batch": 16, "seq_len": 8192, "recompute": "none"}
+    explanation, text = explained("llama3-8b", 64, "tensor=1,context=64", **options)
+    assert explanation.host_seconds > 0.2 * explanation.prediction.step_seconds
+    assert f"{explanation.host_seconds:.3f} s of the compute are waits for the host" in text
+    _, text = explained("llama3-8b", 8, "tensor=1,data=8", global_batch=64, recompute="full")
+    assert "waits for the host" not in text
+
+
+def test_the_busiest_stage_is_told_of_where_the_last_one_has_less():
+    options = {"global_batch": 64, "virtual_stages": 1, "stage_layout": "Et*10|t*10|t*10|ttL"}
+    explanation, text = explained("llama3-8b", 4, "pipeline=4", **options | {"recompute": "full"})
+    assert explanation.busiest_stage_seconds > 1.5 * explanation.stage_seconds
+    assert "the busiest stage takes" in text
+    explanation, text = explained("llama3-8b", 8, "tensor=1,data=8", global_batch=64)
+    assert (explanation.stage_seconds, explanation.busiest_stage_seconds) == (0.0, 0.0)
+
+
+def test_stages_are_as_long_as_the_parts_of_the_bubble_say():
+    """The slowest stage works all the time but while the pipeline fills and drains."""
+    explanation, _ = explained("5b", 4, "pipeline=4", global_batch=256, virtual_stages=1)
+    prediction = explanation.prediction
+    assert prediction.step_seconds == pytest.approx(
+        256 * explanation.busiest_stage_seconds, rel=0.06
+    )
+
+
+def test_an_mfu_above_one_is_explained():
+    search = build_search(
+        "llama3-8b", 256, "dgx-b300", seq_len=2**19, global_batch=64, strategy="megatron"
+    )
+    ranking = rank_best(search, 1)
+    assert ranking.prediction(0).mfu > 1.0
+    assert "MFU above 100 %: attention counts without its mask" in ranking_text(ranking, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "names"),
+    [
+        ({"strategy": "axonn"}, "overlap OAR+ORS+OAG,", {"oar", "ors", "oag"}),
+        ({"strategy": "megatron"}, "overlap grad-reduce,", {"grad_reduce"}),
+        ({"strategy": "megatron", "overlap_grad_reduce": False}, "overlap none,", set()),
+        ({"strategy": "zero3"}, "overlap ORS+OAG,", {"ors", "oag"}),
+        ({"strategy": "zero3", "overlap": False}, "overlap none,", set()),
+        ({"strategy": "zero3", "engine": "deepspeed-2021"}, "overlap none,", set()),
+    ],
+)
+def test_the_overlaps_that_are_stated_are_those_that_exist(options, said, names):
+    search = build_search("5b", 16, **options)
+    assert said in assumption_line(search)
+    stated = assumptions(search)["overlap"]
+    assert {name for name, active in stated.items() if active} == names
+
+
+def test_layouts_without_a_strategy_are_compared_as_suggest_would():
+    """AxoNN's strategy does not predict experts, and an engine names its own."""
+    experts = {"precision": "bf16", "global_batch": 64}
+    best = axonn_tune.compare("mixtral-8x7b", 16, "dgx-h100", grids=["dp=16,ep=8"], **experts)
+    assert best["strategy"].tolist() == ["megatron"]
+    best = axonn_tune.compare("5b", 16, grids=["shard=16"], engine="torchtitan")
+    assert best["strategy"].tolist() == ["zero3"]
