@@ -11,7 +11,7 @@ from axonn_tune.search.batches import nearest_multiples, nearest_shared_batch
 from axonn_tune.search.factors import divisors, factorisations
 from axonn_tune.search.search import Search
 from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
-from axonn_tune.spec.layout import AXES, EXPERT, Axes
+from axonn_tune.spec.layout import AXES, Axes
 from axonn_tune.spec.model import Model
 
 # Largest distance at which another number of GPUs is looked for, if this one admits no grid.
@@ -54,17 +54,12 @@ def legal_layouts(search: Search) -> tuple[Placements, dict[str, int]]:
 
 def _with_folded(sizes: Ints, axes: Axes, model: Model) -> Ints:
     """Return each column with every size of the folded axis that divides the model's experts."""
-    choices = divisors(_n_experts(model))
+    choices = divisors(model.n_experts)
     rows = [axes.names.index(axis) for axis in axes.folded.split("*")]
     all_sizes = np.concatenate(
         [np.repeat(sizes, choices.size, axis=1), np.tile(choices, sizes.shape[1])[None]]
     )
     return all_sizes[:, all_sizes[rows].prod(axis=0) % all_sizes[-1] == 0]
-
-
-def _n_experts(model: Model) -> int:
-    """Return the number of experts of a layer; a model without a mixture counts as one."""
-    return 1 if model.experts is None else model.experts.n_experts
 
 
 def broken_rules(search: Search, placements: Placements) -> Mapping[str, np.ndarray]:
@@ -79,20 +74,7 @@ def broken_rules(search: Search, placements: Placements) -> Mapping[str, np.ndar
         masks[f"{'*'.join(map(_shown, split))} above --max-tp {constraints.max_tp}"] = (
             placements.size("*".join(split)) > constraints.max_tp
         )
-    if placements.axes.folded:
-        masks |= _broken_by_experts(scenario.model, placements)
-    return masks | scenario.strategy.rejections(scenario.model, scenario.job, placements)
-
-
-def _broken_by_experts(model: Model, placements: Placements) -> Mapping[str, np.ndarray]:
-    """Return for each reason the placements over whose ranks the experts cannot be spread."""
-    folded = placements.axes.folded
-    n_experts = _n_experts(model)
-    split = placements.size(EXPERT)
-    return {
-        f"number of experts ({n_experts}) not divisible by {EXPERT}": n_experts % split != 0,
-        f"{folded} not divisible by {EXPERT}": placements.size(folded) % split != 0,
-    }
+    return masks | scenario.rejections(placements)
 
 
 def _shown(axis: str) -> str:

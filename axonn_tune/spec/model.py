@@ -266,6 +266,11 @@ class Model:
         return self.experts is None
 
     @property
+    def n_experts(self) -> int:
+        """The number of routed experts of a layer that has some; 1 for a model without."""
+        return 1 if self.experts is None else self.experts.n_experts
+
+    @property
     def placed_parts(self) -> list[str]:
         """The names of the parts for which a strategy must say where they lie."""
         experts = [] if self.experts is None else ["experts"]
@@ -611,15 +616,21 @@ class Model:
         seq_len: float,
         modules: Set[str],
         frozen: Frozen = NOTHING_FROZEN,
+        mtp_modules: int = 0,
     ) -> float:
-        """Return the FLOPs of recomputation that runs some `MODULES` of trained layers again."""
+        """Return the FLOPs of recomputation that runs some `MODULES` of trained layers again.
+
+        A module of multi-token prediction has one more layer, of the kind of the last one.
+        """
         total = 0.0
         is_up_projected = "mla_up_proj" in modules
         layers = {"q_up": is_up_projected, "kv_up": is_up_projected}
         layers |= dict.fromkeys(("up", "down"), "mlp" in modules)
         is_shared = bool(modules & {"moe", "shared_experts"})
         layers |= dict.fromkeys(("shared_up", "shared_down"), is_shared)
-        for block, count in self.counts(frozen.layers_above(range(self.n_layers))).items():
+        counts = Counter(self.counts(frozen.layers_above(range(self.n_layers))))
+        counts[self.blocks[-1]] += mtp_modules
+        for block, count in counts.items():
             linears = self.linears_of(block)
             elements = sum(each.parameters for each in linears if layers.get(each.name))
             if block.has_experts and "moe" in modules:

@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from axonn_tune.spec.blocks import Experts
-from axonn_tune.spec.candidates import CandidateTable, Ints
+from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.layout import PIPELINE
+from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.learned import Learned
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
@@ -43,6 +43,20 @@ class Scenario:
         """Return what the engine does in one training step of candidates that are alike."""
         plan = self.strategy.plan(self.model, self._job_here, table)
         return self.strategy.engine.as_run(plan)
+
+    def rejections(self, placements: Placements) -> dict[str, np.ndarray]:
+        """Return, for each rule, the placements that break it, bool of shape (P,).
+
+        Experts are spread over ranks in equal parts, and each strategy has rules of its own.
+        """
+        broken: dict[str, np.ndarray] = {}
+        if folded := placements.axes.folded:
+            split, number = placements.size(EXPERT), self.model.n_experts
+            broken = {
+                f"number of experts ({number}) not divisible by {EXPERT}": number % split != 0,
+                f"{folded} not divisible by {EXPERT}": placements.size(folded) % split != 0,
+            }
+        return broken | self.strategy.rejections(self.model, self.job, placements)
 
     def planned_together(self, tables: Sequence[CandidateTable]) -> list[list[int]]:
         """Return the numbers of the tables that one plan describes, group by group.

@@ -131,7 +131,7 @@ def broken_by(scenario: Scenario, configuration: Configuration) -> list[str]:
     if layout.n_ranks != job.n_gpus:
         return [f"it has {layout.n_ranks} ranks, not {job.n_gpus}"]
     table = candidate_table(scenario, configuration)
-    broken = scenario.strategy.rejections(scenario.model, job, table.placements)
+    broken = scenario.rejections(table.placements)
     reasons = [reason for reason, mask in broken.items() if mask.all()]
     if reasons:
         return reasons

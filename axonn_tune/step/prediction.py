@@ -198,8 +198,9 @@ def hardware_flops(scenario: Scenario, recompute: str, n_chunks: int = 1) -> flo
     """
     model, job, engine = scenario.model, scenario.job, scenario.strategy.engine
     if modules := recomputed_modules(recompute):
-        flops = model.model_flops(job.tokens, job.seq_len, frozen=job.frozen)
-        return flops + model.recomputed_module_flops(job.tokens, job.seq_len, modules, job.frozen)
+        return scenario.model_flops + model.recomputed_module_flops(
+            job.tokens, job.sample_len, modules, job.frozen, job.mtp_modules
+        )
     share = 1.0
     if is_partial(recompute):
         of_chunk = math.ceil(model.n_layers / n_chunks)

@@ -8,8 +8,9 @@ from axonn_tune.errors import InputError
 from axonn_tune.search.rank import only_configuration, rank_candidates
 from axonn_tune.searching import build_search
 from axonn_tune.spec.configuration import Configuration
-from axonn_tune.spec.layout import grid_layout, parse_layout
+from axonn_tune.spec.layout import Layout, grid_layout, parse_layout
 from axonn_tune.step.predict import predict, predict_each
+from axonn_tune.step.prediction import hardware_flops
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +73,30 @@ def test_an_interval_is_predicted_where_it_is_asked_for(search):
     assert (plain.spread_fraction, plain.p_best) == (None, None)
     precise = predict(search.scenario, configuration, with_interval=True)
     assert precise.spread_fraction > 0.0 and precise.p_best == 1.0
+
+
+@pytest.mark.parametrize("expert", [3, 16])
+def test_experts_that_no_ranks_share_evenly_are_refused(expert):
+    search = build_search("mixtral-8x7b", 16 * expert, "dgx-h100", strategy="megatron")
+    layout = Layout(
+        {"tensor": 1, "context": 1, "data": 16 * expert, "pipeline": 1, "expert": expert}
+    )
+    with pytest.raises(InputError, match=r"number of experts \(8\) not divisible by expert"):
+        predict(search.scenario, Configuration(layout, micro_batch=1, recompute="none"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"samples_per_sequence": 8}, {"lora_rank": 16}, {"frozen": "embedding,layers:0-7"}],
+)
+def test_recomputed_attention_counts_once_more_and_all_else_as_without(options):
+    """Samples, adapters and frozen parts count in MFU whether attention is formed again or not."""
+    flops = []
+    for recompute in ("none", "selective:core_attn"):
+        given = {"recompute": recompute, "global_batch": 64, "strategy": "megatron"}
+        scenario = build_search("llama3-8b", 8, "dgx-h100", **given, **options).scenario
+        flops.append(hardware_flops(scenario, recompute))
+    job, model = scenario.job, scenario.model
+    n_layers = model.n_layers - 8 * ("frozen" in options)
+    again = 4.0 * job.tokens * job.sample_len * model.hidden_size * n_layers
+    assert flops[1] - flops[0] == pytest.approx(again)
