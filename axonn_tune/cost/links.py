@@ -415,20 +415,20 @@ def _curves(
 
     Messages of one size tell nothing of other sizes, so that they make no curve.
     """
-    points_by_group: dict[tuple[int, int], dict[int, float]] = {}
+    points_by_group: dict[tuple[int, int], list[LinkPoint]] = {}
     for point in machine.link_points:
         if point.kind == kind and (group := _group_of(point, machine)):
-            seconds_by_size = points_by_group.setdefault(group, {})
-            seconds_by_size[point.nbytes] = point.seconds
+            points_by_group.setdefault(group, []).append(point)
     on_switch = machine.switch_ranks % (stride * size) == 0
     index = np.full(size.shape, -1)
     curves: list[Curve] = []
-    for (measured_stride, measured_size), seconds_by_size in points_by_group.items():
-        if len(seconds_by_size) < 2:
+    for (measured_stride, measured_size), points in points_by_group.items():
+        nbytes = [point.nbytes for point in points]
+        if len(set(nbytes)) < 2:
             continue
         is_alike = on_switch if measured_stride == _ANY_STRIDE else stride == measured_stride
         index[is_alike & (size == measured_size)] = len(curves)
-        curves.append(Curve.through(*zip(*seconds_by_size.items(), strict=True)))
+        curves.append(Curve.through(nbytes, [point.seconds for point in points]))
     return index, tuple(curves)
 
 

@@ -70,8 +70,11 @@ class ExecutionTraces:
 
     def __init__(self, graphs: StepGraphs) -> None:
         """Prepare the traces; raise InputError for a step with offload, which they cannot hold."""
-        if graphs.prediction.scenario.job.offloads_optimizer:
-            raise InputError("--format chakra: an execution trace has no --offload; allowed: none")
+        if graphs.prediction.scenario.job.uses_host:
+            raise InputError(
+                "--format chakra: an execution trace has no copies between GPU and host; allowed: "
+                "a job without --offload and --offload-modules"
+            )
         self._graphs = graphs
         self._element_bytes = graphs.prediction.scenario.job.element_bytes
         self._groups = {axis: AxisGroups.of(graphs.placements, axis) for axis in graphs.axes}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.simulate.timeline import Sum
+from axonn_tune.spec.measurement import HOST
 from axonn_tune.spec.plan import (
     HOST_DIRECTIONS,
     Attention,
@@ -41,8 +42,8 @@ class OperationCost:
         Sizes of a product (m x n x k), of the products of several experts, or of attention; empty
         for other operations.
     nbytes
-        Full buffer of a collective, bytes of a copy, or traffic of a kernel that memory bounds; 0
-        for others.
+        Full buffer of one call of a collective, bytes of a copy, or traffic of a kernel that memory
+        bounds; 0 for others.
     n_calls
         Number of calls in a step.
     seconds_per_call, total_seconds
@@ -146,7 +147,7 @@ def explain_played(player: Player) -> Explanation:
         if is_launched(of_operation.operation, player.row)
     )
     host = sum(part.repeats * part.host_seconds for part in parts)
-    n_kernels = sum(op.n_calls for op in operations if not op.axis)
+    n_kernels = sum(op.n_calls for op in operations if not op.axis and op.kind != HOST)
     groups = scenario.strategy.axes.groups
     if scenario.job.uses_host:
         groups = (*groups, *HOST_DIRECTIONS)
@@ -181,7 +182,7 @@ def _operation_cost(of_part: Sum, repeats: float, gap: float, player: Player) ->
     The events of kernels include the `gap` of the host, the cost does not.
     """
     operation = of_part.operation
-    host_gap = 0.0 if isinstance(operation, Transfer) else gap
+    host_gap = 0.0 if isinstance(operation, Transfer | HostWork | HostKernel) else gap
     seconds = of_part.seconds - of_part.count * host_gap
     per_issue = seconds / of_part.count
     n_issued = of_part.count * repeats
@@ -224,7 +225,7 @@ def _work_of(operation: Operation, seconds: float, player: Player) -> _Work:
     if isinstance(operation, Collective):
         return _work_of_collective(operation, seconds, player)
     if isinstance(operation, HostWork):
-        return _Work("host", "host", 0.0)
+        return _Work(HOST, "host", 0.0)
     if isinstance(operation, Gemm | Attention):
         kind, shape = _kind_and_shape(operation, row)
         return _Work(kind, "compute", number(operation.flops, row) / seconds, shape)
@@ -233,7 +234,7 @@ def _work_of(operation: Operation, seconds: float, player: Player) -> _Work:
     if isinstance(operation, HostCopy):
         return _Work("copy", "host link", rate, nbytes=nbytes, axis=operation.direction)
     if isinstance(operation, HostKernel):
-        return _Work("host", "host memory", rate, nbytes=nbytes)
+        return _Work(HOST, "host memory", rate, nbytes=nbytes)
     return _Work("memory-bound", "memory", rate, nbytes=nbytes)
 
 
@@ -252,7 +253,8 @@ def _work_of_collective(operation: Collective, seconds: float, player: Player) -
     if links.curve[row] >= 0 or links.ring.curve[row] >= 0:
         rate = float(moved_fraction(kind, player.table.size(axis)[row])) * nbytes / seconds
     n_calls = number(operation.n_calls, row)
-    return _Work(kind, bound_by, rate, nbytes=nbytes, axis=axis, calls_per_issue=n_calls)
+    call_bytes = nbytes / max(n_calls, 1.0)
+    return _Work(kind, bound_by, rate, nbytes=call_bytes, axis=axis, calls_per_issue=n_calls)
 
 
 def _rate_per_s(nbytes: float, seconds: float) -> float:

@@ -29,7 +29,7 @@ from axonn_tune.strategies.optimizer import clip_and_update
 from axonn_tune.strategies.pipeline import layers_of_stage
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.sequence_parallel import SequenceParallel
-from axonn_tune.strategies.shapes import FP32_BYTES
+from axonn_tune.strategies.shapes import FP32_BYTES, stage_parameters
 
 if TYPE_CHECKING:
     from axonn_tune.strategies.megatron3d import Megatron3D
@@ -414,20 +414,14 @@ class MegatronCommunication(SequenceParallel):
         return trained_parameters(self.shapes, (), True, self._has_head)[0]
 
     def _replicated(self, layers: Sequence[int]) -> float:
-        """Return how many parameters of norms and routers every rank of a tensor group has.
+        """Return how many parameters every rank of a tensor group has whole in the first stage.
 
-        The layers are those of the first stage.
+        These are norms, routers, products that are not split, and biases along the residual stream.
+        Learned positions are looked up before the ranks split the tokens.
         """
-        model = self.shapes.model
-        counts = model.counts(layers)
-        of_block = model.norms_per_block * model.norm_parameters + model.head_norm_parameters
-        of_routers = sum(count for block, count in counts.items() if block.has_experts)
         is_last = self._has_head and self.shapes.job.trains_head
-        return (
-            sum(counts.values()) * of_block
-            + of_routers * model.router_parameters
-            + is_last * float(model.norm_parameters)
-        )
+        _, replicated, _ = stage_parameters(self.shapes.model, layers, False, is_last)
+        return replicated
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
         """Without fused accumulation, add the micro-step's gradients to the fp32 sums.

@@ -370,9 +370,13 @@ class Zero:
 
     def _kept(self, job: Job) -> Kept:
         """Return what a rank of FSDP2 keeps."""
-        stored_bytes = job.element_bytes if self.engine.low_states else FP32_BYTES
-        sharding = self.sharding
-        return Kept(sharding.weights, stored_bytes, self.keeps_blocks, sharding.reduced_once)
+        sharding, element_bytes = self.sharding, self.kept_element_bytes(job)
+        return Kept(sharding.weights, element_bytes, self.keeps_blocks, sharding.reduced_once)
+
+    def kept_element_bytes(self, job: Job) -> float:
+        """Return the bytes of an element of the shards of gradients: FSDP2's are in fp32."""
+        is_whole = self.engine.zero.is_fsdp2 and not self.engine.low_states
+        return FP32_BYTES if is_whole else job.element_bytes
 
     def shared_sequences(self, shapes: Shapes) -> ContextParallelism:
         """Return how ranks share sequences, if they do; engines do so in their own ways."""

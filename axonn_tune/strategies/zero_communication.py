@@ -53,6 +53,11 @@ class ZeroCommunication(AsyncTensorParallel):
         return replace(self._overlap, oar=False)
 
     @property
+    def _kept_element(self) -> float:
+        """The bytes of an element of a reduced gradient, as its owner keeps it."""
+        return self.options.kept_element_bytes(self.shapes.job)
+
+    @property
     def _message_element(self) -> float:
         """The bytes of an element of a gradient in a message that is not quantised."""
         return self._program.message_bytes(self.shapes.element_bytes)
@@ -459,7 +464,7 @@ class ZeroCommunication(AsyncTensorParallel):
             if self._reduces and not self._overlap.ors:
                 host.memory_bound(f"gradient.{unit.name}.awaited", 0.0, "add")  # adds nothing
             return
-        accumulated_bytes = remaining * (3.0 * element)
+        accumulated_bytes = remaining * (3.0 * self._kept_element)
         host.memory_bound(f"gradient.{unit.name}.accumulate", accumulated_bytes, "add")
 
     # Once per step -----------------------------------------------------------------------
@@ -478,7 +483,7 @@ class ZeroCommunication(AsyncTensorParallel):
             host,
             shapes.job,
             owned=trained_share(sharding.states),
-            gradient_bytes=element,
+            gradient_bytes=self._kept_element,
             norm_sums=self._norm_sums,
             offload=self.options.engine.offload_in(shapes.job),
             states=states_of(shapes.job, self.options.engine.low_states),

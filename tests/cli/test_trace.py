@@ -107,7 +107,12 @@ def test_ten_thousand_ranks_are_written(capsys, tmp_path):
     assert len(list(tmp_path.glob("step.*.et"))) == 10240
 
 
-def test_execution_traces_have_no_offload(tmp_path, capsys):
-    job = ["--gpus", "8", "--model", "5b", "--strategy", "zero3", "--offload", "optimizer"]
+@pytest.mark.parametrize(
+    "offload",
+    [["zero3", "--offload", "optimizer"], ["megatron", "--offload-modules", "core_attn"]],
+    ids=["optimizer", "modules"],
+)
+def test_execution_traces_have_no_offload(tmp_path, capsys, offload):
+    job = ["--gpus", "8", "--model", "5b", "--machine", "dgx-h100", "--strategy", *offload]
     chakra = ["--format", "chakra", "--layers", "2", "--output", tmp_path / "et"]
-    assert_refused(capsys, "trace", *job, *chakra, culprit="has no --offload; allowed: none")
+    assert_refused(capsys, "trace", *job, *chakra, culprit="has no copies between GPU and host")

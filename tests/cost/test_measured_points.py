@@ -14,6 +14,7 @@ from axonn_tune.cost.links import axis_links, placement_links, ring_share
 from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.cost.prices import CollectivePrices, group_seconds
 from axonn_tune.errors import InputError
+from axonn_tune.io.presets import load_machine
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.searching import build_search
 from axonn_tune.spec.candidates import CandidateTable, Placements
@@ -391,3 +392,15 @@ def test_points_that_a_linear_function_meets_say_nothing_about_its_error():
     assert line.leave_one_out_error() == 0.0
     bent = Spline(np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 2.0, 5.0]))
     assert bent.leave_one_out_error() > 0.0
+
+
+def test_points_of_one_size_count_with_their_mean_in_any_order():
+    """On a switch the groups of all strides take as long, and may have points of one size."""
+    machine = load_machine("dgx-h100")
+    points = [
+        LinkPoint("all_gather", stride, 2, 1, False, nbytes, seconds)
+        for stride, nbytes, seconds in ((1, 2**20, 1e-4), (1, 2**26, 1e-3), (4, 2**26, 3e-3))
+    ]
+    for order in (points, points[::-1]):
+        links = replace(machine, link_points=tuple(order))
+        assert group_seconds(links, "all_gather", 1, 2, 2**26)[0] == pytest.approx(2e-3)

@@ -38,6 +38,16 @@ def test_a_program_that_does_what_the_plan_says_leaves_nothing_over(strategy):
     assert sum(line.predicted_seconds for line in lines) == pytest.approx(planned)
 
 
+def test_calls_that_share_a_name_are_found_by_the_bytes_of_each():
+    """DeepSpeed gathers its vectors one by one after the update."""
+    search = build_search("llama3-8b", 8, "dgx-h100", strategy="zero3", engine="deepspeed")
+    prediction = best_of_layout(replace(search, include_oom=True), "shard=8")
+    explanation = explain(prediction, with_sensitivities=False)
+    assert max(op.n_calls for op in explanation.operations if op.axis) > 100
+    lines = beside_trace(explanation, traced_as_planned(explanation, {"shard": 8}))
+    assert [line.size for line in lines if line.kind == "all_gather" and "other" in line.size] == []
+
+
 def test_more_steps_count_as_one():
     explanation = explanation_of("zero3")
     trace = traced_as_planned(explanation, JOBS["zero3"][1])

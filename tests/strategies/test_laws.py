@@ -333,6 +333,8 @@ def test_the_end_of_megatrons_step_by_hand(
     if sequence_parallel:
         final = 1 if n_stages == 1 else 0
         norms = (2 * (8 // n_stages) + final) * 256 * (2 if model.norm == "layer" else 1)
+        # Biases after row-parallel products are added by every rank of the tensor group.
+        norms += model.bias * 2 * (8 // n_stages) * 256
         wanted["gradient.norms.all_reduce"] = ("all_reduce", "tensor", norms * gradient)
     assert sent == wanted
     names = [op.name for op in operations(plan.step_end)]

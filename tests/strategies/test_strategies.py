@@ -489,7 +489,8 @@ def test_a_faster_network_never_slows_a_step(name):
 
 
 def test_one_rank_does_the_same_whatever_the_strategy_is_called():
-    """There are no collectives, and kernels differ only in copies and in how gradients are held.
+    """There are no collectives, and kernels differ only in copies and in how gradients are held:
+    FSDP2's shards are in fp32.
 
     The time in which the host issues an operation is left out: it is known of few engines.
     """
@@ -503,7 +504,7 @@ def test_one_rank_does_the_same_whatever_the_strategy_is_called():
         strategy = replace(strategy, engine=replace(strategy.engine, issue_seconds=None))
         search = replace(search, scenario=replace(search.scenario, job=job, strategy=strategy))
         times[name] = rank_candidates(search).prediction(0).step_seconds
-    assert max(times.values()) < 1.05 * min(times.values())
+    assert max(times.values()) < 1.07 * min(times.values())
 
 
 def test_axonn_with_one_stage_is_axonn():
