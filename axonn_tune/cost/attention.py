@@ -172,11 +172,6 @@ class AttentionPrices:
         return n_products * (scores + values) + traffic
 
 
-def attention_seconds(operation: Attention, machine: Machine, dtype: str) -> Array:
-    """Return the time of attention on a machine; see `AttentionPrices`."""
-    return AttentionPrices(machine, dtype, Products(machine, dtype)).seconds(operation)
-
-
 def _computed_share(seq_len: int, window: int) -> float:
     """Return the share of the causal half of the scores that whole blocks across a window hold.
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,8 +15,10 @@ from axonn_tune.cost.memory_bound import achieved_memory_bandwidth, moved_copy_s
 from axonn_tune.spec.candidates import distinct
 from axonn_tune.spec.machine import Machine, Tile
 from axonn_tune.spec.plan import MODES, Array, Size
-from axonn_tune.spec.points import GemmPoint
+from axonn_tune.spec.points import GemmPoint, GroupedGemmPoint
 from axonn_tune.spec.precision import FORMATS, operand_bytes, result_bytes
+
+AnyProduct = TypeVar("AnyProduct", GemmPoint, GroupedGemmPoint)
 
 # Distance between modes, in doublings of a size: a product tells more about the same sizes in
 # another mode than about other sizes. Held-out products on a CPU were met equally well from 0.3
@@ -180,26 +183,26 @@ class Products:
         return CURVE_ERROR if self._correction is None else self._correction.leave_one_out_error()
 
 
-def gemm_seconds(
-    m: Size, n: Size, k: Size, mode: str, machine: Machine, dtype: str, kernel_tuning: bool
-) -> Array:
-    """Return the time of a product on a machine; see `Products.seconds`."""
-    return Products(machine, dtype).seconds(m, n, k, mode, kernel_tuning)
+def nearest_points(
+    machine: Machine, dtype: str, points: Sequence[AnyProduct]
+) -> tuple[str, tuple[AnyProduct, ...]] | None:
+    """Return a format with its points, or else the nearest one that has some; None without any.
 
-
-def formats_to_try(dtype: str) -> tuple[str, ...]:
-    """Return a format, then the others whose measured products tell of it, the nearest first."""
-    low = FORMATS.get(dtype)
-    return (dtype, *(low.nearest if low else ()))
+    Measured products of the formats that are near to it tell of a format, too.
+    """
+    low_format = FORMATS.get(dtype)
+    near: Sequence[str] = () if low_format is None else low_format.nearest
+    for known in (dtype, *near):
+        own = tuple(point for point in points if point.dtype == known)
+        if own and known in machine.gpu.peak_flops_per_s:
+            return known, own
+    return None
 
 
 def _nearest_correction(machine: Machine, dtype: str) -> Spline | None:
     """Return the correction by points of a format, or of the nearest one that has points."""
-    for known in formats_to_try(dtype):
-        points = tuple(point for point in machine.gemm.points if point.dtype == known)
-        if points and known in machine.gpu.peak_flops_per_s:
-            return _correction(EfficiencyCurve.of(machine, known), points)
-    return None
+    found = nearest_points(machine, dtype, machine.gemm.points)
+    return found and _correction(EfficiencyCurve.of(machine, found[0]), found[1])
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from axonn_tune.cost.curve import Spline
-from axonn_tune.cost.gemm import EfficiencyCurve, Products, coordinates, formats_to_try
+from axonn_tune.cost.gemm import EfficiencyCurve, Products, coordinates, nearest_points
 from axonn_tune.spec.candidates import distinct
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Array, GroupedGemm
@@ -48,11 +48,8 @@ class GroupedProducts:
 
 def _nearest_correction(machine: Machine, dtype: str) -> Spline | None:
     """Return the correction by points of a format, or of the nearest one that has points."""
-    for known in formats_to_try(dtype):
-        points = [point for point in machine.gemm.grouped_points if point.dtype == known]
-        if points and known in machine.gpu.peak_flops_per_s:
-            return _fitted(EfficiencyCurve.of(machine, known), points)
-    return None
+    found = nearest_points(machine, dtype, machine.gemm.grouped_points)
+    return found and _fitted(EfficiencyCurve.of(machine, found[0]), found[1])
 
 
 def _fitted(curve: EfficiencyCurve, points: Sequence[GroupedGemmPoint]) -> Spline:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
+from axonn_tune.spec.candidates import CandidateTable, Ints
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.evaluate import distinct_shapes
 from axonn_tune.step.spread import MODEL_ERROR, deviations, spread
 
 # Number of the fastest rows that are compared; no other row has a chance.
@@ -60,9 +61,7 @@ def uncertainty(
     order = np.argsort(np.concatenate(groups))
     effects = np.concatenate([effects for effects, _ in of_groups], axis=1)[:, order]
     own_error = np.concatenate([error for _, error in of_groups])[order]
-    key = [axis for axis in scenario.strategy.compute_key if axis != "micro_batch"]
-    sizes = [table.placements.size(axis)[fastest.placement] for axis in key]
-    _, shape_of = distinct(*sizes, fastest.micro_batch)
+    _, shape_of = distinct_shapes(scenario.strategy.compute_key, fastest)
     log_seconds = np.log(step_seconds[rows])
     p_best = _p_best(log_seconds, effects, own_error, shape_of)
     return Uncertainty(rows, spread(scenario, effects, own_error), p_best)

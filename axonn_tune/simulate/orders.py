@@ -60,7 +60,7 @@ def ordered_passes(schedule: str, rank: int, n_stages: int, n_virtual: int, n_mi
 
 
 def n_warmup_passes(rank: Ints | int, n_stages: int, n_virtual: int, n_micro: int) -> Ints:
-    """Return how many forward passes ranks run before their first backward pass, and that one's."""
+    """Return how many forward passes a rank runs before forward and backward passes alternate."""
     warmup = n_stages - np.asarray(rank) - 1
     if n_virtual > 1:
         warmup = 2 * warmup + (n_virtual - 1) * n_stages

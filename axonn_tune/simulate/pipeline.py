@@ -310,7 +310,7 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
     slot, index_of = number[slot], number[index_of]
     rank_of = np.zeros(n_slots + 1, dtype=np.int64)
     rank_of[slot] = rank
-    is_alone = _is_alone(shape, rank, direction, n_micro)
+    is_alone = _is_alone(shape, rank, n_micro)
     row = kind + shape.n_kinds * np.where(place > 0, 1, 2 * is_alone)
     rows = np.full((place.max() + 1, n_slots + 1), 3 * shape.n_kinds)
     rows[place, slot] = row
@@ -344,7 +344,7 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
     )
 
 
-def _is_alone(shape: _Shape, rank: Ints, direction: Ints, n_micro: int) -> np.ndarray:
+def _is_alone(shape: _Shape, rank: Ints, n_micro: int) -> np.ndarray:
     """Return whether passes belong to the warm-up or the drain of 1F1B with virtual stages.
 
     The passes of each rank come in its order: the warm-up has forward passes only, and the drain as
@@ -497,7 +497,7 @@ def least_pipeline_seconds(
     if schedule == DUALPIPE and places:
         return np.zeros(transfer_seconds.shape)
     if schedule == DUALPIPE:
-        return _least_of_two_flows(n_stages, n_micro, seconds, transfer_seconds)
+        return _least_of_two_flows(n_stages, n_micro, seconds)
     backward = (INPUT, WEIGHT) if schedule == ZB_H1 else (BACKWARD,)
     alone = (FORWARD,) if schedule == ZB_H1 else (FORWARD, BACKWARD)
 
@@ -523,9 +523,7 @@ def least_pipeline_seconds(
     return np.where(np.asarray(n_stages) > 2, np.maximum(least, of_middle), least)
 
 
-def _least_of_two_flows(
-    n_stages: Ints | int, n_micro: Ints | int, seconds: Array, transfer_seconds: Array
-) -> Array:
+def _least_of_two_flows(n_stages: Ints | int, n_micro: Ints | int, seconds: Array) -> Array:
     """Return the bound of `least_pipeline_seconds` for DualPipe.
 
     The first and the last rank do the passes of both their stages for half of the micro-batches

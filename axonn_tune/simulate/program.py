@@ -162,25 +162,16 @@ def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes) -> Program:
     axis_lanes : mapping of str to int
         The lane of each axis.
     """
-    return Schedule(phases).on(axis_lanes, [phase.repeats for phase in phases])
-
-
-class Schedule:
-    """The schedule of phases that are played one after another, on any lanes."""
-
-    def __init__(self, phases: Sequence[Phase]) -> None:
-        self._issues = tuple(
-            Issues(
-                tuple([Issue(op.name, group_of(op), op.waits_for) for op in phase.operations]),
-                phase.is_repeated,
-                phase.is_optional,
-            )
-            for phase in phases
+    issues = tuple(
+        Issues(
+            tuple([Issue(op.name, group_of(op), op.waits_for) for op in phase.operations]),
+            phase.is_repeated,
+            phase.is_optional,
         )
-
-    def on(self, axis_lanes: AxisLanes, repeats: Sequence[int | Ints]) -> Program:
-        """Return the schedule where the axes have these lanes, and the phases these repeats."""
-        return Program(*_compiled(self._issues, tuple(axis_lanes.items())), tuple(repeats))
+        for phase in phases
+    )
+    repeats = tuple(phase.repeats for phase in phases)
+    return Program(*_compiled(issues, tuple(axis_lanes.items())), repeats)
 
 
 @lru_cache(maxsize=4096)

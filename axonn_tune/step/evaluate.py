@@ -1,7 +1,7 @@
 """The time of a step for columns of candidates, in chunks that fit the cache.
 
-Prices that repeat among candidates are computed once: links by placement, kernels by the shape
-(G_x, G_y, micro-batch) on which their sizes depend. All candidates of a chunk share one schedule
+Prices that repeat among candidates are computed once: links by placement, kernels by the columns
+on which their sizes depend (`Strategy.compute_key`). All candidates of a chunk share one schedule
 and are played together, whichever lanes their axes occupy.
 """
 
@@ -19,7 +19,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.lanes import LaneSharing, shared_lanes
 from axonn_tune.simulate.player import Played, play
-from axonn_tune.simulate.program import OpIndex, Program, Schedule
+from axonn_tune.simulate.program import OpIndex, Program, compile_program
 from axonn_tune.simulate.step import PlayedStep, played_step
 from axonn_tune.spec.candidates import CandidateTable, Ints, Rows, distinct
 from axonn_tune.spec.machine import KernelRates, Machine
@@ -191,7 +191,7 @@ class Schedules:
     def __init__(self, scenario: Scenario, table: CandidateTable) -> None:
         self.table = table
         self._scenario = scenario
-        self.shape_rows, self.shape_of = _distinct_shapes(scenario.strategy.compute_key, table)
+        self.shape_rows, self.shape_of = distinct_shapes(scenario.strategy.compute_key, table)
         self._is_one_chunk = len(table) <= CHUNK_ROWS
         # Where every candidate has a shape of its own, its operations are those of its shape.
         self.shapes_are_rows = self._is_one_chunk and self.shape_rows.size == len(table)
@@ -255,8 +255,7 @@ class Schedules:
         }
         used = [i for i, group in enumerate(groups) if group in axes]
         axis_lanes, sharing = shared_lanes([groups[i] for i in used], group_lanes[used])
-        repeats = [phase.repeats for phase in part.phases]
-        return Schedule(part.phases).on(axis_lanes, repeats), sharing
+        return compile_program(part.phases, axis_lanes), sharing
 
 
 class ShapePrices:
@@ -476,7 +475,7 @@ def _share(a: Machine, b: Machine, *fields: str) -> bool:
     return all(getattr(a, name) is getattr(b, name) for name in fields)
 
 
-def _distinct_shapes(compute_key: tuple[str, ...], table: CandidateTable) -> tuple[Ints, Ints]:
+def distinct_shapes(compute_key: tuple[str, ...], table: CandidateTable) -> tuple[Ints, Ints]:
     """Return the rows of distinct shapes, and each row's shape, as `distinct` does."""
     axes = [table.placements.size(axis) for axis in compute_key if axis != "micro_batch"]
     _, by_placement = distinct(*axes, np.zeros(len(table.placements), dtype=np.int64))

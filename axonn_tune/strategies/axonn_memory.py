@@ -31,16 +31,16 @@ BACKWARD_ORDER = ("down", "up", "proj", "qkv")
 def stored_parameters(
     model: Model,
     table: CandidateTable,
-    n_layers: int | None = None,
-    first: bool = True,
-    last: bool = True,
+    n_layers: int,
+    first: bool,
+    last: bool,
 ) -> tuple[Array, Array]:
     """Return how many parameters of matrices, and of norms, biases and positions, a rank stores.
 
     Parameters
     ----------
-    n_layers : int, optional
-        Number of layers of the rank's stage of a pipeline; by default all layers of the model.
+    n_layers : int
+        Number of layers of the rank's stage of a pipeline.
     first, last : bool
         Whether the stage has the embedding, and whether it has the head.
 
@@ -49,7 +49,6 @@ def stored_parameters(
     sharded, replicated : array, shape (C,)
         Matrices are split over X, Y and Z; vectors over X or Y only.
     """
-    n_layers = model.n_layers if n_layers is None else n_layers
     matrices, over_x, over_y = stage_parameters(model, range(n_layers), first, last)
     x = table.size("x")
     y = table.size("y")

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prices import gemm_seconds
 from worlds import machine_of, quantity
 
 from axonn_tune.calibration.fit.assemble import fitted_machine, with_gemm_points, with_link_points
 from axonn_tune.calibration.fit.links import LevelShape, fitted_levels
 from axonn_tune.calibration.fit.rates import known_gpu, with_fitted_curve
 from axonn_tune.calibration.measured_cluster import MeasuredCluster
-from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine, preset_machines

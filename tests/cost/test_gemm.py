@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prices import attention_seconds, gemm_seconds
 from worlds import machine_of, quantity
 
-from axonn_tune.cost.attention import attention_seconds
-from axonn_tune.cost.gemm import EfficiencyCurve, gemm_seconds
+from axonn_tune.cost.gemm import EfficiencyCurve
 from axonn_tune.errors import InputError
 from axonn_tune.spec.plan import MODES, Attention
 from axonn_tune.spec.points import GemmPoint

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from prices import attention_seconds, gemm_seconds
 from worlds import machine_of, quantity
 
-from axonn_tune.cost.attention import attention_seconds
-from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.memory_bound import memory_bound_seconds, moved_copy_seconds
 from axonn_tune.cost.prices import KernelPrices, slowest_rank_factor
 from axonn_tune.errors import InputError

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prices import gemm_seconds
 from worlds import machine_of, quantity
 
-from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.prices import KernelPrices
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine

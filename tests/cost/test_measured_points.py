@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prices import attention_seconds
 from worlds import machine_of, quantity
 
-from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.cost.curve import Curve, Spline
 from axonn_tune.cost.links import axis_links, placement_links, ring_share
 from axonn_tune.cost.memory_bound import memory_bound_seconds

@@ -9,11 +9,10 @@ import pytest
 from build import layout_of, number, operations, plan_of, prediction_of, search_of
 from hypothesis import given
 from hypothesis import strategies as st
+from prices import attention_seconds, gemm_seconds
 from worlds import machine_of, quantity
 
 from axonn_tune.cost import paper
-from axonn_tune.cost.attention import attention_seconds
-from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.cost.prices import CollectivePrices, host_seconds

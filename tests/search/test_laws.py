@@ -18,9 +18,9 @@ from build import (
     ranking_of,
     search_of,
 )
+from prices import gemm_seconds
 from worlds import machine_of, quantity
 
-from axonn_tune.cost.gemm import gemm_seconds
 from axonn_tune.errors import NoCandidateError
 from axonn_tune.search.candidates import nearest_counts
 from axonn_tune.search.one_layout import why_not

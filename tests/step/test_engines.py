@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 from build import number, operations, plan_of
+from prices import attention_seconds
 from worlds import llama, machine_of, quantity
 
-from axonn_tune.cost.attention import attention_seconds
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import list_engines, load_engine
 from axonn_tune.spec.configuration import Configuration

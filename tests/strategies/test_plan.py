@@ -126,7 +126,9 @@ def test_buffers_and_axes_are_the_designs_table():
     assert buffers["backward.down.all_reduce"] == ("all_reduce", "x", 2 * 32 * 256 / 4)
     assert buffers["forward.embedding.all_reduce"] == ("all_reduce", "y", 2 * 32 * 64 / 2)
     assert buffers["forward.norm1.all_reduce"] == ("all_reduce", "x", 2 * 4 * 32)
-    sharded, replicated = (size(v) for v in stored_parameters(MODEL, plan.candidates))
+    sharded, replicated = (
+        size(v) for v in stored_parameters(MODEL, plan.candidates, MODEL.n_layers, True, True)
+    )
     assert buffers["gradient.all_reduce"] == ("all_reduce", "data", 4 * (sharded + replicated))
 
 
@@ -345,7 +347,9 @@ def test_products_of_random_models_add_up(world):
 @given(models())
 def test_stored_parameters_add_up_to_the_models(model):
     table = CandidateTable.single(Configuration(grid_layout(2, 2, 1, 1)))
-    sharded, replicated = (size(v) for v in stored_parameters(model, table))
+    sharded, replicated = (
+        size(v) for v in stored_parameters(model, table, model.n_layers, True, True)
+    )
     n_embeddings = 1 if model.tied_embeddings else 2
     padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * n_embeddings
     # Vectors are split over X or Y and replicated over the other: two ranks hold each.
@@ -356,7 +360,9 @@ def test_memory_by_hand():
     """Grid 2 x 4 x 2 x 2, bf16, T = 32 tokens, h = 64; bytes of one rank."""
     table = CandidateTable.single(Configuration(GRID, micro_batch=2))
     terms = {k: size(v) for k, v in AXONN.memory(MODEL, JOB, table.executed("none", 1)).items()}
-    sharded, replicated = (size(v) for v in stored_parameters(MODEL, table))
+    sharded, replicated = (
+        size(v) for v in stored_parameters(MODEL, table, MODEL.n_layers, True, True)
+    )
     residual, qkv, up = 2 * 32 * 64 / 2, 2 * 32 * 192 / 4, 2 * 32 * 256 / 4
     attention_out = 2 * 32 * 64 / 4
     block = 4 * residual + qkv + attention_out + 2 * up
@@ -767,7 +773,10 @@ def test_gradients_travel_in_buckets_of_25_mebibytes(gpt_80b):
 
 def test_stored_parameters_by_hand():
     table = CandidateTable.single(Configuration(GRID))
-    assert [size(v) for v in stored_parameters(MODEL, table)] == [SHARDED, VECTORS]
+    assert [size(v) for v in stored_parameters(MODEL, table, MODEL.n_layers, True, True)] == [
+        SHARDED,
+        VECTORS,
+    ]
 
 
 @pytest.mark.parametrize(
