@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist, median
 from typing import Any
 
-from axonn_tune.cost.curve import NORMAL_FROM_MEDIAN
 from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.measurement import NORMAL_FROM_MEDIAN
 from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
 from axonn_tune.spec.provenance import quantities
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from axonn_tune.spec.measurement import NORMAL_FROM_MEDIAN
 from axonn_tune.spec.plan import Array, Size
 
 
@@ -57,10 +58,6 @@ def _last_slope(sizes: Array, seconds: Array) -> float:
         return proportional
     slope = float((seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
     return min(max(slope, 0.0), proportional)
-
-
-# Ratio of the standard deviation of a normal law to the median of its absolute values.
-NORMAL_FROM_MEDIAN = 1.4826
 
 
 class Spline:

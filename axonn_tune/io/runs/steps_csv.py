@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.runs.logged_run import LoggedRun, layout_text, stated
@@ -19,6 +20,8 @@ _NAMES = {
     "micro_batch": ("micro_batch", "micro_batch_size", "mbs", "mbz"),
     "seq_len": ("seq_len", "seq_length", "sequence_length", "seq"),
     "dtype": ("dtype",),
+    "precision": ("precision",),
+    "attention": ("attention",),
     "engine": ("engine",),
     "strategy": ("strategy",),
     "recompute": ("recompute",),
@@ -36,7 +39,8 @@ _NAMES = {
 }
 _MILLISECONDS = ("step_time_ms", "iteration_time_ms", "time_per_iteration_ms", "step_ms")
 _AXES = ("tensor", "context", "data", "pipeline", "expert", "shard")
-_MEASURED = ("step_seconds", "memory_gib", "layout", *_AXES)
+_MEASURED = ("step_seconds", "memory_gib", "status", "layout", *_AXES)
+_STATUSES = ("", "ok", "oom")
 # The unit at the end of a column's name.
 _IN_MILLISECONDS = re.compile(r"(?:\b|_)\(?ms\)?$")
 
@@ -58,20 +62,38 @@ def parse_csv(text: str, path: str, columns: Mapping[str, str]) -> list[LoggedRu
     try:
         reader = csv.DictReader(io.StringIO(lines))
         found = _columns(path, list(reader.fieldnames or []), columns)
-        runs: dict[tuple[tuple[str, str], ...], tuple[list[float], list[float]]] = {}
+        runs: dict[tuple[tuple[str, str], ...], _Measured] = {}
         for number, row in enumerate(reader, start=1):
             cells = {name: (row.get(column) or "").strip() for name, column in found.items()}
             where = f"{path}: row {number}"
-            seconds, memory = runs.setdefault(tuple(_facts(cells, where).items()), ([], []))
-            seconds.append(_amount(where, "step time", cells["step_seconds"]) * _unit(found))
+            measured = runs.setdefault(tuple(_facts(cells, where).items()), _Measured())
+            if _is_out_of_memory(cells, where):
+                measured.out_of_memory = True
+                continue
+            seconds = _amount(where, "step time", cells["step_seconds"]) * _unit(found)
+            measured.step_seconds.append(seconds)
             if cells.get("memory_gib"):
-                memory.append(_amount(where, "memory", cells["memory_gib"]))
+                measured.memory_gib.append(_amount(where, "memory", cells["memory_gib"]))
     except csv.Error as error:
         raise FileError(f"{path}: malformed CSV: {error}") from None
     return [
-        LoggedRun(dict(facts), tuple(seconds), memory_bytes=max(memory, default=0.0) * 2**30)
-        for facts, (seconds, memory) in runs.items()
+        LoggedRun(
+            dict(facts),
+            tuple(measured.step_seconds),
+            memory_bytes=max(measured.memory_gib, default=0.0) * 2**30,
+            out_of_memory=measured.out_of_memory,
+        )
+        for facts, measured in runs.items()
     ]
+
+
+@dataclass
+class _Measured:
+    """What the rows of one run measured."""
+
+    step_seconds: list[float] = field(default_factory=list)
+    memory_gib: list[float] = field(default_factory=list)
+    out_of_memory: bool = False
 
 
 def _columns(path: str, present: list[str], given: Mapping[str, str]) -> dict[str, str]:
@@ -103,6 +125,14 @@ def _facts(cells: Mapping[str, str], where: str) -> dict[str, str]:
     layout = layout_text({axis: int(size) for axis, size in axes.items()}) if axes else None
     facts = {name: cell for name, cell in cells.items() if name not in _MEASURED}
     return stated({**facts, "layout": cells.get("layout") or layout})
+
+
+def _is_out_of_memory(cells: Mapping[str, str], where: str) -> bool:
+    """Return whether a row says that its run ran out of memory; its time then says nothing."""
+    status = cells.get("status", "").lower()
+    if status not in _STATUSES:
+        raise FileError(f"{where}: status is '{status[:40]}'; allowed: ok, oom")
+    return status == "oom"
 
 
 def _amount(where: str, name: str, text: str) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.presets import list_models, load_model
 from axonn_tune.io.runs.logged_run import LoggedRun
-from axonn_tune.spec.measurement import WARM_UP_STEPS
+from axonn_tune.spec.measurement import NORMAL_FROM_MEDIAN, WARM_UP_STEPS
 from axonn_tune.spec.model import Model
 
 COLUMNS = (
@@ -50,8 +50,6 @@ _BLOCK_FIELDS = (
 )
 # A vocabulary is padded so that ranks can share it.
 _MOST_PADDING = 0.02
-# The standard deviation of a normal distribution over its median distance from the median.
-_NORMAL_SPREAD = 1.4826
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def _timing(seconds: Sequence[float], source: str, warm_up: int | None) -> dict[
             "allowed: more (--warm-up)"
         )
     middle = median(timed)
-    spread = _NORMAL_SPREAD * median(abs(second - middle) for second in timed) / middle
+    spread = NORMAL_FROM_MEDIAN * median(abs(second - middle) for second in timed) / middle
     return {
         "step_seconds": f"{middle:.6g}",
         "spread_fraction": f"{spread:.3g}",

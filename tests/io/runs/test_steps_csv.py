@@ -36,6 +36,25 @@ def test_the_user_names_columns(csv_file):
     assert run.facts == {"gpus": "8"} and run.step_seconds == (0.5,)
 
 
+def test_runs_that_differ_in_precision_or_attention_are_two(csv_file):
+    path = csv_file(
+        "tp,precision,attention,step_seconds\n2,bf16,flash,2.1\n2,fp8-current,flash,1.1\n"
+        "2,bf16,unfused,3.1\n"
+    )
+    runs = read_runs(path, columns={"precision": "precision"})
+    assert [run.facts["precision"] for run in runs] == ["bf16", "fp8-current", "bf16"]
+    assert [run.step_seconds for run in runs] == [(2.1,), (1.1,), (3.1,)]
+
+
+def test_a_run_that_ran_out_of_memory_has_no_time(csv_file):
+    path = csv_file("tp,status,step_seconds\n2,oom,1\n4,OOM,\n8,ok,2\n")
+    runs = read_runs(path)
+    assert [run.step_seconds for run in runs] == [(), (), (2.0,)]
+    given = {"model": "tiny", "gpus": "8", "global_batch": "8"}
+    rows = [table_row(run, "steps.csv", given, warm_up=0).cells for run in runs]
+    assert [row["status"] for row in rows] == ["oom", "oom", "ok"]
+
+
 @pytest.mark.parametrize(
     ("text", "columns", "said"),
     [
@@ -46,6 +65,7 @@ def test_the_user_names_columns(csv_file):
         ("tp,step_time\n2,1\n", {"gpus": "ranks"}, "no column 'ranks'; it has tp, step_time"),
         ("tp,step_time\n2,1\n", {"speed": "tp"}, "allowed before =: model"),
         ('tp,step_time\n"2\x00",1', {}, "steps.csv"),
+        ("tp,status,step_time\n2,lost,1\n", {}, "row 1: status is 'lost'; allowed: ok, oom"),
     ],
 )
 def test_what_is_wrong_is_named(csv_file, text, columns, said):
