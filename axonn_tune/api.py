@@ -436,19 +436,10 @@ def plan(
         An option is wrong, nothing fits, or no number of GPUs meets the deadline.
     """
     from axonn_tune.report.plan import training_flat_records
-    from axonn_tune.studies.training_run import (
-        CHINCHILLA_TOKENS_PER_PARAMETER,
-        meet_deadline,
-        training_run,
-    )
+    from axonn_tune.studies.training_run import planned_runs
 
     search = build_search(model, gpus, machine, **options)
-    if tokens is None:
-        tokens = CHINCHILLA_TOKENS_PER_PARAMETER * search.scenario.model.parameters
-    if deadline_seconds is None:
-        runs = [training_run(search, tokens)]
-    else:
-        runs = meet_deadline(search, tokens, deadline_seconds)
+    runs = planned_runs(search, tokens, deadline_seconds)
     predictions = [run.best for run in runs]
     return _frame_of_records(runs[-1].search, training_flat_records(runs), predictions)
 

@@ -1,5 +1,7 @@
 """What the Python functions take and return beyond what their commands do."""
 
+import math
+
 import pytest
 
 import axonn_tune
@@ -35,3 +37,24 @@ def test_axes_that_only_some_strategies_have_stay_whole_numbers():
     assert all(str(rivals[name].dtype).lower() == "int64" for name in axes)
     of_axonn = rivals.set_index("strategy").loc["axonn"]
     assert of_axonn.isna()["g_tensor"] and of_axonn["layout"].count("x") == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: axonn_tune.plan("tiny", 8, tokens=0), "tokens is 0"),
+        (lambda: axonn_tune.plan("tiny", 8, tokens=math.inf), "tokens is inf"),
+        (lambda: axonn_tune.plan("tiny", 8, tokens=math.nan), "tokens is nan"),
+        (lambda: axonn_tune.plan("tiny", 8, deadline_seconds=0), "deadline_seconds is 0"),
+        (lambda: axonn_tune.whatif("tiny", 8, by=0), "by is 0"),
+        (lambda: axonn_tune.whatif("tiny", 8, by=0.5), "by is 0.5"),
+        (lambda: axonn_tune.scale("tiny", []), "gpus is empty"),
+        (
+            lambda: axonn_tune.suggest("tiny", 8, strategy="megatron", virtual_stages=0),
+            "virtual_stages is 0",
+        ),
+    ],
+)
+def test_numbers_that_cannot_be_are_named(call, said):
+    with pytest.raises(InputError, match=said):
+        call()

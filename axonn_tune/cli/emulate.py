@@ -27,15 +27,16 @@ def command(spec: str | None, list_ready: bool, clean: bool, arguments: tuple[st
       axonn-tune emulate --spec ./mine.yaml -- axonn-tune run --grid 2x2x2x1 --model tiny
       axonn-tune emulate --clean
     """
+    from axonn_tune.cli.output import emit
     from axonn_tune.emulate import stale
     from axonn_tune.emulate.cluster import EmulatedCluster, ended_by_signals
     from axonn_tune.emulate.network import check_ability
     from axonn_tune.errors import InputError
-    from axonn_tune.io.presets import list_clusters, load_cluster
+    from axonn_tune.io.presets import as_found, list_clusters, load_cluster
     from axonn_tune.report.emulate import clusters_table
 
     if list_ready:
-        click.echo(clusters_table([load_cluster(name) for name in list_clusters()]))
+        emit(clusters_table(as_found(load_cluster, list_clusters())), None)
     if clean:
         check_ability()
         removed = stale.clean()

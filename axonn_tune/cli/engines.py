@@ -24,10 +24,11 @@ def list_command() -> None:
     Example:
       axonn-tune engines list
     """
-    from axonn_tune.io.presets import list_engines, load_engine
+    from axonn_tune.cli.output import emit
+    from axonn_tune.io.presets import as_found, list_engines, load_engine
     from axonn_tune.report.engines import engines_table
 
-    click.echo(engines_table([load_engine(name) for name in list_engines()]))
+    emit(engines_table(as_found(load_engine, list_engines())), None)
 
 
 @command.command("show")
@@ -40,10 +41,11 @@ def show_command(name: str) -> None:
       axonn-tune engines show llm-foundry
       axonn-tune engines show ./myengine.yaml
     """
+    from axonn_tune.cli.output import emit
     from axonn_tune.io.presets import load_engine
     from axonn_tune.report.engines import engine_text
 
-    click.echo(engine_text(load_engine(name)))
+    emit(engine_text(load_engine(name)), None)
 
 
 @command.command("diff")
@@ -56,7 +58,8 @@ def diff_command(old: str, new: str) -> None:
     Example:
       axonn-tune engines diff fsdp2 fsdp2-eager
     """
+    from axonn_tune.cli.output import emit
     from axonn_tune.io.presets import load_engine
     from axonn_tune.report.engines import difference_text
 
-    click.echo(difference_text(load_engine(old), load_engine(new)))
+    emit(difference_text(load_engine(old), load_engine(new)), None)

@@ -29,15 +29,11 @@ def list_command() -> None:
     Example:
       axonn-tune machines list
     """
-    from dataclasses import replace
-
     from axonn_tune.cli.output import emit
-    from axonn_tune.io.presets import list_machines, load_machine
+    from axonn_tune.io.presets import as_found, list_machines, load_machine
     from axonn_tune.report.machines import machines_table
 
-    # A file is found by its own name, whatever name stands in it.
-    named = [replace(load_machine(name), name=name) for name in list_machines()]
-    emit(machines_table(named), None)
+    emit(machines_table(as_found(load_machine, list_machines())), None)
 
 
 @command.command("show")

@@ -27,15 +27,11 @@ def list_command() -> None:
     Example:
       axonn-tune models list
     """
-    from dataclasses import replace
-
     from axonn_tune.cli.output import emit
-    from axonn_tune.io.presets import list_models, load_model
+    from axonn_tune.io.presets import as_found, list_models, load_model
     from axonn_tune.report.models import models_table
 
-    # A file is found by its own name, whatever name stands in it.
-    named = [replace(load_model(name), name=name) for name in list_models()]
-    emit(models_table(named), None)
+    emit(models_table(as_found(load_model, list_models())), None)
 
 
 @command.command("show")

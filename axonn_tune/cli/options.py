@@ -131,6 +131,15 @@ def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def refuse(options: Mapping[str, Any], reason: str) -> None:
+    """Raise InputError if the user typed one of some options; the reason follows its name."""
+    from axonn_tune.errors import InputError
+
+    for name in given_options(options):
+        flag = "format" if name == "output_format" else name.replace("_", "-")
+        raise InputError(f"--{flag} {reason}")
+
+
 def with_batch(given: Mapping[str, Any], global_batch: int) -> dict[str, Any]:
     """Return the options that were typed, with this global batch instead of how it was chosen."""
     kept = {name: value for name, value in given.items() if name not in BATCH_NAMES}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,6 @@ from axonn_tune.cli.progress import Progress
 
 if TYPE_CHECKING:
     from axonn_tune.search.search import Search
-
-MOST_TOKENS = 1e18  # far more text than exists
 
 
 @click.command("plan")
@@ -75,11 +72,7 @@ def command(
     from axonn_tune.errors import InputError
     from axonn_tune.report import plan as report
     from axonn_tune.searching import build_search
-    from axonn_tune.studies.training_run import (
-        CHINCHILLA_TOKENS_PER_PARAMETER,
-        meet_deadline,
-        training_run,
-    )
+    from axonn_tune.studies.training_run import planned_runs
     from axonn_tune.units import parse_count
 
     if (gpus is None) == (deadline is None):
@@ -92,21 +85,9 @@ def command(
         node_power=node_power,
         node_hour_price=node_hour_price,
     )
-    n_tokens = CHINCHILLA_TOKENS_PER_PARAMETER * search.scenario.model.parameters
-    if tokens is not None:
-        n_tokens = parse_count(tokens, "--tokens")
-        if not 0 < n_tokens <= MOST_TOKENS:
-            raise InputError(f"--tokens {tokens}: allowed: above zero, at most {MOST_TOKENS:g}")
-    if deadline is None:
-        runs = [training_run(search, n_tokens)]
-        if math.isinf(runs[0].wall_seconds):
-            raise InputError(
-                f"a job on {gpus} GPUs would fail every {runs[0].failures.mtbf_seconds:.3g} s, too "
-                "often to end; allowed: fewer --gpus, a longer --gpu-mtbf, a shorter --restart"
-            )
-    else:
-        seconds = _amount(deadline, "deadline_seconds", "--deadline")
-        runs = meet_deadline(search, n_tokens, seconds, Progress("Searching", quiet))
+    n_tokens = None if tokens is None else parse_count(tokens, "--tokens")
+    seconds = None if deadline is None else _amount(deadline, "deadline_seconds", "--deadline")
+    runs = planned_runs(search, n_tokens, seconds, Progress("Searching", quiet))
     emit_as(
         output_format,
         output,

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from axonn_tune.cli.options import format_option, output_option, plot_option, quiet_option
+from axonn_tune.cli.options import (
+    format_option,
+    output_option,
+    plot_option,
+    quiet_option,
+    refuse,
+)
 from axonn_tune.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -68,6 +74,9 @@ def command(
     from axonn_tune.scoring import score
 
     if baseline is not None:
+        ignored = {"by": by, "plot": plot, "html": html}
+        ignored |= {"output_format": output_format, "output": output}
+        refuse(ignored, "does not go with --baseline, which prints one line")
         _watch(runs, baseline, machine, quiet)
         return
     check_plot(plot)

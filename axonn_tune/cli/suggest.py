@@ -17,6 +17,7 @@ from axonn_tune.cli.options import (
     plot_option,
     quiet_option,
     ranking_options,
+    refuse,
     strategies_options,
     with_batch,
     words_of,
@@ -72,7 +73,6 @@ def command(
       axonn-tune suggest --gpus 64 --model ./config.json --format json --output ranking.json
     """
     from axonn_tune.cli.output import check_plot, emit, emit_as, save_plot, with_machine_remark
-    from axonn_tune.errors import InputError
     from axonn_tune.report import suggest as report
     from axonn_tune.report.records import flat_record
     from axonn_tune.search.one_layout import why_not as reason_of
@@ -80,15 +80,18 @@ def command(
     from axonn_tune.searching import build_search
 
     check_plot(plot)
-    if plot is not None and options["strategy"] == "all":
-        raise InputError("--plot draws one strategy; --html shows all")
-    if html is not None and why_not is None:
+    if options["strategy"] == "all":
+        of_one = {"plot": plot, "why_not": why_not, "top_n": top_n, "verbose": verbose}
+        refuse(
+            of_one, "is of one strategy; allowed with --strategy all: --html, --format, --output"
+        )
+    if html is not None:
         from axonn_tune.cli.report import common_words, page_searches, write_report
 
         words = common_words(given_options(options))
         is_of_all = options["strategy"] == "all"
         write_report(page_searches(**options), words, html, quiet, is_of_all=is_of_all)
-    if options["strategy"] == "all" and why_not is None:
+    if options["strategy"] == "all":
         from axonn_tune.api import comparison
         from axonn_tune.cli.compare import emit_comparison
         from axonn_tune.cli.progress import Progress

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import LAYOUT_HELP, search_options
+from axonn_tune.spec.layout import PAPER_ORDER
 
 if TYPE_CHECKING:
+    from axonn_tune.spec.measurement import Measurement
     from axonn_tune.step.prediction import Prediction
 
 # Size of a trace for which nobody chose the micro-steps; Perfetto opens far larger ones.
@@ -35,7 +37,8 @@ GROUPS_NAME = "groups.json"
 @click.option(
     "--measured",
     type=click.Path(dir_okay=False),
-    help="A record of `run` on this grid; show its step next to the predicted one.",
+    help="A record of `run`; show its step next to the predicted one. What of the configuration is "
+    "not given is as in the record.",
 )
 @click.option(
     "--microsteps",
@@ -95,17 +98,41 @@ def command(
         raise InputError("--measured: a record is of one rank; allowed: --format chrome")
     if output_format == "chrome" and ranks is not None:
         raise InputError("--ranks: a Chrome trace is of one rank; allowed: --format chakra")
+    measurement = None if measured is None else _measurement(measured)
+    if measurement is not None:
+        grid = grid or str(measurement.layout)
+        options |= {
+            name: getattr(measurement, name)
+            for name, default in (
+                ("micro_batch", None),
+                ("recompute", "auto"),
+                ("order", PAPER_ORDER),
+            )
+            if options[name] == default
+        }
     chosen = layout_or_best(build_search(**options), grid)
     n_micro = min(microsteps or drawable_microsteps(chosen, MOST_OPERATIONS), chosen.n_microsteps)
     if output_format == "chakra":
         said = _write_execution_traces(chosen, layers, n_micro, ranks, output or "chakra")
     else:
-        said = _write_chrome_trace(chosen, layers, n_micro, measured, output or "trace.json")
+        said = _write_chrome_trace(chosen, layers, n_micro, measurement, output or "trace.json")
     click.echo(said, err=True)
 
 
+def _measurement(path: str) -> Measurement:
+    """Return the record of a run."""
+    from axonn_tune.io.json_files import load_json
+    from axonn_tune.spec.measurement import Measurement
+
+    return load_json(path, Measurement)
+
+
 def _write_chrome_trace(
-    chosen: Prediction, layers: int | None, n_micro: int, measured: str | None, output: str
+    chosen: Prediction,
+    layers: int | None,
+    n_micro: int,
+    measurement: Measurement | None,
+    output: str,
 ) -> str:
     """Write the predicted step, and the measured one if there is one; return what to say."""
     from axonn_tune.cli.output import as_json, emit
@@ -115,17 +142,16 @@ def _write_chrome_trace(
     predicted = step_timeline(chosen, layers, n_micro)
     model = chosen.scenario.model.name
     steps = {f"predicted: {model}, {chosen.layout}": predicted.operations}
-    if measured is not None:
+    if measurement is not None:
         from axonn_tune.errors import InputError
-        from axonn_tune.io.json_files import load_json
-        from axonn_tune.spec.measurement import Measurement
 
-        measurement = load_json(measured, Measurement)
-        if measurement.layout != chosen.layout:
-            raise InputError(
-                f"--measured {measured} is of grid {measurement.layout}, "
-                f"the trace of {chosen.layout}"
-            )
+        configuration = chosen.configuration
+        for field in ("layout", "order", "micro_batch", "recompute"):
+            ran, wanted = getattr(measurement, field), getattr(configuration, field)
+            if ran != wanted:
+                raise InputError(
+                    f"--measured: its {field} is {ran}, and that of the trace {wanted}"
+                )
         name = f"measured on rank 0: {measurement.layout} on {measurement.device_name}"
         steps[name] = list(measurement.last_step)
     emit(as_json(trace_document(steps, predicted.waits_for), compact=True), output)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from axonn_tune.spec.cluster import Cluster
 
 T = TypeVar("T")
+Named = TypeVar("Named", Model, Machine, Engine, "Cluster")
 
 PATH_VARIABLE = "AXONN_TUNE_PATH"
 
@@ -173,6 +174,14 @@ def _path_of(name_or_path: str | os.PathLike[str], kind: _PresetKind) -> str | P
 def preset_machines() -> list[Machine]:
     """Return the hardware profiles that ship with the package."""
     return [load_machine(path) for path in _yaml_files(_preset_folder(_MACHINE))]
+
+
+def as_found(load: Callable[[str], Named], names: Iterable[str]) -> list[Named]:
+    """Return what is loaded under some names, each with the name under which it is found.
+
+    A file is found by its own name, whatever name stands in it.
+    """
+    return [replace(load(name), name=name) for name in names]
 
 
 def list_models() -> list[str]:

@@ -32,8 +32,8 @@ class Drift:
         Number of runs that were compared.
     change_fraction
         Time of a step over that of the baseline, minus one, mean of the runs.
-    worst_fraction
-        The same of the configuration that changed most.
+    slowest_fraction, fastest_fraction
+        The same of the configurations whose steps have gained, and have lost, most time.
     error_fraction
         Predicted over measured time, minus one, mean of the runs.
     culprit
@@ -45,20 +45,21 @@ class Drift:
 
     n_runs: int
     change_fraction: float
-    worst_fraction: float
+    slowest_fraction: float
+    fastest_fraction: float
     error_fraction: float
     culprit: str = ""
     culprit_fraction: float = 0.0
 
     @property
     def is_slower(self) -> bool:
-        """Whether steps take longer than the baseline's, by more than repeated runs differ."""
-        return self.worst_fraction >= LEAST_CHANGE
+        """Whether some steps take longer than before, by more than repeated runs differ."""
+        return self.slowest_fraction >= LEAST_CHANGE
 
     @property
-    def is_changed(self) -> bool:
-        """Whether steps take longer or shorter, by more than repeated runs differ."""
-        return abs(self.worst_fraction) >= LEAST_CHANGE
+    def is_faster(self) -> bool:
+        """Whether some steps take less time than before, by more than repeated runs differ."""
+        return self.fastest_fraction <= -LEAST_CHANGE
 
 
 def drift(baseline: Sequence[Trial], now: Sequence[Trial]) -> Drift:
@@ -71,9 +72,10 @@ def drift(baseline: Sequence[Trial], now: Sequence[Trial]) -> Drift:
     changes = np.array([_log_change(baseline, trial, usual) for trial in now])
     errors = fmean(math.exp(-_log_error(trial)) - 1.0 for trial in now)
     keys = [_key(trial.prediction) for trial in now]
-    worst = max((median(changes[[other == key for other in keys]]) for key in set(keys)), key=abs)
-    seen = Drift(len(now), math.expm1(changes.mean()), math.expm1(worst), errors)
-    if not seen.is_changed or len(set(keys)) < 2:
+    of_each = [median(changes[[other == key for other in keys]]) for key in set(keys)]
+    extremes = math.expm1(max(of_each)), math.expm1(min(of_each))
+    seen = Drift(len(now), math.expm1(changes.mean()), *extremes, errors)
+    if not (seen.is_slower or seen.is_faster) or len(set(keys)) < 2:
         return seen
     name, factor = _explanation(now, changes)
     return replace(seen, culprit=name, culprit_fraction=factor - 1.0)

@@ -152,13 +152,17 @@ def _so_far(proposed: Proposals) -> str:
 
 def drift_line(drift: Drift) -> str:
     """Return one line that says how steps changed since a baseline."""
-    change = drift.worst_fraction
     runs = f"{drift.n_runs} run{'s' if drift.n_runs > 1 else ''}"
     predicted = f"predicted {100.0 * drift.error_fraction:+.1f} %"
     mean = f"on average {100.0 * drift.change_fraction:+.1f} %"
-    if not drift.is_changed:
+    changes = []
+    if drift.is_slower:
+        changes.append(f"slower by up to {percent(drift.slowest_fraction)} %")
+    if drift.is_faster:
+        changes.append(f"faster by up to {percent(-drift.fastest_fraction)} %")
+    if not changes:
         return f"{runs} as in the baseline ({mean}; {predicted})"
-    verdict = f"{'slower' if change > 0 else 'faster'} by up to {percent(abs(change))} %"
+    verdict = " or ".join(changes)
     reason = "; runs of one layout do not tell why"
     if drift.culprit:
         reason = f", as if {drift.culprit} had changed by {100.0 * drift.culprit_fraction:+.0f} %"

@@ -325,7 +325,27 @@ def _numbered(texts: Iterable[str]) -> dict[str, int]:
 
 
 def _measured(rows: Sequence[Candidate], validation: Validation) -> dict[str, Any]:
-    """Return what was measured, by the number of its row."""
+    """Return what was measured, by the number of its row.
+
+    Raises
+    ------
+    InputError
+        The validation is of another job, or of none of the candidates.
+    """
+    scenario = rows[0].prediction.scenario
+    job = scenario.job
+    for name, measured_value, value in (
+        ("model", validation.model, scenario.model.name),
+        ("ranks", validation.n_ranks, job.n_gpus),
+        ("global batch", validation.global_batch, job.global_batch),
+        ("sequence length", validation.seq_len, job.seq_len),
+        ("dtype", validation.dtype, job.dtype),
+    ):
+        if measured_value != value:
+            raise InputError(
+                f"the validation has {name} {measured_value}, and the report {value}; validate and "
+                "report with the same options"
+            )
     outcomes = {str(outcome.configuration): outcome for outcome in validation.measured}
     measured = {}
     for number, row in enumerate(rows):

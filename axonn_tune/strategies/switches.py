@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from axonn_tune.errors import InputError
+from axonn_tune.spec.checks import require_count
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 
 _GRIDS = ("axonn", "axonn-pipeline")
@@ -58,7 +59,8 @@ class Switches:
     stage_layout
         Layers of each virtual stage of a Megatron-LM pipeline; empty for as many in each.
     virtual_stages
-        Number of virtual stages of each rank of a Megatron-LM pipeline; None tries 1, 2 and 4.
+        Number of virtual stages of each rank of a pipeline of Megatron-LM or torchtitan; None tries
+        1, 2 and 4.
     qwz, hpz, qgz
         The three parts of ZeRO++: quantised weights, a second copy of the weights, quantised
         gradients.
@@ -81,6 +83,10 @@ class Switches:
     qwz: bool = True
     hpz: bool = True
     qgz: bool = True
+
+    def __post_init__(self) -> None:
+        if self.virtual_stages is not None:
+            require_count("search", "virtual_stages", self.virtual_stages)
 
 
 def foreign_switches(switches: Switches, strategy: str) -> list[str]:

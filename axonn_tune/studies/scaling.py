@@ -20,6 +20,8 @@ def scale(searches: Sequence[Search], each: Each = iter, detail: Detail = "chanc
     NoCandidateError
         No search has a candidate that fits.
     """
+    if not searches:
+        raise InputError("scale: gpus is empty; allowed: one number or more")
     points = list(mapped(partial(best_of, detail=detail), searches, each=each))
     if all(point.prediction is None for point in points):
         raise NoCandidateError(_reason(points))

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.rank import LARGEST_GPU_COUNT, Each, rank_best
 from axonn_tune.search.search import Search
+from axonn_tune.spec.checks import require_positive
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.units import DAY_SECONDS
+from axonn_tune.units import DAY_SECONDS, HOUR_SECONDS
 
 # Weights, master weights and the two moments of Adam: 13.8 TB of a model of 1008B parameters
 # (Narayanan et al., SC21, sections 5.1 and 5.10).
@@ -21,6 +22,7 @@ CHECKPOINT_BYTES_PER_PARAMETER = 13.8e12 / 1008e9
 # Number of tokens per parameter that makes best use of a compute budget (Hoffmann et al.,
 # arXiv 2203.15556, table 3: 8.0B tokens for 400M parameters to 216T for 10T).
 CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
+MOST_TOKENS = 1e18  # far more text than exists
 # Number of GPU counts that are tried from one power of two to the next.
 COUNTS_PER_DOUBLING = 2
 
@@ -122,12 +124,12 @@ class TrainingRun:
     @property
     def node_hours(self) -> float:
         """The number of nodes times the hours."""
-        return self.scenario.n_nodes * self.wall_seconds / 3600.0
+        return self.scenario.n_nodes * self.wall_seconds / HOUR_SECONDS
 
     @property
     def gpu_hours(self) -> float:
         """The number of GPUs times the hours."""
-        return self.scenario.job.n_gpus * self.wall_seconds / 3600.0
+        return self.scenario.job.n_gpus * self.wall_seconds / HOUR_SECONDS
 
     @property
     def energy_joules(self) -> float | None:
@@ -160,6 +162,46 @@ def checkpoint_bytes(model: Model, job: Job) -> float:
     trained = model.trained_parameters(job.adapters, job.frozen)
     trained += job.mtp_modules * model.mtp_parameters
     return CHECKPOINT_BYTES_PER_PARAMETER * trained
+
+
+def planned_runs(
+    search: Search,
+    tokens: float | None = None,
+    deadline_seconds: float | None = None,
+    each: Each = iter,
+) -> list[TrainingRun]:
+    """Return the run on the search's GPUs, or with a deadline the runs of `meet_deadline`.
+
+    Parameters
+    ----------
+    tokens : float or None
+        Tokens of the run; None takes 20 for each parameter (Chinchilla).
+
+    Raises
+    ------
+    InputError
+        A number is impossible, no count of GPUs meets the deadline, or failures are so frequent
+        that the run never ends.
+    NoCandidateError
+        Nothing is legal, or fits.
+    """
+    if tokens is None:
+        tokens = CHINCHILLA_TOKENS_PER_PARAMETER * search.scenario.model.parameters
+    if not 0 < tokens <= MOST_TOKENS:
+        raise InputError(f"--tokens is {tokens:g}; allowed: above zero, at most {MOST_TOKENS:g}")
+    if deadline_seconds is not None:
+        require_positive("plan", "deadline_seconds", deadline_seconds)
+        return meet_deadline(search, tokens, deadline_seconds, each)
+    run = training_run(search, tokens)
+    if math.isinf(run.wall_seconds):
+        failures = run.failures
+        raise InputError(
+            f"a job on {run.scenario.job.n_gpus} GPUs fails every {failures.mtbf_seconds:.3g} s "
+            f"and takes {failures.checkpoint_seconds:.3g} s to write a checkpoint and "
+            f"{failures.restart_seconds:.3g} s to go on, so that it never ends; allowed: fewer "
+            "--gpus, a longer --gpu-mtbf, a shorter --restart, a faster --storage"
+        )
+    return [run]
 
 
 def training_run(search: Search, tokens: float) -> TrainingRun:
@@ -210,15 +252,23 @@ def meet_deadline(
         raise InputError(f"{model.name} has no layout that fits on {_span(counts)} GPUs")
     best = min(runs, key=lambda run: run.wall_seconds)
     raise InputError(
-        f"no count of {_span(counts)} GPUs, the fewest that could at their peak and more, meets "
-        f"--deadline: {best.scenario.job.n_gpus} come nearest with "
-        f"{best.wall_seconds / DAY_SECONDS:.3g} days; a larger global batch may let more GPUs help"
+        f"no count of GPUs meets --deadline, of {_span(counts)}: {best.scenario.job.n_gpus} come "
+        f"nearest with {best.wall_seconds / DAY_SECONDS:.3g} days; {_hint(search, counts)}"
     )
+
+
+def _hint(search: Search, counts: Sequence[int]) -> str:
+    """Return what else may let a run meet its deadline."""
+    machine = search.scenario.machine
+    nodes = machine.facility.n_nodes
+    if nodes is not None and counts[-1] >= int(nodes.value) * machine.ranks_per_node:
+        return f"machine '{machine.name}' has no more"
+    return "a larger global batch may let more GPUs help"
 
 
 def _span(counts: Sequence[int]) -> str:
     """Return the first and the last count as text."""
-    return f"{counts[0]} to {counts[-1]}"
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _counts(search: Search, tokens: float, deadline_seconds: float) -> list[int]:

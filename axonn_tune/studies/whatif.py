@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from axonn_tune.errors import InputError
 from axonn_tune.search.rank import Each, Ranking, best_of, rank_best, rank_candidates
 from axonn_tune.search.search import Search
 from axonn_tune.spec.machine import Machine, MemoryReserve, Quantity
@@ -83,9 +85,13 @@ def influences(search: Search, factor: float, each: Each = iter) -> list[Influen
 
     Raises
     ------
+    InputError
+        The factor is not above 1.
     NoCandidateError
         Nothing is legal, or fits, on the machine as it is.
     """
+    if not 1.0 < factor < math.inf:
+        raise InputError(f"whatif: by is {factor}; allowed: above 1")
     ranking = rank_candidates(replace(search, every_configuration=True))
     base = ranking.prediction(0)
     scenario = base.scenario

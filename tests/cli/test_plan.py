@@ -38,7 +38,7 @@ def test_a_plan_finds_the_gpus_for_a_deadline_and_hints_at_tokens(capsys):
         (["--gpus", "64", "--tokens", "many"], "--tokens"),
         (["--gpus", "64", "--tokens", "0"], "--tokens"),
         (["--gpus", "64", "--tokens", "1e400"], "--tokens"),
-        (["--gpus", "64", "--gpu-mtbf", "1s"], "too often to end"),
+        (["--gpus", "64", "--gpu-mtbf", "1s"], "so that it never ends"),
         (["--deadline", "soon"], "--deadline"),
         (["--deadline", "1ms"], "--deadline"),
         (["--gpus", "64", "--gpu-mtbf", "-1d"], "--gpu-mtbf"),

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import yaml
-from command_line import run_cli
+from command_line import assert_refused, run_cli
 
 SUGGEST = ["suggest", "--gpus", "64", "--model", "20b"]
 
@@ -264,3 +264,18 @@ def test_explain_shows_the_share_of_a_sequence_that_a_rank_attends_to(capsys):
     context = ["--strategy", "megatron", "--grid", "context=8,data=8", "--seq-len", "8192"]
     _, out, _ = run_cli(capsys, "explain", "--gpus", "64", "--model", "llama3-8b", *context)
     assert "6 times 1 x 32 heads x 1024 x 128" in out
+
+
+@pytest.mark.parametrize(
+    "option", [["--why-not", "8x1x8x1"], ["--top-n", 3], ["--verbose"], ["--plot", "a.png"]]
+)
+def test_options_of_one_strategy_do_not_go_with_all(capsys, option):
+    command = ["suggest", "--gpus", 64, "--model", "5b", "--strategy", "all", *option]
+    assert_refused(capsys, *command, culprit=f"{option[0]} is of one strategy; allowed")
+
+
+def test_a_reason_and_a_page_can_be_asked_for_together(capsys, tmp_path):
+    page = tmp_path / "page.html"
+    command = ["suggest", "--gpus", 8, "--model", "tiny", "--why-not", "1x1x4x2", "--html", page]
+    code, out, _ = run_cli(capsys, *command)
+    assert code == 0 and "1x1x4x2" in out and page.exists()

@@ -37,7 +37,10 @@ def test_a_trace_takes_a_recorded_step_of_the_same_grid_only(capsys, tmp_path):
     n_measured = sum(e["ph"] == "X" and e["pid"] == 1 for e in events)
     assert n_measured == len(MEASUREMENT.last_step)
     code, _, err = run_cli(capsys, "trace", *job, "--grid", "1x1x1x2", *arguments)
-    assert code == 2 and f"is of grid {grid}" in err
+    assert code == 2 and f"its layout is {grid}, and that of the trace 1x1x1x2" in err
+    for option, value in (("--micro-batch", 2), ("--recompute", "full")):
+        code, _, err = run_cli(capsys, "trace", *job, "--grid", grid, option, value, *arguments)
+        assert code == 2 and f"its {option[2:].replace('-', '_')} is" in err
 
 
 EXECUTION = ["--format", "chakra", "--grid", "1x4x8x2", "--micro-batch", "1"]

@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import FileError, InputError
-from axonn_tune.io.presets import list_machines, list_models, load_machine, load_model
+from axonn_tune.io.presets import (
+    as_found,
+    list_clusters,
+    list_engines,
+    list_machines,
+    list_models,
+    load_cluster,
+    load_engine,
+    load_machine,
+    load_model,
+)
 
 PUBLISHED = {
     "gpt-neox-20b": 20.55e9,
@@ -318,3 +328,22 @@ def test_a_pipe_in_a_folder_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("AXONN_TUNE_PATH", str(tmp_path))
     os.mkfifo(tmp_path / "gpt-80b.yaml")
     assert load_model("gpt-80b").n_layers == 42
+
+
+@pytest.mark.parametrize(
+    ("load", "names", "preset"),
+    [
+        (load_engine, list_engines, "fsdp2"),
+        (load_cluster, list_clusters, "flat-8"),
+        (load_machine, list_machines, "frontier"),
+        (load_model, list_models, "tiny"),
+    ],
+)
+def test_copies_are_listed_by_the_names_of_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load, names, preset
+) -> None:
+    (tmp_path / "mine.yaml").write_text(f"name: {preset}\nbase: {preset}\n")
+    monkeypatch.setenv("AXONN_TUNE_PATH", str(tmp_path))
+    listed = [each.name for each in as_found(load, names())]
+    assert sorted(listed) == sorted(names())
+    assert {"mine", preset} <= set(listed)

@@ -8,6 +8,7 @@ import pytest
 from axonn_tune.io.presets import load_machine
 from axonn_tune.learning.learn import Trial
 from axonn_tune.learning.watch import drift
+from axonn_tune.report.learn import drift_line
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.searching import build_search
 from axonn_tune.spec.learnable import learnable
@@ -77,3 +78,14 @@ def test_one_layout_alone_does_not_tell_why(baseline):
 def test_a_layout_that_the_baseline_lacks_is_bridged_by_its_prediction(baseline):
     now = [replace(baseline[3], measured_seconds=1.12 * baseline[3].measured_seconds)]
     assert drift(baseline[:3], now).change_fraction == pytest.approx(0.12)
+
+
+def test_a_slowdown_does_not_hide_behind_a_larger_gain(baseline):
+    factors = (1.15, 0.8, 1.0, 1.0)
+    now = [
+        replace(trial, measured_seconds=factor * trial.measured_seconds)
+        for trial, factor in zip(baseline, factors, strict=True)
+    ]
+    seen = drift(baseline, now)
+    assert seen.is_slower and seen.is_faster
+    assert "slower by up to 15.0 % or faster by up to 20.0 %" in drift_line(seen)

@@ -185,5 +185,8 @@ def test_measured_steps_go_to_their_candidates_and_others_are_refused():
     }
     job = replace(search.scenario.job, n_gpus=16, global_batch=16)
     other = replace(search, scenario=replace(search.scenario, job=job))
-    with pytest.raises(InputError, match="holds none of the candidates"):
+    with pytest.raises(InputError, match="has ranks 8, and the report 16"):
         page_document([rank_candidates(other)], "", [], "", 10, 1, validation)
+    unlike = replace(search, recomputes=("selective",), every_configuration=False)
+    with pytest.raises(InputError, match="holds none of the candidates"):
+        page_document([rank_candidates(unlike)], "", [], "", 10, 1, validation)
