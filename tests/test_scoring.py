@@ -7,6 +7,7 @@ from command_line import assert_refused, run_cli
 
 from axonn_tune.api import predict
 from axonn_tune.errors import AxonnTuneError
+from axonn_tune.report.score import score_records
 from axonn_tune.scoring import score
 
 COLUMNS = "model gpus layout global_batch micro_batch engine recompute step_seconds status"
@@ -170,3 +171,16 @@ def test_a_table_is_grouped_by_what_its_runs_have(tmp_path, capsys):
     table = written(tmp_path, row("tensor=8", 1.0))
     given = ["--machine", "dgx-h100", "--by", "shard", "--quiet"]
     assert_refused(capsys, "score", table, *given, culprit="--by is 'shard'; allowed: engine")
+
+
+def test_runs_out_of_memory_are_among_the_records(tmp_path):
+    table = written(tmp_path, row("tensor=8", 1.0, status="oom"), row("tensor=4,data=2", 5.0))
+    first, second = score_records(score(table, "dgx-h100"))
+    assert (first["status"], first["measured_seconds"], first["error_fraction"]) == (
+        "oom",
+        None,
+        None,
+    )
+    assert first["predicted_seconds"] == pytest.approx(step("tensor=8").step_seconds)
+    assert first["predicted_to_fit"] and second["predicted_to_fit"]
+    assert (second["status"], second["measured_seconds"]) == ("ok", 5.0)

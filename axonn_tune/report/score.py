@@ -11,7 +11,7 @@ from axonn_tune.report.phrases import percent
 from axonn_tune.report.reproduce import draw_steps, error_record
 from axonn_tune.report.table import table
 from axonn_tune.reproduce.comparison import grouped, summary_of
-from axonn_tune.reproduce.score import Score
+from axonn_tune.reproduce.score import JudgedRun, Score
 from axonn_tune.reproduce.steps import GroupError, TimedRun, group_errors
 from axonn_tune.spec.checks import require_choice
 
@@ -146,17 +146,22 @@ def _memory_text(score: Score) -> str:
 
 
 def score_records(score: Score) -> list[dict[str, Any]]:
-    """Return a flat record for each run that ran."""
-    return [
-        {
-            "run": timed.run.subject,
-            "group": timed.run.group,
-            "measured_seconds": timed.measured_seconds,
-            "predicted_seconds": timed.predicted_seconds,
-            "error_fraction": timed.error,
-        }
-        for timed in score.timed
-    ]
+    """Return a flat record for each run; one that ran out of memory has no measured time."""
+    timed = iter(score.timed)
+    return [_run_record(each, None if each.ran_out else next(timed)) for each in score.judged]
+
+
+def _run_record(judged: JudgedRun, timed: TimedRun | None) -> dict[str, Any]:
+    """Return the record of a run, whose step may have been timed."""
+    return {
+        "run": judged.run.subject,
+        "group": judged.run.group,
+        "status": "oom" if judged.ran_out else "ok",
+        "predicted_to_fit": judged.prediction.fits,
+        "measured_seconds": None if timed is None else timed.measured_seconds,
+        "predicted_seconds": judged.prediction.step_seconds,
+        "error_fraction": None if timed is None else timed.error,
+    }
 
 
 def score_figure(score: Score) -> Any:

@@ -36,14 +36,6 @@ class MemoryVerdicts:
 
 
 @dataclass(frozen=True)
-class Score:
-    """The predicted steps of a table's runs beside the measured ones, and what fits in memory."""
-
-    timed: tuple[TimedRun, ...]
-    memory: MemoryVerdicts
-
-
-@dataclass(frozen=True)
 class JudgedRun:
     """A run of a table and its prediction.
 
@@ -59,10 +51,28 @@ class JudgedRun:
     trace: str = ""
 
 
+@dataclass(frozen=True)
+class Score:
+    """The predicted steps of a table's runs beside the measured ones, and what fits in memory.
+
+    timed
+        Steps of the runs that did not run out of memory.
+    memory
+        What was predicted of the memory of all runs.
+    judged
+        All runs in the order of the table.
+    """
+
+    timed: tuple[TimedRun, ...]
+    memory: MemoryVerdicts
+    judged: tuple[JudgedRun, ...] = ()
+
+
 def score_of(judged: Sequence[JudgedRun]) -> Score:
     """Return the score of some runs; those that ran out of memory have no step."""
     ran = [(each.run, each.prediction) for each in judged if not each.ran_out]
-    return Score(tuple(beside_baseline(ran)) if ran else (), memory_verdicts(judged))
+    timed = tuple(beside_baseline(ran)) if ran else ()
+    return Score(timed, memory_verdicts(judged), tuple(judged))
 
 
 def memory_verdicts(judged: Sequence[JudgedRun]) -> MemoryVerdicts:

@@ -161,8 +161,8 @@ def parse_layout(text: str, axes: Axes = AXONN_AXES) -> Layout:
         name = ALIASES.get(name, name)
         if name.isalpha() and name not in axes.sized:
             raise InputError(
-                f"layout '{text}': there is no axis '{name}'; the axes of the strategy are "
-                f"{', '.join(axes.sized)} (another --strategy has others)"
+                f"layout '{text}': there is no axis '{name}'; the axes of this strategy are "
+                f"{', '.join(axes.sized)}, and other strategies have others"
             )
         if name not in axes.sized or not _SIZE.fullmatch(size):
             example = ",".join(f"{axis}=2" for axis in axes.sized)
