@@ -4,7 +4,9 @@ import csv
 import io
 import json
 import math
+import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from scipy.stats import spearmanr
@@ -328,3 +330,27 @@ def test_the_tables_of_text_fit_a_hundred_characters(reproduction):
     text = reproduction_text(reproduction)
     assert max(map(len, text.splitlines())) <= 100
     assert "near: mean %" in text and "predicted not to fit" in text
+
+
+# What the README says of some systems: the words after the figure.
+README_FIGURES = {
+    r"for 133 steps of\s+FSDP": "FSDP of llm-foundry",
+    r"for AxoNN's own published runs": "AxoNN",
+    r"for DeepSpeed's ZeRO-3": "DeepSpeed ZeRO-3",
+    r"for 55 layouts of Megatron-LM on A100s": "vTrain",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", README_FIGURES)
+def test_the_readme_states_the_errors_of_today(reproduce_command, words):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    errors = [
+        abs(float(row["error_fraction"]))
+        for row in csv.DictReader(io.StringIO(reproduce_command.csv))
+        if row["system"] == README_FIGURES[words]
+        and row["error_fraction"]
+        and "bandwidth" not in row["metric"]
+    ]
+    (stated,) = re.findall(rf"(\d+) % {words}", readme)
+    assert int(stated) == round(100 * fmean(errors))
