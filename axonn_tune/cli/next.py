@@ -59,7 +59,7 @@ def command(runs: str | None, budget: int, quiet: bool, output_format: str, **op
     given = given_options(options)
     commands = [
         _launch_command(given, proposal.prediction.configuration, f"trial-{number}")
-        for number, proposal in enumerate(proposed.proposals, start=proposed.n_tried + 1)
+        for number, proposal in enumerate(proposed.proposals, start=proposed.n_runs + 1)
     ]
     emit_as(
         output_format,

@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 @click.option(
     "--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Number of steps."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and text.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    metavar="INTEGER",
+    help="Seed of weights and text.",
+)
 @click.option("--goldfish", type=int, metavar="K", help="Leave one in K tokens out of the loss.")
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write the last step for Perfetto.")
 @click.option("--record", type=click.Path(dir_okay=False), help="Write all that was measured.")

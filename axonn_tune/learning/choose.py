@@ -52,8 +52,8 @@ class Proposals:
 
     machine
         The machine as the runs describe it.
-    n_tried
-        Number of layouts of this job that the runs have tried, also those out of memory.
+    n_runs
+        Number of runs of this job, also those out of memory.
     best_measured_seconds
         Fastest measured step of this job; None if there is none.
     proposals
@@ -61,7 +61,7 @@ class Proposals:
     """
 
     machine: Machine
-    n_tried: int
+    n_runs: int
     best_measured_seconds: float | None
     proposals: tuple[Proposal, ...]
 

@@ -24,7 +24,7 @@ from axonn_tune.studies.compare import without_twins
 from axonn_tune.units import gib
 
 # Columns that a table may leave out for want of room, the least important first.
-_DROPPABLE = ("tokens/s", "TFLOP/s", "bubble", "exposed", "MFU %", "mbs")
+_DROPPABLE = ("tokens/s", "TFLOP/s", "bubble", "exposed", "MFU %")
 
 
 def comparison_text(contenders: Sequence[Best], left_out: Mapping[str, Sequence[str]]) -> str:

@@ -147,7 +147,7 @@ def _so_far(proposed: Proposals) -> str:
     learned = len(proposed.machine.learned.runs)
     best = proposed.best_measured_seconds
     fastest = "" if best is None else f"; the fastest step of this job took {best:.4g} s"
-    return f"Learned from {learned} runs; {proposed.n_tried} are of this job{fastest}."
+    return f"Learned from {learned} runs; {proposed.n_runs} are of this job{fastest}."
 
 
 def drift_line(drift: Drift) -> str:
@@ -172,7 +172,7 @@ def drift_line(drift: Drift) -> str:
 def proposals_document(proposed: Proposals, commands: Sequence[str]) -> dict[str, Any]:
     """Return what ``next --format json`` prints."""
     return {
-        "n_tried": proposed.n_tried,
+        "n_runs": proposed.n_runs,
         "best_measured_seconds": proposed.best_measured_seconds,
         "proposals": [
             {

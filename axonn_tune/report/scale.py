@@ -25,7 +25,7 @@ from axonn_tune.studies.scaling import efficiencies
 # A number of GPUs with its efficiency, which is None where there is no candidate.
 _Row: TypeAlias = tuple[Best, float | None]
 # Columns that a table may leave out for want of room, the least important first.
-_DROPPABLE = ("TFLOP/s", "exposed", "mbs", "recompute", "GiB")
+_DROPPABLE = ("TFLOP/s", "exposed", "tokens/s", "GiB")
 
 
 def scaling_text(points: Sequence[Best]) -> str:

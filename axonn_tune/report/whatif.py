@@ -27,7 +27,7 @@ def what_if_text(search: Search, settings: Sequence[str], result: WhatIf) -> str
         [
             f"{model_on_gpus(search.scenario)}, if {', '.join(settings)}",
             "",
-            fitted_table(rows, headers, ("MFU %", "90 % interval", "mbs", "recompute")),
+            fitted_table(rows, headers, ("MFU %", "90 % interval")),
             "",
             _conclusion(result),
             *trust_lines(search),

@@ -40,7 +40,7 @@ def test_what_was_tried_is_not_proposed_again(capsys, runs):
     (before,) = proposed(capsys, "--budget", "1")["proposals"]
     assert before["layout"] == tried
     after = proposed(capsys, "--runs", runs, "--budget", "3")
-    assert after["n_tried"] == 3
+    assert after["n_runs"] == 3
     assert after["best_measured_seconds"] == 8.0
     assert tried not in {each["layout"] for each in after["proposals"]}
 
