@@ -45,7 +45,22 @@ FRAMEWORKS = {
     "zero3-deepspeed": ("deepspeed", by_local_rank, lambda n: {"shard": n, "replica": 1}),
     "zeropp": ("deepspeed", by_local_rank, lambda n: {"secondary": 2, "across": n // 2}),
 }
-MACHINES = {name: load_machine(name) for name in list_machines()}
+
+
+def one_of_each_kind(machines):
+    """One of the machines whose nodes, vendor and options of Slurm are alike.
+
+    A script depends on nothing else of a machine.
+    """
+    kinds = {}
+    for machine in machines:
+        vendor = machine.gpu.name.split()[0]
+        kinds.setdefault((machine.ranks_per_node, repr(machine.job_script), vendor), machine)
+    return {machine.name: machine for machine in kinds.values()}
+
+
+DGX, PERLMUTTER = load_machine("dgx-h100"), load_machine("perlmutter")
+MACHINES = one_of_each_kind([DGX, PERLMUTTER, *map(load_machine, list_machines())])
 
 
 def of_three(machine):
@@ -61,9 +76,9 @@ def of_three(machine):
 
 # A node of three, of which the last is not full, and a job that is smaller than a node.
 CUSTOM = {
-    "three": (of_three(MACHINES["perlmutter"]), 4),
-    "small": (replace(MACHINES["dgx-h100"], name="small"), 4),
-    "uneven": (replace(MACHINES["dgx-h100"], name="uneven"), 12),
+    "three": (of_three(PERLMUTTER), 4),
+    "small": (replace(DGX, name="small"), 4),
+    "uneven": (replace(DGX, name="uneven"), 12),
 }
 CASES = {name: (machine, 2 * machine.ranks_per_node) for name, machine in MACHINES.items()} | CUSTOM
 
