@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from axonn_tune.calibration.campaign import Campaign
+    from axonn_tune.calibration.request import Request
     from axonn_tune.calibration.selection import Extent
     from axonn_tune.runtime.run import TrainerFactory
     from axonn_tune.spec.machine import Machine
@@ -210,13 +211,27 @@ def calibrate(
     """
     journal = Journal.beside(str(output))
     campaign = calibration_campaign(**options)
-    measured = campaign.measure(campaign.request(journal, resume))
+    request = campaign.request(journal, resume)
+    return run_calibration(campaign, request, journal, output, name or Path(output).stem)
+
+
+def run_calibration(
+    campaign: Campaign,
+    request: Request,
+    journal: Journal,
+    output: str | Path,
+    name: str,
+    command_line: str = "",
+) -> Machine | None:
+    """Measure what a campaign asks for, and write the profile; None on ranks other than 0."""
+    measured = campaign.measure(request)
     if measured is None:
         return None
     profile = campaign.profile(
         measured,
-        name or Path(output).stem,
+        name,
         preset_machines(),
+        command_line=command_line,
         drivers=drivers(),
         environment=relevant_variables(),
     )

@@ -78,9 +78,6 @@ def command(
       axonn-tune calibrate --import all_reduce.log --machine perlmutter --output mycluster.yaml
       axonn-tune suggest --gpus 1024 --model 80b --machine mycluster.yaml
     """
-    from axonn_tune.io.presets import preset_machines
-    from axonn_tune.io.yaml_files import save_yaml
-
     name = name or Path(output).stem
     if imports:
         from axonn_tune.cli.imported import Kept, conditions, import_logs
@@ -94,8 +91,7 @@ def command(
     from axonn_tune.cli.interrupts import resumable
     from axonn_tune.cli.output import emit
     from axonn_tune.io.journal import Journal
-    from axonn_tune.io.operating_system import drivers, relevant_variables
-    from axonn_tune.measuring import PROFILE_HEADER, calibration_campaign
+    from axonn_tune.measuring import calibration_campaign, run_calibration
     from axonn_tune.report.calibrate import calibration_text
     from axonn_tune.runtime.ranks.launch import only_rank_0_speaks
 
@@ -104,21 +100,11 @@ def command(
         campaign = calibration_campaign(extent, **options)
         request = campaign.request(journal, resume)
     with resumable(journal):
-        measured = campaign.measure(request)
-    if measured is None:
+        profile = run_calibration(campaign, request, journal, output, name, typed_command_line())
+    if profile is None:
         return
-    profile = campaign.profile(
-        measured,
-        name,
-        preset_machines(),
-        command_line=typed_command_line(),
-        drivers=drivers(),
-        environment=relevant_variables(),
-    )
-    save_yaml(output, profile, PROFILE_HEADER)
     emit(calibration_text(profile), None)
     click.echo(
         f"\nWritten to {output}. Next: axonn-tune suggest --machine {shlex.quote(output)} "
         "--gpus ... --model ..."
     )
-    journal.remove()

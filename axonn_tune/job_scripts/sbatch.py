@@ -90,7 +90,7 @@ def _header(prediction: Prediction, start: Start, missing: Sequence[str]) -> lis
 
 def _options(scenario: Scenario) -> list[list[str]]:
     """Return the options of the job; those of the machine and the user follow, and count."""
-    tasks = _tasks_per_node(scenario)
+    tasks = scenario.ranks_on_node
     return [
         [f"--job-name={scenario.model.name}"],
         [f"--nodes={scenario.n_nodes}"],
@@ -111,7 +111,7 @@ def _srun(scenario: Scenario) -> str:
     if "--cpus-per-task" in _option_names(given):
         return command([*begun, *given])
     # All processors of a node, which the job has for itself, are shared by its ranks.
-    share = f"--cpus-per-task=$((SLURM_CPUS_ON_NODE / {_tasks_per_node(scenario)}))"
+    share = f"--cpus-per-task=$((SLURM_CPUS_ON_NODE / {scenario.ranks_on_node}))"
     return f"{command(begun)} {share} {command(given)}".rstrip()
 
 
@@ -120,10 +120,6 @@ def _program(scenario: Scenario, start: Start) -> list[str]:
     first, *others = start.command
     container = scenario.machine.job_script.container
     return [command(["bash", rank.NAME, *container, *first]), *(command(line) for line in others)]
-
-
-def _tasks_per_node(scenario: Scenario) -> int:
-    return min(scenario.machine.ranks_per_node, scenario.job.n_gpus)
 
 
 def _option_names(given: Iterable[str]) -> set[str]:
