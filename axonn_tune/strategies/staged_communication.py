@@ -15,7 +15,7 @@ from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.zero_communication import ZeroCommunication, replica_sum
 
 if TYPE_CHECKING:
-    from axonn_tune.strategies.zero import Sharding
+    from axonn_tune.strategies.sharding import Sharding
 
 
 @dataclass(frozen=True, eq=False)

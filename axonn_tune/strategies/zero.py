@@ -38,8 +38,6 @@ from axonn_tune.strategies.context import (
 )
 from axonn_tune.strategies.experts import stored_experts
 from axonn_tune.strategies.fsdp2 import Kept, fsdp2_memory, fsdp2_stage_memory
-from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
-from axonn_tune.strategies.optimizer import host_copies, states_of
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_frozen_rules,
@@ -50,47 +48,14 @@ from axonn_tune.strategies.pipeline import (
 )
 from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
+from axonn_tune.strategies.sharding import Sharding
 from axonn_tune.strategies.staged_communication import StagedCommunication
 from axonn_tune.strategies.step_plan import plan_key, step_plan
 from axonn_tune.strategies.torch_context import TorchRing
 from axonn_tune.strategies.transformer import Transformer
 from axonn_tune.strategies.units import GatherUnit, gathers_per_block
 from axonn_tune.strategies.zero_communication import ZeroCommunication
-
-
-@dataclass(frozen=True)
-class Sharding:
-    """The groups over which states are sharded and messages sent; a group may be empty.
-
-    Attributes
-    ----------
-    weights, gradients, states
-        Groups whose ranks together hold the weights, the gradients and the optimizer states once.
-        Where the first is empty, every rank keeps whole weights.
-    reduced_over
-        Groups over which gradients are reduced in every micro-step, one after the other.
-    reduced_once
-        Whether they are reduced so in the last micro-step of a step only.
-    copy
-        Group whose ranks together hold a second copy of the weights, from which weights are
-        gathered once the copy exists.
-    replicas
-        Group over which the shards of gradients are all-reduced once in a step.
-    outer
-        Group over which the shards of gradients are scattered once in a step.
-    updated_over
-        Group from which a rank gathers its weights once they are updated.
-    """
-
-    weights: str
-    gradients: str
-    states: str
-    reduced_over: tuple[str, ...]
-    reduced_once: bool = False
-    copy: str = ""
-    replicas: str = ""
-    outer: str = ""
-    updated_over: str = ""
+from axonn_tune.strategies.zero_memory import zero_memory
 
 
 @dataclass(frozen=True)
@@ -275,15 +240,12 @@ class Zero:
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of one rank by term, each of shape (C,).
 
-        The terms are the sharded states, the gathered weights, and activations of whole layers. A
-        block saves the inputs of its products and of the kernels between them, at whole widths;
-        selective recomputation forms the softmax of unfused attention again.
+        The terms are the sharded states, the gathered weights, and activations of whole layers.
         """
         shapes = self.shapes(model, job, table)
         if table.is_pipelined:
             return neediest(self._memory_of_stages(shapes))
         sharding = self.sharding
-        element = job.element_bytes
         offload = self.engine.offload_in(job)
         sharing = self.shared_sequences(shapes)
         if self.engine.zero.is_fsdp2:
@@ -299,55 +261,7 @@ class Zero:
                 owned = self.trained_share(shapes, sharding.gradients)
                 terms["gradients"] = owned * FP32_BYTES
             return terms
-        root, block = self.units(shapes)
-        parameters = block.count * block.parameters + root.parameters
-        trained = block.all_trained + root.trained
-        weights = parameters * element / table.size(sharding.weights)
-        if sharding.copy:
-            weights = weights + parameters * element / table.size(sharding.copy)
-        # The rank holds the whole gradients of two blocks and the root, and their whole weights
-        # too where weights are gathered; or what the engine lets it hold.
-        two_blocks = 2.0 * block.parameters + root.parameters
-        program = self.engine.zero
-        gradients_of_two = 2.0 * block.trained + root.trained
-        held_gradients = np.maximum(gradients_of_two, np.minimum(program.bucket_elements, trained))
-        if not sharding.weights:
-            # Each gradient is copied to one of two buckets as soon as it is formed (DeepSpeed 0.19,
-            # runtime/zero/stage_1_and_2.py, setup_buckets).
-            held_gradients = np.full(len(table), 2.0 * program.bucket_elements)
-        held_weights = np.maximum(two_blocks, np.minimum(program.live_elements, parameters))
-        comes_from_host = offload is not None and offload.weights
-        is_gathered = (table.size(sharding.weights) > 1) | comes_from_host
-        held_weights_if_gathered = np.where(is_gathered, held_weights, 0.0)
-        owned = trained / table.size(sharding.states)
-        norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
-        without_scores = norm_bytes + shapes.inner_bytes + shapes.adapter_bytes
-        without_scores = without_scores + sharing.saved_bytes
-        everything = without_scores + shapes.saved_score_bytes
-        saved = {
-            "none": everything,
-            "selective": without_scores,
-            "full": shapes.residual_bytes,
-        }[shapes.recompute]
-        # The gradients of the MLP are formed before those of attention, beside its buffers.
-        in_attention = everything - shapes.saved_mlp_bytes + sharing.working_bytes
-        layers = range(model.n_layers)
-        moved = moved_by_layers(shapes, layers, shapes.n_backward)
-        return {
-            "weights": weights,
-            "gradients": trained * element / table.size(sharding.gradients),
-            "optimizer_states": owned * states_of(job, self.engine.low_states).nbytes,
-            **host_copies(job, offload, owned),
-            "gathered_weights": (held_gradients + held_weights_if_gathered) * element,
-            **host_activations(job, shapes.n_backward * moved),
-            "activations": shapes.n_backward
-            * (shapes.saved_by_layers(saved, shapes.n_backward) - moved)
-            + shapes.residual_bytes,
-            "working_set": np.maximum(
-                shapes.working_set(everything, saved, last=True), in_attention - saved
-            )
-            + largest_moved(shapes, layers),
-        }
+        return zero_memory(shapes, self.units(shapes), sharding, self.engine, sharing)
 
     def first_stage_memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of a rank in the first stage by term, each of shape (C,)."""

@@ -22,7 +22,8 @@ from axonn_tune.strategies.shapes import FP32_BYTES
 from axonn_tune.strategies.units import GatherUnit
 
 if TYPE_CHECKING:
-    from axonn_tune.strategies.zero import Sharding, Zero
+    from axonn_tune.strategies.sharding import Sharding
+    from axonn_tune.strategies.zero import Zero
 
 # Bytes of an element in quantised messages, with the fp16 scale of each group of 2048 elements
 # (ZeRO++, sections 3.1 and 3.3: INT8 weights, INT4 gradients).

@@ -1,0 +1,89 @@
+"""The memory of a rank with sharded states, as DeepSpeed and torch's first FSDP hold them.
+
+That of torch's FSDP2 is in `fsdp2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.plan import Array
+from axonn_tune.strategies.context import ContextParallelism
+from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
+from axonn_tune.strategies.optimizer import host_copies, states_of
+from axonn_tune.strategies.shapes import Shapes
+from axonn_tune.strategies.sharding import Sharding
+from axonn_tune.strategies.units import GatherUnit
+
+
+def zero_memory(
+    shapes: Shapes,
+    units: Sequence[GatherUnit],
+    sharding: Sharding,
+    engine: Engine,
+    sharing: ContextParallelism,
+) -> dict[str, Array]:
+    """Return the bytes by term, each of shape (C,), of the root and the units of a block.
+
+    A block saves the inputs of its products and of the kernels between them, at whole widths;
+    selective recomputation forms the softmax of unfused attention again.
+
+    Parameters
+    ----------
+    sharing : ContextParallelism
+        How ranks share sequences, if they do.
+    """
+    job, table, program = shapes.job, shapes.table, engine.zero
+    element = job.element_bytes
+    offload = engine.offload_in(job)
+    root, block = units
+    parameters = block.count * block.parameters + root.parameters
+    trained = block.all_trained + root.trained
+    weights = parameters * element / table.size(sharding.weights)
+    if sharding.copy:
+        weights = weights + parameters * element / table.size(sharding.copy)
+    # The rank holds the whole gradients of two blocks and the root, and their whole weights
+    # too where weights are gathered; or what the engine lets it hold.
+    two_blocks = 2.0 * block.parameters + root.parameters
+    gradients_of_two = 2.0 * block.trained + root.trained
+    held_gradients = np.maximum(gradients_of_two, np.minimum(program.bucket_elements, trained))
+    if not sharding.weights:
+        # Each gradient is copied to one of two buckets as soon as it is formed (DeepSpeed 0.19,
+        # runtime/zero/stage_1_and_2.py, setup_buckets).
+        held_gradients = np.full(len(table), 2.0 * program.bucket_elements)
+    held_weights = np.maximum(two_blocks, np.minimum(program.live_elements, parameters))
+    comes_from_host = offload is not None and offload.weights
+    is_gathered = (table.size(sharding.weights) > 1) | comes_from_host
+    held_weights_if_gathered = np.where(is_gathered, held_weights, 0.0)
+    owned = trained / table.size(sharding.states)
+    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
+    without_scores = norm_bytes + shapes.inner_bytes + shapes.adapter_bytes
+    without_scores = without_scores + sharing.saved_bytes
+    everything = without_scores + shapes.saved_score_bytes
+    saved = {
+        "none": everything,
+        "selective": without_scores,
+        "full": shapes.residual_bytes,
+    }[shapes.recompute]
+    # The gradients of the MLP are formed before those of attention, beside its buffers.
+    in_attention = everything - shapes.saved_mlp_bytes + sharing.working_bytes
+    layers = range(shapes.model.n_layers)
+    moved = moved_by_layers(shapes, layers, shapes.n_backward)
+    return {
+        "weights": weights,
+        "gradients": trained * element / table.size(sharding.gradients),
+        "optimizer_states": owned * states_of(job, engine.low_states).nbytes,
+        **host_copies(job, offload, owned),
+        "gathered_weights": (held_gradients + held_weights_if_gathered) * element,
+        **host_activations(job, shapes.n_backward * moved),
+        "activations": shapes.n_backward
+        * (shapes.saved_by_layers(saved, shapes.n_backward) - moved)
+        + shapes.residual_bytes,
+        "working_set": np.maximum(
+            shapes.working_set(everything, saved, last=True), in_attention - saved
+        )
+        + largest_moved(shapes, layers),
+    }
