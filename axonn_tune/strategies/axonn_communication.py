@@ -317,18 +317,28 @@ class AxonnCommunication(Communication):
         of vectors remain. With a sharded optimizer each replica receives its part of the gradients,
         and the updated weights are gathered.
         """
-        shapes = self.shapes
-        model = shapes.model
-        table = shapes.table
-        is_sharded = self.options.sharded_optimizer
-        replicas = self.options.replicas
         sharded, replicated = self._largest_stage()
         stored = sharded + replicated
-        if shapes.job.trains_weights and model.tied_embeddings and table.n_stages > 1:
+        self._sum_tied_embedding(host)
+        self._reduce(host, sharded, replicated)
+        updated = self._update(host, stored, replicated)
+        if self.options.sharded_optimizer:
+            name, nbytes = names.WEIGHTS_ALL_GATHER, stored * self.shapes.element_bytes
+            host.issue(name, "all_gather", nbytes, self.options.replicas, after=updated)
+
+    def _sum_tied_embedding(self, host: HostProgram) -> None:
+        """Sum the gradients of the copies of a tied embedding in the first and the last stage."""
+        shapes = self.shapes
+        is_tied = shapes.job.trains_weights and shapes.model.tied_embeddings
+        if is_tied and shapes.table.n_stages > 1:
             n_shards = shapes.x * shapes.y * self._vocabulary_shards
             shard_bytes = shapes.vocabulary_parameters * GRADIENT_BYTES / n_shards
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shard_bytes, PIPELINE)
-        remaining = stored - self._reduced_in_backward
+
+    def _reduce(self, host: HostProgram, sharded: Array, replicated: Array) -> None:
+        """Reduce over Z what its ranks hold whole, and over data what no backward pass reduced."""
+        shapes, replicas = self.shapes, self.options.replicas
+        remaining = sharded + replicated - self._reduced_in_backward
         if self._shards_gradients:
             remaining = replicated
         gradient_bytes = remaining * GRADIENT_BYTES
@@ -346,27 +356,29 @@ class AxonnCommunication(Communication):
             gradient_bytes = sharded * GRADIENT_BYTES
             name = names.GRADIENT_VECTORS_OVER_DATA
             host.run(name, "all_reduce", vector_bytes, replicas, calls.vectors)
-        kind = self._reduction_kind
+        is_sharded = self.options.sharded_optimizer
         name = names.GRADIENT_REDUCE_SCATTER if is_sharded else names.GRADIENT_ALL_REDUCE
-        host.run(name, kind, gradient_bytes, replicas, calls.matrices)
+        host.run(name, self._reduction_kind, gradient_bytes, replicas, calls.matrices)
+
+    def _update(self, host: HostProgram, stored: Array, replicated: Array) -> tuple[str, ...]:
+        """Clip the gradients and update the weights; return what the gathers wait for."""
+        table, replicas = self.shapes.table, self.options.replicas
+        is_sharded = self.options.sharded_optimizer
         alike = (replicas, *self.options.context_axes)
         summed_over = [axis for axis in table.placements.axes.groups if axis not in alike]
         if is_sharded:
             summed_over.append(replicas)
         owned = stored / table.size(replicas) if is_sharded else stored
-        updated = clip_and_update(
+        return clip_and_update(
             host,
-            shapes.job,
+            self.shapes.job,
             owned=owned,
             cleared=np.where(self._adds_gradients, owned, replicated),
             gradient_bytes=GRADIENT_BYTES,
             norm_sums={names.norm_all_reduce(axis): axis for axis in summed_over},
-            offload=self.options.engine.offload_in(shapes.job),
+            offload=self.options.engine.offload_in(self.shapes.job),
             in_optimizer=self.options.engine.axonn.clips_in_optimizer,
         )
-        if is_sharded:
-            nbytes = stored * shapes.element_bytes
-            host.issue(names.WEIGHTS_ALL_GATHER, "all_gather", nbytes, replicas, after=updated)
 
     @property
     def _n_replicated(self) -> int:
