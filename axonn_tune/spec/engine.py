@@ -171,6 +171,13 @@ class MegatronProgram:
         Time of the host for each replica's part of a weight whose update is gathered, where the
         parts are copied one by one out of the buffer of each replica and the device stands still
         meanwhile; None where updated weights are gathered in place.
+    scatters_transfers
+        Whether each rank of a tensor group sends its part of the residual stream to the next stage,
+        where these are gathered, if every rank holds the whole stream (SC21, section 4.1). Without
+        it each rank sends the whole stream. With sequence parallelism a rank holds a part only.
+    reruns_attention
+        Whether selective recomputation runs attention again even if one kernel computes it, which
+        saves next to no memory.
     balances_stages
         Whether layers are spread over the stages of a pipeline so that their products are equal,
         with the head's counted, and not their numbers.
@@ -234,6 +241,8 @@ class MegatronProgram:
     sums_sharded: bool = False
     scales_gradients: bool = False
     view_seconds: Quantity | None = None
+    scatters_transfers: bool = True
+    reruns_attention: bool = False
     balances_stages: bool = False
     sends_once: bool = False
     overlaps_experts: bool = False
@@ -343,6 +352,9 @@ class ZeroProgram:
         the last one reduces the gradients of all.
     keeps_replicas
         Whether several groups of ranks may each share one copy of all states (HSDP).
+    sums_replicas_each_step
+        Whether every micro-step sums the sharded gradients over these groups, and not the last one
+        alone. Stages of a pipeline reduce once in any case.
     reduces_once
         Whether only the last micro-step reduces gradients, which stay whole until then. Weights are
         gathered in every micro-step.
@@ -382,6 +394,7 @@ class ZeroProgram:
     keeps_mixtures: bool = False
     syncs_mixtures_once: bool = False
     keeps_replicas: bool = True
+    sums_replicas_each_step: bool = False
     reduces_once: bool = False
     sends_once: bool = False
     experts_at_once: float = math.inf

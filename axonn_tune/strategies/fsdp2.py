@@ -102,7 +102,9 @@ def fsdp2_memory(
         terms.append(
             {
                 "weights": weight_bytes,
-                "gradients": _gradient_bytes(shapes, stored, reduced, accumulates, element_bytes),
+                "gradients": _gradient_bytes(
+                    shapes, program, stored, reduced, accumulates, element_bytes
+                ),
                 "optimizer_states": N_MOMENTS * stored,
                 "gathered_weights": gathered * shapes.element_bytes * one_each,
                 "activations": left + shapes.residual_bytes,
@@ -273,12 +275,20 @@ def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
 
 
 def _gradient_bytes(
-    shapes: Shapes, stored: Array, new: Array, accumulates: Array, stored_element_bytes: float
+    shapes: Shapes,
+    program: ZeroProgram,
+    stored: Array,
+    new: Array,
+    accumulates: Array,
+    stored_element_bytes: float,
 ) -> Array:
     """Return the bytes of the sharded gradients of earlier micro-steps, and of new ones.
 
-    Replicas add their sums once in a step. These are in the type of the messages, and they are kept
-    next to the gradients in the stored type to which they are converted.
+    What replicas have summed is in the type of the messages, and it is kept until the backward pass
+    ends: next to the gradients in the stored type to which it is converted, or to which it is added
+    where every micro-step sums over the replicas. Otherwise earlier micro-steps leave their sums in
+    the type of the messages. (torch 2.13, distributed/fsdp/_fully_shard, foreach_reduce and
+    finalize_backward.)
 
     Parameters
     ----------
@@ -291,10 +301,15 @@ def _gradient_bytes(
     stored_element_bytes : float
         Bytes of an element in this type.
     """
-    ratio = shapes.element_bytes / stored_element_bytes
-    is_converted = (shapes.table.size("replica") > 1) & (ratio < 1)
-    converted = accumulates * stored * ratio + new * (1.0 + (1.0 - accumulates) * ratio)
-    return np.where(is_converted, converted, np.where(accumulates > 0, stored, new))
+    sums = np.where(accumulates > 0, stored, new)
+    ratio = program.message_bytes(shapes.element_bytes) / stored_element_bytes
+    is_converted = ratio < 1
+    first = new * (1.0 + is_converted * ratio)
+    if program.sums_replicas_each_step:
+        later = stored + new * ratio
+    else:
+        later = stored * ratio + new if is_converted else stored
+    return np.where(shapes.table.size("replica") > 1, np.where(accumulates > 0, later, first), sums)
 
 
 def _saved_by_block(shapes: Shapes, block: Block, program: ZeroProgram) -> Array:

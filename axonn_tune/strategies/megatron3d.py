@@ -340,6 +340,7 @@ class Megatron3D:
             y=tensor,
             y_axis="tensor",
             residual_split=tensor if self.sequence_parallel else 1.0,
+            reruns_attention=self.engine.megatron.reruns_attention,
             stage_layout=layers_of_stages(self.stage_layout),
             balances_stages=self.engine.megatron.balances_stages,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,

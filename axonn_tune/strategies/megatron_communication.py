@@ -194,14 +194,21 @@ class MegatronCommunication(SequenceParallel):
     def transfer_bytes(self) -> Array:
         """The bytes that a rank sends to the next stage: its part of the residual stream.
 
-        Without sequence parallelism every rank of a tensor group holds the whole stream and sends
-        a part of it.
+        Without sequence parallelism every rank of a tensor group holds the whole stream, and sends
+        a part of it or all of it, as the engine does.
         """
+        if not (self.options.sequence_parallel or self._scatters_transfers):
+            return self.shapes.stream_bytes
         return self.shapes.stream_bytes / self.shapes.table.size("tensor")
+
+    @property
+    def _scatters_transfers(self) -> bool:
+        """Whether each rank of a tensor group sends a part of what all of them hold."""
+        return self.options.engine.megatron.scatters_transfers
 
     def receive(self, host: HostProgram, chain: str) -> None:
         """Without sequence parallelism, gather the received parts (SC21, section 4.1)."""
-        if self.options.sequence_parallel:
+        if self.options.sequence_parallel or not self._scatters_transfers:
             return
         name = names.of_layer(chain, "pipeline")
         nbytes = self.shapes.stream_bytes

@@ -105,6 +105,11 @@ class Shapes:
     recomputes_inputs : bool
         Whether selective recomputation repeats the kernels that form inputs of products without
         a weight or a collective (norms, activation), in addition to unfused attention.
+    reruns_attention : bool
+        Whether selective recomputation repeats attention that is one kernel, too.
+    forms_head_norms : bool
+        Whether the backward pass forms queries and keys again from what their norms read, so that
+        these are not saved twice.
     recomputes_products : bool
         Whether selective recomputation repeats all but attention and every second product.
     leaves_out_last_product : bool
@@ -159,6 +164,8 @@ class Shapes:
     y_axis: str = ""
     residual_split: Array | float = 1.0
     recomputes_inputs: bool = False
+    reruns_attention: bool = False
+    forms_head_norms: bool = False
     recomputes_products: bool = False
     leaves_out_last_product: bool = False
     leaves_out_combine: bool = False
@@ -432,17 +439,25 @@ class Shapes:
     def attention_bytes(self) -> Array:
         """The bytes that attention saves at its inner widths: q, k, v and its output.
 
-        With latent attention these are also the latent vectors, before and after their norms, and
-        keys and values as they are formed from these.
+        Queries and keys that have norms are saved before these and after their rotation. With
+        latent attention these are also the latent vectors, before and after their norms, and keys
+        and values as they are formed from these.
         """
         share = self.share_as_saved(self.memory.attention_output_bytes)
         saved = share * self.linears["proj"].input_bytes + self._saved_behind_attention
         latent = self.model.latent_attention
         if latent is None:
             saved = saved + self.linears["qkv"].output_bytes
+            saved = saved + self.normed_head_bytes
         else:
             saved = saved + self.latent_bytes + self.up_projected_bytes
         return saved * value_or(self.memory.attention_factor, 1.0)
+
+    @property
+    def normed_head_bytes(self) -> Array | float:
+        """The bytes of what norms of queries and keys read, where they are saved beside these."""
+        has_latent = self.model.latent_attention is not None
+        return 0.0 if has_latent or self.forms_head_norms else self.head_norm_bytes
 
     @property
     def _saved_behind_attention(self) -> Array | float:
@@ -651,8 +666,10 @@ class Shapes:
     @property
     def recomputes_attention(self) -> bool:
         """Whether the backward pass of a block runs attention again."""
-        is_selective = self.recompute == "selective" and self.job.attention == "unfused"
-        return is_selective or "core_attn" in self.recomputed_modules
+        is_rerun = self.reruns_attention or self.job.attention == "unfused"
+        return (
+            self.recompute == "selective" and is_rerun
+        ) or "core_attn" in self.recomputed_modules
 
     @property
     def recomputes_by_product(self) -> bool:

@@ -304,7 +304,7 @@ class Zero:
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
         """Return the sizes: tokens are split over all ranks, widths over a tensor axis only."""
-        whole = np.ones(len(table))
+        program, whole = self.engine.zero, np.ones(len(table))
         tensor = table.size(self.tensor_axis) if self.tensor_axis else whole
         return Shapes(
             model,
@@ -315,14 +315,15 @@ class Zero:
             y=tensor,
             y_axis=self.tensor_axis,
             residual_split=tensor,
-            recomputes_products=self.engine.zero.recomputes_products,
+            forms_head_norms=program.is_fsdp2 and not program.runs_eagerly,
+            recomputes_products=program.recomputes_products,
             leaves_out_last_product=self.engine.leaves_out_last_product(model, job),
             leaves_out_combine=not self.engine.recomputes_combine,
-            separates_products=self.engine.zero.separates_products,
-            gathers_logits=self.engine.zero.gathers_logits,
+            separates_products=program.separates_products,
+            gathers_logits=program.gathers_logits,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
             sends_once=self.sends_once,
-            experts_at_once=self.engine.zero.experts_at_once,
+            experts_at_once=program.experts_at_once,
             adds_expert_biases=self.engine.adds_expert_biases,
             sums_adapters=True,
             memory=self.engine.memory,

@@ -379,7 +379,7 @@ class ZeroCommunication(AsyncTensorParallel):
             host.issue(reduction, kind, nbytes, group, unit.n_reductions, before)
             remaining = remaining / size
             before = (reduction,)
-        if self.sync and self._sharding.replicas:
+        if self._sums_replicas:
             host.issue(
                 replica_sum(unit),
                 "all_reduce",
@@ -396,6 +396,12 @@ class ZeroCommunication(AsyncTensorParallel):
     def _reduces(self) -> bool:
         """Whether this micro-step reduces gradients."""
         return self.sync or not self._sharding.reduced_once
+
+    @property
+    def _sums_replicas(self) -> bool:
+        """Whether this micro-step sums sharded gradients over groups that share all states."""
+        in_step = self.sync or (self._program.sums_replicas_each_step and self._reduces)
+        return in_step and bool(self._sharding.replicas)
 
     def _keep_on_host(
         self, host: HostProgram, unit: GatherUnit, shard: Array, reduced: tuple[str, ...]
@@ -456,7 +462,7 @@ class ZeroCommunication(AsyncTensorParallel):
                 moved = np.where(self._packs_gradients, moved, 0.0)
                 host.memory_bound(f"{name}.dequantise", moved, "reduce")
             remaining = remaining / size
-        if self.sync and self._sharding.replicas:
+        if self._sums_replicas:
             host.wait(replica_sum(unit))
         if self._offload.weights:
             self._add_on_host(host, unit, remaining)

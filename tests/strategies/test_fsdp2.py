@@ -559,3 +559,36 @@ def test_asynchronous_messages_shorten_a_step():
 def test_engines_that_split_no_layers_have_no_such_messages():
     with pytest.raises(InputError, match="engine fsdp2 splits no layers"):
         strategy_named("zero3", Switches(overlaps_tensor=True), load_engine("fsdp2"))
+
+
+# Groups that share all states ----------------------------------------------------------------
+
+
+def test_every_microstep_sums_over_the_replicas_where_nothing_says_otherwise():
+    counts = []
+    for facts in ({}, {"sums_replicas_each_step": True}):
+        plan = plan_of(zero3(engine_with(**facts)), MODEL, JOB, shard=8, replica=2)
+        parts = (plan.microstep, plan.sync_microstep)
+        counts.append(
+            [sum(op.kind == "all_reduce" for op in collectives(plan, part)) for part in parts]
+        )
+    (_, in_sync), each = counts
+    assert counts[0][0] == 0 and in_sync > 0 and each == [in_sync, in_sync]
+
+
+@pytest.mark.parametrize(
+    ("element_bytes", "first", "later"),
+    [(4.0, 1.0, 2.0), (None, 1.5, 1.5)],
+    ids=["fp32", "bf16"],
+)
+def test_sums_over_replicas_stay_until_the_backward_pass_ends(element_bytes, first, later):
+    """Bytes over those of fp32 shards, as torch 2.13 held them on four ranks (gloo)."""
+    engine = engine_with(
+        reduced_element_bytes=element_bytes, sums_replicas_each_step=True, reserves_by_stream=True
+    )
+    held = []
+    for global_batch in (16, 64):
+        job = replace(JOB, global_batch=global_batch)
+        held.append(memory_terms(zero3(engine), MODEL, job, shard=8, replica=2)["gradients"])
+    shards = memory_terms(zero3(engine), MODEL, JOB, shard=8, replica=2)["optimizer_states"] / 2.0
+    assert [nbytes / shards for nbytes in held] == pytest.approx([first, later])

@@ -7,6 +7,7 @@ import pytest
 from build import memory_terms, number, table_of
 from worlds import llama
 
+from axonn_tune.spec.engine import Engine, ZeroProgram
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
@@ -510,3 +511,22 @@ def test_a_stage_stores_its_layers_and_the_first_the_embedding(strategy):
     terms = memory_terms(strategy, GPT, JOB, 1, "none", **sizes)
     first = stored(GPT, 1, 1, 1, 3, True, False)
     assert terms["weights"] == pytest.approx(2 * first, rel=1e-12)
+
+
+def test_what_norms_of_queries_and_keys_read_is_saved_unless_a_compiler_forms_it_again():
+    normed = replace(LLAMA, qk_norm="head")
+    heads = 128 * (8 + 4) * 48 * 2.0
+
+    def added(strategy, **sizes):
+        with_norms, without = (
+            memory_terms(strategy, model, JOB, **sizes)["activations"] for model in (normed, LLAMA)
+        )
+        return with_norms - without
+
+    assert added(Megatron3D(), data=64) == pytest.approx(12 * heads)
+    assert added(Megatron3D(), tensor=4, data=16) == pytest.approx(12 * heads / 4)
+    for eager in (True, False):
+        engine = Engine(zero=ZeroProgram(is_fsdp2=True, runs_eagerly=eager))
+        # A rank holds most when the last block's backward pass has ended.
+        in_blocks = added(zero3(engine), shard=64, replica=1)
+        assert in_blocks == pytest.approx(eager * 11 * heads, abs=1.0)

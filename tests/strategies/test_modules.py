@@ -9,6 +9,7 @@ from build import memory_terms, number, operations, plan_of
 from axonn_tune.api import predict
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import Experts, LatentAttention
+from axonn_tune.spec.engine import Engine, MegatronProgram
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, GroupedGemm
@@ -226,3 +227,18 @@ def test_more_modules_never_take_less_time():
         for each in sets
     ]
     assert (np.diff(seconds) >= 0).all() and seconds[-1] > seconds[0]
+
+
+def test_selective_recomputation_of_megatron_core_runs_fused_attention_again():
+    core = Megatron3D(engine=Engine(megatron=MegatronProgram(reruns_attention=True)))
+    by_name, by_module, by_others = (
+        operations(plan_of(strategy, DENSE, JOB, 2, recompute, data=16).microstep)
+        for strategy, recompute in (
+            (core, "selective"),
+            (core, "selective:core_attn"),
+            (Megatron3D(), "selective"),
+        )
+    )
+    assert [op.name for op in by_name] == [op.name for op in by_module]
+    n_again, n_once = (sum(isinstance(op, Attention) for op in ops) for ops in (by_name, by_others))
+    assert n_again / n_once == 3 / 2

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import memory_terms, number, operations, plan_of, table_of
+from build import collectives, memory_terms, number, operations, plan_of, table_of
 
 import axonn_tune
 from axonn_tune.api import predict
@@ -276,3 +276,14 @@ def test_ranks_hold_the_activations_that_their_order_leaves(n_stages, n_virtual)
         steps = rank_order(rank, n_stages, n_virtual, n_micro)[:, 0]
         counted = np.cumsum(np.where(steps == FORWARD, 1, -1)).max() / n_virtual
         assert n_held == pytest.approx(counted)
+
+
+@pytest.mark.parametrize("scatters", [True, False])
+def test_a_whole_stream_is_sent_in_parts_and_gathered_or_sent_whole(scatters):
+    engine = Engine(megatron=MegatronProgram(scatters_transfers=scatters))
+    strategy = Megatron3D(sequence_parallel=False, engine=engine)
+    plan = plan_of(strategy, DENSE, JOB, tensor=2, pipeline=4)
+    stream = JOB.seq_len * DENSE.hidden_size * 2.0
+    assert number(plan.pipeline.transfer.nbytes) == stream / (2.0 if scatters else 1.0)
+    received = {op.name for op in collectives(plan, plan.pipeline.last.forward)}
+    assert ("forward.pipeline.all_gather" in received) == scatters

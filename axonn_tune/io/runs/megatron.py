@@ -30,6 +30,7 @@ _ITERATION = re.compile(
 )
 _MAX_RESERVED = r"max reserved: " + NUMBER
 _PADDED = r"padded vocab \(size: (\d+)\)"
+_MODULE = re.compile(r"\b[a-z]\w+")
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
 _POSITIONS = {"rope": "rotary", "learned_absolute": "learned", "none": "none"}
 _RECIPES = {"tensorwise": "fp8-current", "delayed": "fp8-delayed", "blockwise": "fp8-block"}
@@ -47,6 +48,7 @@ ARGUMENTS = (
     "recompute_granularity",
     "recompute_method",
     "recompute_num_layers",
+    "recompute_modules",
     "num_layers",
     "hidden_size",
     "num_attention_heads",
@@ -145,6 +147,9 @@ def _recompute(arguments: dict[str, str]) -> str | None:
     layers = count(arguments, "recompute_num_layers")
     if granularity == "full" and arguments.get("recompute_method") == "block" and layers:
         return f"full:{layers}"
+    modules = _MODULE.findall(arguments.get("recompute_modules", "None"))
+    if granularity == "selective" and modules:
+        return f"selective:{','.join(modules)}"
     return granularity
 
 

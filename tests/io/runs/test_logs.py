@@ -222,6 +222,16 @@ def test_the_batch_that_grows_counts_at_its_last_size(log):
     [
         ({"recompute_granularity": "full"}, "recompute", "full"),
         ({"recompute_granularity": "selective"}, "recompute", "selective"),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": "['moe_act', 'layernorm']"},
+            "recompute",
+            "selective:moe_act,layernorm",
+        ),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": "None"},
+            "recompute",
+            "selective",
+        ),
         ({"fp8": "hybrid", "fp8_recipe": "tensorwise"}, "precision", "fp8-current"),
         ({"fp8": "e4m3"}, "precision", "fp8-delayed"),
         ({"transformer_impl": "local"}, "engine", "megatron-2022"),
