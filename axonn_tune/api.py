@@ -19,7 +19,7 @@ from axonn_tune.contenders import (
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine, machine_of_gpu
 from axonn_tune.options import SEARCH, SearchOptions, with_options
-from axonn_tune.search.one_layout import best_of_layout, layout_or_best
+from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import Best, Each, rank_best, with_best_batch
 from axonn_tune.search.search import Search
 from axonn_tune.searching import (
@@ -480,11 +480,11 @@ def launch(
     AxonnTuneError
         An option is wrong, or no released framework runs the strategy.
     """
-    from axonn_tune.job_scripts.script import engine_of, launch_files
+    from axonn_tune.job_scripts.script import launch_files
+    from axonn_tune.launching import configuration_to_launch
 
-    options["engine"] = options.get("engine") or engine_of(framework)
-    search = build_search(model, gpus, machine, **options)
-    chosen = layout_or_best(search, _layout(grid) if grid else None)
+    layout = _layout(grid) if grid else None
+    chosen = configuration_to_launch(layout, framework, model, gpus, machine, **options)
     return launch_files(chosen, framework, train, sbatch)
 
 

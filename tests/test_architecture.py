@@ -51,8 +51,10 @@ BELOW = {
     },
     "contenders": {"errors", "io", "spec", "strategies"},
     "searching": {"contenders", "errors", "units", "spec", "options", "strategies", "search", "io"},
+    "launching": {"options", "searching", "search", "spec", "step", "job_scripts"},
     "api": {
         "contenders",
+        "launching",
         "searching",
         "errors",
         "spec",
@@ -101,6 +103,7 @@ BELOW = {
     "scoring": {"errors", "spec", "search", "searching", "io", "reproduce"},
     "cli": {
         "",
+        "launching",
         "scoring",
         "teaching",
         "learning",

@@ -402,3 +402,24 @@ def test_attention_without_a_mask_is_priced_as_such():
     seconds = price(Rehearsal({operation: 1}, 1.0, {}, 1, 1.0), machine).compute_seconds
     clock = machine.gpu.training_clock(0.0)
     assert seconds == pytest.approx(point.seconds / clock, rel=0.05)
+
+
+def test_a_script_may_train_with_torchs_distributed_data_parallel(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch, torch.distributed as dist\n"
+        "from torch import nn\n"
+        "dist.init_process_group('gloo')\n"
+        "layers = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))\n"
+        "model = nn.parallel.DistributedDataParallel(layers)\n"
+        "for _ in range(2):\n"
+        "    model(torch.randn(8, 64)).sum().backward()\n"
+    )
+    priced = rehearse_script(str(path), 4)
+    parameters = 2 * (64 * 64 + 64)
+    reduced = [
+        (message, n)
+        for message, n in ((o.operation, o.n_calls) for o in priced.operations)
+        if getattr(message, "kind", "") == "all_reduce"
+    ]
+    assert sum(message.nbytes * n for message, n in reduced) == 2 * 4.0 * parameters

@@ -58,12 +58,11 @@ def command(
     from axonn_tune.errors import InputError
     from axonn_tune.io.files import changed_files, write_files
     from axonn_tune.job_scripts.sbatch import memory_warning
-    from axonn_tune.job_scripts.script import engine_of, launch_files
-    from axonn_tune.search.one_layout import layout_or_best
-    from axonn_tune.searching import build_search
+    from axonn_tune.job_scripts.script import engine_warning, launch_files
+    from axonn_tune.launching import configuration_to_launch
 
-    options["engine"] = options["engine"] or engine_of(framework)
-    chosen = layout_or_best(build_search(**options), grid)
+    has_engine = options["engine"] is not None
+    chosen = configuration_to_launch(grid, framework, **options)
     files = launch_files(chosen, framework, train, sbatch)
     changed = [] if force else changed_files(output, files)
     if changed:
@@ -72,5 +71,6 @@ def command(
         )
     for path in write_files(output, files):
         click.echo(path)
-    for line in memory_warning(chosen):
+    warnings = engine_warning(chosen, framework) if has_engine else []
+    for line in (*warnings, *memory_warning(chosen)):
         click.echo(line, err=True)

@@ -99,6 +99,19 @@ def check_plot(path: str | None) -> None:
         figure.figure_format(path)
 
 
+def check_folders(*paths: str | None) -> None:
+    """Fail before the work if a file that is asked for cannot be written after it."""
+    from axonn_tune.errors import FileError
+
+    for path in paths:
+        if path is not None:
+            folder = os.path.dirname(os.path.realpath(path))
+            if not os.path.isdir(folder):
+                raise FileError(f"{path} cannot be written: there is no folder {folder}")
+            if not os.access(folder, os.W_OK) and not os.path.exists(path):
+                raise FileError(f"{path} cannot be written: permission denied")
+
+
 def save_plot(path: str | None, draw: Callable[[], Any]) -> None:
     """Draw a figure and write it, if one is asked for."""
     if path is not None:

@@ -81,15 +81,17 @@ def command(
       srun -N 2 --ntasks-per-node 4 axonn-tune run --grid 1x2x4x1 --model 5b --machine perlmutter
       torchrun --nproc-per-node 4 -m axonn_tune.cli.main run --grid 1x2x2x1 --model tiny
     """
-    from axonn_tune.cli.output import as_json, emit, emit_as
+    from axonn_tune.cli.output import as_json, check_folders, emit, emit_as
     from axonn_tune.report.run import run_document, run_text
-    from axonn_tune.runtime.ranks.launch import launch, only_rank_0_speaks
+    from axonn_tune.runtime.ranks.launch import is_speaker, launch, only_rank_0_speaks
     from axonn_tune.runtime.request import RunRequest
     from axonn_tune.runtime.run import execute
     from axonn_tune.step.explain import explain
     from axonn_tune.validation.measured import operation_times
 
     with only_rank_0_speaks():
+        if is_speaker():
+            check_folders(trace, record, output)
         search, chosen = _choose(grid, suggest, gpus, device, machine, **options)
         request = RunRequest(
             model=search.scenario.model,

@@ -101,6 +101,7 @@ def command(
         return
     search = build_search(**options)
     if why_not is not None:
+        refuse({"output_format": output_format}, "is of a ranking; --why-not answers in words")
         emit(reason_of(search, why_not), output)
         return
     shows_all = plot is not None or output_format in ("json", "yaml")

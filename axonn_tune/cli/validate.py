@@ -12,6 +12,7 @@ import click
 from axonn_tune.cli.options import (
     NumberRange,
     plot_option,
+    refuse,
     typed_command_line,
     validate_options,
 )
@@ -88,7 +89,7 @@ def command(
       axonn-tune validate --model tiny --machine m.yaml --max-error 0.2 --baseline last.json
       axonn-tune validate --from report.json --plot report.png
     """
-    from axonn_tune.cli.output import as_csv, check_plot, emit, save_plot
+    from axonn_tune.cli.output import as_csv, check_folders, check_plot, emit, save_plot
     from axonn_tune.errors import InputError
     from axonn_tune.io.json_files import load_json
     from axonn_tune.report import validate as report
@@ -105,15 +106,21 @@ def command(
         check_plot(plot)
         if trace is not None:
             raise InputError("--trace needs a run: a report does not hold every operation")
+        of_a_run = {"output": output, "resume": resume, **options}
+        refuse(of_a_run, "is of a run; allowed with --from: limits, --baseline and reports")
         earlier = load_baseline()
         validation = load_json(source, Validation)
     else:
         from axonn_tune.measuring import validation_campaign
-        from axonn_tune.runtime.ranks.launch import only_rank_0_speaks
+        from axonn_tune.runtime.ranks.launch import is_speaker, only_rank_0_speaks
 
         with only_rank_0_speaks():
             # What would fail after a long run fails before it.
             check_plot(plot)
+            if is_speaker():
+                check_folders(csv, junit, plot, trace)
+            if resume and output is None:
+                raise InputError("--resume needs --output with the report of that validation")
             for name in ("model", "machine"):
                 if options[name] is None:
                     raise InputError(f"give --{name}, or --from with a report")

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts import axonn, deepspeed, fsdp2, megatron, rank, sbatch, torchtitan
 from axonn_tune.job_scripts.framework import Start
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
+from axonn_tune.spec.strategy import Strategy
 from axonn_tune.step.prediction import Prediction
 
 # Frameworks that run each strategy, the usual one first.
@@ -40,6 +42,49 @@ def engine_of(framework: str | None) -> str | None:
     return _ENGINES.get(framework or "")
 
 
+def framework_of(strategy: Strategy, framework: str | None) -> str:
+    """Return the framework that runs a strategy: the given one, its engine's, or the usual one.
+
+    Raises
+    ------
+    InputError
+        No released framework runs the strategy, or this one does not run it.
+    """
+    allowed = FRAMEWORKS.get(strategy.name, ())
+    if not allowed:
+        raise InputError(f"strategy {strategy.name} has no released implementation to launch")
+    if framework is None:
+        own = (each for each in allowed if _is_of(strategy.engine, each))
+        return next(own, allowed[0])
+    if framework not in allowed:
+        raise InputError(
+            f"--framework is '{framework}'; allowed with strategy {strategy.name}: "
+            f"{', '.join(allowed)}"
+        )
+    return framework
+
+
+def _is_of(engine: Engine, framework: str) -> bool:
+    """Return whether an engine is a version of a framework, as its name begins with it."""
+    return engine.name.split("-")[0] == framework
+
+
+def recomputes_in_part(strategy: Strategy, framework: str | None) -> bool:
+    """Return whether what is started can recompute some layers only: torchtitan cannot."""
+    return framework_of(strategy, framework) != "torchtitan"
+
+
+def engine_warning(prediction: Prediction, framework: str | None) -> list[str]:
+    """Return a sentence about times that are not those of what the script starts, or none."""
+    strategy = prediction.scenario.strategy
+    started = framework_of(strategy, framework)
+    if not strategy.engine.name or _is_of(strategy.engine, started):
+        return []
+    return [
+        f"The times are those of the engine {strategy.engine.name}; the script starts {started}."
+    ]
+
+
 def launch_files(
     prediction: Prediction,
     framework: str | None = None,
@@ -51,7 +96,7 @@ def launch_files(
     Parameters
     ----------
     framework : str or None
-        One of `FRAMEWORKS` of the strategy; None takes that of the engine, or else the first.
+        See `framework_of`.
     train : str or None
         A training program that is started in place of the framework's own.
     sbatch_options : sequence of str
@@ -62,18 +107,7 @@ def launch_files(
     InputError
         No released framework runs the strategy, or this one does not run it.
     """
-    name = prediction.scenario.strategy.name
-    allowed = FRAMEWORKS.get(name, ())
-    if not allowed:
-        raise InputError(f"strategy {name} has no released implementation to launch")
-    if framework is None:
-        engine = prediction.scenario.strategy.engine
-        own = (each for each in (engine.package, engine.name) if each in allowed)
-        framework = next(own, allowed[0])
-    if framework not in allowed:
-        raise InputError(
-            f"--framework is '{framework}'; allowed with strategy {name}: {', '.join(allowed)}"
-        )
+    framework = framework_of(prediction.scenario.strategy, framework)
     _require_built(prediction.scenario, framework)
     job = prediction.scenario.job
     if job.recipe is not None and framework != "megatron":

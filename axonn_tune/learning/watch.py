@@ -40,7 +40,7 @@ class Drift:
         Name of the resource whose change alone explains those of the runs best; empty if the runs
         are alike, so that they do not tell, or have hardly changed.
     culprit_fraction
-        Change of this resource that would explain them.
+        Change of the speed of this resource, or of the inverse of a time, that would explain them.
     """
 
     n_runs: int

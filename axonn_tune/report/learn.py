@@ -165,7 +165,9 @@ def drift_line(drift: Drift) -> str:
     verdict = " or ".join(changes)
     reason = "; runs of one layout do not tell why"
     if drift.culprit:
-        reason = f", as if {drift.culprit} had changed by {100.0 * drift.culprit_fraction:+.0f} %"
+        factor = 1.0 + drift.culprit_fraction
+        change = f"{max(factor, 1.0 / factor):.2f} times {'better' if factor > 1.0 else 'worse'}"
+        reason = f", as if {drift.culprit} had become {change}"
     return f"{runs} {verdict} than the baseline{reason} ({mean}; {predicted})"
 
 

@@ -125,7 +125,7 @@ def page_document(
     rows, n_candidates = candidates_of(rankings, most_candidates)
     scenario = rows[0].search.scenario
     front = pareto_front(
-        [row.prediction.step_seconds for row in rows],
+        [row.prediction.seconds_per_token for row in rows],
         [row.prediction.memory_bytes for row in rows],
         [row.prediction.fits for row in rows],
     )

@@ -31,6 +31,7 @@ def agreement_text(
     v = validation
     head = (
         f"{v.model} on {v.n_ranks} x {v.device} ({v.backend}), machine {v.machine}\n"
+        f"strategy {v.strategy}{f' with the engine {v.engine}' if v.engine else ''}; "
         f"global batch {v.global_batch} sequences of {v.seq_len}, {v.dtype}, {v.attention} "
         f"attention, overlap {v.overlap}; {len(v.outcomes)} of {v.n_ranked} configurations"
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
-from axonn_tune.errors import InputError
+from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.candidates import (
     batch_hint,
     broken_rules,
@@ -15,7 +16,13 @@ from axonn_tune.search.candidates import (
     with_micro_batches,
     with_shared_batch,
 )
-from axonn_tune.search.rank import VARIANT_REASON, rank_best, rank_candidates, with_best_batch
+from axonn_tune.search.rank import (
+    VARIANT_REASON,
+    Ranking,
+    rank_best,
+    rank_candidates,
+    with_best_batch,
+)
 from axonn_tune.search.search import Search
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.layout import Layout, parse_ordered_layout
@@ -87,28 +94,46 @@ def objections(search: Search, layout: Layout) -> list[str]:
 
 
 def why_not(search: Search, layout: Layout | str) -> str:
-    """Say why a layout is not among the results, or at which place of the ranking it is."""
+    """Say why a layout is not among the results, or at which place of the ranking it is.
+
+    A rank order that its text names decides which of its rows is meant.
+    """
+    with suppress(NoCandidateError):  # Nothing fits; what the layout lacks is the answer.
+        search = with_best_batch(search)
+    held = search
     if isinstance(layout, str):
-        search, layout = held_to(search, layout)
-    search = with_best_batch(search)
-    reasons = objections(search, layout)
+        held, layout = held_to(search, layout)
+    reasons = objections(held, layout)
     if reasons:
         return f"{layout}: {'; '.join(reasons)}"
-    shortage = _memory_shortage(search, layout)
+    shortage = None if search.include_oom else _memory_shortage(held, layout)
     if shortage is not None:
         return shortage
+    prediction = best_of_layout(held, layout)
     ranking = rank_candidates(search)
-    names = search.scenario.strategy.axes.sized
-    wanted = np.array([[layout.size(axis)] for axis in names])
-    is_layout = (ranking.table.placements.sizes == wanted).all(axis=0)
-    row = int(np.flatnonzero(is_layout[ranking.table.placement])[0])
-    best = ranking.prediction(row).configuration
-    slower = float(ranking.step_seconds[row] / ranking.step_seconds[0])
+    best = prediction.configuration
+    slower = float(prediction.step_seconds / ranking.step_seconds[0])
+    row = _row_of(ranking, prediction)
+    if row is None:
+        place = f"it is not ranked, as no --order asks for {best.order}; it would take"
+    else:
+        place = f"it ranks {row + 1} of {len(ranking)},"
     return (
-        f"{layout}: allowed; with its best configuration (micro-batch {best.micro_batch}, "
-        f"recompute {best.recompute}) it ranks {row + 1} of {len(ranking)}, {slower:.3f} times the "
-        "best step"
+        f"{best.ordered_layout}: allowed; with its best configuration (micro-batch "
+        f"{best.micro_batch}, recompute {best.recompute}) {place} {slower:.3f} times the best step"
     )
+
+
+def _row_of(ranking: Ranking, prediction: Prediction) -> int | None:
+    """Return the row of a ranking that places a prediction's ranks; None if none does."""
+    axes = prediction.scenario.strategy.axes
+    alone = Placements.of([prediction.layout], (prediction.configuration.order,), axes)
+    ranked = ranking.table.placements
+    is_split = alone.sizes[:, 0] > 1
+    is_alike = (ranked.sizes == alone.sizes).all(axis=0)
+    is_alike &= (ranked.strides == alone.strides)[is_split].all(axis=0)
+    rows = np.flatnonzero(is_alike[ranking.table.placement])
+    return int(rows[0]) if rows.size else None
 
 
 def _placements_of(search: Search, layout: Layout) -> Placements:

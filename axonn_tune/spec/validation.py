@@ -155,8 +155,9 @@ class Outcome:
 class Validation:
     """Predicted and measured configurations of one job on one machine.
 
-    model, machine, strategy
-        Names of the model, the machine and the strategy.
+    model, machine, strategy, engine
+        Names of the model, the machine, the strategy and the released engine that ran; the last
+        one is empty where the runtime of this package or torch itself ran.
     n_ranks, global_batch, seq_len, dtype, attention, overlap
         The job; see `Job`.
     device
@@ -196,6 +197,7 @@ class Validation:
     software: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     strategy: str = "axonn"
+    engine: str = ""
     validation_version: int = VALIDATION_VERSION
 
     def __post_init__(self) -> None:

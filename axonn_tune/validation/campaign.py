@@ -198,6 +198,7 @@ class ValidationCampaign:
             attention=job.attention,
             overlap=str(job.overlap),
             strategy=scenario.strategy.name,
+            engine=scenario.strategy.engine.name,
             device=ran[0].device_name if ran else "unknown device",
             backend=ran[0].backend if ran else "unknown backend",
             date=datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -26,6 +26,11 @@ N_DRAWS = 4000
 FEWEST_CONFIGURATIONS = 4  # fewer say nothing of configurations in general
 
 
+# What two validations must have in common to be compared.
+_PROGRAM = ("model", "strategy", "engine", "attention", "overlap")
+_COMPARED = (*_PROGRAM, "n_ranks", "global_batch", "seq_len", "dtype")
+
+
 @dataclass(frozen=True)
 class _Pair:
     """One configuration in both validations."""
@@ -56,7 +61,9 @@ def check_regressions(before: Validation, after: Validation, least_change: float
     random = np.random.default_rng(0)
     draws = [_drawn(pair, random) for pair in ran]
     checks += _slower(ran, draws, least_change)
-    if len(ran) >= FEWEST_CONFIGURATIONS:
+    if len(ran) < FEWEST_CONFIGURATIONS:
+        checks.append(_too_few(len(ran)))
+    else:
         rows = random.integers(len(ran), size=(N_DRAWS, len(ran)))
         checks.append(_slower_on_average(ran, draws, rows, least_change))
         checks.append(_worse_predicted(ran, draws, rows, least_change))
@@ -65,7 +72,7 @@ def check_regressions(before: Validation, after: Validation, least_change: float
 
 def _comparable(before: Validation, after: Validation, pairs: Sequence[_Pair]) -> Check:
     name = "comparable with the baseline"
-    for field in ("model", "n_ranks", "global_batch", "seq_len", "dtype", "attention", "overlap"):
+    for field in _COMPARED:
         old = getattr(before, field)
         new = getattr(after, field)
         if old != new:
@@ -74,6 +81,15 @@ def _comparable(before: Validation, after: Validation, pairs: Sequence[_Pair]) -
     if not pairs:
         return Check(name, False, "FAILED  no configuration is in the baseline, too")
     return Check(name, True, f"passed  {len(pairs)} configurations are in the baseline, too")
+
+
+def _too_few(n_configurations: int) -> Check:
+    """Return a check that holds and says which two are left out."""
+    text = (
+        "not checked  the mean of all steps and the prediction, which need "
+        f"{FEWEST_CONFIGURATIONS} configurations in common and have {n_configurations}"
+    )
+    return Check("enough configurations in common", True, text)
 
 
 def _new_failures(pairs: Sequence[_Pair]) -> list[Check]:

@@ -95,6 +95,28 @@ def test_why_not(capsys):
     assert code == 0 and "GiB short" in out
 
 
+def test_why_not_finds_the_row_of_an_order_in_the_whole_ranking(capsys):
+    orders = [*SUGGEST, "--order", "all"]
+    _, out, _ = run_cli(capsys, *orders, "--format", "json", "--top-n", "999")
+    grids = json.loads(out)["results"]
+    row = next(i for i, grid in enumerate(grids) if i > 3 and grid["order"] == "dzxy")
+    sizes = "x".join(str(grids[row]["grid"][axis]) for axis in ("x", "y", "z", "data"))
+    _, out, _ = run_cli(capsys, *orders, "--why-not", f"{sizes} dzxy")
+    slower = grids[row]["step_seconds"] / grids[0]["step_seconds"]
+    assert f"it ranks {row + 1} of {len(grids)}, {slower:.3f} times the best step" in out
+    _, out, _ = run_cli(capsys, *SUGGEST, "--why-not", f"{sizes} dzxy")
+    assert "no --order asks for dzxy" in out
+
+
+def test_why_not_says_what_is_missing_where_no_batch_fits(capsys):
+    job = ["suggest", "--gpus", "12", "--model", "gemma3-27b", "--within", "5%"]
+    code, out, _ = run_cli(capsys, *job, "--why-not", "1x2x2x3")
+    assert code == 0 and "GiB short" in out
+    assert_refused(
+        capsys, *job, "--why-not", "1x2x2x3", "--format", "json", culprit="--format is of a ranking"
+    )
+
+
 def test_paper_cost_model_shows_both(capsys):
     _, out, _ = run_cli(capsys, *SUGGEST, "--cost-model", "paper")
     assert "paper s" in out and "step s" in out

@@ -205,6 +205,10 @@ def test_a_grid_that_ends_the_job_twice_is_given_up(failing_program, tmp_path):
         ([*QUICK, "--resume", "--output", "no/such.json"], "nothing to resume"),
         (["--from", "no/such.json"], "no/such.json"),
         (["--from", "x.json", "--trace", "t.json"], "--trace needs a run"),
+        (["--from", "x.json", "--output", "y.json"], "--output is of a run"),
+        (["--from", "x.json", "--grids", "all"], "--grids is of a run"),
+        ([*QUICK, "--resume"], "--resume needs --output"),
+        ([*QUICK, "--junit", "no/such/x.xml"], "no/such/x.xml cannot be written: there is no"),
     ],
 )
 def test_bad_input_is_one_line(capsys, arguments, culprit):

@@ -375,3 +375,36 @@ def test_a_directory_that_is_a_file_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["launch", "--gpus", "64", "--model", "20b", "--output", str(tmp_path / "file")])
     assert ended.value.code == 2 and "file" in capsys.readouterr().err
+
+
+def test_torchtitan_gets_a_recomputation_that_it_has_where_the_search_chooses_one(capsys, tmp_path):
+    job = ["--gpus", "8", "--model", "llama3-70b", "--machine", "gb200-nvl72"]
+    job += ["--engine", "torchtitan", "--global-batch", "16", "--micro-batch", "2"]
+    job += ["--fix", "tensor=4", "--output", str(tmp_path)]
+    code, _, error = run_cli(capsys, "launch", *job)
+    assert code == 0 and not error
+    assert (
+        "--activation_checkpoint.mode full"
+        in (tmp_path / "launch.sbatch").read_text() + (tmp_path / "rank.sh").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "engine", "started", "warns"),
+    [
+        ("zero3", "torchtitan-2024", "torchtitan", False),
+        ("zero3", "deepspeed-eager", "deepspeed", False),
+        ("zero3", "automodel-2025", "fsdp2", True),
+        ("megatron", "nanotron", "megatron", True),
+        ("megatron", "megatron-core", "megatron", False),
+    ],
+)
+def test_an_engine_is_started_by_its_framework_or_the_command_says_so(
+    capsys, tmp_path, strategy, engine, started, warns
+):
+    job = ["--gpus", "16", "--model", "llama3-8b", "--machine", "dgx-h100"]
+    job += ["--strategy", strategy, "--engine", engine, "--output", str(tmp_path)]
+    code, _, error = run_cli(capsys, "launch", *job)
+    assert code == 0
+    warning = f"The times are those of the engine {engine}; the script starts {started}."
+    assert (warning in error) == warns

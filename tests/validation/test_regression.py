@@ -69,6 +69,19 @@ def test_what_ran_before_and_fails_now_is_found():
     assert len(found) == 1 and "fails now" in found[0].text
 
 
+def test_few_configurations_leave_two_checks_out_and_say_so():
+    few = validation(*series().outcomes[:3])
+    texts = [check.text for check in check_regressions(few, few, 0.05)]
+    assert texts[-1].startswith("not checked  the mean of all steps and the prediction")
+    assert "need 4 configurations in common and have 3" in texts[-1]
+    assert not any("not checked" in c.text for c in check_regressions(series(), series(), 0.05))
+
+
+def test_another_engine_is_no_baseline():
+    (check,) = failed(series(), replace(series(), engine="deepspeed"))
+    assert "has engine , this validation deepspeed" in check.text
+
+
 def test_another_job_is_no_baseline():
     (check,) = failed(series(), replace(series(), global_batch=16))
     assert "baseline has global_batch 8, this validation 16" in check.text

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -47,6 +48,7 @@ def rehearsed(n_ranks: int) -> Iterator[Tape]:
             stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _moved))
             stack.enter_context(_seen_resizes(tape.memory))
             stack.enter_context(_seen_optimizers(tape.memory))
+            stack.enter_context(_answered_reductions())
             stack.enter_context(tape)
             yield tape
     except AxonnTuneError:
@@ -80,6 +82,31 @@ def _seen_resizes(memory: MemoryLog) -> Iterator[None]:
         return storage
 
     with mock.patch.object(torch.UntypedStorage, "resize_", resized):
+        yield
+
+
+@contextmanager
+def _answered_reductions() -> Iterator[None]:
+    """Give DistributedDataParallel its buckets back, of which the fake backend returns none.
+
+    A program that has a communication hook of its own keeps it.
+    """
+    prepare = DistributedDataParallel._pre_forward
+
+    def reduced(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        dist.all_reduce(bucket.buffer(), group=group)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    def prepared(module: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
+        if not module._comm_hooks:
+            # torch compares the annotations of a hook with types, and here they are texts.
+            hook = lambda group, bucket: reduced(group, bucket)  # noqa: E731
+            module.register_comm_hook(module.process_group, hook)
+        return prepare(module, *inputs, **named)
+
+    with mock.patch.object(DistributedDataParallel, "_pre_forward", prepared):
         yield
 
 
