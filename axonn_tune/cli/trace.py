@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -187,6 +189,7 @@ def _write_execution_traces(
             f"{format_quantity(MOST_BYTES, 'trace_bytes', 2)} (choose fewer --microsteps, --layers "
             "or --ranks), or any size with --ranks all"
         )
+    _refuse_others(output, {f"{TRACE_NAME}.{rank}.et" for rank in written})
     files = ((f"{TRACE_NAME}.{rank}.et", data) for rank, data in traces.files(written))
     groups = json.dumps(traces.group_document()).encode()
     nbytes = write_byte_files(output, chain([(GROUPS_NAME, groups)], files))
@@ -197,6 +200,17 @@ def _write_execution_traces(
         f"--workload-configuration={output}/{TRACE_NAME} "
         f"--comm-group-configuration={output}/{GROUPS_NAME}"
     )
+
+
+def _refuse_others(output: str, names: Collection[str]) -> None:
+    """Raise InputError if a folder holds traces of ranks that are not written now."""
+    from axonn_tune.errors import InputError
+
+    others = sorted({path.name for path in Path(output).glob(f"{TRACE_NAME}.*.et")} - set(names))
+    if others:
+        raise InputError(
+            f"{output} holds {others[0]} of another job; allowed: an --output without such files"
+        )
 
 
 def _parsed_ranks(text: str, n_ranks: int) -> list[int]:

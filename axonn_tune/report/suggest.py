@@ -151,7 +151,7 @@ def ranking_document(ranking: Ranking, top_n: int | None) -> dict[str, Any]:
         "nearly_fits": []
         if ranking.near is None
         else [record(prediction) for prediction in ranking.near.top(top_n)],
-        "batch_seconds": dict(ranking.batch_seconds),
+        "batch_seconds": {str(batch): s for batch, s in ranking.batch_seconds.items()},
         "rejected": dict(ranking.rejected),
         "evaluated": ranking.n_evaluated,
     }

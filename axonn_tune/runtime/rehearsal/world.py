@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -44,6 +45,8 @@ def rehearsed(n_ranks: int) -> Iterator[Tape]:
     try:
         with ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            # It logs the traceback of each error besides raising it.
+            stack.enter_context(mock.patch.object(fake_tensor.log, "disabled", True))
             stack.enter_context(norm_of_gpus())
             stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _moved))
             stack.enter_context(_seen_resizes(tape.memory))
