@@ -30,7 +30,7 @@ def assumption_line(*searches: Search) -> str:
         _size_remark([search.scenario for search in searches]),
     ]
     line = (
-        f"Assumed: machine {scenario.machine.name}, {_batches_text(searches)}, "
+        f"Assumed: machine {scenario.machine.name}, {batches_text(searches)}, "
         f"{_sequences_text(searches)}{_seq_len_remark(scenario)}, {types_text(job)}, "
         f"{job.attention} attention{dropout}, overlap {scenario.strategy.overlap_of(job)}, "
         f"kernel tuning {tuning}"
@@ -126,7 +126,7 @@ def _untrained_remark(scenario: Scenario) -> str | None:
     return f"Multi-token prediction is not trained; --mtp-modules {n_modules} is the model's."
 
 
-def _batches_text(searches: Sequence[Search]) -> str:
+def batches_text(searches: Sequence[Search]) -> str:
     """Name the global batch of some searches, or the smallest and the largest."""
     jobs = sorted((search.scenario.job for search in searches), key=lambda job: job.global_batch)
     sequences = dict.fromkeys(str(job.global_batch) for job in (jobs[0], jobs[-1]))

@@ -27,7 +27,13 @@ from axonn_tune.report.explain import (
     step_parts,
 )
 from axonn_tune.report.memory import memory_lines, memory_mark
-from axonn_tune.report.phrases import assumption_line, grid_form, model_on_gpus, types_text
+from axonn_tune.report.phrases import (
+    assumption_line,
+    batches_text,
+    grid_form,
+    model_on_gpus,
+    types_text,
+)
 from axonn_tune.report.suggest import tie_lines
 from axonn_tune.report.trust import left_out_lines, marked_name, trust_lines
 from axonn_tune.search.pareto import pareto_front
@@ -138,7 +144,7 @@ def page_document(
     names = [strategy.name for strategy in strategies]
     return {
         "title": model_on_gpus(scenario),
-        "subtitle": _subtitle(scenario),
+        "subtitle": _subtitle(scenario, searches),
         "remarks": [
             *memory_lines([row.prediction for row in rows]),
             *_tie_lines(rankings),
@@ -166,14 +172,14 @@ def page_document(
     }
 
 
-def _subtitle(scenario: Scenario) -> str:
-    """Name the machine and the job, and how grids are written."""
+def _subtitle(scenario: Scenario, searches: Sequence[Search]) -> str:
+    """Name the machine and the job, and how grids of the best candidate's strategy are written."""
     job = scenario.job
     axes = scenario.strategy.axes
     written = f". A grid is written {grid_form(axes)}" if axes.is_grid else ""
     return (
         f"{format_count(scenario.model.parameters)} parameters, machine {scenario.machine.name}, "
-        f"global batch {job.global_batch} sequences of {job.seq_len} tokens, "
+        f"{batches_text(searches)}, sequences of {job.seq_len} tokens, "
         f"{types_text(job)}{written}."
     )
 

@@ -66,6 +66,21 @@ def test_a_page_names_the_batch_of_each_row(document):
     assert page["names_batch"] and "the fastest for each token" in page["assumptions"]
 
 
+def test_steps_of_different_batches_are_compared_by_the_time_of_a_sequence():
+    of_one = rankings_of("axonn", global_batch=64) + rankings_of("megatron", global_batch=256)
+    page = page_document(of_one, "", [], "", 400, 1)
+    rows, batches = page["rows"], page["rows"]["global_batch"]
+    assert set(batches) == {64, 256} and "global batches from 64 to 256" in page["subtitle"]
+    seconds = [step / batch for step, batch in zip(rows["step"], batches, strict=True)]
+    assert 0 in page["front"]
+    for row in page["front"]:
+        assert not any(
+            seconds[other] < seconds[row] and rows["memory"][other] < rows["memory"][row]
+            for other in range(len(seconds))
+            if rows["fits"][other]
+        )
+
+
 def test_a_page_says_what_the_text_says(rankings):
     """Every remark below the table of `suggest` stands on the page of the same ranking."""
     for ranking in rankings:

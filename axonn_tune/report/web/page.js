@@ -383,20 +383,24 @@ class Page {
   drawTradeoff() {
     const { data, visible, state } = this;
     const isShown = new Set(visible);
+    // Steps of different batches are compared by the time of a sequence.
+    const compared = new Set(data.rows.global_batch).size > 1
+      ? { label: "step over global batch, s", time: (row) => row.step / row.global_batch }
+      : { label: "step, s", time: (row) => row.step };
     const front = data.front.map((number) => this.rows[number]).filter((row) => isShown.has(row));
     draw("#tradeoff .plot", "Step time against memory of the candidates", (width) => ({
       width, height: 380, marginLeft: 50, grid: true,
       x: { type: "log", label: "memory of one GPU, GiB →", tickFormat: (value) => d3.format("~g")(value) },
-      y: { type: "log", label: "↑ step, s", tickFormat: (value) => d3.format("~g")(value) },
+      y: { type: "log", label: `↑ ${compared.label}`, tickFormat: (value) => d3.format("~g")(value) },
       color: { ...colors(this.groups), legend: true },
       marks: visible.length ? [
         Plot.ruleX([data.capacity_gib], { strokeDasharray: "4 4" }),
-        Plot.line(front, { x: "memory", y: "step", curve: "step-after", strokeOpacity: 0.6 }),
+        Plot.line(front, { x: "memory", y: compared.time, curve: "step-after", strokeOpacity: 0.6 }),
         Plot.dot(visible, {
-          x: "memory", y: "step", r: 2.5, fill: this.group, fillOpacity: 0.7,
+          x: "memory", y: compared.time, r: 2.5, fill: this.group, fillOpacity: 0.7,
         }),
-        Plot.dot(isShown.has(state.chosen) ? [state.chosen] : [], { x: "memory", y: "step", r: 8, strokeWidth: 2.5 }),
-        Plot.tip(visible, Plot.pointer({ x: "memory", y: "step", maxRadius: 30, title: (row) => this.tipOf(row) })),
+        Plot.dot(isShown.has(state.chosen) ? [state.chosen] : [], { x: "memory", y: compared.time, r: 8, strokeWidth: 2.5 }),
+        Plot.tip(visible, Plot.pointer({ x: "memory", y: compared.time, maxRadius: 30, title: (row) => this.tipOf(row) })),
       ] : [],
     }), (plot) => this.openOnClick(plot, (row) => row));
   }
