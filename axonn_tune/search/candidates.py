@@ -161,11 +161,10 @@ def batch_hint(search: Search, batches: Sequence[int]) -> str:
     job = search.scenario.job
     micro_batch = search.constraints.micro_batch or 1
     shared = nearest_shared_batch(job.global_batch, job.n_gpus, False, micro_batch)
-    named = ", ".join(map(str, batches))
-    return (
-        f"; nearest global batches that do: {named} sequences, and all {job.n_gpus} GPUs can "
-        f"share {shared} evenly"
-    )
+    named = f"; nearest global batches that do: {', '.join(map(str, batches))} sequences"
+    if job.n_gpus == 1:
+        return named
+    return f"{named}, and all {job.n_gpus} GPUs can share {shared} evenly"
 
 
 def with_shared_batch(search: Search) -> Search:
