@@ -107,9 +107,6 @@ class Shapes:
         a weight or a collective (norms, activation), in addition to unfused attention.
     reruns_attention : bool
         Whether selective recomputation repeats attention that is one kernel, too.
-    forms_head_norms : bool
-        Whether the backward pass forms queries and keys again from what their norms read, so that
-        these are not saved twice.
     recomputes_products : bool
         Whether selective recomputation repeats all but attention and every second product.
     leaves_out_last_product : bool
@@ -165,7 +162,6 @@ class Shapes:
     residual_split: Array | float = 1.0
     recomputes_inputs: bool = False
     reruns_attention: bool = False
-    forms_head_norms: bool = False
     recomputes_products: bool = False
     leaves_out_last_product: bool = False
     leaves_out_combine: bool = False
@@ -439,25 +435,20 @@ class Shapes:
     def attention_bytes(self) -> Array:
         """The bytes that attention saves at its inner widths: q, k, v and its output.
 
-        Queries and keys that have norms are saved before these and after their rotation. With
-        latent attention these are also the latent vectors, before and after their norms, and keys
-        and values as they are formed from these.
+        Queries and keys that have norms are saved before these and after their rotation, by torch's
+        compiler, too (2.13, min_cut_rematerialization_partition). With latent attention these are
+        also the latent vectors, before and after their norms, and keys and values as they are
+        formed from these.
         """
         share = self.share_as_saved(self.memory.attention_output_bytes)
         saved = share * self.linears["proj"].input_bytes + self._saved_behind_attention
         latent = self.model.latent_attention
         if latent is None:
             saved = saved + self.linears["qkv"].output_bytes
-            saved = saved + self.normed_head_bytes
+            saved = saved + self.head_norm_bytes
         else:
             saved = saved + self.latent_bytes + self.up_projected_bytes
         return saved * value_or(self.memory.attention_factor, 1.0)
-
-    @property
-    def normed_head_bytes(self) -> Array | float:
-        """The bytes of what norms of queries and keys read, where they are saved beside these."""
-        has_latent = self.model.latent_attention is not None
-        return 0.0 if has_latent or self.forms_head_norms else self.head_norm_bytes
 
     @property
     def _saved_behind_attention(self) -> Array | float:

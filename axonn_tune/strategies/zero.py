@@ -315,7 +315,6 @@ class Zero:
             y=tensor,
             y_axis=self.tensor_axis,
             residual_split=tensor,
-            forms_head_norms=program.is_fsdp2 and not program.runs_eagerly,
             recomputes_products=program.recomputes_products,
             leaves_out_last_product=self.engine.leaves_out_last_product(model, job),
             leaves_out_combine=not self.engine.recomputes_combine,

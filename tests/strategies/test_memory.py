@@ -513,7 +513,7 @@ def test_a_stage_stores_its_layers_and_the_first_the_embedding(strategy):
     assert terms["weights"] == pytest.approx(2 * first, rel=1e-12)
 
 
-def test_what_norms_of_queries_and_keys_read_is_saved_unless_a_compiler_forms_it_again():
+def test_what_norms_of_queries_and_keys_read_is_saved():
     normed = replace(LLAMA, qk_norm="head")
     heads = 128 * (8 + 4) * 48 * 2.0
 
@@ -525,8 +525,8 @@ def test_what_norms_of_queries_and_keys_read_is_saved_unless_a_compiler_forms_it
 
     assert added(Megatron3D(), data=64) == pytest.approx(12 * heads)
     assert added(Megatron3D(), tensor=4, data=16) == pytest.approx(12 * heads / 4)
-    for eager in (True, False):
+    # A rank holds most when the backward pass of one block has ended, or of two.
+    for eager, n_left in ((True, 11), (False, 10)):
         engine = Engine(zero=ZeroProgram(is_fsdp2=True, runs_eagerly=eager))
-        # A rank holds most when the last block's backward pass has ended.
         in_blocks = added(zero3(engine), shard=64, replica=1)
-        assert in_blocks == pytest.approx(eager * 11 * heads, abs=1.0)
+        assert in_blocks == pytest.approx(n_left * heads, abs=1.0)
