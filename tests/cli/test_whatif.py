@@ -17,7 +17,7 @@ def test_what_if_says_what_changes(capsys):
     _, as_json, _ = run_cli(capsys, "whatif", *JOB, *settings, "--format", "json")
     found = json.loads(as_json)
     before, after = (found["what_if"][which]["step_seconds"] for which in ("before", "after"))
-    assert f"The best step takes {100 * (after / before - 1):+.1f} %" in out and "of 139" in out
+    assert f"The best step takes {100 * (after / before - 1):+.1f} %" in out and "of 140" in out
     assert f"{before:.3f}" in out and f"{after:.3f}" in out
     assert found["influences"] == [] and found["settings"] == settings[1::2]
     _, table, _ = run_cli(capsys, "whatif", *JOB, *settings, "--format", "csv")
