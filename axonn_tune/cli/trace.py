@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +188,7 @@ def _write_execution_traces(
             f"{format_quantity(MOST_BYTES, 'trace_bytes', 2)} (choose fewer --microsteps, --layers "
             "or --ranks), or any size with --ranks all"
         )
-    _refuse_others(output, {f"{TRACE_NAME}.{rank}.et" for rank in written})
+    _refuse_others(output, n_ranks)
     files = ((f"{TRACE_NAME}.{rank}.et", data) for rank, data in traces.files(written))
     groups = json.dumps(traces.group_document()).encode()
     nbytes = write_byte_files(output, chain([(GROUPS_NAME, groups)], files))
@@ -202,11 +201,12 @@ def _write_execution_traces(
     )
 
 
-def _refuse_others(output: str, names: Collection[str]) -> None:
-    """Raise InputError if a folder holds traces of ranks that are not written now."""
+def _refuse_others(output: str, n_ranks: int) -> None:
+    """Raise InputError if a folder holds traces of ranks that a job does not have."""
     from axonn_tune.errors import InputError
 
-    others = sorted({path.name for path in Path(output).glob(f"{TRACE_NAME}.*.et")} - set(names))
+    own = {f"{TRACE_NAME}.{rank}.et" for rank in range(n_ranks)}
+    others = sorted({path.name for path in Path(output).glob(f"{TRACE_NAME}.*.et")} - own)
     if others:
         raise InputError(
             f"{output} holds {others[0]} of another job; allowed: an --output without such files"

@@ -103,8 +103,9 @@ def test_options_of_the_other_format_are_refused(capsys, tmp_path):
 def test_traces_of_another_job_are_not_left_among_those_of_this_one(capsys, tmp_path):
     job = ["trace", "--model", "5b", "--format", "chakra", "--microsteps", "1", "--layers", "1"]
     eight = [*job, "--gpus", "8", "--grid", "1x2x2x2", "--output", tmp_path]
-    for _ in range(2):
-        assert run_cli(capsys, *eight)[0] == 0
+    for ranks in ("0-3", "4-7"):
+        assert run_cli(capsys, *eight, "--ranks", ranks)[0] == 0
+    assert len(list(tmp_path.glob("step.*.et"))) == 8
     four = [*job, "--gpus", "4", "--grid", "1x2x2x1", "--output", tmp_path]
     assert_refused(capsys, *four, culprit="holds step.4.et of another job")
 
