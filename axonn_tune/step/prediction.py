@@ -197,7 +197,11 @@ def hardware_flops(scenario: Scenario, recompute: str, n_chunks: int = 1) -> flo
         Number of parts into which a pipeline cuts the layers.
     """
     model, job, engine = scenario.model, scenario.job, scenario.strategy.engine
-    if modules := recomputed_modules(recompute):
+    modules = recomputed_modules(recompute)
+    reruns_attention = engine.megatron.reruns_attention or job.attention == "unfused"
+    if recompute == "selective" and reruns_attention and not engine.zero.recomputes_products:
+        modules = frozenset(("core_attn",))
+    if modules:
         return scenario.model_flops + model.recomputed_module_flops(
             job.tokens, job.sample_len, modules, job.frozen, job.mtp_modules
         )

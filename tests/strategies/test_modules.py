@@ -242,3 +242,15 @@ def test_selective_recomputation_of_megatron_core_runs_fused_attention_again():
     assert [op.name for op in by_name] == [op.name for op in by_module]
     n_again, n_once = (sum(isinstance(op, Attention) for op in ops) for ops in (by_name, by_others))
     assert n_again / n_once == 3 / 2
+
+
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+def test_hardware_flops_count_attention_that_selective_recomputation_runs_again(attention):
+    given = {"strategy": "megatron", "global_batch": 64, "micro_batch": 1, "machine": "dgx-h100"}
+    given |= {"attention": attention, "include_oom": True}
+    usual, by_module = (
+        predict("gpt-5b", 8, "tensor=2,data=4", recompute=recompute, **given)
+        for recompute in ("selective", "selective:core_attn")
+    )
+    assert usual.hfu / usual.mfu == pytest.approx(by_module.hfu / by_module.mfu)
+    assert usual.hfu > usual.mfu
