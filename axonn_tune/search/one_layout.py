@@ -109,30 +109,33 @@ def why_not(search: Search, layout: Layout | str) -> str:
     shortage = None if search.include_oom else _memory_shortage(held, layout)
     if shortage is not None:
         return shortage
-    prediction = best_of_layout(held, layout)
     ranking = rank_candidates(search)
-    best = prediction.configuration
-    slower = float(prediction.step_seconds / ranking.step_seconds[0])
-    row = _row_of(ranking, prediction)
+    row = _row_of(ranking, _placements_of(held, layout))
     if row is None:
-        place = f"it is not ranked, as no --order asks for {best.order}; it would take"
+        prediction = best_of_layout(held, layout)
+        order = prediction.configuration.order
+        place = f"it is not ranked, as no --order asks for {order}; it would take"
     else:
+        prediction = ranking.prediction(row)
         place = f"it ranks {row + 1} of {len(ranking)},"
+    best = prediction.configuration
+    if len(held.constraints.orders) == 1:  # The row may have another order that places ranks alike.
+        best = replace(best, order=held.constraints.orders[0])
+    slower = float(prediction.step_seconds / ranking.step_seconds[0])
     return (
         f"{best.ordered_layout}: allowed; with its best configuration (micro-batch "
         f"{best.micro_batch}, recompute {best.recompute}) {place} {slower:.3f} times the best step"
     )
 
 
-def _row_of(ranking: Ranking, prediction: Prediction) -> int | None:
-    """Return the row of a ranking that places a prediction's ranks; None if none does."""
-    axes = prediction.scenario.strategy.axes
-    alone = Placements.of([prediction.layout], (prediction.configuration.order,), axes)
+def _row_of(ranking: Ranking, wanted: Placements) -> int | None:
+    """Return the first row that places ranks as an order of a layout does; None if none does."""
     ranked = ranking.table.placements
-    is_split = alone.sizes[:, 0] > 1
-    is_alike = (ranked.sizes == alone.sizes).all(axis=0)
-    is_alike &= (ranked.strides == alone.strides)[is_split].all(axis=0)
-    rows = np.flatnonzero(is_alike[ranking.table.placement])
+    is_layout = (ranked.sizes == wanted.sizes[:, :1]).all(axis=0)
+    is_split = wanted.sizes[:, 0] > 1
+    strides = ranked.strides[is_split, :, np.newaxis]
+    is_alike = (strides == wanted.strides[is_split, np.newaxis]).all(axis=0).any(axis=1)
+    rows = np.flatnonzero((is_layout & is_alike)[ranking.table.placement])
     return int(rows[0]) if rows.size else None
 
 

@@ -658,9 +658,8 @@ class Shapes:
     def recomputes_attention(self) -> bool:
         """Whether the backward pass of a block runs attention again."""
         is_rerun = self.reruns_attention or self.job.attention == "unfused"
-        return (
-            self.recompute == "selective" and is_rerun
-        ) or "core_attn" in self.recomputed_modules
+        is_selective = self.recompute == "selective" and is_rerun
+        return is_selective or "core_attn" in self.recomputed_modules
 
     @property
     def recomputes_by_product(self) -> bool:

@@ -108,6 +108,15 @@ def test_why_not_finds_the_row_of_an_order_in_the_whole_ranking(capsys):
     assert "no --order asks for dzxy" in out
 
 
+def test_why_not_names_the_order_that_was_asked_for_though_another_one_is_the_same(capsys):
+    job = ["suggest", "--gpus", "48", "--model", "20b", "--order", "all"]
+    said = [
+        run_cli(capsys, *job, "--why-not", f"1x1x16x3 {order}")[1] for order in ("dxyz", "xydz")
+    ]
+    assert said[0].startswith("1x1x16x3 dxyz: allowed;")
+    assert said[0].replace("dxyz", "xydz") == said[1]
+
+
 def test_why_not_says_what_is_missing_where_no_batch_fits(capsys):
     job = ["suggest", "--gpus", "12", "--model", "gemma3-27b", "--within", "5%"]
     code, out, _ = run_cli(capsys, *job, "--why-not", "1x2x2x3")

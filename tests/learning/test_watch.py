@@ -40,13 +40,16 @@ def on(machine, trials):
     return [replace(t, measured_seconds=1.1 * t.seconds_on(machine)) for t in trials]
 
 
-def test_noise_is_no_change(baseline):
-    noise = (1.01, 0.995, 1.004, 0.99)
-    now = [
+def changed(trials, factors):
+    """The trials with measured times that are so many times as long."""
+    return [
         replace(trial, measured_seconds=factor * trial.measured_seconds)
-        for trial, factor in zip(baseline, noise, strict=True)
+        for trial, factor in zip(trials, factors, strict=True)
     ]
-    seen = drift(baseline, now)
+
+
+def test_noise_is_no_change(baseline):
+    seen = drift(baseline, changed(baseline, (1.01, 0.995, 1.004, 0.99)))
     assert not seen.is_slower and not seen.culprit
     assert seen.error_fraction == pytest.approx(1 / 1.1 - 1, abs=0.01)
 
@@ -81,11 +84,6 @@ def test_a_layout_that_the_baseline_lacks_is_bridged_by_its_prediction(baseline)
 
 
 def test_a_slowdown_does_not_hide_behind_a_larger_gain(baseline):
-    factors = (1.15, 0.8, 1.0, 1.0)
-    now = [
-        replace(trial, measured_seconds=factor * trial.measured_seconds)
-        for trial, factor in zip(baseline, factors, strict=True)
-    ]
-    seen = drift(baseline, now)
+    seen = drift(baseline, changed(baseline, (1.15, 0.8, 1.0, 1.0)))
     assert seen.is_slower and seen.is_faster
     assert "slower by up to 15.0 % or faster by up to 20.0 %" in drift_line(seen)
