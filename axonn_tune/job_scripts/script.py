@@ -31,15 +31,16 @@ _STARTS: dict[str, Callable[[Prediction, str | None], Start]] = {
     "megatron": megatron.start,
     "torchtitan": torchtitan.start,
 }
-# Engines that have the facts of a framework which is not the usual one of its strategies.
-_ENGINES = {"deepspeed": "deepspeed", "torchtitan": "torchtitan"}
+# Frameworks that are not the usual ones of their strategies. The engine with the facts of each has
+# its name.
+_WITH_OWN_ENGINES = ("deepspeed", "torchtitan")
 # Frameworks that build models with experts, latent attention, windows and norms of their own.
 _WITH_OWN_MODELS = ("megatron", "torchtitan")
 
 
 def engine_of(framework: str | None) -> str | None:
     """Return the engine by which layouts are chosen for a framework; None for the usual one."""
-    return _ENGINES.get(framework or "")
+    return framework if framework in _WITH_OWN_ENGINES else None
 
 
 def framework_of(strategy: Strategy, framework: str | None) -> str:
