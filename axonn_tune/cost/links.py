@@ -17,7 +17,7 @@ finds what the groups of an axis with a given stride and size get, in this order
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
@@ -567,27 +567,12 @@ def placement_links(
     out once. `sent_once` holds the experts to which tokens are sent once, which changes what the
     groups of experts get; None where copies travel.
     """
-    groups = placements.axes.groups
-    alone = [group for group in groups if sent_once is not None and group == EXPERT]
-    links = {group: _group_links(machine, placements, group, sent_once) for group in alone}
-    together = [group for group in groups if group not in alone]
-    stride = np.concatenate([placements.stride(group) for group in together])
-    size = np.concatenate([placements.size(group) for group in together])
-    n_ranks = np.tile(placements.n_ranks, len(together))
-    first, pair_of = distinct(stride, size, n_ranks)
-    of_pairs = axis_links(machine, stride[first], size[first], n_ranks=n_ranks[first])
-    for group, rows in zip(together, np.split(pair_of, len(together)), strict=True):
-        links[group] = of_pairs.take(rows)
-    return {group: links[group] for group in groups}
-
-
-def _group_links(
-    machine: Machine, placements: Placements, group: str, sent_once: Experts | None
-) -> AxisLinks:
-    """Return the `AxisLinks` of one group; tokens are sent over that of the experts alone."""
-    stride, size = placements.stride(group), placements.size(group)
-    experts = sent_once if group == EXPERT else None
-    return axis_links(machine, stride, size, experts, placements.n_ranks)
+    links = {
+        group: of_pairs.take(rows)
+        for of_pairs, pairs in _links_of_pairs(machine, placements, sent_once)
+        for group, rows in pairs.items()
+    }
+    return {group: links[group] for group in placements.axes.groups}
 
 
 def alike_placements(
@@ -602,13 +587,32 @@ def alike_placements(
     layouts, number = distinct(*placements.sizes)
     if layouts.size == number.size:
         return number
-    for group in placements.axes.groups:
-        strides, sizes = placements.stride(group), placements.size(group)
-        first, pair_of = distinct(strides, sizes, placements.n_ranks)
-        links = _group_links(machine, placements.take(first), group, sent_once)
-        _, alike = np.unique(np.vstack(_columns(links)), axis=1, return_inverse=True)
-        number = distinct(number, alike[pair_of])[1]
-    return number
+    numbers = [number]
+    for of_pairs, pairs in _links_of_pairs(machine, placements, sent_once):
+        _, alike = np.unique(np.vstack(_columns(of_pairs)), axis=1, return_inverse=True)
+        numbers += [alike[rows] for rows in pairs.values()]
+    return distinct(*numbers)[1]
+
+
+def _links_of_pairs(
+    machine: Machine, placements: Placements, sent_once: Experts | None
+) -> Iterator[tuple[AxisLinks, dict[str, Ints]]]:
+    """Yield the links of distinct pairs of stride and size, and by group each placement's pair.
+
+    The groups to which tokens are sent once get others than those of the same stride and size.
+    """
+    groups = placements.axes.groups
+    alone = [group for group in groups if sent_once is not None and group == EXPERT]
+    together = [group for group in groups if group not in alone]
+    for alike, experts in ((alone, sent_once), (together, None)):
+        if not alike:
+            continue
+        stride = np.concatenate([placements.stride(group) for group in alike])
+        size = np.concatenate([placements.size(group) for group in alike])
+        n_ranks = np.tile(placements.n_ranks, len(alike))
+        first, pair_of = distinct(stride, size, n_ranks)
+        of_pairs = axis_links(machine, stride[first], size[first], experts, n_ranks[first])
+        yield of_pairs, dict(zip(alike, np.split(pair_of, len(alike)), strict=True))
 
 
 def _columns(links: AxisLinks | KindLinks | SteppedLinks | HopDelays) -> list[Array]:

@@ -19,7 +19,7 @@ from axonn_tune.cost.grouped import GroupedProducts
 from axonn_tune.cost.host import copy_seconds, update_seconds
 from axonn_tune.cost.links import AxisLinks, KindLinks, axis_links
 from axonn_tune.cost.memory_bound import memory_bound_seconds, strided_excess_seconds
-from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.candidates import CandidateTable, Ints
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import (
@@ -35,6 +35,7 @@ from axonn_tune.spec.plan import (
     MemoryBound,
     Phase,
     Size,
+    sized,
 )
 from axonn_tune.spec.scenario import Scenario
 
@@ -162,17 +163,14 @@ def host_seconds(
     table: CandidateTable,
     issue_seconds: float,
     issue_factor: float = 1.0,
-    wait_seconds_per_rank: Size = 0.0,
 ) -> Array:
     """Return how long the host needs to issue all operations of the phases, shape (C,).
 
     Grouped products take an issue for each product that is not formed in a common kernel, and for
     each input that is cast by itself; those ahead of which the host cannot run state their time,
-    which `issue_factor` multiplies. The host waits in each collective for a time that grows with
-    the ranks of the group.
+    which `issue_factor` multiplies.
     """
     count, of_experts = np.zeros((2, len(table)))
-    n_awaited_ranks = np.zeros(len(table))
     n_collectives: dict[str, Size] = {}
     for phase in phases:
         repeats = np.asarray(phase.repeats, dtype=np.float64)
@@ -193,10 +191,19 @@ def host_seconds(
             elif not isinstance(op, HostWork | HostKernel):
                 count += repeats
     for axis, number in n_collectives.items():
-        n_ranks = table.size(axis)
-        count += number * (n_ranks > 1)
-        n_awaited_ranks += number * n_ranks * (n_ranks > 1)
-    return count * issue_seconds + of_experts + n_awaited_ranks * wait_seconds_per_rank
+        count += number * (table.size(axis) > 1)
+    return count * issue_seconds + of_experts
+
+
+def n_awaited_ranks(phases: Iterable[Phase], table: CandidateTable) -> Array:
+    """Return the ranks of the groups of all collectives of the phases, added up, shape (C,)."""
+    total = np.zeros(len(table))
+    for phase in phases:
+        for op in phase.operations:
+            if isinstance(op, Collective):
+                n_ranks = table.size(op.axis)
+                total += phase.repeats * ((np.asarray(op.nbytes) > 0) & (n_ranks > 1)) * n_ranks
+    return total
 
 
 def lanes(links: Links) -> np.ndarray:
@@ -212,11 +219,16 @@ def lanes(links: Links) -> np.ndarray:
 
 
 class CollectivePrices:
-    """The prices of a plan's collectives for the candidates of its table."""
+    """The prices of a plan's collectives for the candidates of a table.
 
-    def __init__(self, links: Links, table: CandidateTable) -> None:
+    Candidates may be like some of those that the plan describes: `rows` are the rows of their sizes
+    in the plan, shape (C,); None where the plan describes just these candidates.
+    """
+
+    def __init__(self, links: Links, table: CandidateTable, rows: Ints | None = None) -> None:
         self._links = links
         self._table = table
+        self._rows = rows
         self._n_ranks: dict[str, Array] = {}
         self._links_of: dict[tuple[str, str], KindLinks] = {}
         self._seconds: dict[tuple[str, str], Array] = {}
@@ -242,7 +254,8 @@ class CollectivePrices:
         key = (operation.kind, operation.axis, nbytes, n_calls)
         if key not in self._seconds_of_sizes:
             links = self._kind_links(operation.axis, operation.kind)
-            self._seconds_of_sizes[key] = _seconds(operation, self._size(operation.axis), links)
+            sent = operation if self._rows is None else sized(operation, self._rows)
+            self._seconds_of_sizes[key] = _seconds(sent, self._size(operation.axis), links)
         return self._seconds_of_sizes[key]
 
     def least_seconds(self, phases: Iterable[Phase]) -> Array:
@@ -260,6 +273,8 @@ class CollectivePrices:
                     sent[key] = sent.get(key, 0.0) + repeats * op.nbytes
         by_level = np.zeros((1, len(self._table)))
         for (axis, kind), nbytes in sent.items():
+            if self._rows is not None and np.ndim(nbytes):
+                nbytes = np.asarray(nbytes)[self._rows]
             occupied = self._links[axis].occupied_s_per_byte[:, self._table.placement]
             by_level = by_level + moved_fraction(kind, self._size(axis)) * nbytes * occupied
         return by_level.max(axis=0)

@@ -25,8 +25,9 @@ from axonn_tune.spec.candidates import CandidateTable, Ints, Rows, distinct
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.recomputation import is_partial, partial_recomputes, repeats_less
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.step.evaluate import Evaluator
+from axonn_tune.step.evaluate import Evaluator, least_step
 from axonn_tune.step.memory import host_memory_bytes, memory_bytes, memory_interval_bytes
+from axonn_tune.step.schedules import KernelTimes, Schedules
 
 # Fewer candidates are played sooner by one process than by several.
 LEAST_SHARED_ROWS = 4096
@@ -89,27 +90,60 @@ def sized_parts(search: Search, table: CandidateTable) -> list[Part]:
     return [_without_slower(part, alike[_stages(part.table)], n_orders) for part in parts]
 
 
-def in_orders(parts: Sequence[Part], orders: Sequence[str]) -> list[Part]:
-    """Return the parts with their layouts in every order, and no other layouts."""
+@dataclass(frozen=True, eq=False)
+class OrderedPart:
+    """Candidates of a part, with each of their layouts in every order that is searched.
+
+    part
+        The part.
+    rows
+        Row of each candidate in the part.
+    table
+        The candidates.
+    """
+
+    part: Part
+    rows: Ints
+    table: CandidateTable
+
+    @property
+    def memory(self) -> Array:
+        """Peak memory of the candidates."""
+        return self.part.memory[self.rows]
+
+    @property
+    def fits(self) -> np.ndarray:
+        """Whether it suffices."""
+        return self.part.fits[self.rows]
+
+
+def in_orders(
+    parts: Sequence[Part], orders: Sequence[str], taken: Sequence[Rows]
+) -> list[OrderedPart]:
+    """Return the candidates that are taken of each part, with their layouts in every order.
+
+    Their placements have no other layouts.
+    """
     layouts = parts[0].table.placements
+    rows_of = [np.arange(len(part.table))[rows] for part, rows in zip(parts, taken, strict=True)]
     is_used = np.zeros(len(layouts), dtype=bool)
-    for part in parts:
-        is_used[part.table.placement] = True
+    for part, rows in zip(parts, rows_of, strict=True):
+        is_used[part.table.placement[rows]] = True
     used = layouts.take(is_used)
     n_orders = used.n_orders(orders)
     first = np.cumsum(n_orders) - n_orders
     number = np.cumsum(is_used) - 1
     placements = used.in_orders(orders)
-    expanded = []
-    for part in parts:
-        layout = number[part.table.placement]
+    ordered = []
+    for part, rows in zip(parts, rows_of, strict=True):
+        layout = number[part.table.placement[rows]]
         times = n_orders[layout]
-        rows = np.repeat(np.arange(layout.size), times)
-        place = np.arange(rows.size) - np.repeat(np.cumsum(times) - times, times)
-        part = part.take(rows)
-        table = replace(part.table, placements=placements, placement=first[layout[rows]] + place)
-        expanded.append(replace(part, table=table))
-    return expanded
+        place = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+        placement = np.repeat(first[layout], times) + place
+        rows = np.repeat(rows, times)
+        table = replace(part.table.take(rows), placements=placements, placement=placement)
+        ordered.append(OrderedPart(part, rows, table))
+    return ordered
 
 
 def _stages(table: CandidateTable) -> tuple[int, int]:
@@ -143,16 +177,6 @@ def _without_slower(part: Part, others: Sequence[Part], n_orders: Ints) -> Part:
 def _numbers(table: CandidateTable) -> Ints:
     """Return a number for each candidate, whatever it recomputes."""
     return (table.placement << 32) + table.micro_batch
-
-
-def _distinct_candidates(table: CandidateTable, alike: Ints) -> tuple[CandidateTable, Ints]:
-    """Return candidates that stand for all of a table, and for each one the row of its own.
-
-    `alike` numbers the placements of the table; those with one number are not told apart. The
-    candidates of the table are alike.
-    """
-    rows, row_of = distinct(alike[table.placement], table.micro_batch)
-    return table.take(rows), row_of
 
 
 class _Sizes(NamedTuple):
@@ -208,28 +232,80 @@ def _part(search: Search, sizes: _Sizes, n_orders: Ints) -> Part:
     )
 
 
-def played_parts(scenario: Scenario, parts: Sequence[Part], links: Links) -> list[PlayedStep]:
-    """Return the played parts of the step of every candidate, for each table.
+@dataclass(frozen=True, eq=False)
+class PlannedParts:
+    """Parts that one plan describes, which has their candidates one part after another.
 
-    Tables that one plan can describe are played together, since to play a wide table takes hardly
-    longer than a narrow one.
+    first_rows
+        Row of the plan with the first candidate of a part, by the number of the part.
+    kernels
+        The plan and the times of its kernels.
     """
-    kernels = KernelPrices.of(scenario)
-    alike = alike_placements(scenario.machine, parts[0].table.placements, scenario.sent_once)
 
-    def play(tables: Sequence[CandidateTable]) -> list[PlayedStep]:
-        played, rows_of = zip(*(_distinct_candidates(t, alike) for t in tables), strict=True)
-        together = reduce(CandidateTable.joined, played)
-        step = Evaluator.of(scenario, together, links, kernels).play()
-        starts = np.cumsum([0] + [len(table) for table in played[:-1]])
+    first_rows: dict[int, int]
+    kernels: KernelTimes
+
+
+def planned_parts(scenario: Scenario, parts: Sequence[Part]) -> list[PlannedParts]:
+    """Return the parts that one plan describes, group by group.
+
+    To play a wide table takes hardly longer than a narrow one.
+    """
+    prices = KernelPrices.of(scenario)
+    planned = []
+    for numbers in scenario.planned_together([part.table for part in parts]):
+        table = reduce(CandidateTable.joined, (parts[number].table for number in numbers))
+        ends = np.cumsum([len(parts[number].table) for number in numbers]).tolist()
+        first_rows = dict(zip(numbers, [0, *ends], strict=False))
+        planned.append(PlannedParts(first_rows, KernelTimes(Schedules(scenario, table), prices)))
+    return planned
+
+
+def least_seconds(planned: Sequence[PlannedParts], parts: Sequence[Part]) -> list[Array]:
+    """Return times below which no step can be, whatever its order, for the candidates of each part.
+
+    They are those of kernels and pipelines, without any message.
+    """
+    least = [np.zeros(0) for _ in parts]
+    for group in planned:
+        seconds = least_step(group.kernels).least_seconds()
+        for number, first in group.first_rows.items():
+            least[number] = seconds[first : first + len(parts[number].table)]
+    return least
+
+
+def played_parts(
+    scenario: Scenario,
+    planned: Sequence[PlannedParts],
+    ordered: Sequence[OrderedPart],
+    links: Links,
+) -> list[PlayedStep]:
+    """Return the played parts of the step of every candidate, for each part.
+
+    Of candidates in orders that links cannot tell apart one is played.
+    """
+    alike = alike_placements(scenario.machine, ordered[0].table.placements, scenario.sent_once)
+
+    def play(group: PlannedParts) -> list[PlayedStep]:
+        tables, plan_rows, rows_of = [], [], []
+        for number, first in group.first_rows.items():
+            part = ordered[number]
+            rows, row_of = distinct(alike[part.table.placement], part.table.micro_batch)
+            tables.append(part.table.take(rows))
+            plan_rows.append(first + part.rows[rows])
+            rows_of.append(row_of)
+        together = reduce(CandidateTable.joined, tables)
+        step = Evaluator(scenario, group.kernels, together, np.concatenate(plan_rows), links).play()
+        starts = np.cumsum([0, *map(len, tables[:-1])])
         return [step.take(start + rows) for start, rows in zip(starts, rows_of, strict=True)]
 
-    joined = scenario.planned_together([part.table for part in parts])
-    tables = [[parts[number].table for number in numbers] for numbers in joined]
-    steps = [PlayedStep(*np.zeros((2, 0))) for _ in parts]
-    is_shared = sum(len(part.table) for part in parts) >= LEAST_SHARED_ROWS
-    played_groups = mapped(play, tables) if is_shared else map(play, tables)
-    for numbers, played in zip(joined, played_groups, strict=True):
-        for number, step in zip(numbers, played, strict=True):
+    steps = [PlayedStep(*np.zeros((2, 0))) for _ in ordered]
+    groups = [
+        group for group in planned if any(len(ordered[number].table) for number in group.first_rows)
+    ]
+    is_shared = sum(len(part.table) for part in ordered) >= LEAST_SHARED_ROWS
+    played_groups = mapped(play, groups) if is_shared else map(play, groups)
+    for group, played in zip(groups, played_groups, strict=True):
+        for number, step in zip(group.first_rows, played, strict=True):
             steps[number] = step
     return steps

@@ -21,11 +21,20 @@ from axonn_tune.search.candidates import (
     no_grid_error,
     with_micro_batches,
 )
-from axonn_tune.search.parts import Part, in_orders, played_parts, sized_parts
+from axonn_tune.search.parts import (
+    OrderedPart,
+    Part,
+    PlannedParts,
+    in_orders,
+    least_seconds,
+    planned_parts,
+    played_parts,
+    sized_parts,
+)
 from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import N_ROWS, Uncertainty, uncertainty
 from axonn_tune.simulate.step import PlayedStep
-from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
+from axonn_tune.spec.candidates import CandidateTable, Ints, Placements, Rows
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Array
@@ -44,6 +53,9 @@ from axonn_tune.units import gib
 LARGEST_GPU_COUNT = 2**22
 # Where a model does not fit, numbers of GPUs that are so near are looked at before larger ones.
 NEAR_FRACTION = 0.1
+# Of the candidates whose kernels take the least time, as many as are wanted set a mark. Those whose
+# kernels take at most so many times as long are played first: messages often add no more.
+PROMISING_FACTOR = 1.2
 # Of many numbers only multiples of a power of two are looked at, at least so many on each side.
 LEAST_NEAR_COUNTS = 32
 MEMORY_REASON = "out of memory"
@@ -87,7 +99,8 @@ class Ranking:
         Number of these configurations whose exact times are not known: a bound of their time showed
         that their layout has a faster one, or that enough layouts are faster.
     n_left_out
-        Number of slower layouts that fit, too, and are left out (see `Search.n_best`).
+        Number of layouts that fit, each in one order, and have no row, since they are slower than
+        the best (see `Search.n_best`) or their order makes no difference.
     batch_seconds
         Time of the best step by global batch, where several were tried and had candidates.
     near
@@ -272,29 +285,75 @@ def _rank(search: Search) -> Ranking:
             raise _nothing_fits_in_host(search, min(part.least_host_bytes for part in parts))
         may_fit = any(len(part.table) for part in parts)
         raise _nothing_fits(search, min(part.least_bytes for part in parts), may_fit)
-    parts = in_orders(parts, search.constraints.orders)
-    placements = parts[0].table.placements
+    ranked = [part.table.placement[part.fits | search.include_oom] for part in parts]
+    n_layouts = int(n_orders[np.unique(np.concatenate(ranked))].sum())
+    n_evaluated = sum(part.n_slower for part in parts)
+    n_evaluated += int(n_orders[np.concatenate(ranked)].sum())
+    ranking = _best_ranking(search, parts, rejected, n_evaluated)
+    return ranking if search.every_configuration else _wanted(ranking, n_layouts)
+
+
+def _best_ranking(
+    search: Search, parts: Sequence[Part], rejected: Mapping[str, int], n_evaluated: int
+) -> Ranking:
+    """Return the ranking of all candidates, or of those that may be among the ones wanted.
+
+    Where layouts stand in several orders, the kernels of a candidate bound its time in all of them.
+    """
+    planned = planned_parts(search.scenario, parts)
+
+    def ranking_of(taken: Sequence[Rows]) -> Ranking:
+        return _ranked(_played(search, parts, planned, taken, rejected, n_evaluated))
+
+    n_wanted = search.n_wanted
+    if n_wanted is None or search.exhaustive or len(search.constraints.orders) == 1:
+        return ranking_of([slice(None)] * len(parts))
+    least = least_seconds(planned, parts)
+    of_fitting = [seconds[part.fits] for seconds, part in zip(least, parts, strict=True)]
+    n_first = min(n_wanted, sum(map(len, of_fitting)))
+    limit = PROMISING_FACTOR * float(
+        np.partition(np.concatenate(of_fitting), n_first - 1)[n_first - 1]
+    )
+    while True:
+        taken = [~(seconds > limit * (1.0 + ROUNDING)) for seconds in least]
+        ranking = ranking_of(taken)
+        is_enough = len(ranking) >= n_wanted
+        to_beat = float(ranking.step_seconds[n_wanted - 1]) if is_enough else np.inf
+        if to_beat <= limit or all(map(np.all, taken)):
+            return ranking
+        limit = to_beat
+
+
+def _played(
+    search: Search,
+    parts: Sequence[Part],
+    planned: Sequence[PlannedParts],
+    taken: Sequence[Rows],
+    rejected: Mapping[str, int],
+    n_evaluated: int,
+) -> Ranking:
+    """Return some candidates of each part in all orders that may be shown, in rank order."""
+    scenario = search.scenario
+    ordered = in_orders(parts, search.constraints.orders, taken)
+    placements = ordered[0].table.placements
     links = placement_links(scenario.machine, placements, scenario.sent_once)
     paper_seconds = None
     if placements.axes.is_grid:
         paper_seconds = paper.communication_seconds(scenario.model, scenario.job, placements, links)
-    steps = played_parts(scenario, parts, links)
-    everything = _ranking_of_all(search, parts, steps, rejected, paper_seconds)
-    return _wanted(_ranked(everything))
+    steps = played_parts(scenario, planned, ordered, links)
+    return _ranking_of_all(search, ordered, steps, rejected, n_evaluated, paper_seconds)
 
 
-def _wanted(ranking: Ranking) -> Ranking:
+def _wanted(ranking: Ranking, n_layouts: int) -> Ranking:
     """Return the ranking of as many layouts as are wanted; what nearly fits is faster than that."""
     n_wanted = ranking.search.n_wanted
-    if n_wanted is None or len(ranking) + ranking.n_left_out <= n_wanted:
-        return ranking
-    near = ranking.near
-    best = replace(_taken(ranking, np.arange(n_wanted)), near=None)
-    if near is not None:
-        faster = np.flatnonzero(near.step_seconds < best.step_seconds[-1])
-        near = _taken(near, faster) if faster.size else None
-    n_left_out = ranking.n_left_out + len(ranking) - n_wanted
-    return replace(best, near=near, n_left_out=n_left_out)
+    if n_wanted is not None and n_layouts > n_wanted:
+        near = ranking.near
+        ranking = replace(_taken(ranking, np.arange(len(ranking))[:n_wanted]), near=None)
+        if near is not None:
+            faster = np.flatnonzero(near.step_seconds < ranking.step_seconds[-1])
+            ranking = replace(ranking, near=_taken(near, faster) if faster.size else None)
+    return replace(ranking, n_left_out=n_layouts - len(ranking))
 
 
 def _check_offload(scenario: Scenario) -> None:
@@ -337,24 +396,22 @@ def _ranked(everything: Ranking) -> Ranking:
 
 def _ranking_of_all(
     search: Search,
-    parts: Sequence[Part],
+    parts: Sequence[OrderedPart],
     steps: Sequence[PlayedStep],
     rejected: Mapping[str, int],
+    n_evaluated: int,
     paper_seconds: Array | None,
 ) -> Ranking:
     """Return the configurations that may be shown in rank order."""
     table = reduce(CandidateTable.joined, (part.table for part in parts))
     fits = np.concatenate([part.fits for part in parts])
     memory = np.concatenate([part.memory for part in parts])
-    n_slower = sum(part.n_slower for part in parts)
-    n_evaluated = n_slower + (len(table) if search.include_oom else int(fits.sum()))
     if search.times_all:
         rows, times = every_time(steps)
     else:
-        rows, times = contender_times(steps, table.placement, fits, search.n_wanted)
-    n_bounded = n_slower + int(fits.sum() - fits[rows].sum())
-    of_layouts = (table.placement[fits], table.placement[rows][fits[rows]])
-    n_layouts, n_ranked = (np.count_nonzero(np.bincount(each)) for each in of_layouts)
+        # Orders of a layout may turn out to make no difference, so that more of them are wanted.
+        n_wanted = search.n_wanted if len(search.constraints.orders) == 1 else None
+        rows, times = contender_times(steps, table.placement, fits, n_wanted)
     table, fits, memory = table.take(rows), fits[rows], memory[rows]
     step, exposed, bubble = times
     # Candidates that do not fit come last, the leanest of them first.
@@ -372,8 +429,7 @@ def _ranking_of_all(
         paper_seconds=paper_seconds,
         rejected=rejected,
         n_evaluated=n_evaluated,
-        n_bounded=n_bounded,
-        n_left_out=int(n_layouts - n_ranked),
+        n_bounded=n_evaluated - (len(table) if search.include_oom else int(fits.sum())),
     )
     return _taken(unordered, np.lexsort(keys))
 

@@ -102,8 +102,8 @@ class Search:
 
     @property
     def n_wanted(self) -> int | None:
-        """How many layouts are wanted where these are the fastest that fit, each in one order."""
-        is_by_time = self.cost_model == "full" and len(self.constraints.orders) == 1
+        """How many layouts are wanted where these are the fastest that fit."""
+        is_by_time = self.cost_model == "full"
         ranks_all = self.include_oom or self.every_configuration or not is_by_time
         return None if ranks_all else self.n_best
 

@@ -15,7 +15,7 @@ import numpy as np
 from axonn_tune.spec.candidates import CandidateTable, Ints
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.step.evaluate import distinct_shapes
+from axonn_tune.step.schedules import distinct_shapes
 from axonn_tune.step.spread import MODEL_ERROR, deviations, spread
 
 # Number of the fastest rows that are compared; no other row has a chance.

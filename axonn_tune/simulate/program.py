@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
 from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.plan import (
     FROM_HOST,
@@ -99,11 +97,9 @@ class Program:
     lanes: tuple[int, ...]
     repeats: tuple[int | Ints, ...]
 
-    def on_machines(self, n_machines: int) -> Program:
-        """Return the schedule of the same candidates on each of several machines in turn."""
-        repeats = (
-            each if isinstance(each, int) else np.tile(each, n_machines) for each in self.repeats
-        )
+    def of(self, rows: Ints) -> Program:
+        """Return the schedule of the candidates in some rows, which may come more than once."""
+        repeats = (each if isinstance(each, int) else each[rows] for each in self.repeats)
         return replace(self, repeats=tuple(repeats))
 
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -302,14 +302,20 @@ Compute: TypeAlias = Gemm | Attention | MemoryBound | HostWork | HostKernel
 # What moves bytes on a lane, next to what computes.
 Transfer: TypeAlias = Collective | HostCopy
 Operation: TypeAlias = Compute | Transfer
+Sized = TypeVar("Sized", bound=Operation)
 
 
-def sized(operation: Operation, rows: Ints) -> Operation:
+def sized(operation: Sized, rows: Ints) -> Sized:
     """Return an operation with its sizes for some candidates only."""
     sizes: dict[str, Any] = {
         name: size[rows] for name, size in vars(operation).items() if isinstance(size, np.ndarray)
     }
     return replace(operation, **sizes)
+
+
+def _entries(column: np.ndarray | bool, rows: Ints) -> np.ndarray | bool:
+    """Return the entries of a column in some rows; one value stands for all."""
+    return column[rows] if isinstance(column, np.ndarray) else column
 
 
 @dataclass(frozen=True, eq=False)
@@ -518,6 +524,22 @@ class StepPlan:
     whole_microstep: Part | None = None
     sync_microstep: Part | None = None
     pipeline: Pipeline | None = None
+
+    def of(self, candidates: CandidateTable, rows: Ints) -> StepPlan:
+        """Return the plan of candidates that are like some rows of this plan's, shape (C,).
+
+        They differ from these in their rank orders at most. The operations, and how often phases
+        are repeated, stay those of this plan's candidates: who prices them takes `rows` of both.
+        """
+        pipeline = self.pipeline
+        if pipeline is not None:
+            pipeline = replace(
+                pipeline,
+                syncs_at_end=_entries(pipeline.syncs_at_end, rows),
+                sends_beside=_entries(pipeline.sends_beside, rows),
+            )
+        n_microsteps = self.n_microsteps[rows]
+        return replace(self, candidates=candidates, n_microsteps=n_microsteps, pipeline=pipeline)
 
     @cached_property
     def microstep(self) -> Part:

@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from axonn_tune.cost.links import placement_links
-from axonn_tune.cost.prices import CollectivePrices, KernelPrices, host_seconds, lanes
+from axonn_tune.cost.prices import (
+    CollectivePrices,
+    KernelPrices,
+    host_seconds,
+    lanes,
+    n_awaited_ranks,
+)
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT
 from axonn_tune.simulate.pipeline import (
@@ -218,8 +224,10 @@ class PricedPlan:
             phases = shortened_phases(part, most_layers)
             issue_seconds = self._scenario.issue_seconds
             factor = self._scenario.machine.kernels.issue_factor.value
+            of_host = host_seconds(phases, self.table, issue_seconds, factor)
             wait_seconds = self._scenario.wait_seconds_per_rank(self.plan, part)
-            of_host = host_seconds(phases, self.table, issue_seconds, factor, wait_seconds)
+            if np.any(wait_seconds):
+                of_host = of_host + n_awaited_ranks(phases, self.table) * wait_seconds
             self._least[key] = self._collectives.least_seconds(phases), of_host
         return self._least[key]
 

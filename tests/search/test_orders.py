@@ -66,6 +66,27 @@ def test_a_search_through_all_orders_predicts_each_configuration_as_it_is_alone(
         assert prediction.memory_bytes == alone.memory_bytes
 
 
+def test_the_best_in_all_orders_are_found_without_playing_all():
+    n_bounded = [best_in_all_orders(np.random.default_rng(seed)) for seed in range(4)]
+    assert sum(n_bounded) > 100
+
+
+def best_in_all_orders(random):
+    """Assert that the best rows are those of a whole ranking; return how many are not played."""
+    search = random_search(random)
+    whole = ranking_of(search)
+    for n_best in (40, 5, 1):
+        best = ranking_of(replace(search, n_best=n_best))
+        assert len(best) == min(n_best, len(whole))
+        assert best.n_left_out + len(best) == whole.n_left_out + len(whole)
+        assert best.n_evaluated == whole.n_evaluated
+        for column in ("step_seconds", "exposed_seconds", "memory_bytes", "fits"):
+            np.testing.assert_allclose(getattr(best, column), getattr(whole, column)[: len(best)])
+        for row in range(len(best)):
+            assert best.table.configuration(row) == whole.table.configuration(row)
+    return best.n_bounded - whole.n_bounded
+
+
 def test_layouts_stand_for_all_their_orders():
     """They are sized in one order; what is ranked and counted holds each of all orders."""
     search = random_search(np.random.default_rng(1))

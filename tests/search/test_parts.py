@@ -10,7 +10,13 @@ from worlds import machine_of
 from axonn_tune.cost.links import placement_links
 from axonn_tune.io.presets import list_models
 from axonn_tune.search.candidates import legal_placements, with_micro_batches
-from axonn_tune.search.parts import played_parts, sized_parts
+from axonn_tune.search.parts import (
+    in_orders,
+    least_seconds,
+    planned_parts,
+    played_parts,
+    sized_parts,
+)
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.searching import build_search
 from axonn_tune.spec.blocks import Experts
@@ -58,21 +64,19 @@ def test_tables_are_played_together_as_alone(case, monkeypatch):
     placements, _ = legal_placements(search)
     parts = sized_parts(search, with_micro_batches(search, placements)[0])
     alone = [Evaluator.of(scenario, part.table).play() for part in parts]
-    planned = []
-
-    def counting(scenario, table, *known):
-        planned.append(len(table))
-        return evaluator_of(scenario, table, *known)
-
-    evaluator_of = Evaluator.of
-    monkeypatch.setattr(Evaluator, "of", counting)
     monkeypatch.setattr("axonn_tune.search.parts.LEAST_SHARED_ROWS", 10**6)
-    links = placement_links(scenario.machine, placements)
-    together = played_parts(scenario, parts, links)
-    for got, expected in zip(together, alone, strict=True):
+    planned = planned_parts(scenario, parts)
+    ordered = in_orders(parts, search.constraints.orders, [slice(None)] * len(parts))
+    links = placement_links(scenario.machine, ordered[0].table.placements)
+    together = played_parts(scenario, planned, ordered, links)
+    least = least_seconds(planned, parts)
+    for got, expected, bound in zip(together, alone, least, strict=True):
         np.testing.assert_allclose(got.times(), expected.times(), rtol=1e-12, atol=1e-15)
         np.testing.assert_allclose(got.least_seconds(), expected.least_seconds(), rtol=1e-12)
-    assert sum(planned) == sum(len(part.table) for part in parts)
+        assert (bound <= expected.times()[0] * (1.0 + 1e-12)).all()
+        assert (bound > 0.2 * expected.times()[0]).any()
+    n_planned = [len(group.kernels.schedules.table) for group in planned]
+    assert sum(n_planned) == sum(len(part.table) for part in parts)
     assert len(planned) < len(parts)
 
 

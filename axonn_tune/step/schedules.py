@@ -1,0 +1,152 @@
+"""Plans of candidates, their compiled schedules, and the times of their kernels.
+
+None of these depends on the rank order: what follows from a candidate's layout is made once for all
+of its orders. Kernels are priced once for each distinct shape, by the columns on which their sizes
+depend (`Strategy.compute_key`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from axonn_tune.cost.prices import KernelPrices
+from axonn_tune.simulate.lanes import LaneSharing, shared_lanes
+from axonn_tune.simulate.program import OpIndex, Program, compile_program
+from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
+from axonn_tune.spec.plan import (
+    Array,
+    Collective,
+    Compute,
+    Operation,
+    Part,
+    Size,
+    Transfer,
+    sized,
+)
+from axonn_tune.spec.scenario import Scenario
+
+
+class Schedules:
+    """The plan of candidates that one plan describes, and its compiled schedules."""
+
+    def __init__(self, scenario: Scenario, table: CandidateTable) -> None:
+        self.table = table
+        self.plan = scenario.plan(table)
+        self.shape_rows, self.shape_of = distinct_shapes(scenario.strategy.compute_key, table)
+        if self.shape_rows.size == len(table):
+            self.shape_rows = self.shape_of = np.arange(len(table))
+        self._shape_suffices: dict[str, bool] = {}
+
+    def shape_operation(self, operation: Operation) -> Operation:
+        """Return an operation with its sizes for each distinct shape, shape (K,)."""
+        # Where every candidate has a shape of its own, its operations are those of its shape.
+        if self.shape_rows is self.shape_of:
+            return operation
+        return sized(operation, self.shape_rows)
+
+    def shape_suffices(self, operation: Operation) -> bool:
+        """Return whether candidates of one shape have one price of a kernel.
+
+        The other kernels run over what a rank stores, such as its share of the gradients.
+        """
+        name = operation.name
+        if name not in self._shape_suffices:
+            self._shape_suffices[name] = self.shape_rows is self.shape_of or all(
+                np.array_equal(size, size[self.shape_rows][self.shape_of])
+                for size in vars(operation).values()
+                if isinstance(size, np.ndarray)
+            )
+        return self._shape_suffices[name]
+
+    def program(self, part: Part, rows: Ints, group_lanes: Ints) -> tuple[Program, LaneSharing]:
+        """Return the compiled schedule of a part for candidates whose groups have these lanes.
+
+        Parameters
+        ----------
+        part : Part
+        rows : array of int, shape (C,)
+            Rows of the plan whose operations the candidates have.
+        group_lanes : array of int, shape (G, C)
+            Lane of each group, as `cost.prices.lanes` returns them.
+
+        Returns
+        -------
+        Program
+            One schedule for all of the candidates.
+        LaneSharing
+            What the candidates do not share of its lanes.
+        """
+        groups = self.table.placements.axes.groups
+        axes = {
+            op.axis
+            for phase in part.phases
+            for op in phase.operations
+            if isinstance(op, Collective)
+        }
+        used = [i for i, group in enumerate(groups) if group in axes]
+        axis_lanes, sharing = shared_lanes([groups[i] for i in used], group_lanes[used])
+        return compile_program(part.phases, axis_lanes).of(rows), sharing
+
+
+class KernelTimes:
+    """The times of the kernels of plans; kernels that are alike are priced once."""
+
+    def __init__(self, schedules: Schedules, prices: KernelPrices) -> None:
+        self.prices = prices
+        self.schedules = schedules
+        self._of_shapes: dict[str, Array] = {}
+        self._of_work: dict[Hashable, Array] = {}
+        self._in_a_row: dict[tuple[str, tuple[OpIndex, ...]], Array] = {}
+
+    def of_shapes(self, kernel: Compute) -> Array:
+        """Return the time of a kernel for each distinct shape, shape (K,)."""
+        if kernel.name not in self._of_shapes:
+            operation = self.schedules.shape_operation(kernel)
+            assert not isinstance(operation, Transfer)
+            work = _work_of(operation)
+            if work not in self._of_work:
+                shape = self.schedules.shape_rows.shape
+                self._of_work[work] = np.broadcast_to(self.prices.seconds(operation), shape)
+            self._of_shapes[kernel.name] = self._of_work[work]
+        return self._of_shapes[kernel.name]
+
+    def in_a_row(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
+        """Return the time of kernels that run back to back, for each row of the plan."""
+        key = (part.name, indices)
+        if key not in self._in_a_row:
+            self._in_a_row[key] = self._added_up(part, indices)
+        return self._in_a_row[key]
+
+    def _added_up(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
+        """Return the times of some kernels of a part, added up, for each row of the plan."""
+        of_shapes: list[Array] = []
+        seconds: list[Array] = []
+        for i, j in indices:
+            kernel = part.phases[i].operations[j]
+            assert not isinstance(kernel, Transfer)
+            if self.schedules.shape_suffices(kernel):
+                of_shapes.append(self.of_shapes(kernel))
+            else:
+                seconds.append(self.prices.seconds(kernel))
+        if of_shapes:
+            seconds.append(sum(of_shapes[1:], start=of_shapes[0])[self.schedules.shape_of])
+        total: Size = sum(seconds[1:], start=seconds[0])
+        return np.broadcast_to(total, self.schedules.shape_of.shape)
+
+
+def _work_of(kernel: Compute) -> Hashable:
+    """Return all on which the price of a kernel depends: kernels of other names may be alike."""
+    return type(kernel), *(
+        value.tobytes() if isinstance(value, np.ndarray) else value
+        for key, value in vars(kernel).items()
+        if key not in ("name", "waits_for")
+    )
+
+
+def distinct_shapes(compute_key: tuple[str, ...], table: CandidateTable) -> tuple[Ints, Ints]:
+    """Return the rows of distinct shapes, and each row's shape, as `distinct` does."""
+    axes = [table.placements.size(axis) for axis in compute_key if axis != "micro_batch"]
+    _, by_placement = distinct(*axes, np.zeros(len(table.placements), dtype=np.int64))
+    return distinct(by_placement[table.placement], table.micro_batch)
