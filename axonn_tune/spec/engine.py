@@ -167,6 +167,11 @@ class MegatronProgram:
     scales_gradients
         Whether a kernel divides gradients by the number of replicas before they are reduced
         (average_in_collective off).
+    has_main_gradients
+        Whether the optimizer of a mixed precision reads gradients of its own in fp32, into which
+        those of another type are copied, which a kernel unscales in fp16, and whether another
+        kernel copies updated weights to the model (Float16OptimizerWithFloat16Params, and
+        DistributedOptimizer but for its precision-aware form).
     view_seconds
         Time of the host for each replica's part of a weight whose update is gathered, where the
         parts are copied one by one out of the buffer of each replica and the device stands still
@@ -240,6 +245,7 @@ class MegatronProgram:
     overlaps_sharded: bool = True
     sums_sharded: bool = False
     scales_gradients: bool = False
+    has_main_gradients: bool = False
     view_seconds: Quantity | None = None
     scatters_transfers: bool = True
     reruns_attention: bool = False

@@ -560,6 +560,7 @@ class MegatronCommunication(SequenceParallel):
             cleared=owned if options.shards_gradients else stored,
             offload=options.engine.offload_in(self.shapes.job),
             states=options.states(self.shapes.job),
+            has_main_gradients=options.engine.megatron.has_main_gradients,
         )
 
     def _gather_updated(self, host: HostProgram, updated: tuple[str, ...]) -> None:

@@ -42,6 +42,10 @@ class States:
         return N_MOMENTS * self.moment_bytes + self.master_bytes
 
 
+# What the optimizer of a mixed precision keeps, all in fp32.
+_MIXED = States(FP32_BYTES, FP32_BYTES)
+
+
 def has_master_copy(job: Job) -> bool:
     """Return whether the optimizer keeps an fp32 copy of each weight, as in mixed precision."""
     return job.element_bytes < FP32_BYTES
@@ -87,6 +91,7 @@ def clip_and_update(
     offload: OffloadProgram | None = None,
     in_optimizer: bool = False,
     states: States | None = None,
+    has_main_gradients: bool = False,
 ) -> tuple[str, ...]:
     """Form the norm of the gradients, clip them, and let the optimizer update the weights.
 
@@ -107,12 +112,21 @@ def clip_and_update(
         Whether the optimizer on the GPU clips the gradient as it reads it.
     states : States, optional
         What the optimizer keeps on the GPU; by default moments and master weights of the job.
+    has_main_gradients : bool
+        Whether an optimizer on the GPU with fp32 states has fp32 gradients of its own, too, and
+        other kernels copy gradients to it and weights from it.
 
     Returns
     -------
     tuple of str
         Names of the copies that end before the updated weights can be gathered.
     """
+    cleared_bytes = gradient_bytes * (owned if cleared is None else cleared)
+    states = states or states_of(job)
+    is_main = has_main_gradients and offload is None and states == _MIXED
+    if is_main:
+        _form_main_gradients(host, job, owned, gradient_bytes)
+        gradient_bytes = FP32_BYTES
     if offload is not None and offload.weights:
         host.host_kernel(names.GRADIENT_NORM, owned * FP32_BYTES)
     else:
@@ -124,17 +138,28 @@ def clip_and_update(
         host.host_kernel(names.GRADIENT_CLIP, 2.0 * owned * FP32_BYTES)
     elif not in_optimizer:
         host.memory_bound(names.GRADIENT_CLIP, 2.0 * owned * gradient_bytes, "scale")
-    cleared_bytes = gradient_bytes * (owned if cleared is None else cleared)
     if offload is not None:
         return _update_on_host(host, job, owned, cleared_bytes, offload)
     # The optimizer reads the gradient, reads and writes the states and writes the weight; without
     # a whole master copy it reads the weight too, and where it clips it writes the gradient.
-    states = states or states_of(job)
     weight_bytes = job.element_bytes * (1.0 if states.master_bytes == FP32_BYTES else 2.0)
     update_bytes = gradient_bytes * (2.0 if in_optimizer else 1.0)
-    update_bytes += 2.0 * states.nbytes + weight_bytes
+    update_bytes += 2.0 * states.nbytes + (0.0 if is_main else weight_bytes)
     host.memory_bound(names.OPTIMIZER_STEP, owned * update_bytes + cleared_bytes, "optimizer")
+    if is_main:
+        host.memory_bound(names.WEIGHTS_MAIN, owned * (FP32_BYTES + weight_bytes), "copy")
     return ()
+
+
+def _form_main_gradients(host: HostProgram, job: Job, owned: Array, gradient_bytes: float) -> None:
+    """Copy gradients to those of the optimizer unless they are in fp32; in fp16 undo their scale.
+
+    The kernel that undoes the scale also looks for what is no number.
+    """
+    if gradient_bytes < FP32_BYTES:
+        host.memory_bound(names.GRADIENT_MAIN, owned * (gradient_bytes + FP32_BYTES), "cast")
+    if job.dtype == "fp16":
+        host.memory_bound(names.GRADIENT_UNSCALE, owned * 2.0 * FP32_BYTES, "scale")
 
 
 def _update_on_host(

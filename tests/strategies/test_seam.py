@@ -19,7 +19,7 @@ from axonn_tune.strategies.axonn_communication import AxonnCommunication, gradie
 from axonn_tune.strategies.communication import Communication
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.megatron_communication import MegatronCommunication
-from axonn_tune.strategies.optimizer import clip_and_update
+from axonn_tune.strategies.optimizer import States, clip_and_update
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.transformer import Transformer
 from axonn_tune.strategies.zero import zeropp
@@ -143,3 +143,40 @@ def test_the_end_of_a_step_by_hand(dtype, update_bytes, cleared):
     assert isinstance(clip, MemoryBound) and clip.nbytes == 80.0 and clip.waits_for == ("sum",)
     n_cleared = 10.0 if cleared is None else cleared
     assert step.name == "optimizer.step" and step.nbytes == 10 * update_bytes + 4 * n_cleared
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gradient_bytes", "expected"),
+    # Bytes that the copy to fp32, the kernel that undoes the scale, norm, clipping, and the update
+    # with its three states read and write; the latter clears the gradient of 2 or 4 bytes.
+    [
+        ("fp16", 2.0, {"main": 2 + 4, "unscale": 8, "norm": 4, "clip": 8, "step": 28 + 2}),
+        ("fp16", 4.0, {"unscale": 8, "norm": 4, "clip": 8, "step": 28 + 4}),
+        ("bf16", 2.0, {"main": 2 + 4, "norm": 4, "clip": 8, "step": 28 + 2}),
+        ("bf16", 4.0, {"norm": 4, "clip": 8, "step": 28 + 4}),
+    ],
+)
+def test_main_gradients_and_weights_by_hand(dtype, gradient_bytes, expected):
+    """Megatron-LM at 78a69eaf, optimizer.py, Float16OptimizerWithFloat16Params.step."""
+    host, owned = HostProgram(), np.array([10.0])
+    job = replace(JOB, dtype=dtype)
+    clip_and_update(host, job, owned, gradient_bytes, {}, has_main_gradients=True)
+    *kernels, to_model = ((op.name, op.nbytes[0]) for op in host.phase("end").operations)
+    names = [*(f"gradient.{name}" for name in [*expected][:-1]), "optimizer.step"]
+    assert kernels == [(n, 10.0 * b) for n, b in zip(names, expected.values(), strict=True)]
+    assert to_model == ("weights.main", 10.0 * (4 + 2))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "states"), [("fp32", States(4.0, 0.0)), ("bf16", States(2.0, 2.0))]
+)
+def test_states_that_are_not_in_fp32_have_no_main_gradients(dtype, states):
+    """Nor are there any where the weights themselves are in fp32."""
+
+    def end_of_step(has_main_gradients):
+        host, job = HostProgram(), replace(JOB, dtype=dtype)
+        options = {"states": states, "has_main_gradients": has_main_gradients}
+        clip_and_update(host, job, np.array([10.0]), 2.0, {}, **options)
+        return [(op.name, op.nbytes[0]) for op in host.phase("end").operations]
+
+    assert end_of_step(True) == end_of_step(False)

@@ -1,0 +1,75 @@
+"""The fp32 gradients of Megatron-Core's optimizer: bytes that torch moves in its released code."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from axonn_tune.io.presets import load_engine
+from axonn_tune.spec.job import Job
+from axonn_tune.strategies.optimizer import clip_and_update
+from axonn_tune.strategies.program import HostProgram
+
+pytest.importorskip("megatron.core")
+# Importing the package warns of what it deprecates, and of packages that it does without.
+pytestmark = pytest.mark.filterwarnings("ignore")
+N_WEIGHTS = 4096
+
+
+class Copies(TorchDispatchMode):
+    """Counts the bytes that copies into another tensor, or into another type, read and write."""
+
+    def __init__(self):
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in ("_to_copy", "copy_"):
+            source = args[0] if name == "_to_copy" else args[1]
+            self.nbytes += source.nbytes + out.nbytes
+        return out
+
+
+def copied_by(method, gradient_type):
+    """Return the bytes of each weight that a method of Megatron-Core's optimizer copies."""
+    from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params as Optimizer
+
+    weight = torch.nn.Parameter(torch.zeros(N_WEIGHTS, dtype=torch.bfloat16))
+    weight.main_grad = torch.zeros(N_WEIGHTS, dtype=gradient_type)
+    main = torch.nn.Parameter(torch.zeros(N_WEIGHTS))
+    optimizer = SimpleNamespace(
+        float16_groups=[[weight]],
+        fp32_from_float16_groups=[[main]],
+        fp32_from_fp32_groups=[],
+        _dummy_overflow_buf=None,
+    )
+    get = Optimizer._get_model_and_main_params_data_float16
+    optimizer._get_model_and_main_params_data_float16 = lambda: get(optimizer)
+    with Copies() as copies:
+        getattr(Optimizer, method)(optimizer)
+    return copies.nbytes / N_WEIGHTS
+
+
+def planned(name, gradient_bytes):
+    """Return the bytes of each weight that a kernel of the plan moves; 0 where there is none."""
+    host = HostProgram()
+    has_main = load_engine("megatron-core").megatron.has_main_gradients
+    clip_and_update(host, Job(1, 1, 8), np.ones(1), gradient_bytes, {}, has_main_gradients=has_main)
+    return sum(float(op.nbytes[0]) for op in host.phase("end").operations if op.name == name)
+
+
+@pytest.mark.parametrize(
+    ("gradient_type", "gradient_bytes"), [(torch.bfloat16, 2.0), (torch.float32, 4.0)]
+)
+def test_gradients_are_copied_unless_they_are_in_fp32(gradient_type, gradient_bytes):
+    copied = copied_by("_copy_model_grads_to_main_grads", gradient_type)
+    assert copied == planned("gradient.main", gradient_bytes)
+
+
+def test_updated_weights_are_copied_to_the_model():
+    copied = copied_by("_copy_main_params_to_model_params", torch.float32)
+    assert copied == planned("weights.main", 4.0)
