@@ -223,11 +223,13 @@ class Mixture:
         self._send(host, chain, DISPATCH)
         self._send_probabilities(host, chain)
         self._sort(host, chain, "sort")
+        self._pad(host, chain, "pad")
         self._product_forward(host, chain, _UP, *self._up)
         self._add_first_bias(host, chain)
         self._activate(host, chain)
         self._product_forward(host, chain, _DOWN, *self._down)
         self._add_bias(host, chain)
+        self._pad(host, chain, "unpad")
         self._sort(host, chain, "unsort")
         if chain == RECOMPUTE and self.sizes.shapes.leaves_out_combine:
             return
@@ -239,12 +241,14 @@ class Mixture:
         self._permute(host, BACKWARD, "unpermute")
         self._send(host, BACKWARD, COMBINE)
         self._sort(host, BACKWARD, "unsort")
+        self._pad(host, BACKWARD, "unpad")
         self._add_bias(host, BACKWARD)
         self._product_backward(host, _DOWN, *self._down)
         self._activate(host, BACKWARD)
         self._add_first_bias(host, BACKWARD)
         self._reduce_bias(host)
         self._product_backward(host, _UP, *self._up)
+        self._pad(host, BACKWARD, "pad")
         self._sort(host, BACKWARD, "sort")
         self._bring_probabilities(host)
         self._bring(host, BACKWARD, DISPATCH)
@@ -351,6 +355,16 @@ class Mixture:
             is_sorted = (sizes.n_local > 1) & (sizes.n_local < sizes.experts.n_experts)
             nbytes = np.where(is_sorted, 2.0 * sizes.taken_bytes, 0.0)
         host.memory_bound(names.of_layer(chain, action), nbytes, "copy")
+
+    def _pad(self, host: HostProgram, chain: str, action: str) -> None:
+        """Copy the rows of each local expert to where low products find them, or back.
+
+        These take rows by 16 or more. The few rows that are added do not count.
+        """
+        sizes = self.sizes
+        is_padded = self.communication.pads_experts and not sizes.shapes.sends_once
+        if is_padded and self.casts.number_format(_UP):
+            host.memory_bound(names.of_layer(chain, action), 2.0 * sizes.taken_bytes, "copy")
 
     def _send(self, host: HostProgram, chain: str, message: str) -> None:
         """Send what the rank has for each expert to the ranks that hold it."""

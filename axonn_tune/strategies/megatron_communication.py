@@ -159,6 +159,14 @@ class MegatronCommunication(SequenceParallel):
         """True: the experts' ranks multiply by them (Megatron-Core 0.16, token_dispatcher.py)."""
         return True
 
+    @property
+    def pads_experts(self) -> bool:
+        """True, unless messages bring rows padded or the router pads (moe/experts.py at d98e8a64).
+
+        The router does so with --moe-router-padding-for-quantization, which is off unless stated.
+        """
+        return True
+
     def gather_counts(self, host: HostProgram, name: str, nbytes: Size) -> None:
         """Gather each rank's numbers within the group that holds all experts."""
         if self.options.has_experts:

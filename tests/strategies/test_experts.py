@@ -429,3 +429,20 @@ def test_no_rank_takes_more_than_all_tokens_of_its_group(expert):
         plan = plan_of(WHOLE, MIXTURE, job, data=16, expert=expert)
         sent.append([number(op.nbytes) for op in collectives(plan, plan.microstep)])
     assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8-current", "mxfp8"])
+@pytest.mark.parametrize("sends_once", [False, True])
+def test_rows_of_experts_are_padded_for_low_products(precision, sends_once):
+    """Tokens are copied there and back, and so are gradients, unless they have come padded."""
+    strategy, job = replace(WHOLE, sends_once=sends_once), replace(JOB, precision=precision)
+    plan = plan_of(strategy, MIXTURE, job, tensor=2, data=8, expert=4)
+    copies = JOB.seq_len / 2 * EXPERTS.top_k * MIXTURE.hidden_size * JOB.element_bytes
+    found = {
+        op.name: number(op.nbytes)
+        for op in of_kind(operations(plan.microstep), MemoryBound)
+        if op.name.endswith("pad")
+    }
+    names = ["forward.pad", "forward.unpad", "backward.unpad", "backward.pad"]
+    is_padded = precision != "bf16" and not sends_once
+    assert found == ({name: approx(2 * copies) for name in names} if is_padded else {})
