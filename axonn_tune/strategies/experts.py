@@ -317,7 +317,8 @@ class Mixture:
     def _route(self, host: HostProgram, chain: str) -> None:
         """Form each token's score for each expert, and choose; or form the gradients of this.
 
-        The gate of shared experts is one column more.
+        The gate of shared experts is one column more. The gradient of the router's input is added
+        to that of the copies.
         """
         shapes = self.sizes.shapes
         tokens = shapes.own_tokens
@@ -331,6 +332,7 @@ class Mixture:
             return
         host.memory_bound(names.of_layer(chain, "choice"), score_bytes, "routing_backward")
         host.gemm(names.gemm_input(owner), tokens, width, n_columns, "NT")
+        host.memory_bound(names.input_gradient(owner), 3.0 * self.sizes.own_bytes, "add")
         if shapes.job.trains_weights:
             host.gemm(names.gemm_weight(owner), width, n_columns, tokens, "TN")
 

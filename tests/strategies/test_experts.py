@@ -446,3 +446,37 @@ def test_rows_of_experts_are_padded_for_low_products(precision, sends_once):
     names = ["forward.pad", "forward.unpad", "backward.unpad", "backward.pad"]
     is_padded = precision != "bf16" and not sends_once
     assert found == ({name: approx(2 * copies) for name in names} if is_padded else {})
+
+
+def sums_of(model, recompute="none"):
+    """The bytes of what adds two tensors, besides the residual connections, in a micro-step."""
+    plan = plan_of(WHOLE, model, JOB, recompute=recompute, tensor=2, data=8, expert=4)
+    adds = [op for op in operations(plan.microstep) if getattr(op, "kernel", "") == "add"]
+    sums = Counter()
+    for op in adds:
+        if "residual" not in op.name and "accumulate" not in op.name:
+            sums[op.name] += number(op.nbytes)
+    return +sums
+
+
+def test_tensors_that_several_layers_read_have_sums_of_their_gradients():
+    """Router, copies and shared experts read the output of one norm (core/transformer/moe).
+
+    The weights that form the latent vectors read that of another (multi_latent_attention.py).
+    """
+    one = 3.0 * JOB.seq_len / 2 * MIXTURE.hidden_size * JOB.element_bytes * MIXTURE.n_layers
+    router = {"backward.router.input_gradient": approx(one)}
+    shared = {"backward.shared_up.input_gradient": approx(one)}
+    output = {"forward.shared_sum": approx(one)}
+    latent = {"backward.norm1.input_gradient": approx(one)}
+    assert sums_of(DENSE) == {}
+    assert sums_of(MIXTURE) == router
+    assert sums_of(MODELS["shared"]) == router | shared | output
+    assert sums_of(MODELS["latent attention"]) == router | latent
+    assert sums_of(MODELS["whole queries"]) == latent
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective:moe", "selective:shared_experts"])
+def test_outputs_of_experts_are_summed_again_where_both_are_formed_again(recompute):
+    again = {name for name in sums_of(MODELS["shared"], recompute) if name.startswith("recompute")}
+    assert again == (set() if "shared" in recompute else {"recompute.shared_sum"})
