@@ -161,6 +161,11 @@ class Communication:
         return False
 
     @property
+    def sorts_all_copies(self) -> bool:
+        """Whether copies are sorted by their experts where a rank holds all of these, too."""
+        return False
+
+    @property
     def pads_experts(self) -> bool:
         """Whether kernels of their own pad the rows of each expert for low products."""
         return False

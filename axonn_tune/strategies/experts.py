@@ -348,13 +348,15 @@ class Mixture:
     def _sort(self, host: HostProgram, chain: str, action: str) -> None:
         """Bring copies from several ranks into the order of the local experts, or back.
 
-        Tokens that came once are copied for each of their local experts.
+        Tokens that came once are copied for each of their local experts. Copies that have not
+        travelled are in this order; some programs copy them nevertheless.
         """
         sizes = self.sizes
         if sizes.shapes.sends_once:
             nbytes = sizes.sent_bytes * sizes.shapes.expert_tensor + sizes.taken_bytes
         else:
-            is_sorted = (sizes.n_local > 1) & (sizes.n_local < sizes.experts.n_experts)
+            has_travelled = sizes.n_local < sizes.experts.n_experts
+            is_sorted = (sizes.n_local > 1) & (has_travelled | self.communication.sorts_all_copies)
             nbytes = np.where(is_sorted, 2.0 * sizes.taken_bytes, 0.0)
         host.memory_bound(names.of_layer(chain, action), nbytes, "copy")
 

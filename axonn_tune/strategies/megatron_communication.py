@@ -160,6 +160,11 @@ class MegatronCommunication(SequenceParallel):
         return True
 
     @property
+    def sorts_all_copies(self) -> bool:
+        """True: several local experts suffice (moe/token_dispatcher.py, dispatch_postprocess)."""
+        return True
+
+    @property
     def pads_experts(self) -> bool:
         """True, unless messages bring rows padded or the router pads (moe/experts.py at d98e8a64).
 

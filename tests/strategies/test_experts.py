@@ -480,3 +480,13 @@ def test_tensors_that_several_layers_read_have_sums_of_their_gradients():
 def test_outputs_of_experts_are_summed_again_where_both_are_formed_again(recompute):
     again = {name for name in sums_of(MODELS["shared"], recompute) if name.startswith("recompute")}
     assert again == (set() if "shared" in recompute else {"recompute.shared_sum"})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_sorted"), [({}, True), ({"expert": 4}, True), ({"expert": 8}, False)]
+)
+def test_copies_are_sorted_wherever_a_rank_has_several_experts(sizes, is_sorted):
+    plan = plan_of(WHOLE, MIXTURE, JOB, data=16, **sizes)
+    copies = JOB.seq_len * EXPERTS.top_k * MIXTURE.hidden_size * JOB.element_bytes
+    found = [number(op.nbytes) for op in operations(plan.microstep) if op.name.endswith("sort")]
+    assert found == [approx(2 * copies * is_sorted)] * 4 * MIXTURE.n_layers
