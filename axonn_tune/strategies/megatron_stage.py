@@ -160,3 +160,20 @@ def stored_matrices(shapes: Shapes, layers: Sequence[int]) -> Array:
         for linear in shapes.model.linears_of(block):
             total = total + count * linear.parameters / (tensor if linear.is_split else 1.0)
     return total
+
+
+def elements_of_kinds(shapes: Shapes, layers: Sequence[int], last: bool) -> Array:
+    """Return the elements of one matrix of each kind that a rank of a stage has, shape (C,).
+
+    All experts of a rank have matrices of the same kinds.
+    """
+    model = shapes.model
+    tensor = shapes.table.size("tensor")
+    blocks = model.counts(layers)
+    linears = {linear for block in blocks for linear in model.linears_of(block)}
+    total = last * model.head.parameters / tensor
+    for linear in linears:
+        total = total + linear.parameters / (tensor if linear.is_split else 1.0)
+    if any(block.has_experts for block in blocks):
+        total = total + model.expert_parameters / shapes.expert_tensor
+    return total

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from build import memory_terms, number, operations, plan_of
+from worlds import quantity
 
 from axonn_tune.api import predict
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import Experts, LatentAttention
-from axonn_tune.spec.engine import Engine, MegatronProgram
+from axonn_tune.spec.engine import Engine, MegatronProgram, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, GroupedGemm
@@ -271,3 +272,19 @@ def test_the_router_saves_its_input_uncast(shared_hidden_size, precision, with_s
     )
     cast = with_shared * bool(shared_hidden_size)
     assert kept - left_out == pytest.approx(4 * TOKENS * 256 * (2.0 + cast))
+
+
+def test_tensors_that_stand_for_gradients_are_those_of_a_stages_matrices():
+    """Transformer Engine keeps one for each shape of a weight (module/base.py, get_dummy_wgrad)."""
+    dummies = quantity(1.0)
+    engine = Engine(memory=MemoryForm(dummy_gradient_bytes=dummies))
+    strategy = replace(STRATEGY, engine=engine)
+    attention = 256 * 3 * 256 + 256 * 256
+    head, dense, expert = 1024 * 256, 3 * 256 * 512, 3 * 256 * 128
+    mixtures = {0: Experts(8, 2, 128), 1: Experts(8, 2, 128, first_layer=1), 4: None}
+    for n_dense, mlps in {0: expert, 1: dense + expert, 4: dense}.items():
+        model = replace(DENSE, experts=mixtures[n_dense])
+        with_them, without = (
+            memory_terms(each, model, JOB, **SIZES)["working_set"] for each in (strategy, STRATEGY)
+        )
+        assert with_them - without == attention + head + mlps
