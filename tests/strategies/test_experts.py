@@ -111,6 +111,7 @@ def test_each_layer_sends_every_tokens_copies_there_and_back_twice(strategy, imb
 
 
 def test_ranks_that_share_an_expert_gather_its_tokens_and_sum_its_results():
+    """Results are summed, and their gradients gathered, in the type of the probabilities, fp32."""
     sizes = {"tensor": 4, "data": 4, "expert": 2}
     plan = plan_of(SPLIT, MIXTURE, JOB, **sizes)
     ops = collectives(plan, plan.microstep)
@@ -120,7 +121,15 @@ def test_ranks_that_share_an_expert_gather_its_tokens_and_sum_its_results():
     for name in names:
         found = [op for op in ops if op.name == name]
         assert len(found) == MIXTURE.n_layers
-        assert {number(op.nbytes) for op in found} == {4 * copies}
+        element = 4.0 if "combine" in name else 2.0
+        assert {number(op.nbytes) for op in found} == {4 * copies * element / 2.0}
+    kernels = {
+        op.name: number(op.nbytes) for op in of_kind(operations(plan.microstep), MemoryBound)
+    }
+    assert (
+        kernels["forward.combine.to_fp32"] == kernels["backward.combine.from_fp32"] == 12 * copies
+    )
+    assert kernels["forward.combine.from_fp32"] == kernels["backward.combine.to_fp32"] == 3 * copies
 
 
 def test_the_busiest_rank_multiplies_more_rows():
