@@ -12,6 +12,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import N_STEPS, Start
 from axonn_tune.job_scripts.megatron_model import model_flags
 from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES, ULYSSES_RING
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.plan import FLASH_ATTENTION
 from axonn_tune.spec.recomputation import is_partial, recomputed_modules
@@ -225,17 +226,23 @@ def _expert_flags(prediction: Prediction, strategy: Megatron3D) -> tuple[str, ..
     return (
         f"--expert-model-parallel-size {layout.size(EXPERT)}",
         f"--expert-tensor-parallel-size {tensor}",
-        *_dispatcher_flags(strategy),
+        *_dispatcher_flags(strategy, prediction.scenario.job),
         "--moe-grouped-gemm",
         "--moe-permute-fusion",
+        "--moe-router-dtype fp32",
     )
 
 
-def _dispatcher_flags(strategy: Megatron3D) -> tuple[str, ...]:
-    """Return the flags that say how tokens travel to and from experts."""
+def _dispatcher_flags(strategy: Megatron3D, job: Job) -> tuple[str, ...]:
+    """Return the flags that say how tokens travel to and from experts.
+
+    Copies of tokens that came once are padded for low products as they are made.
+    """
     flags: tuple[str, ...] = ("--moe-token-dispatcher-type alltoall",)
     if strategy.sends_once:
         flags = ("--moe-token-dispatcher-type flex", "--moe-flex-dispatcher-backend deepep")
+        if job.recipe is not None:
+            flags = (*flags, "--moe-router-padding-for-quantization")
     if strategy.overlaps_experts:
         flags = (*flags, "--overlap-moe-expert-parallel-comm")
     return flags

@@ -160,6 +160,16 @@ class Communication:
         """Whether the router's probabilities travel with the copies to the experts."""
         return False
 
+    @property
+    def sorts_all_copies(self) -> bool:
+        """Whether copies are sorted by their experts where a rank holds all of these, too."""
+        return False
+
+    @property
+    def pads_experts(self) -> bool:
+        """Whether kernels of their own pad the rows of each expert for low products."""
+        return False
+
     def gather_counts(self, host: HostProgram, name: str, nbytes: Size) -> None:
         """Tell all ranks that hold experts how many copies come for each expert, and wait.
 

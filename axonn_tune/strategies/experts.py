@@ -223,11 +223,13 @@ class Mixture:
         self._send(host, chain, DISPATCH)
         self._send_probabilities(host, chain)
         self._sort(host, chain, "sort")
+        self._pad(host, chain, "pad")
         self._product_forward(host, chain, _UP, *self._up)
         self._add_first_bias(host, chain)
         self._activate(host, chain)
         self._product_forward(host, chain, _DOWN, *self._down)
         self._add_bias(host, chain)
+        self._pad(host, chain, "unpad")
         self._sort(host, chain, "unsort")
         if chain == RECOMPUTE and self.sizes.shapes.leaves_out_combine:
             return
@@ -239,12 +241,14 @@ class Mixture:
         self._permute(host, BACKWARD, "unpermute")
         self._send(host, BACKWARD, COMBINE)
         self._sort(host, BACKWARD, "unsort")
+        self._pad(host, BACKWARD, "unpad")
         self._add_bias(host, BACKWARD)
         self._product_backward(host, _DOWN, *self._down)
         self._activate(host, BACKWARD)
         self._add_first_bias(host, BACKWARD)
         self._reduce_bias(host)
         self._product_backward(host, _UP, *self._up)
+        self._pad(host, BACKWARD, "pad")
         self._sort(host, BACKWARD, "sort")
         self._bring_probabilities(host)
         self._bring(host, BACKWARD, DISPATCH)
@@ -313,7 +317,8 @@ class Mixture:
     def _route(self, host: HostProgram, chain: str) -> None:
         """Form each token's score for each expert, and choose; or form the gradients of this.
 
-        The gate of shared experts is one column more.
+        The gate of shared experts is one column more. The gradient of the router's input is added
+        to that of the copies.
         """
         shapes = self.sizes.shapes
         tokens = shapes.own_tokens
@@ -327,6 +332,7 @@ class Mixture:
             return
         host.memory_bound(names.of_layer(chain, "choice"), score_bytes, "routing_backward")
         host.gemm(names.gemm_input(owner), tokens, width, n_columns, "NT")
+        host.memory_bound(names.input_gradient(owner), 3.0 * self.sizes.own_bytes, "add")
         if shapes.job.trains_weights:
             host.gemm(names.gemm_weight(owner), width, n_columns, tokens, "TN")
 
@@ -342,15 +348,27 @@ class Mixture:
     def _sort(self, host: HostProgram, chain: str, action: str) -> None:
         """Bring copies from several ranks into the order of the local experts, or back.
 
-        Tokens that came once are copied for each of their local experts.
+        Tokens that came once are copied for each of their local experts. Copies that have not
+        travelled are in this order; some programs copy them nevertheless.
         """
         sizes = self.sizes
         if sizes.shapes.sends_once:
             nbytes = sizes.sent_bytes * sizes.shapes.expert_tensor + sizes.taken_bytes
         else:
-            is_sorted = (sizes.n_local > 1) & (sizes.n_local < sizes.experts.n_experts)
+            has_travelled = sizes.n_local < sizes.experts.n_experts
+            is_sorted = (sizes.n_local > 1) & (has_travelled | self.communication.sorts_all_copies)
             nbytes = np.where(is_sorted, 2.0 * sizes.taken_bytes, 0.0)
         host.memory_bound(names.of_layer(chain, action), nbytes, "copy")
+
+    def _pad(self, host: HostProgram, chain: str, action: str) -> None:
+        """Copy the rows of each local expert to where low products find them, or back.
+
+        These take rows by 16 or more. The few rows that are added do not count.
+        """
+        sizes = self.sizes
+        is_padded = self.communication.pads_experts and not sizes.shapes.sends_once
+        if is_padded and self.casts.number_format(_UP):
+            host.memory_bound(names.of_layer(chain, action), 2.0 * sizes.taken_bytes, "copy")
 
     def _send(self, host: HostProgram, chain: str, message: str) -> None:
         """Send what the rank has for each expert to the ranks that hold it."""

@@ -38,6 +38,7 @@ from axonn_tune.strategies.context import broken_context_rules, context_axes, co
 from axonn_tune.strategies.experts import stored_experts
 from axonn_tune.strategies.megatron_communication import MegatronCommunication
 from axonn_tune.strategies.megatron_stage import (
+    elements_of_kinds,
     held_by_blocks,
     module_layers,
     saved_by_module,
@@ -436,7 +437,7 @@ class Megatron3D:
         memory = self.engine.memory
         stand_beside = (replicas > 1) | (shapes.table.n_stages > 1)
         unsummed_bytes = stand_beside * value_or(memory.unsummed_bytes, 0.0)
-        n_dummies = model.block_matmul_parameters + last * model.head.parameters
+        n_dummies = elements_of_kinds(shapes, layers, last)
         has_dummies = self.fused_accumulation and job.trains_weights
         dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * has_dummies
         context = context_parallelism(self.context_kind, shapes)
@@ -450,9 +451,7 @@ class Megatron3D:
             **host_activations(job, held * moved),
             "activations": held * (shapes.saved_by_layers(saved, chunk) - moved)
             + n_modules * saved_by_module(shapes),
-            "working_set": working
-            + largest_moved(shapes, layers)
-            + n_dummies * dummy_bytes / shapes.table.size("tensor"),
+            "working_set": working + largest_moved(shapes, layers) + n_dummies * dummy_bytes,
             **self._held_back(shapes, len(above)),
         }
 

@@ -121,17 +121,32 @@ class MegatronCommunication(SequenceParallel):
         """Exchange within the group that holds all experts, then gather what parts of one take."""
         self._exchange(host, chain, message, nbytes)
         if self.options.splits_experts:
-            name = names.all_gather(names.of_layer(chain, message))
-            host.run(name, "all_gather", nbytes * self.shapes.expert_tensor, "tensor")
+            self._share(host, chain, message, nbytes, "all_gather")
 
     def bring_from_experts(
         self, host: HostProgram, chain: str, message: str, nbytes: Array
     ) -> None:
         """Sum what parts of an expert have formed, then exchange within the group of experts."""
         if self.options.splits_experts:
-            name = names.reduce_scatter(names.of_layer(chain, message))
-            host.run(name, "reduce_scatter", nbytes * self.shapes.expert_tensor, "tensor")
+            self._share(host, chain, message, nbytes, "reduce_scatter")
         self._exchange(host, chain, message, nbytes)
+
+    def _share(self, host: HostProgram, chain: str, message: str, nbytes: Array, kind: str) -> None:
+        """Gather tokens over ranks that share an expert, or sum what these have formed.
+
+        Results are summed in the type of the router's probabilities, which is fp32, and their
+        gradients are gathered in it (moe/token_dispatcher.py at d98e8a64, combine_preprocess).
+        """
+        name = names.of_layer(chain, message)
+        of_all = nbytes * self.shapes.expert_tensor
+        if message != COMBINE:
+            host.run(names.collective(name, kind), kind, of_all, "tensor")
+            return
+        ratio = FP32_BYTES / self.shapes.element_bytes
+        before, after = (of_all, nbytes) if kind == "reduce_scatter" else (nbytes, of_all)
+        host.memory_bound(f"{name}.to_fp32", before * (1.0 + ratio), "copy")
+        host.run(names.collective(name, kind), kind, of_all * ratio, "tensor")
+        host.memory_bound(f"{name}.from_fp32", after * (1.0 + ratio), "copy")
 
     def _exchange(self, host: HostProgram, chain: str, message: str, nbytes: Array) -> None:
         """Exchange tokens within the group of experts, and wait for them.
@@ -157,6 +172,19 @@ class MegatronCommunication(SequenceParallel):
     @property
     def sends_probabilities(self) -> bool:
         """True: the experts' ranks multiply by them (Megatron-Core 0.16, token_dispatcher.py)."""
+        return True
+
+    @property
+    def sorts_all_copies(self) -> bool:
+        """True: several local experts suffice (moe/token_dispatcher.py, dispatch_postprocess)."""
+        return True
+
+    @property
+    def pads_experts(self) -> bool:
+        """True, unless messages bring rows padded or the router pads (moe/experts.py at d98e8a64).
+
+        The router does so with --moe-router-padding-for-quantization, which is off unless stated.
+        """
         return True
 
     def gather_counts(self, host: HostProgram, name: str, nbytes: Size) -> None:

@@ -15,7 +15,7 @@ from axonn_tune.spec.plan import Array
 from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.context import ContextParallelism
 from axonn_tune.strategies.experts import ExpertShapes, stored_experts
-from axonn_tune.strategies.modules import discarded_bytes
+from axonn_tune.strategies.modules import discarded_bytes, saved_beside
 from axonn_tune.strategies.shapes import MASK_BYTES, Shapes, stage_parameters
 
 
@@ -75,12 +75,13 @@ def _input_bytes(shapes: Shapes) -> Array:
 def _saved_without_scores(shapes: Shapes, block: Block) -> Array:
     """Return the bytes that a block saves apart from attention's scores.
 
-    These are inputs and outputs of the norms and two dropout masks of the residual stream; q, k,
-    v, the input of proj, the MLP before and after its activation (Korthikanti et al., equations
-    1 to 4), or what the experts save.
+    These are inputs of the norms, what products save of their outputs, and two dropout masks of the
+    residual stream; q, k, v, the input of proj, the MLP before and after its activation
+    (Korthikanti et al., equations 1 to 4), or what the experts save.
     """
     n_masks = 2.0 * MASK_BYTES / shapes.element_bytes if shapes.job.dropout else 0.0
-    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
+    beside = sum(saved_beside(shapes, block).values())
+    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes + beside
     inner_bytes = shapes.inner_bytes
     if block.has_experts and shapes.model.experts is not None:
         saved = ExpertShapes(shapes, shapes.model.experts).saved_bytes
@@ -158,4 +159,21 @@ def stored_matrices(shapes: Shapes, layers: Sequence[int]) -> Array:
     for block, count in shapes.model.counts(layers).items():
         for linear in shapes.model.linears_of(block):
             total = total + count * linear.parameters / (tensor if linear.is_split else 1.0)
+    return total
+
+
+def elements_of_kinds(shapes: Shapes, layers: Sequence[int], last: bool) -> Array:
+    """Return the elements of one matrix of each kind that a rank of a stage has, shape (C,).
+
+    All experts of a rank have matrices of the same kinds.
+    """
+    model = shapes.model
+    tensor = shapes.table.size("tensor")
+    blocks = model.counts(layers)
+    linears = {linear for block in blocks for linear in model.linears_of(block)}
+    total = last * model.head.parameters / tensor
+    for linear in linears:
+        total = total + linear.parameters / (tensor if linear.is_split else 1.0)
+    if any(block.has_experts for block in blocks):
+        total = total + model.expert_parameters / shapes.expert_tensor
     return total

@@ -28,6 +28,26 @@ def norms_again(shapes: Shapes, block: Block) -> tuple[str, ...]:
     return ("norm1",) * is_first + ("norm2",) * is_second
 
 
+def saved_beside(shapes: Shapes, block: Block) -> dict[str, Size]:
+    """Return the bytes that a block saves of each norm's output beside one cast copy of it.
+
+    Two weights that form latent vectors save a cast copy each. The router saves the output uncast,
+    and shared experts that one, too, but where scales come from earlier steps (Megatron-Core
+    d98e8a64, moe/shared_experts.py, set_save_original_input).
+    """
+    recipe = shapes.job.recipe
+    cast_bytes, uncast_bytes = shapes.norm_output_of_one, shapes.residual_bytes
+    nbytes: dict[str, Size] = {"norm1": 0.0, "norm2": 0.0}
+    if recipe is None or shapes.memory.saves_uncast or not shapes.job.trains_weights:
+        return nbytes
+    if shapes.model.latent_attention is not None:
+        nbytes["norm1"] = cast_bytes
+    if block.has_experts:
+        has_cast = bool(shapes.model.shared_linears) and recipe.saves_attention_cast
+        nbytes["norm2"] = uncast_bytes - (not has_cast) * cast_bytes
+    return nbytes
+
+
 def discarded_bytes(shapes: Shapes, block: Block, score_bytes: Size) -> Size:
     """Return the bytes that a block does not save because of the modules that are recomputed.
 
@@ -36,8 +56,9 @@ def discarded_bytes(shapes: Shapes, block: Block, score_bytes: Size) -> Size:
     score_bytes : array, shape (C,), or float
         Bytes that attention saves of its scores.
     """
-    nbytes = len(norms_again(shapes, block)) * shapes.norm_output_of_one
-    nbytes = nbytes + _of_attention(shapes, score_bytes)
+    nbytes = _of_attention(shapes, score_bytes)
+    for norm in norms_again(shapes, block):
+        nbytes = nbytes + shapes.norm_output_of_one + saved_beside(shapes, block)[norm]
     if block.has_experts and shapes.model.experts is not None:
         return nbytes + _of_experts(ExpertShapes(shapes, shapes.model.experts), shapes)
     if "mlp" in shapes.recomputed_modules:

@@ -272,6 +272,14 @@ class Transformer:
             names.of_layer(chain, layer), n_passes * self.shapes.residual_bytes, "add"
         )
 
+    def _sum(self, host: HostProgram, name: str) -> None:
+        """Add two tensors of the residual stream's size.
+
+        These are the outputs of shared and of routed experts, or the gradients of what two layers
+        read: router and shared experts, or the weights that form the latent vectors.
+        """
+        host.memory_bound(name, 3.0 * self.shapes.residual_bytes, "add")
+
     # A block -----------------------------------------------------------------------------
 
     def _block_forward(
@@ -313,6 +321,8 @@ class Transformer:
             self._mixture.forward(host, chain)
             if chain == RECOMPUTE and self.shapes.leaves_out_combine:
                 return
+            if weights[n_attention:]:
+                self._sum(host, names.of_layer(chain, "shared_sum"))
         self._output_norm(host, chain, "mlp_norm")
         self._residual(host, chain, "residual2")
 
@@ -352,6 +362,8 @@ class Transformer:
         if block.has_experts and self._mixture is not None:
             if is_whole:
                 self._mixture.forward(host, RECOMPUTE)
+                if weights:
+                    self._sum(host, names.of_layer(RECOMPUTE, "shared_sum"))
             elif "moe_act" in modules:
                 self._mixture.activate_again(host)
 
@@ -413,6 +425,8 @@ class Transformer:
             if not block.has_experts:
                 self._prefetch_block(host, prefetched)
             self._linear_backward(host, up, previous[up])
+            if block.has_experts:
+                self._sum(host, names.input_gradient(names.of_layer(BACKWARD, up)))
         if not self._model.shares_norm:
             self._norm(host, BACKWARD, "norm2")
         self._residual(host, BACKWARD, "residual2")
@@ -427,6 +441,8 @@ class Transformer:
         self._head_norms(host, BACKWARD)
         for layer in reversed(before_attention):
             self._linear_backward(host, layer, previous.get(layer, next_entry))
+        if self._model.latent_attention is not None:
+            self._sum(host, names.input_gradient(names.of_layer(BACKWARD, "norm1")))
         self._norm(host, BACKWARD, "norm1")
         self._residual(host, BACKWARD, "residual1")
         self.communication.end_block(host, is_first)

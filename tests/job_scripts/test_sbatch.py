@@ -47,12 +47,14 @@ def prediction_of(
     machine=None,
     switches=None,
     mtp_modules=0,
+    precision="bf16",
     **run,
 ):
     machine = replace(machine or machine_of(), job_script=host or JobScript())
     strategy = strategy_named(strategy, switches, has_experts=not model.is_dense)
     parsed = parse_layout(layout or LAYOUTS[strategy.name], strategy.axes)
-    job = Job(parsed.n_ranks, 8 * parsed.n_ranks, model.seq_len, mtp_modules=mtp_modules)
+    trained = {"mtp_modules": mtp_modules, "precision": precision}
+    job = Job(parsed.n_ranks, 8 * parsed.n_ranks, model.seq_len, **trained)
     scenario = Scenario(model, job, machine, strategy)
     return predict(scenario, Configuration(parsed, **run))
 
@@ -218,6 +220,18 @@ def test_megatron_spreads_experts_as_predicted(splits):
     given = dict(flags_of(script_of("megatron", **case)))
     assert given["--expert-model-parallel-size"] == "2"
     assert given["--expert-tensor-parallel-size"] == ("2" if splits else "1")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8-current"])
+@pytest.mark.parametrize("sends_once", [False, True])
+def test_megatron_routes_and_pads_as_predicted(precision, sends_once):
+    """Probabilities are in fp32, and what DeepEP brings is padded without a copy of its own."""
+    case = {"model": with_experts(), "machine": load_machine("dgx-h100"), "precision": precision}
+    switches = Switches(sends_once=sends_once)
+    given = dict(flags_of(script_of("megatron", **case, switches=switches)))
+    assert given["--moe-router-dtype"] == "fp32"
+    is_padded = sends_once and precision != "bf16"
+    assert ("--moe-router-padding-for-quantization" in given) == is_padded
 
 
 def test_windows_count_the_token_itself_and_leave_out_full_layers():

@@ -111,6 +111,7 @@ def test_each_layer_sends_every_tokens_copies_there_and_back_twice(strategy, imb
 
 
 def test_ranks_that_share_an_expert_gather_its_tokens_and_sum_its_results():
+    """Results are summed, and their gradients gathered, in the type of the probabilities, fp32."""
     sizes = {"tensor": 4, "data": 4, "expert": 2}
     plan = plan_of(SPLIT, MIXTURE, JOB, **sizes)
     ops = collectives(plan, plan.microstep)
@@ -120,7 +121,15 @@ def test_ranks_that_share_an_expert_gather_its_tokens_and_sum_its_results():
     for name in names:
         found = [op for op in ops if op.name == name]
         assert len(found) == MIXTURE.n_layers
-        assert {number(op.nbytes) for op in found} == {4 * copies}
+        element = 4.0 if "combine" in name else 2.0
+        assert {number(op.nbytes) for op in found} == {4 * copies * element / 2.0}
+    kernels = {
+        op.name: number(op.nbytes) for op in of_kind(operations(plan.microstep), MemoryBound)
+    }
+    assert (
+        kernels["forward.combine.to_fp32"] == kernels["backward.combine.from_fp32"] == 12 * copies
+    )
+    assert kernels["forward.combine.from_fp32"] == kernels["backward.combine.to_fp32"] == 3 * copies
 
 
 def test_the_busiest_rank_multiplies_more_rows():
@@ -429,3 +438,64 @@ def test_no_rank_takes_more_than_all_tokens_of_its_group(expert):
         plan = plan_of(WHOLE, MIXTURE, job, data=16, expert=expert)
         sent.append([number(op.nbytes) for op in collectives(plan, plan.microstep)])
     assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8-current", "mxfp8"])
+@pytest.mark.parametrize("sends_once", [False, True])
+def test_rows_of_experts_are_padded_for_low_products(precision, sends_once):
+    """Tokens are copied there and back, and so are gradients, unless they have come padded."""
+    strategy, job = replace(WHOLE, sends_once=sends_once), replace(JOB, precision=precision)
+    plan = plan_of(strategy, MIXTURE, job, tensor=2, data=8, expert=4)
+    copies = JOB.seq_len / 2 * EXPERTS.top_k * MIXTURE.hidden_size * JOB.element_bytes
+    found = {
+        op.name: number(op.nbytes)
+        for op in of_kind(operations(plan.microstep), MemoryBound)
+        if op.name.endswith("pad")
+    }
+    names = ["forward.pad", "forward.unpad", "backward.unpad", "backward.pad"]
+    is_padded = precision != "bf16" and not sends_once
+    assert found == ({name: approx(2 * copies) for name in names} if is_padded else {})
+
+
+def sums_of(model, recompute="none"):
+    """The bytes of what adds two tensors, besides the residual connections, in a micro-step."""
+    plan = plan_of(WHOLE, model, JOB, recompute=recompute, tensor=2, data=8, expert=4)
+    adds = [op for op in operations(plan.microstep) if getattr(op, "kernel", "") == "add"]
+    sums = Counter()
+    for op in adds:
+        if "residual" not in op.name and "accumulate" not in op.name:
+            sums[op.name] += number(op.nbytes)
+    return +sums
+
+
+def test_tensors_that_several_layers_read_have_sums_of_their_gradients():
+    """Router, copies and shared experts read the output of one norm (core/transformer/moe).
+
+    The weights that form the latent vectors read that of another (multi_latent_attention.py).
+    """
+    one = 3.0 * JOB.seq_len / 2 * MIXTURE.hidden_size * JOB.element_bytes * MIXTURE.n_layers
+    router = {"backward.router.input_gradient": approx(one)}
+    shared = {"backward.shared_up.input_gradient": approx(one)}
+    output = {"forward.shared_sum": approx(one)}
+    latent = {"backward.norm1.input_gradient": approx(one)}
+    assert sums_of(DENSE) == {}
+    assert sums_of(MIXTURE) == router
+    assert sums_of(MODELS["shared"]) == router | shared | output
+    assert sums_of(MODELS["latent attention"]) == router | latent
+    assert sums_of(MODELS["whole queries"]) == latent
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective:moe", "selective:shared_experts"])
+def test_outputs_of_experts_are_summed_again_where_both_are_formed_again(recompute):
+    again = {name for name in sums_of(MODELS["shared"], recompute) if name.startswith("recompute")}
+    assert again == (set() if "shared" in recompute else {"recompute.shared_sum"})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_sorted"), [({}, True), ({"expert": 4}, True), ({"expert": 8}, False)]
+)
+def test_copies_are_sorted_wherever_a_rank_has_several_experts(sizes, is_sorted):
+    plan = plan_of(WHOLE, MIXTURE, JOB, data=16, **sizes)
+    copies = JOB.seq_len * EXPERTS.top_k * MIXTURE.hidden_size * JOB.element_bytes
+    found = [number(op.nbytes) for op in operations(plan.microstep) if op.name.endswith("sort")]
+    assert found == [approx(2 * copies * is_sorted)] * 4 * MIXTURE.n_layers

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from build import memory_terms, number, operations, plan_of
+from worlds import quantity
 
 from axonn_tune.api import predict
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import Experts, LatentAttention
-from axonn_tune.spec.engine import Engine, MegatronProgram
+from axonn_tune.spec.engine import Engine, MegatronProgram, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, GroupedGemm
@@ -130,8 +131,9 @@ def saved_by_hand(module, element):
         "core_attn": 0.0,
         # The normed latent vectors; queries, whole keys, and keys' parts with values.
         "mla_up_proj": 4 * TOKENS * (96 + 64 + 16 + heads * (48 + 48 + 32 + 32)) * 2.0,
-        # The first norm of all layers, and the second one before experts.
-        "layernorm": (4 + N_EXPERT_LAYERS) * norm,
+        # The first norm of all layers, which two weights read that cast it for themselves, and the
+        # second one before experts, whose router reads it uncast.
+        "layernorm": 4 * norm * (2 if element < 2 else 1) + N_EXPERT_LAYERS * TOKENS * 256 * 2.0,
         # Gate and value, what is activated, and the norm, which is a part of the product.
         "mlp": TOKENS * 2 * 512 * 2.0 + TOKENS * 512 * element + norm,
         "moe_act": N_EXPERT_LAYERS * copies * 128 * element,
@@ -254,3 +256,35 @@ def test_hardware_flops_count_attention_that_selective_recomputation_runs_again(
     )
     assert usual.hfu / usual.mfu == pytest.approx(by_module.hfu / by_module.mfu)
     assert usual.hfu > usual.mfu
+
+
+@pytest.mark.parametrize("shared_hidden_size", [0, 64])
+@pytest.mark.parametrize(
+    ("precision", "with_shared"), [("mxfp8", 0.0), ("fp8-current", 0.0), ("fp8-delayed", 1.0)]
+)
+def test_the_router_saves_its_input_uncast(shared_hidden_size, precision, with_shared):
+    """Shared experts save the same tensor, but for scales that come from earlier steps."""
+    experts = replace(LATENT.experts, first_layer=0, shared_hidden_size=shared_hidden_size)
+    mixture = replace(DENSE, experts=experts)
+    job = replace(JOB, precision=precision)
+    kept, left_out = (
+        activation_bytes(f"selective:{m}", job, mixture) for m in ("moe_act", "moe_act,layernorm")
+    )
+    cast = with_shared * bool(shared_hidden_size)
+    assert kept - left_out == pytest.approx(4 * TOKENS * 256 * (2.0 + cast))
+
+
+def test_tensors_that_stand_for_gradients_are_those_of_a_stages_matrices():
+    """Transformer Engine keeps one for each shape of a weight (module/base.py, get_dummy_wgrad)."""
+    dummies = quantity(1.0)
+    engine = Engine(memory=MemoryForm(dummy_gradient_bytes=dummies))
+    strategy = replace(STRATEGY, engine=engine)
+    attention = 256 * 3 * 256 + 256 * 256
+    head, dense, expert = 1024 * 256, 3 * 256 * 512, 3 * 256 * 128
+    mixtures = {0: Experts(8, 2, 128), 1: Experts(8, 2, 128, first_layer=1), 4: None}
+    for n_dense, mlps in {0: expert, 1: dense + expert, 4: dense}.items():
+        model = replace(DENSE, experts=mixtures[n_dense])
+        with_them, without = (
+            memory_terms(each, model, JOB, **SIZES)["working_set"] for each in (strategy, STRATEGY)
+        )
+        assert with_them - without == attention + head + mlps
