@@ -347,9 +347,10 @@ def _saved_beside_products(shapes: Shapes, runs_eagerly: bool) -> Array:
 def _kept_by_eager_kernels(shapes: Shapes, block: Block, program: ZeroProgram) -> Array:
     """Return the bytes that a kind of block saves because its kernels are not fused.
 
-    Rotated queries and keys are stored next to what they were where values share a tensor with
-    these, and then attention's output lies in the order of the queries; grouped queries are copied,
-    or keys and values for them; a gate is stored before it is applied.
+    With rotary positions, attention's output is also stored in another order, rotated queries and
+    keys are stored next to the unrotated ones if these share a tensor with the values, and keys and
+    values are copied for their query heads if the engine does so. Without them, grouped queries are
+    copied. A gate's output is stored before it is applied.
     """
     model = shapes.model
     query_bytes = shapes.linears["proj"].input_bytes

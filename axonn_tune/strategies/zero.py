@@ -208,9 +208,8 @@ class Zero:
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """Return which candidates can be cut into their virtual stages, shape (C,).
 
-        No candidate is admitted whose engine recomputes every second product of a model with
-        experts, or other parts that only some strategies place: which products it forms again is
-        not known.
+        Selective recomputation of every second product admits no models with experts or latent
+        attention: which of their products an engine forms again is not known.
         """
         is_unknown = (
             bool(model.placed_parts)
