@@ -1,4 +1,4 @@
-"""The peak memory of one rank, and how uncertain what is assumed of it makes it."""
+"""The peak memory of one rank, and how uncertain it is."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def memory_bytes(
     """Return the peak memory of one rank, and its terms, for candidates that are alike.
 
     The strategy states most terms. The machine's profile adds the fragmentation and the memory
-    that training cannot use. Terms that are offloaded take nothing. Memory is held back only as
-    long as there is more: PyTorch's allocator waits for the GPU before it fails.
+    that training cannot use. Offloaded terms take no memory of the GPU. The allocator holds memory
+    back only while there is room: PyTorch's waits for the GPU to release it before it fails.
 
     Parameters
     ----------

@@ -25,8 +25,8 @@ def predict(
 ) -> Prediction:
     """Predict one configuration, whether it fits in memory or not.
 
-    An interval takes about ten times as long; with it the chance to be the fastest is stated, too,
-    which is 1 without rivals.
+    An interval takes about ten times as long. The prediction then also states the probability of
+    being the fastest, which is 1 without other candidates.
 
     Raises
     ------
