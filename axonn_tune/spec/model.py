@@ -33,7 +33,7 @@ DENSE_SIZES = (
     "tied_embeddings",
     "parallel_block",
 )
-MOST_LAYERS = 10_000  # Each layer is looked at, and no model has a tenth of these.
+MOST_LAYERS = 10_000  # Each layer is visited, and no model has a tenth as many.
 
 
 class Product(NamedTuple):
@@ -121,7 +121,7 @@ class Model:
         Key of the config from which `seq_len` was taken, if that is the longest possible sequence
         and not the one of the training.
     not_modelled
-        What of the architecture predictions leave out.
+        Parts of the architecture that predictions leave out.
 
     Raises
     ------
@@ -278,7 +278,7 @@ class Model:
         return experts + latent_attention
 
     def special_parts(self, seq_len: int) -> list[str]:
-        """Name what GPT and Llama lack and a model has, with sequences of a length."""
+        """Name the parts of the model that GPT and Llama lack, for sequences of a length."""
         has_window = 0 < self.window < seq_len
         window = [f"a sliding window of {self.window} tokens"] if has_window else []
         norms = ["norms of queries and keys"] if self.qk_norm else []
@@ -320,7 +320,7 @@ class Model:
 
     @property
     def gate_factor(self) -> int:
-        """The width of an MLP before its activation over that after it: 2 with a gate, else 1."""
+        """The ratio of an MLP's widths before and after its activation: 2 with a gate, else 1."""
         return 2 if self.gated_mlp else 1
 
     def linears_of(self, block: Block) -> tuple[Linear, ...]:
@@ -556,7 +556,7 @@ class Model:
     ) -> float:
         """Return the FLOPs of all passes, including recomputation (for HFU).
 
-        A share of the layers may be given, if full recomputation forms only these again.
+        Full recomputation forms a share `recomputed_share` of the layers again.
 
         With ``full`` this is ``96 B s l h^2 (1 + s/6h + V/16lh)`` for a GPT with a
         4h MLP (Narayanan et al., SC21, eq. 3).
