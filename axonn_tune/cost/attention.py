@@ -29,7 +29,7 @@ _RATED_TOKENS = 2048.0
 
 
 class _Kind(NamedTuple):
-    """What tells kernels of attention apart.
+    """What distinguishes kinds of attention kernels.
 
     `windowed_heads` is the number of features of a head where there is a window, and 0 elsewhere.
     `number_format` is the format of the operands, and `library` names the library of the kernel.

@@ -59,7 +59,7 @@ RING, ALL_GATHER, ULYSSES, ULYSSES_RING = CONTEXT_KINDS = (
 LARGEST_FACTOR = 1000.0
 # The term of a rank's memory that only offload adds: copies that the host holds.
 HOST_COPIES = "host_copies"
-# The term of what a rank's activations take of the host's memory.
+# The term of the host's memory that a rank's activations take.
 HOST_ACTIVATIONS = "host_activations"
 # The term of freed memory that the allocator cannot give to other tensors yet.
 HELD_BACK = "held_back"

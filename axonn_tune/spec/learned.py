@@ -41,7 +41,7 @@ class LearnedFactor:
 
 @dataclass(frozen=True)
 class LearnedRun:
-    """A run that was learned from, or a part of its step that a trace tells apart.
+    """A run that was learned from, or a part of its step that a trace shows separately.
 
     name
         Text that names the run, its row in the table, its model and its layout; or the part.

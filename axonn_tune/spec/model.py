@@ -523,13 +523,14 @@ class Model:
         """Return the FLOPs of a forward and a backward pass, without recomputation (for MFU).
 
         Every product counts 2 m n k forward and twice that backward; attention counts the
-        full (not the causal half of the) score matrix, as the published formula
-        ``96 B s l h^2 (1 + s/6h + V/16lh)`` does (Narayanan et al., SC21, eq. 3, whose
-        96 counts a recomputed forward; without it 72).
+        full (not the causal half of the) score matrix, as the published formula ``96 B s l h^2 (1 +
+        s/6h + V/16lh)`` does (Narayanan et al., SC21, eq. 3). That counts a recomputed forward
+        pass; without it, the formula is ``72 B s l h^2 (1 + s/6h + V/12lh)``.
 
-        Beside adapters no weight has a gradient, which leaves two of a weight's three products. The
-        adapters have all three. A module of multi-token prediction has a block, a projection and
-        the head's logits. Frozen layers have a forward pass only, and a frozen head no gradient.
+        With adapters the weights themselves have no gradients, which leaves two of a weight's three
+        products. The adapters have all three. A module of multi-token prediction has a block, a
+        projection and the head's logits. Frozen layers have a forward pass only, and a frozen head
+        no gradient.
         """
         forward = self._block_forward_flops(n_tokens, seq_len)
         head = self._head_flops(n_tokens)

@@ -83,7 +83,7 @@ class AttentionPoint(_Timed):
     """One measured softmax attention over whole sequences, with a causal mask or without one.
 
     `dtype` is the format of its operands, and `library` the library of its kernel, one of
-    `ATTENTION_LIBRARIES`; empty where nobody says. With a `window` each query attended to that many
+    `ATTENTION_LIBRARIES`; empty if it is unknown. With a `window` each query attended to that many
     tokens, its own included; with 0 it attended to all earlier ones.
     """
 

@@ -58,9 +58,9 @@ def memory_bytes(
 
 
 def host_memory_bytes(scenario: Scenario, table: CandidateTable) -> Array:
-    """Return what the ranks of a node take of its host's memory, for candidates that are alike.
+    """Return the bytes of the host's memory that a node's ranks take, shape (C,).
 
-    Every rank counts like the one that needs most of its GPU, shape (C,).
+    The candidates are alike. Every rank counts like the one that needs most memory of its GPU.
     """
     nbytes = np.zeros(len(table))
     if not scenario.host_terms:

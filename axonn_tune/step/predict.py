@@ -42,7 +42,7 @@ def predict(
 def predict_each(
     scenario: Scenario, configurations: Sequence[Configuration], with_interval: bool = False
 ) -> list[Prediction]:
-    """Predict configurations that keep the rules, each as `predict` does, all together."""
+    """Predict several configurations that keep the rules, all at once; see `predict`."""
     table = CandidateTable.of(configurations, scenario.strategy.axes)
     links = placement_links(scenario.machine, table.placements, scenario.sent_once)
     prices = KernelPrices.of(scenario)

@@ -93,11 +93,11 @@ def student_95(freedom: float) -> float:
 def spread(scenario: Scenario, effects: Array, own_error: Array) -> Array:
     """Return the standard deviation of the logarithm of the step time, shape (C,).
 
-    It is what the profile tells or what runs show, whichever is larger. The profiles of those
-    runs are uncertain, too, so that the sum of both would count that twice. A machine that has
-    learned from runs of the engine knows how these scatter, and needs no runs of others. If there
-    were few runs, their scatter is widened, so that a normal distribution has the same interval of
-    90 % as Student's t.
+    It is the spread that follows from the profile, or that of published runs, whichever is larger.
+    The profiles of those runs are uncertain, too, so that the sum of both would count this twice. A
+    machine that has learned from runs of the engine knows how these scatter, and needs no runs of
+    others. If there were few runs, their scatter is widened, so that a normal distribution has the
+    same interval of 90 % as Student's t.
 
     Parameters
     ----------

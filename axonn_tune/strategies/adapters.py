@@ -170,7 +170,7 @@ class AdapterPasses:
         return adapter.layer.output_bytes / split
 
     def _exchange(self, host: HostProgram, owner: str, adapter: AdapterShape) -> None:
-        """Bring all columns of the output together, or exchange columns for tokens."""
+        """Gather all columns of the output, or exchange columns for tokens."""
         nbytes = adapter.layer.output_bytes
         kind = "all_gather"
         if self.shapes.exchanges_adapters:

@@ -63,7 +63,7 @@ from axonn_tune.strategies.transformer import Transformer
 
 @dataclass(frozen=True)
 class Axonn4D:
-    """The strategy with its options.
+    """The strategy with its options; `Strategy` describes the fields that are not listed here.
 
     Attributes
     ----------

@@ -30,7 +30,7 @@ from axonn_tune.strategies.attention import attention_name, of_samples, whole_at
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
 
-# The axes of the two kinds that work together.
+# The axes of `ULYSSES_RING`, which combines two kinds.
 EXCHANGE_AXIS, RING_AXIS = "ulysses", "ring"
 # Bytes that a copy moves for each byte of its result, and an addition for each byte of its sum.
 _COPY = 2.0
@@ -242,7 +242,7 @@ class Ulysses(ContextParallelism):
         self._exchange(host, name, after)
 
     def _attend_with_part_of_heads(self, host: HostProgram, chain: str, window: int) -> None:
-        """Run attention of the tokens that the ranks have together, with the rank's heads."""
+        """Run attention over the tokens of all ranks of the group, with the rank's heads."""
         shapes = self.shapes
         kernel = self._kernel(chain, window, shapes.table.sequences_at_once, shapes.job.seq_len)
         host.launch(replace(kernel, n_heads=shapes.n_heads / self.n_ranks))

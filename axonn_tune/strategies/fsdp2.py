@@ -83,6 +83,8 @@ def fsdp2_memory(
 
     Parameters
     ----------
+    units : sequence of GatherUnit
+        The root (embedding, final norm and head), then the units of a block.
     attention_buffers : array, shape (C,)
         Bytes of the buffers in which attention of one block receives what other ranks send.
     """

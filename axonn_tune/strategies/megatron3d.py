@@ -71,6 +71,8 @@ _MASTERS_IN_OPTIMIZER = (FULL, "fp8-delayed")
 class Megatron3D:
     """The strategy with its options, which are Megatron-LM's flags.
 
+    `Strategy` describes the fields that are not listed here.
+
     Attributes
     ----------
     sequence_parallel

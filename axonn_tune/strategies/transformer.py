@@ -383,7 +383,7 @@ class Transformer:
         """Recompute the forward pass if asked to, then form the gradients of MLP and attention.
 
         `next_entry` is the weight that the next block of the backward pass uses first; `is_first`
-        is meant as for `Communication.end_block`.
+        has its meaning in `Communication.end_block`.
         """
         layers = [linear.name for linear in self._model.linears_of(block)]
         previous = {layer: Weight(BACKWARD, before) for before, layer in pairwise(layers)}

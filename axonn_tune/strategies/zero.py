@@ -62,6 +62,8 @@ from axonn_tune.strategies.zero_memory import zero_memory
 class Zero:
     """A strategy of the family; the functions of this module return its members.
 
+    `Strategy` describes the fields that are not listed here.
+
     Attributes
     ----------
     name, axes
@@ -431,7 +433,7 @@ class Zero:
     def _mean_weights(self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool) -> Size:
         """Return how many weights a rank gathers of a layer on average, or of a part without any.
 
-        `first` and `last` are meant as for `stage_parameters`.
+        `first` and `last` are those of `stage_parameters`.
         """
         count = max(len(layers), 1)
         matrices, over_x, over_y = stage_parameters(shapes.model, layers, first, last)

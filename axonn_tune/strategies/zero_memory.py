@@ -33,6 +33,8 @@ def zero_memory(
 
     Parameters
     ----------
+    units : sequence of GatherUnit
+        The root (embedding, final norm and head), then the unit of a block.
     sharing : ContextParallelism
         How ranks share sequences, if they do.
     """
